@@ -1,0 +1,70 @@
+# One command per task; `make help` lists them. Settings of the tools are in pyproject.toml.
+
+VENV ?= .venv
+PYTHON ?= python3
+# torch for an environment that has none. Where pip would choose a build with CUDA (gigabytes), pip's options may
+# follow the version, for example --index-url with the index of the CPU builds.
+TORCH ?= torch==2.13.0
+# Compilers at a time for building Horovod; empty: one per core, as far as memory allows.
+JOBS ?=
+RANKS ?= 1 2 3 4
+LAW_RANKS ?= 5 7 8
+
+BIN := $(abspath $(VENV))/bin
+STAMP := $(VENV)/.horovod_sparse
+# The environment's programs first: ninja, cmake, horovodrun and mpirun (the machine's mpirun where it has MPI).
+export PATH := $(BIN):$(PATH)
+SOURCES := $(filter-out tools/mpitest.py,$(wildcard pyproject.toml setup.py tools/*.py tools/cxx17)) \
+           $(shell find csrc -type f 2>/dev/null)
+# Files with laws import neither torch nor horovod: the other test files are not even collected at 5 ranks and more.
+LAWS = $(shell grep -rlE --include='test_*.py' 'mark\.law' tests)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help venv demo test lint types test-serial test-mpi docs bench clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(STAMP)  ## make the environment (VENV=.venv): torch, MPI, Horovod, this package
+
+# make's own MAKEFLAGS must not reach the build of Horovod, which takes its number of jobs from there.
+$(STAMP): $(SOURCES)
+	@tools/toolchain.sh '$(PYTHON)' '$(CXX)' '$(abspath $(VENV))'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip show --quiet torch 2>/dev/null || $(BIN)/python -m pip install $(TORCH)
+	env -u MFLAGS MAKEFLAGS='$(JOBS:%=-j%)' $(BIN)/python tools/install_horovod.py
+	$(BIN)/python -m pip install --quiet 'setuptools>=77' 'pybind11>=2.13'
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+demo: $(STAMP)  ## train on digits with 4 ranks, dense and sparse, and compare them (runs/demo)
+	tools/demo.sh
+
+test: lint types test-serial test-mpi  ## everything that CI runs
+
+lint: $(STAMP)  ## style
+	ruff check
+	ruff format --check
+
+types: $(STAMP)  ## types, strictly
+	mypy
+
+test-serial: $(STAMP)  ## the tests that need one process
+	python -m pytest -m 'not mpi'
+
+test-mpi: $(STAMP)  ## the tests under mpirun, at 1 to 4 ranks; the laws at 5, 7 and 8 too
+	python tools/mpitest.py --ranks $(RANKS) -- -m mpi tests
+	python tools/mpitest.py --ranks $(LAW_RANKS) -- -m 'mpi and law' $(LAWS)
+
+docs: $(STAMP)  ## the documentation, in docs/_build
+	python -m sphinx -W --keep-going -b html docs docs/_build
+
+bench: $(STAMP)  ## the benchmarks (about a minute)
+	python -m benchmarks.select
+
+clean:  ## remove what was built, keep the environment and runs/
+	rm -rf build dist docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find horovod_sparse -name '*.so' -delete
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+	rm -f $(STAMP)

@@ -1,0 +1,99 @@
+#include "exact.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "rank.hpp"
+
+namespace hvs {
+namespace {
+
+constexpr int digit = 11;             // bits of the key that one pass resolves
+constexpr int lanes = 8;              // interleaved histograms: equal keys in a row do not wait for each other
+constexpr std::size_t block = 16;     // elements between two looks at whether there are entries to take
+constexpr std::size_t few = 1 << 14;  // keys that are ranked in memory rather than by another pass
+
+// Histogram, over the keys that agree with `prefix` above bit shift + width, of the width bits above bit shift.
+template <class Real>
+std::vector<std::size_t> histogram(const Step<Real>& step, Key<Real> prefix, int shift, int width) {
+  std::vector<std::uint32_t> counts(std::size_t(lanes) << width);
+  const Key<Real> mask = (Key<Real>(1) << width) - 1;
+  for (const Tensor& gradient : step.gradients) {
+    const Real* const x = step.buffer + gradient.start;
+    for (std::size_t i = 0; i < gradient.length; ++i) {
+      const Key<Real> key = magnitude(x[i]);
+      const bool agrees = (key ^ prefix) >> shift <= mask;
+      counts[std::size_t(key >> shift & mask) * lanes + i % lanes] += agrees;
+    }
+  }
+  std::vector<std::size_t> totals(std::size_t(1) << width);
+  for (std::size_t i = 0; i < counts.size(); ++i) totals[i / lanes] += counts[i];
+  return totals;
+}
+
+template <class Real> std::vector<Key<Real>> keys_between(const Step<Real>& step, Key<Real> low, Key<Real> high) {
+  std::vector<Key<Real>> keys;
+  for (const Tensor& gradient : step.gradients) {
+    for (std::size_t i = gradient.start; i < gradient.stop(); ++i) {
+      const Key<Real> key = magnitude(step.buffer[i]);
+      if (key >= low && key <= high) keys.push_back(key);
+    }
+  }
+  return keys;
+}
+
+// Narrows the k-th largest key digit by digit, until few keys are left that it can be.
+template <class Real> Cut<Key<Real>> find_cut(const Step<Real>& step, std::size_t k) {
+  Key<Real> prefix = 0;
+  for (int shift = Bits<Real>::width; shift > 0;) {
+    const int width = std::min(digit, shift);
+    shift -= width;
+    const std::vector<std::size_t> counts = histogram(step, prefix, shift, width);
+    std::size_t bin = counts.size() - 1;
+    for (; counts[bin] < k; --bin) k -= counts[bin];
+    prefix |= Key<Real>(bin) << shift;
+    if (counts[bin] <= few && shift > 0) {
+      const Key<Real> last = prefix | ((Key<Real>(1) << shift) - 1);
+      std::vector<Key<Real>> keys = keys_between(step, prefix, last);
+      return cut_at(keys.data(), keys.size(), k, prefix, last);
+    }
+  }
+  return {prefix, k};
+}
+
+// Moves what the cut keeps of n elements; returns how many.
+template <class Real>
+std::size_t take(Real* x, std::size_t n, std::int32_t first, Cut<Key<Real>>& cut, std::int32_t* indices, Real* values) {
+  bool any = false;
+  for (std::size_t i = 0; i < n; ++i) any |= magnitude(x[i]) >= cut.threshold;
+  std::size_t taken = 0;
+  for (std::size_t i = 0; any && i < n; ++i) {
+    const Key<Real> key = magnitude(x[i]);
+    const bool tie = key == cut.threshold && cut.ties > 0;
+    if (key <= cut.threshold && !tie) continue;
+    cut.ties -= tie;
+    indices[taken] = first + std::int32_t(i);
+    values[taken++] = x[i];
+    x[i] = 0;
+  }
+  return taken;
+}
+
+}  // namespace
+
+template <class Real>
+void exact_select(const Step<Real>& step, std::size_t k, std::int32_t* indices, Real* values) {
+  Cut<Key<Real>> cut = find_cut(step, k);
+  std::size_t taken = 0;
+  for (const Tensor& gradient : step.gradients) {
+    for (std::size_t i = gradient.start; i < gradient.stop() && taken < k; i += block) {
+      const std::size_t n = std::min(block, gradient.stop() - i);
+      taken += take(step.buffer + i, n, std::int32_t(i), cut, indices + taken, values + taken);
+    }
+  }
+}
+
+template void exact_select(const Step<float>&, std::size_t, std::int32_t*, float*);
+template void exact_select(const Step<double>&, std::size_t, std::int32_t*, double*);
+
+}  // namespace hvs

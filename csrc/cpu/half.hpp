@@ -1,0 +1,60 @@
+// 16-bit floating-point formats, without branches so that compilers vectorise the loops around them.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace hvs {
+
+struct Half {
+  std::uint16_t bits;
+};
+struct BFloat16 {
+  std::uint16_t bits;
+};
+
+inline std::uint32_t bits_of(float x) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+inline float float_of(std::uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+inline float widen(BFloat16 x) { return float_of(std::uint32_t(x.bits) << 16); }
+
+inline float widen(Half x) {
+  const std::uint32_t sign = std::uint32_t(x.bits & 0x8000) << 16;
+  const std::uint32_t rest = x.bits & 0x7fff;
+  // Subnormal halves are multiples of 2^-24; the others move their exponent from bias 15 to bias 127.
+  const std::uint32_t subnormal = bits_of(float(std::int32_t(rest)) * 0x1p-24f);
+  const std::uint32_t normal = (rest << 13) + (std::uint32_t(rest < 0x7c00 ? 112 : 224) << 23);
+  // NaN becomes quiet, as a conversion instruction would make it.
+  const std::uint32_t quiet = rest > 0x7c00 ? 0x400000 : 0;
+  return float_of(sign | (rest < 0x400 ? subnormal : normal) | quiet);
+}
+
+// Both roundings are to nearest, ties to even; NaN stays a (quiet) NaN, overflow becomes infinity.
+inline BFloat16 to_bfloat16(float x) {
+  const std::uint32_t bits = bits_of(x);
+  const std::uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  const std::uint32_t nan = (bits >> 16 & 0x8000) | 0x7fc0;
+  return {std::uint16_t((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded)};
+}
+
+inline Half to_half(float x) {
+  const std::uint32_t sign = bits_of(x) >> 16 & 0x8000;
+  const std::uint32_t rest = bits_of(x) & 0x7fffffff;
+  // Adding 0.5 aligns a value below 2^-14 to the spacing of subnormal halves, 2^-24, and rounds it.
+  const std::uint32_t subnormal = bits_of(float_of(rest) + 0.5f) - 0x3f000000;
+  const std::uint32_t normal = (rest - (112u << 23) + 0xfff + (rest >> 13 & 1)) >> 13;
+  const std::uint32_t finite = rest < 0x38800000 ? subnormal : normal;
+  const std::uint32_t overflow = rest > 0x7f800000 ? 0x7e00 | (rest >> 13 & 0x3ff) : 0x7c00;
+  return {std::uint16_t(sign | (rest < 0x47800000 ? finite : overflow))};
+}
+
+}  // namespace hvs

@@ -1,0 +1,78 @@
+// merge_sum: sparse vectors are added in a dense block of the index space that stays in the cache.
+#include <algorithm>
+#include <array>
+
+#include "sparse.hpp"
+#include "workspace.hpp"
+
+namespace hvs {
+namespace {
+
+constexpr std::size_t block = 1 << 14;  // positions
+constexpr std::size_t word = 64;        // positions a word of the bitmap covers
+
+// -0.0 is the neutral element of addition: -0.0 + x has the bits of x for every x, 0.0 + x has not for x = -0.0.
+template <class Real> constexpr Real neutral = Real(-0.0);
+
+template <class Real> struct Accumulator {
+  Real* sums;                                   // block elements, all neutral between two blocks
+  std::array<std::uint64_t, block / word> set;  // which of them an entry was added to
+};
+
+// Adds the entries of a vector from `at` on that are below `end`; returns the first one that is not.
+template <class Real>
+std::size_t add_block(Accumulator<Real>& acc, const Sparse<Real>& vector, std::size_t at, std::size_t begin,
+                      std::size_t end) {
+  for (; at < vector.count && std::size_t(vector.indices[at]) < end; ++at) {
+    const std::size_t i = std::size_t(vector.indices[at]) - begin;
+    acc.sums[i] += vector.values[at];
+    acc.set[i / word] |= std::uint64_t(1) << i % word;
+  }
+  return at;
+}
+
+// Moves the sums out, in order; returns how many.
+template <class Real>
+std::size_t drain(Accumulator<Real>& acc, std::size_t begin, std::int32_t* indices, Real* values) {
+  std::size_t count = 0;
+  for (std::size_t w = 0; w < acc.set.size(); ++w) {
+    for (std::uint64_t bits = acc.set[w]; bits; bits &= bits - 1) {
+      const std::size_t i = w * word + std::size_t(__builtin_ctzll(bits));
+      indices[count] = std::int32_t(begin + i);
+      values[count++] = acc.sums[i];
+      acc.sums[i] = neutral<Real>;
+    }
+    acc.set[w] = 0;
+  }
+  return count;
+}
+
+// The lowest index that is left, or `size`.
+template <class Real>
+std::size_t next_index(const std::vector<Sparse<Real>>& vectors, const std::vector<std::size_t>& at, std::size_t size) {
+  for (std::size_t v = 0; v < vectors.size(); ++v) {
+    if (at[v] < vectors[v].count) size = std::min(size, std::size_t(vectors[v].indices[at[v]]));
+  }
+  return size;
+}
+
+}  // namespace
+
+template <class Real>
+std::size_t merge_sum(const std::vector<Sparse<Real>>& vectors, std::size_t size, std::int32_t* indices, Real* values) {
+  Lease scratch(workspaces());
+  Accumulator<Real> acc{(*scratch).get<Real>(0, block), {}};
+  std::fill_n(acc.sums, block, neutral<Real>);
+  std::vector<std::size_t> at(vectors.size());
+  std::size_t count = 0;
+  for (std::size_t begin; (begin = next_index(vectors, at, size)) < size;) {
+    for (std::size_t v = 0; v < vectors.size(); ++v) at[v] = add_block(acc, vectors[v], at[v], begin, begin + block);
+    count += drain(acc, begin, indices + count, values + count);
+  }
+  return count;
+}
+
+template std::size_t merge_sum(const std::vector<Sparse<float>>&, std::size_t, std::int32_t*, float*);
+template std::size_t merge_sum(const std::vector<Sparse<double>>&, std::size_t, std::int32_t*, double*);
+
+}  // namespace hvs

@@ -1,0 +1,35 @@
+// Sparse vectors: their sum, and what is done with one.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "gradient.hpp"
+
+namespace hvs {
+
+// count entries, ascending and unique. indices == nullptr: the positions 0 .. count.
+template <class Real> struct Sparse {
+  const std::int32_t* indices;
+  const Real* values;
+  std::size_t count;
+};
+
+// Throw std::invalid_argument unless the indices lie in 0 .. size; the second, unless they ascend too. `name` is
+// how messages call the vector.
+void check_bounds(const std::int32_t* indices, std::size_t count, std::size_t size, const char* name);
+void check_ascending(const std::int32_t* indices, std::size_t count, std::size_t size, const char* name);
+
+// The union of the vectors, whose indices are all below `size`; values of one index are added in the order of the
+// vectors. indices and values have room for the sum of the counts. Returns how many entries the union has.
+template <class Real>
+std::size_t merge_sum(const std::vector<Sparse<Real>>& vectors, std::size_t size, std::int32_t* indices, Real* values);
+
+// outputs <- 0, then values * scale at the vector's positions; positions outside of every output are ignored.
+template <class Real> void scatter(const Sparse<Real>& vector, const std::vector<Tensor>& outputs, Real scale);
+
+// buffer[indices] += values
+template <class Real> void add(const Sparse<Real>& vector, Real* buffer);
+
+}  // namespace hvs

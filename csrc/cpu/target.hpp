@@ -1,0 +1,10 @@
+// Which instruction sets can be compiled in.
+#pragma once
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define HVS_X86 1
+#define HVS_AVX2 __attribute__((target("avx2,popcnt")))
+#define HVS_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,bmi2,popcnt")))
+#else
+#define HVS_X86 0
+#endif

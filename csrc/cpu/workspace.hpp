@@ -1,0 +1,81 @@
+// Scratch memory that outlives a call: fresh pages cost a page fault each, at every call.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace hvs {
+
+// One growing block of uninitialised memory; what it holds is lost when it grows.
+class Block {
+ public:
+  template <class T> T* get(std::size_t count) {
+    const std::size_t bytes = count * sizeof(T);
+    if (bytes > capacity_) {
+      bytes_.reset();
+      capacity_ = 0;
+      bytes_.reset(new std::byte[bytes]);
+      capacity_ = bytes;
+    }
+    return reinterpret_cast<T*>(bytes_.get());
+  }
+
+ private:
+  std::unique_ptr<std::byte[]> bytes_;
+  std::size_t capacity_ = 0;
+};
+
+// The blocks of one call; which number serves which purpose is the caller's affair.
+class Workspace {
+ public:
+  template <class T> T* get(std::size_t number, std::size_t count) {
+    if (number >= blocks_.size()) blocks_.resize(number + 1);
+    return blocks_[number].get<T>(count);
+  }
+
+ private:
+  std::vector<Block> blocks_;
+};
+
+// Workspaces between calls. Calls that run at the same time (one per Python thread) get different ones.
+class WorkspacePool {
+ public:
+  std::unique_ptr<Workspace> take() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (idle_.empty()) return std::make_unique<Workspace>();
+    std::unique_ptr<Workspace> workspace = std::move(idle_.back());
+    idle_.pop_back();
+    return workspace;
+  }
+  void put(std::unique_ptr<Workspace> workspace) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    idle_.push_back(std::move(workspace));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Workspace>> idle_;
+};
+
+// A workspace for the lifetime of this object.
+class Lease {
+ public:
+  explicit Lease(WorkspacePool& pool) : pool_(pool), workspace_(pool.take()) {}
+  ~Lease() { pool_.put(std::move(workspace_)); }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+  Workspace& operator*() { return *workspace_; }
+
+ private:
+  WorkspacePool& pool_;
+  std::unique_ptr<Workspace> workspace_;
+};
+
+inline WorkspacePool& workspaces() {
+  static WorkspacePool pool;
+  return pool;
+}
+
+}  // namespace hvs

@@ -1,0 +1,171 @@
+"""Data sets of the examples: scikit-learn's digits and CIFAR-10. Reading them executes no code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - the name everyone uses
+from torch.utils.data import Dataset
+
+CIFAR10_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
+CIFAR10_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+CIFAR10_TEST = ("test_batch.bin",)
+CIFAR10_RECORD = 1 + 3 * 32 * 32  # a label, then the red, green and blue planes row by row
+CIFAR10_CLASSES = 10
+
+
+@dataclass(frozen=True)
+class Normalization:
+    """Turns bytes into network inputs: (x / largest - mean) / std, per channel."""
+
+    largest: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """uint8 of shape (batch, channels, height, width) to float32 of the same shape."""
+        shape = (-1, 1, 1)
+        mean, std = torch.tensor(self.mean).view(shape), torch.tensor(self.std).view(shape)
+        return (images / self.largest - mean) / std
+
+
+class Images(Dataset[tuple[Tensor, Tensor]]):
+    """Labelled images, indexed by whole batches: one gather instead of a sample at a time.
+
+    Args:
+        images: uint8, shape (n, channels, height, width); kept as bytes, a quarter of the memory.
+        labels: int64, shape (n,).
+        normalization: Applied to every batch.
+        augment: Flip and crop at random, with torch's global generator.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, normalization: Normalization, augment: bool = False) -> None:
+        self.images = images
+        self.labels = labels
+        self.normalization = normalization
+        self.augment = augment
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, batch: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Normalised images, float32 of shape (batch, channels, height, width), and labels, int64."""
+        index = torch.as_tensor(batch)
+        images = self.images[index]
+        if self.augment:
+            images = flip_and_crop(images)
+        return self.normalization(images), self.labels[index]
+
+
+@dataclass(frozen=True)
+class Split:
+    """A data set's training and test part, the same on every rank."""
+
+    train: Images
+    test: Images
+    classes: int
+
+    @property
+    def channels(self) -> int:
+        """Channels of an image."""
+        return self.train.images.shape[1]
+
+    @property
+    def side(self) -> int:
+        """Height and width of an image."""
+        return self.train.images.shape[2]
+
+
+def load(spec: str) -> Split:
+    """Reads a data set.
+
+    Args:
+        spec: ``digits`` or ``cifar10:DIR``, DIR being the folder of CIFAR-10's binary files.
+
+    Raises:
+        ValueError: The name is unknown, or a file is truncated or no CIFAR-10 file.
+        FileNotFoundError: Files are missing; the message says where to download them.
+    """
+    name, _, folder = spec.partition(":")
+    if spec == "digits":
+        return _digits()
+    if name == "cifar10" and folder:
+        return _cifar10(Path(folder))
+    raise ValueError(f"unknown data {spec!r}; known are: digits, cifar10:DIR")
+
+
+def _digits() -> Split:
+    """1797 handwritten digits, 8 x 8 pixels of 0 to 16, which scikit-learn's package contains."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    pixels, labels = load_digits(return_X_y=True)
+    images = pixels.reshape(-1, 1, 8, 8).astype(np.uint8)
+    parts = train_test_split(images, labels.astype(np.int64), test_size=0.2, random_state=0, stratify=labels)
+    train_images, test_images, train_labels, test_labels = (torch.from_numpy(part) for part in parts)
+    normalization = Normalization(largest=16, mean=(0.305,), std=(0.376,))
+    return Split(
+        train=Images(train_images, train_labels, normalization),
+        test=Images(test_images, test_labels, normalization),
+        classes=10,
+    )
+
+
+def _cifar10(folder: Path) -> Split:
+    missing = [name for name in (*CIFAR10_TRAIN, *CIFAR10_TEST) if not (folder / name).is_file()]
+    if missing:
+        raise FileNotFoundError(
+            f"{folder} lacks {', '.join(missing)}: download the 'CIFAR-10 binary version' from {CIFAR10_PAGE}, "
+            "unpack it, and give the folder cifar-10-batches-bin that it makes as cifar10:DIR"
+        )
+    normalization = Normalization(largest=255, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
+    return Split(
+        train=Images(*_read_cifar10([folder / name for name in CIFAR10_TRAIN]), normalization, augment=True),
+        test=Images(*_read_cifar10([folder / name for name in CIFAR10_TEST]), normalization),
+        classes=CIFAR10_CLASSES,
+    )
+
+
+def _read_cifar10(paths: Sequence[Path]) -> tuple[Tensor, Tensor]:
+    """Images, uint8 of shape (n, 3, 32, 32), and labels, int64 of shape (n,), of all files in the order given."""
+    records = torch.from_numpy(np.concatenate([_records(path) for path in paths]))
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].long()
+
+
+def _records(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """A file's records, shape (n, 3073)."""
+    size = path.stat().st_size
+    if size == 0 or size % CIFAR10_RECORD:
+        raise ValueError(
+            f"{path} is truncated: {size} bytes are not a whole number of records of {CIFAR10_RECORD} bytes; "
+            f"download the 'CIFAR-10 binary version' again from {CIFAR10_PAGE}"
+        )
+    records = np.fromfile(path, np.uint8).reshape(-1, CIFAR10_RECORD)
+    if records[:, 0].max() >= CIFAR10_CLASSES:
+        raise ValueError(
+            f"{path} holds the label {records[:, 0].max()}, but CIFAR-10 has labels 0 to {CIFAR10_CLASSES - 1}: "
+            f"it is not a file of the 'CIFAR-10 binary version' from {CIFAR10_PAGE}"
+        )
+    return records
+
+
+def flip_and_crop(images: Tensor, padding: int = 4) -> Tensor:
+    """Mirrors half of the images and moves each by up to ``padding`` pixels; what moves in is black.
+
+    Args:
+        images: Shape (batch, channels, side, side), any dtype.
+        padding: Pixels added at each side before a window of the old size is cut out at random.
+    """
+    count, _, side, _ = images.shape
+    padded = F.pad(images, [padding] * 4)
+    rows = torch.randint(2 * padding + 1, (count, 1)) + torch.arange(side)
+    columns = torch.randint(2 * padding + 1, (count, 1)) + torch.arange(side)
+    columns = torch.where(torch.rand(count, 1) < 0.5, columns.flip(1), columns)
+    each = torch.arange(count)
+    windows = padded[each[:, None, None], :, rows[:, :, None], columns[:, None, :]]
+    return windows.permute(0, 3, 1, 2)  # indexing put the channels last

@@ -1,0 +1,31 @@
+"""The learning rate over time."""
+
+from __future__ import annotations
+
+import math
+
+SCHEDULES = ("constant", "step", "cosine")
+
+
+def learning_rate_factor(schedule: str, step: int, warmup: int, steps: int) -> float:
+    """Factor on the learning rate: a linear warm-up, then the schedule.
+
+    Args:
+        schedule: ``constant``; ``step``: a tenth after 1/2 and again after 3/4 of the rest; ``cosine``: down to 0.
+        step: Optimizer steps done so far.
+        warmup: Steps of the warm-up, the last of which has the full rate.
+        steps: Steps of the whole training.
+
+    Raises:
+        ValueError: The schedule is unknown.
+    """
+    if schedule not in SCHEDULES:
+        raise ValueError(f"unknown schedule {schedule!r}; known are: {', '.join(SCHEDULES)}")
+    if step < warmup:
+        return (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    if schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * done))
+    if schedule == "step":
+        return 1.0 if done < 0.5 else 0.1 if done < 0.75 else 0.01
+    return 1.0

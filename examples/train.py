@@ -1,0 +1,186 @@
+"""Trains an image classifier with Horovod, dense or sparse.
+
+    horovodrun -np 4 python examples/train.py --compression none --output runs/dense
+    horovodrun -np 4 python examples/train.py --compression topka:density=0.01 --output runs/topka
+    python examples/report.py runs/dense runs/topka --output runs
+
+A plain Horovod script, but for the lines marked "sparse" and the times it takes. Each run writes ``result.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from data import Images, load
+from models import MODELS, build
+from progress import progress_bar
+from record import Recorder
+from schedule import SCHEDULES, learning_rate_factor
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - the name everyone uses
+from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+import horovod_sparse as hvs  # sparse
+from horovod_sparse import trace
+
+
+def main() -> None:
+    """Trains on this rank's share of the data; rank 0 shows the progress and writes the results."""
+    args = parse_arguments()
+    try:
+        data = load(args.data)
+        compression = hvs.parse(args.compression)  # sparse
+    except (OSError, ValueError) as error:
+        sys.exit(f"train.py: {error}")
+    hvd.init()
+    torch.manual_seed(args.seed)
+    model = build(args.model, data.channels, data.side, data.classes)
+    optimizer = distribute(args, model, compression)
+    torch.manual_seed(args.seed + hvd.rank())  # every rank augments its images in its own way
+    sampler: DistributedSampler[Any] = DistributedSampler(data.train, hvd.size(), hvd.rank(), seed=args.seed)
+    loader = build_loader(args, data.train, sampler)
+    scheduler = build_scheduler(args, optimizer, len(loader))
+    recorder = Recorder(args, model, optimizer, len(loader))
+    trace.enable()
+    with progress_bar(args.epochs * len(loader), show=hvd.rank() == 0) as bar:
+        for epoch in range(args.epochs):
+            sampler.set_epoch(epoch)
+            trace.clear()
+            start, train_loss = time.perf_counter(), 0.0
+            for images, labels in loader:
+                train_loss += train_step(args, model, optimizer, images, labels) / len(loader)
+                scheduler.step()
+                bar.update()
+            seconds = time.perf_counter() - start
+            test_loss, accuracy = evaluate(model, data.test, args.batch_size)
+            recorder.end_epoch(train_loss, test_loss, accuracy, seconds)
+            bar.set_postfix(refresh=False, loss=f"{test_loss:.3f}", accuracy=f"{accuracy:.2%}")
+    recorder.write()
+
+
+def distribute(args: argparse.Namespace, model: nn.Module, compression: Any) -> Any:
+    """Starts every rank from rank 0's parameters; the optimizer returned exchanges the gradients."""
+    optimizer = build_optimizer(args, model)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    return hvs.DistributedOptimizer(  # sparse: hvd.DistributedOptimizer in a plain Horovod script
+        optimizer,
+        named_parameters=model.named_parameters(),
+        backward_passes_per_step=args.backward_passes_per_step,
+        compression=compression,  # sparse
+    )
+
+
+def train_step(args: argparse.Namespace, model: nn.Module, optimizer: Any, images: Tensor, labels: Tensor) -> float:
+    """One update from ``backward_passes_per_step`` batches; returns this rank's mean loss."""
+    mean_loss = 0.0
+    model.train()
+    optimizer.zero_grad()
+    for start in range(0, len(images), args.batch_size):
+        part = slice(start, start + args.batch_size)
+        with trace.span("forward"):
+            loss = F.cross_entropy(model(images[part]), labels[part]) / args.backward_passes_per_step
+        with trace.span("backward"):
+            loss.backward()
+        mean_loss += loss.item()
+    with trace.span("synchronize"):
+        optimizer.synchronize()
+    if args.clip:
+        nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+    with trace.span("update"), optimizer.skip_synchronize():
+        optimizer.step()
+    return mean_loss
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, data: Images, batch_size: int) -> tuple[float, float]:
+    """Mean loss and accuracy over the whole test part, of which each rank computes a share."""
+    for name, buffer in model.named_buffers():  # batch normalization saw other images on every rank
+        if buffer.is_floating_point():
+            buffer.copy_(hvd.allreduce(buffer, op=hvd.Average, name=f"buffer.{name}"))
+    model.eval()
+    sums = torch.zeros(3, dtype=torch.float64)
+    share = range(hvd.rank(), len(data), hvd.size())
+    for start in range(0, len(share), batch_size):
+        images, labels = data[share[start : start + batch_size]]
+        logits = model(images)
+        loss = F.cross_entropy(logits, labels, reduction="sum")
+        sums += torch.stack([loss, (logits.argmax(1) == labels).sum(), torch.tensor(len(labels))])
+    loss_sum, correct, count = hvd.allreduce(sums, op=hvd.Sum, name="evaluate").tolist()
+    return loss_sum / count, correct / count
+
+
+def build_optimizer(args: argparse.Namespace, model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of the user's choice, before Horovod wraps it."""
+    parameters, common = model.parameters(), {"lr": args.lr, "weight_decay": args.weight_decay}
+    if args.optimizer == "sgd":
+        return torch.optim.SGD(parameters, momentum=args.momentum, **common)
+    if args.optimizer == "adam":
+        return torch.optim.Adam(parameters, **common)
+    return torch.optim.AdamW(parameters, **common)
+
+
+def build_scheduler(args: argparse.Namespace, optimizer: Any, steps_per_epoch: int) -> LambdaLR:
+    """Sets the learning rate anew at every optimizer step."""
+    warmup, steps = args.warmup_epochs * steps_per_epoch, args.epochs * steps_per_epoch
+    return LambdaLR(optimizer, lambda step: learning_rate_factor(args.schedule, step, warmup, steps))
+
+
+def build_loader(
+    args: argparse.Namespace, data: Images, sampler: DistributedSampler[Any]
+) -> DataLoader[tuple[Tensor, Tensor]]:
+    """All batches of one optimizer step at a time; as many steps on every rank."""
+    images = args.batch_size * args.backward_passes_per_step
+    batches = BatchSampler(sampler, images, drop_last=True)
+    if not len(batches):
+        sys.exit(
+            f"train.py: rank {hvd.rank()} has {len(sampler)} of {len(data)} images, too few for one step of {images}: "
+            "lower --batch-size or --backward-passes-per-step, or start fewer ranks"
+        )
+    return DataLoader(data, sampler=batches, batch_size=None)
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description="Trains an image classifier with Horovod, dense or sparse.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--data", default="digits", help="digits, or cifar10:DIR with the folder of CIFAR-10's binary files")
+    add("--model", default="cnn", choices=MODELS)
+    add("--compression", default="none", help="none (Horovod's dense exchange) or such as topka:density=0.01")
+    add("--optimizer", default="sgd", choices=("sgd", "adam", "adamw"))
+    add("--lr", type=float, default=0.05, help="learning rate after the warm-up; not multiplied by the ranks")
+    add("--momentum", type=float, default=0.9, help="of sgd")
+    add("--weight-decay", type=float, default=5e-4)
+    add("--schedule", default="cosine", choices=SCHEDULES, help="of the learning rate")
+    add("--warmup-epochs", type=int, default=3, help="epochs of linear warm-up")
+    add("--batch-size", type=positive, default=32, help="images per rank and backward pass")
+    add("--backward-passes-per-step", type=positive, default=1)
+    add("--clip", type=float, default=0.0, help="largest norm of the gradient; 0 for no clipping")
+    add("--epochs", type=positive, default=30)
+    add("--seed", type=int, default=0)
+    add("--trace", action="store_true", help="write trace.json, the last epoch's times, for ui.perfetto.dev")
+    add("--output", type=Path, default=Path("runs/train"), help="folder for result.json")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""What must be the same on every rank is compared before training starts: ranks that differ would hang."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from mpi4py import MPI
+
+import horovod_sparse
+from horovod_sparse.compression import Sparse
+
+
+def agree(comm: MPI.Intracomm, mine: Mapping[str, Any] | Exception) -> None:
+    """Makes sure that all ranks hold the same facts, or fails on all of them alike.
+
+    Args:
+        comm: The communicator; a collective call.
+        mine: This rank's facts by name, or the error that kept it from having any.
+
+    Raises:
+        ValueError: The facts differ between ranks, or another rank had an error.
+        Exception: This rank's own error.
+    """
+    everyone = comm.allgather(str(mine) if isinstance(mine, Exception) else mine)
+    if isinstance(mine, Exception):
+        raise mine
+    here = f"rank {comm.Get_rank()}"
+    for rank, theirs in enumerate(everyone):
+        if isinstance(theirs, str):
+            raise ValueError(f"{here}: rank {rank} could not set up its optimizer: {theirs}")
+    first = everyone[0]
+    for rank, theirs in enumerate(everyone):
+        for fact in first:
+            if theirs[fact] != first[fact]:
+                raise ValueError(f"{here}: {_difference(fact, rank, theirs[fact], first[fact])}")
+
+
+def _difference(fact: str, rank: int, theirs: Any, first: Any) -> str:
+    if isinstance(theirs, tuple) and isinstance(first, tuple):
+        pairs = [(a, b) for a, b in zip(theirs, first, strict=False) if a != b]
+        theirs, first = pairs[0] if pairs else (f"{len(theirs)} of them", f"{len(first)}")
+    return f"{fact} differs between ranks: rank {rank} has {theirs}, rank 0 has {first}: give every rank the same"
+
+
+def facts(
+    optimizer: torch.optim.Optimizer,
+    named: list[tuple[str, torch.Tensor]] | None,
+    compression: Any,
+    arguments: dict[str, Any],
+) -> dict[str, Any] | Exception:
+    """What must be the same on every rank, or what is wrong with it on this one.
+
+    Hyperparameters are left out: a user may set them on rank 0 alone and broadcast them afterwards.
+    """
+    try:
+        _validate(compression, arguments)
+        groups = arguments["groups"]
+        if isinstance(groups, list):
+            groups = tuple(tuple(tuple(p.shape) for p in group) for group in groups)
+        return {
+            "version of horovod_sparse": horovod_sparse.__version__,
+            "compression": repr(compression),
+            "op": repr(arguments["op"]),
+            "backward_passes_per_step": arguments["backward_passes_per_step"],
+            "sparse_as_dense": arguments["sparse_as_dense"],
+            "groups": groups,
+            "parameter": tuple(_describe(optimizer, named)),
+        }
+    except Exception as error:
+        return error
+
+
+def _describe(
+    optimizer: torch.optim.Optimizer, named: list[tuple[str, torch.Tensor]] | None
+) -> list[tuple[str, tuple[int, ...], str]]:
+    """Name, shape and precision of the parameters that learn, in an order that does not depend on the user's."""
+    if named is None:
+        groups = enumerate(optimizer.param_groups)
+        named = [(f"{i}.{j}", p) for i, group in groups for j, p in enumerate(group["params"])]
+    return sorted((name, tuple(p.shape), str(p.dtype)) for name, p in named if p.requires_grad)
+
+
+def _validate(compression: Any, arguments: dict[str, Any]) -> None:
+    rank, op, factor = hvd.rank(), arguments["op"], arguments["gradient_predivide_factor"]
+    passes = arguments["backward_passes_per_step"]
+    if passes <= 0:
+        raise ValueError(f"rank {rank}: backward_passes_per_step must be > 0, not {passes}")
+    if factor != 1.0 and op != hvd.Average:
+        raise ValueError(f"rank {rank}: gradient_predivide_factor {factor} is not supported with op != Average")
+    if not isinstance(compression, Sparse):
+        if not hasattr(compression, "compress"):
+            raise ValueError(
+                f"rank {rank}: unknown compression {compression!r}: give hvs.Compression.topka(density=0.01) or the "
+                "like, hvs.parse('topka:density=0.01'), or one of hvd.Compression"
+            )
+    elif op == hvd.Adasum:
+        raise ValueError(
+            f"rank {rank}: op=Adasum combines whole gradients and cannot go with sparse ones: use op=Average or "
+            "op=Sum, or compression=hvd.Compression.none"
+        )
+    elif op not in (hvd.Average, hvd.Sum):
+        raise ValueError(f"rank {rank}: op {op!r} does not sum gradients: use hvd.Average or hvd.Sum")

@@ -1,0 +1,28 @@
+"""The command `horovod-sparse`. Every subcommand is one module with `add_parser`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from horovod_sparse.cli import check
+
+_COMMANDS = (check,)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the subcommand that the arguments name.
+
+    Args:
+        arguments: The command line without the program's name; by default that of this process.
+
+    Returns:
+        The exit status: 0 for success.
+    """
+    parser = argparse.ArgumentParser(prog="horovod-sparse", description="Sparse gradient exchange for Horovod.")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in _COMMANDS:
+        command.add_parser(subparsers)
+    options = parser.parse_args(arguments)
+    status: int = options.run(options)
+    return status

@@ -1,0 +1,160 @@
+"""What this machine has: each probe imports one thing and returns facts about it.
+
+An import may fail, abort the process (MPI) or hang (a file system, a driver), so `run_all` runs every probe as a
+process of its own: this file, started by its path. It imports only the standard library at the top.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+Facts = dict[str, Any]
+
+# A probe started below mpirun or srun must not take the place of the rank that started it.
+_LAUNCHER_VARIABLES = re.compile(r"PMI|OMPI_(COMM_WORLD|UNIVERSE|MCA_(ess|orte|pmix|ras|plm))|ORTE_|SLURM_")
+
+
+def probe_torch() -> Facts:
+    """Version of torch, and the CUDA it was built for and finds."""
+    torch = import_module("torch")
+    return {"version": torch.__version__, "cuda": torch.version.cuda, "sees_gpu": torch.cuda.is_available()}
+
+
+def probe_horovod() -> Facts:
+    """What Horovod was built with, and the MPI libraries that it and mpi4py load together."""
+    version = import_module("horovod").__version__
+    hvd = import_module("horovod.torch")
+    facts = {name: bool(getattr(hvd, f"{name}_built")()) for name in ("mpi", "gloo", "nccl")}
+    import_module("mpi4py").rc.initialize = False
+    import_module("mpi4py.MPI")
+    return {"version": version, **facts, "libraries": _mpi_libraries()}
+
+
+def probe_mpi() -> Facts:
+    """The MPI behind mpi4py, started as a single process."""
+    mpi4py, mpi = import_module("mpi4py"), import_module("mpi4py.MPI")
+    levels = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
+    return {
+        "mpi4py": mpi4py.__version__,
+        "version": re.split(r",|\n", mpi.Get_library_version().strip())[0].strip(),
+        "standard": ".".join(map(str, mpi.Get_version())),
+        "thread_level": next(name for name in levels if getattr(mpi, f"THREAD_{name}") == mpi.Query_thread()),
+        "cuda_aware": _cuda_aware(),
+    }
+
+
+def probe_kernels() -> Facts:
+    """The instruction set that the compiled kernels use."""
+    return {"simd": import_module("horovod_sparse.kernels.cpu").simd_level()}
+
+
+def probe_cupy() -> Facts:
+    """Version of CuPy and the number of devices that it sees."""
+    cupy = import_module("cupy")
+    return {"version": cupy.__version__, "devices": cupy.cuda.runtime.getDeviceCount()}
+
+
+def probe_gpu() -> Facts:
+    """The GPUs that the driver knows, independent of any Python package."""
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return {"devices": done.stdout.strip().splitlines()}
+
+
+PROBES: dict[str, Callable[[], Facts]] = {
+    "torch": probe_torch,
+    "horovod": probe_horovod,
+    "mpi": probe_mpi,
+    "kernels": probe_kernels,
+    "cupy": probe_cupy,
+    "gpu": probe_gpu,
+}
+
+
+def run_all(timeout: float) -> dict[str, Facts]:
+    """Runs all probes, each for at most `timeout` seconds.
+
+    Returns:
+        The facts of each probe by its name; {"error": reason} where it found nothing.
+    """
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return dict(zip(PROBES, pool.map(partial(run, timeout=timeout), PROBES), strict=True))
+
+
+def run(name: str, timeout: float) -> Facts:
+    """Runs one probe in a process of its own and returns its facts, or {"error": reason}."""
+    env = {key: value for key, value in os.environ.items() if not _LAUNCHER_VARIABLES.match(key)}
+    # A file, not a pipe: a helper that MPI leaves behind would keep a pipe open.
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            [sys.executable, __file__, name],
+            env=env,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return {"error": f"no answer within {timeout:g} s"}
+        output.seek(0)
+        return _answer(output.read(), status)
+
+
+def _answer(output: str, status: int) -> Facts:
+    """The facts in a probe's last line, or why there are none."""
+    lines = output.strip().splitlines()
+    try:
+        facts: Facts = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        return {"error": f"the process ended with status {status}" + (f": {lines[-1]}" if lines else "")}
+    return facts
+
+
+def _mpi_libraries() -> list[str]:
+    """The MPI libraries that this process has loaded, without their companions for C++ and Fortran."""
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    pattern = re.compile(r"/libmpi(?!_?cxx|_mpifh|_use|fort)[^/]*[.]so[.0-9]*$")
+    return sorted({os.path.realpath(name) for name in mapped if pattern.search(name)})
+
+
+def _cuda_aware() -> bool | None:
+    """Whether MPI takes GPU pointers; None where the library does not say."""
+    for library in _mpi_libraries():
+        query = getattr(ctypes.CDLL(library), "MPIX_Query_cuda_support", None)
+        if query is not None:
+            return bool(query())
+    return None
+
+
+def _main(name: str) -> None:
+    # This file's folder is no place to import from; the package may be used from a checkout without installing.
+    here = Path(__file__).resolve().parent
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
+    sys.path.append(str(here.parents[1]))
+    try:
+        facts = PROBES[name]()
+    except Exception as error:
+        facts = {"error": f"{type(error).__name__}: {error}"}
+    print("\n" + json.dumps(facts))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

@@ -1,0 +1,130 @@
+"""Kernels for NumPy arrays: SIMD loops in C++ (csrc/cpu) that run without the GIL.
+
+A bucket is a flat range of positions. Its gradients are *segments*, pairs (start, array): the flat array covers the
+positions start .. start + len(array). Segments ascend and do not overlap; positions between them are *held* (their
+parameters take no part for now). A bucket's *buffer* is one contiguous array over all of its positions.
+
+Gradients and outputs are float32, float16, bfloat16 (of ml_dtypes) or float64; buffers and the values of sparse
+vectors are float32 or float64, indices are int32. The work is done in the buffer's dtype. Every function raises
+ValueError for arrays that do not fit (dtype, shape, contiguity, bounds, 2**31 or more positions) and TypeError for
+what is not a NumPy array, before anything is written.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_sparse.kernels import _cpu
+
+Array: TypeAlias = NDArray[Any]
+Indices: TypeAlias = NDArray[np.int32]
+Segments: TypeAlias = Sequence[tuple[int, Array]]
+
+
+def accumulate(gradients: Segments, buffer: Array, scale: float = 1.0, threads: int = 1) -> None:
+    """Set ``buffer <- scale * buffer``, plus the gradients inside their segments.
+
+    Product and sum are rounded separately, like NumPy's. With scale 0 the buffer's old content does not count, even
+    where it is NaN.
+
+    Args:
+        gradients: Segments of any dtype, stride and alignment.
+        buffer: Changed in place, float32 or float64 [n].
+        scale: Finite factor, rounded to the buffer's dtype.
+        threads: How many threads share the work; the result does not depend on it.
+    """
+    _cpu.accumulate(gradients, buffer, scale, threads)
+
+
+def select(
+    gradients: Segments, buffer: Array, k: int, scale: float = 1.0, threads: int = 1
+) -> tuple[Indices, Array]:
+    """Accumulate, then move the k largest magnitudes inside the segments out of the buffer, which keeps zeros.
+
+    One pass over gradients and buffer: thresholds that are estimated from a sample settle most elements on the way,
+    and the few that they leave open are ranked exactly. Where the sample misleads, radix selection follows, so that
+    the result is exact for every input. Magnitudes are ordered by the bits of the absolute value: NaN above infinity
+    above every number. Of equal magnitudes the lower position goes first.
+
+    Args:
+        gradients: Segments of any dtype, stride and alignment.
+        buffer: Changed in place, float32 or float64 [n].
+        k: How many elements leave; at most what the segments hold.
+        scale: As for accumulate.
+        threads: As for accumulate.
+
+    Returns:
+        indices: Positions that left, ascending and unique, int32 [min(k, positions inside the segments)].
+        values: What they held, in the buffer's dtype.
+    """
+    return _cpu.select(gradients, buffer, k, scale, threads)
+
+
+def all_finite(gradients: Segments) -> bool:
+    """Whether no element of any segment is infinite or NaN."""
+    return _cpu.all_finite(gradients)
+
+
+def merge_sum(vectors: Sequence[tuple[Indices, Array]], size: int) -> tuple[Indices, Array]:
+    """Sum sparse vectors, in time linear in their entries.
+
+    Values of one index are added in the order of the vectors, ``((v0 + v1) + v2)``, so that the bits of the sum depend
+    on nothing else. Entries whose sum is zero stay.
+
+    Args:
+        vectors: At least one (indices, values), indices ascending and unique in 0 .. size, values of one dtype.
+        size: Positions of the bucket, less than 2**31.
+
+    Returns:
+        indices: Union of the indices, ascending.
+        values: The sums, in the dtype of the vectors' values.
+    """
+    return _cpu.merge_sum(vectors, size)
+
+
+def scatter(indices: Indices | None, values: Array, outputs: Segments, scale: float = 1.0) -> None:
+    """Fill the outputs with zeros and write ``values * scale`` at the indices.
+
+    Indices between the outputs are ignored. The product is rounded to the dtype of the values, then to that of the
+    output (to nearest even; from float64 to 16 bits by way of float32).
+
+    Args:
+        indices: Ascending and unique; None: values hold all positions.
+        values: float32 or float64, one per index.
+        outputs: Contiguous, writable segments of any dtype.
+        scale: Factor, rounded to the dtype of the values.
+    """
+    _cpu.scatter(indices, values, outputs, scale)
+
+
+def add(indices: Indices | None, values: Array, buffer: Array) -> None:
+    """Set ``buffer[indices] += values``.
+
+    Args:
+        indices: Unique positions in the buffer; None: values hold all positions.
+        values: One per index, in the buffer's dtype.
+        buffer: Changed in place, float32 or float64 [n].
+    """
+    _cpu.add(indices, values, buffer)
+
+
+def simd_level() -> str:
+    """Name of the instruction set in use: "avx512", "avx2" or "portable"."""
+    return _cpu.simd_level()
+
+
+def use_simd(level: str | None) -> None:
+    """Choose the instruction set for the whole process; None: the best that this machine has.
+
+    The environment variable HOROVOD_SPARSE_SIMD makes the initial choice. The results do not depend on it.
+
+    Raises:
+        ValueError: The level is unknown or this machine lacks it.
+    """
+    _cpu.use_simd(level or "")
+
+
+use_simd(os.environ.get("HOROVOD_SPARSE_SIMD"))

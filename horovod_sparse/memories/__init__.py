@@ -1,0 +1,44 @@
+"""Memories keep what is not sent (error feedback), one file per rule."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from horovod_sparse.accumulator import Accumulator, Segments
+from horovod_sparse.memories.none import NoMemory
+from horovod_sparse.memories.residual import Residual
+from horovod_sparse.vector import SparseVector
+
+
+class Memory(Protocol):
+    """One bucket's memory. ``open`` starts a step, ``close`` ends it.
+
+    Law: what ``open`` accumulates is what the sparsifier takes plus what the next ``open`` finds.
+    """
+
+    def open(self, gradients: Segments, scale: float) -> Accumulator:
+        """Starts a step: acc = scale * remembered + gradients, not yet added up."""
+        ...
+
+    def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
+        """Ends the step: remembers what is left in the accumulator plus ``returned``.
+
+        Args:
+            accumulator: What ``open`` gave, after the sparsifier took ``vector`` out of it.
+            vector: What was sent.
+            returned: The part of ``vector`` that no rank applies; it comes back to this memory.
+        """
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the next step depends on."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over a state given by ``state_dict``."""
+        ...
+
+
+MEMORIES: dict[str, type[Memory]] = {"residual": Residual, "none": NoMemory}
+
+__all__ = ["MEMORIES", "Memory", "NoMemory", "Residual"]

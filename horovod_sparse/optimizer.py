@@ -1,0 +1,319 @@
+"""DistributedOptimizer: Horovod's own optimizer, whose gradients travel sparse."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from horovod.common.util import split_list
+from horovod.torch.optimizer import _DistributedOptimizer as _Horovod
+from mpi4py import MPI
+
+from horovod_sparse.agreement import agree, facts
+from horovod_sparse.bucket import Member, array_of, plan
+from horovod_sparse.collectives import Traffic
+from horovod_sparse.communicator import communicator
+from horovod_sparse.compression import Sparse
+from horovod_sparse.pipeline import Pipeline
+from horovod_sparse.worker import Worker
+
+
+class _Overrides:
+    """What differs from Horovod's optimizer; everything not named here is Horovod's.
+
+    Horovod builds its class from the user's optimizer and the functions of ``_DistributedOptimizer``, which call
+    ``super(self.__class__, self)``: the class can have no subclass. So these functions are laid over Horovod's in the
+    same way, and reach the ones they replace as ``_Horovod.name(self, ...)``.
+    """
+
+    _handles: dict[Any, tuple[Any, Any]]
+    _parameter_names: dict[torch.Tensor, str]
+    _allreduce_delay: dict[torch.Tensor, int]
+    _synchronized: bool
+    param_groups: list[dict[str, Any]]
+
+    def __init__(
+        self, params: Any, named_parameters: Any, sparse: Sparse, comm: MPI.Intracomm | None, **of_horovod: Any
+    ) -> None:
+        self._sparse = sparse
+        self._comm = comm
+        self._worker: Worker | None = None
+        self._sparse_gradients: set[torch.Tensor] = set()  # parameters whose gradient is a sparse tensor
+        self._dense_traffic = Traffic()
+        _Horovod.__init__(self, params, named_parameters, hvd.Compression.none, **of_horovod)
+
+    def _register_hooks(self) -> None:
+        """Called by Horovod's constructor where there is more than one rank."""
+        assert self._comm is not None
+        if self._comm.Get_size() == 1:
+            return  # a process set of one rank has nothing to exchange
+        members = _members(self)
+        buckets = plan(members, self._sparse.bucket_bytes)
+        pipelines = [
+            Pipeline(self._sparse, bucket.size, array_of(torch.empty(0, dtype=bucket.dtype)), self._comm, bucket.number)
+            for bucket in buckets
+        ]
+        factor = 1.0 if self.op == hvd.Sum else 1.0 / self._comm.Get_size()
+        self._worker = Worker(buckets, pipelines, factor, self._learning_rate)
+        self._groups = None  # grouped allreduce takes no callables as handles; the groups are buckets now
+        _Horovod._register_hooks(self)
+
+    def _learning_rate(self, group: int) -> float:
+        rate = self.param_groups[group].get("lr")
+        return 1.0 if rate is None else float(rate)
+
+    def _allreduce_grad_async(self, p: torch.Tensor) -> tuple[Any, Any]:
+        """Hands a gradient to its bucket; those that are not ours take Horovod's way."""
+        worker = self._worker
+        assert worker is not None
+        if p.grad is None:
+            p.grad = _no_gradient(p, sparse=p in self._sparse_gradients and not self.sparse_as_dense)
+        if p.grad.is_sparse:
+            self._sparse_gradients.add(p)
+            if not self.sparse_as_dense:
+                if p in worker:
+                    worker.leave_out(p)
+                return self._sparse_allreduce_grad_async(p, self._parameter_names[p])
+        if p in worker:
+            gradient = p.grad.to_dense() if p.grad.is_sparse else p.grad
+            # A frozen parameter's residual must not be flushed into it: it waits until the parameter learns again.
+            return worker.put(p, gradient, hold=not p.requires_grad), None
+        self._charge_dense(p)
+        return _Horovod._allreduce_grad_async(self, p)
+
+    def _charge_dense(self, p: torch.Tensor) -> None:
+        assert self._comm is not None
+        others = self._comm.Get_size() - 1
+        self._dense_traffic.sent(2 * p.numel() * p.element_size() * others / (others + 1), 2 * others)
+
+    def synchronize(self) -> None:
+        """Completes the exchange; every ``p.grad`` then holds the reduced gradient.
+
+        Raises:
+            RuntimeError: No rank had a backward pass since the last step. Raised on all ranks.
+        """
+        worker = self._worker
+        if worker is None:
+            _Horovod.synchronize(self)
+            return
+        if self._synchronized and not self._handles:
+            return  # the gradients are reduced already; to exchange them again would count them twice
+        worker.idle = not self._handles
+        try:
+            _Horovod.synchronize(self)
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            worker.finish()
+
+    def _abandon(self) -> None:
+        """Makes ready for a next step after one that failed."""
+        for handle, _ in self._handles.values():
+            if isinstance(handle, int):  # Horovod's own: not waited for, its name would stay taken
+                hvd.synchronize(handle)
+        self._handles.clear()
+        for p in self._allreduce_delay:
+            self._allreduce_delay[p] = self.backward_passes_per_step
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients, as ``torch.optim.Optimizer.zero_grad`` does.
+
+        Raises:
+            AssertionError: Called between backward() and step() or synchronize().
+        """
+        if self._handles:
+            raise AssertionError(
+                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
+                "optimizer.synchronize(): the gradients are on their way to the other ranks"
+            )
+        super(self.__class__, self).zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads the wrapped optimizer's state; an exchange that was begun is completed first.
+
+        Residuals are not part of it, as they differ from rank to rank: see ``load_compression_state_dict``.
+        """
+        if self._worker is not None and self._handles:
+            self.synchronize()
+        _Horovod.load_state_dict(self, state_dict)
+
+    def compression_state_dict(self) -> dict[str, Any]:
+        """Residuals and everything else the exchange remembers on this rank.
+
+        Every rank has its own and must save its own: ``optimizer.state_dict()``, which users save on rank 0 and
+        broadcast, does not hold it.
+
+        Returns:
+            Numbers, strings, lists and tensors only, so that ``torch.load(..., weights_only=True)`` reads it.
+
+        Raises:
+            RuntimeError: Called between backward() and step().
+        """
+        self._require_settled("compression_state_dict")
+        worker = self._worker
+        if worker is None:
+            return {"buckets": []}
+        pairs = zip(worker.buckets, worker.pipelines, strict=True)
+        return {
+            "buckets": [
+                {"parameters": [slot.name for slot in bucket.slots], **_to_tensors(pipeline.state_dict())}
+                for bucket, pipeline in pairs
+            ]
+        }
+
+    def load_compression_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what ``compression_state_dict`` gave on the same rank of as many ranks.
+
+        Raises:
+            ValueError: The state belongs to another model, bucket size or configuration.
+            RuntimeError: Called between backward() and step().
+        """
+        self._require_settled("load_compression_state_dict")
+        buckets = self._worker.buckets if self._worker else ()
+        mine = [[slot.name for slot in bucket.slots] for bucket in buckets]
+        theirs = [bucket["parameters"] for bucket in state["buckets"]]
+        if mine != theirs:
+            raise ValueError(
+                f"rank {hvd.rank()}: the state holds buckets of {theirs}, but this optimizer has {mine}: load it with "
+                "the model, bucket_bytes and groups it was saved with"
+            )
+        for pipeline, saved in zip(self._worker.pipelines if self._worker else (), state["buckets"], strict=True):
+            pipeline.load_state_dict(_to_arrays(saved))
+
+    def _require_settled(self, what: str) -> None:
+        if self._handles:
+            raise RuntimeError(f"rank {hvd.rank()}: {what}() between backward() and step(): call it after step()")
+
+    @property
+    def traffic(self) -> Traffic:
+        """Payload this rank has sent so far, parameters that travel dense included."""
+        total = Traffic(self._dense_traffic.bytes, self._dense_traffic.messages)
+        if self._worker is not None:
+            total.sent(self._worker.traffic.bytes, self._worker.traffic.messages)
+        return total
+
+
+_OVERRIDES = {
+    name: value
+    for name, value in vars(_Overrides).items()
+    # Horovod's broadcast_optimizer_state knows its optimizers by __module__: that must stay Horovod's.
+    if name not in {"__dict__", "__weakref__", "__module__", "__doc__", "__annotations__"}
+}
+
+
+def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod's
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = hvd.Compression.none,
+    backward_passes_per_step: int = 1,
+    op: Any = hvd.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | list[list[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: Any = hvd.global_process_set,
+) -> Any:
+    """Wraps an optimizer so that its gradients are exchanged sparse, with error feedback.
+
+    Takes the arguments of ``hvd.DistributedOptimizer``, with the same meaning. With ``hvd.Compression.none`` or
+    ``.fp16`` the result is ``hvd.DistributedOptimizer``. A collective call: all ranks of the process set take part.
+
+    A single process exchanges nothing and trains on its own gradients unchanged, as with Horovod.
+
+    Args:
+        optimizer: The optimizer to wrap.
+        named_parameters: Pairs of name and parameter, usually ``model.named_parameters()``.
+        compression: A ``Sparse``, usually from ``hvs.Compression`` or ``hvs.parse``, or a compressor of Horovod's.
+        backward_passes_per_step: Backward passes that are accumulated locally before each exchange.
+        op: ``hvd.Average`` or ``hvd.Sum``.
+        gradient_predivide_factor: Accepted with Average. Sparse sums are float32 or wider and divided once, so that
+            splitting the division changes nothing.
+        num_groups: Horovod's deprecated name for an integer ``groups``.
+        groups: A number of groups or a list of lists of parameters: each group is one bucket.
+        sparse_as_dense: Treat sparse gradients (embeddings) as dense ones; otherwise Horovod gathers them.
+        process_set: The ranks that exchange gradients.
+
+    Returns:
+        The optimizer, an instance of the wrapped optimizer's class. Beyond Horovod's methods it has
+        ``compression_state_dict``, ``load_compression_state_dict`` and ``traffic``.
+
+    Raises:
+        ValueError: An argument is out of range, or differs between ranks.
+        RuntimeError: Horovod runs without MPI, or MPI without threads.
+    """
+    if num_groups != 0:
+        warnings.warn("num_groups has been replaced by groups", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    arguments = {
+        "backward_passes_per_step": backward_passes_per_step,
+        "op": op,
+        "gradient_predivide_factor": gradient_predivide_factor,
+        "groups": groups,
+        "sparse_as_dense": sparse_as_dense,
+        "process_set": process_set,
+    }
+    comm = communicator(process_set)
+    named = None if named_parameters is None else list(named_parameters)
+    if comm is not None:
+        agree(comm, facts(optimizer, named, compression, arguments))
+    if not isinstance(compression, Sparse):
+        return hvd.DistributedOptimizer(optimizer, named, compression, **arguments)
+    kind = type(optimizer)
+    cls = type(kind.__name__, (kind,), {**vars(_Horovod), **_OVERRIDES})
+    return cls(optimizer.param_groups, named, compression, comm, **arguments)
+
+
+def _members(optimizer: Any) -> list[Member]:
+    """The parameters that travel in buckets, in rank 0's order, the last layer first as backward reaches it."""
+    names: dict[torch.Tensor, str] = optimizer._parameter_names
+    group_of = {
+        p: number for number, group in enumerate(optimizer.param_groups) for p in group["params"] if p.requires_grad
+    }
+    order: list[str] = optimizer._comm.bcast([names[p] for p in group_of])
+    parameter_of = {names[p]: p for p in group_of}
+    parameters = [parameter_of[name] for name in order]
+    together = _together(optimizer._groups, parameters)
+    least = optimizer._sparse.dense_below
+    return [
+        Member(names[p], p, group_of[p], together.get(p))
+        for p in reversed(parameters)
+        if p.is_floating_point() and p.numel() >= max(least, 1)
+    ]
+
+
+def _together(
+    groups: int | list[list[torch.Tensor]] | None, parameters: Sequence[torch.Tensor]
+) -> dict[torch.Tensor, int]:
+    """Number of the group of each parameter that the user put into one."""
+    if not groups:
+        return {}
+    lists = groups if isinstance(groups, list) else split_list(list(parameters), groups)
+    return {p: number for number, group in enumerate(lists) for p in group}
+
+
+def _no_gradient(p: torch.Tensor, sparse: bool) -> torch.Tensor:
+    """A zero gradient: another rank may have a real one."""
+    if not sparse:
+        return torch.zeros_like(p)
+    no_rows = torch.empty(1, 0, dtype=torch.int64, device=p.device)
+    return torch.sparse_coo_tensor(no_rows, p.detach().new_empty(0, *p.shape[1:]), p.shape, check_invariants=True)
+
+
+def _convert(state: Any, kind: type, conversion: Callable[[Any], Any]) -> Any:
+    """Applies a conversion to everything of one kind inside nested dictionaries."""
+    if isinstance(state, dict):
+        return {key: _convert(value, kind, conversion) for key, value in state.items()}
+    return conversion(state) if isinstance(state, kind) else state
+
+
+def _to_tensors(state: Any) -> Any:
+    return _convert(state, np.ndarray, torch.from_numpy)
+
+
+def _to_arrays(state: Any) -> Any:
+    return _convert(state, torch.Tensor, lambda tensor: tensor.numpy())

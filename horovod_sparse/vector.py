@@ -1,0 +1,48 @@
+"""The vector that travels: some positions of a bucket and their values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+# NumPy or CuPy arrays; CuPy follows NumPy's interface, so one name serves both.
+Array: TypeAlias = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SparseVector:
+    """Entries of a vector of ``size`` elements; every position not named is zero.
+
+    Attributes:
+        indices: int32, shape (nnz,), ascending and unique; None stands for all positions.
+        values: float32 or float64, shape (nnz,), or (size,) where indices is None.
+        size: Number of elements of the full vector, below 2**31.
+        shared: True when every rank holds the same indices, so that only values need to travel.
+    """
+
+    indices: Array | None
+    values: Array
+    size: int
+    shared: bool = False
+
+    @classmethod
+    def empty(cls, size: int, like: Array) -> SparseVector:
+        """The zero vector, with values of the dtype and on the device of ``like``."""
+        return cls(np.empty_like(like, shape=(0,), dtype=np.int32), np.empty_like(like, shape=(0,)), size)
+
+    @classmethod
+    def full(cls, values: Array) -> SparseVector:
+        """A vector that holds every position, as a dense step sends it."""
+        return cls(None, values, values.size, shared=True)
+
+    def __len__(self) -> int:
+        """Number of entries held."""
+        return int(self.values.size)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of indices and values together, what one copy of the vector costs on the wire."""
+        return int(self.values.nbytes + (0 if self.indices is None else self.indices.nbytes))

@@ -1,0 +1,19 @@
+"""Declares the compiled extension; everything else about the package is in pyproject.toml."""
+
+from glob import glob
+
+from pybind11.setup_helpers import Pybind11Extension
+from setuptools import setup
+
+# Products and sums are rounded separately (NumPy's bits), so they must not be contracted into an FMA. The SIMD
+# level is chosen at run time: a build for the login node's CPU must also run on the compute nodes.
+cpu = Pybind11Extension(
+    "horovod_sparse.kernels._cpu",
+    sorted(glob("csrc/cpu/*.cpp")),
+    depends=sorted(glob("csrc/cpu/*.hpp")),
+    cxx_std=17,
+    extra_compile_args=["-O3", "-ffp-contract=off", "-pthread"],
+    extra_link_args=["-pthread"],
+)
+
+setup(ext_modules=[cpu])

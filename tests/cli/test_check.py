@@ -1,0 +1,157 @@
+"""`horovod-sparse check` reports what is there and what is missing, and survives whatever is missing."""
+
+import copy
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from horovod_sparse.cli import check, main, probes
+
+COMPLETE = {
+    "torch": {"version": "2.13.0", "cuda": "13.0", "sees_gpu": True},
+    "horovod": {"version": "0.28.1", "mpi": True, "gloo": True, "nccl": True, "libraries": ["/lib/libmpi.so.40"]},
+    "mpi": {
+        "mpi4py": "4.1.2",
+        "version": "Open MPI v4.1.8",
+        "standard": "3.1",
+        "thread_level": "MULTIPLE",
+        "cuda_aware": True,
+    },
+    "kernels": {"simd": "avx2"},
+    "cupy": {"version": "14.0", "devices": 1},
+    "gpu": {"devices": ["NVIDIA H100, 81559 MiB"]},
+}
+
+
+def status_and_report(facts, monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(check, "run_all", lambda timeout: facts)
+    return main(["check", *arguments]), capsys.readouterr().out
+
+
+def line_of(name, text):
+    return next(line.strip() for line in text.splitlines() if f"] {name}:" in line)
+
+
+def fake(folder, monkeypatch, **modules):
+    """Puts modules of the given source first on the path of all processes started from here."""
+    for name, source in modules.items():
+        (folder / f"{name}.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
+def test_a_complete_machine_can_train(monkeypatch, capsys):
+    monkeypatch.setattr(check.shutil, "which", lambda name: f"/bin/{name}")
+    status, text = status_and_report(COMPLETE, monkeypatch, capsys)
+    assert status == 0
+    assert "[ ]" not in text
+    assert "->" not in text
+    assert line_of("Horovod", text) == "[X] Horovod: 0.28.1, built with MPI"
+    assert line_of("MPI", text) == "[X] MPI: Open MPI v4.1.8 (MPI 3.1), through mpi4py 4.1.2"
+    assert line_of("kernels", text) == "[X] kernels: avx2"
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "item", "remedy"),
+    [
+        ("torch", {"error": "ModuleNotFoundError: No module named 'torch'"}, "torch", "pip install torch"),
+        ("horovod", {"error": "ImportError: not built"}, "Horovod", "tools/install_horovod.py"),
+        ("horovod", {**COMPLETE["horovod"], "mpi": False}, "Horovod", "tools/install_horovod.py"),
+        (
+            "horovod",
+            {**COMPLETE["horovod"], "libraries": ["/a/libmpi.so.40", "/b/libmpi.so.12"]},
+            "one MPI library",
+            "",
+        ),
+        ("mpi", {"error": "RuntimeError: cannot load MPI library"}, "MPI", "install an MPI and mpi4py"),
+        ("mpi", {**COMPLETE["mpi"], "thread_level": "SERIALIZED"}, "thread level", "MPI_THREAD_MULTIPLE"),
+        ("kernels", {"error": "ImportError: _cpu"}, "kernels", "reinstall horovod_sparse"),
+    ],
+)
+def test_what_training_needs_is_missed_and_has_a_remedy(name, facts, item, remedy, monkeypatch, capsys):
+    status, text = status_and_report({**COMPLETE, name: facts}, monkeypatch, capsys)
+    assert status == 1
+    assert text.rstrip().endswith("Training cannot run here yet.")
+    missing = next(i for i in check.examine({**COMPLETE, name: facts}) if i.needed and not i.found)
+    assert missing.name.startswith(item)
+    assert missing.remedy
+    assert remedy in missing.remedy
+    assert missing.remedy in text
+    if "error" in facts:
+        assert facts["error"] in text
+
+
+def test_training_does_not_need_gpu_cupy_gloo_nccl_or_cuda_aware_mpi(monkeypatch, capsys):
+    facts = copy.deepcopy(COMPLETE)
+    facts["cupy"] = facts["gpu"] = {"error": "not there"}
+    facts["horovod"].update(gloo=False, nccl=False)
+    facts["mpi"]["cuda_aware"] = None
+    status, text = status_and_report(facts, monkeypatch, capsys)
+    assert status == 0
+    assert line_of("CUDA-aware MPI", text) == "[ ] CUDA-aware MPI: unknown"
+    assert "pip install 'horovod_sparse[cuda13]'" in text
+    assert line_of("GPU", text) == "[ ] GPU: none"
+
+
+def test_a_gpu_that_torch_does_not_see_is_reported(monkeypatch, capsys):
+    facts = {**COMPLETE, "torch": {"version": "2.13.0+cpu", "cuda": None, "sees_gpu": False}}
+    status, text = status_and_report(facts, monkeypatch, capsys)
+    assert status == 0
+    assert line_of("torch sees the GPU", text) == "[ ] torch sees the GPU: no"
+
+
+def test_json_carries_items_and_facts(monkeypatch, capsys):
+    status, text = status_and_report({**COMPLETE, "torch": {"error": "no"}}, monkeypatch, capsys, "--json")
+    answer = json.loads(text)
+    assert status == 1
+    assert answer["ready"] is False
+    assert answer["facts"]["mpi"]["thread_level"] == "MULTIPLE"
+    assert [item["name"] for item in answer["items"] if item["needed"] and not item["found"]] == ["torch"]
+
+
+def test_a_probe_reports_an_import_that_fails(tmp_path, monkeypatch):
+    fake(tmp_path, monkeypatch, torch="raise ImportError('libcudart.so.13 is missing')")
+    assert probes.run("torch", 60) == {"error": "ImportError: libcudart.so.13 is missing"}
+
+
+def test_a_probe_survives_a_process_that_dies(tmp_path, monkeypatch):
+    fake(tmp_path, monkeypatch, cupy="import os\nprint('driver too old', flush=True)\nos.abort()")
+    assert probes.run("cupy", 60) == {"error": "the process ended with status -6: driver too old"}
+
+
+def test_a_probe_that_hangs_is_ended_with_its_children(tmp_path, monkeypatch):
+    hang = "import subprocess\nsubprocess.run(['sleep', '600'])"
+    fake(tmp_path, monkeypatch, cupy=hang)
+    start = time.monotonic()
+    assert probes.run("cupy", 2) == {"error": "no answer within 2 s"}
+    assert time.monotonic() - start < 10
+
+
+def test_prints_of_an_import_do_not_disturb_a_probe(tmp_path, monkeypatch):
+    torch = "class version: cuda = '12.4'\nclass cuda: is_available = lambda: False\n__version__ = '9'\nprint('hello')"
+    fake(tmp_path, monkeypatch, torch=torch)
+    assert probes.run("torch", 60) == {"version": "9", "cuda": "12.4", "sees_gpu": False}
+
+
+def test_the_command_survives_a_machine_with_nothing(tmp_path, monkeypatch):
+    missing = "raise ModuleNotFoundError(f'No module named {__name__!r}', name=__name__)"
+    names = ("torch", "horovod", "mpi4py", "cupy", "numpy", "ml_dtypes")
+    fake(tmp_path, monkeypatch, **dict.fromkeys(names, missing))
+    command = "import sys; from horovod_sparse.cli import main; sys.exit(main(['check', '--json']))"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
+    assert done.returncode == 1
+    items = json.loads(done.stdout)["items"]
+    assert not any(item["found"] for item in items if item["needed"])
+
+
+def test_this_environment_can_train(capsys):
+    assert main(["check"]) == 0, capsys.readouterr().out
+
+
+def test_an_unknown_command_is_refused(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["chekc"])
+    assert "check" in capsys.readouterr().err

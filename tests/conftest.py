@@ -1,0 +1,55 @@
+"""Fixtures, and the rule that an MPI run in which anything was skipped has failed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+
+# No randomness, no database, no deadline on a shared machine.
+settings.register_profile("serial", derandomize=True, database=None, deadline=None)
+# Under mpirun every rank must draw the same examples in the same order; to shrink one rank's failure would not.
+ranks = {"phases": [Phase.explicit, Phase.generate], "suppress_health_check": list(HealthCheck)}
+settings.register_profile("ranks", settings.get_profile("serial"), **ranks)
+
+_counts = {"passed": 0, "skipped": 0}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("ranks" if config.getoption("--with-mpi", default=False) else "serial")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped:
+        _counts["skipped"] += 1
+    elif report.when == "call" and report.passed:
+        _counts["passed"] += 1
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not session.config.getoption("--with-mpi", default=False) or session.config.getoption("collectonly"):
+        return
+    if _counts["skipped"] or not _counts["passed"]:
+        print(f"\nMPI run failed: {_counts['passed']} tests passed, {_counts['skipped']} were skipped")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session")
+def comm() -> Any:
+    """The world, on a communicator of the tests' own."""
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD.Dup()
+
+
+@pytest.fixture
+def hvd(comm: Any) -> Any:
+    """Horovod, initialised once for the whole run."""
+    import horovod.torch as hvd
+
+    if not hvd.is_initialized():
+        hvd.init(process_sets="dynamic")
+    assert hvd.size() == comm.Get_size()
+    comm.Barrier()  # a rank that is late must not eat into the next test's time limit
+    return hvd

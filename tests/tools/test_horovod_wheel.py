@@ -1,0 +1,140 @@
+"""How Horovod is built, and which environments may share a built wheel."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import environment
+import horovod_wheel
+from mpi_stack import Mpi
+
+MPI = Mpi(Path("/cluster/bin/mpicxx"), Path("/cluster/lib/libmpi.so.40"), "Open MPI v4.1.6")
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch, tmp_path):
+    """An environment of the user's without settings for Horovod, and with torch 2.13.0."""
+    for name in [*horovod_wheel.options({}), "HOROVOD_GPU_OPERATIONS", "CXX", "MAKEFLAGS", "MPI_HOME"]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(horovod_wheel, "_torch_version", lambda: "2.13.0")
+
+
+def test_the_build_has_mpi_and_torch_and_nothing_else():
+    assert horovod_wheel.options({"HOME": "/root"}) == {
+        "HOROVOD_WITHOUT_GLOO": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+        "HOROVOD_WITHOUT_TENSORFLOW": "1",
+        "HOROVOD_WITH_MPI": "1",
+        "HOROVOD_WITH_PYTORCH": "1",
+    }
+
+
+def test_the_variables_of_the_user_win(monkeypatch):
+    monkeypatch.setenv("HOROVOD_WITH_GLOO", "1")
+    monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
+    monkeypatch.setenv("CXX", "g++-12")
+    monkeypatch.setenv("MAKEFLAGS", "-j3")
+    env = horovod_wheel.build_environment(MPI)
+    assert env["HOROVOD_WITH_GLOO"] == "1"
+    assert "HOROVOD_WITHOUT_GLOO" not in env
+    assert env["HOROVOD_GPU_OPERATIONS"] == "NCCL"
+    assert (env["CXX"], env["CXX17_COMPILER"]) == (str(horovod_wheel.COMPILER), "g++-12")
+    assert env["MAKEFLAGS"] == "-j3"
+
+
+def test_the_build_uses_the_mpi_that_was_found_and_one_job_per_core_at_most():
+    env = horovod_wheel.build_environment(MPI)
+    assert env["PATH"].startswith("/cluster/bin:")
+    assert env["MPI_HOME"] == "/cluster"
+    assert int(env["MAKEFLAGS"].removeprefix("-j")) >= 1
+
+
+@pytest.mark.parametrize(
+    ("given", "passed_on"),
+    [
+        ("-std=gnu++14 -std=c++11 -std=c++17 -O3", "-std=c++17 -std=c++17 -std=c++17 -O3"),
+        (
+            "-Wl,-rpath,/env/lib:/env/lib/python3/torch/lib:/usr/lib",
+            "-Wl,-rpath,$ORIGIN/../lib:$ORIGIN/../lib/python3/torch/lib:/usr/lib",
+        ),
+        ("-L/env/lib -DNAME='a b'", "-L/env/lib -DNAME='a b'"),
+    ],
+)
+def test_the_compiler_gets_cxx17_and_relative_search_paths(given, passed_on):
+    env = {
+        "CXX17_COMPILER": "echo",
+        "CXX17_PREFIXES": "/env:/real/env",
+        "CXX17_ORIGIN": "$ORIGIN/..",
+        "PATH": "/bin:/usr/bin",
+    }
+    done = subprocess.run(
+        [horovod_wheel.COMPILER, *given.split(" ")], env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == passed_on
+
+
+def test_the_search_path_leads_from_the_binary_to_the_environment():
+    env = horovod_wheel.build_environment(MPI)
+    origin = Path(environment.sysconfig.get_path("platlib"), "horovod", "torch")
+    relative = env["CXX17_ORIGIN"].removeprefix("$ORIGIN/")
+    assert (origin / relative).resolve() == environment.PREFIX.resolve()
+
+
+def test_environments_that_are_alike_share_a_wheel(monkeypatch):
+    def folder(prefix):
+        monkeypatch.setattr(horovod_wheel, "PREFIX", Path(prefix))
+        return horovod_wheel.wheel_folder(Mpi(Path(prefix, "bin/mpicxx"), Path(prefix, "lib/libmpi.so.40"), "v4.1.8"))
+
+    assert folder("/home/a/.venv") == folder("/home/b/.venv")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda patch: patch.setattr(horovod_wheel, "_torch_version", lambda: "2.12.0"),
+        lambda patch: patch.setattr(horovod_wheel, "VERSION", "0.28.2"),
+        lambda patch: patch.setattr(horovod_wheel.sysconfig, "get_config_var", lambda name: "cpython-314"),
+        lambda patch: patch.setenv("HOROVOD_WITH_GLOO", "1"),
+        lambda patch: patch.setenv("CXX", "clang++"),
+    ],
+    ids=["torch", "horovod", "python", "variable", "compiler"],
+)
+def test_what_the_binary_depends_on_changes_the_folder(change, monkeypatch):
+    before = horovod_wheel.wheel_folder(MPI)
+    change(monkeypatch)
+    assert horovod_wheel.wheel_folder(MPI) != before
+
+
+def test_another_mpi_changes_the_folder():
+    versions = [Mpi(MPI.mpicxx, MPI.library, version) for version in ("v4.1.6", "v4.1.8")]
+    places = [Mpi(MPI.mpicxx, Path(f"/{name}/lib/libmpi.so.40"), "v4.1.6") for name in ("cluster", "apps")]
+    assert len({horovod_wheel.wheel_folder(mpi) for mpi in versions + places}) == 3
+
+
+def test_a_build_that_fails_says_what_happened_and_leaves_no_wheel(monkeypatch, tmp_path, capsys):
+    script = (
+        "for i in $(seq 100); do echo line $i; done; echo 'g++: fatal error: Killed signal terminated program'; exit 1"
+    )
+    monkeypatch.setattr(horovod_wheel, "pip", lambda *arguments: None)
+    monkeypatch.setattr(horovod_wheel, "build_command", lambda folder: ["sh", "-c", script])
+    folder = horovod_wheel.wheel_folder(MPI)
+    with pytest.raises(environment.InstallError) as caught:
+        horovod_wheel.build_wheel(MPI, folder)
+    message = str(caught.value)
+    assert "line 100" in message
+    assert "line 1\n" not in message
+    assert "MAKEFLAGS=-j1" in message
+    log = folder.with_suffix(".log")
+    assert str(log) in message
+    assert list(folder.parent.iterdir()) == [log]
+
+
+def test_a_built_wheel_is_kept(monkeypatch, capsys):
+    monkeypatch.setattr(horovod_wheel, "pip", lambda *arguments: None)
+    monkeypatch.setattr(horovod_wheel, "build_command", lambda folder: ["touch", f"{folder}/horovod-0.28.1-any.whl"])
+    folder = horovod_wheel.wheel_folder(MPI)
+    assert horovod_wheel.find_wheel(folder) is None
+    wheel = horovod_wheel.build_wheel(MPI, folder)
+    assert horovod_wheel.find_wheel(folder) == wheel == folder / "horovod-0.28.1-any.whl"

