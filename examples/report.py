@@ -30,12 +30,11 @@ STAGES = (
 )
 OF_HOROVOD = ("none", "fp16")
 NOTES = """\
-Losses and accuracies are those of the last epoch, over the whole test part. Speeds and times are medians over the
-epochs of means over the ranks.
-* on a worker thread beside backward, so that the stages overlap and do not add up to the whole step. "agree" is a
-  tiny message that waits for the slowest rank, "wait" what remains to be done when backward has ended. Horovod's
-  own exchange shows in "wait" alone.
-Bytes of Horovod's own exchange are not counted but computed: 2 (P-1)/P times the gradients' size, as a ring sends."""
+Loss and accuracy: last epoch, whole test part. Speed and times: median over epochs of the mean over ranks.
+* These run on a thread of their own beside backward: the stages overlap and do not add up to the whole step.
+"agree" is a tiny message that waits for the slowest rank; "wait" is what is left to do once backward has ended.
+Horovod's own exchange shows in "wait" alone. Its bytes are computed, not counted: 2 (P-1)/P times the gradients'
+size, which a ring sends."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,11 @@ class Run:
     def compression(self) -> str:
         """The run's --compression."""
         return str(self.content["configuration"]["compression"])
+
+    @property
+    def task(self) -> tuple[str, str]:
+        """The run's --data and --model; accuracies of other ones are not comparable."""
+        return self.content["configuration"]["data"], self.content["configuration"]["model"]
 
     @property
     def dense(self) -> bool:
@@ -87,7 +91,7 @@ def read(folder: Path) -> Run:
     try:
         content = json.loads(path.read_text())
         run = Run(folder.resolve().name, content)
-        run.compression, run.last  # noqa: B018 - what is missing must show here
+        run.compression, run.task, run.last  # noqa: B018 - what is missing must show here
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise ValueError(
             f"{path} holds no results ({type(error).__name__}: {error}): run examples/train.py --output {folder} first"
@@ -112,12 +116,19 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def differences(runs: Sequence[Run]) -> dict[str, float]:
-    """Accuracy of each other run minus that of the first dense one, in percentage points; empty without a dense one."""
-    dense = next((run for run in runs if run.dense), None)
-    if dense is None:
-        return {}
-    base = dense.last["test_accuracy"]
-    return {run.name: 100 * (run.last["test_accuracy"] - base) for run in runs if run is not dense}
+    """Accuracy minus that of the first dense run of the same data and model, in percentage points.
+
+    Runs without such a dense run, and the dense run itself, are left out.
+    """
+    dense: dict[tuple[str, str], Run] = {}
+    for run in runs:
+        if run.dense:
+            dense.setdefault(run.task, run)
+    return {
+        run.name: 100 * (run.last["test_accuracy"] - dense[run.task].last["test_accuracy"])
+        for run in runs
+        if run.task in dense and run is not dense[run.task]
+    }
 
 
 def table(runs: Sequence[Run]) -> str:

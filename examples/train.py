@@ -175,7 +175,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--batch-size", type=positive, default=32, help="images per rank and backward pass")
     add("--backward-passes-per-step", type=positive, default=1)
     add("--clip", type=float, default=0.0, help="largest norm of the gradient; 0 for no clipping")
-    add("--epochs", type=positive, default=30)
+    add("--epochs", type=positive, default=20)
     add("--seed", type=int, default=0)
     add("--trace", action="store_true", help="write trace.json, the last epoch's times, for ui.perfetto.dev")
     add("--output", type=Path, default=Path("runs/train"), help="folder for result.json")

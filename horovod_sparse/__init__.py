@@ -1,36 +1,47 @@
 """Sparse gradient exchange with error feedback for Horovod.
 
-import horovod.torch as hvd
-import horovod_sparse as hvs
+One changed line in a Horovod script::
 
-hvd.init()
-optimizer = hvs.DistributedOptimizer(
-    optimizer,
-    named_parameters=model.named_parameters(),
-    compression=hvs.Compression.topka(density=0.01),
-)
+    import horovod.torch as hvd
+    import horovod_sparse as hvs
+
+    hvd.init()
+    optimizer = hvs.DistributedOptimizer(
+        optimizer,
+        named_parameters=model.named_parameters(),
+        compression=hvs.Compression.topka(density=0.01),
+    )
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from horovod_sparse import trace
-from horovod_sparse.compression import Compression, Sparse, parse
-from horovod_sparse.vector import SparseVector
 
 if TYPE_CHECKING:
+    from horovod_sparse.compression import Compression, Sparse, parse
     from horovod_sparse.optimizer import DistributedOptimizer
+    from horovod_sparse.vector import SparseVector
 
 __version__ = "0.1.0"
 
 __all__ = ["Compression", "DistributedOptimizer", "Sparse", "SparseVector", "parse", "trace"]
 
+# Loaded when asked for: `horovod-sparse check` must run where MPI does not start, and collectives where neither
+# torch nor Horovod is installed.
+_MODULE_OF = {
+    "Compression": "compression",
+    "Sparse": "compression",
+    "parse": "compression",
+    "DistributedOptimizer": "optimizer",
+    "SparseVector": "vector",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Loads torch and Horovod only when the optimizer is asked for: kernels and collectives do without them."""
-    if name == "DistributedOptimizer":
-        from horovod_sparse.optimizer import DistributedOptimizer
-
-        return DistributedOptimizer
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    """Loads a public name from its module on first use."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

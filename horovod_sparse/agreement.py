@@ -56,10 +56,10 @@ def facts(
     Hyperparameters are left out: a user may set them on rank 0 alone and broadcast them afterwards.
     """
     try:
-        _validate(compression, arguments)
+        _validate(optimizer, compression, arguments)
         groups = arguments["groups"]
         if isinstance(groups, list):
-            groups = tuple(tuple(tuple(p.shape) for p in group) for group in groups)
+            groups = tuple(tuple(tuple(getattr(p, "shape", ())) for p in group) for group in groups)
         return {
             "version of horovod_sparse": horovod_sparse.__version__,
             "compression": repr(compression),
@@ -83,7 +83,8 @@ def _describe(
     return sorted((name, tuple(p.shape), str(p.dtype)) for name, p in named if p.requires_grad)
 
 
-def _validate(compression: Any, arguments: dict[str, Any]) -> None:
+def _validate(optimizer: torch.optim.Optimizer, compression: Any, arguments: dict[str, Any]) -> None:
+    devices = {p.device.type for group in optimizer.param_groups for p in group["params"]}
     rank, op, factor = hvd.rank(), arguments["op"], arguments["gradient_predivide_factor"]
     passes = arguments["backward_passes_per_step"]
     if passes <= 0:
@@ -103,3 +104,8 @@ def _validate(compression: Any, arguments: dict[str, Any]) -> None:
         )
     elif op not in (hvd.Average, hvd.Sum):
         raise ValueError(f"rank {rank}: op {op!r} does not sum gradients: use hvd.Average or hvd.Sum")
+    elif devices - {"cpu"}:
+        raise ValueError(
+            f"rank {rank}: parameters are on {sorted(devices)}, but this version compresses on the CPU only: move the "
+            "model to the CPU or use compression=hvd.Compression.none"
+        )

@@ -13,6 +13,7 @@ from horovod.common.util import split_list
 from horovod.torch.optimizer import _DistributedOptimizer as _Horovod
 from mpi4py import MPI
 
+from horovod_sparse.abort import abort_on_error
 from horovod_sparse.agreement import agree, facts
 from horovod_sparse.bucket import Member, array_of, plan
 from horovod_sparse.collectives import Traffic
@@ -34,6 +35,10 @@ class _Overrides:
     _parameter_names: dict[torch.Tensor, str]
     _allreduce_delay: dict[torch.Tensor, int]
     _synchronized: bool
+    _sparse_allreduce_grad_async: Callable[..., tuple[Any, Any]]
+    op: Any
+    sparse_as_dense: bool
+    backward_passes_per_step: int
     param_groups: list[dict[str, Any]]
 
     def __init__(
@@ -83,7 +88,8 @@ class _Overrides:
             # A frozen parameter's residual must not be flushed into it: it waits until the parameter learns again.
             return worker.put(p, gradient, hold=not p.requires_grad), None
         self._charge_dense(p)
-        return _Horovod._allreduce_grad_async(self, p)
+        handle: tuple[Any, Any] = _Horovod._allreduce_grad_async(self, p)
+        return handle
 
     def _charge_dense(self, p: torch.Tensor) -> None:
         assert self._comm is not None
@@ -263,6 +269,8 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
         agree(comm, facts(optimizer, named, compression, arguments))
     if not isinstance(compression, Sparse):
         return hvd.DistributedOptimizer(optimizer, named, compression, **arguments)
+    if comm is not None and comm.Get_size() > 1:
+        abort_on_error()
     kind = type(optimizer)
     cls = type(kind.__name__, (kind,), {**vars(_Horovod), **_OVERRIDES})
     return cls(optimizer.param_groups, named, compression, comm, **arguments)

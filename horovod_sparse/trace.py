@@ -1,6 +1,6 @@
 """Spans of time per stage and bucket, as a table of totals or a Chrome trace that Perfetto opens.
 
-Off until ``enable()`` is called; a span then costs about a microsecond, otherwise a tenth of it.
+Off until ``enable()`` is called; a span then costs about a microsecond, otherwise a tenth of it::
 
     from horovod_sparse import trace
     trace.enable()
@@ -8,7 +8,8 @@ Off until ``enable()`` is called; a span then costs about a microsecond, otherwi
         loss = model(batch)
     trace.export("trace.json", comm)
 
-The pipeline records ``select`` (accumulate and select), ``exchange`` and ``apply`` per bucket, the optimizer ``wait``.
+The pipeline records ``select`` (accumulate and select), ``agree``, ``exchange`` and ``apply`` per bucket, the optimizer
+``wait``.
 """
 
 from __future__ import annotations

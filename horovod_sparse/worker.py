@@ -47,7 +47,6 @@ class Worker:
     ) -> None:
         self.buckets = buckets
         self.pipelines = pipelines
-        self.idle = False  # set while gradients are collected although this rank had no backward pass
         self._factor = factor
         self._learning_rate = learning_rate
         self._number_of = {slot.parameter: bucket.number for bucket in buckets for slot in bucket.slots}
@@ -62,6 +61,7 @@ class Worker:
     def _begin(self) -> None:
         self._filling = [_Filling(bucket) for bucket in self.buckets]
         self._next = 0
+        self.idle = False  # set while gradients are collected although this rank had no backward pass
 
     def put(self, parameter: torch.Tensor, gradient: torch.Tensor, hold: bool = False) -> Callable[[], torch.Tensor]:
         """Hands in a gradient; starts the buckets that are complete and whose turn it is.
@@ -94,16 +94,17 @@ class Worker:
     def _start(self) -> None:
         while self._next < len(self._filling) and not self._filling[self._next].waiting:
             filling = self._filling[self._next]
-            filling.done = self._thread.submit(self._run, filling, self.idle)
+            # Read here, in the order of the program: a schedule may change it while the worker is still busy.
+            rate = self._learning_rate(filling.bucket.group)
+            filling.done = self._thread.submit(self._run, filling, rate, self.idle)
             self._next += 1
 
-    def _run(self, filling: _Filling, idle: bool) -> None:
+    def _run(self, filling: _Filling, rate: float, idle: bool) -> None:
         bucket = filling.bucket
         slots = [slot for slot in bucket.slots if slot.parameter in filling.gradients]
         arrays = [(slot.start, array_of(filling.gradients[slot.parameter])) for slot in slots]
         free = [pair for slot, pair in zip(slots, arrays, strict=True) if slot.parameter not in filling.held]
-        unit = self._learning_rate(bucket.group)
-        self.pipelines[bucket.number].run(free, arrays, unit=unit, factor=self._factor, idle=idle)
+        self.pipelines[bucket.number].run(free, arrays, unit=rate, factor=self._factor, idle=idle)
 
     def _result(self, filling: _Filling, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         assert filling.done is not None, "a handle was waited for before its bucket was complete"

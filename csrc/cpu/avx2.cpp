@@ -52,15 +52,6 @@ HVS_AVX2 void accumulate(const float* gradient, float* buffer, std::size_t n, fl
   }
 }
 
-HVS_AVX2 inline void append(Entries<float>& entries, __m256i indices, __m256 values, unsigned wanted) {
-  const __m128i packed = _mm_cvtsi64_si128(static_cast<long long>(permutations[wanted]));
-  const __m256i order = _mm256_cvtepu8_epi32(packed);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(entries.indices + entries.count),
-                      _mm256_permutevar8x32_epi32(indices, order));
-  _mm256_storeu_ps(entries.values + entries.count, _mm256_permutevar8x32_ps(values, order));
-  entries.count += std::size_t(_mm_popcnt_u32(wanted));
-}
-
 HVS_AVX2 inline __m256i counting_from(std::int32_t first) {
   return _mm256_add_epi32(_mm256_set1_epi32(first), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
@@ -70,57 +61,60 @@ HVS_AVX2 inline unsigned above(__m256i keys, __m256i limit) {
   return unsigned(_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(keys, limit))));
 }
 
+// Writes the wanted lanes one after another, as part of a whole vector; returns how many.
+HVS_AVX2 inline std::size_t pack(__m256i x, unsigned wanted, void* out) {
+  const __m128i bytes = _mm_cvtsi64_si128(static_cast<long long>(permutations[wanted]));
+  const __m256i packed = _mm256_permutevar8x32_epi32(x, _mm256_cvtepu8_epi32(bytes));
+  _mm256_storeu_si256(static_cast<__m256i*>(out), packed);
+  return std::size_t(_mm_popcnt_u32(wanted));
+}
+
 template <bool fresh>
-HVS_AVX2 void sweep_as(const float* gradient, float* buffer, std::size_t n, float scale, Bracket<std::int32_t> bracket,
-                       std::int32_t first, Entries<float>& candidates) {
+HVS_AVX2 std::size_t scan_as(const float* gradient, float* buffer, std::size_t n, float scale, std::int32_t low,
+                             std::int32_t first, std::int32_t* indices) {
   const __m256 factor = _mm256_set1_ps(scale);
-  const __m256i below_low = _mm256_set1_epi32(bracket.low - 1);
-  const __m256i guess = _mm256_set1_epi32(bracket.guess);
-  std::size_t i = 0;
+  const __m256i limit = _mm256_set1_epi32(low - 1);
+  std::size_t i = 0, count = 0;
   for (; i + group * lanes <= n; i += group * lanes) {
-    __m256 acc[group];
-    __m256i largest = _mm256_setzero_si256();
+    unsigned wanted[group], any = 0;
     for (std::size_t j = 0; j < group; ++j) {
       float* const at = buffer + i + j * lanes;
-      acc[j] = sum<fresh>(gradient + i + j * lanes, at, factor);
-      const __m256i keys = keys_of(acc[j]);
-      const __m256 stays = _mm256_castsi256_ps(_mm256_cmpgt_epi32(guess, keys));
-      _mm256_storeu_ps(at, _mm256_and_ps(stays, acc[j]));
-      largest = _mm256_max_epi32(largest, keys);
+      const __m256 acc = sum<fresh>(gradient + i + j * lanes, at, factor);
+      _mm256_storeu_ps(at, acc);
+      wanted[j] = above(keys_of(acc), limit);
+      any |= wanted[j];
     }
-    if (!above(largest, below_low)) continue;
+    if (!any) continue;
     for (std::size_t j = 0; j < group; ++j) {
-      const __m256i indices = counting_from(first + std::int32_t(i + j * lanes));
-      append(candidates, indices, acc[j], above(keys_of(acc[j]), below_low));
+      count += pack(counting_from(first + std::int32_t(i + j * lanes)), wanted[j], indices + count);
     }
   }
-  portable_float.sweep(gradient + i, buffer + i, n - i, scale, bracket, first + std::int32_t(i), candidates);
+  return count + portable_float.scan(gradient + i, buffer + i, n - i, scale, low, first + std::int32_t(i), indices + count);
 }
 
-HVS_AVX2 void sweep(const float* gradient, float* buffer, std::size_t n, float scale, Bracket<std::int32_t> bracket,
-                    std::int32_t first, Entries<float>& candidates) {
-  if (scale == 0) {
-    sweep_as<true>(gradient, buffer, n, scale, bracket, first, candidates);
-  } else {
-    sweep_as<false>(gradient, buffer, n, scale, bracket, first, candidates);
-  }
+HVS_AVX2 std::size_t scan(const float* gradient, float* buffer, std::size_t n, float scale, std::int32_t low,
+                          std::int32_t first, std::int32_t* indices) {
+  return scale == 0 ? scan_as<true>(gradient, buffer, n, scale, low, first, indices)
+                    : scan_as<false>(gradient, buffer, n, scale, low, first, indices);
 }
 
-HVS_AVX2 void filter(const Entries<float>& from, std::size_t first, std::size_t last, std::int32_t limit,
+HVS_AVX2 void filter(const Entries<float>& from, std::size_t first, std::size_t last, Range<std::int32_t> range,
                      Entries<float>& to, std::size_t room) {
-  const __m256i limits = _mm256_set1_epi32(limit);
   std::size_t i = first;
   for (; i + lanes <= last && to.count + lanes <= room; i += lanes) {
     const __m256 values = _mm256_loadu_ps(from.values + i);
-    const __m256i indices = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from.indices + i));
-    append(to, indices, values, above(keys_of(values), limits));
+    const __m256i keys = keys_of(values);
+    const unsigned beyond = above(keys, _mm256_set1_epi32(range.upto));
+    const unsigned wanted = above(keys, _mm256_set1_epi32(range.above)) & ~beyond;
+    pack(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from.indices + i)), wanted, to.indices + to.count);
+    to.count += pack(_mm256_castps_si256(values), wanted, to.values + to.count);
   }
-  portable_float.filter(from, i, last, limit, to, room);
+  portable_float.filter(from, i, last, range, to, room);
 }
 
 }  // namespace
 
-const Loops<float> avx2_float = {accumulate, sweep, filter};
+const Loops<float> avx2_float = {accumulate, scan, filter};
 
 }  // namespace hvs
 

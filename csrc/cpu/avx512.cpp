@@ -10,6 +10,7 @@ namespace hvs {
 namespace {
 
 constexpr std::size_t lanes = 16;
+constexpr std::size_t group = 8;  // vectors between two looks at whether there are candidates
 
 HVS_AVX512 inline __mmask16 first_lanes(std::size_t n) { return __mmask16((1u << n) - 1); }
 
@@ -41,70 +42,65 @@ HVS_AVX512 void accumulate(const float* gradient, float* buffer, std::size_t n, 
   }
 }
 
-// Compresses in registers and stores whole vectors: compressing stores to memory are slow on Zen 4.
-HVS_AVX512 inline void append(Entries<float>& entries, __m512i indices, __m512 values, __mmask16 wanted) {
-  _mm512_storeu_si512(entries.indices + entries.count, _mm512_maskz_compress_epi32(wanted, indices));
-  _mm512_storeu_ps(entries.values + entries.count, _mm512_maskz_compress_ps(wanted, values));
-  entries.count += std::size_t(_mm_popcnt_u32(wanted));
-}
-
 HVS_AVX512 inline __m512i counting_from(std::int32_t first) {
   const __m512i steps = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   return _mm512_add_epi32(_mm512_set1_epi32(first), steps);
 }
 
-struct Limits {
-  __m512 scale;
-  __m512i low, guess;
-};
-
-// One vector: writes what stays, returns acc and which of its lanes are candidates.
-template <bool fresh>
-HVS_AVX512 inline __mmask16 step(const float* gradient, float* buffer, __mmask16 mask, const Limits& limits,
-                                 __m512& acc) {
-  acc = sum<fresh>(_mm512_maskz_loadu_ps(mask, gradient), buffer, mask, limits.scale);
-  const __m512i keys = keys_of(acc);
-  const __mmask16 stays = _mm512_cmplt_epi32_mask(keys, limits.guess);
-  _mm512_mask_storeu_ps(buffer, mask, _mm512_maskz_mov_ps(stays, acc));
-  return _mm512_mask_cmpge_epi32_mask(mask, keys, limits.low);
+// Writes the wanted lanes one after another; returns how many. Compresses in the register and stores whole vectors:
+// compressing stores to memory are slow on Zen 4.
+HVS_AVX512 inline std::size_t pack(__m512i x, __mmask16 wanted, void* out) {
+  _mm512_storeu_si512(out, _mm512_maskz_compress_epi32(wanted, x));
+  return std::size_t(_mm_popcnt_u32(wanted));
 }
 
 template <bool fresh>
-HVS_AVX512 void sweep_as(const float* gradient, float* buffer, std::size_t n, float scale,
-                         Bracket<std::int32_t> bracket, std::int32_t first, Entries<float>& candidates) {
-  const Limits limits = {_mm512_set1_ps(scale), _mm512_set1_epi32(bracket.low), _mm512_set1_epi32(bracket.guess)};
-  std::size_t i = 0;
-  for (; i < n; i += lanes) {
-    const __mmask16 mask = n - i < lanes ? first_lanes(n - i) : __mmask16(0xffff);
-    __m512 acc;
-    const __mmask16 wanted = step<fresh>(gradient + i, buffer + i, mask, limits, acc);
-    if (wanted) append(candidates, counting_from(first + std::int32_t(i)), acc, wanted);
+HVS_AVX512 std::size_t scan_as(const float* gradient, float* buffer, std::size_t n, float scale, std::int32_t low,
+                               std::int32_t first, std::int32_t* indices) {
+  const __m512 factor = _mm512_set1_ps(scale);
+  const __m512i limit = _mm512_set1_epi32(low);
+  std::size_t i = 0, count = 0;
+  for (; i + group * lanes <= n; i += group * lanes) {
+    __mmask16 wanted[group];
+    unsigned any = 0;
+    for (std::size_t j = 0; j < group; ++j) {
+      float* const at = buffer + i + j * lanes;
+      const __m512 acc = sum<fresh>(_mm512_loadu_ps(gradient + i + j * lanes), at, 0xffff, factor);
+      _mm512_storeu_ps(at, acc);
+      wanted[j] = _mm512_cmpge_epi32_mask(keys_of(acc), limit);
+      any |= wanted[j];
+    }
+    if (!any) continue;
+    for (std::size_t j = 0; j < group; ++j) {
+      count += pack(counting_from(first + std::int32_t(i + j * lanes)), wanted[j], indices + count);
+    }
   }
+  return count + portable_float.scan(gradient + i, buffer + i, n - i, scale, low, first + std::int32_t(i), indices + count);
 }
 
-HVS_AVX512 void sweep(const float* gradient, float* buffer, std::size_t n, float scale, Bracket<std::int32_t> bracket,
-                      std::int32_t first, Entries<float>& candidates) {
-  if (scale == 0) {
-    sweep_as<true>(gradient, buffer, n, scale, bracket, first, candidates);
-  } else {
-    sweep_as<false>(gradient, buffer, n, scale, bracket, first, candidates);
-  }
+HVS_AVX512 std::size_t scan(const float* gradient, float* buffer, std::size_t n, float scale, std::int32_t low,
+                            std::int32_t first, std::int32_t* indices) {
+  return scale == 0 ? scan_as<true>(gradient, buffer, n, scale, low, first, indices)
+                    : scan_as<false>(gradient, buffer, n, scale, low, first, indices);
 }
 
-HVS_AVX512 void filter(const Entries<float>& from, std::size_t first, std::size_t last, std::int32_t limit,
+HVS_AVX512 void filter(const Entries<float>& from, std::size_t first, std::size_t last, Range<std::int32_t> range,
                        Entries<float>& to, std::size_t room) {
   std::size_t i = first;
   for (; i + lanes <= last && to.count + lanes <= room; i += lanes) {
     const __m512 values = _mm512_loadu_ps(from.values + i);
-    const __mmask16 wanted = _mm512_cmpgt_epi32_mask(keys_of(values), _mm512_set1_epi32(limit));
-    append(to, _mm512_loadu_si512(from.indices + i), values, wanted);
+    const __m512i keys = keys_of(values);
+    const __mmask16 above = _mm512_cmpgt_epi32_mask(keys, _mm512_set1_epi32(range.above));
+    const __mmask16 wanted = _mm512_mask_cmple_epi32_mask(above, keys, _mm512_set1_epi32(range.upto));
+    pack(_mm512_loadu_si512(from.indices + i), wanted, to.indices + to.count);
+    to.count += pack(_mm512_castps_si512(values), wanted, to.values + to.count);
   }
-  portable_float.filter(from, i, last, limit, to, room);
+  portable_float.filter(from, i, last, range, to, room);
 }
 
 }  // namespace
 
-const Loops<float> avx512_float = {accumulate, sweep, filter};
+const Loops<float> avx512_float = {accumulate, scan, filter};
 
 }  // namespace hvs
 

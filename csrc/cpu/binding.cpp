@@ -277,6 +277,14 @@ void py_force(const std::optional<std::tuple<double, double, double, std::size_t
   forced = Forced{low, guess, high, capacity};
 }
 
+py::array_t<std::int64_t> py_sample_positions(std::size_t active) {
+  std::vector<std::int64_t> positions;
+  for (std::size_t j = 0; j < cluster_count(active); ++j) {
+    for (std::size_t i = 0; i < cluster; ++i) positions.push_back(std::int64_t(cluster_begin(j, active) + i));
+  }
+  return py::array_t<std::int64_t>(static_cast<py::ssize_t>(positions.size()), positions.data());
+}
+
 }  // namespace
 }  // namespace hvs
 
@@ -292,10 +300,5 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("use_simd", hvs::use_simd);
   m.def("force", hvs::py_force, "For tests: (low, guess, high, capacity) instead of a sampled plan; None ends it.");
   m.def("fallbacks", hvs::fallbacks, "For tests: how often a wrong plan led to radix selection.");
-  m.def("sample_positions", [](std::size_t active) {
-    const std::size_t count = hvs::sample_size(active);
-    py::array_t<std::int64_t> positions(static_cast<py::ssize_t>(count));
-    for (std::size_t j = 0; j < count; ++j) positions.mutable_at(j) = std::int64_t(hvs::sample_position(j, count, active));
-    return positions;
-  }, "For tests: which of `active` positions select samples.");
+  m.def("sample_positions", hvs::py_sample_positions, "For tests: which of `active` positions select samples.");
 }

@@ -9,25 +9,31 @@
 
 namespace hvs {
 
-// Entries in ascending order of index. Appending may write up to `padding` entries beyond the count.
+// Loops store whole vectors: what they append may be followed by this many entries without meaning.
+constexpr std::size_t padding = 16;
+
+// Entries in ascending order of index.
 template <class Real> struct Entries {
-  static constexpr std::size_t padding = 16;
   std::int32_t* indices;
   Real* values;
   std::size_t count;
+};
+
+// Keys above `above`, up to `upto`.
+template <class Key> struct Range {
+  Key above, upto;
 };
 
 // gradient and buffer point to n elements; acc = scale * buffer + gradient. scale == 0 ignores the buffer's content.
 template <class Real> struct Loops {
   // buffer <- acc
   void (*accumulate)(const Real* gradient, Real* buffer, std::size_t n, Real scale);
-  // buffer <- acc, 0 where its magnitude reaches bracket.guess. Where it reaches bracket.low, (first + i, acc) is
-  // appended to the candidates.
-  void (*sweep)(const Real* gradient, Real* buffer, std::size_t n, Real scale, Bracket<Key<Real>> bracket,
-                std::int32_t first, Entries<Real>& candidates);
-  // Appends the entries first .. last of `from` whose magnitude is above `limit`; `to` has room for `room` entries.
-  void (*filter)(const Entries<Real>& from, std::size_t first, std::size_t last, Key<Real> limit, Entries<Real>& to,
-                 std::size_t room);
+  // buffer <- acc; writes first + i where the magnitude of acc reaches `low`. Returns how many.
+  std::size_t (*scan)(const Real* gradient, Real* buffer, std::size_t n, Real scale, Key<Real> low, std::int32_t first,
+                      std::int32_t* indices);
+  // Appends the entries first .. last of `from` whose magnitude is in the range; `to` has room for `room` entries.
+  void (*filter)(const Entries<Real>& from, std::size_t first, std::size_t last, Range<Key<Real>> range,
+                 Entries<Real>& to, std::size_t room);
 };
 
 extern const Loops<float> portable_float, avx2_float, avx512_float;

@@ -4,7 +4,7 @@
 namespace hvs {
 namespace {
 
-constexpr std::size_t block = 32;  // elements between two looks at whether there are candidates
+constexpr std::size_t block = 64, part = 8;  // elements between two looks at whether there are candidates
 
 template <bool fresh, class Real> void accumulate_as(const Real* gradient, Real* buffer, std::size_t n, Real scale) {
   for (std::size_t i = 0; i < n; ++i) buffer[i] = (fresh ? Real(0) : scale * buffer[i]) + gradient[i];
@@ -18,61 +18,63 @@ template <class Real> void accumulate(const Real* gradient, Real* buffer, std::s
   }
 }
 
-template <class Real> inline void append(Entries<Real>& entries, std::int32_t index, Real value, bool wanted) {
-  entries.indices[entries.count] = index;
-  entries.values[entries.count] = value;
-  entries.count += wanted;
-}
-
-// One block, at most `block` elements: first without branches, then the candidates if there are any.
-template <bool fresh, class Real>
-inline void sweep_block(const Real* gradient, Real* buffer, std::size_t n, Real scale, Bracket<Key<Real>> bracket,
-                        std::int32_t first, Entries<Real>& candidates) {
-  Real acc[block];
+template <class Real> inline bool any_reaches(const Real* x, std::size_t n, Key<Real> low) {
   Key<Real> any = 0;
-  for (std::size_t i = 0; i < n; ++i) {
-    acc[i] = (fresh ? Real(0) : scale * buffer[i]) + gradient[i];
-    const Key<Real> key = magnitude(acc[i]);
-    buffer[i] = key >= bracket.guess ? Real(0) : acc[i];
-    any |= key >= bracket.low;
-  }
-  if (!any) return;
-  for (std::size_t i = 0; i < n; ++i) {
-    append(candidates, first + std::int32_t(i), acc[i], magnitude(acc[i]) >= bracket.low);
-  }
+  for (std::size_t i = 0; i < n; ++i) any |= magnitude(x[i]) >= low;
+  return any;
 }
 
+// Writes first + i for each of the n elements that reaches `low`; returns how many.
+template <class Real>
+inline std::size_t list(const Real* x, std::size_t n, Key<Real> low, std::int32_t first, std::int32_t* indices) {
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    indices[count] = first + std::int32_t(i);
+    count += magnitude(x[i]) >= low;
+  }
+  return count;
+}
+
+// One pass, so that memory is read while the CPU compares; first without branches, then the candidates if there are any.
 template <bool fresh, class Real>
-void sweep_as(const Real* gradient, Real* buffer, std::size_t n, Real scale, Bracket<Key<Real>> bracket,
-              std::int32_t first, Entries<Real>& candidates) {
-  std::size_t i = 0;
+std::size_t scan_as(const Real* gradient, Real* buffer, std::size_t n, Real scale, Key<Real> low, std::int32_t first,
+                    std::int32_t* indices) {
+  std::size_t i = 0, count = 0;
   for (; i + block <= n; i += block) {
-    sweep_block<fresh>(gradient + i, buffer + i, block, scale, bracket, first + std::int32_t(i), candidates);
+    Key<Real> any = 0;
+    for (std::size_t j = i; j < i + block; ++j) {
+      buffer[j] = (fresh ? Real(0) : scale * buffer[j]) + gradient[j];
+      any |= magnitude(buffer[j]) >= low;
+    }
+    for (std::size_t j = i; any && j < i + block; j += part) {
+      if (any_reaches(buffer + j, part, low)) count += list(buffer + j, part, low, first + std::int32_t(j), indices + count);
+    }
   }
-  sweep_block<fresh>(gradient + i, buffer + i, n - i, scale, bracket, first + std::int32_t(i), candidates);
+  accumulate_as<fresh>(gradient + i, buffer + i, n - i, scale);
+  return count + list(buffer + i, n - i, low, first + std::int32_t(i), indices + count);
 }
 
 template <class Real>
-void sweep(const Real* gradient, Real* buffer, std::size_t n, Real scale, Bracket<Key<Real>> bracket,
-           std::int32_t first, Entries<Real>& candidates) {
-  if (scale == 0) {
-    sweep_as<true>(gradient, buffer, n, scale, bracket, first, candidates);
-  } else {
-    sweep_as<false>(gradient, buffer, n, scale, bracket, first, candidates);
-  }
+std::size_t scan(const Real* gradient, Real* buffer, std::size_t n, Real scale, Key<Real> low, std::int32_t first,
+                 std::int32_t* indices) {
+  return scale == 0 ? scan_as<true>(gradient, buffer, n, scale, low, first, indices)
+                    : scan_as<false>(gradient, buffer, n, scale, low, first, indices);
 }
 
 template <class Real>
-void filter(const Entries<Real>& from, std::size_t first, std::size_t last, Key<Real> limit, Entries<Real>& to,
-            std::size_t room) {
+void filter(const Entries<Real>& from, std::size_t first, std::size_t last, Range<Key<Real>> range,
+            Entries<Real>& to, std::size_t room) {
   for (std::size_t i = first; i < last && to.count < room; ++i) {
-    append(to, from.indices[i], from.values[i], magnitude(from.values[i]) > limit);
+    to.indices[to.count] = from.indices[i];
+    to.values[to.count] = from.values[i];
+    const Key<Real> key = magnitude(from.values[i]);
+    to.count += (key > range.above) & (key <= range.upto);
   }
 }
 
 }  // namespace
 
-const Loops<float> portable_float = {accumulate<float>, sweep<float>, filter<float>};
-const Loops<double> portable_double = {accumulate<double>, sweep<double>, filter<double>};
+const Loops<float> portable_float = {accumulate<float>, scan<float>, filter<float>};
+const Loops<double> portable_double = {accumulate<double>, scan<double>, filter<double>};
 
 }  // namespace hvs

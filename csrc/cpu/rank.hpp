@@ -37,12 +37,13 @@ template <class Key> Bin<Key> find_bin(const Key* keys, std::size_t count, std::
   }
 }
 
-// Moves the keys at least `floor` to the front; returns their number. Does not branch on the keys.
-template <class Key> std::size_t keep_from(Key* keys, std::size_t count, Key floor) {
+// Writes the keys at least `floor` to `out`, which has room for count keys and may be `keys`; returns how many. Does
+// not branch on the keys.
+template <class Key> std::size_t keep_from(const Key* keys, std::size_t count, Key floor, Key* out) {
   std::size_t kept = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const Key key = keys[i];
-    keys[kept] = key;
+    out[kept] = key;
     kept += key >= floor;
   }
   return kept;
@@ -57,7 +58,7 @@ template <class Key> Key nth_largest(Key* keys, std::size_t count, std::size_t r
 // Where to cut to keep the `rank` largest (from 1) of count keys, all of them in low .. high; reorders them.
 template <class Key> Cut<Key> cut_at(Key* keys, std::size_t count, std::size_t rank, Key low, Key high) {
   const Bin<Key> bin = find_bin(keys, count, rank, low, high);
-  std::size_t kept = keep_from(keys, count, bin.floor);
+  std::size_t kept = keep_from(keys, count, bin.floor, keys);
   kept = std::size_t(std::partition(keys, keys + kept, [&](Key key) { return key - bin.floor < bin.width; }) - keys);
   const Key threshold = nth_largest(keys, kept, rank - bin.above);
   const auto larger = std::size_t(std::count_if(keys, keys + kept, [&](Key key) { return key > threshold; }));

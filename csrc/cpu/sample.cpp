@@ -15,59 +15,89 @@ std::uint32_t hash(std::uint32_t x) {
   return x ^ x >> 16;
 }
 
-// Four standard deviations of a count that is about Poisson distributed, and room for very small counts.
+// Four standard deviations of a count that is about Poisson distributed, and room where it is very small.
 double deviation(double count) { return 4 * std::sqrt(count) + 8; }
 
-double rank_in_sample(std::size_t k, std::size_t active) {
-  return double(k) * double(sample_size(active)) / double(active);
+// The same for a count of elements that come in groups of `together`.
+double deviation(double count, double together) { return together * deviation(count / together); }
+
+template <class Real>
+void load_keys(const Step<Real>& step, const Tensor& gradient, std::size_t first, std::size_t n, Key<Real>* keys) {
+  Real added[cluster] = {};
+  load(gradient, first, n, added);
+  const Real* const old = step.buffer + gradient.start + first;
+  for (std::size_t i = 0; i < n; ++i) keys[i] = magnitude((step.scale == 0 ? Real(0) : step.scale * old[i]) + added[i]);
 }
 
-template <class Real> void draw(const Step<Real>& step, std::size_t count, std::size_t active, Key<Real>* keys) {
-  std::size_t j = 0, before = 0;
-  for (const Tensor& gradient : step.gradients) {
-    const std::size_t stop = before + gradient.length;
-    for (std::size_t p; j < count && (p = sample_position(j, count, active)) < stop; ++j) {
-      Real added = 0;
-      load(gradient, p - before, 1, &added);
-      const Real old = step.buffer[gradient.start + p - before];
-      keys[j] = magnitude((step.scale == 0 ? Real(0) : step.scale * old) + added);
+constexpr std::size_t lookahead = 16;  // clusters whose cache misses overlap
+
+template <class Real> void prefetch(const Step<Real>& step, const Tensor& gradient, std::size_t i) {
+  if (i >= gradient.length) return;
+  __builtin_prefetch(gradient.data + std::ptrdiff_t(i) * gradient.stride);
+  __builtin_prefetch(step.buffer + gradient.start + i);
+}
+
+template <class Real> void draw(const Step<Real>& step, std::size_t active, Key<Real>* keys) {
+  auto gradient = step.gradients.begin();
+  std::size_t before = 0;  // active positions in front of this gradient
+  for (std::size_t j = 0; j < cluster_count(active); ++j) {
+    const std::size_t begin = cluster_begin(j, active), end = begin + cluster;
+    while (before + gradient->length <= begin) before += gradient++->length;
+    prefetch(step, *gradient, cluster_begin(j + lookahead, active) - before);
+    auto from = gradient;
+    for (std::size_t at = begin, start = before; at < end; start += from++->length) {
+      const std::size_t n = std::min(end, start + from->length) - at;
+      load_keys(step, *from, at - start, n, keys);
+      keys += n;
+      at += n;
     }
-    before = stop;
   }
 }
 
+// The mean number of keys that reach `low` together with one that does: 1 .. cluster.
+template <class Key> double measure_together(const Key* keys, std::size_t count, Key low) {
+  std::size_t sum = 0, squares = 0;
+  for (std::size_t i = 0; i < count; i += cluster) {
+    std::uint32_t here = 0;
+    for (std::size_t j = 0; j < cluster; ++j) here += keys[i + j] >= low;
+    sum += here;
+    squares += here * here;
+  }
+  return double(squares) / double(sum);
+}
+
+std::size_t as_rank(double rank, std::size_t count) { return std::size_t(std::clamp(rank + 0.5, 1.0, double(count))); }
+
 }  // namespace
 
-std::size_t sample_size(std::size_t active) {
-  return std::min(active, std::clamp<std::size_t>(active / 64, 1024, 65536));
+std::size_t cluster_count(std::size_t active) {
+  return std::clamp<std::size_t>(active / 2048, smallest_sampled / cluster, 2048);
 }
 
-std::size_t sample_position(std::size_t j, std::size_t count, std::size_t active) {
-  const std::uint64_t width = (std::uint64_t(active) << 32) / count;  // of a stratum, with 32 fractional bits
-  return std::size_t((j * width + (width >> 16) * (hash(std::uint32_t(j)) >> 16)) >> 32);
+std::size_t cluster_begin(std::size_t j, std::size_t active) {
+  const std::uint64_t width = (std::uint64_t(active) << 32) / cluster_count(active);  // with 32 fractional bits
+  const std::size_t position = (j * width + (width >> 16) * (hash(std::uint32_t(j)) >> 16)) >> 32;
+  return std::min(position / cluster * cluster, active - cluster);
 }
 
-std::size_t expected_candidates(std::size_t k, std::size_t active) {
-  const double rank = rank_in_sample(k, active) + deviation(rank_in_sample(k, active));
-  return std::size_t((rank + deviation(rank)) * double(active) / double(sample_size(active)));
+template <class Real> Estimate<Real> estimate(const Step<Real>& step, std::size_t k, Workspace& scratch) {
+  const std::size_t active = step.active(), count = cluster_count(active) * cluster;
+  Key<Real>* const keys = scratch.get<Key<Real>>(0, 2 * count);
+  draw(step, active, keys);
+  // Only the keys down to the lowest rank that can be asked for are ranked.
+  const double rank = double(k) * double(count) / double(active);
+  const std::size_t lowest = as_rank(rank + deviation(rank, cluster), count);
+  Key<Real>* const largest = keys + count;
+  const std::size_t kept = keep_from(keys, count, find_bin(keys, count, lowest, Key<Real>(0), largest_key<Real>).floor, largest);
+  const auto at = [&](double r) { return nth_largest(largest, kept, as_rank(r, kept)); };
+  const double together = measure_together(keys, count, at(rank + deviation(rank)));
+  const double spread = deviation(rank, together), most = rank + spread;
+  const Key<Real> high = rank > spread ? at(rank - spread) : largest_key<Real>;
+  const double scale = double(active) / double(count);
+  return {{at(most), at(rank), high}, std::size_t((most + deviation(most, together)) * scale)};
 }
 
-template <class Real> Bracket<Key<Real>> estimate(const Step<Real>& step, std::size_t k, Key<Real>* scratch) {
-  const std::size_t active = step.active(), count = sample_size(active);
-  draw(step, count, active, scratch);
-  const double rank = rank_in_sample(k, active), spread = deviation(rank);
-  const auto nearest = [](double r, std::size_t most) { return std::size_t(std::clamp(r, 1.0, double(most))); };
-  const std::size_t lowest = nearest(rank + spread, count);
-  const Key<Real> top = *std::max_element(scratch, scratch + count);
-  const Key<Real> floor = find_bin(scratch, count, lowest, Key<Real>(0), top).floor;
-  const std::size_t kept = keep_from(scratch, count, floor);
-  const Key<Real> low = nth_largest(scratch, kept, lowest);
-  const Key<Real> guess = nth_largest(scratch, lowest, nearest(rank + 0.5, lowest));
-  const Key<Real> high = rank > spread ? nth_largest(scratch, lowest, nearest(rank - spread, lowest)) : largest_key<Real>;
-  return {low, guess, high};
-}
-
-template Bracket<Key<float>> estimate(const Step<float>&, std::size_t, Key<float>*);
-template Bracket<Key<double>> estimate(const Step<double>&, std::size_t, Key<double>*);
+template Estimate<float> estimate(const Step<float>&, std::size_t, Workspace&);
+template Estimate<double> estimate(const Step<double>&, std::size_t, Workspace&);
 
 }  // namespace hvs

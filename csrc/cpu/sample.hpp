@@ -1,4 +1,8 @@
 // Estimating the k-th largest magnitude of acc = scale * buffer + gradient from a sample.
+//
+// The sample is stratified: one cluster of adjacent elements from each of many equal parts of the active positions. A
+// cluster costs as many cache misses as one element. How much less it tells than as many independent elements (whole
+// rows or channels of a gradient can be large together) is measured, and the bracket widened accordingly.
 #pragma once
 
 #include <cstddef>
@@ -8,17 +12,21 @@
 
 namespace hvs {
 
-// How many of `active` positions are sampled.
-std::size_t sample_size(std::size_t active);
+constexpr std::size_t cluster = 16;            // elements
+constexpr std::size_t smallest_sampled = 512;  // active positions
 
-// The position sampled in stratum j of count: one in each of count equal parts of 0 .. active, at a place that
-// depends only on j.
-std::size_t sample_position(std::size_t j, std::size_t count, std::size_t active);
+// How many clusters represent `active` positions.
+std::size_t cluster_count(std::size_t active);
 
-// How many positions the sample lets expect at or above the bracket's low end, with near certainty.
-std::size_t expected_candidates(std::size_t k, std::size_t active);
+// Where cluster j begins, counted in active positions; depends on nothing but j and `active`.
+std::size_t cluster_begin(std::size_t j, std::size_t active);
 
-// A bracket of the k-th largest magnitude; 0 < k < active.
-template <class Real> Bracket<Key<Real>> estimate(const Step<Real>& step, std::size_t k, Key<Real>* scratch);
+template <class Real> struct Estimate {
+  Bracket<Key<Real>> bracket;  // of the k-th largest magnitude
+  std::size_t candidates;      // how many magnitudes reach bracket.low, at most and with near certainty
+};
+
+// Needs 0 < k < active and active >= smallest_sampled. Uses one block of the workspace.
+template <class Real> Estimate<Real> estimate(const Step<Real>& step, std::size_t k, Workspace& scratch);
 
 }  // namespace hvs

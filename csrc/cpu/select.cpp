@@ -40,9 +40,8 @@ template <class Real> Plan<Real> make_plan(const Step<Real>& step, std::size_t k
     const auto key = [](double x) { return magnitude(Real(x)); };
     return {{key(forced->low), key(forced->guess), key(forced->high)}, forced->capacity, threads};
   }
-  const std::size_t active = step.active();
-  const auto bracket = estimate(step, k, scratch.get<Key<Real>>(0, sample_size(active)));
-  return {bracket, expected_candidates(k, active), threads};
+  const Estimate<Real> found = estimate(step, k, scratch);
+  return {found.bracket, found.candidates, threads};
 }
 
 }  // namespace

@@ -14,16 +14,37 @@ namespace {
 // What one thread found in its part of the bucket.
 template <class Real> struct Part {
   Entries<Real> candidates;
+  Key<Real>* middle;  // keys of the candidates below bracket.high: those that have to be ranked
+  std::size_t middle_count;
   bool overflowed;
 };
 
-template <class Real> std::vector<Part<Real>> make_parts(const Plan<Real>& plan, std::size_t room, Workspace& scratch) {
+template <class Real> std::vector<Part<Real>> make_parts(const Plan<Real>& plan, Workspace& scratch) {
+  const std::size_t room = plan.capacity + tile_size + padding;
   std::vector<Part<Real>> parts;
   for (std::size_t i = 0; i < plan.threads; ++i) {
-    const Entries<Real> none = {scratch.get<std::int32_t>(1 + 2 * i, room), scratch.get<Real>(2 + 2 * i, room), 0};
-    parts.push_back({none, false});
+    const Entries<Real> none = {scratch.get<std::int32_t>(3 * i + 1, room), scratch.get<Real>(3 * i + 2, room), 0};
+    parts.push_back({none, scratch.get<Key<Real>>(3 * i + 3, room), 0, false});
   }
   return parts;
+}
+
+// Completes `found` more candidates, of which only the indices are there yet. Their values are read, and replaced by
+// zero where they will most likely be taken. The buffer's tile is still in the L1 cache.
+template <class Real> void collect(Part<Real>& part, std::size_t found, Bracket<Key<Real>> bracket, Real* buffer) {
+  Entries<Real>& candidates = part.candidates;
+  const std::size_t end = candidates.count + found;
+  std::size_t middle = part.middle_count;
+  for (std::size_t i = candidates.count; i < end; ++i) {
+    Real& x = buffer[candidates.indices[i]];
+    const Key<Real> key = magnitude(x);
+    candidates.values[i] = x;
+    part.middle[middle] = key;
+    middle += key < bracket.high;
+    x = key >= bracket.guess ? Real(0) : x;
+  }
+  part.middle_count = middle;
+  candidates.count = end;
 }
 
 // Sweeps begin .. end. Once the candidates could exceed the capacity the rest is only accumulated.
@@ -33,7 +54,10 @@ void sweep(const Step<Real>& step, std::size_t begin, std::size_t end, const Pla
   const auto active = [&](const Real* gradient, std::size_t first, std::size_t n) {
     part.overflowed |= part.candidates.count > plan.capacity;
     if (part.overflowed) return use.accumulate(gradient, step.buffer + first, n, step.scale);
-    use.sweep(gradient, step.buffer + first, n, step.scale, plan.bracket, std::int32_t(first), part.candidates);
+    std::int32_t* const indices = part.candidates.indices + part.candidates.count;
+    const std::size_t found = use.scan(gradient, step.buffer + first, n, step.scale, plan.bracket.low,
+                                       std::int32_t(first), indices);
+    collect(part, found, plan.bracket, step.buffer);
   };
   for_each_tile(step, begin, end, active, [&](std::size_t from, std::size_t to) { scale_held(step, from, to); });
 }
@@ -48,47 +72,73 @@ template <class Real> void restore(const std::vector<Part<Real>>& parts, Key<Rea
   }
 }
 
-// Copies the candidates' keys that are below `high`; returns how many.
-template <class Real> std::size_t keys_below(const std::vector<Part<Real>>& parts, Key<Real> high, Key<Real>* keys) {
-  std::size_t count = 0;
-  for (const Part<Real>& part : parts) {
-    for (std::size_t i = 0; i < part.candidates.count; ++i) {
-      const Key<Real> key = magnitude(part.candidates.values[i]);
-      keys[count] = key;
-      count += key < high;
-    }
-  }
-  return count;
-}
-
 // Where to cut the `total` >= k candidates. Normally only those between the bracket's ends have to be ranked.
 template <class Real>
 Cut<Key<Real>> find_cut(const std::vector<Part<Real>>& parts, std::size_t total, std::size_t k,
                         Bracket<Key<Real>> bracket, Key<Real>* keys) {
-  const std::size_t middle = keys_below(parts, bracket.high, keys), above = total - middle;
+  Key<Real>* end = keys;
+  for (const Part<Real>& part : parts) end = std::copy_n(part.middle, part.middle_count, end);
+  const auto middle = std::size_t(end - keys), above = total - middle;
   if (above < k) return cut_at(keys, middle, k - above, bracket.low, bracket.high);
-  std::size_t count = 0;
+  end = keys;
   for (const Part<Real>& part : parts) {
-    for (std::size_t i = 0; i < part.candidates.count; ++i) keys[count++] = magnitude(part.candidates.values[i]);
+    const Real* const values = part.candidates.values;
+    end = std::transform(values, values + part.candidates.count, end, magnitude<Real>);
   }
-  return cut_at(keys, count, k, bracket.low, largest_key<Real>);
+  return cut_at(keys, total, k, bracket.low, largest_key<Real>);
 }
 
 // Behind which candidate the cut's ties are used up; takes them off the cut.
 template <class Real> std::size_t last_tie(const Entries<Real>& found, Cut<Key<Real>>& cut) {
+  constexpr std::size_t block = 64;  // ties are few: most blocks are passed over by a vectorised loop
+  const auto ties = [&](std::size_t first, std::size_t last) {
+    Key<Real> count = 0;
+    for (std::size_t i = first; i < last; ++i) count += magnitude(found.values[i]) == cut.threshold;
+    return std::size_t(count);
+  };
   std::size_t i = 0;
-  for (; cut.ties > 0 && i < found.count; ++i) cut.ties -= magnitude(found.values[i]) == cut.threshold;
+  for (std::size_t n; cut.ties > 0 && i < found.count; i += n) {
+    n = std::min(block, found.count - i);
+    if (ties(i, i + n) > cut.ties) n = 1;
+    cut.ties -= ties(i, i + n);
+  }
   return i;
 }
 
-// Takes the candidates first .. last that are above `limit`, and corrects the buffer where the guess decided otherwise.
+constexpr std::size_t chunk = 1024;  // candidates that stay in the L1 cache while they are looked at twice
+
+// Corrects the buffer for at most `chunk` candidates: it has lost those above `zeroed`, but loses those above `limit`.
+template <class Real>
+void correct(const Entries<Real>& found, std::size_t first, std::size_t last, Key<Real> limit, Key<Real> zeroed,
+             Real* buffer) {
+  std::int32_t indices[chunk + padding];
+  Real values[chunk + padding];
+  Entries<Real> wrong = {indices, values, 0};
+  loops<Real>().filter(found, first, last, {std::min(limit, zeroed), std::max(limit, zeroed)}, wrong, chunk + padding);
+  for (std::size_t i = 0; i < wrong.count; ++i) buffer[indices[i]] = zeroed < limit ? values[i] : Real(0);
+}
+
+// Takes the candidates first .. last that are above `limit`.
 template <class Real>
 void settle(const Entries<Real>& found, std::size_t first, std::size_t last, Key<Real> limit, Key<Real> guess,
             Real* buffer, Entries<Real>& taken, std::size_t room) {
-  loops<Real>().filter(found, first, last, limit, taken, room);
-  for (std::size_t i = first; i < last; ++i) {
-    const Key<Real> key = magnitude(found.values[i]);
-    if ((key > limit) != (key >= guess)) buffer[found.indices[i]] = key > limit ? Real(0) : found.values[i];
+  for (std::size_t i = first; i < last; i += chunk) {
+    const std::size_t end = std::min(i + chunk, last);
+    loops<Real>().filter(found, i, end, {limit, largest_key<Real>}, taken, room);
+    correct(found, i, end, limit, guess - 1, buffer);
+  }
+}
+
+// Moves what the cut keeps from the candidates to indices and values, which have room for k entries.
+template <class Real>
+void take(const std::vector<Part<Real>>& parts, Cut<Key<Real>> cut, Key<Real> guess, Real* buffer, std::size_t k,
+          std::int32_t* indices, Real* values) {
+  Entries<Real> taken = {indices, values, 0};
+  for (const Part<Real>& part : parts) {
+    const Entries<Real>& found = part.candidates;
+    const std::size_t split = last_tie(found, cut);
+    settle(found, 0, split, cut.threshold - 1, guess, buffer, taken, k);
+    settle(found, split, found.count, cut.threshold, guess, buffer, taken, k);
   }
 }
 
@@ -97,8 +147,7 @@ void settle(const Entries<Real>& found, std::size_t first, std::size_t last, Key
 template <class Real>
 bool sweep_select(const Step<Real>& step, std::size_t k, const Plan<Real>& plan, Workspace& scratch,
                   std::int32_t* indices, Real* values) {
-  const std::size_t room = plan.capacity + tile_size + Entries<Real>::padding;
-  std::vector<Part<Real>> parts = make_parts(plan, room, scratch);
+  std::vector<Part<Real>> parts = make_parts(plan, scratch);
   parallel(plan.threads, [&](std::size_t i) {
     const std::size_t begin = part_begin(step.size, i, plan.threads), end = part_begin(step.size, i + 1, plan.threads);
     sweep(step, begin, end, plan, parts[i]);
@@ -113,13 +162,8 @@ bool sweep_select(const Step<Real>& step, std::size_t k, const Plan<Real>& plan,
     restore(parts, plan.bracket.guess, step.buffer);
     return false;
   }
-  Cut<Key<Real>> cut = find_cut(parts, total, k, plan.bracket, scratch.get<Key<Real>>(0, total));
-  Entries<Real> taken = {indices, values, 0};
-  for (const Part<Real>& part : parts) {
-    const std::size_t split = last_tie(part.candidates, cut);
-    settle(part.candidates, 0, split, cut.threshold - 1, plan.bracket.guess, step.buffer, taken, k);
-    settle(part.candidates, split, part.candidates.count, cut.threshold, plan.bracket.guess, step.buffer, taken, k);
-  }
+  const Cut<Key<Real>> cut = find_cut(parts, total, k, plan.bracket, scratch.get<Key<Real>>(0, total));
+  take(parts, cut, plan.bracket.guess, step.buffer, k, indices, values);
   return true;
 }
 

@@ -8,7 +8,7 @@
 
 namespace hvs {
 
-constexpr std::size_t tile_size = 4096;
+constexpr std::size_t tile_size = 2048;
 
 // Visits the positions begin .. end in ascending order: active(gradient elements, first position, count) for each tile
 // of the gradients, held(first position, end position) between them.

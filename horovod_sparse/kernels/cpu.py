@@ -39,9 +39,7 @@ def accumulate(gradients: Segments, buffer: Array, scale: float = 1.0, threads: 
     _cpu.accumulate(gradients, buffer, scale, threads)
 
 
-def select(
-    gradients: Segments, buffer: Array, k: int, scale: float = 1.0, threads: int = 1
-) -> tuple[Indices, Array]:
+def select(gradients: Segments, buffer: Array, k: int, scale: float = 1.0, threads: int = 1) -> tuple[Indices, Array]:
     """Accumulate, then move the k largest magnitudes inside the segments out of the buffer, which keeps zeros.
 
     One pass over gradients and buffer: thresholds that are estimated from a sample settle most elements on the way,

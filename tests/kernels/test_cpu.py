@@ -13,11 +13,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import reference
 from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import reference
 from horovod_sparse.kernels import _cpu, cpu, kernels_for
 
 Array = NDArray[Any]
@@ -283,14 +283,26 @@ def test_select_unrepresentative_sample(level: str, sampled: float, threads: int
     assert _cpu.fallbacks() == before + 1
 
 
-def test_sample_is_stratified() -> None:
-    for active in (16384, 10**6, 25 * 10**6, 2**31 - 1):
-        positions = _cpu.sample_positions(active)
-        strata = np.floor(np.arange(len(positions) + 1) * (active / len(positions)))
-        assert np.all(positions >= strata[:-1] - 1)
-        assert np.all(positions <= strata[1:])
-        assert np.all(np.diff(positions) >= 0)
-        assert positions[-1] < active
+@pytest.mark.parametrize("active", [512, 513, 16_384, 10**6, 25 * 10**6, 2**31 - 1])
+def test_sample_is_stratified(active: int) -> None:
+    clusters = _cpu.sample_positions(active).reshape(-1, 16)
+    strata = np.arange(len(clusters) + 1) * (active / len(clusters))
+    assert np.all(np.diff(clusters) == 1), "a cluster is adjacent"
+    assert np.all(clusters[:, 0] > strata[:-1] - 16)
+    assert np.all(clusters[:, 0] < strata[1:])
+    assert clusters[0, 0] >= 0
+    assert clusters[-1, -1] < active
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("width", [4, 8, 64, 1000])
+@pytest.mark.parametrize("density", [0.0001, 0.001, 0.01])
+def test_sample_expects_neighbours_to_be_alike(width: int, density: float, threads: int) -> None:
+    n = 1_000_003
+    rows = np.exp(2 * np.random.default_rng(0).standard_normal(n // width + 1, dtype=np.float32))
+    before = _cpu.fallbacks()
+    assert_select([(0, normal(n) * np.repeat(rows, width)[:n])], normal(n, seed=1), round(density * n), 0.9, threads)
+    assert _cpu.fallbacks() == before
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

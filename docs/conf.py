@@ -1,0 +1,28 @@
+"""Sphinx configuration; `make docs` builds with warnings as errors."""
+
+import horovod_sparse
+
+project = "horovod_sparse"
+author = "the horovod_sparse authors"
+copyright = author
+version = release = horovod_sparse.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+exclude_patterns = ["_build"]
+
+html_theme = "furo"
+html_title = f"horovod_sparse {version}"
+
+myst_enable_extensions = ["deflist"]
+myst_heading_anchors = 3
+
+add_module_names = False
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+autodoc_type_aliases = {"Array": "Array", "Segments": "Segments"}
+autodoc_typehints = "description"
+# Without this, a function whose docstring explains no argument would get a list of bare types.
+autodoc_typehints_description_target = "documented"
+napoleon_numpy_docstring = False
+# An attribute is documented where its class is; as an object of its own it would clash with the dataclass field.
+napoleon_use_ivar = True

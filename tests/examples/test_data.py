@@ -1,0 +1,141 @@
+"""Reading of the examples' data sets."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+
+from data import CIFAR10_PAGE, CIFAR10_RECORD, CIFAR10_TEST, CIFAR10_TRAIN, flip_and_crop, load
+
+PER_FILE = 4
+
+
+@pytest.fixture
+def cifar10(tmp_path: Path) -> Path:
+    """A folder of CIFAR-10 files with a few random records each."""
+    random = np.random.default_rng(0)
+    for name in (*CIFAR10_TRAIN, *CIFAR10_TEST):
+        records = random.integers(0, 256, (PER_FILE, CIFAR10_RECORD), np.uint8)
+        records[:, 0] = random.integers(0, 10, PER_FILE)
+        records.tofile(tmp_path / name)
+    return tmp_path
+
+
+def test_digits_are_split_80_to_20_with_every_class_on_both_sides() -> None:
+    data = load("digits")
+    assert (len(data.train), len(data.test)) == (1437, 360)
+    assert (data.channels, data.side, data.classes) == (1, 8, 10)
+    for part in (data.train, data.test):
+        assert part.labels.unique().tolist() == list(range(10))
+
+
+def test_digits_split_is_the_same_every_time() -> None:
+    torch.manual_seed(1)
+    first = load("digits")
+    torch.manual_seed(2)
+    second = load("digits")
+    assert torch.equal(first.train.images, second.train.images)
+    assert torch.equal(first.test.labels, second.test.labels)
+
+
+def test_digits_parts_hold_every_image_once() -> None:
+    from sklearn.datasets import load_digits
+
+    data = load("digits")
+    both = torch.cat([data.train.images, data.test.images]).view(-1, 64).numpy()
+    every = load_digits().data.astype(np.uint8)
+    assert sorted(map(bytes, both)) == sorted(map(bytes, every))
+
+
+def test_batches_are_normalised() -> None:
+    train = load("digits").train
+    images, labels = train[range(len(train))]
+    assert images.dtype == torch.float32
+    assert labels.dtype == torch.int64
+    assert abs(images.mean()) < 0.02
+    assert abs(images.std() - 1) < 0.02
+
+
+def test_cifar10_records_are_read_in_order(cifar10: Path) -> None:
+    data = load(f"cifar10:{cifar10}")
+    assert (len(data.train), len(data.test)) == (len(CIFAR10_TRAIN) * PER_FILE, PER_FILE)
+    assert (data.channels, data.side, data.classes) == (3, 32, 10)
+    record = np.fromfile(cifar10 / CIFAR10_TRAIN[1], np.uint8)[:CIFAR10_RECORD]
+    index = PER_FILE  # the second file's first record
+    assert data.train.labels[index] == record[0]
+    red, row, column = 0, 3, 7
+    assert data.train.images[index, red, row, column] == record[1 + 32 * row + column]
+    blue = 2
+    assert data.train.images[index, blue, row, column] == record[1 + 2048 + 32 * row + column]
+
+
+def test_cifar10_test_images_are_not_augmented(cifar10: Path) -> None:
+    test = load(f"cifar10:{cifar10}").test
+    images, _ = test[[0, 1]]
+    red = test.images[:2, 0] / 255
+    torch.testing.assert_close(images[:, 0], (red - 0.4914) / 0.2470)
+
+
+def test_cifar10_training_images_are_augmented(cifar10: Path) -> None:
+    train = load(f"cifar10:{cifar10}").train
+    torch.manual_seed(0)
+    images, labels = train[range(len(train))]
+    assert images.shape == (len(train), 3, 32, 32)
+    assert not torch.equal(images, train.normalization(train.images))
+    assert torch.equal(labels, train.labels)
+
+
+def test_missing_files_and_the_download_page_are_named(cifar10: Path) -> None:
+    (cifar10 / "data_batch_3.bin").unlink()
+    (cifar10 / "test_batch.bin").unlink()
+    with pytest.raises(FileNotFoundError, match=r"lacks data_batch_3\.bin, test_batch\.bin: .*binary version") as error:
+        load(f"cifar10:{cifar10}")
+    assert CIFAR10_PAGE in str(error.value)
+
+
+def test_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nowhere lacks data_batch_1\.bin"):
+        load(f"cifar10:{tmp_path / 'nowhere'}")
+
+
+@pytest.mark.parametrize("size", [0, 1, CIFAR10_RECORD - 1, CIFAR10_RECORD + 1])
+def test_truncated_file_is_named(cifar10: Path, size: int) -> None:
+    (cifar10 / "data_batch_2.bin").write_bytes(bytes(size))
+    with pytest.raises(ValueError, match=rf"data_batch_2\.bin is truncated: {size} bytes"):
+        load(f"cifar10:{cifar10}")
+
+
+def test_file_of_another_format_is_named(cifar10: Path) -> None:
+    (cifar10 / "data_batch_4.bin").write_bytes(b"\x0a" + bytes(CIFAR10_RECORD - 1))
+    with pytest.raises(ValueError, match=r"data_batch_4\.bin holds the label 10"):
+        load(f"cifar10:{cifar10}")
+
+
+@pytest.mark.parametrize("spec", ["mnist", "cifar10", "cifar10:", "digits:here"])
+def test_unknown_data_set_lists_the_known_ones(spec: str) -> None:
+    with pytest.raises(ValueError, match=f"unknown data '{spec}'; known are: digits, cifar10:DIR"):
+        load(spec)
+
+
+def test_flip_and_crop_cuts_windows_out_of_the_padded_image() -> None:
+    torch.manual_seed(0)
+    image = torch.arange(1, 65, dtype=torch.uint8).view(1, 1, 8, 8)
+    padded = torch.nn.functional.pad(image, [2] * 4)[0, 0]
+    windows = [padded[row : row + 8, column : column + 8] for row in range(5) for column in range(5)]
+    allowed = {tuple(one.flatten().tolist()) for window in windows for one in (window, window.flip(1))}
+    found = {tuple(one.flatten().tolist()) for one in flip_and_crop(image.repeat(1000, 1, 1, 1), padding=2)}
+    assert found == allowed
+
+
+def test_flip_and_crop_moves_all_channels_alike() -> None:
+    torch.manual_seed(0)
+    red = torch.randint(256, (20, 1, 32, 32), dtype=torch.uint8)
+    moved = flip_and_crop(red.expand(-1, 3, -1, -1))
+    assert torch.equal(moved[:, 0], moved[:, 1])
+    assert torch.equal(moved[:, 0], moved[:, 2])

@@ -1,0 +1,135 @@
+"""The comparison of runs: table, differences, files."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+
+import report
+
+STAGES = ("forward", "backward", "select", "agree", "exchange", "apply", "synchronize", "update", "step")
+
+
+def write_run(
+    folder: Path, compression: str, accuracies: list[float], bytes_per_step: float, model: str = "cnn"
+) -> Path:
+    """A folder as train.py would leave it; times of epoch e are e times the stage's place in STAGES."""
+    epochs: list[dict[str, Any]] = [
+        {
+            "epoch": number,
+            "train_loss": 1 / number,
+            "test_loss": 2 / number,
+            "test_accuracy": accuracy,
+            "lr": 0.1,
+            "samples_per_second": 1000.0 * number,
+            "bytes_sent": 10 * number * bytes_per_step,
+            "bytes_per_step": bytes_per_step,
+            "ms_per_step": {stage: number * (place + 1.0) for place, stage in enumerate(STAGES)},
+        }
+        for number, accuracy in enumerate(accuracies, start=1)
+    ]
+    folder.mkdir()
+    configuration = {"data": "digits", "model": model, "compression": compression}
+    content = {"configuration": configuration, "ranks": 4, "epochs": epochs}
+    (folder / "result.json").write_text(json.dumps(content))
+    return folder
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "dense", "none", [0.5, 0.8, 0.975], 1_000_000)
+
+
+@pytest.fixture
+def topka(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "topka", "topka:density=0.01", [0.4, 0.9, 0.97], 40_000)
+
+
+WITHOUT_EPOCHS = '{"configuration": {"data": "digits", "model": "cnn", "compression": "none"}, "epochs": []}'
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """Cells by label of the table's rows."""
+    cells = [re.split(r"\s{2,}", line.strip()) for line in text.splitlines()]
+    return {first: rest for first, *rest in cells}
+
+
+def test_table_shows_the_last_epoch_and_medians(dense: Path, topka: Path) -> None:
+    found = rows(report.table([report.read(dense), report.read(topka)]))
+    assert found["dense"] == ["topka"]
+    assert found["compression"] == ["none", "topka:density=0.01"]
+    assert found["test accuracy"] == ["97.50%", "97.00%"]
+    assert found["test loss"] == ["0.6667", "0.6667"]
+    assert found["bytes sent per step and rank"] == ["1,000,000", "40,000"]
+    assert found["samples/s"] == ["2,000", "2,000"]
+    assert found["forward"] == ["2.00", "2.00"]
+    assert found["backward"] == ["4.00", "4.00"]
+    assert found["wait"] == ["14.00", "14.00"]
+    assert found["whole step"] == ["18.00", "18.00"]
+
+
+def test_stages_that_horovod_does_not_show_are_left_blank(dense: Path, topka: Path) -> None:
+    found = rows(report.table([report.read(dense), report.read(topka)]))
+    assert found["accumulate+select *"] == ["-", "6.00"]
+    assert found["agree *"] == ["-", "8.00"]
+    assert found["exchange *"] == ["-", "10.00"]
+    assert found["apply *"] == ["-", "12.00"]
+
+
+def test_columns_are_aligned(dense: Path, topka: Path) -> None:
+    header, line, *others = report.table([report.read(dense), report.read(topka)]).splitlines()
+    full = [row for row in others if not row.startswith("time per step")]
+    assert {len(row) for row in (header, line, *full)} == {len(header)}
+
+
+def test_differences_are_points_against_dense_wherever_it_stands(dense: Path, topka: Path) -> None:
+    for order in ([dense, topka], [topka, dense]):
+        found = report.differences([report.read(folder) for folder in order])
+        assert found == {"topka": pytest.approx(-0.5)}
+
+
+def test_without_a_dense_run_there_is_no_difference(topka: Path) -> None:
+    assert report.differences([report.read(topka)]) == {}
+
+
+def test_runs_of_another_model_are_not_compared(tmp_path: Path, dense: Path, topka: Path) -> None:
+    other = write_run(tmp_path / "other", "topka", [0.1], 1, model="vgg16")
+    assert set(report.differences([report.read(folder) for folder in (dense, topka, other)])) == {"topka"}
+
+
+def test_command_prints_and_writes_everything(
+    dense: Path, topka: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "a" / "b"
+    report.main([str(dense), f"{topka}/", "--output", str(output)])
+    printed = capsys.readouterr().out
+    assert "topka: test accuracy -0.50 points against dense" in printed
+    assert "2 (P-1)/P" in printed
+    assert (output / "curves.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["runs"]["topka"]["bytes_per_step"] == 40_000
+    assert summary["runs"]["dense"]["ms_per_step"]["select"] is None
+    assert summary["accuracy_minus_dense_points"] == {"topka": pytest.approx(-0.5)}
+
+
+def test_runs_of_different_length_and_perfect_ones_are_drawn(tmp_path: Path, dense: Path) -> None:
+    perfect = write_run(tmp_path / "perfect", "topka", [1.0], 1)
+    report.plot([report.read(dense), report.read(perfect)], tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", WITHOUT_EPOCHS, "[1]"])
+def test_folder_without_results_is_named(tmp_path: Path, content: str | None) -> None:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    if content is not None:
+        (folder / "result.json").write_text(content)
+    with pytest.raises(SystemExit, match=r"broken/result\.json holds no results .*train\.py --output"):
+        report.main([str(folder), "--output", str(tmp_path)])

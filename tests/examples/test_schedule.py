@@ -1,0 +1,49 @@
+"""The examples' learning-rate schedules."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
+
+from schedule import SCHEDULES, learning_rate_factor
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_warmup_rises_linearly_to_the_full_rate(schedule: str) -> None:
+    factors = [learning_rate_factor(schedule, step, warmup=4, steps=100) for step in range(5)]
+    assert factors == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_without_warmup_the_first_step_has_the_full_rate(schedule: str) -> None:
+    assert learning_rate_factor(schedule, 0, warmup=0, steps=10) == 1.0
+
+
+def test_constant_stays() -> None:
+    assert {learning_rate_factor("constant", step, 0, 100) for step in range(101)} == {1.0}
+
+
+def test_step_falls_after_a_half_and_three_quarters() -> None:
+    factors = [learning_rate_factor("step", step, warmup=20, steps=100) for step in (59, 60, 79, 80, 99)]
+    assert factors == [1.0, 0.1, 0.1, 0.01, 0.01]
+
+
+def test_cosine_falls_to_zero() -> None:
+    factors = [learning_rate_factor("cosine", step, warmup=10, steps=110) for step in range(10, 111)]
+    assert factors == sorted(factors, reverse=True)
+    assert factors[50] == pytest.approx(0.5)
+    assert factors[100] == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_training_that_is_all_warmup_has_a_rate(schedule: str) -> None:
+    assert learning_rate_factor(schedule, 10, warmup=10, steps=10) == 1.0
+
+
+def test_unknown_schedule_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="unknown schedule 'linear'; known are: constant, step, cosine"):
+        learning_rate_factor("linear", 0, 0, 10)

@@ -1,0 +1,84 @@
+"""train.py as a user starts it: as one process and under mpirun."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import launch
+import pytest
+
+TRAIN = Path(__file__).resolve().parents[2] / "examples" / "train.py"
+TEST_IMAGES = 360
+
+
+def train(*arguments: str, ranks: int | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs train.py, under mpirun when a number of ranks is given."""
+    return launch.python(str(TRAIN), *arguments, ranks=ranks)
+
+
+def result(run: subprocess.CompletedProcess[str], output: Path) -> dict[str, Any]:
+    """The run's results; fails with its messages where it did."""
+    assert run.returncode == 0, run.stdout + run.stderr
+    content: dict[str, Any] = json.loads((output / "result.json").read_text())
+    return content
+
+
+@pytest.mark.slow
+def test_a_single_process_learns(tmp_path: Path) -> None:
+    run = train("--epochs", "1", "--warmup-epochs", "0", "--schedule", "constant", "--output", str(tmp_path))
+    content = result(run, tmp_path)
+    (epoch,) = content["epochs"]
+    assert content["ranks"] == 1
+    assert content["steps_per_epoch"] == 1437 // 32
+    assert epoch["test_accuracy"] > 0.7
+    assert epoch["bytes_sent"] == 0
+    assert epoch["samples_per_second"] > 0
+    assert epoch["lr"] == 0.05
+    assert {"torch", "horovod", "horovod_sparse"} <= set(content["versions"])
+    assert len(run.stderr.splitlines()) < 20, "the progress bar is noisy where there is no terminal"
+
+
+@pytest.mark.slow
+def test_two_ranks_train_sparse(tmp_path: Path) -> None:
+    arguments = ["--compression", "topka:density=0.01", "--epochs", "1", "--warmup-epochs", "0", "--clip", "5"]
+    arguments += ["--batch-size", "16", "--backward-passes-per-step", "2", "--trace", "--output", str(tmp_path)]
+    content = result(train(*arguments, ranks=2), tmp_path)
+    (epoch,) = content["epochs"]
+    assert content["ranks"] == 2
+    assert content["steps_per_epoch"] == 719 // 32
+    assert epoch["test_accuracy"] > 0.25
+    correct = epoch["test_accuracy"] * TEST_IMAGES
+    assert correct == pytest.approx(round(correct), abs=1e-9), "every test image counts once"
+    entries = 0.01 * content["parameters"]
+    assert 8 * entries * 0.9 < epoch["bytes_per_step"] < 8 * entries + 4 * 3000  # small parameters travel dense
+    stages = epoch["ms_per_step"]
+    assert all(stages[name] > 0 for name in ("forward", "backward", "select", "exchange", "apply", "synchronize"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 1}
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+@pytest.mark.slow
+def test_two_ranks_train_dense_and_charge_a_ring(tmp_path: Path) -> None:
+    content = result(train("--epochs", "1", "--output", str(tmp_path), ranks=2), tmp_path)
+    (epoch,) = content["epochs"]
+    assert epoch["bytes_per_step"] == 2 * 0.5 * 4 * content["parameters"]
+    assert epoch["ms_per_step"]["select"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--compression", "topk"], "unknown compression 'topk'; known are: "),
+        (["--data", "cifar10:nowhere"], "nowhere lacks data_batch_1.bin"),
+        (["--epochs", "0"], "argument --epochs: invalid positive value: '0'"),
+    ],
+)
+def test_bad_arguments_end_with_one_message(arguments: list[str], message: str, tmp_path: Path) -> None:
+    run = train(*arguments, "--output", str(tmp_path))
+    assert run.returncode != 0
+    assert message in run.stderr
+    assert "Traceback" not in run.stderr

@@ -1,0 +1,69 @@
+"""The plan: every parameter once, in order, within the limits."""
+
+from __future__ import annotations
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from horovod_sparse.bucket import Member, array_of, plan
+
+
+def members(sizes, dtype=torch.float32, **facts):
+    return [Member(str(i), torch.zeros(size, dtype=dtype), **{"group": 0, **facts}) for i, size in enumerate(sizes)]
+
+
+@given(sizes=st.lists(st.integers(1, 500), max_size=30), limit=st.integers(1, 3000))
+def test_every_parameter_has_one_place_and_buckets_keep_the_limit(sizes, limit):
+    buckets = plan(members(sizes), limit)
+    slots = [slot for bucket in buckets for slot in bucket.slots]
+    assert [int(slot.name) for slot in slots] == list(range(len(sizes)))
+    assert [bucket.number for bucket in buckets] == list(range(len(buckets)))
+    for bucket in buckets:
+        assert [slot.start for slot in bucket.slots] == list(np.cumsum([0] + [s.size for s in bucket.slots])[:-1])
+        assert bucket.size == sum(slot.size for slot in bucket.slots)
+        assert bucket.size * 4 <= limit or len(bucket.slots) == 1
+    for one, following in itertools.pairwise(buckets):
+        assert (one.size + following.slots[0].size) * 4 > limit  # none is closed before it must be
+
+
+def test_precisions_and_param_groups_do_not_share_a_bucket():
+    mixed = [*members([5, 5]), *members([5], torch.float64), *members([5], torch.float16), *members([5], group=1)]
+    kinds = [(bucket.dtype, bucket.group, bucket.size) for bucket in plan(mixed, 10**6)]
+    assert sorted(kinds, key=str) == sorted(
+        [(torch.float32, 0, 15), (torch.float64, 0, 5), (torch.float32, 1, 5)], key=str
+    )
+
+
+def test_a_group_is_one_bucket_whatever_its_size():
+    together = members([100, 100, 100], together=1)
+    assert [bucket.size for bucket in plan([*together, *members([100, 100])], 500)] == [100, 300, 100]
+
+
+def test_more_elements_than_int32_counts_are_refused():
+    huge = torch.empty(2**31, device="meta")
+    with pytest.raises(ValueError, match=r"bucket 0 \(big.* has 2147483648 elements.* lower bucket_bytes"):
+        plan([Member("big", huge, 0)], 10**12)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [
+        (torch.float32, np.float32),
+        (torch.float64, np.float64),
+        (torch.float16, np.float16),
+        (torch.bfloat16, ml_dtypes.bfloat16),
+    ],
+)
+def test_an_array_shares_the_tensors_memory(dtype, expected):
+    tensor = torch.arange(6, dtype=dtype).view(2, 3)
+    array = array_of(tensor)
+    assert array.dtype == expected
+    assert array.tolist() == [0, 1, 2, 3, 4, 5]
+    array[4] = 7
+    assert tensor[1, 1] == 7

@@ -1,0 +1,39 @@
+"""From a process set to a communicator in Horovod's order."""
+
+from __future__ import annotations
+
+import pytest
+from laws import everywhere
+
+from horovod_sparse.communicator import communicator
+
+pytestmark = pytest.mark.mpi
+
+
+def test_the_world(hvd, comm):
+    ours = communicator()
+    assert everywhere(comm, (ours.Get_rank(), ours.Get_size()) == (hvd.rank(), hvd.size()))
+
+
+def test_two_communicators_do_not_meet_each_others_messages(hvd, comm):
+    first, second = communicator(), communicator()
+    request = first.isend("first", dest=first.Get_rank(), tag=1)
+    assert not second.iprobe(source=second.Get_rank(), tag=1)
+    assert first.recv(source=first.Get_rank(), tag=1) == "first"
+    request.wait()
+
+
+def test_a_process_set(hvd, comm):
+    ranks = comm.Get_size()
+    if ranks == 1:
+        return
+    chosen = list(range(1, ranks))
+    process_set = hvd.add_process_set(chosen)
+    ours = communicator(process_set)
+    if hvd.rank() == 0:
+        assert ours is None
+    else:
+        assert (ours.Get_rank(), ours.Get_size()) == (process_set.rank(), ranks - 1)
+        assert ours.allgather(hvd.rank()) == chosen
+    comm.Barrier()
+    hvd.remove_process_set(process_set)

@@ -1,0 +1,113 @@
+"""The worker starts buckets in their order, whatever order gradients come in."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from horovod_sparse.bucket import Member, plan
+from horovod_sparse.collectives import Traffic
+from horovod_sparse.worker import Worker
+
+
+class Recorder:
+    """Stands in for a pipeline: notes that it ran, and fails or waits when told to."""
+
+    def __init__(self, log, number):
+        self.log, self.number = log, number
+        self.traffic = Traffic(10, 1)
+        self.error = None
+        self.gate = None
+
+    def run(self, gradients, outputs, *, unit, factor, idle):
+        if self.gate:
+            assert self.gate.wait(10)
+        self.log.append((self.number, [start for start, _ in gradients], unit, idle))
+        if self.error:
+            raise self.error
+        for _, output in outputs:
+            output *= factor
+
+
+@pytest.fixture
+def parameters():
+    return [torch.zeros(10) for _ in range(4)]
+
+
+@pytest.fixture
+def log():
+    return []
+
+
+@pytest.fixture
+def worker(parameters, log):
+    buckets = plan([Member(str(i), p, group=0) for i, p in enumerate(parameters)], bucket_bytes=80)
+    return Worker(
+        buckets, [Recorder(log, bucket.number) for bucket in buckets], factor=0.5, learning_rate=lambda _: 0.1
+    )
+
+
+def put(worker, p, **settings):
+    return worker.put(p, torch.ones(10), **settings)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]])
+def test_buckets_run_in_their_order(worker, parameters, log, order):
+    handles = [put(worker, parameters[i]) for i in order]
+    assert all(torch.equal(handle(), torch.full((10,), 0.5)) for handle in handles)
+    assert log == [(0, [0, 10], 0.1, False), (1, [0, 10], 0.1, False)]
+
+
+def test_a_bucket_waits_for_the_one_before_it(worker, parameters, log):
+    put(worker, parameters[2])
+    put(worker, parameters[3])
+    worker.finish()
+    assert log == []
+
+
+def test_held_parameters_are_written_but_not_read(worker, parameters, log):
+    handles = [put(worker, p, hold=i == 1) for i, p in enumerate(parameters)]
+    assert handles[1]().tolist() == [0.5] * 10
+    assert log[0] == (0, [0], 0.1, False)
+
+
+def test_a_parameter_left_out_is_not_waited_for(worker, parameters, log):
+    worker.leave_out(parameters[0])
+    put(worker, parameters[1])()
+    assert log == [(0, [10], 0.1, False)]
+
+
+def test_an_error_reaches_who_waits_and_the_next_step_starts_clean(worker, parameters, log):
+    worker.pipelines[0].error = RuntimeError("the network is down")
+    handles = [put(worker, p) for p in parameters]
+    with pytest.raises(RuntimeError, match="down"):
+        handles[0]()
+    worker.finish()
+    worker.pipelines[0].error = None
+    handles = [put(worker, p) for p in parameters]
+    assert all(torch.equal(handle(), torch.full((10,), 0.5)) for handle in handles)
+
+
+def test_handing_in_does_not_wait_for_the_exchange(worker, parameters, log):
+    worker.pipelines[0].gate = threading.Event()
+    handles = [put(worker, p) for p in parameters]
+    assert log == []
+    worker.pipelines[0].gate.set()
+    handles[3]()
+    assert len(log) == 2
+
+
+def test_a_gradient_in_another_layout_comes_back_in_the_parameters(parameters):
+    p = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    (bucket,) = plan([Member("p", p, group=0)], 10**6)
+    worker = Worker([bucket], [Recorder([], 0)], factor=2.0, learning_rate=lambda _: 0.1)
+    gradient = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    result = worker.put(p, gradient)()
+    assert torch.equal(result, 2 * gradient)
+    assert result.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_traffic_is_the_sum_of_the_buckets(worker):
+    assert (worker.traffic.bytes, worker.traffic.messages) == (20, 2)
