@@ -1,6 +1,6 @@
 """Declares the compiled extension; everything else about the package is in pyproject.toml."""
 
-from glob import glob
+from pathlib import Path
 
 from pybind11.setup_helpers import Pybind11Extension
 from setuptools import setup
@@ -9,8 +9,8 @@ from setuptools import setup
 # level is chosen at run time: a build for the login node's CPU must also run on the compute nodes.
 cpu = Pybind11Extension(
     "horovod_sparse.kernels._cpu",
-    sorted(glob("csrc/cpu/*.cpp")),
-    depends=sorted(glob("csrc/cpu/*.hpp")),
+    sorted(map(str, Path("csrc/cpu").glob("*.cpp"))),
+    depends=sorted(map(str, Path("csrc/cpu").glob("*.hpp"))),
     cxx_std=17,
     extra_compile_args=["-O3", "-ffp-contract=off", "-pthread"],
     extra_link_args=["-pthread"],

@@ -32,6 +32,15 @@ HVS_AVX2 inline __m256i keys_of(__m256 x) {
   return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(largest_key<float>));
 }
 
+HVS_AVX2 void widen_halves(const char* halves, std::size_t n, float* out) {
+  std::size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(halves + 2 * i));
+    _mm256_storeu_ps(out + i, _mm256_cvtph_ps(packed));
+  }
+  portable_float.widen_halves(halves + 2 * i, n - i, out + i);
+}
+
 template <bool fresh> HVS_AVX2 inline __m256 sum(const float* gradient, const float* buffer, __m256 scale) {
   if (fresh) return _mm256_add_ps(_mm256_setzero_ps(), _mm256_loadu_ps(gradient));
   return _mm256_add_ps(_mm256_mul_ps(scale, _mm256_loadu_ps(buffer)), _mm256_loadu_ps(gradient));
@@ -89,7 +98,8 @@ HVS_AVX2 std::size_t scan_as(const float* gradient, float* buffer, std::size_t n
       count += pack(counting_from(first + std::int32_t(i + j * lanes)), wanted[j], indices + count);
     }
   }
-  return count + portable_float.scan(gradient + i, buffer + i, n - i, scale, low, first + std::int32_t(i), indices + count);
+  const std::int32_t next = first + std::int32_t(i);
+  return count + portable_float.scan(gradient + i, buffer + i, n - i, scale, low, next, indices + count);
 }
 
 HVS_AVX2 std::size_t scan(const float* gradient, float* buffer, std::size_t n, float scale, std::int32_t low,
@@ -114,7 +124,7 @@ HVS_AVX2 void filter(const Entries<float>& from, std::size_t first, std::size_t 
 
 }  // namespace
 
-const Loops<float> avx2_float = {accumulate, scan, filter};
+const Loops<float> avx2_float = {widen_halves, accumulate, scan, filter};
 
 }  // namespace hvs
 

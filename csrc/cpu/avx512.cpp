@@ -18,6 +18,15 @@ HVS_AVX512 inline __m512i keys_of(__m512 x) {
   return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(largest_key<float>));
 }
 
+HVS_AVX512 void widen_halves(const char* halves, std::size_t n, float* out) {
+  std::size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const __m256i packed = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(halves + 2 * i));
+    _mm512_storeu_ps(out + i, _mm512_maskz_cvtph_ps(0xffff, packed));
+  }
+  portable_float.widen_halves(halves + 2 * i, n - i, out + i);
+}
+
 template <bool fresh> HVS_AVX512 inline __m512 sum(__m512 gradient, const float* buffer, __mmask16 mask, __m512 scale) {
   if (fresh) return _mm512_add_ps(_mm512_setzero_ps(), gradient);
   return _mm512_add_ps(_mm512_mul_ps(scale, _mm512_maskz_loadu_ps(mask, buffer)), gradient);
@@ -75,7 +84,8 @@ HVS_AVX512 std::size_t scan_as(const float* gradient, float* buffer, std::size_t
       count += pack(counting_from(first + std::int32_t(i + j * lanes)), wanted[j], indices + count);
     }
   }
-  return count + portable_float.scan(gradient + i, buffer + i, n - i, scale, low, first + std::int32_t(i), indices + count);
+  const std::int32_t next = first + std::int32_t(i);
+  return count + portable_float.scan(gradient + i, buffer + i, n - i, scale, low, next, indices + count);
 }
 
 HVS_AVX512 std::size_t scan(const float* gradient, float* buffer, std::size_t n, float scale, std::int32_t low,
@@ -100,7 +110,7 @@ HVS_AVX512 void filter(const Entries<float>& from, std::size_t first, std::size_
 
 }  // namespace
 
-const Loops<float> avx512_float = {accumulate, scan, filter};
+const Loops<float> avx512_float = {widen_halves, accumulate, scan, filter};
 
 }  // namespace hvs
 

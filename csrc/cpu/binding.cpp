@@ -81,12 +81,15 @@ Format format_of(const py::array& array, const std::string& name) {
 char* data_of(const py::array& array) { return static_cast<char*>(const_cast<void*>(array.data())); }
 
 Tensor as_tensor(py::handle pair, std::size_t least, const std::string& name) {
-  if (!py::isinstance<py::tuple>(pair) || py::len(pair) != 2) refuse(name + ": expected (start, array), not " + text(pair));
+  if (!py::isinstance<py::tuple>(pair) || py::len(pair) != 2) {
+    refuse(name + ": expected (start, array), not " + text(pair));
+  }
   const auto items = py::reinterpret_borrow<py::tuple>(pair);
-  const auto start = items[0].cast<std::int64_t>();
+  const py::ssize_t start = PyNumber_AsSsize_t(items[0].ptr(), PyExc_OverflowError);
+  if (start == -1 && PyErr_Occurred()) throw py::error_already_set();
   const py::array array = as_array(items[1], name);
   check_flat(array, name);
-  if (start < std::int64_t(least)) {
+  if (start < py::ssize_t(least)) {
     refuse(name + ": starts at " + std::to_string(start) + ", before " + std::to_string(least) +
            ", where the one before it ends; segments must ascend and not overlap");
   }
@@ -138,7 +141,8 @@ void py_accumulate(const py::sequence& segments, py::handle object, double scale
   });
 }
 
-py::tuple py_select(const py::sequence& segments, py::handle object, std::int64_t k, double scale, std::int64_t threads) {
+py::tuple py_select(const py::sequence& segments, py::handle object, std::int64_t k, double scale,
+                    std::int64_t threads) {
   if (k < 0) refuse("k must not be negative, but is " + std::to_string(k));
   const py::array buffer = as_array(object, "buffer");
   return with_real(buffer, "buffer", [&](auto real) -> py::tuple {

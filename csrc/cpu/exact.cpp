@@ -1,6 +1,7 @@
 #include "exact.hpp"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "rank.hpp"
@@ -40,6 +41,30 @@ template <class Real> std::vector<Key<Real>> keys_between(const Step<Real>& step
     }
   }
   return keys;
+}
+
+// How many of n elements are above the key, and how many equal it. Counts in the width of the key: n < 2^31.
+template <class Real> std::pair<std::size_t, std::size_t> count_from(const Real* x, std::size_t n, Key<Real> key) {
+  Key<Real> above = 0, equal = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    above += magnitude(x[i]) > key;
+    equal += magnitude(x[i]) == key;
+  }
+  return {std::size_t(above), std::size_t(equal)};
+}
+
+// The cut at `guess`, if the k-th largest key equals it: where many are equal (zeros, most of all) it does, and radix
+// selection would have to resolve every digit.
+template <class Real> bool try_cut(const Step<Real>& step, std::size_t k, Key<Real> guess, Cut<Key<Real>>& cut) {
+  std::size_t above = 0, equal = 0;
+  for (const Tensor& gradient : step.gradients) {
+    const auto counts = count_from(step.buffer + gradient.start, gradient.length, guess);
+    above += counts.first;
+    equal += counts.second;
+  }
+  if (above >= k || above + equal < k) return false;
+  cut = {guess, k - above};
+  return true;
 }
 
 // Narrows the k-th largest key digit by digit, until few keys are left that it can be.
@@ -82,8 +107,9 @@ std::size_t take(Real* x, std::size_t n, std::int32_t first, Cut<Key<Real>>& cut
 }  // namespace
 
 template <class Real>
-void exact_select(const Step<Real>& step, std::size_t k, std::int32_t* indices, Real* values) {
-  Cut<Key<Real>> cut = find_cut(step, k);
+void exact_select(const Step<Real>& step, std::size_t k, Key<Real> guess, std::int32_t* indices, Real* values) {
+  Cut<Key<Real>> cut;
+  if (!try_cut(step, k, guess, cut)) cut = find_cut(step, k);
   std::size_t taken = 0;
   for (const Tensor& gradient : step.gradients) {
     for (std::size_t i = gradient.start; i < gradient.stop() && taken < k; i += block) {
@@ -93,7 +119,7 @@ void exact_select(const Step<Real>& step, std::size_t k, std::int32_t* indices, 
   }
 }
 
-template void exact_select(const Step<float>&, std::size_t, std::int32_t*, float*);
-template void exact_select(const Step<double>&, std::size_t, std::int32_t*, double*);
+template void exact_select(const Step<float>&, std::size_t, Key<float>, std::int32_t*, float*);
+template void exact_select(const Step<double>&, std::size_t, Key<double>, std::int32_t*, double*);
 
 }  // namespace hvs

@@ -9,8 +9,8 @@
 namespace hvs {
 
 // Moves the k largest magnitudes of the active positions of step.buffer (which holds acc already) to indices and
-// values; 0 < k <= active.
+// values; 0 < k <= active. Faster when `guess` is the k-th largest; any key gives the same result.
 template <class Real>
-void exact_select(const Step<Real>& step, std::size_t k, std::int32_t* indices, Real* values);
+void exact_select(const Step<Real>& step, std::size_t k, Key<Real> guess, std::int32_t* indices, Real* values);
 
 }  // namespace hvs

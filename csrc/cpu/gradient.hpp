@@ -52,10 +52,15 @@ inline void load_strided(const char* data, std::ptrdiff_t stride, std::size_t co
   }
 }
 
+// The constant stride can be vectorised.
+template <class Stored, class Real> inline void load_adjacent(const char* data, std::size_t count, Real* out) {
+  load_strided<Stored>(data, sizeof(Stored), count, out);
+}
+
 template <class Stored, class Real>
 inline void load_as(const char* data, std::ptrdiff_t stride, std::size_t count, Real* out) {
   if (stride == std::ptrdiff_t(sizeof(Stored))) {
-    load_strided<Stored>(data, sizeof(Stored), count, out);  // a constant stride can be vectorised
+    load_adjacent<Stored>(data, count, out);
   } else {
     load_strided<Stored>(data, stride, count, out);
   }

@@ -5,6 +5,10 @@
 
 #include "target.hpp"
 
+#if HVS_X86
+#include <cpuid.h>
+#endif
+
 namespace hvs {
 namespace {
 
@@ -13,6 +17,14 @@ struct Level {
   bool (*supported)();
   const Loops<float>* loops;
 };
+
+#if HVS_X86
+// Not every compiler's __builtin_cpu_supports knows F16C.
+bool has_f16c() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+}
+#endif
 
 const Level levels[] = {
 #if HVS_X86
@@ -23,7 +35,9 @@ const Level levels[] = {
               __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
      },
      &avx512_float},
-    {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("popcnt"); }, &avx2_float},
+    {"avx2",
+     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("popcnt") && has_f16c(); },
+     &avx2_float},
 #endif
     {"portable", [] { return true; }, &portable_float},
 };

@@ -26,6 +26,8 @@ template <class Key> struct Range {
 
 // gradient and buffer point to n elements; acc = scale * buffer + gradient. scale == 0 ignores the buffer's content.
 template <class Real> struct Loops {
+  // Converts n adjacent float16 numbers, of any alignment.
+  void (*widen_halves)(const char* halves, std::size_t n, Real* out);
   // buffer <- acc
   void (*accumulate)(const Real* gradient, Real* buffer, std::size_t n, Real scale);
   // buffer <- acc; writes first + i where the magnitude of acc reaches `low`. Returns how many.

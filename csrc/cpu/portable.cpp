@@ -1,4 +1,5 @@
 // Standard C++: the loops of every machine, and of float64 buffers. Written so that compilers vectorise them.
+#include "gradient.hpp"
 #include "level.hpp"
 
 namespace hvs {
@@ -35,7 +36,7 @@ inline std::size_t list(const Real* x, std::size_t n, Key<Real> low, std::int32_
   return count;
 }
 
-// One pass, so that memory is read while the CPU compares; first without branches, then the candidates if there are any.
+// One pass, so that memory is read while the CPU compares: first a block without branches, then its candidates.
 template <bool fresh, class Real>
 std::size_t scan_as(const Real* gradient, Real* buffer, std::size_t n, Real scale, Key<Real> low, std::int32_t first,
                     std::int32_t* indices) {
@@ -47,7 +48,8 @@ std::size_t scan_as(const Real* gradient, Real* buffer, std::size_t n, Real scal
       any |= magnitude(buffer[j]) >= low;
     }
     for (std::size_t j = i; any && j < i + block; j += part) {
-      if (any_reaches(buffer + j, part, low)) count += list(buffer + j, part, low, first + std::int32_t(j), indices + count);
+      if (!any_reaches(buffer + j, part, low)) continue;
+      count += list(buffer + j, part, low, first + std::int32_t(j), indices + count);
     }
   }
   accumulate_as<fresh>(gradient + i, buffer + i, n - i, scale);
@@ -74,7 +76,7 @@ void filter(const Entries<Real>& from, std::size_t first, std::size_t last, Rang
 
 }  // namespace
 
-const Loops<float> portable_float = {accumulate<float>, scan<float>, filter<float>};
-const Loops<double> portable_double = {accumulate<double>, scan<double>, filter<double>};
+const Loops<float> portable_float = {load_adjacent<Half, float>, accumulate<float>, scan<float>, filter<float>};
+const Loops<double> portable_double = {load_adjacent<Half, double>, accumulate<double>, scan<double>, filter<double>};
 
 }  // namespace hvs

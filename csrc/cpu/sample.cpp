@@ -88,7 +88,8 @@ template <class Real> Estimate<Real> estimate(const Step<Real>& step, std::size_
   const double rank = double(k) * double(count) / double(active);
   const std::size_t lowest = as_rank(rank + deviation(rank, cluster), count);
   Key<Real>* const largest = keys + count;
-  const std::size_t kept = keep_from(keys, count, find_bin(keys, count, lowest, Key<Real>(0), largest_key<Real>).floor, largest);
+  const Key<Real> floor = find_bin(keys, count, lowest, Key<Real>(0), largest_key<Real>).floor;
+  const std::size_t kept = keep_from(keys, count, floor, largest);
   const auto at = [&](double r) { return nth_largest(largest, kept, as_rank(r, kept)); };
   const double together = measure_together(keys, count, at(rank + deviation(rank)));
   const double spread = deviation(rank, together), most = rank + spread;

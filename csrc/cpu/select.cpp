@@ -35,7 +35,8 @@ template <class Real> void take_all(const Step<Real>& step, std::int32_t* indice
   for_each_tile(step, 0, step.size, active, [&](std::size_t begin, std::size_t end) { scale_held(step, begin, end); });
 }
 
-template <class Real> Plan<Real> make_plan(const Step<Real>& step, std::size_t k, std::size_t threads, Workspace& scratch) {
+template <class Real>
+Plan<Real> make_plan(const Step<Real>& step, std::size_t k, std::size_t threads, Workspace& scratch) {
   if (forced) {
     const auto key = [](double x) { return magnitude(Real(x)); };
     return {{key(forced->low), key(forced->guess), key(forced->high)}, forced->capacity, threads};
@@ -63,13 +64,13 @@ void select(const Step<Real>& step, std::size_t k, std::size_t threads, std::int
   if (k == active) return take_all(step, indices, values);
   if (!forced && (active < small || k > active / dense)) {
     accumulate(step, threads);
-    return exact_select(step, k, indices, values);
+    return exact_select(step, k, Key<Real>(0), indices, values);
   }
   Lease scratch(workspaces());
   const Plan<Real> plan = make_plan(step, k, threads, *scratch);
   if (sweep_select(step, k, plan, *scratch, indices, values)) return;
   ++fallback_count;
-  exact_select(step, k, indices, values);
+  exact_select(step, k, plan.bracket.guess, indices, values);
 }
 
 std::size_t fallbacks() { return fallback_count; }

@@ -57,7 +57,7 @@ void scatter_as(const Sparse<Real>& vector, std::size_t& at, const Tensor& out, 
 void check_bounds(const std::int32_t* indices, std::size_t count, std::size_t size, const char* name) {
   bool bad = false;
   for (std::size_t i = 0; i < count; ++i) bad |= std::uint32_t(indices[i]) >= std::uint32_t(size);
-  for (std::size_t i = 0; bad; ++i) {
+  for (std::size_t i = 0; bad && i < count; ++i) {
     if (std::uint32_t(indices[i]) >= size) refuse(name, i, indices[i], "is outside of 0 .. " + std::to_string(size));
   }
 }
@@ -66,7 +66,7 @@ void check_ascending(const std::int32_t* indices, std::size_t count, std::size_t
   check_bounds(indices, count, size, name);
   bool bad = false;
   for (std::size_t i = 1; i < count; ++i) bad |= indices[i] <= indices[i - 1];
-  for (std::size_t i = 1; bad; ++i) {
+  for (std::size_t i = 1; bad && i < count; ++i) {
     if (indices[i] <= indices[i - 1]) refuse(name, i, indices[i], "does not ascend; sort the indices, without repeats");
   }
 }

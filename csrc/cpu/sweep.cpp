@@ -19,12 +19,14 @@ template <class Real> struct Part {
   bool overflowed;
 };
 
+template <class Real> std::size_t room(const Plan<Real>& plan) { return plan.capacity + tile_size + padding; }
+
 template <class Real> std::vector<Part<Real>> make_parts(const Plan<Real>& plan, Workspace& scratch) {
-  const std::size_t room = plan.capacity + tile_size + padding;
+  const std::size_t size = room(plan);
   std::vector<Part<Real>> parts;
   for (std::size_t i = 0; i < plan.threads; ++i) {
-    const Entries<Real> none = {scratch.get<std::int32_t>(3 * i + 1, room), scratch.get<Real>(3 * i + 2, room), 0};
-    parts.push_back({none, scratch.get<Key<Real>>(3 * i + 3, room), 0, false});
+    const Entries<Real> none = {scratch.get<std::int32_t>(3 * i + 1, size), scratch.get<Real>(3 * i + 2, size), 0};
+    parts.push_back({none, scratch.get<Key<Real>>(3 * i + 3, size), 0, false});
   }
   return parts;
 }
@@ -147,7 +149,9 @@ void take(const std::vector<Part<Real>>& parts, Cut<Key<Real>> cut, Key<Real> gu
 template <class Real>
 bool sweep_select(const Step<Real>& step, std::size_t k, const Plan<Real>& plan, Workspace& scratch,
                   std::int32_t* indices, Real* values) {
+  // All memory is reserved before anything is written.
   std::vector<Part<Real>> parts = make_parts(plan, scratch);
+  Key<Real>* const keys = scratch.get<Key<Real>>(0, plan.threads * room(plan));
   parallel(plan.threads, [&](std::size_t i) {
     const std::size_t begin = part_begin(step.size, i, plan.threads), end = part_begin(step.size, i + 1, plan.threads);
     sweep(step, begin, end, plan, parts[i]);
@@ -162,7 +166,7 @@ bool sweep_select(const Step<Real>& step, std::size_t k, const Plan<Real>& plan,
     restore(parts, plan.bracket.guess, step.buffer);
     return false;
   }
-  const Cut<Key<Real>> cut = find_cut(parts, total, k, plan.bracket, scratch.get<Key<Real>>(0, total));
+  const Cut<Key<Real>> cut = find_cut(parts, total, k, plan.bracket, keys);
   take(parts, cut, plan.bracket.guess, step.buffer, k, indices, values);
   return true;
 }

@@ -10,6 +10,15 @@ namespace hvs {
 
 constexpr std::size_t tile_size = 2048;
 
+// load, with the SIMD level's own conversion where there is one.
+template <class Real> void load_tile(const Tensor& t, std::size_t first, std::size_t count, Real* out) {
+  if (t.format == Format::float16 && t.stride == sizeof(Half)) {
+    loops<Real>().widen_halves(t.data + first * sizeof(Half), count, out);
+  } else {
+    load(t, first, count, out);
+  }
+}
+
 // Visits the positions begin .. end in ascending order: active(gradient elements, first position, count) for each tile
 // of the gradients, held(first position, end position) between them.
 template <class Real, class Active, class Held>
@@ -24,7 +33,7 @@ void for_each_tile(const Step<Real>& step, std::size_t begin, std::size_t end, c
     const Real* const elements = in_place<Real>(*gradient);
     for (at = start; at < stop; at += std::min(tile_size, stop - at)) {
       const std::size_t offset = at - gradient->start, count = std::min(tile_size, stop - at);
-      if (!elements) load(*gradient, offset, count, converted);
+      if (!elements) load_tile(*gradient, offset, count, converted);
       active(elements ? elements + offset : converted, at, count);
     }
   }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 namespace hvs {
@@ -21,6 +22,7 @@ class Block {
     }
     return reinterpret_cast<T*>(bytes_.get());
   }
+  std::size_t capacity() const { return capacity_; }
 
  private:
   std::unique_ptr<std::byte[]> bytes_;
@@ -34,6 +36,11 @@ class Workspace {
     if (number >= blocks_.size()) blocks_.resize(number + 1);
     return blocks_[number].get<T>(count);
   }
+  std::size_t capacity() const {
+    std::size_t total = 0;
+    for (const Block& block : blocks_) total += block.capacity();
+    return total;
+  }
 
  private:
   std::vector<Block> blocks_;
@@ -42,6 +49,8 @@ class Workspace {
 // Workspaces between calls. Calls that run at the same time (one per Python thread) get different ones.
 class WorkspacePool {
  public:
+  static constexpr std::size_t most_retained = std::size_t(64) << 20;  // bytes
+
   std::unique_ptr<Workspace> take() {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (idle_.empty()) return std::make_unique<Workspace>();
@@ -50,6 +59,7 @@ class WorkspacePool {
     return workspace;
   }
   void put(std::unique_ptr<Workspace> workspace) {
+    if (workspace->capacity() > most_retained) return;  // a call that large does not notice its page faults
     const std::lock_guard<std::mutex> lock(mutex_);
     idle_.push_back(std::move(workspace));
   }

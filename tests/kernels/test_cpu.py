@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import reference
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -173,9 +173,10 @@ def forced(bucket: Any, k: int, scale: float, threads: int, plan: tuple[float, f
 LIMITS = st.sampled_from([0.0, 1e-45, 0.5, 1.0, 1.5, 2.0, 3.0, 1e30, np.inf, np.nan])
 
 
+@settings(max_examples=300)
 @given(
     bucket=buckets(),
-    k=st.integers(0, 320),
+    share=st.floats(0, 1),
     scale=SCALES,
     threads=st.integers(1, 3),
     limits=st.tuples(LIMITS, LIMITS),
@@ -183,9 +184,10 @@ LIMITS = st.sampled_from([0.0, 1e-45, 0.5, 1.0, 1.5, 2.0, 3.0, 1e30, np.inf, np.
     capacity=st.sampled_from([0, 3, 20, 1000]),
 )
 def test_select_whatever_the_sample_says(
-    level: str, bucket: Any, k: int, scale: float, threads: int, limits: Any, high: float, capacity: int
+    level: str, bucket: Any, share: float, scale: float, threads: int, limits: Any, high: float, capacity: int
 ) -> None:
     low, guess = np.sort(limits)
+    k = round(share * sum(len(gradient) for _, gradient in bucket[0]))
     forced(bucket, k, scale, threads, (low, guess, high, capacity))
 
 
@@ -274,7 +276,7 @@ def test_select_many_small_tensors(level: str) -> None:
 @pytest.mark.parametrize("sampled", [0.0, 100.0, np.nan])
 def test_select_unrepresentative_sample(level: str, sampled: float, threads: int) -> None:
     """Thresholds far too low (too many candidates) or too high (fewer than k, all of them zeroed in the sweep)."""
-    n = 200_000
+    n = 1_000_000
     gradient = normal(n)
     positions = _cpu.sample_positions(n)
     gradient[positions] = sampled
@@ -320,6 +322,13 @@ def test_sample_expects_neighbours_to_be_alike(width: int, density: float, threa
 def test_select_wrong_thresholds(level: str, plan: Any, fallbacks: int, threads: int) -> None:
     bucket = [(0, normal(80_000))], np.zeros(80_000, np.float32)
     assert forced(bucket, 790, 1.0, threads, plan) == fallbacks
+
+
+@pytest.mark.parametrize("k", [99, 100, 101])
+def test_select_as_many_as_reach_the_bracket(level: str, k: int) -> None:
+    """Exactly k candidates reach the high end: none of those between the ends leaves."""
+    gradient = np.random.default_rng(0).permutation(1000).astype(np.float32)
+    assert forced(([(0, gradient)], np.zeros(1000, np.float32)), k, 1.0, 1, (800.0, 850.0, 900.0, 10**4)) == 0
 
 
 # --- accumulate and all_finite -------------------------------------------------------------------------------------
@@ -368,7 +377,7 @@ def test_all_finite(level: str, size: Any) -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_all_finite_finds_one(level: str, format_: Any, layout: Callable[[Array], Array], bad: float) -> None:
     x = normal(10_000).astype(format_)
-    x[:2] = [np.finfo(np.float16).max, np.finfo(np.float16).tiny]
+    x[:2] = [ml_dtypes.finfo(format_).max, ml_dtypes.finfo(format_).tiny]
     assert cpu.all_finite([(0, layout(x)), (10_000, x)])
     for position in (0, 4095, 4096, 9_999):
         y = x.copy()
@@ -566,11 +575,13 @@ def test_only_arrays() -> None:
         cpu.accumulate([], [1.0])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="segment 0: expected a NumPy array"):
         cpu.accumulate([(0, [1.0])], F32)  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="integer"):
+        cpu.accumulate([(0.5, VALUES)], F32)  # type: ignore[list-item]
 
 
 def test_kernels_for() -> None:
     assert kernels_for(F32) is cpu
-    with pytest.raises(TypeError, match="builtins.list"):
+    with pytest.raises(TypeError, match=r"builtins\.list"):
         kernels_for([1.0])
     cupy_array = type("ndarray", (), {"__module__": "cupy"})()
     with pytest.raises(RuntimeError, match="CuPy"):
