@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
-
 from horovod_sparse.kernels import kernels_for
-from horovod_sparse.vector import Array, SparseVector
-
-# (start, flat array) pairs, ascending and disjoint: the array covers start .. start + len(array) of the bucket.
-# Positions that no segment covers are held: they are neither added to nor selected from.
-Segments: TypeAlias = Sequence[tuple[int, Array]]
+from horovod_sparse.kernels.types import Array, Segments
+from horovod_sparse.vector import SparseVector
 
 
 class Accumulator:

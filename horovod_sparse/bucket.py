@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import torch
 
-from horovod_sparse.vector import Array
+from horovod_sparse.kernels.types import Array
 
 # Indices are int32.
 MAX_SIZE = 2**31 - 1

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from horovod_sparse.collectives import COLLECTIVES, Collective
+from horovod_sparse.kernels.types import Array
 from horovod_sparse.memories import MEMORIES, Memory
 from horovod_sparse.sparsifiers import SPARSIFIERS, Sparsifier
-from horovod_sparse.vector import Array
 
 _KINDS: dict[str, Mapping[str, type[Any]]] = {
     "sparsifier": SPARSIFIERS,

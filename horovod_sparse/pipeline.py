@@ -8,11 +8,11 @@ import numpy as np
 from mpi4py import MPI
 
 from horovod_sparse import trace
-from horovod_sparse.accumulator import Segments
 from horovod_sparse.collectives import Exchange, Traffic
 from horovod_sparse.compression import Sparse
 from horovod_sparse.kernels import kernels_for
-from horovod_sparse.vector import Array, SparseVector
+from horovod_sparse.kernels.types import Array, Segments
+from horovod_sparse.vector import SparseVector
 
 
 class Pipeline:

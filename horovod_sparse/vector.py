@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-# NumPy or CuPy arrays; CuPy follows NumPy's interface, so one name serves both.
-Array: TypeAlias = NDArray[Any]
+from horovod_sparse.kernels.types import Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 import torch
-from laws import everywhere
+from laws import everywhere, same_bits
 from torch import nn
 from training import Branches, assert_parity, batch, loss_of, mlp, snapshot
 
@@ -47,6 +47,49 @@ def test_optimizers(hvd, comm, name):
         return train(optimizer, model, rank, steps=10)
 
     assert_parity(hvd, comm, scenario)
+
+
+def every_torch_optimizer():
+    """All that Horovod's own tests step through; LBFGS and SparseAdam are not supported there either."""
+    left_out = {torch.optim.LBFGS, torch.optim.SparseAdam}
+    kinds = {getattr(torch.optim, name) for name in dir(torch.optim)} - left_out - {torch.optim.Optimizer}
+    kinds = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)]
+    return sorted(kinds, key=lambda kind: kind.__name__)
+
+
+@pytest.mark.parametrize("kind", every_torch_optimizer(), ids=lambda kind: kind.__name__)
+def test_every_optimizer_of_torch(hvd, comm, kind):
+    """Some layers without gradient on some ranks, a restart from rank 0's state, and on with training."""
+    rank = comm.Get_rank()
+
+    def build():
+        torch.manual_seed(9)
+        model = nn.Sequential(nn.Linear(12, 16, bias=False), nn.Linear(16, 4, bias=False))  # Muon takes matrices only
+        plain = kind(model.parameters(), lr=0.01)
+        return model, wrapped_plain(plain, model)
+
+    def wrapped_plain(plain, model):
+        compression = hvs.Compression.topka(0.2, dense_below=0)
+        return hvs.DistributedOptimizer(plain, model.named_parameters(), compression)
+
+    model, optimizer = build()
+    for step in range(3):
+        optimizer.zero_grad()
+        x, y = batch(rank, step)
+        hidden = model[0](x)
+        (model[1](hidden) - y if rank == 0 else hidden).square().mean().backward()
+        optimizer.step()
+    assert all(same_bits(comm, p.numpy()) for p in snapshot(model))
+    state = optimizer.state_dict()
+    restarted, fresh = build()
+    if rank == 0:
+        restarted.load_state_dict(model.state_dict())
+        fresh.load_state_dict(state)
+    hvd.broadcast_parameters(restarted.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(fresh, root_rank=0)
+    assert everywhere(comm, all(map(torch.equal, snapshot(model), snapshot(restarted))))
+    train(fresh, restarted, rank, steps=2)
+    assert all(same_bits(comm, p.numpy()) for p in snapshot(restarted))
 
 
 def test_without_named_parameters(hvd, comm):

@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -32,6 +33,8 @@ _BUILD_REQUIREMENTS = [
 ]
 
 _FRAMEWORKS = {"PYTORCH": True, "MPI": True, "TENSORFLOW": False, "MXNET": False, "GLOO": False}
+
+_ERROR = re.compile(r"CMake Error|fatal error:|: error:|^ERROR:|\*\*\* .* Error \d")
 
 _REMEDIES = {
     "Killed signal": "The compiler ran out of memory: set MAKEFLAGS=-j1 (make: JOBS=1).",
@@ -115,6 +118,8 @@ def build_environment(mpi: Mpi) -> dict[str, str]:
     env["CXX"] = str(COMPILER)
     # FindMPI looks here first: with several MPIs on a machine it must not choose by itself.
     env.setdefault("MPI_HOME", str(mpi.mpicxx.parent.parent))
+    # CMake 4 refuses the version that the Gloo in Horovod's package asks for (HOROVOD_WITH_GLOO=1).
+    env.setdefault("CMAKE_POLICY_VERSION_MINIMUM", "3.5")
     if not env.get("MAKEFLAGS"):
         env["MAKEFLAGS"] = f"-j{_jobs()}"
     return env
@@ -143,5 +148,12 @@ def _torch_version() -> str:
 def _explain(log: Path) -> str:
     text = log.read_text(errors="replace")
     remedies = [remedy for sign, remedy in _REMEDIES.items() if sign in text]
-    remedy = " ".join(remedies) or "The first line with `error:` in the log names the cause."
-    return f"Building Horovod failed. Last lines of {log}:\n{last_lines(text)}\n{remedy} Then run this again."
+    remedy = " ".join(remedies) or "Put right what these lines name."
+    return f"Building Horovod failed. From {log}:\n{_telling_lines(text)}\n{remedy} Then run this again."
+
+
+def _telling_lines(text: str) -> str:
+    """The first error and what follows it; the end of the log, where pip cleans up, tells little."""
+    lines = text.splitlines()
+    first = next((number for number, line in enumerate(lines) if _ERROR.search(line)), len(lines) - 25)
+    return last_lines("\n".join(lines[max(0, first - 5) : first + 25]))

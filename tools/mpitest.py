@@ -43,14 +43,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def passes(ranks: int, arguments: Sequence[str], limit: float) -> bool:
     """Runs pytest on `ranks` ranks and says whether all of them passed within `limit` seconds."""
-    print(f"\n== {ranks} rank{'s' if ranks > 1 else ''}: pytest {' '.join(arguments)}", flush=True)
+    title = f"{ranks} rank{'s' if ranks > 1 else ''}"
+    print(f"\n== {title}: pytest {' '.join(arguments)}", flush=True)
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mpitest-") as folder:
-        rank_program = [sys.executable, __file__, "--as-rank", folder, *arguments]
+        # mpirun gives rank 0 a terminal of its own, from which pytest would conclude that it may use colours.
+        color = f"--color={'yes' if sys.stdout.isatty() else 'no'}"
+        rank_program = [sys.executable, __file__, "--as-rank", folder, color, *arguments]
         error = launch(["mpirun", "-n", str(ranks), *rank_program], limit)
         if error:
             show_ends(Path(folder))
-    print(f"== {ranks} ranks: {error or 'passed'} after {time.monotonic() - start:.0f} s", flush=True)
+    print(f"== {title}: {error or 'passed'} after {time.monotonic() - start:.0f} s", flush=True)
     return not error
 
 

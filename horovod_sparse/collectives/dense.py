@@ -7,8 +7,9 @@ from mpi4py import MPI
 
 from horovod_sparse.collectives.exchange import Exchange, Traffic
 from horovod_sparse.kernels import kernels_for
+from horovod_sparse.kernels.types import Array
 from horovod_sparse.state import Stateless
-from horovod_sparse.vector import Array, SparseVector
+from horovod_sparse.vector import SparseVector
 
 
 def allreduce_dense(comm: MPI.Intracomm, values: Array, traffic: Traffic) -> Array:

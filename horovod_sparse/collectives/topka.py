@@ -11,8 +11,9 @@ from mpi4py import MPI
 from horovod_sparse.collectives.dense import allreduce_dense
 from horovod_sparse.collectives.exchange import MPI_COUNT_MAX, Exchange, Traffic
 from horovod_sparse.kernels import kernels_for
+from horovod_sparse.kernels.types import Array
 from horovod_sparse.state import Stateless
-from horovod_sparse.vector import Array, SparseVector
+from horovod_sparse.vector import SparseVector
 
 
 class TopkA(Stateless):

@@ -12,16 +12,9 @@ what is not a NumPy array, before anything is written.
 
 import os
 from collections.abc import Sequence
-from typing import Any, TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
 
 from horovod_sparse.kernels import _cpu
-
-Array: TypeAlias = NDArray[Any]
-Indices: TypeAlias = NDArray[np.int32]
-Segments: TypeAlias = Sequence[tuple[int, Array]]
+from horovod_sparse.kernels.types import Array, Indices, Segments
 
 
 def accumulate(gradients: Segments, buffer: Array, scale: float = 1.0, threads: int = 1) -> None:

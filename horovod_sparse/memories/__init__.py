@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from horovod_sparse.accumulator import Accumulator, Segments
+from horovod_sparse.accumulator import Accumulator
+from horovod_sparse.kernels.types import Segments
 from horovod_sparse.memories.none import NoMemory
 from horovod_sparse.memories.residual import Residual
 from horovod_sparse.vector import SparseVector

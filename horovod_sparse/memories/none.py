@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from horovod_sparse.accumulator import Accumulator, Segments
+from horovod_sparse.accumulator import Accumulator
+from horovod_sparse.kernels.types import Array, Segments
 from horovod_sparse.state import Stateless
-from horovod_sparse.vector import Array, SparseVector
+from horovod_sparse.vector import SparseVector
 
 
 class NoMemory(Stateless):

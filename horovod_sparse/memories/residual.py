@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from horovod_sparse.accumulator import Accumulator, Segments
+from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import kernels_for
-from horovod_sparse.vector import Array, SparseVector
+from horovod_sparse.kernels.types import Array, Segments
+from horovod_sparse.vector import SparseVector
 
 
 class Residual:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from horovod_sparse.accumulator import Accumulator
+from horovod_sparse.sparsifiers.consensus import Consensus
 from horovod_sparse.sparsifiers.topk import TopK
-from horovod_sparse.vector import Array, SparseVector
-
-# Sums a small array over the ranks, so that all of them can decide alike; the identity on one rank.
-Consensus: TypeAlias = Callable[[Array], Array]
+from horovod_sparse.vector import SparseVector
 
 
 class Sparsifier(Protocol):

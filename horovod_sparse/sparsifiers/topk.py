@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from horovod_sparse.accumulator import Accumulator
+from horovod_sparse.sparsifiers.consensus import Consensus
 from horovod_sparse.state import Stateless
-from horovod_sparse.vector import Array, SparseVector
+from horovod_sparse.vector import SparseVector
 
 
 class TopK(Stateless):
@@ -24,7 +23,7 @@ class TopK(Stateless):
             raise ValueError(f"threads must be at least 1, not {threads}")
         self._threads = threads
 
-    def take(self, accumulator: Accumulator, k: int, consensus: Callable[[Array], Array]) -> SparseVector:
+    def take(self, accumulator: Accumulator, k: int, consensus: Consensus) -> SparseVector:
         """Moves the k largest magnitudes out of the accumulator, or all where there are fewer than k."""
         del consensus  # each rank chooses for itself
         return accumulator.take_largest(k, self._threads)

@@ -113,19 +113,24 @@ def test_another_mpi_changes_the_folder():
     assert len({horovod_wheel.wheel_folder(mpi) for mpi in versions + places}) == 3
 
 
-def test_a_build_that_fails_says_what_happened_and_leaves_no_wheel(monkeypatch, tmp_path, capsys):
-    script = (
-        "for i in $(seq 100); do echo line $i; done; echo 'g++: fatal error: Killed signal terminated program'; exit 1"
-    )
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [("g++: fatal error: Killed signal terminated program", "MAKEFLAGS=-j1"), ("something else", "Put right")],
+)
+def test_a_build_that_fails_says_what_happened_and_leaves_no_wheel(error, remedy, monkeypatch, capsys):
+    after = 100 if "fatal error:" in error else 10  # without a sign of an error the last lines are shown
+    lines = [*(f"line {i}" for i in range(100)), error, *(f"cleaning {i}" for i in range(after))]
+    script = "printf '%s\\n' '" + "' '".join(lines) + "'; exit 1"
     monkeypatch.setattr(horovod_wheel, "pip", lambda *arguments: None)
     monkeypatch.setattr(horovod_wheel, "build_command", lambda folder: ["sh", "-c", script])
     folder = horovod_wheel.wheel_folder(MPI)
     with pytest.raises(environment.InstallError) as caught:
         horovod_wheel.build_wheel(MPI, folder)
     message = str(caught.value)
-    assert "line 100" in message
-    assert "line 1\n" not in message
-    assert "MAKEFLAGS=-j1" in message
+    assert f"line 99\n    {error}\n    cleaning 0" in message
+    assert "line 10\n" not in message
+    assert "cleaning 90" not in message
+    assert remedy in message
     log = folder.with_suffix(".log")
     assert str(log) in message
     assert list(folder.parent.iterdir()) == [log]
