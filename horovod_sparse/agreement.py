@@ -57,6 +57,8 @@ def facts(
     """
     try:
         _validate(optimizer, compression, arguments)
+        if not all(isinstance(pair, tuple) for pair in named or ()):
+            raise ValueError("named_parameters should be a sequence of tuples (name, parameter)")
         groups = arguments["groups"]
         if isinstance(groups, list):
             groups = tuple(tuple(tuple(getattr(p, "shape", ())) for p in group) for group in groups)

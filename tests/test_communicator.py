@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import launch
 import pytest
 from laws import everywhere
 
 from horovod_sparse.communicator import communicator
 
-pytestmark = pytest.mark.mpi
+PROGRAM = Path(__file__).parent / "programs" / "split_world.py"
 
 
+def test_horovod_on_a_part_of_the_mpi_job_in_another_order():
+    result = launch.python(str(PROGRAM), ranks=4)
+    assert result.returncode == 0, result.stderr
+    for rank, (of_horovod, moved) in enumerate([(1, -1), (1, -2), (0, -1), (0, -2)]):
+        assert f"[{rank} of 4 is {of_horovod} of 2 and moved by {moved}]" in result.stdout
+
+
+@pytest.mark.mpi
 def test_the_world(hvd, comm):
     ours = communicator()
     assert everywhere(comm, (ours.Get_rank(), ours.Get_size()) == (hvd.rank(), hvd.size()))
 
 
+@pytest.mark.mpi
 def test_two_communicators_do_not_meet_each_others_messages(hvd, comm):
     first, second = communicator(), communicator()
     request = first.isend("first", dest=first.Get_rank(), tag=1)
@@ -23,6 +35,7 @@ def test_two_communicators_do_not_meet_each_others_messages(hvd, comm):
     request.wait()
 
 
+@pytest.mark.mpi
 def test_a_process_set(hvd, comm):
     ranks = comm.Get_size()
     if ranks == 1:

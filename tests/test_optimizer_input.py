@@ -81,6 +81,14 @@ def test_names_used_twice(hvd, comm):
         )
 
 
+def test_parameters_that_come_without_names(hvd, comm):
+    model = mlp()
+    with pytest.raises(ValueError, match=r"sequence of tuples \(name, parameter\)"):
+        hvs.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), model.parameters(), compression=hvs.Compression.topka(0.1)
+        )
+
+
 def test_parameters_without_a_name(hvd, comm):
     model = mlp()
     with pytest.raises(ValueError, match="not named"):
