@@ -85,7 +85,7 @@ def mpi_environment() -> dict[str, str]:
 
 def show_ends(folder: Path, lines: int = 60) -> None:
     """Prints the last lines of the ranks' files."""
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.glob("rank *.txt")):
         text = path.read_text(errors="replace").splitlines()
         print(f"\n-- the last lines of {path.stem}\n" + "\n".join(text[-lines:]), flush=True)
 
@@ -97,7 +97,9 @@ def as_rank(folder: str, arguments: Sequence[str]) -> None:
         output = os.open(Path(folder, f"rank {rank}.txt"), os.O_WRONLY | os.O_CREAT)
         os.dup2(output, sys.stdout.fileno())
         os.dup2(output, sys.stderr.fileno())
-    os.execv(sys.executable, [*_PYTEST, *arguments])
+    # Each rank has temporary files of its own: pytest cleans up old ones, and two that do so at once get in each
+    # other's way.
+    os.execv(sys.executable, [*_PYTEST, f"--basetemp={folder}/files of rank {rank}", *arguments])
 
 
 if __name__ == "__main__":
