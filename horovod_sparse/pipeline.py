@@ -97,7 +97,7 @@ class Pipeline:
         the step everywhere, and no residual is poisoned by it.
         """
         with trace.span("exchange", bucket=self._number, entries=self._size):
-            whole = np.zeros_like(self._like, shape=(self._size,))
+            whole = np.zeros(self._size, self._like.dtype, like=self._like)
             kernels_for(whole).accumulate(gradients, whole, 1.0)
             return self.collective.allreduce(SparseVector.full(whole))
 

@@ -45,7 +45,7 @@ class Dense(Stateless):
         """Writes the vector out dense and sums it; the total holds every position."""
         values = vector.values
         if vector.indices is not None:
-            values = np.zeros_like(vector.values, shape=(vector.size,))
+            values = np.zeros(vector.size, vector.values.dtype, like=vector.values)
             kernels_for(values).add(vector.indices, vector.values, values)
         total = allreduce_dense(self._comm, values, self.traffic)
         return Exchange(SparseVector.full(total), SparseVector.empty(vector.size, vector.values))

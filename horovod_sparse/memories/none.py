@@ -19,7 +19,7 @@ class NoMemory(Stateless):
     """
 
     def __init__(self, size: int, like: Array) -> None:
-        self._scratch = np.zeros_like(like, shape=(size,))
+        self._scratch = np.zeros(size, like.dtype, like=like)
 
     def open(self, gradients: Segments, scale: float) -> Accumulator:
         """Accumulates the gradients alone: scale 0 ignores the buffer's old content."""

@@ -21,7 +21,7 @@ class Residual:
     """
 
     def __init__(self, size: int, like: Array) -> None:
-        self._residual = np.zeros_like(like, shape=(size,))
+        self._residual = np.zeros(size, like.dtype, like=like)
 
     def open(self, gradients: Segments, scale: float) -> Accumulator:
         """The accumulator works in place on the residual: nothing is copied."""
