@@ -1,12 +1,16 @@
-"""A rank that fails ends the job instead of leaving the others waiting."""
+"""A rank that fails or leaves early ends the job instead of letting the others wait for it."""
 
 from __future__ import annotations
 
+import atexit
 import functools
 import sys
 from types import TracebackType
 
 from mpi4py import MPI
+
+# Of the message by which a rank says that it leaves; the collectives' messages have lower tags.
+_LEAVES = 32767  # the largest tag that every MPI allows
 
 
 @functools.cache
@@ -20,8 +24,40 @@ def abort_on_error() -> None:
 
     def report_and_abort(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         previous(kind, error, traceback)
-        rank = MPI.COMM_WORLD.Get_rank()
-        print(f"rank {rank}: ends all ranks because of the {kind.__name__} above", file=sys.stderr, flush=True)
-        MPI.COMM_WORLD.Abort(1)
+        _abort(f"ends all ranks because of the {kind.__name__} above")
 
     sys.excepthook = report_and_abort
+
+
+class Watch:
+    """Notices when a rank leaves the program while another still waits for it.
+
+    Horovod's own exchange fails on all ranks when one of them shuts Horovod down; MPI's collectives would wait.
+
+    Args:
+        comm: The communicator of the ranks that exchange.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+        atexit.register(self._leave)  # runs before Horovod's shutdown, which was registered earlier
+
+    def _leave(self) -> None:
+        if not MPI.Is_finalized():
+            for rank in set(range(self._comm.Get_size())) - {self._comm.Get_rank()}:
+                self._comm.Send([None, 0, MPI.BYTE], rank, _LEAVES)  # empty messages are sent without waiting
+
+    def check(self, bucket: int) -> None:
+        """Ends all ranks when one of them has left; called from time to time while this rank waits for a bucket."""
+        status = MPI.Status()
+        if self._comm.Iprobe(MPI.ANY_SOURCE, _LEAVES, status):
+            gone, size = status.Get_source(), self._comm.Get_size()
+            _abort(
+                f"rank {gone} of {size} has left the program, but bucket {bucket} waits for it: let every rank take as "
+                "many steps (equal shares of the data, drop_last=True)"
+            )
+
+
+def _abort(reason: str) -> None:
+    print(f"rank {MPI.COMM_WORLD.Get_rank()}: {reason}", file=sys.stderr, flush=True)
+    MPI.COMM_WORLD.Abort(1)

@@ -13,7 +13,7 @@ from horovod.common.util import split_list
 from horovod.torch.optimizer import _DistributedOptimizer as _Horovod
 from mpi4py import MPI
 
-from horovod_sparse.abort import abort_on_error
+from horovod_sparse.abort import Watch, abort_on_error
 from horovod_sparse.agreement import agree, facts
 from horovod_sparse.bucket import Member, array_of, plan
 from horovod_sparse.collectives import Traffic
@@ -63,7 +63,7 @@ class _Overrides:
             for bucket in buckets
         ]
         factor = 1.0 if self.op == hvd.Sum else 1.0 / self._comm.Get_size()
-        self._worker = Worker(buckets, pipelines, factor, self._learning_rate)
+        self._worker = Worker(buckets, pipelines, factor, self._learning_rate, Watch(self._comm).check)
         self._groups = None  # grouped allreduce takes no callables as handles; the groups are buckets now
         _Horovod._register_hooks(self)
 

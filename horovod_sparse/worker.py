@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import torch
 
@@ -36,6 +36,7 @@ class Worker:
         pipelines: Their pipelines, in the same order.
         factor: Factor on the totals: 1/P averages.
         learning_rate: Gives the learning rate in force for an index of a param group.
+        watch: Called with a bucket's number once a second while that bucket is waited for.
     """
 
     def __init__(
@@ -44,11 +45,13 @@ class Worker:
         pipelines: Sequence[Pipeline],
         factor: float,
         learning_rate: Callable[[int], float],
+        watch: Callable[[int], None],
     ) -> None:
         self.buckets = buckets
         self.pipelines = pipelines
         self._factor = factor
         self._learning_rate = learning_rate
+        self._watch = watch
         self._number_of = {slot.parameter: bucket.number for bucket in buckets for slot in bucket.slots}
         self._lock = threading.Lock()  # autograd runs one thread a device, and each may fire hooks
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="horovod_sparse")
@@ -108,20 +111,24 @@ class Worker:
 
     def _result(self, filling: _Filling, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         assert filling.done is not None, "a handle was waited for before its bucket was complete"
-        if not filling.done.done():
-            with trace.span("wait", bucket=filling.bucket.number):
-                filling.done.result()
+        self._wait(filling.done, filling.bucket.number)
         filling.done.result()
         result = filling.gradients[parameter].view(parameter.shape)
         if gradient.is_contiguous():
             return result
         return torch.empty_like(parameter).copy_(result)  # the parameter's own memory format, such as channels_last
 
+    def _wait(self, done: Future[None], bucket: int) -> None:
+        if not done.done():
+            with trace.span("wait", bucket=bucket):
+                while wait([done], timeout=1).not_done:
+                    self._watch(bucket)
+
     def finish(self) -> None:
         """Waits for everything that was started, whatever became of it, and makes ready for the next step."""
         for filling in self._filling:
             if filling.done is not None:
-                filling.done.exception()
+                self._wait(filling.done, filling.bucket.number)
         self._begin()
 
     @property

@@ -1,4 +1,4 @@
-"""A rank that raises ends the job: nobody waits for it until the time limit of the cluster."""
+"""A rank that raises or leaves ends the job: nobody waits for it until the time limit of the cluster."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 PROGRAM = Path(__file__).parent / "programs" / "train.py"
 
 
-def run(stage):
-    return launch.python(str(PROGRAM), stage, ranks=3)
+def run(stage, dense_below=0):
+    return launch.python(str(PROGRAM), stage, str(dense_below), ranks=3)
 
 
 def test_nothing_happens_to_a_run_without_errors():
@@ -27,3 +27,19 @@ def test_an_uncaught_exception_ends_all_ranks_and_is_shown(stage):
     assert "KeyError: 'the data set is gone'" in result.stderr
     assert "rank 1: ends all ranks because of the KeyError above" in result.stderr
     assert "trained" not in result.stdout
+
+
+@pytest.mark.parametrize("stage", ["exit in forward", "exit in backward", "fewer steps"])
+def test_a_rank_that_leaves_early_is_named_and_ends_the_job(stage):
+    result = run(stage)
+    assert result.returncode != 0
+    assert "rank 1 of 3 has left the program, but bucket" in result.stderr
+    assert result.stdout.count("trained") <= 1
+
+
+@pytest.mark.parametrize("stage", ["exit in backward", "fewer steps"])
+def test_a_rank_that_leaves_early_ends_the_job_when_horovod_notices_it_first(stage):
+    result = run(stage, dense_below=1024)
+    assert result.returncode != 0
+    assert "has left the program" in result.stderr or "Horovod has been shut down" in result.stderr
+    assert result.stdout.count("trained") <= 1

@@ -44,9 +44,8 @@ def log():
 @pytest.fixture
 def worker(parameters, log):
     buckets = plan([Member(str(i), p, group=0) for i, p in enumerate(parameters)], bucket_bytes=80)
-    return Worker(
-        buckets, [Recorder(log, bucket.number) for bucket in buckets], factor=0.5, learning_rate=lambda _: 0.1
-    )
+    pipelines = [Recorder(log, bucket.number) for bucket in buckets]
+    return Worker(buckets, pipelines, factor=0.5, learning_rate=lambda _: 0.1, watch=lambda bucket: None)
 
 
 def put(worker, p, **settings):
@@ -99,10 +98,24 @@ def test_handing_in_does_not_wait_for_the_exchange(worker, parameters, log):
     assert len(log) == 2
 
 
+def test_who_waits_keeps_watch(parameters):
+    seen = []
+    (bucket,) = plan([Member("p", parameters[0], group=0)], 10**6)
+    recorder = Recorder([], 0)
+    recorder.gate = threading.Event()
+
+    def watch(number):
+        seen.append(number)
+        recorder.gate.set()
+
+    put(Worker([bucket], [recorder], 1.0, learning_rate=lambda _: 0.1, watch=watch), parameters[0])()
+    assert seen == [0]
+
+
 def test_a_gradient_in_another_layout_comes_back_in_the_parameters(parameters):
     p = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
     (bucket,) = plan([Member("p", p, group=0)], 10**6)
-    worker = Worker([bucket], [Recorder([], 0)], factor=2.0, learning_rate=lambda _: 0.1)
+    worker = Worker([bucket], [Recorder([], 0)], 2.0, learning_rate=lambda _: 0.1, watch=lambda _: None)
     gradient = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     result = worker.put(p, gradient)()
     assert torch.equal(result, 2 * gradient)

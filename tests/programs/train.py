@@ -1,4 +1,6 @@
-"""A training run that goes wrong on rank 1 in its fourth step, at the stage named on the command line."""
+"""A training run that goes wrong on rank 1 in its fourth step, at the stage named on the command line.
+
+The second argument is dense_below: with 0 nothing is left to Horovod's own exchange."""
 
 import sys
 
@@ -9,21 +11,23 @@ from torch import nn
 import horovod_sparse as hvs
 
 hvd.init()
-stage = sys.argv[1]
+stage, dense_below = sys.argv[1], int(sys.argv[2])
 model = nn.Sequential(nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 100))
 optimizer = hvs.DistributedOptimizer(
     torch.optim.SGD(model.parameters(), lr=0.1),
     named_parameters=model.named_parameters(),
-    compression=hvs.Compression.topka(density=0.1, bucket_bytes=40_000),
+    compression=hvs.Compression.topka(density=0.1, bucket_bytes=40_000, dense_below=dense_below),
 )
 
 
 def fail_at(place: str, step: int) -> None:
     if place == stage and step == 3 and hvd.rank() == 1:
         raise KeyError("the data set is gone")
+    if stage == f"exit in {place}" and step == 3 and hvd.rank() == 1:
+        sys.exit(3)
 
 
-for step in range(20):
+for step in range(19 if stage == "fewer steps" and hvd.rank() == 1 else 20):
     optimizer.zero_grad()
     loss = model(torch.randn(4, 100)).square().mean()
     fail_at("forward", step)
