@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import os
 import sys
 from types import TracebackType
 
@@ -40,10 +41,12 @@ class Watch:
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
+        self._process = os.getpid()
         atexit.register(self._leave)  # runs before Horovod's shutdown, which was registered earlier
 
     def _leave(self) -> None:
-        if not MPI.Is_finalized():
+        forked = os.getpid() != self._process  # a copy of this process, which is no rank of its own
+        if not forked and not MPI.Is_finalized():
             for rank in set(range(self._comm.Get_size())) - {self._comm.Get_rank()}:
                 self._comm.Send([None, 0, MPI.BYTE], rank, _LEAVES)  # empty messages are sent without waiting
 
