@@ -137,6 +137,8 @@ class _Overrides:
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
                 "optimizer.synchronize(): the gradients are on their way to the other ranks"
             )
+        # A step that was skipped after synchronize() is over now: this rank must meet the others in the next one.
+        self._synchronized = False
         super(self.__class__, self).zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

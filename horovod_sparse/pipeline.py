@@ -121,7 +121,7 @@ class Pipeline:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a state given by ``state_dict`` of the same configuration and bucket."""
-        self._unit = float(state["unit"])
         self.memory.load_state_dict(state["memory"])
+        self._unit = float(state["unit"])
         self.sparsifier.load_state_dict(state["sparsifier"])
         self.collective.load_state_dict(state["collective"])

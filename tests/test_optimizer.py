@@ -166,6 +166,22 @@ def test_step_after_synchronize_warns_and_exchanges_once(hvd, comm):
     assert everywhere(comm, all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), reduced, strict=True)))
 
 
+def test_a_rank_without_backward_after_a_skipped_step_still_meets_the_others(hvd, comm):
+    """A GradScaler skips step() after synchronize(); the next step must not be taken for synchronized already."""
+    model, rank, ranks = mlp(), comm.Get_rank(), comm.Get_size()
+    optimizer = wrapped(hvs.DistributedOptimizer, model, compression=hvs.Compression.topka(1.0, dense_below=0))
+    loss_of(model, rank, 0).backward()
+    optimizer.synchronize()
+    optimizer.zero_grad()
+    if rank == 0:
+        loss_of(model, rank, 1).backward()
+    expected = comm.bcast([p.grad / ranks for p in model.parameters()] if rank == 0 else None)
+    optimizer.step()
+    if ranks > 1:
+        pairs = zip(model.parameters(), expected, strict=True)
+        assert everywhere(comm, all(torch.allclose(p.grad, gradient) for p, gradient in pairs))
+
+
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_zero_grad(hvd, comm, set_to_none):
     def scenario(wrap, rank):
