@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import sys
-import time
 from types import TracebackType
 
 from mpi4py import MPI
 
+from horovod_sparse.inside import inside_mpi
+
 # Of the message by which a rank says that it leaves; the collectives' messages have lower tags.
 _LEAVES = 32767  # the largest tag that every MPI allows
-# Seconds that a rank which leaves stays for the others: they look for it once a second.
-_STAY = 5.0
 
 
 @functools.cache
@@ -36,9 +36,7 @@ def abort_on_error() -> None:
 class Watch:
     """Notices when a rank leaves the program while another still waits for it.
 
-    Horovod's own exchange fails on all ranks when one of them shuts Horovod down; MPI's collectives would wait, or
-    crash: Horovod's shutdown on one rank finalizes MPI on every rank. So a rank says that it leaves and then stays a
-    while, until all others leave as well or have had the time to name it.
+    Horovod's own exchange fails on all ranks when one of them shuts Horovod down; MPI's collectives would wait.
 
     Args:
         comm: The communicator of the ranks that exchange.
@@ -51,22 +49,18 @@ class Watch:
 
     def _leave(self) -> None:
         forked = os.getpid() != self._process  # a copy of this process, which is no rank of its own
-        if not forked and not MPI.Is_finalized():
-            others = set(range(self._comm.Get_size())) - {self._comm.Get_rank()}
-            for rank in others:
+        if forked:
+            return
+        with contextlib.suppress(RuntimeError), inside_mpi():  # nobody to tell where MPI is finalized already
+            for rank in set(range(self._comm.Get_size())) - {self._comm.Get_rank()}:
                 self._comm.Send([None, 0, MPI.BYTE], rank, _LEAVES)  # empty messages are sent without waiting
-            status, deadline = MPI.Status(), time.monotonic() + _STAY
-            while others and time.monotonic() < deadline:
-                if self._comm.Iprobe(MPI.ANY_SOURCE, _LEAVES, status):
-                    others.discard(status.Get_source())
-                    self._comm.Recv([None, 0, MPI.BYTE], status.Get_source(), _LEAVES)
-                else:
-                    time.sleep(0.01)
 
     def check(self, bucket: int) -> None:
         """Ends all ranks when one of them has left; called from time to time while this rank waits for a bucket."""
         status = MPI.Status()
-        if self._comm.Iprobe(MPI.ANY_SOURCE, _LEAVES, status):
+        with inside_mpi():
+            left = self._comm.Iprobe(MPI.ANY_SOURCE, _LEAVES, status)
+        if left:
             gone, size = status.Get_source(), self._comm.Get_size()
             _abort(
                 f"rank {gone} of {size} has left the program, but bucket {bucket} waits for it: let every rank take as "

@@ -109,8 +109,6 @@ class _Overrides:
         if self._synchronized and not self._handles:
             return  # the gradients are reduced already; to exchange them again would count them twice
         worker.idle = not self._handles
-        # Buckets are waited for first: while they are, a rank that has left the program is noticed and named.
-        self._handles = dict(sorted(self._handles.items(), key=lambda item: not callable(item[1][0])))
         try:
             _Horovod.synchronize(self)
         except BaseException:

@@ -11,6 +11,7 @@ import torch
 from horovod_sparse import trace
 from horovod_sparse.bucket import Bucket, array_of
 from horovod_sparse.collectives import Traffic
+from horovod_sparse.inside import inside_mpi
 from horovod_sparse.pipeline import Pipeline
 
 
@@ -107,7 +108,8 @@ class Worker:
         slots = [slot for slot in bucket.slots if slot.parameter in filling.gradients]
         arrays = [(slot.start, array_of(filling.gradients[slot.parameter])) for slot in slots]
         free = [pair for slot, pair in zip(slots, arrays, strict=True) if slot.parameter not in filling.held]
-        self.pipelines[bucket.number].run(free, arrays, unit=rate, factor=self._factor, idle=idle)
+        with inside_mpi():
+            self.pipelines[bucket.number].run(free, arrays, unit=rate, factor=self._factor, idle=idle)
 
     def _result(self, filling: _Filling, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         assert filling.done is not None, "a handle was waited for before its bucket was complete"
