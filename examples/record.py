@@ -80,7 +80,7 @@ class Recorder:
         Horovod counts none: a ring allreduce, which sends the fewest, sends 2 (P-1)/P of the gradients' bytes.
         """
         if hasattr(self._optimizer, "traffic"):
-            return float(self._optimizer.traffic.bytes)
+            return float(self._optimizer.traffic.bytes_sent)
         width = 2 if self._args.compression == "fp16" else 4
         per_step = 2 * (hvd.size() - 1) / hvd.size() * width * self._parameters
         return float(per_step * self._steps * (len(self._epochs) + 1))

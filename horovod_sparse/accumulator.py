@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import Array, Segments
 from horovod_sparse.vector import SparseVector
@@ -47,9 +49,38 @@ class Accumulator:
         Returns:
             The entries taken. Their positions in the buffer are 0 afterwards.
         """
-        if self.settled:
-            raise RuntimeError("the accumulator is settled: its gradients were added up already")
-        kernels = kernels_for(self.buffer)
-        indices, values = kernels.select(self.gradients, self.buffer, k, self.scale, threads)
-        self.settled = True
+        pending, scale = self._pending()
+        indices, values = kernels_for(self.buffer).select(pending, self.buffer, k, scale, threads)
         return SparseVector(indices, values, self.size)
+
+    def take_above(self, threshold: float, threads: int = 1) -> SparseVector:
+        """Moves every magnitude of at least ``threshold`` out of the buffer, fused with what is pending.
+
+        Args:
+            threshold: Not negative.
+            threads: Threads of the kernel; the result does not depend on it.
+
+        Returns:
+            The entries taken. Their positions in the buffer are 0 afterwards.
+        """
+        pending, scale = self._pending()
+        indices, values = kernels_for(self.buffer).select_above(pending, self.buffer, threshold, scale, threads)
+        return SparseVector(indices, values, self.size)
+
+    def take_all(self) -> SparseVector:
+        """Moves everything out of the buffer but what lies at held positions, as a vector without indices."""
+        buffer = self.settle()
+        values = np.zeros_like(buffer)
+        for start, gradient in self.gradients:
+            part = slice(start, start + gradient.size)
+            values[part] = buffer[part]
+            buffer[part] = 0
+        return SparseVector.full(values)
+
+    def _pending(self) -> tuple[Segments, float]:
+        """What a fused kernel is to add up; zeros, in no memory of their own, where everything is added up already."""
+        if self.settled:
+            zero = np.zeros((), self.buffer.dtype, like=self.buffer)
+            return [(start, np.broadcast_to(zero, gradient.shape)) for start, gradient in self.gradients], 1.0
+        self.settled = True
+        return self.gradients, self.scale

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from horovod_sparse.collectives import COLLECTIVES, Collective
+from horovod_sparse.collectives import COLLECTIVES, Collective, keywords, make
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.memories import MEMORIES, Memory
 from horovod_sparse.sparsifiers import SPARSIFIERS, Sparsifier
@@ -56,9 +55,15 @@ class Sparse:
                 raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
         for kind, known in _KINDS.items():
             _lookup(kind, getattr(self, kind), known)
-        allowed = {option for kind in _KINDS for option in self._options_of(kind)}
+        allowed = {option for kind, known in _KINDS.items() for option in keywords(known[getattr(self, kind)])}
         for option in self.options:
             _lookup("option", option, dict.fromkeys(sorted({*allowed, *_SETTINGS})))
+        if self.collective == "shared" and not getattr(SPARSIFIERS[self.sparsifier], "shares_indices", False):
+            sharing = [name for name, kind in SPARSIFIERS.items() if getattr(kind, "shares_indices", False)]
+            raise ValueError(
+                f"collective 'shared' sends values without indices, but the sparsifier {self.sparsifier!r} chooses "
+                f"different indices on each rank: use {' or '.join(sharing)}"
+            )
 
     def k(self, size: int) -> int:
         """Number of entries that stand for ``size`` elements: round(density * size), at least 1 unless size is 0."""
@@ -74,17 +79,30 @@ class Sparse:
         """
         memory = MEMORIES[self.memory](size, like, **self._options_of("memory"))  # type: ignore[call-arg]
         sparsifier = SPARSIFIERS[self.sparsifier](**self._options_of("sparsifier"))
-        collective = COLLECTIVES[self.collective](comm, **self._options_of("collective"))  # type: ignore[call-arg]
-        return memory, sparsifier, collective
+        return memory, sparsifier, make(self.collective, comm, self.options)
 
     def _options_of(self, kind: str) -> dict[str, Any]:
-        """The options that this kind's class takes: its keyword-only parameters, with the values in force."""
-        parameters = inspect.signature(_KINDS[kind][getattr(self, kind)]).parameters.values()
-        keywords = [one for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY]
-        return {one.name: self.options.get(one.name, one.default) for one in keywords}
+        """The options that this kind's class takes."""
+        known = keywords(_KINDS[kind][getattr(self, kind)])
+        return {name: value for name, value in self.options.items() if name in known}
 
 
 _SETTINGS = tuple(one.name for one in fields(Sparse) if one.name != "options")
+
+
+def _schedule(tau: int, dense_steps: int, local: tuple[float, ...], total: tuple[float, ...]) -> dict[str, Any]:
+    """Options of an Ok-Topk run: (low, high, scale) of the local threshold, (low, high, up, down) of the global one."""
+    names = ("local_low", "local_high", "local_scale", "global_low", "global_high", "global_up", "global_down")
+    bands = dict(zip(names, (*local, *total), strict=True))
+    return {"tau_threshold": tau, "tau_partition": 64, "dense_steps": dense_steps, **bands}
+
+
+# Li and Hoefler, PPoPP 2022, and the settings of the authors' runs. For the LSTM they name no global band of its own.
+_PUBLISHED = {
+    "vgg": _schedule(32, 512, local=(2 / 3, 5 / 4, 1.012), total=(2 / 3, 4 / 3, 1.008, 1.008)),
+    "lstm": _schedule(32, 128, local=(3 / 4, 5 / 4, 1.012), total=(2 / 3, 4 / 3, 1.008, 1.008)),
+    "bert": _schedule(128, 0, local=(4 / 5, 5 / 4, 1.025), total=(4 / 5, 5 / 4, 1.036, 1.025)),
+}
 
 
 class _OfHorovod:
@@ -109,6 +127,48 @@ class Compression:
     def topka(density: float = 0.01, **settings: Any) -> Sparse:
         """Exact top-k with error feedback, gathered from every rank (SparCML): simple, good up to some 16 ranks."""
         return _sparse(settings, density=density, sparsifier="topk", collective="topka")
+
+    @staticmethod
+    def topkdsa(density: float = 0.01, **settings: Any) -> Sparse:
+        """Exact top-k, summed region by region and gathered sparse or dense (SparCML): for higher densities."""
+        return _sparse(settings, density=density, sparsifier="topk", collective="topkdsa")
+
+    @staticmethod
+    def gtopk(density: float = 0.01, **settings: Any) -> Sparse:
+        """Exact top-k, of which a tree of merges keeps the k largest (gTop-k): few messages, for small buckets."""
+        return _sparse(settings, density=density, sparsifier="topk", collective="gtopk")
+
+    @staticmethod
+    def oktopk(density: float = 0.01, published: str | None = None, **settings: Any) -> Sparse:
+        """Ok-Topk with its reused thresholds: a volume that does not grow with the number of ranks.
+
+        Args:
+            density: Fraction of the gradients; 0.01 to 0.02 in the paper.
+            published: The settings of the paper for "vgg", "lstm" or "bert", dense steps at the start included.
+            **settings: Of ``Sparse``, ``ReusedTopK`` and ``OkTopk``.
+
+        Raises:
+            ValueError: A name is unknown or a value is out of range.
+        """
+        if published is not None:
+            _lookup("published schedule", published, _PUBLISHED)
+            settings = {**_PUBLISHED[published], **settings}
+        return _sparse(settings, density=density, sparsifier="reusedtopk", collective="oktopk")
+
+    @staticmethod
+    def randomblock(density: float = 0.01, **settings: Any) -> Sparse:
+        """One block of positions that all ranks share, so that only values travel: cheapest, slowest to converge."""
+        return _sparse(settings, density=density, sparsifier="randomblock", collective="shared")
+
+    @staticmethod
+    def hierarchical(density: float = 0.01, **settings: Any) -> Sparse:
+        """TopkA between the ranks of a node and Ok-Topk between nodes: for several ranks (GPUs) on a node."""
+        return _sparse(settings, density=density, sparsifier="topk", collective="hierarchical")
+
+    @staticmethod
+    def auto(density: float = 0.01, **settings: Any) -> Sparse:
+        """Exact top-k by whatever collective is predicted to be fastest on the network found; dense if none is."""
+        return _sparse(settings, density=density, sparsifier="topk", collective="auto")
 
     @staticmethod
     def dense(**settings: Any) -> Sparse:

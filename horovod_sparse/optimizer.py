@@ -94,7 +94,9 @@ class _Overrides:
     def _charge_dense(self, p: torch.Tensor) -> None:
         assert self._comm is not None
         others = self._comm.Get_size() - 1
-        self._dense_traffic.sent(2 * p.numel() * p.element_size() * others / (others + 1), 2 * others)
+        nbytes = 2 * p.numel() * p.element_size() * others / (others + 1)
+        self._dense_traffic.send(nbytes, 2 * others)
+        self._dense_traffic.receive(nbytes, 2 * others)
 
     def synchronize(self) -> None:
         """Completes the exchange; every ``p.grad`` then holds the reduced gradient.
@@ -199,10 +201,11 @@ class _Overrides:
 
     @property
     def traffic(self) -> Traffic:
-        """Payload this rank has sent so far, parameters that travel dense included."""
-        total = Traffic(self._dense_traffic.bytes, self._dense_traffic.messages)
+        """Payload this rank has sent and received so far, parameters that travel dense included."""
+        total = Traffic()
+        total.add(self._dense_traffic)
         if self._worker is not None:
-            total.sent(self._worker.traffic.bytes, self._worker.traffic.messages)
+            total.add(self._worker.traffic)
         return total
 
 

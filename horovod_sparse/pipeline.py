@@ -63,26 +63,31 @@ class Pipeline:
         with trace.span("select", bucket=self._number):
             finite = kernels_for(self._like).all_finite(gradients)
         with trace.span("agree", bucket=self._number):
-            poisoned, active = self._consensus(np.array([not finite, not idle], np.int64))
-        if not active:
+            elements = sum(array.size for _, array in gradients)
+            poisoned, working, active = self._consensus(np.array([not finite, not idle, elements], np.int64)).tolist()
+        if not working:
             raise RuntimeError(
                 f"rank {self._comm.Get_rank()}: step() or synchronize() without backward() on any of "
                 f"{self._comm.Get_size()} ranks: call loss.backward() first"
             )
-        exchange = self._dense_step(gradients) if poisoned else self._sparse_step(gradients, unit)
+        # The same on every rank, also where parameters are held on some of them only.
+        k = self._sparse.k(active // self._comm.Get_size())
+        exchange = self._dense_step(gradients, k) if poisoned else self._sparse_step(gradients, k, unit)
         with trace.span("apply", bucket=self._number):
             total = exchange.total
             kernels_for(total.values).scatter(total.indices, total.values, outputs, factor)
 
-    def _sparse_step(self, gradients: Segments, unit: float) -> Exchange:
+    def _sparse_step(self, gradients: Segments, k: int, unit: float) -> Exchange:
         with trace.span("select", bucket=self._number):
             accumulator = self.memory.open(gradients, self._rescaling(unit))
-            k = self._sparse.k(sum(array.size for _, array in gradients))
-            vector = self.sparsifier.take(accumulator, k, self._consensus)
+            if self.collective.entries(self._size, k) < self._size:
+                vector = self.sparsifier.take(accumulator, k, self._consensus)
+            else:
+                vector = accumulator.take_all()
             self._unit = unit or self._unit
         with trace.span("exchange", bucket=self._number, entries=len(vector)):
             try:
-                exchange = self.collective.allreduce(vector)
+                exchange = self.collective.allreduce(vector, k)
             except BaseException:
                 self.memory.close(accumulator, vector, returned=vector)  # nothing arrived anywhere: nothing is lost
                 raise
@@ -90,7 +95,7 @@ class Pipeline:
             self.memory.close(accumulator, vector, exchange.returned)
         return exchange
 
-    def _dense_step(self, gradients: Segments) -> Exchange:
+    def _dense_step(self, gradients: Segments, k: int) -> Exchange:
         """Sends the gradients whole and leaves the memory alone.
 
         A gradient with NaN or Inf reaches every rank as dense training would show it, so that a GradScaler skips
@@ -99,7 +104,7 @@ class Pipeline:
         with trace.span("exchange", bucket=self._number, entries=self._size):
             whole = np.zeros(self._size, self._like.dtype, like=self._like)
             kernels_for(whole).accumulate(gradients, whole, 1.0)
-            return self.collective.allreduce(SparseVector.full(whole))
+            return self.collective.allreduce(SparseVector.full(whole), k)
 
     def _rescaling(self, unit: float) -> float:
         """Factor that turns what the memory holds into the new unit."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import Array
 
 
@@ -34,6 +35,22 @@ class SparseVector:
     def full(cls, values: Array) -> SparseVector:
         """A vector that holds every position, as a dense step sends it."""
         return cls(None, values, values.size, shared=True)
+
+    def nothing(self) -> SparseVector:
+        """The zero vector of the same size, dtype and device."""
+        return SparseVector.empty(self.size, self.values)
+
+    def cut(self, k: int) -> tuple[SparseVector, SparseVector]:
+        """Parts the k largest magnitudes (all if there are fewer; ties: lower index) from the rest."""
+        if len(self) <= k:
+            return self, self.nothing()
+        assert self.indices is not None
+        scratch = np.empty_like(self.values)
+        at, values = kernels_for(scratch).select([(0, self.values)], scratch, k, 0.0)
+        rest = np.ones_like(self.values, dtype=bool)
+        rest[at] = False
+        largest = SparseVector(self.indices[at], values, self.size)
+        return largest, SparseVector(self.indices[rest], self.values[rest], self.size)
 
     def __len__(self) -> int:
         """Number of entries held."""

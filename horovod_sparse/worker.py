@@ -135,8 +135,8 @@ class Worker:
 
     @property
     def traffic(self) -> Traffic:
-        """What this rank has sent so far, over all buckets."""
+        """What this rank has sent and received so far, over all buckets."""
         total = Traffic()
         for pipeline in self.pipelines:
-            total.sent(pipeline.traffic.bytes, pipeline.traffic.messages)
+            total.add(pipeline.traffic)
         return total

@@ -30,15 +30,30 @@ def accumulate(gradients: Segments, buffer: Array, scale: float = 1.0) -> None:
         buffer[start : start + len(gradient)] += gradient.astype(buffer.dtype)
 
 
+def active_positions(gradients: Segments) -> Array:
+    ranges = [np.arange(start, start + len(gradient)) for start, gradient in gradients]
+    return np.concatenate([np.arange(0), *ranges])
+
+
+def take(positions: Array, buffer: Array) -> tuple[Array, Array]:
+    """Moves positions, which ascend, out of the buffer."""
+    values = buffer[positions]
+    buffer[positions] = 0
+    return positions.astype(np.int32), values
+
+
 def select(gradients: Segments, buffer: Array, k: int, scale: float = 1.0) -> tuple[Array, Array]:
     accumulate(gradients, buffer, scale)
-    ranges = [np.arange(start, start + len(gradient)) for start, gradient in gradients]
-    positions = np.concatenate([np.arange(0), *ranges])
+    positions = active_positions(gradients)
     largest_first = np.argsort(-magnitude(buffer[positions]), kind="stable")
-    indices = np.sort(positions[largest_first[:k]])
-    values = buffer[indices]
-    buffer[indices] = 0
-    return indices.astype(np.int32), values
+    return take(np.sort(positions[largest_first[:k]]), buffer)
+
+
+def select_above(gradients: Segments, buffer: Array, threshold: float, scale: float = 1.0) -> tuple[Array, Array]:
+    accumulate(gradients, buffer, scale)
+    positions = active_positions(gradients)
+    reaches = magnitude(buffer[positions]) >= magnitude(np.array([threshold], buffer.dtype))
+    return take(positions[reaches], buffer)
 
 
 def all_finite(gradients: Segments) -> bool:
@@ -53,6 +68,17 @@ def merge_sum(vectors: Sequence[tuple[Array, Array]], size: int) -> tuple[Array,
         present[indices] = True
     union = np.flatnonzero(present)
     return union.astype(np.int32), total[union]
+
+
+def exclude(indices: Array, values: Array, others: Array) -> tuple[Array, Array]:
+    stays = ~np.isin(indices, others)
+    return indices[stays], values[stays]
+
+
+def count_magnitudes(values: Array, prefix: int, shift: int, bits: int) -> Array:
+    keys = magnitude(values)
+    agrees = keys >> (shift + bits) == prefix >> (shift + bits)
+    return np.bincount(keys[agrees] >> shift & (2**bits - 1), minlength=2**bits)
 
 
 def scatter(indices: Array | None, values: Array, outputs: Segments, scale: float = 1.0) -> None:

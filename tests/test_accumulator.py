@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from horovod_sparse.accumulator import Accumulator
 
@@ -31,8 +30,17 @@ def test_taking_settles():
     assert pending.settle().tolist() == [0, 11, 0, 0, 4, 5]
 
 
-def test_taking_twice_is_refused():
-    pending = accumulator()
-    pending.settle()
-    with pytest.raises(RuntimeError, match="settled"):
-        pending.take_largest(1)
+def test_what_is_left_can_be_taken_in_another_turn():
+    pending = accumulator(scale=2.0)
+    taken = [pending.take_largest(1), pending.take_above(14), pending.take_largest(1)]
+    assert [vector.indices.tolist() for vector in taken] == [[3], [2], [1]]
+    assert [vector.values.tolist() for vector in taken] == [[16], [14], [12]]
+    assert pending.settle().tolist() == [0, 0, 0, 0, 8, 10]  # held positions are scaled once
+
+
+def test_everything_but_what_is_held_can_be_taken():
+    pending = accumulator(scale=2.0)
+    vector = pending.take_all()
+    assert vector.indices is None
+    assert vector.values.tolist() == [0, 12, 14, 16, 0, 0]
+    assert pending.settle().tolist() == [0, 0, 0, 0, 8, 10]

@@ -123,4 +123,4 @@ def test_a_gradient_in_another_layout_comes_back_in_the_parameters(parameters):
 
 
 def test_traffic_is_the_sum_of_the_buckets(worker):
-    assert (worker.traffic.bytes, worker.traffic.messages) == (20, 2)
+    assert (worker.traffic.bytes_sent, worker.traffic.messages_sent) == (20, 2)

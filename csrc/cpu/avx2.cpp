@@ -122,9 +122,28 @@ HVS_AVX2 void filter(const Entries<float>& from, std::size_t first, std::size_t 
   portable_float.filter(from, i, last, range, to, room);
 }
 
+// As the portable loop.
+HVS_AVX2 std::size_t list_bits(const std::uint64_t* words, std::size_t count, std::size_t first,
+                               std::int32_t* indices) {
+  constexpr std::size_t batch = 8;
+  std::size_t listed = 0;
+  for (std::size_t w = 0; w < count; ++w) {
+    std::uint64_t bits = words[w];
+    if (!bits) continue;
+    const std::size_t end = listed + std::size_t(_mm_popcnt_u64(bits));
+    for (; listed < end; listed += batch) {
+      for (std::size_t i = 0; i < batch; ++i, bits = _blsr_u64(bits)) {
+        indices[listed + i] = std::int32_t(first + w * word + std::size_t(_tzcnt_u64(bits)));
+      }
+    }
+    listed = end;
+  }
+  return listed;
+}
+
 }  // namespace
 
-const Loops<float> avx2_float = {widen_halves, accumulate, scan, filter};
+const Loops<float> avx2_float = {widen_halves, accumulate, scan, filter, list_bits};
 
 }  // namespace hvs
 

@@ -108,9 +108,13 @@ HVS_AVX512 void filter(const Entries<float>& from, std::size_t first, std::size_
   portable_float.filter(from, i, last, range, to, room);
 }
 
+std::size_t list_bits(const std::uint64_t* words, std::size_t count, std::size_t first, std::int32_t* indices) {
+  return avx2_float.list_bits(words, count, first, indices);
+}
+
 }  // namespace
 
-const Loops<float> avx512_float = {widen_halves, accumulate, scan, filter};
+const Loops<float> avx512_float = {widen_halves, accumulate, scan, filter, list_bits};
 
 }  // namespace hvs
 

@@ -4,32 +4,20 @@
 #include <utility>
 #include <vector>
 
+#include "histogram.hpp"
 #include "rank.hpp"
 
 namespace hvs {
 namespace {
 
-constexpr int digit = 11;             // bits of the key that one pass resolves
-constexpr int lanes = 8;              // interleaved histograms: equal keys in a row do not wait for each other
-constexpr std::size_t block = 16;     // elements between two looks at whether there are entries to take
-constexpr std::size_t few = 1 << 14;  // keys that are ranked in memory rather than by another pass
+constexpr int digit_width = 11;        // bits of the key that one pass resolves
+constexpr std::size_t block = 16;      // elements between two looks at whether there are entries to take
+constexpr std::int64_t few = 1 << 14;  // keys that are ranked in memory rather than by another pass
 
-// Histogram, over the keys that agree with `prefix` above bit shift + width, of the width bits above bit shift.
-template <class Real>
-std::vector<std::size_t> histogram(const Step<Real>& step, Key<Real> prefix, int shift, int width) {
-  std::vector<std::uint32_t> counts(std::size_t(lanes) << width);
-  const Key<Real> mask = (Key<Real>(1) << width) - 1;
-  for (const Tensor& gradient : step.gradients) {
-    const Real* const x = step.buffer + gradient.start;
-    for (std::size_t i = 0; i < gradient.length; ++i) {
-      const Key<Real> key = magnitude(x[i]);
-      const bool agrees = (key ^ prefix) >> shift <= mask;
-      counts[std::size_t(key >> shift & mask) * lanes + i % lanes] += agrees;
-    }
-  }
-  std::vector<std::size_t> totals(std::size_t(1) << width);
-  for (std::size_t i = 0; i < counts.size(); ++i) totals[i / lanes] += counts[i];
-  return totals;
+template <class Real> std::vector<std::int64_t> count_digit(const Step<Real>& step, Digit<Key<Real>> digit) {
+  Histogram<Real> histogram(digit);
+  for (const Tensor& gradient : step.gradients) histogram.add(step.buffer + gradient.start, gradient.length);
+  return histogram.totals();
 }
 
 template <class Real> std::vector<Key<Real>> keys_between(const Step<Real>& step, Key<Real> low, Key<Real> high) {
@@ -71,11 +59,11 @@ template <class Real> bool try_cut(const Step<Real>& step, std::size_t k, Key<Re
 template <class Real> Cut<Key<Real>> find_cut(const Step<Real>& step, std::size_t k) {
   Key<Real> prefix = 0;
   for (int shift = Bits<Real>::width; shift > 0;) {
-    const int width = std::min(digit, shift);
+    const int width = std::min(digit_width, shift);
     shift -= width;
-    const std::vector<std::size_t> counts = histogram(step, prefix, shift, width);
+    const std::vector<std::int64_t> counts = count_digit<Real>(step, {prefix, shift, width});
     std::size_t bin = counts.size() - 1;
-    for (; counts[bin] < k; --bin) k -= counts[bin];
+    for (; std::size_t(counts[bin]) < k; --bin) k -= std::size_t(counts[bin]);
     prefix |= Key<Real>(bin) << shift;
     if (counts[bin] <= few && shift > 0) {
       const Key<Real> last = prefix | ((Key<Real>(1) << shift) - 1);

@@ -32,11 +32,14 @@ const Level levels[] = {
      [] {
        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-              __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
+              __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
      },
      &avx512_float},
     {"avx2",
-     [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("popcnt") && has_f16c(); },
+     [] {
+       return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("popcnt") &&
+              has_f16c();
+     },
      &avx2_float},
 #endif
     {"portable", [] { return true; }, &portable_float},

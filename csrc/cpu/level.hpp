@@ -12,6 +12,8 @@ namespace hvs {
 // Loops store whole vectors: what they append may be followed by this many entries without meaning.
 constexpr std::size_t padding = 16;
 
+constexpr std::size_t word = 64;  // bits; bitmaps are made of words
+
 // Entries in ascending order of index.
 template <class Real> struct Entries {
   std::int32_t* indices;
@@ -36,6 +38,8 @@ template <class Real> struct Loops {
   // Appends the entries first .. last of `from` whose magnitude is in the range; `to` has room for `room` entries.
   void (*filter)(const Entries<Real>& from, std::size_t first, std::size_t last, Range<Key<Real>> range,
                  Entries<Real>& to, std::size_t room);
+  // Writes first + i for each bit i that is set in the words. Returns how many.
+  std::size_t (*list_bits)(const std::uint64_t* words, std::size_t count, std::size_t first, std::int32_t* indices);
 };
 
 extern const Loops<float> portable_float, avx2_float, avx512_float;

@@ -1,7 +1,10 @@
-// merge_sum: sparse vectors are added in a dense block of the index space that stays in the cache.
+// merge_sum: two sparse vectors are merged; more of them are added in a dense block of the index space that stays in the
+// cache.
 #include <algorithm>
 #include <array>
 
+#include "level.hpp"
+#include "pair.hpp"
 #include "sparse.hpp"
 #include "workspace.hpp"
 
@@ -9,10 +12,6 @@ namespace hvs {
 namespace {
 
 constexpr std::size_t block = 1 << 14;  // positions
-constexpr std::size_t word = 64;        // positions a word of the bitmap covers
-
-// -0.0 is the neutral element of addition: -0.0 + x has the bits of x for every x, 0.0 + x has not for x = -0.0.
-template <class Real> constexpr Real neutral = Real(-0.0);
 
 template <class Real> struct Accumulator {
   Real* sums;                                   // block elements, all neutral between two blocks
@@ -34,16 +33,13 @@ std::size_t add_block(Accumulator<Real>& acc, const Sparse<Real>& vector, std::s
 // Moves the sums out, in order; returns how many.
 template <class Real>
 std::size_t drain(Accumulator<Real>& acc, std::size_t begin, std::int32_t* indices, Real* values) {
-  std::size_t count = 0;
-  for (std::size_t w = 0; w < acc.set.size(); ++w) {
-    for (std::uint64_t bits = acc.set[w]; bits; bits &= bits - 1) {
-      const std::size_t i = w * word + std::size_t(__builtin_ctzll(bits));
-      indices[count] = std::int32_t(begin + i);
-      values[count++] = acc.sums[i];
-      acc.sums[i] = neutral<Real>;
-    }
-    acc.set[w] = 0;
+  const std::size_t count = loops<Real>().list_bits(acc.set.data(), acc.set.size(), begin, indices);
+  for (std::size_t i = 0; i < count; ++i) {
+    Real& sum = acc.sums[std::size_t(indices[i]) - begin];
+    values[i] = sum;
+    sum = neutral<Real>;
   }
+  acc.set.fill(0);
   return count;
 }
 
@@ -56,10 +52,9 @@ std::size_t next_index(const std::vector<Sparse<Real>>& vectors, const std::vect
   return size;
 }
 
-}  // namespace
-
 template <class Real>
-std::size_t merge_sum(const std::vector<Sparse<Real>>& vectors, std::size_t size, std::int32_t* indices, Real* values) {
+std::size_t merge_blocks(const std::vector<Sparse<Real>>& vectors, std::size_t size, std::int32_t* indices,
+                         Real* values) {
   Lease scratch(workspaces());
   Accumulator<Real> acc{(*scratch).get<Real>(0, block), {}};
   std::fill_n(acc.sums, block, neutral<Real>);
@@ -72,7 +67,18 @@ std::size_t merge_sum(const std::vector<Sparse<Real>>& vectors, std::size_t size
   return count;
 }
 
-template std::size_t merge_sum(const std::vector<Sparse<float>>&, std::size_t, std::int32_t*, float*);
-template std::size_t merge_sum(const std::vector<Sparse<double>>&, std::size_t, std::int32_t*, double*);
+}  // namespace
+
+template <class Real>
+std::size_t merge_sum(const std::vector<Sparse<Real>>& vectors, std::size_t size, std::size_t room,
+                      std::int32_t* indices, Real* values) {
+  const Sparse<Real> none = {nullptr, nullptr, 0};
+  if (vectors.size() == 1) return merge_pair(vectors[0], none, room, indices, values);
+  if (vectors.size() == 2) return merge_pair(vectors[0], vectors[1], room, indices, values);
+  return merge_blocks(vectors, size, indices, values);
+}
+
+template std::size_t merge_sum(const std::vector<Sparse<float>>&, std::size_t, std::size_t, std::int32_t*, float*);
+template std::size_t merge_sum(const std::vector<Sparse<double>>&, std::size_t, std::size_t, std::int32_t*, double*);
 
 }  // namespace hvs

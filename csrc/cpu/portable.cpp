@@ -74,9 +74,32 @@ void filter(const Entries<Real>& from, std::size_t first, std::size_t last, Rang
   }
 }
 
+// Writes eight indices at a time, whether a word has as many bits or not: their number is hard to predict, that it exceeds
+// eight is not.
+std::size_t list_bits(const std::uint64_t* words, std::size_t count, std::size_t first, std::int32_t* indices) {
+  constexpr std::size_t batch = 8;
+  constexpr std::uint64_t last = std::uint64_t(1) << (word - 1);
+  std::size_t listed = 0;
+  for (std::size_t w = 0; w < count; ++w) {
+    std::uint64_t bits = words[w];
+    if (!bits) continue;
+    const std::size_t end = listed + std::size_t(__builtin_popcountll(bits));
+    for (; listed < end; listed += batch) {
+      for (std::size_t i = 0; i < batch; ++i, bits &= bits - 1) {
+        indices[listed + i] = std::int32_t(first + w * word + std::size_t(__builtin_ctzll(bits | last)));
+      }
+    }
+    listed = end;
+  }
+  return listed;
+}
+
+template <class Real>
+constexpr Loops<Real> portable = {load_adjacent<Half, Real>, accumulate<Real>, scan<Real>, filter<Real>, list_bits};
+
 }  // namespace
 
-const Loops<float> portable_float = {load_adjacent<Half, float>, accumulate<float>, scan<float>, filter<float>};
-const Loops<double> portable_double = {load_adjacent<Half, double>, accumulate<double>, scan<double>, filter<double>};
+const Loops<float> portable_float = portable<float>;
+const Loops<double> portable_double = portable<double>;
 
 }  // namespace hvs

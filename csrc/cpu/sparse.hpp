@@ -22,9 +22,16 @@ void check_bounds(const std::int32_t* indices, std::size_t count, std::size_t si
 void check_ascending(const std::int32_t* indices, std::size_t count, std::size_t size, const char* name);
 
 // The union of the vectors, whose indices are all below `size`; values of one index are added in the order of the
-// vectors. indices and values have room for the sum of the counts. Returns how many entries the union has.
+// vectors. `room` is at least what the union has; indices and values have room for `padding` more. Returns how many.
 template <class Real>
-std::size_t merge_sum(const std::vector<Sparse<Real>>& vectors, std::size_t size, std::int32_t* indices, Real* values);
+std::size_t merge_sum(const std::vector<Sparse<Real>>& vectors, std::size_t size, std::size_t room,
+                      std::int32_t* indices, Real* values);
+
+// The entries of the vector whose index is not among the `count` ascending others; indices and values have room for
+// all of them. Returns how many.
+template <class Real>
+std::size_t exclude(const Sparse<Real>& vector, const std::int32_t* others, std::size_t count, std::int32_t* indices,
+                    Real* values);
 
 // outputs <- 0, then values * scale at the vector's positions; positions outside of every output are ignored.
 template <class Real> void scatter(const Sparse<Real>& vector, const std::vector<Tensor>& outputs, Real scale);

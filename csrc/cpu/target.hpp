@@ -3,8 +3,8 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #define HVS_X86 1
-#define HVS_AVX2 __attribute__((target("avx2,f16c,popcnt")))
-#define HVS_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,bmi2,popcnt")))
+#define HVS_AVX2 __attribute__((target("avx2,bmi,f16c,popcnt")))
+#define HVS_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,bmi,bmi2,popcnt")))
 #else
 #define HVS_X86 0
 #endif

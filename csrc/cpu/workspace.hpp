@@ -1,6 +1,7 @@
 // Scratch memory that outlives a call: fresh pages cost a page fault each, at every call.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -22,6 +23,16 @@ class Block {
     }
     return reinterpret_cast<T*>(bytes_.get());
   }
+  // The same, but the first `kept` elements survive; grows by doubling.
+  template <class T> T* grow(std::size_t count, std::size_t kept) {
+    if (count * sizeof(T) > capacity_) {
+      Block larger;
+      T* const elements = larger.get<T>(std::max(count, 2 * capacity_ / sizeof(T)));
+      std::copy_n(reinterpret_cast<const T*>(bytes_.get()), kept, elements);
+      *this = std::move(larger);
+    }
+    return reinterpret_cast<T*>(bytes_.get());
+  }
   std::size_t capacity() const { return capacity_; }
 
  private:
@@ -32,9 +43,12 @@ class Block {
 // The blocks of one call; which number serves which purpose is the caller's affair.
 class Workspace {
  public:
-  template <class T> T* get(std::size_t number, std::size_t count) {
-    if (number >= blocks_.size()) blocks_.resize(number + 1);
-    return blocks_[number].get<T>(count);
+  template <class T> T* get(std::size_t number, std::size_t count) { return blocks(number + 1)[number].get<T>(count); }
+
+  // The first `count` blocks, which stay where they are until more of them are asked for.
+  Block* blocks(std::size_t count) {
+    if (count > blocks_.size()) blocks_.resize(count);
+    return blocks_.data();
   }
   std::size_t capacity() const {
     std::size_t total = 0;

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from horovod_sparse.cli import check
+from horovod_sparse.cli import advise, bench, check
 
-_COMMANDS = (check,)
+_COMMANDS = (check, advise, bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

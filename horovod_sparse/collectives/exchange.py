@@ -1,13 +1,10 @@
-"""What every collective gives back, and the count of what it sent."""
+"""What every collective gives back, and the count of what it sent and received."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from horovod_sparse.vector import SparseVector
-
-# MPI counts are C ints: a larger message would wrap around.
-MPI_COUNT_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,16 +22,28 @@ class Exchange:
 
 @dataclass(slots=True)
 class Traffic:
-    """Payload this rank has sent, in bytes and messages.
+    """Payload of this rank, in bytes and messages.
 
-    A collective of the MPI library is charged as the algorithm that moves the fewest bytes does it (ring for
-    Allgatherv and large Allreduce); which algorithm runs is the library's choice.
+    Messages between two ranks are counted one by one. A collective of the MPI library is charged as the algorithm
+    that moves the fewest bytes does it; which algorithm runs is the library's choice.
     """
 
-    bytes: int = 0
-    messages: int = 0
+    bytes_sent: int = 0
+    messages_sent: int = 0
+    bytes_received: int = 0
+    messages_received: int = 0
 
-    def sent(self, nbytes: float, messages: int) -> None:
-        """Adds ``messages`` messages of ``nbytes`` bytes together."""
-        self.bytes += round(nbytes)
-        self.messages += messages
+    def send(self, nbytes: float, messages: int = 1) -> None:
+        """Counts ``messages`` messages of ``nbytes`` bytes together that left this rank."""
+        self.bytes_sent += round(nbytes)
+        self.messages_sent += messages
+
+    def receive(self, nbytes: float, messages: int = 1) -> None:
+        """Counts ``messages`` messages of ``nbytes`` bytes together that reached this rank."""
+        self.bytes_received += round(nbytes)
+        self.messages_received += messages
+
+    def add(self, other: Traffic) -> None:
+        """Adds what another part of the exchange has counted."""
+        self.send(other.bytes_sent, other.messages_sent)
+        self.receive(other.bytes_received, other.messages_received)

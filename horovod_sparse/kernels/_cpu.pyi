@@ -10,10 +10,22 @@ def accumulate(
 def select(
     segments: Sequence[tuple[int, NDArray[Any]]], buffer: NDArray[Any], k: int, scale: float, threads: int, /
 ) -> tuple[NDArray[np.int32], NDArray[Any]]: ...
+def select_above(
+    segments: Sequence[tuple[int, NDArray[Any]]],
+    buffer: NDArray[Any],
+    threshold: float,
+    scale: float,
+    threads: int,
+    /,
+) -> tuple[NDArray[np.int32], NDArray[Any]]: ...
 def all_finite(segments: Sequence[tuple[int, NDArray[Any]]], /) -> bool: ...
 def merge_sum(
     vectors: Sequence[tuple[NDArray[np.int32], NDArray[Any]]], size: int, /
 ) -> tuple[NDArray[np.int32], NDArray[Any]]: ...
+def exclude(
+    indices: NDArray[np.int32], values: NDArray[Any], others: NDArray[np.int32], /
+) -> tuple[NDArray[np.int32], NDArray[Any]]: ...
+def count_magnitudes(values: NDArray[Any], prefix: int, shift: int, bits: int, /) -> NDArray[np.int64]: ...
 def scatter(
     indices: NDArray[np.int32] | None,
     values: NDArray[Any],

@@ -13,6 +13,9 @@ what is not a NumPy array, before anything is written.
 import os
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from horovod_sparse.kernels import _cpu
 from horovod_sparse.kernels.types import Array, Indices, Segments
 
@@ -54,6 +57,29 @@ def select(gradients: Segments, buffer: Array, k: int, scale: float = 1.0, threa
     return _cpu.select(gradients, buffer, k, scale, threads)
 
 
+def select_above(
+    gradients: Segments, buffer: Array, threshold: float, scale: float = 1.0, threads: int = 1
+) -> tuple[Indices, Array]:
+    """Accumulate, then move every magnitude of at least the threshold inside the segments out of the buffer.
+
+    One pass over gradients and buffer, which keeps zeros where elements left. Magnitudes are ordered as for select:
+    NaN leaves whatever the threshold. When the memory for what leaves runs out (MemoryError), nothing has left: the
+    buffer holds the sum.
+
+    Args:
+        gradients: Segments of any dtype, stride and alignment.
+        buffer: Changed in place, float32 or float64 [n].
+        threshold: 0 or more, rounded to the buffer's dtype; 0 takes everything inside the segments.
+        scale: As for accumulate.
+        threads: As for accumulate.
+
+    Returns:
+        indices: Positions that left, ascending and unique, int32.
+        values: What they held, in the buffer's dtype.
+    """
+    return _cpu.select_above(gradients, buffer, threshold, scale, threads)
+
+
 def all_finite(gradients: Segments) -> bool:
     """Whether no element of any segment is infinite or NaN."""
     return _cpu.all_finite(gradients)
@@ -74,6 +100,39 @@ def merge_sum(vectors: Sequence[tuple[Indices, Array]], size: int) -> tuple[Indi
         values: The sums, in the dtype of the vectors' values.
     """
     return _cpu.merge_sum(vectors, size)
+
+
+def exclude(indices: Indices, values: Array, others: Indices) -> tuple[Indices, Array]:
+    """Leave out the entries of a sparse vector whose index is among others, in time linear in both.
+
+    Args:
+        indices: Ascending and unique, int32.
+        values: float32 or float64, one per index.
+        others: Indices to leave out, ascending and unique, int32; they need not occur in the vector.
+
+    Returns:
+        indices: Those that stay, ascending.
+        values: Theirs.
+    """
+    return _cpu.exclude(indices, values, others)
+
+
+def count_magnitudes(values: Array, prefix: int, shift: int, bits: int) -> NDArray[np.int64]:
+    """Histogram of one digit of the magnitudes: a step of radix selection, whose counts can be summed over ranks.
+
+    The key of x is the bits of its absolute value, ``abs(x).view(int32)`` (31 bits) or ``.view(int64)`` (63 bits). Keys
+    are ordered like magnitudes; its digit is made of the `bits` bits above the lowest `shift` ones.
+
+    Args:
+        values: float32 or float64 [n], contiguous.
+        prefix: Only keys that agree with it in all bits above the digit are counted; its other bits do not matter.
+        shift: Bits below the digit.
+        bits: Width of the digit, 1 .. 16.
+
+    Returns:
+        How many of these keys have each digit, int64 [2**bits].
+    """
+    return _cpu.count_magnitudes(values, prefix, shift, bits)
 
 
 def scatter(indices: Indices | None, values: Array, outputs: Segments, scale: float = 1.0) -> None:

@@ -6,6 +6,8 @@ from typing import Any, Protocol
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.sparsifiers.consensus import Consensus
+from horovod_sparse.sparsifiers.randomblock import RandomBlock
+from horovod_sparse.sparsifiers.reusedtopk import ReusedTopK
 from horovod_sparse.sparsifiers.topk import TopK
 from horovod_sparse.vector import SparseVector
 
@@ -29,6 +31,6 @@ class Sparsifier(Protocol):
         ...
 
 
-SPARSIFIERS: dict[str, type[Sparsifier]] = {"topk": TopK}
+SPARSIFIERS: dict[str, type[Sparsifier]] = {"topk": TopK, "reusedtopk": ReusedTopK, "randomblock": RandomBlock}
 
-__all__ = ["SPARSIFIERS", "Consensus", "Sparsifier", "TopK"]
+__all__ = ["SPARSIFIERS", "Consensus", "RandomBlock", "ReusedTopK", "Sparsifier", "TopK"]

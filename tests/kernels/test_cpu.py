@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
@@ -16,125 +16,30 @@ import pytest
 import reference
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
+from inputs import (
+    BFLOAT16,
+    FORMATS,
+    LAYOUTS,
+    REALS,
+    SCALES,
+    SHAPES,
+    Array,
+    arrays,
+    as_given,
+    assert_same_bits,
+    buckets,
+    every_third,
+    gradients,
+    layered,
+    normal,
+    odd_address,
+    read_only,
+    reversed_,
+    sparse_vectors,
+    supported_levels,
+)
 
 from horovod_sparse.kernels import _cpu, cpu, kernels_for
-
-Array = NDArray[Any]
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-FORMATS = [np.dtype(np.float32), np.dtype(np.float16), BFLOAT16, np.dtype(np.float64)]
-REALS = [np.dtype(np.float32), np.dtype(np.float64)]
-SPECIAL = [0.0, -0.0, 1.0, -1.0, np.nan, -np.nan, np.inf, -np.inf, 1e-40, -1e-45, 5e-324, 3.4e38, 65504.0]
-
-
-def supported_levels() -> list[str]:
-    def supported(level: str) -> bool:
-        try:
-            cpu.use_simd(level)
-        except ValueError:
-            return False
-        return True
-
-    before = cpu.simd_level()
-    levels = [level for level in ("avx512", "avx2", "portable") if supported(level)]
-    cpu.use_simd(before)
-    return levels
-
-
-@pytest.fixture(params=supported_levels(), scope="module")
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = cpu.simd_level()
-    cpu.use_simd(request.param)
-    yield request.param
-    cpu.use_simd(before)
-
-
-@pytest.fixture(autouse=True)
-def no_warnings() -> Iterator[None]:
-    """Overflow and NaN are ordinary inputs here."""
-    with np.errstate(all="ignore"):
-        yield
-
-
-# --- inputs --------------------------------------------------------------------------------------------------------
-
-
-def as_given(x: Array) -> Array:
-    return x.copy()
-
-
-def every_third(x: Array) -> Array:
-    wide = np.zeros(3 * len(x), x.dtype)
-    wide[::3] = x
-    return wide[::3]
-
-
-def reversed_(x: Array) -> Array:
-    return x[::-1].copy()[::-1]
-
-
-def odd_address(x: Array) -> Array:
-    memory = np.zeros(x.nbytes + 1, np.uint8)
-    shifted = memory[1:].view(x.dtype)
-    shifted[:] = x
-    return shifted
-
-
-def one_repeated(x: Array) -> Array:
-    return np.broadcast_to(x[0], len(x)) if len(x) else x
-
-
-def read_only(x: Array) -> Array:
-    x = x.copy()
-    x.flags.writeable = False
-    return x
-
-
-LAYOUTS = [as_given, every_third, reversed_, odd_address, one_repeated, read_only]
-
-
-def numbers(dtype: np.dtype[Any]) -> st.SearchStrategy[float]:
-    """Numbers of a dtype, often special ones; every NaN has the standard payload."""
-    few = st.sampled_from([float(dtype.type(x)) for x in SPECIAL])
-    return few | st.integers(-3, 3).map(float) | st.floats(width=32, allow_nan=False)
-
-
-@st.composite
-def arrays(draw: st.DrawFn, dtype: np.dtype[Any], size: int) -> Array:
-    """A few numbers, each of them often."""
-    few = draw(st.lists(numbers(dtype), min_size=1, max_size=8))
-    rng = np.random.default_rng(draw(st.integers(0, 99)))
-    return rng.choice(few, size).astype(dtype)
-
-
-@st.composite
-def gradients(draw: st.DrawFn, size: int) -> list[tuple[int, Array]]:
-    """Segments with gaps, in every format and layout."""
-    cuts = sorted(draw(st.lists(st.integers(0, size), max_size=6)))
-    segments = []
-    for start, stop in zip(cuts[::2], cuts[1::2], strict=False):
-        flat = draw(arrays(draw(st.sampled_from(FORMATS)), stop - start))
-        segments.append((start, draw(st.sampled_from(LAYOUTS))(flat)))
-    return segments
-
-
-@st.composite
-def buckets(draw: st.DrawFn) -> tuple[list[tuple[int, Array]], Array]:
-    buffer = draw(arrays(draw(st.sampled_from(REALS)), draw(st.integers(0, 300))))
-    return draw(gradients(len(buffer))), buffer
-
-
-SCALES = st.sampled_from([1.0, 0.0, 0.3, -1.7, 1e-30, 1e30])
-
-
-def assert_same_bits(ours: Array, expected: Array) -> None:
-    """Same bits, but for the sign and payload of NaN, which IEEE 754 leaves open."""
-    assert ours.dtype == expected.dtype
-    assert ours.shape == expected.shape
-    nan = np.isnan(expected)
-    np.testing.assert_array_equal(np.isnan(ours), nan)
-    bits = np.dtype(f"u{ours.dtype.itemsize}")
-    np.testing.assert_array_equal(ours[~nan].view(bits), expected[~nan].view(bits))
 
 
 def assert_select(segments: list[tuple[int, Array]], buffer: Array, k: int, scale: float, threads: int) -> None:
@@ -192,48 +97,6 @@ def test_select_whatever_the_sample_says(
 
 
 # --- select: large inputs ------------------------------------------------------------------------------------------
-
-
-def normal(n: int, seed: int = 0) -> Array:
-    return np.random.default_rng(seed).standard_normal(n, dtype=np.float32)
-
-
-def layered(n: int) -> Array:
-    """Layers of very different magnitudes, one of them zero, like the gradients of a network."""
-    x = normal(n)
-    for i, part in enumerate(np.array_split(x, 7)):
-        part *= 10.0 ** (i - 4) * (i != 3)
-    return x
-
-
-def ascending(n: int) -> Array:
-    return np.arange(n, dtype=np.float32)
-
-
-def mostly_zero(n: int) -> Array:
-    return normal(n) * (np.arange(n) % 1013 == 0)
-
-
-def coarse(n: int) -> Array:
-    return np.round(normal(n) * 3)
-
-
-def with_nan(n: int) -> Array:
-    x = normal(n)
-    x[::1009] = np.nan
-    x[5::100003] = -np.inf
-    return x
-
-
-def denormal(n: int) -> Array:
-    return normal(n) * np.float32(1e-40)
-
-
-def constant(n: int) -> Array:
-    return np.full(n, -0.5, np.float32)
-
-
-SHAPES = [normal, layered, ascending, mostly_zero, coarse, with_nan, denormal, constant, np.zeros]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -389,55 +252,6 @@ def test_all_finite_finds_one(level: str, format_: Any, layout: Callable[[Array]
 
 
 @st.composite
-def sparse_vectors(draw: st.DrawFn, size: int, dtype: Any) -> tuple[Array, Array]:
-    chosen = draw(st.lists(st.integers(0, size - 1), unique=True, max_size=40)) if size else []
-    return np.array(sorted(chosen), np.int32), draw(arrays(dtype, len(chosen)))
-
-
-@st.composite
-def merges(draw: st.DrawFn) -> tuple[list[tuple[Array, Array]], int]:
-    size = draw(st.sampled_from([0, 1, 50, 16384, 16385, 100_000]))
-    dtype = draw(st.sampled_from(REALS))
-    return draw(st.lists(sparse_vectors(size, dtype), min_size=1, max_size=6)), size
-
-
-@given(merge=merges())
-def test_merge_sum(level: str, merge: Any) -> None:
-    ours, expected = cpu.merge_sum(*merge), reference.merge_sum(*merge)
-    assert_same_bits(ours[0], expected[0])
-    assert_same_bits(ours[1], expected[1])
-
-
-@pytest.mark.parametrize("count", [1, 2, 8, 64])
-@pytest.mark.parametrize("dtype", REALS, ids=str)
-def test_merge_sum_large(count: int, dtype: Any) -> None:
-    rng, size = np.random.default_rng(0), 300_000
-    vectors = []
-    for rank in range(count):
-        indices = np.sort(rng.choice(size, 3000 * (rank % 3), replace=False)).astype(np.int32)
-        vectors.append((indices, rng.standard_normal(len(indices)).astype(dtype)))
-    ours, expected = cpu.merge_sum(vectors, size), reference.merge_sum(vectors, size)
-    assert_same_bits(ours[0], expected[0])
-    assert_same_bits(ours[1], expected[1])
-
-
-def test_merge_sum_keeps_order_of_addition_and_zeros() -> None:
-    at = np.array([7], np.int32)
-    big, one = np.array([1e30], np.float32), np.array([1.0], np.float32)
-    assert cpu.merge_sum([(at, big), (at, -big), (at, one)], 8)[1] == 1
-    assert cpu.merge_sum([(at, one), (at, big), (at, -big)], 8)[1] == 0
-
-
-def test_merge_sum_at_the_int32_limit() -> None:
-    size = 2**31 - 1
-    first = np.array([0, size - 1], np.int32), np.array([1.0, 2.0])
-    second = np.array([size - 2, size - 1], np.int32), np.array([3.0, 4.0])
-    indices, values = cpu.merge_sum([first, second], size)
-    np.testing.assert_array_equal(indices, [0, size - 2, size - 1])
-    np.testing.assert_array_equal(values, [1.0, 3.0, 6.0])
-
-
-@st.composite
 def scatters(draw: st.DrawFn) -> tuple[Array | None, Array, list[tuple[int, Array]]]:
     size = draw(st.integers(0, 120))
     dtype = draw(st.sampled_from(REALS))
@@ -511,7 +325,6 @@ REFUSED = {
     "gradient of 2**31": (lambda: cpu.select([(0, HUGE)], F32, 1), "segment 0: 2147483648 elements"),
     "all_finite of 2**31": (lambda: cpu.all_finite([(0, HUGE)]), "segment 0: 2147483648 elements"),
     "all_finite beyond 2**31": (lambda: cpu.all_finite([(2**31 - 8, F32)]), "ends at 2147483648"),
-    "merge_sum to 2**31": (lambda: cpu.merge_sum([(INT, VALUES)], 2**31), "size: 2147483648"),
     "values of 2**31": (lambda: cpu.add(None, HUGE, F32), "2147483648 elements"),
     "indices of 2**31": (lambda: cpu.scatter(HUGE_INT, VALUES, []), "2147483648 elements"),
     "output of 2**31": (lambda: cpu.scatter(INT, VALUES, [(0, HUGE)]), "2147483648 elements"),
@@ -539,14 +352,6 @@ REFUSED = {
     "infinite scale": (lambda: cpu.accumulate([], F32, np.inf), "scale must be finite, not inf"),
     "NaN scale": (lambda: cpu.select([], F32, 0, np.nan), "scale must be finite, not nan"),
     "no threads": (lambda: cpu.select([], F32, 0, 1.0, 0), "threads must be 1 .. 1024, not 0"),
-    "nothing to merge": (lambda: cpu.merge_sum([], 5), "at least one vector"),
-    "dense merge": (lambda: cpu.merge_sum([(None, VALUES)], 5), "vector 0: has no indices"),
-    "negative size": (lambda: cpu.merge_sum([(INT, VALUES)], -1), "size must not be negative, but is -1"),
-    "mixed dtypes": (lambda: cpu.merge_sum([(INT, VALUES), (INT, np.zeros(3))], 5), "vector 1: dtype float64"),
-    "merge out of bounds": (lambda: cpu.merge_sum([(INT, VALUES)], 2), "vector 0: index 2 at entry 2 is outside"),
-    "merge below zero": (lambda: cpu.merge_sum([(INT - 1, VALUES)], 5), "index -1 at entry 0 is outside"),
-    "merge unsorted": (lambda: cpu.merge_sum([(INT[::-1].copy(), VALUES)], 5), "index 1 at entry 1 does not asc"),
-    "merge repeated": (lambda: cpu.merge_sum([(INT // 2, VALUES)], 5), "index 0 at entry 1 does not ascend"),
     "scatter unsorted": (lambda: cpu.scatter(INT[::-1].copy(), VALUES, []), "does not ascend"),
     "scatter below zero": (lambda: cpu.scatter(INT - 1, VALUES, []), "index -1 at entry 0"),
     "scatter beyond the values": (lambda: cpu.scatter(None, VALUES, [(0, F32)]), "segment 0: ends at 8"),

@@ -1,0 +1,79 @@
+"""The network namespaces of one machine: what this process makes there, and how it is removed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+_ETC = Path("/etc/netns")  # `ip netns exec` shows the files of a namespace's folder here as its own in /etc
+
+
+def take_down(name: str = "hvs") -> None:
+    """Ends what runs on the nodes of a cluster and removes all of it; nothing happens where nothing is left."""
+    require_root()
+    namespaces = existing(name)
+    end_processes(namespaces)
+    for namespace in namespaces:
+        run(["ip", "netns", "delete", namespace])
+        shutil.rmtree(_ETC / namespace, ignore_errors=True)
+        for folder in Path(tempfile.gettempdir()).glob(f"ompi.{namespace}.*"):  # of processes that were killed
+            shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):  # others may use it
+        _ETC.rmdir()
+
+
+def existing(name: str) -> list[str]:
+    """The namespaces of a cluster, the switch included."""
+    present = [line.split()[0] for line in run(["ip", "netns", "list"]).splitlines()]
+    return [one for one in present if re.fullmatch(rf"{re.escape(name)}(\d+|-switch)", one)]
+
+
+def end_processes(namespaces: Iterable[str]) -> None:
+    """Ends everything that runs in these namespaces."""
+    for namespace in namespaces:
+        for process in run(["ip", "netns", "pids", namespace]).split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(process), signal.SIGKILL)
+
+
+def keep_order(namespace: str, device: str) -> None:
+    """Has each connection's packets handled on one processor (RPS).
+
+    A virtual link handles them wherever the sender runs at the moment, and TCP takes the disorder for loss.
+    """
+    processors = f"{(1 << min(os.cpu_count() or 1, 32)) - 1:x}"
+    run(["ip", "netns", "exec", namespace, "tee", f"/sys/class/net/{device}/queues/rx-0/rps_cpus"], processors)
+
+
+def write_hosts(namespace: str, addresses: Mapping[str, str]) -> None:
+    """Gives a namespace names for addresses, as /etc/hosts does."""
+    lines = [f"{address} {name}" for name, address in addresses.items()]
+    (_ETC / namespace).mkdir(parents=True, exist_ok=True)
+    (_ETC / namespace / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
+
+
+def require_root() -> None:
+    """Raises RuntimeError where this process may not make namespaces."""
+    if os.geteuid() != 0:
+        raise RuntimeError("network namespaces need root: run this with `sudo -E`, by the environment's own python")
+
+
+def run_all(commands: Iterable[Sequence[str]]) -> None:
+    """Runs commands one after the other."""
+    for command in commands:
+        run(command)
+
+
+def run(command: Sequence[str], text: str | None = None) -> str:
+    """Runs a command and returns its output; raises RuntimeError with its message where it fails."""
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout

@@ -1,0 +1,76 @@
+// Checking Python arguments, and what they are in C++. Only this file, its source and binding.cpp know Python.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "gradient.hpp"
+#include "sparse.hpp"
+
+namespace hvs {
+
+namespace py = pybind11;
+
+constexpr std::size_t largest_size = std::numeric_limits<std::int32_t>::max();
+enum class Access { read, write };
+
+// Throws std::invalid_argument, which Python sees as ValueError.
+[[noreturn]] void refuse(const std::string& message);
+
+std::string text(py::handle object);
+
+py::array as_array(py::handle object, const std::string& name);
+
+void check_size(std::size_t size, const std::string& name);
+
+// Refuses what cannot be used in place; vectors and buffers are, gradients need not be.
+void check_plain(const py::array& array, Access access, const std::string& name);
+
+Format format_of(const py::array& array, const std::string& name);
+
+inline char* data_of(const py::array& array) { return static_cast<char*>(const_cast<void*>(array.data())); }
+
+std::vector<Tensor> as_tensors(const py::sequence& segments, std::size_t size);
+
+std::size_t as_threads(std::int64_t threads);
+
+const std::int32_t* as_indices(py::handle object, const std::string& name);
+
+// Calls work with a float or a double, after the array's dtype.
+template <class Work> auto with_real(const py::array& array, const std::string& name, const Work& work) {
+  switch (format_of(array, name)) {
+    case Format::float32: return work(float());
+    case Format::float64: return work(double());
+    default: refuse(name + ": dtype " + text(array.dtype()) + " is neither float32 nor float64");
+  }
+}
+
+template <class Real> Step<Real> as_step(const py::sequence& segments, const py::array& buffer, double scale) {
+  if (!std::isfinite(scale)) refuse("scale must be finite, not " + std::to_string(scale));
+  check_plain(buffer, Access::write, "buffer");
+  const auto size = std::size_t(buffer.shape(0));
+  return {reinterpret_cast<Real*>(data_of(buffer)), size, Real(scale), as_tensors(segments, size)};
+}
+
+// indices None stands for all positions.
+template <class Real> Sparse<Real> as_sparse(py::handle indices, py::handle object, const std::string& name) {
+  const py::array values = as_array(object, name + ": values");
+  check_plain(values, Access::read, name + ": values");
+  if (!py::isinstance<py::array_t<Real>>(values) || values.dtype().byteorder() != '=') {
+    refuse(name + ": dtype " + text(values.dtype()) + " of the values is not " + text(py::dtype::of<Real>()));
+  }
+  const auto count = std::size_t(values.shape(0));
+  if (indices.is_none()) return {nullptr, static_cast<const Real*>(values.data()), count};
+  const std::int32_t* const at = as_indices(indices, name + ": indices");
+  if (py::len(indices) != count) {
+    refuse(name + ": " + std::to_string(py::len(indices)) + " indices, but " + std::to_string(count) + " values");
+  }
+  return {at, static_cast<const Real*>(values.data()), count};
+}
+
+}  // namespace hvs

@@ -1,0 +1,192 @@
+"""`horovod-sparse bench collectives`: times and verifies the sparse allreduces; run it under mpirun or srun.
+
+Flags and columns are those of nccl-tests. Every iteration begins with a barrier and does what a training step does with
+one bucket of random gradients: accumulate, select, exchange, put back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from horovod_sparse.cli import plot
+from horovod_sparse.cli.units import at_least, binary_bytes, density, listed
+
+if TYPE_CHECKING:
+    from horovod_sparse.cli.exchanges import Row
+    from horovod_sparse.compression import Sparse
+
+_NOTES = """\
+# selection and exchange: median over the iterations of the fastest rank, the mean of the ranks and the slowest rank
+# exchange: without selection, of the rank that came last and waited for nobody
+# algbw: dense bytes / time of the slowest rank; busbw: algbw * 2 (P-1)/P; wire and messages: sent by a rank, mean"""
+# Head, unit, width, format and attribute of a row.
+_COLUMNS: tuple[tuple[str, str, int, str, str], ...] = (
+    ("algorithm", "", 13, "", "algorithm"),
+    ("size", "(B)", 15, ",", "nbytes"),
+    ("elements", "", 14, ",", "size"),
+    ("density", "", 9, "g", "density"),
+    ("min", "(ms)", 11, ".3f", "min_ms"),
+    ("avg", "(ms)", 11, ".3f", "avg_ms"),
+    ("max", "(ms)", 11, ".3f", "max_ms"),
+    ("exchange", "(ms)", 11, ".3f", "exchange_ms"),
+    ("algbw", "(GB/s)", 9, ".3f", "algbw"),
+    ("busbw", "(GB/s)", 9, ".3f", "busbw"),
+    ("wire", "(B)", 15, ",.0f", "wire_bytes"),
+    ("messages", "", 10, ".1f", "messages"),
+    ("#wrong", "", 8, "", "wrong"),
+)
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds this subcommand."""
+    bench = subparsers.add_parser("bench", help="measure the exchange on this cluster")
+    kinds = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
+    parser = kinds.add_parser(
+        "collectives", help="time and verify every sparse allreduce", description=str(__doc__).partition(": ")[2]
+    )
+    add = parser.add_argument
+    add("-b", "--begin", type=binary_bytes, default="1M", help="smallest dense float32 vector, in bytes (default: 1M)")
+    add("-e", "--end", type=binary_bytes, help="largest one, in bytes (default: 64M, or as --begin if that is more)")
+    add("-f", "--factor", type=at_least(2), default=4, help="from one size to the next (default: 4)")
+    add("-n", "--iters", type=at_least(1), default=20, help="timed iterations (default: 20)")
+    add("-w", "--warmup", type=at_least(0), default=5, help="iterations before them (default: 5)")
+    add("--density", type=listed(density), default="0.01", help="one or more, separated by commas (default: 0.01)")
+    add("--algorithms", type=listed(str), help="presets, separated by commas (default: all)")
+    add("--json", type=Path, metavar="FILE", help="write environment and rows")
+    add("--plot", type=Path, metavar="FILE.png", help="draw time over size")
+    add("--seed", type=at_least(0), default=0, help="of the gradients (default: 0)")
+    parser.set_defaults(run=run, parser=parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures, prints and writes; returns 1 where a result was wrong. Every rank returns the same."""
+    if options.end is None:
+        options.end = max(options.begin, 64 * 2**20)
+    if not 4 <= options.begin <= options.end:
+        options.parser.error(f"needs 4 <= begin <= end, but -b is {options.begin} and -e is {options.end} bytes")
+    # Loads MPI, which only this subcommand needs; from here on a rank must not leave alone.
+    from mpi4py import MPI
+
+    from horovod_sparse.abort import abort_on_error
+
+    abort_on_error()
+    comm = MPI.COMM_WORLD
+    first = comm.Get_rank() == 0
+    try:
+        named = configurations(options.algorithms, options.density)
+        problem = comm.bcast(plot.unwritable(options.json, plot=options.plot))
+    except ValueError as error:
+        problem = str(error)
+    if problem and first:
+        options.parser.error(problem)
+    if problem:
+        return 2  # as rank 0 does
+    about = environment(comm)
+    if first:
+        print("\n".join([title(about, options), _NOTES, *heads()]), flush=True)
+    rows = []
+    for row in measure(named, options, comm):
+        rows.append(row)
+        if first:
+            print(line(row), flush=True)
+    if first:
+        write(rows, about, options)
+    return int(any(row.wrong for row in rows))
+
+
+def configurations(algorithms: list[str] | None, densities: list[float]) -> list[tuple[str, Sparse]]:
+    """The presets to measure, by name; one that is dense once, whatever the densities.
+
+    Raises:
+        ValueError: A name is unknown.
+    """
+    from horovod_sparse.compression import Compression
+
+    known = {name: preset for name, preset in vars(Compression).items() if isinstance(preset, staticmethod)}
+    named = []
+    for name in known if algorithms is None else algorithms:
+        if name not in known:
+            raise ValueError(f"unknown algorithm {name!r}; known are: {', '.join(known)}")
+        if name == "dense":
+            named.append((name, known[name]()))
+        else:
+            named += [(name, known[name](density=density)) for density in densities]
+    return named
+
+
+def measure(named: list[tuple[str, Sparse]], options: argparse.Namespace, comm: Any) -> Iterator[Row]:
+    """The rows, size after size; a size's gradients are the same for all configurations."""
+    from horovod_sparse.cli import exchanges
+
+    nbytes = options.begin
+    while nbytes <= options.end:
+        gradients = exchanges.Gradients(nbytes // 4, (options.seed, comm.Get_rank()))
+        for name, sparse in named:
+            yield exchanges.measure(name, sparse, gradients, nbytes // 4, comm, options.iters, options.warmup)
+        nbytes *= options.factor
+
+
+def environment(comm: Any) -> dict[str, Any]:
+    """What the figures depend on; all ranks call this."""
+    import mpi4py
+    import numpy as np
+    from mpi4py import MPI
+
+    from horovod_sparse import __version__
+    from horovod_sparse.kernels import cpu
+
+    return {
+        "ranks": comm.Get_size(),
+        "hosts": len(set(comm.allgather(MPI.Get_processor_name()))),
+        "mpi": MPI.Get_library_version().partition("\n")[0].partition(",")[0].strip("\0 "),
+        "mpi4py": mpi4py.__version__,
+        "horovod_sparse": __version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "simd": cpu.simd_level(),
+        "command": shlex.join(sys.argv),
+    }
+
+
+def title(about: dict[str, Any], options: argparse.Namespace) -> str:
+    """The first line, which says where and how the table was measured."""
+    return (
+        f"# horovod_sparse {about['horovod_sparse']}, {about['mpi']}: {about['ranks']} ranks on "
+        f"{about['hosts']} host{'s' if about['hosts'] > 1 else ''}, {options.iters} iterations after {options.warmup}"
+    )
+
+
+def heads() -> list[str]:
+    """The two lines above the columns."""
+    names = "".join(name.rjust(width) for name, _, width, _, _ in _COLUMNS)
+    units = "".join(unit.rjust(width) for _, unit, width, _, _ in _COLUMNS)
+    return [f"#{names[1:]}", f"#{units[1:]}"]
+
+
+def line(row: Row) -> str:
+    """A row of the table."""
+    return "".join(format(getattr(row, name), layout).rjust(width) for _, _, width, layout, name in _COLUMNS)
+
+
+def write(rows: list[Row], about: dict[str, Any], options: argparse.Namespace) -> None:
+    """Writes the files that were asked for."""
+    if options.json:
+        content = {"environment": about, "rows": [asdict(row) for row in rows]}
+        options.json.write_text(json.dumps(content, indent=2) + "\n")
+    if options.plot:
+        curves: dict[str, tuple[list[float], list[float]]] = {}
+        for row in rows:
+            name = row.algorithm if row.algorithm == "dense" else f"{row.algorithm}, {row.density:g}"
+            x, y = curves.setdefault(name, ([], []))
+            x.append(row.nbytes)
+            y.append(row.max_ms)
+        title = f"{about['ranks']} ranks on {about['hosts']} hosts: selection and exchange"
+        plot.save(options.plot, title, "dense vector in bytes", "time in ms", curves, {})

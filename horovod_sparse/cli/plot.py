@@ -1,0 +1,49 @@
+"""Curves as a PNG; matplotlib is loaded only here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+Curve = tuple[Sequence[float], Sequence[float]]
+
+
+def unwritable(*paths: Path | None, plot: Path | None = None) -> str:
+    """Why results could not be written to these files, so that it is said before they are computed; or nothing."""
+    if plot is not None and find_spec("matplotlib") is None:
+        return "--plot needs matplotlib: pip install 'horovod_sparse[examples]'"
+    for path in filter(None, (*paths, plot)):
+        if not path.parent.is_dir():
+            return f"cannot write {path}: the folder {path.parent} does not exist"
+        if path.is_dir():
+            return f"cannot write {path}: it is a folder"
+    return ""
+
+
+def save(
+    path: Path, title: str, x_label: str, y_label: str, curves: Mapping[str, Curve], marked: Mapping[str, float]
+) -> None:
+    """Draws curves on logarithmic axes.
+
+    Args:
+        path: The file to write, PNG.
+        title: Above the axes.
+        x_label: With the unit.
+        y_label: With the unit.
+        curves: Their x and y by name.
+        marked: Vertical lines: their x by name.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for name, (x, y) in curves.items():
+        axes.loglog(x, y, marker="o" if len(x) < 20 else "", label=name)
+    for name, at in marked.items():
+        axes.axvline(at, color="grey", linestyle="--")
+        axes.text(at, 0.02, f" {name}", transform=axes.get_xaxis_transform(), rotation=90, ha="right")
+    axes.set(title=title, xlabel=x_label, ylabel=y_label)
+    axes.grid(which="both", alpha=0.3)
+    axes.legend()
+    figure.savefig(path, format="png", dpi=120)

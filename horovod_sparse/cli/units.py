@@ -1,0 +1,72 @@
+"""Numbers with units, as a command line holds them."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+Item = TypeVar("Item")
+
+_DECIMAL = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_BINARY = {"": 1.0, "k": 2.0**10, "m": 2.0**20, "g": 2.0**30}
+_BITS = {f"{prefix}bit": factor / 8 for prefix, factor in _DECIMAL.items()}
+_BYTES = {f"{prefix}b": factor for prefix, factor in _DECIMAL.items()}
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+def binary_bytes(text: str) -> int:
+    """Bytes such as 64M, in powers of 1024 as in nccl-tests."""
+    return round(_number(text, _BINARY, "a number of bytes such as 65536, 64K or 1G"))
+
+
+def count(text: str) -> int:
+    """A count such as 25.6M, in powers of 1000."""
+    number = _number(text, _DECIMAL, "a number such as 25600000 or 25.6M")
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {text!r}")
+    return round(number)
+
+
+def bandwidth(text: str) -> float:
+    """Bytes per second from bits or bytes per second such as 10Gbit or 300GB."""
+    return _number(text, {**_BITS, **_BYTES}, "a bandwidth per second such as 10Gbit or 300GB")
+
+
+def seconds(text: str) -> float:
+    """Seconds from a time such as 5us."""
+    return _number(text, _SECONDS, "a time such as 5us or 0.1ms")
+
+
+def density(text: str) -> float:
+    """A density in (0, 1]."""
+    number = _number(text, {"": 1.0}, "a density such as 0.01")
+    if number > 1:
+        raise argparse.ArgumentTypeError(f"a density must be in (0, 1], not {text!r}: 0.01 sends 1 % of the gradients")
+    return number
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """A converter of whole numbers from ``least`` on."""
+
+    def convert(text: str) -> int:
+        if not re.fullmatch(r"[+-]?\d+", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, not {text!r}")
+        return int(text)
+
+    return convert
+
+
+def listed(convert: Callable[[str], Item]) -> Callable[[str], list[Item]]:
+    """A converter of items separated by commas."""
+    return lambda text: [convert(item) for item in text.split(",")]
+
+
+def _number(text: str, factors: Mapping[str, float], expected: str) -> float:
+    """A positive number with one of the units, whose case does not matter."""
+    match = re.fullmatch(r"(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)\s*([a-z]*)(?:/s)?", text.strip().lower())
+    if not match or match[2] not in factors or not 0 < float(match[1]) < math.inf:
+        raise argparse.ArgumentTypeError(f"expected {expected}, not {text!r}")
+    return float(match[1]) * factors[match[2]]

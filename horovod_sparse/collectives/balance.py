@@ -1,0 +1,57 @@
+"""Spreads entries evenly over the ranks that hold them in ascending order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from mpi4py import MPI
+
+from horovod_sparse.collectives.messenger import Entries, Messenger, concatenate, pack, unpack
+
+
+def balance(messenger: Messenger, entries: Entries, counts: Sequence[int]) -> tuple[Entries, list[int]]:
+    """Gives every rank an equal share; all positions on a rank stay below those on the next.
+
+    Args:
+        messenger: Of the ranks that take part.
+        entries: This rank's, whose positions are above those on lower ranks.
+        counts: The number of entries of every rank.
+
+    Returns:
+        This rank's share, and the size of every rank's.
+    """
+    rank, ranks = messenger.rank, messenger.ranks
+    # Where a rank's entries begin among all, now and afterwards.
+    held = np.cumsum([0, *counts]).tolist()
+    share = [r * held[-1] // ranks for r in range(ranks + 1)]
+    outgoing = [_common(held, rank, share, other) for other in range(ranks)]
+    sends = [
+        messenger.send(pack(_part(entries, begin - held[rank], end - held[rank])), other)
+        for other, (begin, end) in enumerate(outgoing)
+        if begin < end and other != rank
+    ]
+    parts = [
+        _receive(messenger, other, entries[1].dtype)
+        if other != rank
+        else _part(entries, begin - held[rank], end - held[rank])
+        for other, (begin, end) in enumerate(_common(held, other, share, rank) for other in range(ranks))
+        if begin < end
+    ]
+    MPI.Request.Waitall(sends)
+    return concatenate([_part(entries, 0, 0), *parts]), np.diff(share).tolist()
+
+
+def _common(held: Sequence[int], holder: int, share: Sequence[int], owner: int) -> tuple[int, int]:
+    """The range of entries that one rank holds and another shall have."""
+    return max(held[holder], share[owner]), min(held[holder + 1], share[owner + 1])
+
+
+def _part(entries: Entries, begin: int, end: int) -> Entries:
+    return entries[0][begin:end], entries[1][begin:end]
+
+
+def _receive(messenger: Messenger, rank: int, dtype: np.dtype[np.generic]) -> Entries:
+    message, request = messenger.receive(rank)
+    request.Wait()
+    return unpack(message, dtype)

@@ -1,0 +1,62 @@
+"""gTopk: a tree of merges, each of which keeps the k largest; the root's k entries are broadcast.
+
+Shi et al., "A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth Networks"
+(ICDCS 2019); 4 k log P words per rank.
+"""
+
+from __future__ import annotations
+
+from horovod_sparse.collectives.base import Base
+from horovod_sparse.collectives.exchange import Exchange
+from horovod_sparse.collectives.messenger import pack, unpack
+from horovod_sparse.kernels import kernels_for
+from horovod_sparse.state import Stateless
+from horovod_sparse.vector import SparseVector
+
+
+class GTopk(Stateless, Base):
+    """Binomial tree to rank 0 and back; the total has at most k entries.
+
+    What a merge drops is returned on the rank that merged, also where the index survives by other ranks' entries. A
+    binomial tree fits any number of ranks in ceil(log2 P) levels, without the folding of the paper.
+
+    Args:
+        comm: The communicator of the ranks that take part.
+    """
+
+    def _allreduce(self, vector: SparseVector, k: int) -> Exchange:
+        """Sums and cuts along the tree; merges add the lower rank's entries first, ties go to the lower index."""
+        rank, ranks = self._messenger.rank, self._messenger.ranks
+        largest, rest = vector.cut(k)
+        dropped = [rest]
+        distance = 1
+        while distance < ranks and rank % (2 * distance) == 0:
+            if rank + distance < ranks:
+                largest, rest = _merge([largest, self._receive(rank + distance, vector)]).cut(k)
+                dropped.append(rest)
+            distance *= 2
+        if rank > 0:
+            self._send(largest, rank - distance)
+            largest = self._receive(rank - distance, vector)
+        children = [rank + (1 << level) for level in reversed(range(distance.bit_length() - 1))]
+        for child in children:
+            if child < ranks:
+                self._send(largest, child)
+        assert largest.indices is not None
+        total = SparseVector(largest.indices, largest.values, vector.size, shared=True)
+        return Exchange(total, _merge(dropped))
+
+    def _send(self, vector: SparseVector, rank: int) -> None:
+        assert vector.indices is not None
+        self._messenger.send(pack((vector.indices, vector.values)), rank).Wait()
+
+    def _receive(self, rank: int, like: SparseVector) -> SparseVector:
+        message, request = self._messenger.receive(rank)
+        request.Wait()
+        return SparseVector(*unpack(message, like.values.dtype), like.size)
+
+
+def _merge(vectors: list[SparseVector]) -> SparseVector:
+    parts = [(one.indices, one.values) for one in vectors]
+    indices, values = kernels_for(vectors[0].values).merge_sum(parts, vectors[0].size)
+    return SparseVector(indices, values, vectors[0].size)

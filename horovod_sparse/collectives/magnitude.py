@@ -1,0 +1,40 @@
+"""The k-th largest magnitude of values that lie on many ranks, found without gathering them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from horovod_sparse.collectives.messenger import Messenger
+from horovod_sparse.kernels import kernels_for
+from horovod_sparse.kernels.types import Array
+
+_DIGIT = 11  # bits that one round settles
+
+
+def kth_magnitude(messenger: Messenger, values: Array, k: int) -> float:
+    """The k-th largest magnitude over all ranks, exactly; the same on every rank.
+
+    A radix selection whose histograms are summed over the ranks, 16 KiB in each of 3 rounds (float32): the paper
+    gathers the values themselves, which are up to P k.
+
+    Args:
+        messenger: Of the ranks that take part.
+        values: This rank's values, float32 or float64, any number; NaN counts as the largest.
+        k: The rank that is looked for, at least 1.
+
+    Returns:
+        The magnitude; 0 where there are fewer than k values.
+    """
+    integer = np.dtype(f"i{values.itemsize}")
+    above, shift, prefix = 0, 8 * values.itemsize - 1, 0  # magnitudes have no sign bit
+    while shift > 0:
+        bits = min(_DIGIT, shift)
+        shift -= bits
+        counts = messenger.sum(kernels_for(values).count_magnitudes(values, prefix, shift, bits))
+        reached = above + np.cumsum(counts[::-1])[::-1]  # how many have this digit or a larger one
+        if reached[0] < k:
+            return 0.0
+        digit = int(np.flatnonzero(reached >= k)[-1])
+        above = int(reached[digit] - counts[digit])
+        prefix |= digit << shift
+    return float(np.array(prefix, integer).view(values.dtype))

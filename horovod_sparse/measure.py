@@ -1,0 +1,157 @@
+"""Measures what the cost model needs: the link between the ranks of a communicator, and what a rank computes.
+
+All ranks are measured at the same time, as they will exchange: those that share a network card, a core or memory are
+measured sharing it. Every rank gets the slowest rank's figures, and thereby the same bits. They are measured once for
+each communicator, which keeps them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from horovod_sparse.costmodel import Compute
+from horovod_sparse.kernels import kernels_for
+from horovod_sparse.kernels.types import Array
+from horovod_sparse.network import Link, Network
+
+_TAG = 2
+_ROUNDS = 3  # the fastest counts
+_PINGS = 20  # short messages in one round
+_BYTES = (1 << 16, 1 << 18, 1 << 20, 1 << 22)  # long messages, up to the one that takes too long
+_LONG_SECONDS = 0.4  # for all long messages of one kind
+_ELEMENTS = 1 << 20
+_DENSITY = 0.01
+_VECTORS = 8  # in one sum
+_KERNEL_SECONDS = 0.005  # of one round: more than a time slice, where ranks share cores
+
+
+def measure_link(comm: MPI.Intracomm) -> Link:
+    """Seconds per message and per byte between ranks that all send and receive at once; both 0 on one rank.
+
+    Each rank sends to the one half the communicator on and receives from the one half the communicator back: first
+    short messages, then longer ones, in well under a second. Ranks of one node then share its link to the others, and
+    ``beta`` is that of a share.
+
+    Args:
+        comm: The communicator; all its ranks call this at the same point.
+    """
+    link: Link = _kept(comm, "link", lambda: _measure_link(comm))
+    return link
+
+
+def measure_compute(like: Array, comm: MPI.Intracomm) -> Compute:
+    """Seconds per element and per entry of the kernels, at a density of 1 %.
+
+    Args:
+        like: Array whose dtype (float32 or float64) and device those measured take.
+        comm: The communicator; all its ranks call this at the same point.
+    """
+    compute: Compute = _kept(comm, like.dtype.str, lambda: _measure_compute(like, comm))
+    return compute
+
+
+@functools.cache
+def _keyval() -> int:
+    return MPI.Comm.Create_keyval()
+
+
+def _kept(comm: MPI.Intracomm, name: str, measure: Callable[[], Any]) -> Any:
+    """What the communicator keeps under a name, measured if there is nothing yet."""
+    known: Any = comm.Get_attr(_keyval()) or {}
+    if name not in known:
+        known[name] = measure()
+        comm.Set_attr(_keyval(), known)
+    return known[name]
+
+
+def _measure_link(comm: MPI.Intracomm) -> Link:
+    if comm.Get_size() == 1:
+        return Link(0.0, 0.0)
+    alpha = _message_seconds(comm, nbytes=8, repeat=_PINGS)
+    nbytes, seconds = _longest(lambda nbytes: _message_seconds(comm, nbytes))
+    return Link(alpha, max(seconds - alpha, 0.0) / nbytes)
+
+
+def _longest(seconds_of: Callable[[int], float]) -> tuple[int, float]:
+    """The longest message that the time allows, and its seconds, which are the same on every rank."""
+    spent = 0.0
+    for nbytes in _BYTES:
+        seconds = seconds_of(nbytes)
+        spent += _ROUNDS * seconds
+        if spent + 4 * _ROUNDS * seconds > _LONG_SECONDS:  # the next one takes four times as long
+            break
+    return nbytes, seconds
+
+
+def _message_seconds(comm: MPI.Intracomm, nbytes: int, repeat: int = 1) -> float:
+    """Seconds per message."""
+    rank, ranks = comm.Get_rank(), comm.Get_size()
+    to, origin = (rank + ranks // 2) % ranks, (rank - ranks // 2) % ranks
+    outgoing, incoming = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+    return _seconds(comm, lambda: comm.Sendrecv(outgoing, to, _TAG, incoming, origin, _TAG), repeat)
+
+
+def _reduce_seconds(comm: MPI.Intracomm, itemsize: int) -> float:
+    """Seconds per element that a dense allreduce takes beyond the time of its bytes and messages.
+
+    That is for the sums, and for what the library's algorithm leaves of the link's bandwidth.
+    """
+    network = Network(comm.Get_size(), measure_link(comm))
+    nbytes, seconds = _longest(lambda nbytes: _allreduce_seconds(comm, nbytes, itemsize))
+    known = sum(step.bandwidth + step.latency for step in network.allreduce(nbytes))
+    return max(seconds - known, 0.0) / (nbytes / itemsize * network.others)
+
+
+def _allreduce_seconds(comm: MPI.Intracomm, nbytes: int, itemsize: int) -> float:
+    values = np.zeros(nbytes // itemsize, f"f{itemsize}")
+    total = np.zeros_like(values)
+    return _seconds(comm, lambda: comm.Allreduce(values, total))
+
+
+def _measure_compute(like: Array, comm: MPI.Intracomm) -> Compute:
+    kernels = kernels_for(like)
+    generator = np.random.default_rng(0)
+    gradient = np.asarray(generator.standard_normal(_ELEMENTS, np.float32), like.dtype, like=like)
+    buffer = np.zeros_like(gradient)
+    k = round(_DENSITY * _ELEMENTS)
+    vectors = [_entries(generator, k, like) for _ in range(_VECTORS)]
+    entries = sum(values.size for _, values in vectors)
+    return Compute(
+        select=_kernel_seconds(comm, lambda: kernels.select([(0, gradient)], buffer, k)) / _ELEMENTS,
+        accumulate=_kernel_seconds(comm, lambda: kernels.accumulate([(0, gradient)], buffer)) / _ELEMENTS,
+        reduce=_reduce_seconds(comm, like.dtype.itemsize) if comm.Get_size() > 1 else 0.0,
+        merge=_kernel_seconds(comm, lambda: kernels.merge_sum(vectors, _ELEMENTS)) / entries,
+    )
+
+
+def _entries(generator: np.random.Generator, k: int, like: Array) -> tuple[Array, Array]:
+    """About k entries at random positions."""
+    indices = np.cumsum(generator.integers(1, 2 * _ELEMENTS // k, k, np.int32), dtype=np.int32)
+    indices = np.asarray(indices[indices < _ELEMENTS], like=like)
+    return indices, np.ones_like(indices, like.dtype)
+
+
+def _kernel_seconds(comm: MPI.Intracomm, run: Callable[[], object]) -> float:
+    """Seconds per call where all ranks are busy with it."""
+    return _seconds(comm, run, repeat=math.ceil(_KERNEL_SECONDS / _seconds(comm, run)))
+
+
+def _seconds(comm: MPI.Intracomm, run: Callable[[], object], repeat: int = 1) -> float:
+    """Seconds per call in the fastest round, of the slowest rank; every rank gets the same number."""
+    rounds = []
+    for _ in range(_ROUNDS):
+        comm.Barrier()
+        begin = time.perf_counter()
+        for _ in range(repeat):
+            run()
+        rounds.append((time.perf_counter() - begin) / repeat)
+    slowest = np.array([min(rounds)])
+    comm.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)
+    return float(slowest[0])

@@ -1,0 +1,88 @@
+"""Top-k with a reused threshold: the sparsifier of Ok-Topk (Li and Hoefler, PPoPP 2022)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from horovod_sparse.accumulator import Accumulator
+from horovod_sparse.kernels import kernels_for
+from horovod_sparse.kernels.types import Array
+from horovod_sparse.sparsifiers.consensus import Consensus
+from horovod_sparse.threshold import ReusedThreshold
+from horovod_sparse.vector import SparseVector
+
+
+class ReusedTopK:
+    """Takes exactly the k largest magnitudes now and then, and in between all that reach the last threshold.
+
+    After a step above the band the threshold is nudged. Beyond the paper, a step that would be below the band, or at
+    more than twice its upper end, takes exactly the k largest: where the magnitudes change from batch to batch, nudging
+    does not follow them.
+
+    Args:
+        tau_threshold: Steps from one exact selection to the next.
+        local_low: Lower end of the band for the number of entries, as a fraction of k.
+        local_high: Its upper end.
+        local_scale: Factor on the threshold after a step above the band.
+        threads: Threads of the fused kernels; the selection does not depend on it.
+
+    Raises:
+        ValueError: A number is out of range, or the band's ends are not ordered.
+    """
+
+    def __init__(
+        self,
+        *,
+        tau_threshold: int = 32,
+        local_low: float = 2 / 3,
+        local_high: float = 5 / 4,
+        local_scale: float = 1.012,
+        threads: int = 1,
+    ) -> None:
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, not {threads}")
+        self._threshold = ReusedThreshold(tau_threshold, local_low, local_high, local_scale, local_scale)
+        self._threads = threads
+
+    def take(self, accumulator: Accumulator, k: int, consensus: Consensus) -> SparseVector:
+        """Moves about k entries out of the accumulator."""
+        del consensus  # each rank chooses for itself
+        threshold = self._threshold
+        if threshold.due(k):
+            vector = accumulator.take_largest(k, self._threads)
+        else:
+            threshold.reuse()
+            vector = accumulator.take_above(threshold.value, self._threads)
+            if not threshold.below(len(vector)) and not threshold.above(len(vector), times=2):
+                threshold.nudge(len(vector))
+                return vector
+            vector = self._exactly(k, vector, accumulator)
+        threshold.renew(_smallest(vector.values), k)
+        return vector
+
+    def _exactly(self, k: int, vector: SparseVector, accumulator: Accumulator) -> SparseVector:
+        """The k largest magnitudes, given the vector of all that reach some threshold."""
+        kernels = kernels_for(accumulator.buffer)
+        if len(vector) > k:
+            vector, rest = vector.cut(k)
+            kernels.add(rest.indices, rest.values, accumulator.buffer)
+            return vector
+        more = accumulator.take_largest(k - len(vector), self._threads)
+        parts = [(part.indices, part.values) for part in (vector, more)]
+        indices, values = kernels.merge_sum(parts, vector.size)
+        return SparseVector(indices, values, vector.size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The threshold and how long it is good for."""
+        return self._threshold.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over a state given by ``state_dict``."""
+        self._threshold.load_state_dict(state)
+
+
+def _smallest(values: Array) -> float:
+    """The smallest magnitude; 0 where there is none."""
+    return float(np.abs(values).min()) if values.size else 0.0

@@ -1,0 +1,71 @@
+"""A magnitude that about k entries reach: found exactly now and then, reused in between.
+
+Li and Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning" (PPoPP 2022), for local and global
+thresholds alike.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ReusedThreshold:
+    """Says when a threshold has to be found anew, and nudges it when too many or too few entries reach it.
+
+    Args:
+        period: Steps from one exact threshold to the next.
+        low: Lower end of the band, as a fraction of k.
+        high: Its upper end.
+        up: Factor on the threshold after more entries than the band allows.
+        down: Divisor of the threshold after fewer.
+
+    Raises:
+        ValueError: A number is out of range, or the band's ends are not ordered.
+    """
+
+    def __init__(self, period: int, low: float, high: float, up: float, down: float) -> None:
+        if period < 1:
+            raise ValueError(f"tau_threshold must be at least 1 step, not {period}")
+        if not 0 < low <= 1 <= high:
+            raise ValueError(f"the band of a reused threshold must hold 0 < low <= 1 <= high, but is [{low}, {high}]")
+        if up < 1 or down < 1:
+            raise ValueError(f"the factors that nudge a threshold must be at least 1, not {up} (up) and {down} (down)")
+        self._period, self._low, self._high, self._up, self._down = period, low, high, up, down
+        self.value = 0.0
+        self._k = 0
+        self._left = 0  # steps for which the value may still be reused
+
+    def due(self, k: int) -> bool:
+        """Whether a threshold for k entries has to be found anew."""
+        return self._left == 0 or k != self._k
+
+    def renew(self, value: float, k: int) -> None:
+        """Takes over an exact threshold, as the k-th largest magnitude is one."""
+        self.value, self._k, self._left = value, k, self._period - 1
+
+    def reuse(self) -> None:
+        """Counts a step that begins with the same threshold."""
+        self._left -= 1
+
+    def below(self, count: int) -> bool:
+        """Whether a number of entries is less than the band allows."""
+        return count < self._low * self._k
+
+    def above(self, count: int, times: float = 1) -> bool:
+        """Whether a number of entries is more than so many times what the band allows."""
+        return count > self._high * self._k * times
+
+    def nudge(self, count: int) -> None:
+        """Moves the threshold a little, if ``count`` entries are more or fewer than the band allows."""
+        if self.above(count):
+            self.value *= self._up
+        elif self.below(count):
+            self.value /= self._down
+
+    def state_dict(self) -> dict[str, Any]:
+        """The threshold and how long it is good for."""
+        return {"value": self.value, "k": self._k, "left": self._left}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over a state given by ``state_dict``."""
+        self.value, self._k, self._left = float(state["value"]), int(state["k"]), int(state["left"])

@@ -1,0 +1,95 @@
+"""The emulated network's command lines, and what is read from its counters; needs neither root nor a network."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import network
+from benchmarks.on_node import enter
+
+SS_REPORT = """\
+ESTAB 0 0 10.77.0.1:1024 10.77.0.2:37766
+\t cubic wscale:7,7 rto:201 rtt:0.041/0.02 mss:1448 bytes_sent:9100 bytes_retrans:99 bytes_acked:9001 \
+bytes_received:350 segs_out:12 segs_in:9 data_segs_out:8
+ESTAB 0 36 10.77.0.1:53220 10.77.0.3:1024
+\t cubic wscale:7,7 rto:201 mss:1448 bytes_sent:75036 bytes_acked:75001 bytes_received:1000000 segs_out:60
+LISTEN 0 128 10.77.0.1:1024 0.0.0.0:*
+\t cubic cwnd:10
+ESTAB 0 0 10.77.0.1:53222 10.77.0.4:1024
+\t cubic cwnd:10 bytes_received:4
+"""
+
+
+@pytest.mark.parametrize(
+    ("rate", "bits"), [("1gbit", 10**9), ("100mbit", 10**8), ("2.5gbit", 2_500_000_000), ("64kbit", 64_000)]
+)
+def test_rates_are_read_with_their_units(rate, bits):
+    assert network.bits_per_second(rate) == bits
+
+
+@pytest.mark.parametrize("rate", ["", "fast", "1", "1gb", "1 gbit", "-1gbit", "0mbit", "1gbits", "1tbit", "none"])
+def test_what_is_no_rate_is_refused_and_named(rate):
+    with pytest.raises(ValueError, match=f"{rate!r} is not a rate: write it like 100mbit"):
+        network.bits_per_second(rate)
+
+
+@pytest.mark.parametrize("rate", ["1mbit", "100mbit", "500mbit", "1gbit", "10gbit"])
+def test_a_link_holds_a_packet_and_lets_little_pass_above_its_rate(rate):
+    shaping = network.Shaping.at(rate)
+    assert 8192 <= shaping.segment <= 65536  # what the kernel's bridge and TCP handle well
+    assert shaping.burst == 2 * shaping.segment
+    if 10**8 < shaping.rate < 2 * 10**9:  # between the limits
+        assert shaping.segment * 8 / shaping.rate == pytest.approx(262e-6, rel=0.01)
+
+
+def test_a_rate_becomes_a_token_bucket_on_the_device():
+    segments, bucket = network.rate_commands("n0", "eth0", "1gbit", 1000)
+    assert " ".join(segments) == "ip -n n0 link set eth0 gso_max_size 32750 gro_max_size 32750"
+    expected = "tc -n n0 qdisc replace dev eth0 root tbf rate 1000000000bit burst 65500b limit 1000b"
+    assert " ".join(bucket) == expected
+
+
+def test_no_limit_removes_the_token_bucket():
+    segments, bucket = network.rate_commands("n0", "eth0", "none", 1000)
+    assert segments[-1] == "65536"
+    assert " ".join(bucket) == "tc -n n0 qdisc replace dev eth0 root noqueue"
+
+
+def test_every_node_has_addresses_of_its_own_on_both_networks():
+    nodes = range(network.MAX_NODES)
+    addresses = [*map(network.data_address, nodes), *map(network.control_address, nodes)]
+    assert len(set(addresses)) == 2 * network.MAX_NODES
+    hosts = [int(address.rpartition(".")[2]) for address in addresses]
+    assert max(hosts[: network.MAX_NODES]) < 127
+    assert min(hosts[network.MAX_NODES :]) > 128
+    assert max(hosts) < 255
+
+
+def test_a_node_knows_every_other_node_and_not_itself():
+    neighbours = [command for command in network.node_commands("sw", "n1", 1, 4) if "neighbour" in command]
+    known = {(command[command.index("replace") + 1], command[command.index("lladdr") + 1]) for command in neighbours}
+    assert known == {(f"10.77.0.{number + 1}", f"02:77:00:00:00:{number:02x}") for number in (0, 2, 3)}
+
+
+def test_names_stay_single_arguments():
+    commands = [*network.switch_commands("a b"), *network.node_commands("a b", "c; d", 0, 2)]
+    assert {word for command in commands for word in command if "a b" in word or "c; d" in word} == {"a b", "c; d"}
+
+
+def test_the_payload_of_all_connections_is_added_up():
+    assert network.socket_bytes(SS_REPORT) == (9001 + 75001, 350 + 1_000_000 + 4)
+    assert network.socket_bytes("") == (0, 0)
+
+
+def test_the_bytes_of_a_device_are_read():
+    report = [{"ifname": "eth0", "stats64": {"rx": {"bytes": 11, "packets": 1}, "tx": {"bytes": 22, "packets": 2}}}]
+    assert network.device_bytes(json.dumps(report)) == (22, 11)
+
+
+def test_a_command_on_a_node_is_passed_on_unchanged():
+    command = ["echo", "two words", "$HOME", "; exit 3"]
+    line = enter("n3", command)
+    assert line[:4] == ["ip", "netns", "exec", "n3"]
+    assert line[-len(command) - 1 :] == ["n3", *command]

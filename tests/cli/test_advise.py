@@ -1,0 +1,121 @@
+"""`horovod-sparse advise` predicts, recommends and refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from horovod_sparse.cli import main
+
+MODEL = ("--parameters", "25.6M", "--ranks", "64")
+ETHERNET = ("--bandwidth", "10Gbit", "--latency", "5us", "--density", "0.01")
+# Yoon and Oh: 8 A100 with NVLink (300 GB/s each way). torch's sort-based top-k passes 13 ns an element there, 12 bytes.
+VGG16 = (
+    "--parameters",
+    "14.7M",
+    "--ranks",
+    "8",
+    "--density",
+    "0.001",
+    "--gpus-per-node",
+    "8",
+    "--bandwidth",
+    "100Gbit",
+)
+NVLINK = ("--inner-bandwidth", "300GB", "--select-bandwidth", "0.92GB")
+
+
+def advise(*arguments, capsys, folder):
+    """Status, text and JSON."""
+    path = folder / "advice.json"
+    status = main(["advise", *arguments, "--json", str(path)])
+    return status, capsys.readouterr().out, json.loads(path.read_text())
+
+
+def test_a_slow_network_is_advised_to_send_sparse(capsys, tmp_path):
+    status, text, content = advise(*MODEL, *ETHERNET, capsys=capsys, folder=tmp_path)
+    assert status == 0
+    assert "Recommended: compression=hvs.Compression.oktopk(density=0.01)" in text
+    assert "25,600,000 parameters, k = 256,000; 64 ranks" in text
+    assert content["recommended"] == "hvs.Compression.oktopk(density=0.01)"
+    assert content["break_even_bandwidth"] > 1.25e9  # the break-even point lies above this link
+    totals = [cost["total"] for cost in content["costs"][:-1]]
+    assert totals == sorted(totals)
+
+
+def test_the_recommended_line_is_a_configuration(capsys, tmp_path):
+    import horovod_sparse as hvs
+
+    _, _, content = advise(*MODEL, *ETHERNET, capsys=capsys, folder=tmp_path)
+    name, _, density = content["recommended"].removeprefix("hvs.Compression.").removesuffix(")").partition("(density=")
+    assert getattr(hvs.Compression, name)(density=float(density)).density == 0.01
+
+
+def test_dense_wins_over_a_sort_based_selection_on_nvlink(capsys, tmp_path):
+    _, text, content = advise(*VGG16, *NVLINK, capsys=capsys, folder=tmp_path)
+    assert content["costs"][0]["algorithm"] == "dense"
+    assert "Recommended: compression=hvd.Compression.none" in text
+    assert "2400 Gbit/s" in text
+
+
+def test_random_blocks_are_shown_but_never_recommended(capsys, tmp_path):
+    _, text, content = advise(*MODEL, *ETHERNET, capsys=capsys, folder=tmp_path)
+    random = content["costs"][-1]
+    assert random["algorithm"] == "shared"
+    assert random["total"] == min(cost["total"] for cost in content["costs"])
+    assert "randomblock *" in text
+    assert "randomblock" not in content["recommended"]
+
+
+def test_nodes_with_several_gpus_may_reduce_among_themselves_first(capsys, tmp_path):
+    _, text, content = advise(*MODEL, *ETHERNET, "--gpus-per-node", "8", capsys=capsys, folder=tmp_path)
+    names = {cost["algorithm"] for cost in content["costs"]}
+    assert "hierarchical" in names
+    assert "64 ranks on 8 nodes" in text
+    assert content["plan"]["node"]["ranks"] == 8
+
+
+def test_the_whole_gradient_is_not_worth_selecting(capsys, tmp_path):
+    dense = (*MODEL, "--bandwidth", "1Gbit", "--density", "1")
+    _, text, content = advise(*dense, capsys=capsys, folder=tmp_path)
+    assert content["recommended"] == "hvd.Compression.none"
+    assert "No link is slow enough" in text
+
+
+def test_a_plot_is_written(capsys, tmp_path):
+    path = tmp_path / "advice.png"
+    assert main(["advise", *MODEL, *ETHERNET, "--plot", str(path)]) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_rank_needs_no_exchange(capsys, tmp_path):
+    _, _, content = advise("--parameters", "1M", "--ranks", "1", *ETHERNET, capsys=capsys, folder=tmp_path)
+    assert content["recommended"] == "hvd.Compression.none"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--parameters", "-1", "--ranks", "8", "--bandwidth", "1Gbit"), "--parameters"),
+        (("--parameters", "1M", "--ranks", "0", "--bandwidth", "1Gbit"), "at least 1, not '0'"),
+        (("--parameters", "1M", "--ranks", "8", "--bandwidth", "10"), "10Gbit or 300GB"),
+        (("--parameters", "1M", "--ranks", "8", "--bandwidth", "1Gbit", "--density", "2"), "(0, 1]"),
+        (("--parameters", "1M", "--ranks", "8", "--bandwidth", "1Gbit", "--gpus-per-node", "0"), "at least 1"),
+        (("--parameters", "1M", "--ranks", "8", "--bandwidth", "1Gbit", "--json", "/nowhere/a.json"), "/nowhere"),
+        (("--parameters", "1M", "--ranks", "8"), "--bandwidth"),
+    ],
+)
+def test_bad_input_is_refused(arguments, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["advise", *arguments])
+    assert message in capsys.readouterr().err
+
+
+def test_missing_matplotlib_is_answered_with_the_pip_command(monkeypatch, capsys):
+    from horovod_sparse.cli import plot
+
+    monkeypatch.setattr(plot, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="2"):
+        main(["advise", *MODEL, *ETHERNET, "--plot", "advice.png"])
+    assert "pip install 'horovod_sparse[examples]'" in capsys.readouterr().err

@@ -1,0 +1,41 @@
+"""kth_magnitude: the exact k-th largest of values on many ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from laws import everywhere
+
+from horovod_sparse.collectives.magnitude import kth_magnitude
+from horovod_sparse.collectives.messenger import Messenger
+
+pytestmark = [pytest.mark.mpi, pytest.mark.law]
+
+KINDS = {
+    "normal": lambda generator, n: generator.standard_normal(n),
+    "tied": lambda generator, n: generator.integers(-2, 3, n),
+    "wide": lambda generator, n: np.exp(generator.uniform(-80, 80, n)) * generator.choice([-1, 1], n),
+    "zero": lambda generator, n: np.zeros(n),
+    "denormal": lambda generator, n: generator.integers(0, 50, n) * 1e-45,
+}
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 2**31),
+    most=st.sampled_from([0, 1, 300]),
+    kind=st.sampled_from(sorted(KINDS)),
+    dtype=st.sampled_from(["float32", "float64"]),
+    share=st.floats(0, 1.2),
+)
+def test_agrees_with_sorting_everything(comm, seed, most, kind, dtype, share):
+    parts = []
+    for rank in range(comm.Get_size()):
+        generator = np.random.default_rng([seed, rank])
+        parts.append(KINDS[kind](generator, generator.integers(0, most + 1)).astype(dtype))
+    everything = np.sort(np.abs(np.concatenate(parts)))[::-1]
+    k = max(1, round(share * everything.size))
+    expected = float(everything[k - 1]) if k <= everything.size else 0.0
+    assert everywhere(comm, kth_magnitude(Messenger(comm), parts[comm.Get_rank()], k) == expected)

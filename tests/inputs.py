@@ -1,0 +1,161 @@
+"""Inputs of the kernels' tests: every format, layout and kind of number; and how results are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from horovod_sparse.kernels import cpu
+
+Array = NDArray[Any]
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+FORMATS = [np.dtype(np.float32), np.dtype(np.float16), BFLOAT16, np.dtype(np.float64)]
+REALS = [np.dtype(np.float32), np.dtype(np.float64)]
+SPECIAL = [0.0, -0.0, 1.0, -1.0, np.nan, -np.nan, np.inf, -np.inf, 1e-40, -1e-45, 5e-324, 3.4e38, 65504.0]
+
+
+def supported_levels() -> list[str]:
+    def supported(level: str) -> bool:
+        try:
+            cpu.use_simd(level)
+        except ValueError:
+            return False
+        return True
+
+    before = cpu.simd_level()
+    levels = [level for level in ("avx512", "avx2", "portable") if supported(level)]
+    cpu.use_simd(before)
+    return levels
+
+
+def as_given(x: Array) -> Array:
+    return x.copy()
+
+
+def every_third(x: Array) -> Array:
+    wide = np.zeros(3 * len(x), x.dtype)
+    wide[::3] = x
+    return wide[::3]
+
+
+def reversed_(x: Array) -> Array:
+    return x[::-1].copy()[::-1]
+
+
+def odd_address(x: Array) -> Array:
+    memory = np.zeros(x.nbytes + 1, np.uint8)
+    shifted = memory[1:].view(x.dtype)
+    shifted[:] = x
+    return shifted
+
+
+def one_repeated(x: Array) -> Array:
+    return np.broadcast_to(x[0], len(x)) if len(x) else x
+
+
+def read_only(x: Array) -> Array:
+    x = x.copy()
+    x.flags.writeable = False
+    return x
+
+
+LAYOUTS = [as_given, every_third, reversed_, odd_address, one_repeated, read_only]
+
+
+def numbers(dtype: np.dtype[Any]) -> st.SearchStrategy[float]:
+    """Numbers of a dtype, often special ones; every NaN has the standard payload."""
+    few = st.sampled_from([float(dtype.type(x)) for x in SPECIAL])
+    return few | st.integers(-3, 3).map(float) | st.floats(width=32, allow_nan=False)
+
+
+@st.composite
+def arrays(draw: st.DrawFn, dtype: np.dtype[Any], size: int) -> Array:
+    """A few numbers, each of them often."""
+    few = draw(st.lists(numbers(dtype), min_size=1, max_size=8))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    return rng.choice(few, size).astype(dtype)
+
+
+@st.composite
+def gradients(draw: st.DrawFn, size: int) -> list[tuple[int, Array]]:
+    """Segments with gaps, in every format and layout."""
+    cuts = sorted(draw(st.lists(st.integers(0, size), max_size=6)))
+    segments = []
+    for start, stop in zip(cuts[::2], cuts[1::2], strict=False):
+        flat = draw(arrays(draw(st.sampled_from(FORMATS)), stop - start))
+        segments.append((start, draw(st.sampled_from(LAYOUTS))(flat)))
+    return segments
+
+
+@st.composite
+def buckets(draw: st.DrawFn) -> tuple[list[tuple[int, Array]], Array]:
+    buffer = draw(arrays(draw(st.sampled_from(REALS)), draw(st.integers(0, 300))))
+    return draw(gradients(len(buffer))), buffer
+
+
+SCALES = st.sampled_from([1.0, 0.0, 0.3, -1.7, 1e-30, 1e30])
+
+
+@st.composite
+def sparse_vectors(draw: st.DrawFn, size: int, dtype: Any) -> tuple[Array, Array]:
+    chosen = draw(st.lists(st.integers(0, size - 1), unique=True, max_size=40)) if size else []
+    return np.array(sorted(chosen), np.int32), draw(arrays(dtype, len(chosen)))
+
+
+def assert_same_bits(ours: Array, expected: Array) -> None:
+    """Same bits, but for the sign and payload of NaN, which IEEE 754 leaves open."""
+    assert ours.dtype == expected.dtype
+    assert ours.shape == expected.shape
+    nan = np.isnan(expected)
+    np.testing.assert_array_equal(np.isnan(ours), nan)
+    bits = np.dtype(f"u{ours.dtype.itemsize}")
+    np.testing.assert_array_equal(ours[~nan].view(bits), expected[~nan].view(bits))
+
+
+# --- large inputs: a bucket's numbers by its size ---
+
+
+def normal(n: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(n, dtype=np.float32)
+
+
+def layered(n: int) -> Array:
+    """Layers of very different magnitudes, one of them zero, like the gradients of a network."""
+    x = normal(n)
+    for i, part in enumerate(np.array_split(x, 7)):
+        part *= 10.0 ** (i - 4) * (i != 3)
+    return x
+
+
+def ascending(n: int) -> Array:
+    return np.arange(n, dtype=np.float32)
+
+
+def mostly_zero(n: int) -> Array:
+    return normal(n) * (np.arange(n) % 1013 == 0)
+
+
+def coarse(n: int) -> Array:
+    return np.round(normal(n) * 3)
+
+
+def with_nan(n: int) -> Array:
+    x = normal(n)
+    x[::1009] = np.nan
+    x[5::100003] = -np.inf
+    return x
+
+
+def denormal(n: int) -> Array:
+    return normal(n) * np.float32(1e-40)
+
+
+def constant(n: int) -> Array:
+    return np.full(n, -0.5, np.float32)
+
+
+SHAPES = [normal, layered, ascending, mostly_zero, coarse, with_nan, denormal, constant, np.zeros]

@@ -1,0 +1,71 @@
+"""ReusedThreshold: when it is found anew, and which way it is nudged."""
+
+from __future__ import annotations
+
+import pytest
+
+from horovod_sparse.threshold import ReusedThreshold
+
+K = 100
+
+
+def threshold(**changed):
+    settings = {"period": 4, "low": 0.5, "high": 1.5, "up": 1.1, "down": 1.2, **changed}
+    result = ReusedThreshold(**settings)
+    result.renew(8.0, K)
+    return result
+
+
+def test_a_new_one_is_due_at_once():
+    assert ReusedThreshold(4, 0.5, 1.5, 1.1, 1.2).due(K)
+
+
+def test_it_is_due_every_period_steps():
+    one, due = threshold(), []
+    for _ in range(8):
+        due.append(one.due(K))
+        one.renew(8.0, K) if due[-1] else one.reuse()
+    assert due == [False, False, False, True] * 2
+
+
+@pytest.mark.parametrize(("count", "value"), [(49, 8 / 1.2), (50, 8), (100, 8), (150, 8), (151, 8 * 1.1)])
+def test_it_is_nudged_outside_the_band_only(count, value):
+    one = threshold()
+    one.nudge(count)
+    assert one.value == value
+    assert (one.below(count), one.above(count)) == (count < 50, count > 150)
+
+
+@pytest.mark.parametrize(("count", "above"), [(300, False), (301, True)])
+def test_the_band_can_be_widened(count, above):
+    assert threshold().above(count, times=2) == above
+
+
+def test_another_k_needs_another_threshold():
+    assert threshold().due(K + 1)
+    assert not threshold().due(K)
+
+
+def test_a_restored_one_goes_on():
+    one, other = threshold(), threshold()
+    one.reuse()
+    one.nudge(200)
+    other.load_state_dict(one.state_dict())
+    assert other.state_dict() == one.state_dict()
+    assert other.value == 8 * 1.1
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"period": 0}, "tau_threshold must be at least 1 step, not 0"),
+        ({"low": 1.2}, r"but is \[1.2, 1.5\]"),
+        ({"low": 0}, r"but is \[0, 1.5\]"),
+        ({"high": 0.9}, r"but is \[0.5, 0.9\]"),
+        ({"up": 0.99}, "not 0.99"),
+        ({"down": 0}, "and 0"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(changed, message):
+    with pytest.raises(ValueError, match=message):
+        threshold(**changed)
