@@ -8,7 +8,7 @@ TORCH ?= torch==2.13.0
 # Compilers at a time for building Horovod; empty: one per core, as far as memory allows.
 JOBS ?=
 RANKS ?= 1 2 3 4
-LAW_RANKS ?= 5 7 8
+LAW_RANKS ?= 5 6 7 8 12 16
 
 BIN := $(abspath $(VENV))/bin
 STAMP := $(VENV)/.horovod_sparse
@@ -53,7 +53,7 @@ types: $(STAMP)  ## types, strictly
 test-serial: $(STAMP)  ## the tests that need one process
 	python -m pytest -m 'not mpi'
 
-test-mpi: $(STAMP)  ## the tests under mpirun, at 1 to 4 ranks; the laws at 5, 7 and 8 too
+test-mpi: $(STAMP)  ## the tests under mpirun, at 1 to 4 ranks; the laws at 5, 6, 7, 8, 12 and 16 too
 	python tools/mpitest.py --ranks $(RANKS) -- -m mpi tests
 	python tools/mpitest.py --ranks $(LAW_RANKS) -- -m 'mpi and law' $(LAWS)
 

@@ -99,8 +99,9 @@ class Picture:
 
     def arrow(self, begin: Point, end: Point, colour: str = "#444444", bend: float = 0) -> None:
         """Draws an arrow, bent to the side by a fraction of its length."""
-        style = {"arrowstyle": "-|>", "connectionstyle": f"arc3,rad={bend}", "mutation_scale": 9, "lw": 1.4}
-        self._add(FancyArrowPatch(begin, end, color=colour, shrinkA=0, shrinkB=0, **style))
+        arrow = FancyArrowPatch(begin, end, connectionstyle=f"arc3,rad={bend}", shrinkA=0, shrinkB=0)
+        arrow.set(arrowstyle="-|>", mutation_scale=9, linewidth=1.4, color=colour)
+        self._add(arrow)
 
     def pattern(self, x: float, y: float, name: str, messages: Iterable[Message]) -> None:
         """Draws four ranks and who sends to whom; 4 wide and 4.5 high."""
@@ -110,7 +111,7 @@ class Picture:
             (x0, y0), (x1, y1) = nodes[sender], nodes[receiver]
             part = (_RADIUS + 0.13) / ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5  # hidden below the circle
             dx, dy = (x1 - x0) * part, (y1 - y0) * part
-            self.arrow((x0 + dx, y0 + dy), (x1 - dx, y1 - dy), colour, bend=0.16)
+            self.arrow((x0 + dx, y0 + dy), (x1 - dx, y1 - dy), colour, bend=0.25)
         for rank, node in enumerate(nodes):
             self._add(Circle(node, _RADIUS, facecolor=FILLS[rank], edgecolor=EDGES[rank], lw=1))
             self.note(node[0], node[1] + 0.03, str(rank), "center", size=8.5)

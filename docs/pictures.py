@@ -90,7 +90,7 @@ def split(picture: Picture, bounds: Sequence[int], kept: Vector, title: str) -> 
         picture.frame(LEFT + begin, TOP + 1.2, end - begin, 3 * ROW + 1.4, EDGES[rank])
     patterns(picture, RIGHT, TOP, "2. Entries go to the owners of regions", rotation())
     everything, y = merged(*SELECTED), TOP + BLOCK
-    sums = [{at: everything[at] for at in range(*span) if at in everything} for span in pairwise(bounds)]
+    sums: list[Vector] = [{at: everything[at] for at in range(*span) if at in everything} for span in pairwise(bounds)]
     picture.title(LEFT, y, title)
     picture.positions(LEFT, y + 0.9)
     for rank, span in enumerate(pairwise(bounds)):
@@ -117,7 +117,7 @@ def topkdsa() -> None:
     sums = split(picture, bounds, total, "3. Sums of the owners")
     for rank, (begin, end) in enumerate(pairwise(bounds)):
         entries, width = len(sums[rank]), end - begin
-        sent = f"{width} values" if 4 * width <= 8 * entries else "entry" if entries == 1 else f"{entries} entries"
+        sent = f"{width} values" if 4 * width <= 8 * entries else "an entry" if entries == 1 else f"{entries} entries"
         side, align = (end + 0.4, "left") if rank < RANKS // 2 else (begin - 0.4, "right")
         picture.note(LEFT + side, TOP + BLOCK + 1.9 + rank * ROW, f"sent as {sent}", align, "#444444", 8.5)
     result(picture, LEFT, TOP + 2 * BLOCK, "Total, on every rank", total)
@@ -141,7 +141,7 @@ def oktopk() -> None:
 
 def gtopk() -> None:
     """A tree of merges and back."""
-    picture = Picture(WIDTH, TOP + 2 * BLOCK + 3.6, SIZE)
+    picture = Picture(WIDTH, TOP + 2 * BLOCK + 5.4, SIZE)
     strips(picture, LEFT, TOP, "1. Selected", dict(enumerate(SELECTED)))
     picture.title(RIGHT, TOP, f"2. Ranks 0 and 2 merge and keep {K}")
     picture.positions(RIGHT, TOP + 0.9)
@@ -215,9 +215,9 @@ def dense() -> None:
     allreduce("dense", "1. Residual plus gradient, whole", rows)
 
 
-SCALE = {"size": 25_000_000, "k": 250_000}
-# Round figures of a core of a server; see `horovod-sparse advise`.
-COMPUTE = Compute(select=0.6e-9, accumulate=0.6e-9, reduce=0.4e-9, merge=5e-9)
+ELEMENTS = 25_000_000
+# Round figures of one core of a server.
+COMPUTE = Compute(select=0.6e-9, accumulate=0.4e-9, reduce=0.4e-9, merge=5e-9, cut=25e-9)
 
 
 def volume() -> None:
@@ -226,7 +226,7 @@ def volume() -> None:
     axes = figure.subplots()
     ranks = [2**level for level in range(1, 11)]
     for name in ("dense", *LARGEST, "shared"):
-        costs = [predict(name, **SCALE, ranks=one, link=Link(0, 0), compute=COMPUTE) for one in ranks]
+        costs = [predict(name, ELEMENTS, ELEMENTS // 100, one, Link(0, 0), COMPUTE) for one in ranks]
         axes.loglog(ranks, [cost.nbytes / 1e6 for cost in costs], marker=".", label=name)
     axes.set(xlabel="ranks", ylabel="MB that a rank sends", title="25 million float32 elements, density 1 %")
     axes.set_xticks(ranks, [str(one) for one in ranks])
@@ -242,7 +242,7 @@ def auto() -> None:
     gbits = [10 ** (step / 20) for step in range(-20, 61)]
     links = [Link(alpha=20e-6, beta=8e-9 / gbit) for gbit in gbits]
     curves = {
-        name: [1e3 * predict(name, **SCALE, ranks=8, link=link, compute=COMPUTE).total for link in links]
+        name: [1e3 * predict(name, ELEMENTS, ELEMENTS // 100, 8, link, COMPUTE).total for link in links]
         for name in ("dense", *LARGEST)
     }
     for name, milliseconds in curves.items():

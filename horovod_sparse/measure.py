@@ -20,6 +20,7 @@ from horovod_sparse.costmodel import Compute
 from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.network import Link, Network
+from horovod_sparse.vector import SparseVector
 
 _TAG = 2
 _ROUNDS = 3  # the fastest counts
@@ -123,11 +124,13 @@ def _measure_compute(like: Array, comm: MPI.Intracomm) -> Compute:
     k = round(_DENSITY * _ELEMENTS)
     vectors = [_entries(generator, k, like) for _ in range(_VECTORS)]
     entries = sum(values.size for _, values in vectors)
+    vector = SparseVector(*vectors[0], _ELEMENTS)
     return Compute(
         select=_kernel_seconds(comm, lambda: kernels.select([(0, gradient)], buffer, k)) / _ELEMENTS,
         accumulate=_kernel_seconds(comm, lambda: kernels.accumulate([(0, gradient)], buffer)) / _ELEMENTS,
         reduce=_reduce_seconds(comm, like.dtype.itemsize) if comm.Get_size() > 1 else 0.0,
         merge=_kernel_seconds(comm, lambda: kernels.merge_sum(vectors, _ELEMENTS)) / entries,
+        cut=_kernel_seconds(comm, lambda: vector.cut(len(vector) // 2)) / len(vector),
     )
 
 
@@ -135,7 +138,7 @@ def _entries(generator: np.random.Generator, k: int, like: Array) -> tuple[Array
     """About k entries at random positions."""
     indices = np.cumsum(generator.integers(1, 2 * _ELEMENTS // k, k, np.int32), dtype=np.int32)
     indices = np.asarray(indices[indices < _ELEMENTS], like=like)
-    return indices, np.ones_like(indices, like.dtype)
+    return indices, np.asarray(generator.standard_normal(indices.size), like.dtype, like=like)
 
 
 def _kernel_seconds(comm: MPI.Intracomm, run: Callable[[], object]) -> float:

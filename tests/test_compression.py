@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import horovod_sparse as hvs
-from horovod_sparse.collectives import Dense, TopkA
+from horovod_sparse.collectives import COLLECTIVES, Dense, TopkA
 from horovod_sparse.memories import NoMemory, Residual
-from horovod_sparse.sparsifiers import TopK
+from horovod_sparse.sparsifiers import SPARSIFIERS, TopK
 
 
 @pytest.mark.parametrize("density", [0, -0.1, 1.0001, float("nan"), float("inf"), "0.1", None, True])
@@ -24,13 +24,13 @@ def test_density_outside_its_range_is_refused(density):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("topk", "unknown compression 'topk'; known are: none, fp16, topka, dense"),
+        ("topk", r"unknown compression 'topk'; known are: none, fp16, topka, topkdsa, gtopk, oktopk,.*auto, dense"),
         ("", "unknown compression ''"),
         ("topka:density=2", r"density must be in \(0, 1\], not 2"),
         ("topka:densty=0.1", "unknown option 'densty'; known are: .*density.*threads"),
         ("topka:memory=residul", "unknown memory 'residul'; known are: residual, none"),
-        ("topka:sparsifier=best", "unknown sparsifier 'best'; known are: topk"),
-        ("topka:collective=ring", "unknown collective 'ring'; known are: topka, dense"),
+        ("topka:sparsifier=best", "unknown sparsifier 'best'; known are: topk,"),
+        ("topka:collective=ring", "unknown collective 'ring'; known are: topka, topkdsa,"),
         ("topka:density", "'density' in 'topka:density' is not of the form key=value"),
         ("topka:density=0.1,bucket_bytes=0", "bucket_bytes must be a whole number of at least 1, not 0"),
         ("topka:dense_below=many", "dense_below must be a whole number of at least 0, not 'many'"),
@@ -40,6 +40,71 @@ def test_density_outside_its_range_is_refused(density):
 def test_a_wrong_spec_is_refused_with_the_known_names(spec, message):
     with pytest.raises(ValueError, match=message):
         hvs.parse(spec)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("topka", ("topk", "topka")),
+        ("topkdsa", ("topk", "topkdsa")),
+        ("gtopk", ("topk", "gtopk")),
+        ("oktopk", ("reusedtopk", "oktopk")),
+        ("randomblock", ("randomblock", "shared")),
+        ("hierarchical", ("topk", "hierarchical")),
+        ("auto", ("topk", "auto")),
+    ],
+)
+def test_a_preset_pairs_a_collective_with_its_sparsifier(name, parts):
+    from mpi4py import MPI
+
+    sparse = hvs.parse(f"{name}:density=0.02")
+    assert (sparse.sparsifier, sparse.collective, sparse.density) == (*parts, 0.02)
+    assert sparse == getattr(hvs.Compression, name)(density=0.02)
+    _, sparsifier, collective = sparse.build(10, np.zeros(0, np.float32), MPI.COMM_SELF)
+    assert (type(sparsifier), type(collective)) == (SPARSIFIERS[parts[0]], COLLECTIVES[parts[1]])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (
+            "vgg",
+            {"tau_threshold": 32, "dense_steps": 512, "local_low": 2 / 3, "global_high": 4 / 3, "global_up": 1.008},
+        ),
+        ("lstm", {"tau_threshold": 32, "dense_steps": 128, "local_low": 3 / 4, "local_high": 5 / 4}),
+        (
+            "bert",
+            {"tau_threshold": 128, "dense_steps": 0, "local_scale": 1.025, "global_up": 1.036, "global_down": 1.025},
+        ),
+    ],
+)
+def test_the_published_schedules_of_oktopk_have_names(name, expected):
+    options = hvs.parse(f"oktopk:published={name},throttle=2").options
+    assert expected.items() <= options.items()
+    assert (options["tau_partition"], options["throttle"]) == (64, 2)
+
+
+def test_a_single_option_overrides_a_published_schedule():
+    assert hvs.Compression.oktopk(published="vgg", dense_steps=0).options["dense_steps"] == 0
+
+
+def test_an_unknown_published_schedule_is_refused():
+    with pytest.raises(ValueError, match="unknown published schedule 'gpt'; known are: vgg, lstm, bert"):
+        hvs.Compression.oktopk(published="gpt")
+
+
+def test_options_of_the_collectives_that_another_uses_are_accepted():
+    from mpi4py import MPI
+
+    sparse = hvs.parse("hierarchical:inner=gtopk,outer=topkdsa,throttle=2")
+    assert type(sparse.build(10, np.zeros(0, np.float32), MPI.COMM_SELF)[2]) is COLLECTIVES["hierarchical"]
+    with pytest.raises(ValueError, match="unknown option 'throtle'"):
+        hvs.parse("auto:throtle=2")
+
+
+def test_values_alone_cannot_travel_from_ranks_that_choose_different_positions():
+    with pytest.raises(ValueError, match=r"collective 'shared' .*'topk' chooses different indices.*use randomblock"):
+        hvs.parse("topka:collective=shared")
 
 
 def test_a_spec_means_what_the_preset_means():

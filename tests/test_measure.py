@@ -50,7 +50,7 @@ def test_figures_are_times(fresh):
         assert 0 <= link.beta < 1e-3
     for like in (FLOAT32, FLOAT64):
         compute = measure_compute(like, fresh)
-        assert all(0 < seconds < 1e-3 for seconds in (compute.select, compute.accumulate, compute.merge))
+        assert all(0 < seconds < 1e-3 for seconds in (compute.select, compute.accumulate, compute.merge, compute.cut))
         assert 0 <= compute.reduce < 1e-3
 
 
@@ -69,7 +69,7 @@ def test_a_communicator_is_measured_once(fresh, monkeypatch):
 
 def test_figures_of_one_communicator_or_dtype_are_not_those_of_another(fresh, monkeypatch):
     monkeypatch.setattr(measure, "_measure_link", lambda comm: Link(1, 1))
-    monkeypatch.setattr(measure, "_measure_compute", lambda like, comm: Compute(1, 1, 1, like.itemsize))
+    monkeypatch.setattr(measure, "_measure_compute", lambda like, comm: Compute(1, 1, 1, like.itemsize, 1))
     assert measure_link(fresh) == Link(1, 1)
     assert measure_compute(FLOAT32, fresh).merge == 4
     assert measure_compute(FLOAT64, fresh).merge == 8

@@ -6,9 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from laws import everywhere, same_bits
+from laws import everywhere, examples, same_bits
 
 from horovod_sparse.collectives import COLLECTIVES
 from horovod_sparse.compression import Sparse
@@ -49,7 +49,7 @@ def step(pipeline, gradient, **settings):
 
 
 @pytest.mark.parametrize(("sparsifier", "memory", "collective"), COMBINATIONS)
-@settings(max_examples=25)
+@examples(25)
 @given(size=st.integers(1, 3000), density=st.sampled_from([1e-4, 0.01, 0.3, 1.0]), seed=st.integers(0, 2**31))
 def test_a_step_loses_nothing(comm, sparsifier, memory, collective, size, density, seed):
     pipeline = build(comm, size, density, sparsifier=sparsifier, memory=memory, collective=collective)
@@ -65,11 +65,34 @@ def test_a_step_loses_nothing(comm, sparsifier, memory, collective, size, densit
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_density_one_is_a_dense_allreduce(comm, collective):
-    pipeline = build(comm, 500, density=1.0, collective=collective)
+    sparsifier = "randomblock" if collective == "shared" else "topk"
+    pipeline = build(comm, 500, density=1.0, collective=collective, sparsifier=sparsifier)
     gradient = eighths(np.random.default_rng(comm.Get_rank()), 500)
     total = step(pipeline, gradient)
     assert everywhere(comm, np.array_equal(total, comm.allreduce(gradient)))
     assert everywhere(comm, not remembered(pipeline).any())
+    assert pipeline.traffic.bytes_sent == round(2 * 2000 * (comm.Get_size() - 1) / comm.Get_size())
+
+
+def test_dense_steps_at_the_start_flush_nothing_and_lose_nothing(comm):
+    pipeline = build(comm, 500, density=0.01, collective="oktopk", options={"dense_steps": 2})
+    generator = np.random.default_rng(comm.Get_rank())
+    for number in range(4):
+        gradient = eighths(generator, 500)
+        before = comm.allreduce(remembered(pipeline) + gradient)
+        total = step(pipeline, gradient)
+        assert everywhere(comm, np.array_equal(total + comm.allreduce(remembered(pipeline)), before))
+        assert everywhere(comm, remembered(pipeline).any() == (number >= 2))
+
+
+def test_ranks_that_hold_different_positions_agree_on_k(comm):
+    """A parameter frozen on some ranks only: the others' k would otherwise differ, and with it what a total holds."""
+    pipeline = build(comm, 400, density=0.05, collective="oktopk")
+    half = comm.Get_rank() % 2
+    gradient = eighths(np.random.default_rng(comm.Get_rank()), 400)
+    output = np.zeros(400, np.float32)
+    pipeline.run([(0, gradient[: 400 - 200 * half])], [(0, output)])
+    assert same_bits(comm, output)
 
 
 def test_without_memory_the_rest_is_dropped(comm):
@@ -146,7 +169,7 @@ def test_a_failed_exchange_gives_everything_back(comm, monkeypatch):
     step(pipeline, gradient)
     before = remembered(pipeline)
 
-    def fail(vector):
+    def fail(vector, k):
         raise OSError("the network is down")
 
     monkeypatch.setattr(pipeline.collective, "allreduce", fail)

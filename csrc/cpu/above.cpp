@@ -16,15 +16,10 @@ template <class Real> class Piece {
   const Entries<Real>& taken() const { return taken_; }
   bool failed() const { return failed_; }
 
-  // Makes room for the entries of one more tile. Does not throw: threads must not.
+  // Makes room for the entries of one more tile.
   bool make_room() {
-    const std::size_t room = taken_.count + tile_size + padding;
-    try {
-      taken_.indices = indices_.grow<std::int32_t>(room, taken_.count);
-      taken_.values = values_.grow<Real>(room, taken_.count);
-    } catch (const std::bad_alloc&) {
-      failed_ = true;
-    }
+    const std::size_t count = taken_.count, room = count + tile_size + padding;
+    failed_ = failed_ || !indices_.grow(room, count, taken_.indices) || !values_.grow(room, count, taken_.values);
     return !failed_;
   }
 
@@ -44,7 +39,7 @@ template <class Real> class Piece {
     const Loops<Real>& use = loops<Real>();
     const auto active = [&](const Real* gradient, std::size_t first, std::size_t n) {
       Real* const buffer = step.buffer + first;
-      if (failed_ || !make_room()) return use.accumulate(gradient, buffer, n, step.scale);
+      if (!make_room()) return use.accumulate(gradient, buffer, n, step.scale);
       std::int32_t* const indices = taken_.indices + taken_.count;
       take(use.scan(gradient, buffer, n, step.scale, low, std::int32_t(first), indices), step.buffer);
     };

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cstddef>
-#include <system_error>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -15,7 +15,7 @@ template <class Work> void parallel(std::size_t parts, const Work& work) {
   std::size_t next = 0;
   try {
     for (; next + 1 < parts; ++next) threads.emplace_back([&work, next] { work(next); });
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {
     // The system gives no more threads: the calling thread does what is left.
   }
   for (; next < parts; ++next) work(next);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -23,15 +24,20 @@ class Block {
     }
     return reinterpret_cast<T*>(bytes_.get());
   }
-  // The same, but the first `kept` elements survive; grows by doubling.
-  template <class T> T* grow(std::size_t count, std::size_t kept) {
-    if (count * sizeof(T) > capacity_) {
-      Block larger;
-      T* const elements = larger.get<T>(std::max(count, 2 * capacity_ / sizeof(T)));
-      std::copy_n(reinterpret_cast<const T*>(bytes_.get()), kept, elements);
-      *this = std::move(larger);
+  // The same, but the first `kept` elements survive, and where memory runs out all of them do: false, without an
+  // exception. Grows by doubling.
+  template <class T> bool grow(std::size_t count, std::size_t kept, T*& elements) {
+    std::size_t bytes = count * sizeof(T);
+    if (bytes > capacity_) {
+      bytes = std::max(bytes, 2 * capacity_);
+      std::unique_ptr<std::byte[]> larger(new (std::nothrow) std::byte[bytes]);
+      if (!larger) return false;
+      std::copy_n(bytes_.get(), kept * sizeof(T), larger.get());
+      bytes_ = std::move(larger);
+      capacity_ = bytes;
     }
-    return reinterpret_cast<T*>(bytes_.get());
+    elements = reinterpret_cast<T*>(bytes_.get());
+    return true;
   }
   std::size_t capacity() const { return capacity_; }
 

@@ -22,8 +22,9 @@ from horovod_sparse.network import Link, Node
 _BYTES_PER_ELEMENT = 12
 # Modest for a core of a server; `python -m benchmarks.select` shows what a machine does.
 _SELECT_BANDWIDTH = "20GB"
-# 3 to 9 ns for an entry in kernels.cpu.merge_sum on a core of a server.
+# For an entry, on a core of a server.
 _MERGE_SECONDS = 5e-9
+_CUT_SECONDS = 25e-9
 _GBIT = 1e9 / 8
 
 
@@ -112,7 +113,7 @@ def read(options: argparse.Namespace) -> Plan:
     size = options.parameters
     select = _BYTES_PER_ELEMENT / options.select_bandwidth
     # Dense is not charged for its sums: GPUs add while the next piece travels. In doubt, the figures favour dense.
-    compute = Compute(select=select, accumulate=select, reduce=0.0, merge=_MERGE_SECONDS)
+    compute = Compute(select=select, accumulate=select, reduce=0.0, merge=_MERGE_SECONDS, cut=_CUT_SECONDS)
     outer = Link(options.latency, 1 / options.bandwidth)
     inner = Link(options.inner_latency, 1 / options.inner_bandwidth)
     alone = options.ranks <= options.gpus_per_node

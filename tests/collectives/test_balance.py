@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from laws import everywhere
+from laws import everywhere, examples
 
 from horovod_sparse.collectives.balance import balance
 from horovod_sparse.collectives.messenger import Messenger
@@ -14,7 +14,7 @@ from horovod_sparse.collectives.messenger import Messenger
 pytestmark = [pytest.mark.mpi, pytest.mark.law]
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(seed=st.integers(0, 2**31), most=st.sampled_from([0, 1, 5, 300]))
 def test_shares_are_equal_and_ascend_with_the_ranks(comm, seed, most):
     ranks, rank = comm.Get_size(), comm.Get_rank()

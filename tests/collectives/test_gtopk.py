@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from laws import cases, check_exchange, dense, everywhere
+from hypothesis import given
+from laws import cases, check_exchange, dense, everywhere, examples
 
 from horovod_sparse.collectives import GTopk
 from horovod_sparse.vector import SparseVector
@@ -17,7 +17,7 @@ def sparse(indices, values, size=100):
     return SparseVector(np.array(indices, np.int32), np.array(values, np.float32), size)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(case=cases)
 def test_the_total_is_k_sparse(comm, case):
     assert len(check_exchange(comm, GTopk(comm), case).total) <= case.k

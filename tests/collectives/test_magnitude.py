@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from laws import everywhere
+from laws import everywhere, examples
 
 from horovod_sparse.collectives.magnitude import kth_magnitude
 from horovod_sparse.collectives.messenger import Messenger
@@ -22,7 +22,7 @@ KINDS = {
 }
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(
     seed=st.integers(0, 2**31),
     most=st.sampled_from([0, 1, 300]),

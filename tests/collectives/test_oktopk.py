@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from laws import Case, cases, check_exchange, dense, everywhere, vectors
+from hypothesis import given
+from laws import Case, cases, check_exchange, dense, everywhere, examples, vectors
 
 from horovod_sparse.collectives import OkTopk, oktopk
 from horovod_sparse.vector import SparseVector
@@ -26,7 +26,7 @@ def selection(comm, step, size=SIZE, k=K, clustered=False):
     return SparseVector(indices, generator.standard_normal(k).astype(np.float32), size)
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(case=cases)
 def test_what_returns_is_all_that_missed_the_total_and_nothing_else(comm, case):
     exchange = check_exchange(comm, OkTopk(comm), case)

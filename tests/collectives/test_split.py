@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from laws import Case, cases, dense, everywhere, vectors
+from laws import Case, cases, dense, everywhere, examples, vectors
 
 from horovod_sparse.collectives.messenger import Messenger
 from horovod_sparse.collectives.split import split_reduce
@@ -14,7 +14,7 @@ from horovod_sparse.collectives.split import split_reduce
 pytestmark = [pytest.mark.mpi, pytest.mark.law]
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(case=cases, throttle=st.sampled_from([1, 2, 4, 99]), seed=st.integers(0, 2**31))
 def test_an_owner_has_the_sums_of_its_region(comm, case, throttle, seed):
     everyones = vectors(case, comm.Get_size())

@@ -409,8 +409,21 @@ def test_environment_sets_the_level() -> None:
     assert "SIMD level 'mmx' is not supported" in import_with("mmx").stderr
 
 
-def test_gil_is_released() -> None:
+# Each takes some ten milliseconds or more.
+LONG_CALLS: dict[str, Callable[[Array, Array], object]] = {
+    "accumulate": lambda values, _: cpu.accumulate([(0, values)], np.zeros_like(values), 0.5),
+    "select": lambda values, _: cpu.select([(0, values)], np.zeros_like(values), len(values) // 2),
+    "select_above": lambda values, _: cpu.select_above([(0, values)], np.zeros_like(values), 0.5),
+    "merge_sum": lambda values, indices: cpu.merge_sum([(indices, values), (indices, values)], len(values)),
+    "exclude": lambda values, indices: cpu.exclude(indices, values, indices),
+    "count_magnitudes": lambda values, _: cpu.count_magnitudes(values, 0, 20, 11),
+}
+
+
+@pytest.mark.parametrize("name", LONG_CALLS)
+def test_gil_is_released(name: str) -> None:
     """Another thread goes on while the kernel works."""
+    values, indices = normal(16_000_000), np.arange(16_000_000, dtype=np.int32)
     ticks = [time.perf_counter()]
     stop = threading.Event()
 
@@ -419,11 +432,10 @@ def test_gil_is_released() -> None:
             time.sleep(0.001)
             ticks.append(time.perf_counter())
 
-    gradient, buffer = normal(8_000_000), np.zeros(8_000_000, np.float32)
     thread = threading.Thread(target=tick)
     thread.start()
     begin = time.perf_counter()
-    cpu.select([(0, gradient)], buffer, len(buffer) // 2)
+    LONG_CALLS[name](values, indices)
     end = time.perf_counter()
     stop.set()
     thread.join()
