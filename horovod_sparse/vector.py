@@ -45,12 +45,8 @@ class SparseVector:
         if len(self) <= k:
             return self, self.nothing()
         assert self.indices is not None
-        scratch = np.empty_like(self.values)
-        at, values = kernels_for(scratch).select([(0, self.values)], scratch, k, 0.0)
-        rest = np.ones_like(self.values, dtype=bool)
-        rest[at] = False
-        largest = SparseVector(self.indices[at], values, self.size)
-        return largest, SparseVector(self.indices[rest], self.values[rest], self.size)
+        largest, rest = kernels_for(self.values).cut(self.indices, self.values, k)
+        return SparseVector(largest[0], largest[1], self.size), SparseVector(rest[0], rest[1], self.size)
 
     def __len__(self) -> int:
         """Number of entries held."""

@@ -75,6 +75,12 @@ def exclude(indices: Array, values: Array, others: Array) -> tuple[Array, Array]
     return indices[stays], values[stays]
 
 
+def cut(indices: Array, values: Array, k: int) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    largest = np.zeros(len(values), bool)
+    largest[np.argsort(-magnitude(values), kind="stable")[:k]] = True
+    return (indices[largest], values[largest]), (indices[~largest], values[~largest])
+
+
 def count_magnitudes(values: Array, prefix: int, shift: int, bits: int) -> Array:
     keys = magnitude(values)
     agrees = keys >> (shift + bits) == prefix >> (shift + bits)

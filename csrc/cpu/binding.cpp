@@ -171,6 +171,24 @@ py::tuple py_exclude(py::handle indices, py::handle object, py::handle others) {
   });
 }
 
+py::tuple py_cut(py::handle indices, py::handle object, std::int64_t k) {
+  if (k < 0) refuse("k must not be negative, but is " + std::to_string(k));
+  if (indices.is_none()) refuse("vector: has no indices; pass a sparse vector");
+  const py::array values = as_array(object, "vector: values");
+  return with_real(values, "vector: values", [&](auto real) {
+    using Real = decltype(real);
+    const auto vector = as_sparse<Real>(indices, values, "vector");
+    const std::size_t taken = std::min(std::size_t(k), vector.count), left = vector.count - taken;
+    Output<Real> largest(taken + 1), rest(left + 1);
+    Entries<Real> to_largest = {largest.indices(), largest.values(), 0}, to_rest = {rest.indices(), rest.values(), 0};
+    {
+      const py::gil_scoped_release release;
+      cut(vector, taken, to_largest, to_rest);
+    }
+    return py::make_tuple(largest.first(taken), rest.first(left));
+  });
+}
+
 template <class Real> Digit<Key<Real>> as_digit(std::int64_t prefix, std::int64_t shift, std::int64_t bits) {
   constexpr std::int64_t widest = 16, width = Bits<Real>::width;
   if (bits < 1 || bits > widest) refuse("bits must be 1 .. 16, not " + std::to_string(bits));
@@ -265,6 +283,7 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("all_finite", hvs::py_all_finite);
   m.def("merge_sum", hvs::py_merge_sum);
   m.def("exclude", hvs::py_exclude);
+  m.def("cut", hvs::py_cut);
   m.def("count_magnitudes", hvs::py_count_magnitudes);
   m.def("scatter", hvs::py_scatter);
   m.def("add", hvs::py_add);

@@ -1,5 +1,4 @@
-// merge_sum: two sparse vectors are merged; more of them are added in a dense block of the index space that stays in the
-// cache.
+// merge_sum: two sparse vectors are merged; more are added in a dense block of the index space that stays in the cache.
 #include <algorithm>
 #include <array>
 

@@ -74,8 +74,8 @@ void filter(const Entries<Real>& from, std::size_t first, std::size_t last, Rang
   }
 }
 
-// Writes eight indices at a time, whether a word has as many bits or not: their number is hard to predict, that it exceeds
-// eight is not.
+// Writes eight indices at a time, whether a word has as many bits or not: a CPU cannot predict their number, but most
+// often that it does not exceed eight.
 std::size_t list_bits(const std::uint64_t* words, std::size_t count, std::size_t first, std::int32_t* indices) {
   constexpr std::size_t batch = 8;
   constexpr std::uint64_t last = std::uint64_t(1) << (word - 1);

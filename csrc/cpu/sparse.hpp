@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gradient.hpp"
+#include "level.hpp"
 
 namespace hvs {
 
@@ -32,6 +33,11 @@ std::size_t merge_sum(const std::vector<Sparse<Real>>& vectors, std::size_t size
 template <class Real>
 std::size_t exclude(const Sparse<Real>& vector, const std::int32_t* others, std::size_t count, std::int32_t* indices,
                     Real* values);
+
+// Parts the k largest magnitudes (k <= count; ties: the entry that comes first) from the rest. `largest` has room for
+// k + 1 entries and `rest` for count - k + 1; both are empty and keep the order.
+template <class Real>
+void cut(const Sparse<Real>& vector, std::size_t k, Entries<Real>& largest, Entries<Real>& rest);
 
 // outputs <- 0, then values * scale at the vector's positions; positions outside of every output are ignored.
 template <class Real> void scatter(const Sparse<Real>& vector, const std::vector<Tensor>& outputs, Real scale);

@@ -31,7 +31,8 @@ class Hierarchical(Base):
         **options: Options of the two collectives.
 
     Raises:
-        ValueError: A name is unknown or no collective that can be combined, or node_ranks is below 1.
+        ValueError: A name is unknown or no collective that can be combined, node_ranks is below 1, or dense steps at
+            the start are asked for.
     """
 
     def __init__(
@@ -49,6 +50,8 @@ class Hierarchical(Base):
         for name in (inner, outer):
             if name not in _BASIC:
                 raise ValueError(f"hierarchical combines two of {', '.join(_BASIC)}, but not {name!r}")
+        if options.get("dense_steps"):
+            raise ValueError("hierarchical has no dense_steps: the ranks of a node do not know the step of the outer one")
         nodes = split_by_node(comm, node_ranks)
         self._nodes = nodes.nodes
         self._node = Messenger(nodes.mine)

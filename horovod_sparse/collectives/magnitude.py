@@ -8,13 +8,13 @@ from horovod_sparse.collectives.messenger import Messenger
 from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import Array
 
-_DIGIT = 11  # bits that one round settles
+_DIGIT = 8  # bits that one round settles
 
 
 def kth_magnitude(messenger: Messenger, values: Array, k: int) -> float:
     """The k-th largest magnitude over all ranks, exactly; the same on every rank.
 
-    A radix selection whose histograms are summed over the ranks, 16 KiB in each of 3 rounds (float32): the paper
+    A radix selection whose histograms are summed over the ranks, 2 KiB in each of 4 rounds (float32): the paper
     gathers the values themselves, which are up to P k.
 
     Args:

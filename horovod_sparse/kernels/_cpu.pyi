@@ -25,6 +25,9 @@ def merge_sum(
 def exclude(
     indices: NDArray[np.int32], values: NDArray[Any], others: NDArray[np.int32], /
 ) -> tuple[NDArray[np.int32], NDArray[Any]]: ...
+def cut(
+    indices: NDArray[np.int32], values: NDArray[Any], k: int, /
+) -> tuple[tuple[NDArray[np.int32], NDArray[Any]], tuple[NDArray[np.int32], NDArray[Any]]]: ...
 def count_magnitudes(values: NDArray[Any], prefix: int, shift: int, bits: int, /) -> NDArray[np.int64]: ...
 def scatter(
     indices: NDArray[np.int32] | None,

@@ -117,6 +117,22 @@ def exclude(indices: Indices, values: Array, others: Indices) -> tuple[Indices, 
     return _cpu.exclude(indices, values, others)
 
 
+def cut(indices: Indices, values: Array, k: int) -> tuple[tuple[Indices, Array], tuple[Indices, Array]]:
+    """Part the k largest magnitudes of a sparse vector from the rest, in linear time; both keep the order.
+
+    Magnitudes are ordered as by select: NaN above infinity, and of equal ones the entry that comes first goes first.
+
+    Args:
+        indices: int32.
+        values: float32 or float64, one per index.
+        k: How many entries; at most what there is.
+
+    Returns:
+        The (indices, values) of the k largest, and those of the rest.
+    """
+    return _cpu.cut(indices, values, k)
+
+
 def count_magnitudes(values: Array, prefix: int, shift: int, bits: int) -> NDArray[np.int64]:
     """Histogram of one digit of the magnitudes: a step of radix selection, whose counts can be summed over ranks.
 

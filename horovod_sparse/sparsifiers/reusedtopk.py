@@ -14,12 +14,16 @@ from horovod_sparse.threshold import ReusedThreshold
 from horovod_sparse.vector import SparseVector
 
 
+# So far above the band a step is cut back. With the published bands Ok-Topk then sends at most 6 k (P-1)/P words.
+_CUT = 4 / 3
+
+
 class ReusedTopK:
     """Takes exactly the k largest magnitudes now and then, and in between all that reach the last threshold.
 
     After a step above the band the threshold is nudged. Beyond the paper, a step that would be below the band, or at
-    more than twice its upper end, takes exactly the k largest: where the magnitudes change from batch to batch, nudging
-    does not follow them.
+    more than 4/3 of its upper end, takes exactly the k largest: where the magnitudes change from batch to batch,
+    nudging does not follow them.
 
     Args:
         tau_threshold: Steps from one exact selection to the next.
@@ -55,7 +59,7 @@ class ReusedTopK:
         else:
             threshold.reuse()
             vector = accumulator.take_above(threshold.value, self._threads)
-            if not threshold.below(len(vector)) and not threshold.above(len(vector), times=2):
+            if not threshold.below(len(vector)) and not threshold.above(len(vector), times=_CUT):
                 threshold.nudge(len(vector))
                 return vector
             vector = self._exactly(k, vector, accumulator)

@@ -44,6 +44,7 @@ def test_only_first_ranks_send_across_nodes(comm):
     [
         ({"inner": "hierarchical"}, "combines two of topka, .*not 'hierarchical'"),
         ({"outer": "ring"}, "not 'ring'"),
+        ({"dense_steps": 5}, "hierarchical has no dense_steps"),
         ({"node_ranks": 0}, "node_ranks must be at least 1, not 0"),
     ],
 )

@@ -49,12 +49,12 @@ def test_the_number_of_entries_settles_inside_the_band():
 
 
 @pytest.mark.parametrize("factor", [1e-3, 0.5, 10.0, 1e4])
-def test_a_jump_of_the_gradients_changes_the_number_of_entries_by_no_more_than_twice_the_band(factor):
+def test_a_jump_of_the_gradients_leaves_the_number_of_entries_near_the_band(factor):
     sparsifier = ReusedTopK()
     for number in range(5):
         jump = np.float32(factor if number % 2 else 1)
         vector = step(sparsifier, jump * normal(number), np.zeros(SIZE, np.float32))
-        assert 2 / 3 * K <= len(vector) <= 2 * 5 / 4 * K
+        assert 2 / 3 * K <= len(vector) <= 4 / 3 * 5 / 4 * K
 
 
 def test_held_positions_are_neither_taken_nor_changed():
