@@ -6,6 +6,7 @@ thresholds alike.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 
@@ -36,8 +37,8 @@ class ReusedThreshold:
         self._left = 0  # steps for which the value may still be reused
 
     def due(self, k: int) -> bool:
-        """Whether a threshold for k entries has to be found anew."""
-        return self._left == 0 or k != self._k
+        """Whether a threshold for k entries has to be found anew; also where the last one came of an overflow."""
+        return self._left == 0 or k != self._k or math.isnan(self.value)
 
     def renew(self, value: float, k: int) -> None:
         """Takes over an exact threshold, as the k-th largest magnitude is one."""

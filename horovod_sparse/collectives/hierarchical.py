@@ -51,7 +51,9 @@ class Hierarchical(Base):
             if name not in _BASIC:
                 raise ValueError(f"hierarchical combines two of {', '.join(_BASIC)}, but not {name!r}")
         if options.get("dense_steps"):
-            raise ValueError("hierarchical has no dense_steps: the ranks of a node do not know the step of the outer one")
+            raise ValueError(
+                "hierarchical has no dense_steps: the ranks of a node do not know the step of the outer one"
+            )
         nodes = split_by_node(comm, node_ranks)
         self._nodes = nodes.nodes
         self._node = Messenger(nodes.mine)

@@ -44,8 +44,9 @@ def test_a_reused_threshold_takes_all_that_reach_it():
 def test_the_number_of_entries_settles_inside_the_band():
     buffer, sparsifier = np.zeros(SIZE, np.float32), ReusedTopK()
     counts = [len(step(sparsifier, normal(number), buffer)) for number in range(200)]
-    inside = [2 / 3 * K <= count <= 5 / 4 * K for count in counts[100:]]
-    assert sum(inside) >= 95  # a step outside is nudged back
+    inside = [2 / 3 * K <= count <= 4 / 3 * K for count in counts[100:]]
+    assert all(inside)
+    assert np.median(counts[100:]) <= 1.2 * K  # above the band, the threshold is nudged
 
 
 @pytest.mark.parametrize("factor", [1e-3, 0.5, 10.0, 1e4])
@@ -54,7 +55,7 @@ def test_a_jump_of_the_gradients_leaves_the_number_of_entries_near_the_band(fact
     for number in range(5):
         jump = np.float32(factor if number % 2 else 1)
         vector = step(sparsifier, jump * normal(number), np.zeros(SIZE, np.float32))
-        assert 2 / 3 * K <= len(vector) <= 4 / 3 * 5 / 4 * K
+        assert 2 / 3 * K <= len(vector) <= 4 / 3 * K
 
 
 def test_held_positions_are_neither_taken_nor_changed():
