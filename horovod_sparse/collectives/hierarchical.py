@@ -51,9 +51,7 @@ class Hierarchical(Base):
             if name not in _BASIC:
                 raise ValueError(f"hierarchical combines two of {', '.join(_BASIC)}, but not {name!r}")
         if options.get("dense_steps"):
-            raise ValueError(
-                "hierarchical has no dense_steps: the ranks of a node do not know the step of the outer one"
-            )
+            raise ValueError("hierarchical has no dense_steps: a node does not know the outer one's step")
         nodes = split_by_node(comm, node_ranks)
         self._nodes = nodes.nodes
         self._node = Messenger(nodes.mine)

@@ -13,7 +13,6 @@ from horovod_sparse.sparsifiers.consensus import Consensus
 from horovod_sparse.threshold import ReusedThreshold
 from horovod_sparse.vector import SparseVector
 
-
 # So far above the band a step is cut back. With the published bands Ok-Topk then sends at most 6 k (P-1)/P words.
 _CUT = 4 / 3
 

@@ -78,7 +78,7 @@ def test_a_restored_one_goes_on():
 
 
 def test_bad_options_are_refused():
-    with pytest.raises(ValueError, match=r"0 < low <= 1 <= high, but is \[2, 1.25\]"):
+    with pytest.raises(ValueError, match=r"0 < low <= 1 <= high, but is \[2, 1.0\]"):
         ReusedTopK(local_low=2)
     with pytest.raises(ValueError, match="threads must be at least 1, not 0"):
         ReusedTopK(threads=0)
