@@ -21,12 +21,15 @@ def take_down(name: str = "hvs") -> None:
     namespaces = existing(name)
     end_processes(namespaces)
     for namespace in namespaces:
-        run(["ip", "netns", "delete", namespace])
+        with contextlib.suppress(RuntimeError):  # another process takes it down, too
+            run(["ip", "netns", "delete", namespace])
         shutil.rmtree(_ETC / namespace, ignore_errors=True)
         for folder in Path(tempfile.gettempdir()).glob(f"ompi.{namespace}.*"):  # of processes that were killed
             shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):  # others may use it
         _ETC.rmdir()
+    if left := existing(name):
+        raise RuntimeError(f"{', '.join(left)} could not be removed: see `ip netns delete {left[0]}`")
 
 
 def existing(name: str) -> list[str]:
@@ -38,9 +41,10 @@ def existing(name: str) -> list[str]:
 def end_processes(namespaces: Iterable[str]) -> None:
     """Ends everything that runs in these namespaces."""
     for namespace in namespaces:
-        for process in run(["ip", "netns", "pids", namespace]).split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(process), signal.SIGKILL)
+        with contextlib.suppress(RuntimeError):  # it is gone already
+            for process in run(["ip", "netns", "pids", namespace]).split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(process), signal.SIGKILL)
 
 
 def keep_order(namespace: str, device: str) -> None:

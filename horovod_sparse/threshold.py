@@ -35,6 +35,8 @@ class ReusedThreshold:
         self.value = 0.0
         self._k = 0
         self._left = 0  # steps for which the value may still be reused
+        self._exact = 0  # steps that must still find it anew, because it did not hold
+        self._distrust = 1  # how many such steps it costs, the next time that it does not hold
 
     def due(self, k: int) -> bool:
         """Whether a threshold for k entries has to be found anew; also where the last one came of an overflow."""
@@ -42,11 +44,24 @@ class ReusedThreshold:
 
     def renew(self, value: float, k: int) -> None:
         """Takes over an exact threshold, as the k-th largest magnitude is one."""
-        self.value, self._k, self._left = value, k, self._period - 1
+        self._exact = max(0, self._exact - 1)
+        self.value, self._k, self._left = value, k, 0 if self._exact else self._period - 1
 
     def reuse(self) -> None:
         """Counts a step that begins with the same threshold."""
         self._left -= 1
+
+    def held(self) -> None:
+        """The number of entries was as it should be."""
+        self._distrust = 1
+
+    def failed(self) -> None:
+        """It was not, and the threshold is found anew: in the next step too, and each time in twice as many.
+
+        While magnitudes change a lot, as in the first steps of a training, to try the last threshold costs more than
+        it saves.
+        """
+        self._exact, self._distrust = self._distrust + 1, min(2 * self._distrust, self._period)
 
     def below(self, count: int) -> bool:
         """Whether a number of entries is less than the band allows."""
@@ -65,8 +80,15 @@ class ReusedThreshold:
 
     def state_dict(self) -> dict[str, Any]:
         """The threshold and how long it is good for."""
-        return {"value": self.value, "k": self._k, "left": self._left}
+        return {
+            "value": self.value,
+            "k": self._k,
+            "left": self._left,
+            "exact": self._exact,
+            "distrust": self._distrust,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a state given by ``state_dict``."""
         self.value, self._k, self._left = float(state["value"]), int(state["k"]), int(state["left"])
+        self._exact, self._distrust = int(state["exact"]), int(state["distrust"])

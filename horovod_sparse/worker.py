@@ -65,6 +65,7 @@ class Worker:
     def _begin(self) -> None:
         self._filling = [_Filling(bucket) for bucket in self.buckets]
         self._next = 0
+        self._failed: BaseException | None = None
         self.idle = False  # set while gradients are collected although this rank had no backward pass
 
     def put(self, parameter: torch.Tensor, gradient: torch.Tensor, hold: bool = False) -> Callable[[], torch.Tensor]:
@@ -104,6 +105,17 @@ class Worker:
             self._next += 1
 
     def _run(self, filling: _Filling, rate: float, idle: bool) -> None:
+        bucket = filling.bucket
+        if self._failed is not None:
+            # Where only this rank failed, the others are still in that bucket: to go on would be to wait for ever.
+            raise RuntimeError(f"bucket {bucket.number} is not exchanged, as one before it failed") from self._failed
+        try:
+            self._exchange(filling, rate, idle)
+        except BaseException as error:
+            self._failed = error
+            raise
+
+    def _exchange(self, filling: _Filling, rate: float, idle: bool) -> None:
         bucket = filling.bucket
         slots = [slot for slot in bucket.slots if slot.parameter in filling.gradients]
         arrays = [(slot.start, array_of(filling.gradients[slot.parameter])) for slot in slots]

@@ -46,10 +46,34 @@ def test_another_k_needs_another_threshold():
     assert not threshold().due(K)
 
 
+def steps_until_it_is_reused(one):
+    count = 0
+    while one.due(K):
+        one.renew(8.0, K)
+        count += 1
+    return count
+
+
+def test_one_that_does_not_hold_is_left_alone_for_longer_each_time():
+    one, waits = threshold(), []
+    for _ in range(4):
+        one.reuse()
+        one.failed()
+        one.renew(8.0, K)
+        waits.append(steps_until_it_is_reused(one))
+    assert waits == [1, 2, 4, 4]  # never longer than the period
+    one.reuse()
+    one.held()
+    one.failed()
+    one.renew(8.0, K)
+    assert steps_until_it_is_reused(one) == 1
+
+
 def test_a_restored_one_goes_on():
     one, other = threshold(), threshold()
     one.reuse()
     one.nudge(200)
+    one.failed()
     other.load_state_dict(one.state_dict())
     assert other.state_dict() == one.state_dict()
     assert other.value == 8 * 1.1

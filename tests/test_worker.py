@@ -89,6 +89,17 @@ def test_an_error_reaches_who_waits_and_the_next_step_starts_clean(worker, param
     assert all(torch.equal(handle(), torch.full((10,), 0.5)) for handle in handles)
 
 
+def test_buckets_behind_one_that_failed_are_not_exchanged_in_this_step(worker, parameters, log):
+    """Where only this rank failed, the others are still in the failed bucket: this one would wait for them for ever."""
+    worker.pipelines[0].error = RuntimeError("the network is down")
+    handles = [put(worker, p) for p in parameters]
+    with pytest.raises(RuntimeError, match="bucket 1 is not exchanged, as one before it failed") as caught:
+        handles[-1]()
+    assert str(caught.value.__cause__) == "the network is down"
+    worker.finish()
+    assert [number for number, *_ in log] == [0]
+
+
 def test_handing_in_does_not_wait_for_the_exchange(worker, parameters, log):
     worker.pipelines[0].gate = threading.Event()
     handles = [put(worker, p) for p in parameters]

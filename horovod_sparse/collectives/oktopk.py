@@ -113,8 +113,10 @@ class OkTopk(Base):
             for _ in range(2):
                 kept, counts = self._reach(sums)
                 if not threshold.below(sum(counts)) and not threshold.above(sum(counts)):
+                    threshold.held()
                     return kept, counts
                 threshold.nudge(sum(counts))
+            threshold.failed()
         threshold.renew(kth_magnitude(self._messenger, sums[1], max(k, 1)), k)
         return self._reach(sums)
 

@@ -59,8 +59,10 @@ class ReusedTopK:
             threshold.reuse()
             vector = accumulator.take_above(threshold.value, self._threads)
             if not threshold.below(len(vector)) and not threshold.above(len(vector), times=_CUT):
+                threshold.held()
                 threshold.nudge(len(vector))
                 return vector
+            threshold.failed()
             vector = self._exactly(k, vector, accumulator)
         threshold.renew(_smallest(vector.values), k)
         return vector
