@@ -49,6 +49,7 @@ def add_parser(commands: Any) -> None:
     add("--densities", type=listed(density), default="0.001,0.01,0.02", help="of the sparse ones")
     add("--algorithms", type=listed(str), default=",".join(ALGORITHMS), help="presets; dense is the ring")
     add("--iters", type=at_least(1), default=20, help="timed iterations of the sparse ones")
+    add("--check", type=int, choices=(0, 1), default=1, help="verify the results, which takes minutes at 100 Mbit/s")
     add("--output", type=Path, default=Path("runs/cluster"), help="folder for collectives.json")
     add("--plot", action="store_true", help="write collectives.png, too")
     parser.set_defaults(run=run)
@@ -125,7 +126,19 @@ def _bench(
     nbytes = str(4 * options.parameters)
     densities = ",".join(map(str, options.densities))
     with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
-        flags = ["-b", nbytes, "-e", nbytes, *flags, "--density", densities, "--json", file.name]
+        flags = [
+            "-b",
+            nbytes,
+            "-e",
+            nbytes,
+            *flags,
+            "--check",
+            str(options.check),
+            "--density",
+            densities,
+            "--json",
+            file.name,
+        ]
         cluster.python(ranks, [*_BENCH, *flags, "--algorithms", ",".join(algorithms)], mpirun_options)
         rows: list[dict[str, Any]] = json.load(file)["rows"]
     return rows

@@ -24,6 +24,7 @@ def abort_on_error() -> None:
     Without it Python would wait at exit for the thread that exchanges, which waits for the other ranks, which wait
     for this one. A handler that was installed before is called first.
     """
+    _rank()
     previous = sys.excepthook
 
     def report_and_abort(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -45,6 +46,7 @@ class Watch:
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
         self._process = os.getpid()
+        _rank()
         atexit.register(self._leave)  # runs before Horovod's shutdown, which was registered earlier
 
     def _leave(self) -> None:
@@ -68,6 +70,16 @@ class Watch:
             )
 
 
+@functools.cache
+def _rank() -> int:
+    """This process' rank, asked for while MPI can still tell."""
+    return MPI.COMM_WORLD.Get_rank()
+
+
 def _abort(reason: str) -> None:
-    print(f"rank {MPI.COMM_WORLD.Get_rank()}: {reason}", file=sys.stderr, flush=True)
-    MPI.COMM_WORLD.Abort(1)
+    print(f"rank {_rank()}: {reason}", file=sys.stderr, flush=True)
+    try:
+        with inside_mpi():
+            MPI.COMM_WORLD.Abort(1)
+    except RuntimeError:
+        os._exit(1)  # MPI is finalized: the launcher ends the other ranks when it sees this status

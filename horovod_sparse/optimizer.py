@@ -46,6 +46,7 @@ class _Overrides:
     ) -> None:
         self._sparse = sparse
         self._comm = comm
+        self._ranks = 1 if comm is None else comm.Get_size()  # a rank that leaves ends MPI: it is not asked later
         self._worker: Worker | None = None
         self._sparse_gradients: set[torch.Tensor] = set()  # parameters whose gradient is a sparse tensor
         self._dense_traffic = Traffic()
@@ -54,7 +55,7 @@ class _Overrides:
     def _register_hooks(self) -> None:
         """Called by Horovod's constructor where there is more than one rank."""
         assert self._comm is not None
-        if self._comm.Get_size() == 1:
+        if self._ranks == 1:
             return  # a process set of one rank has nothing to exchange
         members = _members(self)
         buckets = plan(members, self._sparse.bucket_bytes)
@@ -62,7 +63,7 @@ class _Overrides:
             Pipeline(self._sparse, bucket.size, array_of(torch.empty(0, dtype=bucket.dtype)), self._comm, bucket.number)
             for bucket in buckets
         ]
-        factor = 1.0 if self.op == hvd.Sum else 1.0 / self._comm.Get_size()
+        factor = 1.0 if self.op == hvd.Sum else 1.0 / self._ranks
         self._worker = Worker(buckets, pipelines, factor, self._learning_rate, Watch(self._comm).check)
         self._groups = None  # grouped allreduce takes no callables as handles; the groups are buckets now
         _Horovod._register_hooks(self)
@@ -92,8 +93,7 @@ class _Overrides:
         return handle
 
     def _charge_dense(self, p: torch.Tensor) -> None:
-        assert self._comm is not None
-        others = self._comm.Get_size() - 1
+        others = self._ranks - 1
         nbytes = 2 * p.numel() * p.element_size() * others / (others + 1)
         self._dense_traffic.send(nbytes, 2 * others)
         self._dense_traffic.receive(nbytes, 2 * others)

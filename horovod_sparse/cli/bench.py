@@ -58,6 +58,7 @@ def add_parser(subparsers: Any) -> None:
     add("-f", "--factor", type=at_least(2), default=4, help="from one size to the next (default: 4)")
     add("-n", "--iters", type=at_least(1), default=20, help="timed iterations (default: 20)")
     add("-w", "--warmup", type=at_least(0), default=5, help="iterations before them (default: 5)")
+    add("-c", "--check", type=int, choices=(0, 1), default=1, help="verify the results: 1, or 0 on slow networks")
     add("--density", type=listed(density), default="0.01", help="one or more, separated by commas (default: 0.01)")
     add("--algorithms", type=listed(str), help="presets, separated by commas (default: all)")
     add("--json", type=Path, metavar="FILE", help="write environment and rows")
@@ -130,7 +131,9 @@ def measure(named: list[tuple[str, Sparse]], options: argparse.Namespace, comm: 
     while nbytes <= options.end:
         gradients = exchanges.Gradients(nbytes // 4, (options.seed, comm.Get_rank()))
         for name, sparse in named:
-            yield exchanges.measure(name, sparse, gradients, nbytes // 4, comm, options.iters, options.warmup)
+            yield exchanges.measure(
+                name, sparse, gradients, nbytes // 4, comm, options.iters, options.warmup, options.check == 1
+            )
         nbytes *= options.factor
 
 
@@ -173,7 +176,8 @@ def heads() -> list[str]:
 
 def line(row: Row) -> str:
     """A row of the table."""
-    return "".join(format(getattr(row, name), layout).rjust(width) for _, _, width, layout, name in _COLUMNS)
+    values = [(getattr(row, name), width, layout) for _, _, width, layout, name in _COLUMNS]
+    return "".join(("N/A" if value is None else format(value, layout)).rjust(width) for value, width, layout in values)
 
 
 def write(rows: list[Row], about: dict[str, Any], options: argparse.Namespace) -> None:

@@ -88,6 +88,8 @@ def test_every_preset_is_measured_and_nothing_is_wrong(comm, name):
     sparse = preset() if name == "dense" else preset(density=0.01)
     row = exchanges.measure(name, sparse, Gradients(SIZE, (1, comm.Get_rank())), SIZE, comm, iterations=3, warmup=1)
     assert row.wrong == 0
+    unchecked = exchanges.measure(name, sparse, Gradients(SIZE, (1, comm.Get_rank())), SIZE, comm, 1, 0, check=False)
+    assert unchecked.wrong is None
     assert 0 < row.best_ms <= row.max_ms
     assert row.min_ms <= row.avg_ms <= row.max_ms
     assert 0 < row.exchange_ms < row.min_ms
