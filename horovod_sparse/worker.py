@@ -105,10 +105,9 @@ class Worker:
             self._next += 1
 
     def _run(self, filling: _Filling, rate: float, idle: bool) -> None:
-        bucket = filling.bucket
         if self._failed is not None:
             # Where only this rank failed, the others are still in that bucket: to go on would be to wait for ever.
-            raise RuntimeError(f"bucket {bucket.number} is not exchanged, as one before it failed") from self._failed
+            raise self._failed
         try:
             self._exchange(filling, rate, idle)
         except BaseException as error:

@@ -25,7 +25,7 @@ def test_an_uncaught_exception_ends_all_ranks_and_is_shown(stage):
     result = run(stage)
     assert result.returncode != 0
     assert "KeyError: 'the data set is gone'" in result.stderr
-    assert "rank 1: ends all ranks because of the" in result.stderr
+    assert "rank 1: ends all ranks because of the KeyError above" in result.stderr
     assert "trained" not in result.stdout
 
 

@@ -88,8 +88,9 @@ class Messenger:
         total = np.empty_like(values)
         self.comm.Allreduce(values, total)
         others = self.ranks - 1
-        self.traffic.send(2 * values.nbytes * others / self.ranks, 2 * others)
-        self.traffic.receive(2 * values.nbytes * others / self.ranks, 2 * others)
+        messages = 2 * others if values.nbytes >= RING_BYTES else 2 * others.bit_length()
+        self.traffic.send(2 * values.nbytes * others / self.ranks, messages)
+        self.traffic.receive(2 * values.nbytes * others / self.ranks, messages)
         return total
 
     def allgather(self, message: Array, lengths: Sequence[int]) -> list[Array]:
