@@ -8,7 +8,11 @@ TORCH ?= torch==2.13.0
 # Compilers at a time for building Horovod; empty: one per core, as far as memory allows.
 JOBS ?=
 RANKS ?= 1 2 3 4
-LAW_RANKS ?= 5 6 7 8 12 16
+LAW_RANKS ?= 5 7 8 16
+# Of the tests of the CUDA backend, where they are emulated.
+EMULATED_RANKS ?= 1 3
+# Processes that share the tests that need one process.
+WORKERS ?= 2
 
 BIN := $(abspath $(VENV))/bin
 STAMP := $(VENV)/.horovod_sparse
@@ -17,11 +21,15 @@ export PATH := $(BIN):$(PATH)
 SOURCES := $(filter-out tools/mpitest.py,$(wildcard pyproject.toml setup.py tools/*.py tools/cxx17)) \
            $(shell find csrc -type f 2>/dev/null)
 # Files with laws import neither torch nor horovod: the other test files are not even collected at 5 ranks and more.
-LAWS = $(shell grep -rlE --include='test_*.py' 'mark\.law' tests)
+LAWS = $(shell grep -rlE --include='test_*.py' 'mark\.law' --exclude-dir=cuda tests)
+
+# Every kernel, on small inputs.
+SANITIZED = tests/cuda -m 'not mpi' --ignore tests/cuda/test_on_gpu.py --ignore tests/cuda/test_emulation.py \
+            --ignore tests/cuda/test_compile.py --ignore tests/cuda/test_benchmark.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help venv demo test lint types test-serial test-mpi docs bench clean
+.PHONY: help venv demo test lint types test-serial test-mpi test-cuda docs bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,17 +59,26 @@ types: $(STAMP)  ## types, strictly
 	mypy
 
 test-serial: $(STAMP)  ## the tests that need one process
-	python -m pytest -m 'not mpi'
+	python -m pytest -n $(WORKERS) --dist worksteal -m 'not mpi'
 
-test-mpi: $(STAMP)  ## the tests under mpirun, at 1 to 4 ranks; the laws at 5, 6, 7, 8, 12 and 16 too
-	python tools/mpitest.py --ranks $(RANKS) -- -m mpi tests
+test-mpi: $(STAMP)  ## the tests under mpirun, at 1 to 4 ranks; the laws at 5, 7, 8 and 16 too
+	python tools/mpitest.py --ranks $(RANKS) -- -m mpi --ignore tests/cuda tests
+	python tools/mpitest.py --ranks $(EMULATED_RANKS) -- -m mpi tests/cuda
 	python tools/mpitest.py --ranks $(LAW_RANKS) -- -m 'mpi and law' $(LAWS)
+
+test-cuda:  ## on a GPU: the same bits, ranks that share it, memcheck and racecheck (needs no Horovod, no venv)
+	$(PYTHON) -m pytest tests/cuda -m 'not mpi'
+	$(PYTHON) tools/mpitest.py --ranks 2 4 -- -m mpi tests/cuda
+	compute-sanitizer --tool memcheck --error-exitcode 1 $(PYTHON) -m pytest -q -x $(SANITIZED)
+	compute-sanitizer --tool racecheck --error-exitcode 1 $(PYTHON) -m pytest -q -x $(SANITIZED)
 
 docs: $(STAMP)  ## the documentation, in docs/_build
 	python -m sphinx -W --keep-going -b html docs docs/_build
 
-bench: $(STAMP)  ## the benchmarks (about a minute)
+bench: $(STAMP)  ## the benchmarks of the kernels (about two minutes)
 	python -m benchmarks.select
+	python -m benchmarks.sparsifiers --sizes 25M
+	python -m benchmarks.error_compressors
 
 clean:  ## remove what was built, keep the environment and runs/
 	rm -rf build dist docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -10,7 +10,7 @@ from setuptools import setup
 cpu = Pybind11Extension(
     "horovod_sparse.kernels._cpu",
     sorted(map(str, Path("csrc/cpu").glob("*.cpp"))),
-    depends=sorted(map(str, Path("csrc/cpu").glob("*.hpp"))),
+    depends=sorted(map(str, Path("csrc").glob("c*/*.hpp"))),
     cxx_std=17,
     extra_compile_args=["-O3", "-ffp-contract=off", "-pthread"],
     extra_link_args=["-pthread"],

@@ -1,6 +1,7 @@
 """Times the fused accumulate + exact top-k + residual kernel against its bound and against what it replaces.
 
     python benchmarks/select.py --sizes 1M,25M,100M --densities 0.001,0.01 --threads 1,2 --rounds 9
+    python benchmarks/select.py --device cuda --sizes 25.6M,110M,336M
 
 Every round runs every contender (the fast ones several times) on the same input, so that other load on the machine
 meets all of them:
@@ -9,7 +10,8 @@ meets all of them:
 - ours: kernels.cpu.select
 - topk: torch.topk of the magnitudes alone, which are given
 - chain: torch's add, abs, topk, sort, gather and zero, which together do what ours does
-- argpartition: numpy.argpartition of the magnitudes alone, which are given
+- argpartition: numpy.argpartition of the magnitudes alone, which are given (on the CPU)
+- merge: kernels.cuda.merge_sum of 8 vectors of a million entries (with --device cuda)
 
 What is timed is verified: ours takes the same set as the chain up to ties, and what was taken and what stayed make up
 gradient + buffer exactly. The exit status is 1 when something was wrong.
@@ -23,7 +25,8 @@ import sys
 from pathlib import Path
 
 # The folder of a script comes first on the path; there, this file would hide the standard library's `select`.
-sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).resolve().parent]
+_FOLDER = Path(__file__).resolve().parent
+sys.path[:] = [str(_FOLDER.parent), *(entry for entry in sys.path if Path(entry).resolve() != _FOLDER)]
 
 import argparse
 import itertools
@@ -38,8 +41,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
-from horovod_sparse.kernels import cpu
 
 Array = NDArray[Any]
 Entries = tuple[Array, Array]
@@ -64,9 +65,12 @@ class Row:
 
 
 class CpuInput:
-    """The input of one size on the CPU, and what the contenders do with it. A CUDA device is another such class."""
+    """The input of one size on the CPU, and what the contenders do with it."""
 
     def __init__(self, size: int, density: float, threads: int) -> None:
+        from horovod_sparse.kernels import cpu  # where the benchmark runs on a GPU, it may be missing
+
+        self.kernels = cpu
         rng = np.random.default_rng(size)
         self.k = round(density * size)
         self.threads = threads
@@ -81,11 +85,11 @@ class CpuInput:
 
     def stream(self) -> None:
         """The lower bound."""
-        cpu.accumulate([(0, self.gradient)], self.buffer, 1.0, self.threads)
+        self.kernels.accumulate([(0, self.gradient)], self.buffer, 1.0, self.threads)
 
     def ours(self) -> Entries:
         """The fused kernel."""
-        return cpu.select([(0, self.gradient)], self.buffer, self.k, 1.0, self.threads)
+        return self.kernels.select([(0, self.gradient)], self.buffer, self.k, 1.0, self.threads)
 
     def topk(self) -> None:
         """Selection alone, by torch."""
@@ -111,60 +115,94 @@ class CpuInput:
         slow = [("topk", self.topk), ("chain", self.chain), ("argpartition", self.argpartition)]
         return fast * 5 + slow
 
-    def wrong(self, taken: Entries) -> int:
-        """How many elements are not where they belong after `taken` left the buffer."""
-        indices, values = taken
-        acc = self.initial + self.gradient
-        rest = acc.copy()
-        rest[indices] = 0
-        misplaced = np.count_nonzero(rest.view(np.int32) != self.buffer.view(np.int32))
-        changed = np.count_nonzero(values.view(np.int32) != acc[indices].view(np.int32))
-        unsorted = np.count_nonzero(np.diff(indices) <= 0)
-        # Exact up to ties: the magnitudes taken are the k largest, whatever positions they come from.
-        largest = np.partition(np.abs(acc), len(acc) - self.k)[len(acc) - self.k :]
-        not_largest = np.count_nonzero(np.sort(np.abs(values)) != np.sort(largest))
-        return int(misplaced + changed + unsorted + not_largest + abs(len(indices) - self.k))
+    def milliseconds(self, run: Callable[[], object]) -> float:
+        """Time of one call."""
+        self.reset()
+        begin = time.perf_counter()
+        run()
+        return 1e3 * (time.perf_counter() - begin)
+
+    def on_host(self, taken: Entries) -> tuple[Array, Array, Array, Array, Array]:
+        """Initial content, gradient, what is left, indices and values taken."""
+        return self.initial, self.gradient, self.buffer, *taken
+
+    def close(self) -> None:
+        """Nothing has to be ended."""
+
+    def targets(self, size: int, density: float, best: dict[str, float]) -> dict[str, bool]:
+        """Which targets apply, and whether they are met; ``best`` holds the smallest times in ms."""
+        if size != TARGET_SIZE or self.threads != 1 or density not in STREAM_TARGETS:
+            return {}
+        limit = STREAM_TARGETS[density]
+        return {
+            f"ours/stream <= {limit}": best["ours"] <= limit * best["stream"],
+            f"chain/ours > {CHAIN_TARGET:g}": best["chain"] > CHAIN_TARGET * best["ours"],
+        }
+
+    @staticmethod
+    def facts() -> dict[str, Any]:
+        """What the figures depend on."""
+        from horovod_sparse.kernels import cpu
+
+        return {"simd": cpu.simd_level()}
 
 
-DEVICES = {"cpu": CpuInput}
+def wrong(case: Any, taken: Entries) -> tuple[int, Array, Array]:
+    """How many elements are not where they belong after ``taken`` left the buffer; what there was, what was taken."""
+    initial, gradient, left, indices, values = case.on_host(taken)
+    acc = initial + gradient
+    rest = acc.copy()
+    rest[indices] = 0
+    misplaced = np.count_nonzero(rest.view(np.int32) != left.view(np.int32))
+    changed = np.count_nonzero(values.view(np.int32) != acc[indices].view(np.int32))
+    unsorted = np.count_nonzero(np.diff(indices) <= 0)
+    # Exact up to ties: the magnitudes taken are the k largest, whatever positions they come from.
+    largest = np.partition(np.abs(acc), len(acc) - case.k)[len(acc) - case.k :]
+    not_largest = np.count_nonzero(np.sort(np.abs(values)) != np.sort(largest))
+    return int(misplaced + changed + unsorted + not_largest + abs(len(indices) - case.k)), acc, indices
 
 
-def measure(case: CpuInput, rounds: int) -> dict[str, list[float]]:
+def device(name: str) -> Any:
+    """The class of a device's inputs."""
+    if name == "cuda":
+        from benchmarks.cuda_input import CudaInput
+
+        return CudaInput
+    return CpuInput
+
+
+def measure(case: Any, rounds: int) -> dict[str, list[float]]:
     """Milliseconds of each contender, interleaved."""
     times: dict[str, list[float]] = {name: [] for name, _ in case.round()}
     for _ in range(rounds):
         for name, run in case.round():
-            case.reset()
-            begin = time.perf_counter()
-            run()
-            times[name].append(1e3 * (time.perf_counter() - begin))
+            times[name].append(case.milliseconds(run))
     return times
 
 
-def verify(case: CpuInput) -> dict[str, int]:
+def verify(case: Any) -> dict[str, int]:
     """What is wrong with the results: of ours, of the chain (which verifies the check), and between the two."""
     case.reset()
-    ours = case.ours()
-    wrong = {"ours": case.wrong(ours)}
+    of_ours, acc, ours = wrong(case, case.ours())
     case.reset()
-    chain = case.chain()
-    wrong["chain"] = case.wrong(chain)
-    threshold = np.abs(ours[1]).min(initial=np.inf)
-    different = np.setxor1d(ours[0], chain[0])
-    acc = case.initial[different] + case.gradient[different]
-    wrong["ours"] += int(np.count_nonzero(np.abs(acc) != threshold))
-    return wrong
+    of_chain, _, chain = wrong(case, case.chain())
+    threshold = np.abs(acc[ours]).min(initial=np.inf)
+    of_ours += int(np.count_nonzero(np.abs(acc[np.setxor1d(ours, chain)]) != threshold))
+    return {"ours": of_ours, "chain": of_chain}
 
 
-def rows(size: int, density: float, threads: int, options: argparse.Namespace) -> list[Row]:
-    """Verify and measure one combination."""
+def rows(size: int, density: float, threads: int, options: argparse.Namespace) -> tuple[list[Row], dict[str, bool]]:
+    """Verify and measure one combination; what was measured, and the targets."""
     torch.set_num_threads(threads)
-    case = DEVICES[options.device](size, density, threads)
-    wrong = verify(case)
-    return [
-        Row(size, density, threads, name, min(ms), float(np.median(ms)), wrong.get(name, 0))
+    case = device(options.device)(size, density, threads)
+    mistakes = verify(case)
+    group = [
+        Row(size, density, threads, name, min(ms), float(np.median(ms)), mistakes.get(name, 0))
         for name, ms in measure(case, options.rounds).items()
     ]
+    met = case.targets(size, density, {row.contender: row.min_ms for row in group})
+    case.close()
+    return group, met
 
 
 def ratios(group: list[Row]) -> dict[str, float]:
@@ -179,35 +217,22 @@ def ratios(group: list[Row]) -> dict[str, float]:
     }
 
 
-def targets(group: list[Row]) -> dict[str, bool]:
-    """Which targets apply to these measurements, and whether they are met (by the smallest times)."""
-    size, density, threads = group[0].size, group[0].density, group[0].threads
-    if size != TARGET_SIZE or threads != 1 or density not in STREAM_TARGETS:
-        return {}
-    measured = ratios(group)
-    limit = STREAM_TARGETS[density]
-    return {
-        f"ours/stream <= {limit}": measured["ours/stream min"] <= limit,
-        f"chain/ours > {CHAIN_TARGET:g}": measured["chain/ours min"] > CHAIN_TARGET,
-    }
-
-
-def machine() -> dict[str, Any]:
-    """What the figures depend on."""
+def machine(name: str = "cpu") -> dict[str, Any]:
+    """What the figures of a device depend on."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "cpu": models[0] if models else platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
-        "simd": cpu.simd_level(),
+        **device(name).facts(),
         "load average": os.getloadavg(),
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
 
 
-def show(group: list[Row]) -> None:
+def show(group: list[Row], targets: dict[str, bool]) -> None:
     """Print the table of one combination."""
     first = group[0]
     print(f"\nn = {first.size:,}   density {first.density:g}   threads {first.threads}")
@@ -215,7 +240,7 @@ def show(group: list[Row]) -> None:
     for row in group:
         print(f"  {row.contender:14}{row.min_ms:12.3f}{row.median_ms:12.3f}{row.wrong:8d}")
     print("  " + "   ".join(f"{name} {value:.2f}" for name, value in ratios(group).items()))
-    for target, met in targets(group).items():
+    for target, met in targets.items():
         print(f"  target {target}: {'met' if met else 'NOT met'}")
 
 
@@ -244,7 +269,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--densities", type=as_list(float), default="0.001,0.01")
     parser.add_argument("--threads", type=as_list(int), default="1")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--device", choices=sorted(DEVICES), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path, help="write the measurements to this file")
     return parser.parse_args()
 
@@ -252,17 +277,17 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Measure, print and save; 1 when a result was wrong."""
     options = parse_arguments()
-    environment = machine()
+    environment = machine(options.device)
     print("   ".join(f"{name}: {value}" for name, value in environment.items()))
     groups = []
     for size, density, threads in itertools.product(options.sizes, options.densities, options.threads):
         groups.append(rows(size, density, threads, options))
-        show(groups[-1])
+        show(*groups[-1])
     print(f"\nload average at the end: {os.getloadavg()}")
     if options.json:
-        results = [{"rows": [asdict(row) for row in g], **ratios(g), "targets": targets(g)} for g in groups]
+        results = [{"rows": [asdict(row) for row in g], **ratios(g), "targets": met} for g, met in groups]
         options.json.write_text(json.dumps({"machine": environment, "results": results}, indent=2) + "\n")
-    return int(any(row.wrong for group in groups for row in group))
+    return int(any(row.wrong for group, _ in groups for row in group))
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ class Recorder:
         self._optimizer = optimizer
         self._steps = steps
         self._epochs: list[dict[str, Any]] = []
+        self._densities: dict[str, list[float]] = {}  # of every step, by bucket
         if hvd.rank() == 0:
             args.output.mkdir(parents=True, exist_ok=True)  # fails before the training rather than after it
 
@@ -52,6 +53,9 @@ class Recorder:
             seconds: Time the epoch's training took this rank.
         """
         spent = trace.totals()
+        for span in trace.spans():
+            if span.name == "density":  # the same on every rank
+                self._densities.setdefault(str(span.details["bucket"]), []).append(span.details["density"])
         mine = [train_loss, seconds, self._bytes_sent(), *(spent.get(stage, 0.0) for stage in STAGES)]
         average = hvd.allreduce(torch.tensor(mine, dtype=torch.float64), op=hvd.Average, name="record")
         mean_loss, seconds, sent, *stages = average.tolist()
@@ -97,6 +101,7 @@ class Recorder:
                 "steps_per_epoch": self._steps,
                 "versions": versions(),
                 "epochs": self._epochs,
+                "densities": self._densities,
             }
             write_json(self._args.output / "result.json", result)
 

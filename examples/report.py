@@ -2,7 +2,7 @@
 
     python examples/report.py runs/dense runs/topka --output runs
 
-Writes ``curves.png`` and ``summary.json``.
+Writes ``curves.png`` and ``summary.json``, and ``densities.png`` where a density changed.
 """
 
 from __future__ import annotations
@@ -63,6 +63,11 @@ class Run:
     def dense(self) -> bool:
         """Whether the gradients travelled as Horovod itself sends them, unrounded."""
         return self.compression == "none"
+
+    @property
+    def densities(self) -> dict[str, list[float]]:
+        """The density of every step, by bucket; empty where Horovod itself exchanged."""
+        return dict(self.content["densities"])
 
     @property
     def last(self) -> dict[str, Any]:
@@ -186,6 +191,36 @@ def plot(runs: Sequence[Run], path: Path) -> None:
     plt.close(figure)
 
 
+def plot_densities(runs: Sequence[Run], path: Path) -> bool:
+    """Draws what a schedule decided, one line a bucket; writes nothing where no run's density changed.
+
+    Returns:
+        Whether there was something to draw.
+    """
+    changing = [run for run in runs if any(len(set(one)) > 1 for one in run.densities.values())]
+    if not changing:
+        return False
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    styles = ("-", "--", ":", "-.")
+    for number, run in enumerate(changing):
+        for bucket, densities in run.densities.items():
+            label = f"{run.name} ({run.compression}), bucket {bucket}"
+            factors = [1 / density for density in densities]
+            style = styles[int(bucket) % len(styles)]
+            axes.step(range(1, len(factors) + 1), factors, style, color=f"C{number}", label=label, where="mid")
+    axes.set(title="Compression factor in force", xlabel="step", ylabel="1 / density", yscale="log")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside lower center", frameon=False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return True
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="Compares runs of train.py.")
@@ -198,11 +233,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"report.py: {error}")
     args.output.mkdir(parents=True, exist_ok=True)
     plot(runs, args.output / "curves.png")
+    densities = args.output / "densities.png"
+    decided = f", densities: {densities}" if plot_densities(runs, densities) else ""
     (args.output / "summary.json").write_text(json.dumps(summary(runs), indent=2) + "\n")
     print(table(runs))
     for name, points in differences(runs).items():
         print(f"{name}: test accuracy {points:+.2f} points against dense")
-    print(f"\n{NOTES}\n\nCurves: {args.output / 'curves.png'}, numbers: {args.output / 'summary.json'}")
+    print(f"\n{NOTES}\n\nCurves: {args.output / 'curves.png'}, numbers: {args.output / 'summary.json'}{decided}")
 
 
 if __name__ == "__main__":

@@ -40,10 +40,13 @@ def main() -> None:
         compression = hvs.parse(args.compression)  # sparse
     except (OSError, ValueError) as error:
         sys.exit(f"train.py: {error}")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        sys.exit("train.py: --device cuda, but torch finds no GPU here: see `horovod-sparse check`")
     hvd.init()
     torch.manual_seed(args.seed)
     model = build(args.model, data.channels, data.side, data.classes)
-    optimizer = distribute(args, model, compression)
+    scaler = torch.amp.GradScaler(args.device, enabled=args.amp)
+    optimizer = distribute(args, model, compression, scaler)
     torch.manual_seed(args.seed + hvd.rank())  # every rank augments its images in its own way
     sampler: DistributedSampler[Any] = DistributedSampler(data.train, hvd.size(), hvd.rank(), seed=args.seed)
     loader = build_loader(args, data.train, sampler)
@@ -53,69 +56,86 @@ def main() -> None:
     with progress_bar(args.epochs * len(loader), show=hvd.rank() == 0) as bar:
         for epoch in range(args.epochs):
             sampler.set_epoch(epoch)
+            if isinstance(compression, hvs.Sparse):  # sparse: densities may follow the epoch
+                optimizer.set_epoch(epoch)
             trace.clear()
             start, train_loss = time.perf_counter(), 0.0
             for images, labels in loader:
-                train_loss += train_step(args, model, optimizer, images, labels) / len(loader)
+                train_loss += train_step(args, model, optimizer, scaler, images, labels) / len(loader)
                 scheduler.step()
                 bar.update()
             seconds = time.perf_counter() - start
-            test_loss, accuracy = evaluate(model, data.test, args.batch_size)
+            test_loss, accuracy = evaluate(args, model, data.test)
             recorder.end_epoch(train_loss, test_loss, accuracy, seconds)
             bar.set_postfix(refresh=False, loss=f"{test_loss:.3f}", accuracy=f"{accuracy:.2%}")
     recorder.write()
 
 
-def distribute(args: argparse.Namespace, model: nn.Module, compression: Any) -> Any:
+def distribute(args: argparse.Namespace, model: nn.Module, compression: Any, scaler: torch.amp.GradScaler) -> Any:
     """Starts every rank from rank 0's parameters; the optimizer returned exchanges the gradients."""
-    optimizer = build_optimizer(args, model)
+    # While they are on the CPU: for this, Horovod need not have been built with CUDA.
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+    if args.device == "cuda":
+        torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())  # ranks may share a GPU
+    model.to(args.device)
+    optimizer = build_optimizer(args, model)
     return hvs.DistributedOptimizer(  # sparse: hvd.DistributedOptimizer in a plain Horovod script
         optimizer,
         named_parameters=model.named_parameters(),
         backward_passes_per_step=args.backward_passes_per_step,
         compression=compression,  # sparse
+        grad_scaler=scaler,  # sparse
     )
 
 
-def train_step(args: argparse.Namespace, model: nn.Module, optimizer: Any, images: Tensor, labels: Tensor) -> float:
+def train_step(
+    args: argparse.Namespace,
+    model: nn.Module,
+    optimizer: Any,
+    scaler: torch.amp.GradScaler,
+    images: Tensor,
+    labels: Tensor,
+) -> float:
     """One update from ``backward_passes_per_step`` batches; returns this rank's mean loss."""
+    images, labels = images.to(args.device), labels.to(args.device)
     mean_loss = 0.0
     model.train()
     optimizer.zero_grad()
     for start in range(0, len(images), args.batch_size):
         part = slice(start, start + args.batch_size)
-        with trace.span("forward"):
+        with trace.span("forward"), torch.autocast(args.device, torch.float16, enabled=args.amp):
             loss = F.cross_entropy(model(images[part]), labels[part]) / args.backward_passes_per_step
         with trace.span("backward"):
-            loss.backward()
+            scaler.scale(loss).backward()
         mean_loss += loss.item()
     with trace.span("synchronize"):
         optimizer.synchronize()
     if args.clip:
+        scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), args.clip)
     with trace.span("update"), optimizer.skip_synchronize():
-        optimizer.step()
+        scaler.step(optimizer)
+    scaler.update()
     return mean_loss
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: Images, batch_size: int) -> tuple[float, float]:
+def evaluate(args: argparse.Namespace, model: nn.Module, data: Images) -> tuple[float, float]:
     """Mean loss and accuracy over the whole test part, of which each rank computes a share."""
     for name, buffer in model.named_buffers():  # batch normalization saw other images on every rank
         if buffer.is_floating_point():
-            buffer.copy_(hvd.allreduce(buffer, op=hvd.Average, name=f"buffer.{name}"))
+            buffer.copy_(hvd.allreduce(buffer.cpu(), op=hvd.Average, name=f"buffer.{name}"))
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64)
     share = range(hvd.rank(), len(data), hvd.size())
-    for start in range(0, len(share), batch_size):
-        images, labels = data[share[start : start + batch_size]]
+    for start in range(0, len(share), args.batch_size):
+        images, labels = (part.to(args.device) for part in data[share[start : start + args.batch_size]])
         logits = model(images)
         loss = F.cross_entropy(logits, labels, reduction="sum")
-        sums += torch.stack([loss, (logits.argmax(1) == labels).sum(), torch.tensor(len(labels))])
-    loss_sum, correct, count = hvd.allreduce(sums, op=hvd.Sum, name="evaluate").tolist()
-    return loss_sum / count, correct / count
+        correct = (logits.argmax(1) == labels).sum()
+        sums += torch.tensor([loss.item(), correct.item(), len(labels)], dtype=torch.float64)
+    loss_sum, right, count = hvd.allreduce(sums, op=hvd.Sum, name="evaluate").tolist()
+    return loss_sum / count, right / count
 
 
 def build_optimizer(args: argparse.Namespace, model: nn.Module) -> torch.optim.Optimizer:
@@ -166,6 +186,8 @@ def parse_arguments() -> argparse.Namespace:
     add("--data", default="digits", help="digits, or cifar10:DIR with the folder of CIFAR-10's binary files")
     add("--model", default="cnn", choices=MODELS)
     add("--compression", default="none", help="none (Horovod's dense exchange) or such as topka:density=0.01")
+    add("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: of a node's GPUs, one for each rank")
+    add("--amp", action="store_true", help="automatic mixed precision: float16 where it suffices, and a scaled loss")
     add("--optimizer", default="sgd", choices=("sgd", "adam", "adamw"))
     add("--lr", type=float, default=0.05, help="learning rate after the warm-up; not multiplied by the ranks")
     add("--momentum", type=float, default=0.9, help="of sgd")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from horovod_sparse.kernels import kernels_for
-from horovod_sparse.kernels.types import Array, Segments
+from horovod_sparse.kernels import kernels_for, to_device
+from horovod_sparse.kernels.types import Array, Indices, Moments, Segments
 from horovod_sparse.vector import SparseVector
+
+# Elements of the zeros that stand for what is settled, again and again: contiguous, which the kernels read fastest, and
+# small enough to stay in a cache.
+_ZEROS = 2**16
 
 
 class Accumulator:
@@ -32,12 +38,58 @@ class Accumulator:
         """Number of elements of the bucket."""
         return int(self.buffer.size)
 
+    @property
+    def active_size(self) -> int:
+        """Number of elements that take part in this step, without those held."""
+        return sum(int(gradient.size) for _, gradient in self.gradients)
+
     def settle(self) -> Array:
         """Adds up what is pending and returns the buffer."""
         if not self.settled:
             kernels_for(self.buffer).accumulate(self.gradients, self.buffer, self.scale)
             self.settled = True
         return self.buffer
+
+    def moments(self, threads: int = 1) -> Moments:
+        """Adds up what is pending and, in the same pass, the statistics of what takes part in this step."""
+        pending, scale = self._settling()
+        moments: Moments = kernels_for(self.buffer).accumulate_moments(pending, self.buffer, scale, threads)
+        return moments
+
+    def sample(self, start: int, stride: int) -> Array:
+        """Every stride-th value that takes part in this step; nothing is added up for it.
+
+        Args:
+            start: Number of the first one; below the stride.
+            stride: From one to the next.
+
+        Returns:
+            The values of acc, in the buffer's dtype.
+        """
+        pending, scale = self._pending()
+        values: Array = kernels_for(self.buffer).sample(pending, self.buffer, scale, start, stride)
+        return values
+
+    def count_reaching(self, thresholds: Sequence[float], threads: int = 1) -> list[int]:
+        """How many entries ``take_above`` would take for each of at most 16 thresholds, in one pass; settles."""
+        buffer = self.settle()
+        wide = np.array(thresholds, np.float64)
+        counts: list[int] = kernels_for(buffer).count_reaching(self.gradients, buffer, wide, threads).tolist()
+        return counts
+
+    def block_scores(self, block: int, threads: int = 1) -> Array:
+        """Sum of the squares in each block of positions, of what takes part in this step; settles.
+
+        Args:
+            block: Positions of a block; the last one may have fewer.
+            threads: Threads of the kernel; the result does not depend on it.
+
+        Returns:
+            The scores, on the buffer's device, float64 [ceil(n / block)].
+        """
+        buffer = self.settle()
+        scores: Array = kernels_for(buffer).block_scores(self.gradients, buffer, block, threads)
+        return scores
 
     def take_largest(self, k: int, threads: int = 1) -> SparseVector:
         """Moves the k largest magnitudes out of the buffer, fused with what is pending.
@@ -49,7 +101,7 @@ class Accumulator:
         Returns:
             The entries taken. Their positions in the buffer are 0 afterwards.
         """
-        pending, scale = self._pending()
+        pending, scale = self._settling()
         indices, values = kernels_for(self.buffer).select(pending, self.buffer, k, scale, threads)
         return SparseVector(indices, values, self.size)
 
@@ -63,24 +115,59 @@ class Accumulator:
         Returns:
             The entries taken. Their positions in the buffer are 0 afterwards.
         """
-        pending, scale = self._pending()
+        pending, scale = self._settling()
         indices, values = kernels_for(self.buffer).select_above(pending, self.buffer, threshold, scale, threads)
         return SparseVector(indices, values, self.size)
+
+    def take_at(self, positions: Indices, shared: bool) -> SparseVector:
+        """Moves the entries at given positions out of the buffer.
+
+        Args:
+            positions: int32 [m], ascending and unique, on any device. Those that are held stay, and travel as zeros.
+            shared: Whether every rank takes the same positions.
+
+        Returns:
+            An entry for every position.
+        """
+        buffer = self.settle()
+        positions = to_device(positions, buffer)
+        values = kernels_for(buffer).take(self.gradients, buffer, positions)
+        return SparseVector(positions, values, self.size, shared)
+
+    def put_back(self, vector: SparseVector) -> None:
+        """Moves entries that were taken into the buffer again."""
+        kernels_for(self.buffer).add(vector.indices, vector.values, self.buffer)
+
+    def keep_largest(self, vector: SparseVector, k: int) -> SparseVector:
+        """The k largest magnitudes of a vector that was taken; the others are put back."""
+        largest, rest = vector.cut(k)
+        self.put_back(rest)
+        return largest
 
     def take_all(self) -> SparseVector:
         """Moves everything out of the buffer but what lies at held positions, as a vector without indices."""
         buffer = self.settle()
-        values = np.zeros_like(buffer)
-        for start, gradient in self.gradients:
-            part = slice(start, start + gradient.size)
-            values[part] = buffer[part]
-            buffer[part] = 0
+        values = kernels_for(buffer).take(self.gradients, buffer, None)
         return SparseVector.full(values)
 
+    def active(self) -> Segments:
+        """The parts of the buffer that take part in this step, without those held; settles it."""
+        buffer = self.settle()
+        return [(start, buffer[start : start + gradient.size]) for start, gradient in self.gradients]
+
     def _pending(self) -> tuple[Segments, float]:
-        """What a fused kernel is to add up; zeros, in no memory of their own, where everything is added up already."""
-        if self.settled:
-            zero = np.zeros((), self.buffer.dtype, like=self.buffer)
-            return [(start, np.broadcast_to(zero, gradient.shape)) for start, gradient in self.gradients], 1.0
+        """What is to be added up; where everything is added up already, zeros."""
+        if not self.settled:
+            return self.gradients, self.scale
+        zeros = np.zeros_like(self.buffer, shape=(min(_ZEROS, self.size),))
+        return [
+            (start + done, zeros[: gradient.size - done])
+            for start, gradient in self.gradients
+            for done in range(0, gradient.size, _ZEROS)
+        ], 1.0
+
+    def _settling(self) -> tuple[Segments, float]:
+        """What is pending, for a kernel that adds it up."""
+        pending = self._pending()
         self.settled = True
-        return self.gradients, self.scale
+        return pending

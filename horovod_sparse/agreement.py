@@ -11,6 +11,9 @@ from mpi4py import MPI
 
 import horovod_sparse
 from horovod_sparse.compression import Sparse
+from horovod_sparse.cudaaware import cuda_aware
+from horovod_sparse.device import device_of
+from horovod_sparse.memories import MEMORIES
 
 
 def agree(comm: MPI.Intracomm, mine: Mapping[str, Any] | Exception) -> None:
@@ -86,7 +89,6 @@ def _describe(
 
 
 def _validate(optimizer: torch.optim.Optimizer, compression: Any, arguments: dict[str, Any]) -> None:
-    devices = {p.device.type for group in optimizer.param_groups for p in group["params"]}
     rank, op, factor = hvd.rank(), arguments["op"], arguments["gradient_predivide_factor"]
     passes = arguments["backward_passes_per_step"]
     if passes <= 0:
@@ -106,8 +108,26 @@ def _validate(optimizer: torch.optim.Optimizer, compression: Any, arguments: dic
         )
     elif op not in (hvd.Average, hvd.Sum):
         raise ValueError(f"rank {rank}: op {op!r} does not sum gradients: use hvd.Average or hvd.Sum")
-    elif devices - {"cpu"}:
+    elif getattr(MEMORIES[compression.memory], "replaces_momentum", False) and _has_momentum(optimizer):
         raise ValueError(
-            f"rank {rank}: parameters are on {sorted(devices)}, but this version compresses on the CPU only: move the "
-            "model to the CPU or use compression=hvd.Compression.none"
+            f"rank {rank}: memory {compression.memory!r} applies momentum before the selection, but the optimizer "
+            f"{type(optimizer).__name__} has momentum, too: give the optimizer momentum=0 (betas=(0, ...)) and the "
+            "momentum to the compression, as in momentum=0.9"
         )
+    else:
+        _check_devices(optimizer)
+
+
+def _check_devices(optimizer: torch.optim.Optimizer) -> None:
+    """There are kernels for every parameter's device, and a way to MPI."""
+    try:
+        for device in {p.device for group in optimizer.param_groups for p in group["params"]}:
+            device_of(device)
+            if device.type != "cpu":
+                cuda_aware()  # a wrong setting shows now, not in the first step
+    except (ImportError, ValueError) as error:
+        raise ValueError(f"rank {hvd.rank()}: {error}; or use compression=hvd.Compression.none") from error
+
+
+def _has_momentum(optimizer: torch.optim.Optimizer) -> bool:
+    return any(group.get("momentum") or group.get("betas", (0,))[0] for group in optimizer.param_groups)

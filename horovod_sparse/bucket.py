@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import ml_dtypes
 import torch
 
-from horovod_sparse.kernels.types import Array
-
-# Indices are int32.
-MAX_SIZE = 2**31 - 1
+from horovod_sparse.device import Device, device_of, real_dtype
+from horovod_sparse.place import MAX_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +31,7 @@ class Bucket:
         size: Elements of all slots.
         dtype: What gradients are accumulated and sent in: float64 for float64 parameters, float32 for all others.
         group: Index of the optimizer's param group, whose learning rate the residual follows.
+        dense: Whether it travels whole.
     """
 
     number: int
@@ -41,6 +39,12 @@ class Bucket:
     size: int
     dtype: torch.dtype
     group: int
+    dense: bool = False
+
+    @property
+    def device(self) -> Device:
+        """Where its parameters and gradients are."""
+        return device_of(self.slots[0].parameter.device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +56,14 @@ class Member:
         parameter: The parameter.
         group: Index of its param group.
         together: Parameters with the same number that is not None share a bucket, whatever its size.
+        dense: Whether it is to travel whole, with others of the kind.
     """
 
     name: str
     parameter: torch.Tensor
     group: int
     together: int | None = None
+    dense: bool = False
 
 
 def plan(members: Iterable[Member], bucket_bytes: int) -> list[Bucket]:
@@ -76,7 +82,13 @@ def plan(members: Iterable[Member], bucket_bytes: int) -> list[Bucket]:
     open_lists: dict[tuple[object, ...], list[Member]] = {}
     closed: list[list[Member]] = []
     for member in members:
-        kind = (_dtype(member.parameter), member.parameter.device, member.group, member.together)
+        kind = (
+            real_dtype(member.parameter.dtype),
+            member.parameter.device,
+            member.group,
+            member.together,
+            member.dense,
+        )
         current = open_lists.setdefault(kind, [])
         if current and member.together is None and _bytes([*current, member]) > bucket_bytes:
             closed.append(current)
@@ -98,25 +110,10 @@ def _bucket(number: int, members: Sequence[Member]) -> Bucket:
             f"bucket {number} ({names}, ...) has {start} elements, more than {MAX_SIZE}: indices are int32; "
             "lower bucket_bytes, name smaller groups, or split the parameter"
         )
-    return Bucket(number, tuple(slots), start, _dtype(members[0].parameter), members[0].group)
-
-
-def _dtype(parameter: torch.Tensor) -> torch.dtype:
-    return torch.float64 if parameter.dtype == torch.float64 else torch.float32
+    return Bucket(
+        number, tuple(slots), start, real_dtype(members[0].parameter.dtype), members[0].group, members[0].dense
+    )
 
 
 def _bytes(members: Sequence[Member]) -> int:
-    return sum(member.parameter.numel() for member in members) * _dtype(members[0].parameter).itemsize
-
-
-def array_of(tensor: torch.Tensor) -> Array:
-    """A flat NumPy view of a contiguous tensor, sharing its memory.
-
-    Args:
-        tensor: Contiguous, on the CPU; float32, float64, float16 or bfloat16.
-    """
-    flat = tensor.detach().view(-1)
-    if tensor.dtype == torch.bfloat16:  # unknown to NumPy itself
-        return flat.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
-    array: Array = flat.numpy()
-    return array
+    return sum(member.parameter.numel() for member in members) * real_dtype(members[0].parameter.dtype).itemsize

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+import numpy as np
+
 from horovod_sparse.collectives import COLLECTIVES, Collective, keywords, make
-from horovod_sparse.kernels.types import Array
+from horovod_sparse.collectives.wire import Wire
 from horovod_sparse.memories import MEMORIES, Memory
+from horovod_sparse.place import MAX_SIZE, Place
+from horovod_sparse.schedules import SCHEDULES, Schedule
 from horovod_sparse.sparsifiers import SPARSIFIERS, Sparsifier
 
 _KINDS: dict[str, Mapping[str, type[Any]]] = {
     "sparsifier": SPARSIFIERS,
     "memory": MEMORIES,
     "collective": COLLECTIVES,
+    "schedule": SCHEDULES,
 }
 
 
@@ -24,14 +31,16 @@ class Sparse:
     """Configuration of a sparse exchange; every rank must use the same.
 
     Args:
-        density: Fraction of a bucket's gradients that a rank sends each step, in (0, 1].
+        density: Fraction of a bucket's gradients that a rank sends each step, in (0, 1]. What exactly it means is up
+            to the schedule.
         sparsifier: Name of the rule that chooses them.
         memory: Name of the rule for what is not sent.
         collective: Name of the sparse allreduce.
+        schedule: Name of the rule by which the density changes over time.
         dense_below: Parameters with fewer elements take Horovod's own allreduce: little to save, much to lose.
         bucket_bytes: Gradients travel together up to this size. Larger buckets cost fewer messages, smaller ones
             overlap more of the exchange with the backward pass.
-        options: Keyword options of the three classes named, such as ``threads`` of the sparsifier.
+        options: Keyword options of the four classes named, such as ``threads`` of the sparsifier.
 
     Raises:
         ValueError: A value is out of range, or a name or option is unknown.
@@ -41,6 +50,7 @@ class Sparse:
     sparsifier: str = "topk"
     memory: str = "residual"
     collective: str = "topka"
+    schedule: str = "constant"
     dense_below: int = 1024
     bucket_bytes: int = 25 * 2**20
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -58,28 +68,56 @@ class Sparse:
         allowed = {option for kind, known in _KINDS.items() for option in keywords(known[getattr(self, kind)])}
         for option in self.options:
             _lookup("option", option, dict.fromkeys(sorted({*allowed, *_SETTINGS})))
-        if self.collective == "shared" and not getattr(SPARSIFIERS[self.sparsifier], "shares_indices", False):
-            sharing = [name for name, kind in SPARSIFIERS.items() if getattr(kind, "shares_indices", False)]
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        """Builds what can be built without a bucket, so that wrong options are refused here, not in the training."""
+        nowhere = np.empty(0, np.float32)
+        Wire(self.options.get("wire"))
+        self._part("memory", Place(0, nowhere))
+        sparsifier = self._part("sparsifier", Place(MAX_SIZE, nowhere))
+        schedule = self._part("schedule", self.density)
+        if self.collective == "shared" and not sparsifier.shares_indices:
             raise ValueError(
                 f"collective 'shared' sends values without indices, but the sparsifier {self.sparsifier!r} chooses "
-                f"different indices on each rank: use {' or '.join(sharing)}"
+                "different indices on each rank: use randomblock, randomk or stable"
+            )
+        if schedule.weighs and sparsifier.shares_indices:
+            raise ValueError(
+                f"schedule {self.schedule!r} sends the largest of what was selected, but the sparsifier "
+                f"{self.sparsifier!r} selects the same positions on every rank: use one that looks at magnitudes, such "
+                "as topk"
             )
 
-    def k(self, size: int) -> int:
-        """Number of entries that stand for ``size`` elements: round(density * size), at least 1 unless size is 0."""
-        return min(size, max(1, round(self.density * size)))
-
-    def build(self, size: int, like: Array, comm: Any) -> tuple[Memory, Sparsifier, Collective]:
-        """One bucket's three parts.
+    def k(self, size: int, density: float | None = None) -> int:
+        """Number of entries that stand for ``size`` elements: round(density * size), at least 1 unless size is 0.
 
         Args:
-            size: Elements of the bucket.
-            like: Array whose dtype and device the memory takes.
-            comm: mpi4py communicator of the ranks that take part.
+            size: Number of elements.
+            density: In force; None: as configured.
         """
-        memory = MEMORIES[self.memory](size, like, **self._options_of("memory"))  # type: ignore[call-arg]
-        sparsifier = SPARSIFIERS[self.sparsifier](**self._options_of("sparsifier"))
-        return memory, sparsifier, make(self.collective, comm, self.options)
+        return min(size, max(1, round((self.density if density is None else density) * size)))
+
+    def build(self, place: Place, comm: Any) -> tuple[Memory, Sparsifier, Collective, Schedule]:
+        """One bucket's four parts.
+
+        Args:
+            place: The bucket and the rank.
+            comm: mpi4py communicator of the ranks that take part.
+
+        Raises:
+            ValueError: An option does not fit a bucket of this size.
+        """
+        collective = make(self.collective, comm, self.options, place.like)
+        schedule = self._part("schedule", self.density)
+        return self._part("memory", place), self._part("sparsifier", place), collective, schedule
+
+    def _part(self, kind: str, subject: Place | float) -> Any:
+        name, options = getattr(self, kind), self._options_of(kind)
+        try:
+            return _KINDS[kind][name](subject, **options)
+        except TypeError as error:  # an option of another type than it is compared with
+            raise ValueError(f"{kind} {name!r} cannot be made with the options {options}: {error}") from error
 
     def _options_of(self, kind: str) -> dict[str, Any]:
         """The options that this kind's class takes."""
@@ -156,9 +194,65 @@ class Compression:
         return _sparse(settings, density=density, sparsifier="reusedtopk", collective="oktopk")
 
     @staticmethod
+    def threshold(threshold: float, density: float = 0.01, **settings: Any) -> Sparse:
+        """All magnitudes of at least ``threshold``; how many these are changes from step to step."""
+        settings = {"threshold": threshold, **settings}
+        return _sparse(settings, density=density, sparsifier="threshold", collective="topka")
+
+    @staticmethod
+    def gaussiank(density: float = 0.01, **settings: Any) -> Sparse:
+        """About k entries, by a threshold for normally distributed gradients (GaussianK-SGD)."""
+        return _sparse(settings, density=density, sparsifier="gaussiank", collective="topka")
+
+    @staticmethod
+    def redsync(density: float = 0.01, **settings: Any) -> Sparse:
+        """Between k and 2k entries, by a threshold found by bisection between mean and largest magnitude (RedSync)."""
+        return _sparse(settings, density=density, sparsifier="redsync", collective="topka")
+
+    @staticmethod
+    def dgc(density: float = 0.001, **settings: Any) -> Sparse:
+        """Deep Gradient Compression: a sampled threshold, and momentum (0.9) before the selection.
+
+        The optimizer must have momentum 0. With ``schedule="warmup"`` the density falls over the first epochs.
+        """
+        return _sparse(settings, density=density, sparsifier="dgc", memory="momentum", collective="topka")
+
+    @staticmethod
+    def stable(density: float = 0.01, **settings: Any) -> Sparse:
+        """Stable Top-K: whole blocks of positions, the same on every rank and for many steps; only values travel."""
+        return _sparse(settings, density=density, sparsifier="stable", collective="shared")
+
+    @staticmethod
+    def multilevel(density: float = 0.001, **settings: Any) -> Sparse:
+        """Exact top-k by way of a larger selection."""
+        return _sparse(settings, density=density, sparsifier="multilevel", collective="topka")
+
+    @staticmethod
+    def randomk(density: float = 0.1, **settings: Any) -> Sparse:
+        """Random positions that all ranks share, so that only values travel."""
+        return _sparse(settings, density=density, sparsifier="randomk", collective="shared")
+
+    @staticmethod
     def randomblock(density: float = 0.01, **settings: Any) -> Sparse:
         """One block of positions that all ranks share, so that only values travel: cheapest, slowest to converge."""
         return _sparse(settings, density=density, sparsifier="randomblock", collective="shared")
+
+    @staticmethod
+    def conef(density: float = 0.1, **settings: Any) -> Sparse:
+        """Random blocks with contractive error feedback: a residual of 40 % of the usual size (ConEF)."""
+        return _sparse(settings, density=density, sparsifier="randomblock", memory="conef", collective="shared")
+
+    @staticmethod
+    def gravac(cf_min: float = 10.0, **settings: Any) -> Sparse:
+        """Exact top-k whose compression factor adapts between ``cf_min`` and ``cf_max`` (GraVAC)."""
+        if not _is_number(cf_min) or cf_min < 1:
+            raise ValueError(f"cf_min must be at least 1, not {cf_min!r}: 10 sends 10 % of the gradients at most")
+        return _sparse(settings, density=1 / cf_min, sparsifier="topk", collective="topka", schedule="gravac")
+
+    @staticmethod
+    def accordion(density: float = 0.01, **settings: Any) -> Sparse:
+        """Exact top-k with a higher density while the gradients' norm changes (Accordion)."""
+        return _sparse(settings, density=density, sparsifier="topk", collective="topka", schedule="accordion")
 
     @staticmethod
     def hierarchical(density: float = 0.01, **settings: Any) -> Sparse:
@@ -176,6 +270,10 @@ class Compression:
         return _sparse(settings, density=1.0, sparsifier="topk", memory="none", collective="dense")
 
 
+# Not those inside brackets, as in warmup_densities=(0.3,0.1).
+_COMMA = re.compile(r",(?![^(\[]*[)\]])")
+
+
 def parse(spec: str) -> Any:
     """Reads a configuration from text, as a command line or a batch script holds it.
 
@@ -191,13 +289,21 @@ def parse(spec: str) -> Any:
     name, _, rest = spec.partition(":")
     presets = {one: value for one, value in vars(Compression).items() if not one.startswith("_")}
     _lookup("compression", name, presets)
-    settings = dict(_setting(item, spec) for item in rest.split(",") if item)
+    settings = dict(_setting(item, spec) for item in _COMMA.split(rest) if item)
     preset = getattr(Compression, name)
     if isinstance(presets[name], staticmethod):
+        missing = [key for key, one in inspect.signature(preset).parameters.items() if _required(one, settings)]
+        if missing:
+            raise ValueError(f"compression {name!r} needs {missing[0]}, as in {name}:{missing[0]}=0.1")
         return preset(**settings)
     if settings:
         raise ValueError(f"compression {name!r} is Horovod's own and takes no settings, but {spec!r} has {rest!r}")
     return preset
+
+
+def _required(parameter: inspect.Parameter, settings: Mapping[str, Any]) -> bool:
+    named = parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    return named and parameter.default is inspect.Parameter.empty and parameter.name not in settings
 
 
 def _sparse(settings: dict[str, Any], **preset: Any) -> Sparse:

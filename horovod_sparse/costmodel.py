@@ -30,6 +30,7 @@ def predict(
     compute: Compute,
     itemsize: int = 4,
     node: Node | None = None,
+    wire: int | None = None,
 ) -> Cost:
     """Predicts one exchange.
 
@@ -42,6 +43,7 @@ def predict(
         compute: What a rank computes.
         itemsize: Bytes of an element.
         node: How the ranks share machines; None: one rank on each.
+        wire: Bytes of an element of a sparse vector on the wire; None: ``itemsize``.
 
     Returns:
         The cost, which has no part but the selection on one rank.
@@ -55,7 +57,7 @@ def predict(
         raise ValueError(f"k must be in 1 .. size, but k = {k} and size = {size}")
     if ranks < 1 or (node and node.ranks < 1):
         raise ValueError(f"ranks must be at least 1, not {ranks} on nodes of {node.ranks if node else 1}")
-    cost = FORMULAS[algorithm](Problem(size, k, compute, itemsize), Network(ranks, link, node))
+    cost = FORMULAS[algorithm](Problem(size, k, compute, itemsize, wire or itemsize), Network(ranks, link, node))
     return cost if ranks > 1 else replace(cost, merging=0.0)  # nothing arrives
 
 
@@ -68,9 +70,10 @@ def table(
     itemsize: int = 4,
     node: Node | None = None,
     algorithms: Iterable[str] = ("dense", *LARGEST),
+    wire: int | None = None,
 ) -> list[Cost]:
     """The costs of several algorithms, the fastest first; arguments as for ``predict``."""
-    costs = [predict(one, size, k, ranks, link, compute, itemsize, node) for one in algorithms]
+    costs = [predict(one, size, k, ranks, link, compute, itemsize, node, wire) for one in algorithms]
     return sorted(costs, key=lambda cost: cost.total)
 
 

@@ -65,17 +65,18 @@ class Cost:
 
 @dataclass(frozen=True)
 class Problem:
-    """What is exchanged: n elements, k of which each rank selects."""
+    """What is exchanged: n elements of ``itemsize`` bytes, k of which each rank selects and sends in ``wire`` bytes."""
 
     size: int
     k: int
     compute: Compute
     itemsize: int
+    wire: int
 
     @property
     def entry(self) -> int:
         """Bytes of an entry."""
-        return _INDEX_BYTES + self.itemsize
+        return _INDEX_BYTES + self.wire
 
     @property
     def selection(self) -> float:
@@ -108,7 +109,7 @@ def _shared(problem: Problem, network: Network) -> Cost:
     """2 k (P-1)/P words: a dense allreduce of k values at positions that nobody has to search for."""
     merging = problem.compute.reduce * problem.k * network.others
     selection = problem.compute.accumulate * problem.size
-    return _cost("shared", selection, network.allreduce(problem.k * problem.itemsize), merging)
+    return _cost("shared", selection, network.allreduce(problem.k * problem.wire), merging)
 
 
 def _topka(problem: Problem, network: Network) -> Cost:
@@ -124,7 +125,7 @@ def _topkdsa(problem: Problem, network: Network) -> Cost:
     Entries are merged twice, with the others of a group and then all together; joining takes a quarter of merging.
     """
     union = problem.union(network.ranks)
-    gathered = min(problem.entry * union, problem.itemsize * problem.size)
+    gathered = min(problem.entry * union, problem.wire * problem.size)
     steps = [*network.direct(problem.entry * problem.k), *network.counts(), *network.allgather(gathered)]
     merging = problem.compute.merge * (2 * problem.k + union / 4)
     return _cost("topkdsa", problem.selection, steps, merging)

@@ -2,7 +2,7 @@
 
 All ranks are measured at the same time, as they will exchange: those that share a network card, a core or memory are
 measured sharing it. Every rank gets the slowest rank's figures, and thereby the same bits. They are measured once for
-each communicator, which keeps them.
+each communicator, which keeps them, and for each device: messages of a GPU may have to go through the host's memory.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import numpy as np
 from mpi4py import MPI
 
 from horovod_sparse.costmodel import Compute
-from horovod_sparse.kernels import kernels_for
+from horovod_sparse.kernels import kernels_for, to_device, to_host
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.network import Link, Network
+from horovod_sparse.staging import Staging
 from horovod_sparse.vector import SparseVector
 
 _TAG = 2
@@ -31,9 +32,10 @@ _ELEMENTS = 1 << 20
 _DENSITY = 0.01
 _VECTORS = 8  # in one sum
 _KERNEL_SECONDS = 0.005  # of one round: more than a time slice, where ranks share cores
+_HOST = np.empty(0, np.uint8)
 
 
-def measure_link(comm: MPI.Intracomm) -> Link:
+def measure_link(comm: MPI.Intracomm, like: Array = _HOST) -> Link:
     """Seconds per message and per byte between ranks that all send and receive at once; both 0 on one rank.
 
     Each rank sends to the one almost half the communicator on and receives from the one as far back: first
@@ -42,8 +44,9 @@ def measure_link(comm: MPI.Intracomm) -> Link:
 
     Args:
         comm: The communicator; all its ranks call this at the same point.
+        like: Array on whose device the messages are.
     """
-    link: Link = _kept(comm, "link", lambda: _measure_link(comm))
+    link: Link = _kept(comm, f"link {_device(like)}", lambda: _measure_link(comm, like))
     return link
 
 
@@ -54,13 +57,17 @@ def measure_compute(like: Array, comm: MPI.Intracomm) -> Compute:
         like: Array whose dtype (float32 or float64) and device those measured take.
         comm: The communicator; all its ranks call this at the same point.
     """
-    compute: Compute = _kept(comm, like.dtype.str, lambda: _measure_compute(like, comm))
+    compute: Compute = _kept(comm, f"{like.dtype} {_device(like)}", lambda: _measure_compute(like, comm))
     return compute
 
 
 @functools.cache
 def _keyval() -> int:
     return MPI.Comm.Create_keyval()
+
+
+def _device(like: Array) -> str:
+    return type(like).__module__
 
 
 def _kept(comm: MPI.Intracomm, name: str, measure: Callable[[], Any]) -> Any:
@@ -72,11 +79,11 @@ def _kept(comm: MPI.Intracomm, name: str, measure: Callable[[], Any]) -> Any:
     return known[name]
 
 
-def _measure_link(comm: MPI.Intracomm) -> Link:
+def _measure_link(comm: MPI.Intracomm, like: Array) -> Link:
     if comm.Get_size() == 1:
         return Link(0.0, 0.0)
-    alpha = _message_seconds(comm, nbytes=8, repeat=_PINGS)
-    nbytes, seconds = _longest(lambda nbytes: _message_seconds(comm, nbytes))
+    alpha = _message_seconds(comm, 8, like, repeat=_PINGS)
+    nbytes, seconds = _longest(lambda nbytes: _message_seconds(comm, nbytes, like))
     return Link(alpha, max(seconds - alpha, 0.0) / nbytes)
 
 
@@ -91,72 +98,87 @@ def _longest(seconds_of: Callable[[int], float]) -> tuple[int, float]:
     return nbytes, seconds
 
 
-def _message_seconds(comm: MPI.Intracomm, nbytes: int, repeat: int = 1) -> float:
-    """Seconds per message."""
+def _message_seconds(comm: MPI.Intracomm, nbytes: int, like: Array, repeat: int = 1) -> float:
+    """Seconds per message, with what it takes to get it from device to device."""
     rank, ranks = comm.Get_rank(), comm.Get_size()
     # Not the same partner in both directions, where there are others: Open MPI sends long messages over TCP between
     # two ranks in one direction at a time.
     distance = max(1, (ranks - 1) // 2)
     to, origin = (rank + distance) % ranks, (rank - distance) % ranks
-    outgoing, incoming = np.zeros(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
-    return _seconds(comm, lambda: comm.Sendrecv(outgoing, to, _TAG, incoming, origin, _TAG), repeat)
+    way, message = Staging(comm).own(like), np.zeros(nbytes, np.uint8, like=like)
+    incoming = way.incoming(nbytes, like)
+
+    def exchange() -> None:
+        (outgoing,) = way.outgoing([message])
+        comm.Sendrecv(outgoing.buffer, to, _TAG, incoming.buffer, origin, _TAG)
+        incoming.unload()
+        outgoing.release()
+
+    seconds = _seconds(comm, exchange, repeat, message)
+    incoming.release()
+    return seconds
 
 
-def _reduce_seconds(comm: MPI.Intracomm, itemsize: int) -> float:
+def _reduce_seconds(comm: MPI.Intracomm, like: Array) -> float:
     """Seconds per element that a dense allreduce takes beyond the time of its bytes and messages.
 
     That is for the sums, and for what the library's algorithm leaves of the link's bandwidth.
     """
-    network = Network(comm.Get_size(), measure_link(comm))
-    nbytes, seconds = _longest(lambda nbytes: _allreduce_seconds(comm, nbytes, itemsize))
+    network = Network(comm.Get_size(), measure_link(comm, like))
+    nbytes, seconds = _longest(lambda nbytes: _allreduce_seconds(comm, nbytes, like))
     known = sum(step.bandwidth + step.latency for step in network.allreduce(nbytes))
-    return max(seconds - known, 0.0) / (nbytes / itemsize * network.others)
+    return max(seconds - known, 0.0) / (nbytes / like.itemsize * network.others)
 
 
-def _allreduce_seconds(comm: MPI.Intracomm, nbytes: int, itemsize: int) -> float:
-    values = np.zeros(nbytes // itemsize, f"f{itemsize}")
-    total = np.zeros_like(values)
-    return _seconds(comm, lambda: comm.Allreduce(values, total))
+def _allreduce_seconds(comm: MPI.Intracomm, nbytes: int, like: Array) -> float:
+    values = np.zeros(nbytes // like.itemsize, like.dtype, like=like)
+    total, way = np.zeros_like(values), Staging(comm).common(like)
+    return _seconds(comm, lambda: way.sum(comm, values, total), 1, total)
 
 
 def _measure_compute(like: Array, comm: MPI.Intracomm) -> Compute:
     kernels = kernels_for(like)
     generator = np.random.default_rng(0)
-    gradient = np.asarray(generator.standard_normal(_ELEMENTS, np.float32), like.dtype, like=like)
+    gradient = to_device(generator.standard_normal(_ELEMENTS, np.float32).astype(like.dtype), like)
     buffer = np.zeros_like(gradient)
     k = round(_DENSITY * _ELEMENTS)
     vectors = [_entries(generator, k, like) for _ in range(_VECTORS)]
     entries = sum(values.size for _, values in vectors)
     vector = SparseVector(*vectors[0], _ELEMENTS)
+
+    def seconds(run: Callable[[], object]) -> float:
+        return _seconds(comm, run, math.ceil(_KERNEL_SECONDS / _seconds(comm, run, 1, buffer)), buffer)
+
     return Compute(
-        select=_kernel_seconds(comm, lambda: kernels.select([(0, gradient)], buffer, k)) / _ELEMENTS,
-        accumulate=_kernel_seconds(comm, lambda: kernels.accumulate([(0, gradient)], buffer)) / _ELEMENTS,
-        reduce=_reduce_seconds(comm, like.dtype.itemsize) if comm.Get_size() > 1 else 0.0,
-        merge=_kernel_seconds(comm, lambda: kernels.merge_sum(vectors, _ELEMENTS)) / entries,
-        cut=_kernel_seconds(comm, lambda: vector.cut(len(vector) // 2)) / len(vector),
+        select=seconds(lambda: kernels.select([(0, gradient)], buffer, k)) / _ELEMENTS,
+        accumulate=seconds(lambda: kernels.accumulate([(0, gradient)], buffer)) / _ELEMENTS,
+        reduce=_reduce_seconds(comm, like) if comm.Get_size() > 1 else 0.0,
+        merge=seconds(lambda: kernels.merge_sum(vectors, _ELEMENTS)) / entries,
+        cut=seconds(lambda: vector.cut(len(vector) // 2)) / len(vector),
     )
 
 
 def _entries(generator: np.random.Generator, k: int, like: Array) -> tuple[Array, Array]:
     """About k entries at random positions."""
     indices = np.cumsum(generator.integers(1, 2 * _ELEMENTS // k, k, np.int32), dtype=np.int32)
-    indices = np.asarray(indices[indices < _ELEMENTS], like=like)
-    return indices, np.asarray(generator.standard_normal(indices.size), like.dtype, like=like)
+    indices = indices[indices < _ELEMENTS]
+    values = generator.standard_normal(indices.size).astype(like.dtype)
+    return to_device(indices, like), to_device(values, like)
 
 
-def _kernel_seconds(comm: MPI.Intracomm, run: Callable[[], object]) -> float:
-    """Seconds per call where all ranks are busy with it."""
-    return _seconds(comm, run, repeat=math.ceil(_KERNEL_SECONDS / _seconds(comm, run)))
+def _seconds(comm: MPI.Intracomm, run: Callable[[], object], repeat: int = 1, at: Array = _HOST) -> float:
+    """Seconds per call in the fastest round, of the slowest rank; every rank gets the same number.
 
-
-def _seconds(comm: MPI.Intracomm, run: Callable[[], object], repeat: int = 1) -> float:
-    """Seconds per call in the fastest round, of the slowest rank; every rank gets the same number."""
+    A round ends when the device of the array ``at`` has done all of it.
+    """
     rounds = []
+    to_host(at[:1])
     for _ in range(_ROUNDS):
         comm.Barrier()
         begin = time.perf_counter()
         for _ in range(repeat):
             run()
+        to_host(at[:1])
         rounds.append((time.perf_counter() - begin) / repeat)
     slowest = np.array([min(rounds)])
     comm.Allreduce(MPI.IN_PLACE, slowest, MPI.MAX)

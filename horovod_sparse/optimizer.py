@@ -15,11 +15,13 @@ from mpi4py import MPI
 
 from horovod_sparse.abort import Watch, abort_on_error
 from horovod_sparse.agreement import agree, facts
-from horovod_sparse.bucket import Member, array_of, plan
+from horovod_sparse.bucket import Bucket, Member, plan
 from horovod_sparse.collectives import Traffic
 from horovod_sparse.communicator import communicator
 from horovod_sparse.compression import Sparse
+from horovod_sparse.device import device_of
 from horovod_sparse.pipeline import Pipeline
+from horovod_sparse.step import Step
 from horovod_sparse.worker import Worker
 
 
@@ -42,9 +44,18 @@ class _Overrides:
     param_groups: list[dict[str, Any]]
 
     def __init__(
-        self, params: Any, named_parameters: Any, sparse: Sparse, comm: MPI.Intracomm | None, **of_horovod: Any
+        self,
+        params: Any,
+        named_parameters: Any,
+        sparse: Sparse,
+        comm: MPI.Intracomm | None,
+        grad_scaler: torch.amp.GradScaler | None,
+        **of_horovod: Any,
     ) -> None:
         self._sparse = sparse
+        self._grad_scaler = grad_scaler
+        self._epoch: int | None = None
+        self._idle = False  # gradients are collected although this rank had no backward pass
         self._comm = comm
         self._ranks = 1 if comm is None else comm.Get_size()  # a rank that leaves ends MPI: it is not asked later
         self._worker: Worker | None = None
@@ -59,18 +70,31 @@ class _Overrides:
             return  # a process set of one rank has nothing to exchange
         members = _members(self)
         buckets = plan(members, self._sparse.bucket_bytes)
-        pipelines = [
-            Pipeline(self._sparse, bucket.size, array_of(torch.empty(0, dtype=bucket.dtype)), self._comm, bucket.number)
-            for bucket in buckets
-        ]
+        pipelines = [_pipeline(self._sparse, bucket, self._comm) for bucket in buckets]
         factor = 1.0 if self.op == hvd.Sum else 1.0 / self._ranks
-        self._worker = Worker(buckets, pipelines, factor, self._learning_rate, Watch(self._comm).check)
+        self._worker = Worker(buckets, pipelines, factor, self._conditions, Watch(self._comm).check)
         self._groups = None  # grouped allreduce takes no callables as handles; the groups are buckets now
         _Horovod._register_hooks(self)
 
-    def _learning_rate(self, group: int) -> float:
-        rate = self.param_groups[group].get("lr")
-        return 1.0 if rate is None else float(rate)
+    def _conditions(self, group: int) -> Callable[[], Step]:
+        rate, epoch, idle = self.param_groups[group].get("lr"), self._epoch, self._idle
+
+        def conditions() -> Step:
+            # The scale lies on the device, and reading it waits for the device. It changes between steps only.
+            scale = 1.0 if self._grad_scaler is None else self._grad_scaler.get_scale()
+            return Step(1.0 if rate is None else float(rate), scale, epoch, idle)
+
+        return conditions
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the epoch that begins, as ``DistributedSampler.set_epoch`` is told.
+
+        Needed by densities that depend on it, unless they count steps; harmless otherwise.
+
+        Args:
+            epoch: From 0; the same on every rank.
+        """
+        self._epoch = epoch
 
     def _allreduce_grad_async(self, p: torch.Tensor) -> tuple[Any, Any]:
         """Hands a gradient to its bucket; those that are not ours take Horovod's way."""
@@ -81,6 +105,11 @@ class _Overrides:
         if p.grad.is_sparse:
             self._sparse_gradients.add(p)
             if not self.sparse_as_dense:
+                if not (device_of(p.device).horovod_reaches or hvd.cuda_built()):
+                    raise RuntimeError(
+                        f"rank {hvd.rank()}: {self._parameter_names[p]} on {p.device} has a sparse gradient, which is "
+                        "left to Horovod, but this Horovod was built without CUDA: give sparse_as_dense=True"
+                    )
                 if p in worker:
                     worker.leave_out(p)
                 return self._sparse_allreduce_grad_async(p, self._parameter_names[p])
@@ -110,7 +139,7 @@ class _Overrides:
             return
         if self._synchronized and not self._handles:
             return  # the gradients are reduced already; to exchange them again would count them twice
-        worker.idle = not self._handles
+        self._idle = not self._handles
         try:
             _Horovod.synchronize(self)
         except BaseException:
@@ -118,6 +147,7 @@ class _Overrides:
             raise
         finally:
             worker.finish()
+            self._idle = False
 
     def _abandon(self) -> None:
         """Makes ready for a next step after one that failed."""
@@ -168,13 +198,12 @@ class _Overrides:
         worker = self._worker
         if worker is None:
             return {"buckets": []}
-        pairs = zip(worker.buckets, worker.pipelines, strict=True)
-        return {
-            "buckets": [
-                {"parameters": [slot.name for slot in bucket.slots], **_to_tensors(pipeline.state_dict())}
-                for bucket, pipeline in pairs
-            ]
-        }
+        states = []
+        for bucket, pipeline in zip(worker.buckets, worker.pipelines, strict=True):
+            with bucket.device.work():
+                state = _to_tensors(pipeline.state_dict())
+            states.append({"parameters": [slot.name for slot in bucket.slots], **state})
+        return {"buckets": states}
 
     def load_compression_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over what ``compression_state_dict`` gave on the same rank of as many ranks.
@@ -192,8 +221,10 @@ class _Overrides:
                 f"rank {hvd.rank()}: the state holds buckets of {theirs}, but this optimizer has {mine}: load it with "
                 "the model, bucket_bytes and groups it was saved with"
             )
-        for pipeline, saved in zip(self._worker.pipelines if self._worker else (), state["buckets"], strict=True):
-            pipeline.load_state_dict(_to_arrays(saved))
+        pipelines = self._worker.pipelines if self._worker else ()
+        for bucket, pipeline, saved in zip(buckets, pipelines, state["buckets"], strict=True):
+            with bucket.device.work():
+                pipeline.load_state_dict(_to_arrays(saved))
 
     def _require_settled(self, what: str) -> None:
         if self._handles:
@@ -228,6 +259,8 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
     groups: int | list[list[torch.Tensor]] | None = None,
     sparse_as_dense: bool = False,
     process_set: Any = hvd.global_process_set,
+    *,
+    grad_scaler: torch.amp.GradScaler | None = None,
 ) -> Any:
     """Wraps an optimizer so that its gradients are exchanged sparse, with error feedback.
 
@@ -248,10 +281,12 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
         groups: A number of groups or a list of lists of parameters: each group is one bucket.
         sparse_as_dense: Treat sparse gradients (embeddings) as dense ones; otherwise Horovod gathers them.
         process_set: The ranks that exchange gradients.
+        grad_scaler: The scaler that multiplies the loss. When its scale changes, residuals change with it, so that they
+            stay the same as updates.
 
     Returns:
         The optimizer, an instance of the wrapped optimizer's class. Beyond Horovod's methods it has
-        ``compression_state_dict``, ``load_compression_state_dict`` and ``traffic``.
+        ``set_epoch``, ``compression_state_dict``, ``load_compression_state_dict`` and ``traffic``.
 
     Raises:
         ValueError: An argument is out of range, or differs between ranks.
@@ -278,7 +313,14 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
         abort_on_error()
     kind = type(optimizer)
     cls = type(kind.__name__, (kind,), {**vars(_Horovod), **_OVERRIDES})
-    return cls(optimizer.param_groups, named, compression, comm, **arguments)
+    return cls(optimizer.param_groups, named, compression, comm, grad_scaler, **arguments)
+
+
+def _pipeline(sparse: Sparse, bucket: Bucket, comm: MPI.Intracomm) -> Pipeline:
+    if bucket.dense:
+        sparse = Sparse(1.0, collective="dense", memory="none")
+    with bucket.device.work():
+        return Pipeline(sparse, bucket.size, bucket.device.empty(bucket.dtype), comm, bucket.number)
 
 
 def _members(optimizer: Any) -> list[Member]:
@@ -293,9 +335,10 @@ def _members(optimizer: Any) -> list[Member]:
     together = _together(optimizer._groups, parameters)
     least = optimizer._sparse.dense_below
     return [
-        Member(names[p], p, group_of[p], together.get(p))
+        Member(names[p], p, group_of[p], together.get(p), dense=p.numel() < least)
         for p in reversed(parameters)
-        if p.is_floating_point() and p.numel() >= max(least, 1)
+        # Small ones are left to Horovod, where it reaches them.
+        if p.is_floating_point() and p.numel() >= (max(least, 1) if device_of(p.device).horovod_reaches else 1)
     ]
 
 
@@ -329,4 +372,4 @@ def _to_tensors(state: Any) -> Any:
 
 
 def _to_arrays(state: Any) -> Any:
-    return _convert(state, torch.Tensor, lambda tensor: tensor.numpy())
+    return _convert(state, torch.Tensor, lambda tensor: tensor.cpu().numpy())

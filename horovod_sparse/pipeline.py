@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from horovod_sparse import trace
+from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.collectives import Exchange, Traffic
 from horovod_sparse.compression import Sparse
+from horovod_sparse.consensus import consensus_of
 from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import Array, Segments
+from horovod_sparse.place import Place
+from horovod_sparse.schedules import Moment
+from horovod_sparse.step import Step
 from horovod_sparse.vector import SparseVector
+
+_LOG = logging.getLogger("horovod_sparse")
 
 
 class Pipeline:
-    """Memory, sparsifier and collective of one bucket.
+    """Memory, sparsifier, collective and schedule of one bucket.
 
     Args:
         sparse: The configuration, the same on every rank.
@@ -31,18 +40,20 @@ class Pipeline:
         self._size = size
         self._like = like[:0]
         self._comm = comm
+        self._consensus = consensus_of(comm)
         self._number = number
         self._unit = 0.0  # of what the memory holds; 0: nothing yet
-        self.memory, self.sparsifier, self.collective = sparse.build(size, like, comm)
+        self._steps = 0
+        self._density = 0.0  # in force in the last step
+        place = Place(size, like[:0], number, comm.Get_rank(), comm.Get_size())
+        self.memory, self.sparsifier, self.collective, self.schedule = sparse.build(place, comm)
 
     @property
     def traffic(self) -> Traffic:
         """What this rank has sent for this bucket."""
         return self.collective.traffic
 
-    def run(
-        self, gradients: Segments, outputs: Segments, *, unit: float = 1.0, factor: float = 1.0, idle: bool = False
-    ) -> None:
+    def run(self, gradients: Segments, outputs: Segments, step: Step, factor: float = 1.0) -> None:
         """Exchanges one step's gradients.
 
         Law: total + sum over ranks of the new memory = sum over ranks of (scale * old memory + gradients), where
@@ -51,11 +62,10 @@ class Pipeline:
         Args:
             gradients: This rank's gradients; positions in gaps are held (neither added to nor selected from).
             outputs: Written with factor * total, in their own dtypes; may be the gradients' own arrays.
-            unit: What the optimizer multiplies these gradients by: the learning rate. When it changes, what the
-                memory holds is rescaled, so that it stays the same as an update. A unit of 0, as some warm-ups start
-                with, allows no such factor; the last other one stays in force.
+            step: Under what conditions. When its unit changes, what the memory holds is rescaled, so that it stays the
+                same as an update. A unit of 0, as some warm-ups start with, allows no such factor; the last other one
+                stays in force.
             factor: Factor on the total: 1/P averages.
-            idle: This rank had no backward pass in this step.
 
         Raises:
             RuntimeError: No rank had a backward pass. The memory is unchanged.
@@ -64,27 +74,29 @@ class Pipeline:
             finite = kernels_for(self._like).all_finite(gradients)
         with trace.span("agree", bucket=self._number):
             elements = sum(array.size for _, array in gradients)
-            poisoned, working, active = self._consensus(np.array([not finite, not idle, elements], np.int64)).tolist()
+            mine = np.array([not finite, not step.idle, elements], np.int64)
+            poisoned, working, active = self._consensus(mine).tolist()
         if not working:
             raise RuntimeError(
                 f"rank {self._comm.Get_rank()}: step() or synchronize() without backward() on any of "
                 f"{self._comm.Get_size()} ranks: call loss.backward() first"
             )
         # The same on every rank, also where parameters are held on some of them only.
-        k = self._sparse.k(active // self._comm.Get_size())
-        exchange = self._dense_step(gradients, k) if poisoned else self._sparse_step(gradients, k, unit)
+        active //= self._comm.Get_size()
+        exchange = self._dense_step(gradients, active) if poisoned else self._sparse_step(gradients, active, step)
         with trace.span("apply", bucket=self._number):
             total = exchange.total
             kernels_for(total.values).scatter(total.indices, total.values, outputs, factor)
 
-    def _sparse_step(self, gradients: Segments, k: int, unit: float) -> Exchange:
+    def _sparse_step(self, gradients: Segments, active: int, step: Step) -> Exchange:
         with trace.span("select", bucket=self._number):
-            accumulator = self.memory.open(gradients, self._rescaling(unit))
-            if self.collective.entries(self._size, k) < self._size:
-                vector = self.sparsifier.take(accumulator, k, self._consensus)
-            else:
-                vector = accumulator.take_all()
-            self._unit = unit or self._unit
+            moment = self._moment(gradients, step)
+            densities = self.schedule.densities(moment)
+            accumulator = self.memory.open(gradients, self._rescaling(step.unit))
+            vector, density = self._take(accumulator, densities, active, moment)
+            self._unit = step.unit or self._unit
+            self._note_density(density if vector.indices is not None else 1.0)
+            k = self._sparse.k(active, density)
         with trace.span("exchange", bucket=self._number, entries=len(vector)):
             try:
                 exchange = self.collective.allreduce(vector, k)
@@ -93,9 +105,55 @@ class Pipeline:
                 raise
         with trace.span("apply", bucket=self._number):
             self.memory.close(accumulator, vector, exchange.returned)
+        self._steps += 1
         return exchange
 
-    def _dense_step(self, gradients: Segments, k: int) -> Exchange:
+    def _take(
+        self, accumulator: Accumulator, densities: Sequence[float], active: int, moment: Moment
+    ) -> tuple[SparseVector, float]:
+        """What is sent, out of the accumulator, and the density that it stands for."""
+        ks = [self._sparse.k(active, density) for density in densities]
+        if self.collective.entries(self._size, ks[0]) == self._size:
+            return accumulator.take_all(), densities[0]
+        vector = self.sparsifier.take(accumulator, ks[0], self._consensus)
+        if not self.schedule.weighs:
+            return vector, densities[0]
+        levels = [vector]
+        for k in ks[1:]:
+            levels.append(levels[-1].cut(k)[0])  # not out of the whole bucket again
+        gains = self._gains(accumulator, levels, moment)
+        chosen = self.schedule.choose(gains, moment)
+        trace.mark("weigh", bucket=self._number, step=self._steps, gains=gains, chosen=chosen)
+        if chosen is None:
+            accumulator.put_back(vector)
+            return accumulator.take_all(), densities[0]
+        accumulator.put_back(vector.without(levels[chosen]))
+        return levels[chosen], densities[chosen]
+
+    def _gains(self, accumulator: Accumulator, levels: Sequence[SparseVector], moment: Moment) -> list[float]:
+        """The share of the accumulated gradient's squared norm in each of the vectors, averaged over the ranks."""
+        square_norm = kernels_for(self._like).square_norm
+        squares = [square_norm([(0, level.values)]) for level in levels]
+        rest = square_norm(accumulator.active())
+        whole, *parts = moment.mean([squares[0] + rest, *squares])
+        return [part / whole if whole > 0 else 1.0 for part in parts]
+
+    def _moment(self, gradients: Segments, step: Step) -> Moment:
+        return Moment(
+            step=self._steps,
+            epoch=step.epoch,
+            learning_rate=step.learning_rate,
+            square_norm=lambda: kernels_for(self._like).square_norm(gradients) / step.loss_scale**2,
+            mean=lambda numbers: (self._consensus(np.array(numbers)) / self._comm.Get_size()).tolist(),
+        )
+
+    def _note_density(self, density: float) -> None:
+        trace.mark("density", bucket=self._number, step=self._steps, density=density)
+        if density != self._density and self._comm.Get_rank() == 0:
+            _LOG.info("bucket %d, step %d: density %.3g", self._number, self._steps, density)
+        self._density = density
+
+    def _dense_step(self, gradients: Segments, active: int) -> Exchange:
         """Sends the gradients whole and leaves the memory alone.
 
         A gradient with NaN or Inf reaches every rank as dense training would show it, so that a GradScaler skips
@@ -104,29 +162,27 @@ class Pipeline:
         with trace.span("exchange", bucket=self._number, entries=self._size):
             whole = np.zeros(self._size, self._like.dtype, like=self._like)
             kernels_for(whole).accumulate(gradients, whole, 1.0)
-            return self.collective.allreduce(SparseVector.full(whole), k)
+            return self.collective.allreduce(SparseVector.full(whole), self._sparse.k(active))
 
     def _rescaling(self, unit: float) -> float:
         """Factor that turns what the memory holds into the new unit."""
         return self._unit / unit if self._unit > 0 and unit > 0 else 1.0
 
-    def _consensus(self, array: Array) -> Array:
-        total = np.empty_like(array)
-        self._comm.Allreduce(array, total)
-        return total
-
     def state_dict(self) -> dict[str, Any]:
-        """The state of the three parts on this rank, and the unit of the memory."""
+        """The state of the four parts on this rank, the unit of the memory and the number of steps."""
         return {
             "unit": self._unit,
+            "steps": self._steps,
             "memory": self.memory.state_dict(),
             "sparsifier": self.sparsifier.state_dict(),
             "collective": self.collective.state_dict(),
+            "schedule": self.schedule.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a state given by ``state_dict`` of the same configuration and bucket."""
         self.memory.load_state_dict(state["memory"])
-        self._unit = float(state["unit"])
+        self._unit, self._steps = float(state["unit"]), int(state["steps"])
         self.sparsifier.load_state_dict(state["sparsifier"])
         self.collective.load_state_dict(state["collective"])
+        self.schedule.load_state_dict(state["schedule"])

@@ -8,8 +8,8 @@ Off until ``enable()`` is called; a span then costs about a microsecond, otherwi
         loss = model(batch)
     trace.export("trace.json", comm)
 
-The pipeline records ``select`` (accumulate and select), ``agree``, ``exchange`` and ``apply`` per bucket, the optimizer
-``wait``.
+The pipeline records ``select`` (accumulate and select), ``agree``, ``exchange`` and ``apply`` per bucket, and marks the
+``density`` in force and what a schedule weighed (``weigh``, with the gains); the optimizer records ``wait``.
 """
 
 from __future__ import annotations
@@ -87,6 +87,18 @@ def span(name: str, **details: Any) -> AbstractContextManager[None]:
         **details: Shown with the span, such as ``bucket=3``; JSON values.
     """
     return _Recorder(name, details) if _enabled else _nothing
+
+
+def mark(name: str, **details: Any) -> None:
+    """Records a moment: a span of no length.
+
+    Args:
+        name: What happened.
+        **details: Shown with it; JSON values.
+    """
+    if _enabled:
+        now = time.perf_counter_ns() + _epoch
+        _spans.append(Span(name, now, 0, threading.current_thread().name, details))
 
 
 def spans() -> tuple[Span, ...]:

@@ -36,6 +36,12 @@ class SparseVector:
         """A vector that holds every position, as a dense step sends it."""
         return cls(None, values, values.size, shared=True)
 
+    @property
+    def entries(self) -> tuple[Array, Array]:
+        """Indices and values of a vector that has indices."""
+        assert self.indices is not None
+        return self.indices, self.values
+
     def nothing(self) -> SparseVector:
         """The zero vector of the same size, dtype and device."""
         return SparseVector.empty(self.size, self.values)
@@ -47,6 +53,19 @@ class SparseVector:
         assert self.indices is not None
         largest, rest = kernels_for(self.values).cut(self.indices, self.values, k)
         return SparseVector(largest[0], largest[1], self.size), SparseVector(rest[0], rest[1], self.size)
+
+    def without(self, other: SparseVector) -> SparseVector:
+        """The entries whose index another vector, which has indices, does not hold."""
+        indices, values = kernels_for(self.values).exclude(*self.entries, other.indices)
+        return SparseVector(indices, values, self.size)
+
+    def plus(self, *others: SparseVector) -> SparseVector:
+        """The sum of vectors with indices, added in the order given; this vector itself where the others are empty."""
+        parts = [one for one in (self, *others) if len(one)]
+        if len(parts) <= 1:
+            return parts[0] if parts else self
+        indices, values = kernels_for(self.values).merge_sum([one.entries for one in parts], self.size)
+        return SparseVector(indices, values, self.size)
 
     def __len__(self) -> int:
         """Number of entries held."""

@@ -9,10 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import torch
 
 from horovod_sparse import trace
-from horovod_sparse.bucket import Bucket, array_of
+from horovod_sparse.bucket import Bucket
 from horovod_sparse.collectives import Traffic
+from horovod_sparse.device import Mark
 from horovod_sparse.inside import inside_mpi
 from horovod_sparse.pipeline import Pipeline
+from horovod_sparse.step import Step
 
 
 class _Filling:
@@ -23,6 +25,8 @@ class _Filling:
         self.waiting = {slot.parameter for slot in bucket.slots}
         self.gradients: dict[torch.Tensor, torch.Tensor] = {}
         self.held: set[torch.Tensor] = set()
+        self.ready: list[Mark] = []  # where the device stood when each gradient was handed in
+        self.finished: Mark = None  # where it stands when the results are there
         self.done: Future[None] | None = None
 
 
@@ -36,7 +40,9 @@ class Worker:
         buckets: All buckets, in the order of exchange.
         pipelines: Their pipelines, in the same order.
         factor: Factor on the totals: 1/P averages.
-        learning_rate: Gives the learning rate in force for an index of a param group.
+        conditions: Gives, for an index of a param group, a function that gives the conditions of the step in progress.
+            The first is called in the order of the program, the second on the worker's thread, where it may wait for
+            the device.
         watch: Called with a bucket's number once a second while that bucket is waited for.
     """
 
@@ -45,13 +51,13 @@ class Worker:
         buckets: Sequence[Bucket],
         pipelines: Sequence[Pipeline],
         factor: float,
-        learning_rate: Callable[[int], float],
+        conditions: Callable[[int], Callable[[], Step]],
         watch: Callable[[int], None],
     ) -> None:
         self.buckets = buckets
         self.pipelines = pipelines
         self._factor = factor
-        self._learning_rate = learning_rate
+        self._conditions = conditions
         self._watch = watch
         self._number_of = {slot.parameter: bucket.number for bucket in buckets for slot in bucket.slots}
         self._lock = threading.Lock()  # autograd runs one thread a device, and each may fire hooks
@@ -66,7 +72,6 @@ class Worker:
         self._filling = [_Filling(bucket) for bucket in self.buckets]
         self._next = 0
         self._failed: BaseException | None = None
-        self.idle = False  # set while gradients are collected although this rank had no backward pass
 
     def put(self, parameter: torch.Tensor, gradient: torch.Tensor, hold: bool = False) -> Callable[[], torch.Tensor]:
         """Hands in a gradient; starts the buckets that are complete and whose turn it is.
@@ -83,6 +88,7 @@ class Worker:
         with self._lock:
             filling = self._filling[self._number_of[parameter]]
             filling.gradients[parameter] = flat
+            filling.ready.append(filling.bucket.device.mark())
             if hold:
                 filling.held.add(parameter)
             filling.waiting.discard(parameter)
@@ -100,32 +106,34 @@ class Worker:
         while self._next < len(self._filling) and not self._filling[self._next].waiting:
             filling = self._filling[self._next]
             # Read here, in the order of the program: a schedule may change it while the worker is still busy.
-            rate = self._learning_rate(filling.bucket.group)
-            filling.done = self._thread.submit(self._run, filling, rate, self.idle)
+            conditions = self._conditions(filling.bucket.group)
+            filling.done = self._thread.submit(self._run, filling, conditions)
             self._next += 1
 
-    def _run(self, filling: _Filling, rate: float, idle: bool) -> None:
+    def _run(self, filling: _Filling, conditions: Callable[[], Step]) -> None:
         if self._failed is not None:
             # Where only this rank failed, the others are still in that bucket: to go on would be to wait for ever.
             raise self._failed
         try:
-            self._exchange(filling, rate, idle)
+            self._exchange(filling, conditions)
         except BaseException as error:
             self._failed = error
             raise
 
-    def _exchange(self, filling: _Filling, rate: float, idle: bool) -> None:
+    def _exchange(self, filling: _Filling, conditions: Callable[[], Step]) -> None:
         bucket = filling.bucket
-        slots = [slot for slot in bucket.slots if slot.parameter in filling.gradients]
-        arrays = [(slot.start, array_of(filling.gradients[slot.parameter])) for slot in slots]
-        free = [pair for slot, pair in zip(slots, arrays, strict=True) if slot.parameter not in filling.held]
-        with inside_mpi():
-            self.pipelines[bucket.number].run(free, arrays, unit=rate, factor=self._factor, idle=idle)
+        with inside_mpi(), bucket.device.work(after=filling.ready):
+            slots = [slot for slot in bucket.slots if slot.parameter in filling.gradients]
+            arrays = [(slot.start, bucket.device.array_of(filling.gradients[slot.parameter])) for slot in slots]
+            free = [pair for slot, pair in zip(slots, arrays, strict=True) if slot.parameter not in filling.held]
+            self.pipelines[bucket.number].run(free, arrays, conditions(), self._factor)
+            filling.finished = bucket.device.mark()
 
     def _result(self, filling: _Filling, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         assert filling.done is not None, "a handle was waited for before its bucket was complete"
         self._wait(filling.done, filling.bucket.number)
         filling.done.result()
+        filling.bucket.device.follow(filling.finished)
         result = filling.gradients[parameter].view(parameter.shape)
         if gradient.is_contiguous():
             return result

@@ -1,7 +1,8 @@
 """The laws every collective must obey, and the cases that have broken published ones.
 
 Every rank draws the same example and builds the vectors of all ranks from it, so that each knows what must come out.
-Values are eighths of small integers: their sums are exact, and bits can be compared.
+Values are eighths of small integers: their sums are exact, and bits can be compared. So are those of larger integers,
+which 16 bits do not hold.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ PATTERNS = ("random", "same indices", "disjoint", "one region", "some empty", "a
 class Case:
     """One example: how long the vectors are, where their entries lie, and the seed of their values.
 
-    The total has ``share`` of the positions as its k, where a collective limits it.
+    The total has ``share`` of the positions as its k, where a collective limits it. Values are ``unit`` times integers
+    of so many ``bits``.
     """
 
     size: int
@@ -33,6 +35,8 @@ class Case:
     seed: int
     dtype: str = "float32"
     share: float = 0.1
+    unit: float = 1 / 8
+    bits: int = 6
 
     @property
     def k(self) -> int:
@@ -49,9 +53,32 @@ cases = st.builds(
 )
 
 
+def rounded_cases(dtype: str) -> st.SearchStrategy[Case]:
+    """Values that have to be rounded.
+
+    Some are subnormal in float16 or below all of its numbers, some beyond all of them, or so far beyond that they stay
+    behind whole. Sums over 16 ranks still fit the mantissa.
+    """
+    return st.builds(
+        Case,
+        size=st.one_of(st.integers(1, 40), st.integers(1, 5000)),
+        pattern=st.sampled_from(PATTERNS),
+        seed=st.integers(0, 2**31),
+        dtype=st.just(dtype),
+        share=st.sampled_from([0.01, 0.3, 1.0]),
+        unit=st.sampled_from([2.0**-30, 1 / 8, 1.0, 2.0**100]),
+        bits=st.just({"float32": 18, "float64": 36}[dtype]),
+    )
+
+
+def few_ranks() -> bool:
+    """Whether there is time for every combination: ranks that share the cores wait for each other."""
+    return MPI.COMM_WORLD.Get_size() <= 4
+
+
 def examples(most: int) -> settings:
     """So many examples of a law; a quarter of them where many ranks share the cores."""
-    return settings(max_examples=most if MPI.COMM_WORLD.Get_size() <= 4 else -(-most // 4))
+    return settings(max_examples=most if few_ranks() else -(-most // 4))
 
 
 def vectors(case: Case, ranks: int) -> list[SparseVector]:
@@ -62,9 +89,11 @@ def vectors(case: Case, ranks: int) -> list[SparseVector]:
 
 def _vector(case: Case, rank: int, ranks: int, generator: np.random.Generator) -> SparseVector:
     indices = _indices(case, rank, ranks, generator)
-    values = generator.integers(-64, 64, indices.size).astype(case.dtype) / 8
+    integers = generator.integers(-(2**case.bits), 2**case.bits, indices.size)
     if case.pattern == "cancelling":
-        values = np.resize(np.arange(1, 9) * (-1.0 if rank % 2 else 1.0), indices.size).astype(case.dtype)
+        few = np.random.default_rng(case.seed + 2).integers(1, 2**case.bits, 8)
+        integers = np.resize(-few if rank % 2 else few, indices.size)
+    values = integers.astype(case.dtype) * np.dtype(case.dtype).type(case.unit)
     return SparseVector(indices, values, case.size, shared=case.pattern in SHARED)
 
 

@@ -5,9 +5,10 @@ The functions have the names and signatures of horovod_sparse.kernels.cpu, witho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -35,7 +36,7 @@ def active_positions(gradients: Segments) -> Array:
     return np.concatenate([np.arange(0), *ranges])
 
 
-def take(positions: Array, buffer: Array) -> tuple[Array, Array]:
+def move_out(positions: Array, buffer: Array) -> tuple[Array, Array]:
     """Moves positions, which ascend, out of the buffer."""
     values = buffer[positions]
     buffer[positions] = 0
@@ -46,14 +47,14 @@ def select(gradients: Segments, buffer: Array, k: int, scale: float = 1.0) -> tu
     accumulate(gradients, buffer, scale)
     positions = active_positions(gradients)
     largest_first = np.argsort(-magnitude(buffer[positions]), kind="stable")
-    return take(np.sort(positions[largest_first[:k]]), buffer)
+    return move_out(np.sort(positions[largest_first[:k]]), buffer)
 
 
 def select_above(gradients: Segments, buffer: Array, threshold: float, scale: float = 1.0) -> tuple[Array, Array]:
     accumulate(gradients, buffer, scale)
     positions = active_positions(gradients)
     reaches = magnitude(buffer[positions]) >= magnitude(np.array([threshold], buffer.dtype))
-    return take(positions[reaches], buffer)
+    return move_out(positions[reaches], buffer)
 
 
 def all_finite(gradients: Segments) -> bool:
@@ -87,6 +88,84 @@ def count_magnitudes(values: Array, prefix: int, shift: int, bits: int) -> Array
     return np.bincount(keys[agrees] >> shift & (2**bits - 1), minlength=2**bits)
 
 
+# Parts of positions whose sums are added in order, and how many of those are summed up first.
+TILE, TILES, SUM_LANES = 2048, 16, 8
+
+
+def sum_in_lanes(x: Array) -> Any:
+    """Sum of a tile's float64 numbers: number i goes to lane i % 8, and the lanes are folded."""
+    rows = np.concatenate([np.zeros(SUM_LANES), x, np.zeros(-len(x) % SUM_LANES)]).reshape(-1, SUM_LANES)
+    lanes = np.add.accumulate(rows, axis=0)[-1]
+    while len(lanes) > 1:
+        lanes = lanes[: len(lanes) // 2] + lanes[len(lanes) // 2 :]
+    return lanes[0]
+
+
+def add_in_order(terms: Sequence[Any]) -> Any:
+    return np.add.accumulate([np.float64(0), *terms])[-1]
+
+
+def tiles(start: int, stop: int) -> list[slice]:
+    return [slice(at, min(at + TILE, stop)) for at in range(start, stop, TILE)]
+
+
+def accumulate_moments(gradients: Segments, buffer: Array, scale: float = 1.0) -> tuple[Any, ...]:
+    accumulate(gradients, buffer, scale)
+    blocks = []
+    for begin in range(0, len(buffer), TILE * TILES):
+        bounds = [(max(start, begin), min(start + len(part), begin + TILE * TILES)) for start, part in gradients]
+        blocks.append([buffer[tile].astype(np.float64) for start, stop in bounds for tile in tiles(start, stop)])
+
+    def total(of: Callable[[Array], Array]) -> Any:
+        return add_in_order([add_in_order([sum_in_lanes(of(x)) for x in block]) for block in blocks])
+
+    x = buffer[active_positions(gradients)].astype(np.float64)
+    return len(x), total(np.positive), total(np.square), total(np.abs), np.abs(x).max(initial=0)
+
+
+def exact_moments(gradients: Segments, acc: Array) -> tuple[Any, ...]:
+    """The sums without the rounding of each addition: what accumulate_moments is near to."""
+    x = acc[active_positions(gradients)].astype(np.longdouble)
+    return len(x), x.sum(), (x * x).sum(), abs(x).sum(), abs(x).max(initial=0)
+
+
+def count_reaching(gradients: Segments, buffer: Array, thresholds: Array) -> Array:
+    keys = magnitude(buffer[active_positions(gradients)])
+    return (keys >= magnitude(thresholds.astype(buffer.dtype))[:, None]).sum(axis=1)
+
+
+def square_norm(gradients: Segments) -> Any:
+    def norm(x: Array) -> Any:
+        return add_in_order([sum_in_lanes(np.square(x[tile].astype(np.float64))) for tile in tiles(0, len(x))])
+
+    return add_in_order([norm(gradient) for _, gradient in gradients])
+
+
+def exact_square_norm(gradients: Segments) -> Any:
+    """Without the rounding of each addition."""
+    return sum(((gradient.astype(np.longdouble) ** 2).sum() for _, gradient in gradients), np.longdouble(0))
+
+
+def block_scores(gradients: Segments, buffer: Array, block: int) -> Array:
+    positions = active_positions(gradients)
+    squares = np.zeros(len(buffer))
+    squares[positions] = np.square(buffer[positions].astype(np.float64))
+    starts = range(0, len(buffer), block)
+    return np.array(
+        [
+            add_in_order([sum_in_lanes(squares[tile]) for tile in tiles(start, min(start + block, len(buffer)))])
+            for start in starts
+        ],
+        np.float64,
+    )
+
+
+def sample(gradients: Segments, buffer: Array, scale: float, start: int, stride: int) -> Array:
+    acc = buffer.copy()
+    accumulate(gradients, acc, scale)
+    return acc[active_positions(gradients)][start::stride]
+
+
 def scatter(indices: Array | None, values: Array, outputs: Segments, scale: float = 1.0) -> None:
     scaled = values * values.dtype.type(scale)
     if indices is None:
@@ -102,3 +181,160 @@ def scatter(indices: Array | None, values: Array, outputs: Segments, scale: floa
 
 def add(indices: Array | None, values: Array, buffer: Array) -> None:
     buffer[slice(None) if indices is None else indices] += values
+
+
+def take(gradients: Segments, buffer: Array, positions: Array | None) -> Array:
+    positions = np.arange(len(buffer)) if positions is None else positions
+    values = np.where(np.isin(positions, active_positions(gradients)), buffer[positions], 0).astype(buffer.dtype)
+    buffer[np.intersect1d(positions, active_positions(gradients))] = 0
+    return values
+
+
+def wire_format(name: str) -> np.dtype[Any]:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def narrow(values: Array, name: str, out: Array | None = None) -> Array:
+    """From float64 to bfloat16 by way of float32, to float16 at once."""
+    message = values.astype(wire_format(name), copy=False).view(np.uint8)
+    if out is None:
+        return message
+    out[:] = message
+    return out
+
+
+def widen(message: Array, name: str, dtype: Any) -> Array:
+    return message.view(wire_format(name)).astype(dtype, copy=False)
+
+
+def round_values(values: Array, name: str) -> tuple[Array, Array]:
+    largest = float(ml_dtypes.finfo(wire_format(name)).max)
+    rounded = widen(narrow(np.clip(values, -largest, largest), name), name, values.dtype)
+    error = values - rounded
+    exact, finite = values - error == rounded, np.isfinite(values)
+    rounded = np.where(exact, rounded, np.where(finite, 0, values))
+    return rounded.astype(values.dtype), np.where(exact, error, np.where(finite, values, 0)).astype(values.dtype)
+
+
+# --- random numbers by position -----------------------------------------------------------------------------------
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def mix(x: Array) -> Array:
+    """SplitMix64's finaliser."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def random_bits(key: Array, i: Array) -> Array:
+    return mix(key + (np.asarray(i).astype(np.uint64) + np.uint64(1)) * GOLDEN)
+
+
+def key_of(seed: int) -> Array:
+    return mix(np.array([seed], np.uint64))
+
+
+# --- count sketch -------------------------------------------------------------------------------------------------
+
+LANES, SECTION_VECTORS = 16, 1024
+
+
+def sketch_length(size: int, ratio: float, rows: int) -> int:
+    sections = -(-size // (LANES * SECTION_VECTORS))
+    return LANES * rows * max(sections, int(ratio * size / (LANES * rows)))
+
+
+def sketch_places(size: int, length: int, row: int, rows: int, seed: int) -> tuple[Array, Array]:
+    """Counter and sign of each position in a row."""
+    positions, vectors = np.arange(size), -(-size // LANES)
+    sections = max(-(-vectors // SECTION_VECTORS), 1)
+    first_vectors = vectors * np.arange(sections) // sections
+    first_groups = length // (LANES * rows) * np.arange(sections + 1) // sections
+    section = np.searchsorted(first_vectors, positions // LANES, side="right") - 1
+    begin, groups = first_groups[section], np.diff(first_groups)[section]
+    bits = random_bits(random_bits(key_of(seed), row), positions // LANES)
+    drawn = (bits >> np.uint64(32)) * groups.astype(np.uint64) >> np.uint64(32)
+    group = rows * begin + row * groups + drawn.astype(np.int64)
+    negative = bits >> (positions % LANES).astype(np.uint64) & np.uint64(1)
+    return LANES * group + positions % LANES, np.where(negative, -1, 1)
+
+
+def sketch_estimates(sketch: Array, size: int, rows: int, seed: int) -> Array:
+    places = [sketch_places(size, len(sketch), row, rows, seed) for row in range(rows)]
+    return np.median([sketch[counters] * signs.astype(sketch.dtype) for counters, signs in places], axis=0)
+
+
+def sketch_update(sketch: Array, buffer: Array, delivered: Array, rows: int, seed: int, carried: float = 0.0) -> None:
+    size, old, real = len(buffer), sketch.copy(), sketch.dtype.type
+    found = sketch_estimates(old, size, rows, seed) if carried != 0 else np.zeros_like(buffer)
+    change = buffer - real(carried) * found
+    for row in range(rows):
+        counters, signs = sketch_places(size, len(sketch), row, rows, seed)
+        np.add.at(sketch, counters, change * signs.astype(sketch.dtype))
+        if carried != 0:
+            # Vectors of a group; the last vector counts for all lanes, however few it has.
+            sharing = np.bincount(counters[::LANES] // LANES, minlength=len(sketch) // LANES).astype(sketch.dtype)
+            at = counters[delivered]
+            share = old[at] / sharing[at // LANES]
+            np.add.at(sketch, at, real(carried) * (found[delivered] * signs[delivered].astype(sketch.dtype) - share))
+
+
+def sketch_query(sketch: Array, buffer: Array, rows: int, seed: int, scale: float = 1.0, *, add: bool = False) -> None:
+    found = sketch_estimates(sketch, len(buffer), rows, seed) * buffer.dtype.type(scale)
+    buffer[:] = buffer + found if add else found
+
+
+# --- stochastic quantization --------------------------------------------------------------------------------------
+
+BLOCK = 256
+
+
+def quantize(buffer: Array, bits: int, seed: int) -> tuple[Array, Array]:
+    level = 2 ** (bits - 1) - 1
+    blocks = [buffer[i : i + BLOCK] for i in range(0, len(buffer), BLOCK)]
+    units = np.array([unit_of(block, level) for block in blocks], np.float32)
+    codes = [np.zeros(0, np.uint8)]
+    for b, (block, unit) in enumerate(zip(blocks, units, strict=True)):
+        drawn = draw(seed, b)[: len(block)]
+        exact = block / block.dtype.type(unit) if unit > 0 else np.zeros_like(block)
+        below = np.floor(exact)
+        multiples = below + (drawn < exact - below)
+        codes.append(pack((multiples + level).astype(np.uint8), bits, level))
+    return np.concatenate(codes), units
+
+
+def unit_of(block: Array, level: int) -> float:
+    """The smallest number of 16 significant bits that is no less than the largest magnitude / level."""
+    largest = float(np.max(np.abs(block)))
+    if largest == 0:
+        return 0.0
+    mantissa, exponent = np.frexp(largest / level)
+    unit = float(np.ldexp(np.ceil(np.ldexp(mantissa, 16)), exponent - 16))
+    return max(unit, 2.0**-126) if unit <= np.finfo(np.float32).max else np.nan
+
+
+def draw(seed: int, block: int) -> Array:
+    """Odd multiples of 2**-24: the upper 24 of each 32 bits, the last one set."""
+    random = random_bits(key_of(seed), BLOCK // 2 * block + np.arange(BLOCK // 2))
+    halves = np.concatenate([random & np.uint64(0xFFFFFFFF), random >> np.uint64(32)])
+    return (halves >> np.uint64(8) | np.uint64(1)).astype(np.float64) * 2.0**-24
+
+
+def pack(codes: Array, bits: int, level: int) -> Array:
+    if bits == 8:
+        return codes
+    padded = np.append(codes, np.full(len(codes) % 2, level, np.uint8))
+    low, high = np.split(padded, 2)
+    return low | high << 4
+
+
+def dequantize(codes: Array, units: Array, buffer: Array, bits: int, scale: float = 1.0, *, add: bool = False) -> None:
+    level, real = 2 ** (bits - 1) - 1, buffer.dtype.type
+    for b, unit in enumerate(units):
+        block = buffer[b * BLOCK : (b + 1) * BLOCK]
+        packed = codes[b * BLOCK * bits // 8 : (b + 1) * BLOCK * bits // 8]
+        wide = packed if bits == 8 else np.concatenate([packed & 15, packed >> 4])[: len(block)]
+        found = (wide.astype(buffer.dtype) - real(level)) * (real(scale) * real(unit))
+        block[:] = block + found if add else found

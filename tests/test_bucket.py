@@ -11,7 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_sparse.bucket import Member, array_of, plan
+from horovod_sparse.bucket import Member, plan
+from horovod_sparse.device import Host
 
 
 def members(sizes, dtype=torch.float32, **facts):
@@ -62,7 +63,7 @@ def test_more_elements_than_int32_counts_are_refused():
 )
 def test_an_array_shares_the_tensors_memory(dtype, expected):
     tensor = torch.arange(6, dtype=dtype).view(2, 3)
-    array = array_of(tensor)
+    array = Host().array_of(tensor)
     assert array.dtype == expected
     assert array.tolist() == [0, 1, 2, 3, 4, 5]
     array[4] = 7

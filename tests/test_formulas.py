@@ -67,6 +67,19 @@ def test_an_entry_of_float64_has_twelve_bytes():
     assert double == 1.5 * single
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "k", "factor"),
+    [*((name, K, 6 / 8) for name in ("topka", "gtopk", "oktopk")), ("topkdsa", N, 8 / 12), ("shared", K, 1 / 2)],
+)
+def test_values_of_16_bits_save_a_quarter_of_an_entry_and_half_of_what_has_no_index(algorithm, k, factor):
+    full, half = (predict(algorithm, N, k, 8, ETHERNET, IDLE, wire=wire).nbytes for wire in (None, 2))
+    assert half == pytest.approx(factor * full, rel=1e-4)
+
+
+def test_a_dense_allreduce_knows_no_format_of_the_wire():
+    assert predict("dense", N, K, 8, ETHERNET, IDLE, wire=2) == predict("dense", N, K, 8, ETHERNET, IDLE)
+
+
 def test_dense_selects_nothing_and_shared_indices_are_not_searched_for():
     searching = Compute(select=1.0, accumulate=0, reduce=0, merge=0, cut=0)
     assert [name for name in ALGORITHMS if predict(name, N, K, 8, ETHERNET, searching).selection] == [

@@ -32,7 +32,7 @@ class Wire:
     def __init__(self, alpha, beta):
         self.alpha, self.beta, self.clock = alpha, beta, 0.0
 
-    def seconds(self, comm, nbytes, repeat=1):
+    def seconds(self, comm, nbytes, like, repeat=1):
         one = self.alpha + nbytes * self.beta
         self.clock += measure._ROUNDS * repeat * one
         return one
@@ -68,12 +68,12 @@ def test_a_communicator_is_measured_once(fresh, monkeypatch):
 
 
 def test_figures_of_one_communicator_or_dtype_are_not_those_of_another(fresh, monkeypatch):
-    monkeypatch.setattr(measure, "_measure_link", lambda comm: Link(1, 1))
+    monkeypatch.setattr(measure, "_measure_link", lambda comm, like: Link(1, 1))
     monkeypatch.setattr(measure, "_measure_compute", lambda like, comm: Compute(1, 1, 1, like.itemsize, 1))
     assert measure_link(fresh) == Link(1, 1)
     assert measure_compute(FLOAT32, fresh).merge == 4
     assert measure_compute(FLOAT64, fresh).merge == 8
-    monkeypatch.setattr(measure, "_measure_link", lambda comm: Link(2, 2))
+    monkeypatch.setattr(measure, "_measure_link", lambda comm, like: Link(2, 2))
     copy = fresh.Dup()
     assert measure_link(copy) == Link(2, 2)
     assert measure_link(fresh) == Link(1, 1)
@@ -103,14 +103,14 @@ def test_a_dense_allreduce_is_charged_for_what_the_link_does_not_explain(fresh, 
     monkeypatch.setattr(measure, "_message_seconds", wire.seconds)
     link = measure_link(fresh)
 
-    def allreduce(comm, nbytes, itemsize):
+    def allreduce(comm, nbytes, like):
         messages = 2 * (ranks - 1).bit_length() * link.alpha
-        seconds = 2 * nbytes * others * link.beta + messages + per_element * others * nbytes / itemsize
+        seconds = 2 * nbytes * others * link.beta + messages + per_element * others * nbytes / like.itemsize
         wire.clock += measure._ROUNDS * seconds
         return seconds
 
     monkeypatch.setattr(measure, "_allreduce_seconds", allreduce)
-    assert measure._reduce_seconds(fresh, 4) == pytest.approx(per_element, rel=1e-3, abs=1e-14)
+    assert measure._reduce_seconds(fresh, FLOAT32) == pytest.approx(per_element, rel=1e-3, abs=1e-14)
     assert wire.clock < 1.5
 
 
@@ -135,7 +135,7 @@ def test_all_ranks_send_and_receive_alike(fresh):
             received.append(origin)
             fresh.Sendrecv(outgoing, to, tag, incoming, origin, tag)
 
-    measure._message_seconds(Watched(), nbytes=64, repeat=5)
+    measure._message_seconds(Watched(), 64, FLOAT32, repeat=5)
     rank, ranks = fresh.Get_rank(), fresh.Get_size()
     distance = max(1, (ranks - 1) // 2)
     assert set(sent) == {(rank + distance) % ranks}

@@ -51,6 +51,28 @@ def test_something_that_is_no_compression(hvd, comm):
 
 
 @pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        lambda parameters: torch.optim.AdamW(parameters, lr=0.1),
+    ],
+    ids=["SGD", "AdamW"],
+)
+def test_momentum_in_the_optimizer_beside_momentum_correction(hvd, comm, optimizer):
+    model = mlp()
+    pattern = rf"rank {comm.Get_rank()}: memory 'momentum' .* has momentum, too: give the optimizer momentum=0"
+    with pytest.raises(ValueError, match=pattern):
+        hvs.DistributedOptimizer(optimizer(model.parameters()), compression=hvs.Compression.dgc(dense_below=0))
+    hvs.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), compression=hvs.Compression.dgc())
+
+
+def test_seeds_that_differ(hvd, comm):
+    """Random positions that every rank is said to share."""
+    with differs(comm, r"compression differs between ranks: rank \d+ has .*seed.*, rank 0 has .*give every rank the"):
+        wrap(mlp(), hvs.Compression.randomblock(0.1, seed=int(last(comm)), dense_below=0))
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"backward_passes_per_step": 0}, "backward_passes_per_step must be > 0, not 0"),
@@ -201,5 +223,12 @@ def test_more_backward_passes_than_announced(hvd, comm):
 
 
 def test_parameters_on_another_device(hvd, comm):
-    with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: .*meta.*on the CPU only"):
+    with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: .*meta.*on the CPU and on CUDA"):
+        wrap(nn.Linear(50, 50, device="meta"))
+
+
+def test_a_wrong_setting_of_mpi_shows_before_training(hvd, comm, monkeypatch):
+    monkeypatch.setenv("HOROVOD_SPARSE_CUDA_AWARE", "maybe")
+    monkeypatch.setattr("horovod_sparse.agreement.device_of", lambda device: None)
+    with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: HOROVOD_SPARSE_CUDA_AWARE must be .* not 'maybe'"):
         wrap(nn.Linear(50, 50, device="meta"))

@@ -21,7 +21,7 @@ def packages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("packages")
     source = folder / "source"
     leave = shutil.ignore_patterns(".*", "build", "dist", "runs", "*.egg-info", "*.so", "__pycache__", "_build")
-    shutil.copytree(ROOT, source, ignore=leave)
+    shutil.copytree(ROOT, source, symlinks=True, ignore=leave)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -38,8 +38,8 @@ def names_in_wheel(packages):
 
 
 def test_the_source_package_has_every_source_and_header(packages):
-    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.[ch]pp")}
-    assert any(name.endswith(".hpp") for name in sources)
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.*")}
+    assert {Path(name).suffix for name in sources} == {".hpp", ".cpp", ".cu", ".cuh"}
     assert sources <= names_in_sdist(packages)
 
 
@@ -57,6 +57,10 @@ def test_the_wheel_has_the_extension_the_types_and_the_licence(packages):
     names = names_in_wheel(packages)
     assert [name for name in names if name.startswith(EXTENSION) and name.endswith(".so")]
     assert "horovod_sparse/py.typed" in names
+    # CUDA's kernels are compiled where they run.
+    folder = "horovod_sparse/kernels/csrc"
+    code = {f"{folder}/{path.relative_to(ROOT / 'csrc')}" for path in (ROOT / "csrc/cuda").iterdir()}
+    assert code | {f"{folder}/common/portable.hpp"} <= names
     assert [name for name in names if name.endswith(".dist-info/licenses/LICENSE")]
 
 

@@ -29,8 +29,16 @@ def test_a_span_has_a_name_a_length_and_details():
     assert abs(span.start / 1e9 - time.time()) < 60
 
 
+def test_a_mark_is_a_span_of_no_length():
+    trace.mark("density", bucket=3, density=0.5)
+    (mark,) = trace.spans()
+    assert (mark.name, mark.duration, mark.details) == ("density", 0, {"bucket": 3, "density": 0.5})
+    assert abs(mark.start / 1e9 - time.time()) < 60
+
+
 def test_nothing_is_recorded_when_off():
     trace.enable(False)
+    trace.mark("density")
     with trace.span("select"):
         pass
     assert trace.spans() == ()

@@ -20,3 +20,14 @@ def test_full_holds_every_position_and_needs_no_indices():
 
 def test_a_pair_is_eight_bytes():
     assert SparseVector(np.arange(5, dtype=np.int32), np.ones(5, np.float32), 100).nbytes == 40
+
+
+def test_plus_adds_in_the_order_given_and_leaves_empty_vectors_out():
+    def sparse(indices, values):
+        return SparseVector(np.array(indices, np.int32), np.array(values, np.float32), 10)
+
+    one, other, nothing = sparse([1, 4], [1e8, 1]), sparse([1, 2], [1, 3]), sparse([], [])
+    total = one.plus(other, nothing, sparse([1], [-1e8]))
+    assert (total.indices.tolist(), total.values.tolist(), total.size) == ([1, 2, 4], [0, 3, 1], 10)
+    assert one.plus(nothing) is nothing.plus(one) is one
+    assert nothing.plus() is nothing

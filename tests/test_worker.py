@@ -9,6 +9,7 @@ import torch
 
 from horovod_sparse.bucket import Member, plan
 from horovod_sparse.collectives import Traffic
+from horovod_sparse.step import Step
 from horovod_sparse.worker import Worker
 
 
@@ -21,10 +22,10 @@ class Recorder:
         self.error = None
         self.gate = None
 
-    def run(self, gradients, outputs, *, unit, factor, idle):
+    def run(self, gradients, outputs, step, factor):
         if self.gate:
             assert self.gate.wait(10)
-        self.log.append((self.number, [start for start, _ in gradients], unit, idle))
+        self.log.append((self.number, [start for start, _ in gradients], step.learning_rate, step.idle))
         if self.error:
             raise self.error
         for _, output in outputs:
@@ -45,7 +46,7 @@ def log():
 def worker(parameters, log):
     buckets = plan([Member(str(i), p, group=0) for i, p in enumerate(parameters)], bucket_bytes=80)
     pipelines = [Recorder(log, bucket.number) for bucket in buckets]
-    return Worker(buckets, pipelines, factor=0.5, learning_rate=lambda _: 0.1, watch=lambda bucket: None)
+    return Worker(buckets, pipelines, factor=0.5, conditions=lambda _: lambda: Step(0.1), watch=lambda bucket: None)
 
 
 def put(worker, p, **settings):
@@ -119,14 +120,14 @@ def test_who_waits_keeps_watch(parameters):
         seen.append(number)
         recorder.gate.set()
 
-    put(Worker([bucket], [recorder], 1.0, learning_rate=lambda _: 0.1, watch=watch), parameters[0])()
+    put(Worker([bucket], [recorder], 1.0, conditions=lambda _: lambda: Step(0.1), watch=watch), parameters[0])()
     assert seen == [0]
 
 
 def test_a_gradient_in_another_layout_comes_back_in_the_parameters(parameters):
     p = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
     (bucket,) = plan([Member("p", p, group=0)], 10**6)
-    worker = Worker([bucket], [Recorder([], 0)], 2.0, learning_rate=lambda _: 0.1, watch=lambda _: None)
+    worker = Worker([bucket], [Recorder([], 0)], 2.0, conditions=lambda _: lambda: Step(0.1), watch=lambda _: None)
     gradient = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     result = worker.put(p, gradient)()
     assert torch.equal(result, 2 * gradient)

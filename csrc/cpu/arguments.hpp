@@ -1,4 +1,4 @@
-// Checking Python arguments, and what they are in C++. Only this file, its source and binding.cpp know Python.
+// Checking Python arguments, and what they are in C++. Only this file, its source and the bindings know Python.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -50,9 +50,10 @@ template <class Work> auto with_real(const py::array& array, const std::string& 
   }
 }
 
-template <class Real> Step<Real> as_step(const py::sequence& segments, const py::array& buffer, double scale) {
+template <class Real>
+Step<Real> as_step(const py::sequence& segments, const py::array& buffer, double scale, Access access = Access::write) {
   if (!std::isfinite(scale)) refuse("scale must be finite, not " + std::to_string(scale));
-  check_plain(buffer, Access::write, "buffer");
+  check_plain(buffer, access, "buffer");
   const auto size = std::size_t(buffer.shape(0));
   return {reinterpret_cast<Real*>(data_of(buffer)), size, Real(scale), as_tensors(segments, size)};
 }

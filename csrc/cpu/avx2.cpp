@@ -1,4 +1,5 @@
 // The loops with 256-bit vectors.
+#include "lanes.hpp"
 #include "level.hpp"
 #include "target.hpp"
 
@@ -59,6 +60,16 @@ HVS_AVX2 void accumulate(const float* gradient, float* buffer, std::size_t n, fl
   } else {
     accumulate_as<false>(gradient, buffer, n, scale);
   }
+}
+
+HVS_AVX2 Sums measure(const float* gradient, float* buffer, std::size_t n, float scale) {
+  return measure_lanes<4>(gradient, buffer, n, scale);
+}
+
+HVS_AVX2 double square(const float* x, std::size_t n) { return square_lanes<4>(x, n); }
+
+HVS_AVX2 void count(const float* x, std::size_t n, const float* low, std::int64_t* counts) {
+  count_reaching<8>(x, n, low, counts);
 }
 
 HVS_AVX2 inline __m256i counting_from(std::int32_t first) {
@@ -143,7 +154,7 @@ HVS_AVX2 std::size_t list_bits(const std::uint64_t* words, std::size_t count, st
 
 }  // namespace
 
-const Loops<float> avx2_float = {widen_halves, accumulate, scan, filter, list_bits};
+const Loops<float> avx2_float = {widen_halves, accumulate, measure, square, count, scan, filter, list_bits};
 
 }  // namespace hvs
 

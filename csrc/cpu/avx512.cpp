@@ -1,4 +1,5 @@
 // The loops with 512-bit vectors.
+#include "lanes.hpp"
 #include "level.hpp"
 #include "target.hpp"
 
@@ -49,6 +50,17 @@ HVS_AVX512 void accumulate(const float* gradient, float* buffer, std::size_t n, 
   } else {
     accumulate_as<false>(gradient, buffer, n, scale);
   }
+}
+
+HVS_AVX512 Sums measure(const float* gradient, float* buffer, std::size_t n, float scale) {
+  return measure_lanes<8>(gradient, buffer, n, scale);
+}
+
+HVS_AVX512 double square(const float* x, std::size_t n) { return square_lanes<8>(x, n); }
+
+// Comparisons of 512-bit vectors give masks, from which counts take longer.
+void count(const float* x, std::size_t n, const float* low, std::int64_t* counts) {
+  avx2_float.count(x, n, low, counts);
 }
 
 HVS_AVX512 inline __m512i counting_from(std::int32_t first) {
@@ -114,7 +126,7 @@ std::size_t list_bits(const std::uint64_t* words, std::size_t count, std::size_t
 
 }  // namespace
 
-const Loops<float> avx512_float = {widen_halves, accumulate, scan, filter, list_bits};
+const Loops<float> avx512_float = {widen_halves, accumulate, measure, square, count, scan, filter, list_bits};
 
 }  // namespace hvs
 

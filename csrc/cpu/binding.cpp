@@ -9,12 +9,15 @@
 
 #include "above.hpp"
 #include "arguments.hpp"
+#include "binding_memories.hpp"
+#include "binding_moments.hpp"
 #include "finite.hpp"
 #include "histogram.hpp"
 #include "level.hpp"
 #include "sample.hpp"
 #include "select.hpp"
 #include "sparse.hpp"
+#include "take.hpp"
 
 namespace hvs {
 namespace {
@@ -256,6 +259,24 @@ void py_add(py::handle indices, py::handle values, py::handle object) {
   });
 }
 
+py::array py_take(const py::sequence& segments, py::handle object, py::handle positions) {
+  const py::array buffer = as_array(object, "buffer");
+  return with_real(buffer, "buffer", [&](auto real) -> py::array {
+    using Real = decltype(real);
+    const Step<Real> step = as_step<Real>(segments, buffer, 1.0);
+    const std::int32_t* const at = positions.is_none() ? nullptr : as_indices(positions, "positions");
+    const std::size_t count = at ? py::len(positions) : step.size;
+    py::array_t<Real> values((py::ssize_t(count)));
+    Real* const out = values.mutable_data();
+    {
+      const py::gil_scoped_release release;
+      if (at) check_ascending(at, count, step.size, "positions");
+      take(step.gradients, at, count, step.buffer, out);
+    }
+    return std::move(values);
+  });
+}
+
 void py_force(const std::optional<std::tuple<double, double, double, std::size_t>>& plan) {
   forced.reset();
   if (!plan) return;
@@ -285,8 +306,11 @@ PYBIND11_MODULE(_cpu, m) {
   m.def("exclude", hvs::py_exclude);
   m.def("cut", hvs::py_cut);
   m.def("count_magnitudes", hvs::py_count_magnitudes);
+  hvs::define_moments(m);
   m.def("scatter", hvs::py_scatter);
   m.def("add", hvs::py_add);
+  m.def("take", hvs::py_take);
+  hvs::define_memories(m);
   m.def("simd_level", hvs::simd_level);
   m.def("use_simd", hvs::use_simd);
   m.def("force", hvs::py_force, "For tests: (low, guess, high, capacity) instead of a sampled plan; None ends it.");

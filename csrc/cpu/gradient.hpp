@@ -7,8 +7,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "bits.hpp"
-#include "half.hpp"
+#include "../common/bits.hpp"
+#include "../common/half.hpp"
 
 namespace hvs {
 

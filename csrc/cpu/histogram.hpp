@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "bits.hpp"
+#include "../common/bits.hpp"
 
 namespace hvs {
 

@@ -16,6 +16,7 @@ struct Level {
   const char* name;
   bool (*supported)();
   const Loops<float>* loops;
+  Simd simd;
 };
 
 #if HVS_X86
@@ -34,15 +35,15 @@ const Level levels[] = {
               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
               __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("popcnt");
      },
-     &avx512_float},
+     &avx512_float, Simd::avx512},
     {"avx2",
      [] {
        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("popcnt") &&
               has_f16c();
      },
-     &avx2_float},
+     &avx2_float, Simd::avx2},
 #endif
-    {"portable", [] { return true; }, &portable_float},
+    {"portable", [] { return true; }, &portable_float, Simd::portable},
 };
 
 const Level& best_level() {
@@ -69,6 +70,8 @@ std::string supported_names() {
 
 template <> const Loops<float>& loops<float>() { return *current().load()->loops; }
 template <> const Loops<double>& loops<double>() { return portable_double; }
+
+Simd simd() { return current().load()->simd; }
 
 std::string simd_level() { return current().load()->name; }
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "bits.hpp"
+#include "../common/bits.hpp"
 
 namespace hvs {
 
@@ -26,12 +26,26 @@ template <class Key> struct Range {
   Key above, upto;
 };
 
+// Of acc, or of part of it.
+struct Sums {
+  double sum, squares, magnitudes;
+  double largest;  // magnitude, NaN aside
+};
+
+constexpr std::size_t thresholds_at_once = 8;
+
 // gradient and buffer point to n elements; acc = scale * buffer + gradient. scale == 0 ignores the buffer's content.
 template <class Real> struct Loops {
   // Converts n adjacent float16 numbers, of any alignment.
   void (*widen_halves)(const char* halves, std::size_t n, Real* out);
   // buffer <- acc
   void (*accumulate)(const Real* gradient, Real* buffer, std::size_t n, Real scale);
+  // buffer <- acc; returns its sums, the same bits at every level
+  Sums (*measure)(const Real* gradient, Real* buffer, std::size_t n, Real scale);
+  // The sum of squares, the same bits at every level.
+  double (*square)(const Real* x, std::size_t n);
+  // Adds to each of thresholds_at_once counts how many of the n < 2^31 magnitudes reach its `low`, as NaN does.
+  void (*count)(const Real* x, std::size_t n, const Real* low, std::int64_t* counts);
   // buffer <- acc; writes first + i where the magnitude of acc reaches `low`. Returns how many.
   std::size_t (*scan)(const Real* gradient, Real* buffer, std::size_t n, Real scale, Key<Real> low, std::int32_t first,
                       std::int32_t* indices);
@@ -48,7 +62,12 @@ extern const Loops<double> portable_double;
 // The loops of the current level; double has the portable ones only.
 template <class Real> const Loops<Real>& loops();
 
-// "avx512", "avx2" or "portable".
+enum class Simd { portable, avx2, avx512 };
+
+// The current level.
+Simd simd();
+
+// Its name: "avx512", "avx2" or "portable".
 std::string simd_level();
 
 // Sets the level for the whole process; an empty name means the best that this machine has.

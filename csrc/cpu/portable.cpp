@@ -1,5 +1,6 @@
 // Standard C++: the loops of every machine, and of float64 buffers. Written so that compilers vectorise them.
 #include "gradient.hpp"
+#include "lanes.hpp"
 #include "level.hpp"
 
 namespace hvs {
@@ -17,6 +18,16 @@ template <class Real> void accumulate(const Real* gradient, Real* buffer, std::s
   } else {
     accumulate_as<false>(gradient, buffer, n, scale);
   }
+}
+
+template <class Real> Sums measure(const Real* gradient, Real* buffer, std::size_t n, Real scale) {
+  return measure_lanes<2>(gradient, buffer, n, scale);
+}
+
+template <class Real> double square(const Real* x, std::size_t n) { return square_lanes<2>(x, n); }
+
+template <class Real> void count(const Real* x, std::size_t n, const Real* low, std::int64_t* counts) {
+  count_reaching<16 / sizeof(Real)>(x, n, low, counts);
 }
 
 template <class Real> inline bool any_reaches(const Real* x, std::size_t n, Key<Real> low) {
@@ -95,7 +106,8 @@ std::size_t list_bits(const std::uint64_t* words, std::size_t count, std::size_t
 }
 
 template <class Real>
-constexpr Loops<Real> portable = {load_adjacent<Half, Real>, accumulate<Real>, scan<Real>, filter<Real>, list_bits};
+constexpr Loops<Real> portable = {load_adjacent<Half, Real>, accumulate<Real>, measure<Real>, square<Real>, count<Real>,
+                                  scan<Real>, filter<Real>, list_bits};
 
 }  // namespace
 

@@ -8,3 +8,9 @@
 #else
 #define HVS_X86 0
 #endif
+
+// Loops that are written once are compiled for a level by being inlined into a function of that target (dispatch.hpp).
+#define HVS_INLINE inline __attribute__((always_inline))
+
+// Before a loop over a few elements: GCC unrolls it completely otherwise, and then vectorises it no more.
+#define HVS_KEEP_LOOP _Pragma("GCC unroll 1")

@@ -3,12 +3,13 @@
 
 #include <algorithm>
 
+#include "../common/sums.hpp"
 #include "gradient.hpp"
 #include "level.hpp"
 
 namespace hvs {
 
-constexpr std::size_t tile_size = 2048;
+constexpr std::size_t tile_size = tile_of_sums;
 
 // load, with the SIMD level's own conversion where there is one.
 template <class Real> void load_tile(const Tensor& t, std::size_t first, std::size_t count, Real* out) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -19,7 +20,8 @@ class Block {
     if (bytes > capacity_) {
       bytes_.reset();
       capacity_ = 0;
-      bytes_.reset(new std::byte[bytes]);
+      bytes_.reset(allocate(bytes));
+      if (!bytes_) throw std::bad_alloc();
       capacity_ = bytes;
     }
     return reinterpret_cast<T*>(bytes_.get());
@@ -30,7 +32,7 @@ class Block {
     std::size_t bytes = count * sizeof(T);
     if (bytes > capacity_) {
       bytes = std::max(bytes, 2 * capacity_);
-      std::unique_ptr<std::byte[]> larger(new (std::nothrow) std::byte[bytes]);
+      Bytes larger(allocate(bytes));
       if (!larger) return false;
       std::copy_n(bytes_.get(), kept * sizeof(T), larger.get());
       bytes_ = std::move(larger);
@@ -42,7 +44,16 @@ class Block {
   std::size_t capacity() const { return capacity_; }
 
  private:
-  std::unique_ptr<std::byte[]> bytes_;
+  struct Free {
+    void operator()(std::byte* bytes) const { std::free(bytes); }
+  };
+  using Bytes = std::unique_ptr<std::byte[], Free>;
+
+  // malloc and not new (std::nothrow), which throws and catches inside: a thread's first exception needs memory too,
+  // and where there is none the process is aborted.
+  static std::byte* allocate(std::size_t bytes) { return static_cast<std::byte*>(std::malloc(bytes)); }
+
+  Bytes bytes_;
   std::size_t capacity_ = 0;
 };
 

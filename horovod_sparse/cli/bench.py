@@ -27,6 +27,9 @@ _NOTES = """\
 # selection and exchange: median over the iterations of the fastest rank, the mean of the ranks and the slowest rank
 # exchange: without selection, of the rank that came last and waited for nobody
 # algbw: dense bytes / time of the slowest rank; busbw: algbw * 2 (P-1)/P; wire and messages: sent by a rank, mean"""
+# One for each collective; the others differ in what they select, which is not timed apart.
+PRESETS = ("topka", "topkdsa", "gtopk", "oktopk", "randomblock", "hierarchical", "auto", "dense")
+
 # Head, unit, width, format and attribute of a row.
 _COLUMNS: tuple[tuple[str, str, int, str, str], ...] = (
     ("algorithm", "", 13, "", "algorithm"),
@@ -109,17 +112,16 @@ def configurations(algorithms: list[str] | None, densities: list[float]) -> list
     Raises:
         ValueError: A name is unknown.
     """
-    from horovod_sparse.compression import Compression
+    from horovod_sparse.compression import parse
 
-    known = {name: preset for name, preset in vars(Compression).items() if isinstance(preset, staticmethod)}
     named = []
-    for name in known if algorithms is None else algorithms:
-        if name not in known:
-            raise ValueError(f"unknown algorithm {name!r}; known are: {', '.join(known)}")
+    for name in algorithms or PRESETS:
+        if name not in PRESETS:
+            raise ValueError(f"unknown algorithm {name!r}; known are: {', '.join(PRESETS)}")
         if name == "dense":
-            named.append((name, known[name]()))
+            named.append((name, parse(name)))
         else:
-            named += [(name, known[name](density=density)) for density in densities]
+            named += [(name, parse(f"{name}:density={density}")) for density in densities]
     return named
 
 

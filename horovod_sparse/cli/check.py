@@ -107,7 +107,7 @@ def _mpi(mpi: Facts, horovod: Facts) -> list[Item]:
             ", ".join(libraries) or "unknown",
             _INSTALL_HOROVOD,
         ),
-        Item("CUDA-aware MPI", cuda == "yes", False, cuda, "not needed: gradients travel through host memory"),
+        Item("CUDA-aware MPI", cuda == "yes", False, cuda, "not needed: what is sent goes through pinned memory"),
     ]
 
 

@@ -11,7 +11,9 @@ from mpi4py import MPI
 
 from horovod_sparse.collectives import Exchange
 from horovod_sparse.compression import Sparse
+from horovod_sparse.consensus import consensus_of
 from horovod_sparse.kernels.types import Array
+from horovod_sparse.place import Place
 from horovod_sparse.vector import SparseVector
 
 _WINDOWS = 8  # different gradients
@@ -82,7 +84,7 @@ class Gradients:
 
 
 class Bucket:
-    """A bucket and its three parts, which do what ``Pipeline`` does, with a clock between the stages.
+    """A bucket at a constant density and its parts, which do what ``Pipeline`` does, with a clock between the stages.
 
     Args:
         sparse: The configuration.
@@ -91,10 +93,11 @@ class Bucket:
     """
 
     def __init__(self, sparse: Sparse, size: int, comm: MPI.Intracomm) -> None:
-        self._comm = comm
+        self._consensus = consensus_of(comm)
         self._size = size
         self._k = sparse.k(size)
-        self._memory, self._sparsifier, self.collective = sparse.build(size, np.empty(0, np.float32), comm)
+        place = Place(size, np.empty(0, np.float32), rank=comm.Get_rank(), ranks=comm.Get_size())
+        self._memory, self._sparsifier, self.collective, _ = sparse.build(place, comm)
 
     def run(self, gradient: Array) -> tuple[float, float, SparseVector, Exchange]:
         """Exchanges a gradient; gives the seconds of everything and of the exchange, and what went in and came out."""
@@ -109,11 +112,6 @@ class Bucket:
         exchanged = time.perf_counter()
         self._memory.close(accumulator, vector, exchange.returned)
         return time.perf_counter() - begin, exchanged - selected, vector, exchange
-
-    def _consensus(self, array: Array) -> Array:
-        total = np.empty_like(array)
-        self._comm.Allreduce(array, total)
-        return total
 
 
 def measure(

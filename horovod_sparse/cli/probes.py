@@ -6,14 +6,10 @@ process of its own: this file, started by its path. It imports only the standard
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,9 +18,6 @@ from pathlib import Path
 from typing import Any
 
 Facts = dict[str, Any]
-
-# A probe started below mpirun or srun must not take the place of the rank that started it.
-_LAUNCHER_VARIABLES = re.compile(r"PMI|OMPI_(COMM_WORLD|UNIVERSE|MCA_(ess|orte|pmix|ras|plm))|ORTE_|SLURM_")
 
 
 def probe_torch() -> Facts:
@@ -40,7 +33,7 @@ def probe_horovod() -> Facts:
     facts = {name: bool(getattr(hvd, f"{name}_built")()) for name in ("mpi", "gloo", "nccl")}
     import_module("mpi4py").rc.initialize = False
     import_module("mpi4py.MPI")
-    return {"version": version, **facts, "libraries": _mpi_libraries()}
+    return {"version": version, **facts, "libraries": import_module("horovod_sparse.cudaaware").mpi_libraries()}
 
 
 def probe_mpi() -> Facts:
@@ -52,7 +45,7 @@ def probe_mpi() -> Facts:
         "version": re.split(r",|\n", mpi.Get_library_version().strip())[0].strip(),
         "standard": ".".join(map(str, mpi.Get_version())),
         "thread_level": next(name for name in levels if getattr(mpi, f"THREAD_{name}") == mpi.Query_thread()),
-        "cuda_aware": _cuda_aware(),
+        "cuda_aware": import_module("horovod_sparse.cudaaware").ask_library(),
     }
 
 
@@ -96,26 +89,10 @@ def run_all(timeout: float) -> dict[str, Facts]:
 
 def run(name: str, timeout: float) -> Facts:
     """Runs one probe in a process of its own and returns its facts, or {"error": reason}."""
-    env = {key: value for key, value in os.environ.items() if not _LAUNCHER_VARIABLES.match(key)}
-    # A file, not a pipe: a helper that MPI leaves behind would keep a pipe open.
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryDirectory() as folder:
-        process = subprocess.Popen(
-            [sys.executable, __file__, name],
-            env=env,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            status = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return {"error": f"no answer within {timeout:g} s"}
-        output.seek(0)
-        return _answer(output.read(), status)
+    from horovod_sparse.alone import run_python  # which the process itself could not import yet
+
+    status, output = run_python([__file__, name], timeout)
+    return {"error": f"no answer within {timeout:g} s"} if status is None else _answer(output, status)
 
 
 def _answer(output: str, status: int) -> Facts:
@@ -126,22 +103,6 @@ def _answer(output: str, status: int) -> Facts:
     except (IndexError, ValueError):
         return {"error": f"the process ended with status {status}" + (f": {lines[-1]}" if lines else "")}
     return facts
-
-
-def _mpi_libraries() -> list[str]:
-    """The MPI libraries that this process has loaded, without their companions for C++ and Fortran."""
-    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
-    pattern = re.compile(r"/libmpi(?!_?cxx|_mpifh|_use|fort)[^/]*[.]so[.0-9]*$")
-    return sorted({os.path.realpath(name) for name in mapped if pattern.search(name)})
-
-
-def _cuda_aware() -> bool | None:
-    """Whether MPI takes GPU pointers; None where the library does not say."""
-    for library in _mpi_libraries():
-        query = getattr(ctypes.CDLL(library), "MPIX_Query_cuda_support", None)
-        if query is not None:
-            return bool(query())
-    return None
 
 
 def _main(name: str) -> None:

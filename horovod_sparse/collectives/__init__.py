@@ -17,6 +17,7 @@ from horovod_sparse.collectives.oktopk import OkTopk
 from horovod_sparse.collectives.shared import SharedIndices
 from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
+from horovod_sparse.kernels.types import Array
 from horovod_sparse.vector import SparseVector
 
 
@@ -67,17 +68,22 @@ COLLECTIVES: dict[str, type[Collective]] = {
 }
 
 
-def make(name: str, comm: MPI.Intracomm, options: Mapping[str, Any]) -> Collective:
+def make(name: str, comm: MPI.Intracomm, options: Mapping[str, Any], like: Array | None = None) -> Collective:
     """A collective by name.
 
     Args:
         name: A key of COLLECTIVES.
         comm: The communicator of the ranks that take part.
         options: Keyword options; those that this collective does not know are for others.
+        like: Array whose dtype and device those of the bucket are, for a collective that measures; None: float32 on
+            the host.
     """
     kind = COLLECTIVES[name]
     known = keywords(kind)
-    return kind(comm, **{key: value for key, value in options.items() if key in known})  # type: ignore[call-arg]
+    given = {key: value for key, value in options.items() if key in known}
+    if like is not None and "like" in inspect.signature(kind).parameters:
+        given["like"] = like
+    return kind(comm, **given)  # type: ignore[call-arg]
 
 
 def keywords(kind: type[Any]) -> set[str]:

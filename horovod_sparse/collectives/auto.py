@@ -10,11 +10,14 @@ import numpy as np
 from mpi4py import MPI
 
 from horovod_sparse.collectives.exchange import Exchange, Traffic
+from horovod_sparse.collectives.wire import Wire
 from horovod_sparse.costmodel import Cost, table
+from horovod_sparse.kernels.types import Array
 from horovod_sparse.measure import measure_compute, measure_link
 from horovod_sparse.vector import SparseVector
 
 _LOG = logging.getLogger("horovod_sparse")
+_FLOAT32 = np.empty(0, np.float32)
 
 
 class Auto:
@@ -26,12 +29,19 @@ class Auto:
 
     Args:
         comm: The communicator of the ranks that take part.
+        like: Array whose dtype and device those of the bucket are: for them the kernels are measured.
+        wire: Format in which values travel; None: as they are. What Dense sends is not rounded.
         **options: Options of the collectives that may be chosen.
+
+    Raises:
+        ValueError: The format is unknown.
     """
 
-    def __init__(self, comm: MPI.Intracomm, **options: Any) -> None:
+    def __init__(self, comm: MPI.Intracomm, like: Array = _FLOAT32, *, wire: str | None = None, **options: Any) -> None:
         self._comm = comm
-        self._options = options
+        self._like = like[:0]
+        self._width = Wire(wire).dtype(like.dtype).itemsize
+        self._options = {"wire": wire, **options}
         self._past = Traffic()  # of collectives that are no longer in use
         self._decided = (-1, -1)  # size and k of the choice in force
         self._choose("dense")
@@ -64,13 +74,13 @@ class Auto:
         if (size, k) == self._decided or self._comm.Get_size() == 1:
             return
         first, self._decided = self._decided == (-1, -1), (size, k)
-        link = measure_link(self._comm)
-        compute = measure_compute(np.empty(0, np.float32), self._comm)
-        costs = table(size, max(k, 1), self._comm.Get_size(), link, compute)
+        link, compute = measure_link(self._comm, self._like), measure_compute(self._like, self._comm)
+        ranks, itemsize = self._comm.Get_size(), self._like.itemsize
+        costs = table(size, max(k, 1), ranks, link, compute, itemsize, wire=self._width)
         best = costs[0].algorithm
         if first or best != self.choice:
             if self._comm.Get_rank() == 0:
-                _LOG.info("%s", _explain(costs, size, k, self._comm.Get_size()))
+                _LOG.info("%s", _explain(costs, size, k, ranks))
             self._past.add(self._chosen.traffic)
             self._choose(best)
 

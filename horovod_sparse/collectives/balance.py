@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from mpi4py import MPI
 
-from horovod_sparse.collectives.messenger import Entries, Messenger, concatenate, pack, unpack
+from horovod_sparse.collectives.messenger import Messenger
+from horovod_sparse.collectives.wire import Entries, concatenate
 
 
 def balance(messenger: Messenger, entries: Entries, counts: Sequence[int]) -> tuple[Entries, list[int]]:
@@ -26,19 +26,18 @@ def balance(messenger: Messenger, entries: Entries, counts: Sequence[int]) -> tu
     held = np.cumsum([0, *counts]).tolist()
     share = [r * held[-1] // ranks for r in range(ranks + 1)]
     outgoing = [_common(held, rank, share, other) for other in range(ranks)]
-    sends = [
-        messenger.send(pack(_part(entries, begin - held[rank], end - held[rank])), other)
-        for other, (begin, end) in enumerate(outgoing)
-        if begin < end and other != rank
-    ]
+    targets = [other for other, (begin, end) in enumerate(outgoing) if begin < end and other != rank]
+    messages = (messenger.wire.pack(_part(entries, *(at - held[rank] for at in outgoing[other]))) for other in targets)
+    sends = messenger.send_all(messages, targets, entries[1])
     parts = [
-        _receive(messenger, other, entries[1].dtype)
+        messenger.wire.unpack(messenger.receive(other, entries[1]).wait(), entries[1].dtype)
         if other != rank
         else _part(entries, begin - held[rank], end - held[rank])
         for other, (begin, end) in enumerate(_common(held, other, share, rank) for other in range(ranks))
         if begin < end
     ]
-    MPI.Request.Waitall(sends)
+    for one in sends:
+        one.wait()
     return concatenate([_part(entries, 0, 0), *parts]), np.diff(share).tolist()
 
 
@@ -49,9 +48,3 @@ def _common(held: Sequence[int], holder: int, share: Sequence[int], owner: int) 
 
 def _part(entries: Entries, begin: int, end: int) -> Entries:
     return entries[0][begin:end], entries[1][begin:end]
-
-
-def _receive(messenger: Messenger, rank: int, dtype: np.dtype[np.generic]) -> Entries:
-    message, request = messenger.receive(rank)
-    request.Wait()
-    return unpack(message, dtype)

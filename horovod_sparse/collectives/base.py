@@ -14,10 +14,15 @@ class Base:
 
     Args:
         comm: The communicator of the ranks that take part.
+        wire: Format in which the values of vectors with indices travel: "float32", "float16" or "bfloat16"; None: as
+            they are. What rounding takes away is returned on the rank that rounds.
+
+    Raises:
+        ValueError: The format is unknown.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._messenger = Messenger(comm)
+    def __init__(self, comm: MPI.Intracomm, *, wire: str | None = None) -> None:
+        self._messenger = Messenger(comm, wire)
 
     @property
     def traffic(self) -> Traffic:
@@ -36,10 +41,12 @@ class Base:
             vector: This rank's vector; not changed. All ranks' have indices, or none has.
             k: Entries that a total has where the algorithm limits them; the same on every rank.
         """
-        if vector.indices is not None:
-            return self._allreduce(vector, k)
-        return Exchange(SparseVector.full(self._messenger.sum(vector.values)), vector.nothing())
+        if vector.indices is None:
+            return Exchange(SparseVector.full(self._messenger.sum(vector.values)), vector.nothing())
+        rounded, error = self._messenger.wire.round(vector)
+        exchange = self._allreduce(rounded, k)
+        return Exchange(exchange.total, exchange.returned.plus(error))
 
     def _allreduce(self, vector: SparseVector, k: int) -> Exchange:
-        """Sums vectors with indices."""
+        """Sums vectors with indices, whose values the wire's format holds."""
         raise NotImplementedError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from mpi4py import MPI
 
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.exchange import Exchange
@@ -12,11 +13,14 @@ from horovod_sparse.vector import SparseVector
 
 
 class Dense(Stateless, Base):
-    """Sums whole buckets with one MPI Allreduce, 2 n (P-1)/P words; nothing is returned.
+    """Sums whole buckets with one MPI Allreduce, 2 n (P-1)/P words; nothing is rounded or returned.
 
     Args:
         comm: The communicator of the ranks that take part.
     """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        super().__init__(comm)
 
     def entries(self, size: int, k: int) -> int:
         """Everything: it costs no more than some of it."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.exchange import Exchange
-from horovod_sparse.collectives.messenger import pack, unpack
-from horovod_sparse.kernels import kernels_for
 from horovod_sparse.state import Stateless
 from horovod_sparse.vector import SparseVector
 
@@ -17,24 +15,30 @@ from horovod_sparse.vector import SparseVector
 class GTopk(Stateless, Base):
     """Binomial tree to rank 0 and back; the total has at most k entries.
 
-    What a merge drops is returned on the rank that merged, also where the index survives by other ranks' entries. A
-    binomial tree fits any number of ranks in ceil(log2 P) levels, without the folding of the paper.
+    What a merge drops is returned on the rank that merged, also where the index survives by other ranks' entries; so
+    is what rounding takes away from what is left of it. A binomial tree fits any number of ranks in ceil(log2 P)
+    levels, without the folding of the paper.
 
     Args:
         comm: The communicator of the ranks that take part.
+        wire: Format in which values travel; None: as they are.
+
+    Raises:
+        ValueError: The format is unknown.
     """
 
     def _allreduce(self, vector: SparseVector, k: int) -> Exchange:
         """Sums and cuts along the tree; merges add the lower rank's entries first, ties go to the lower index."""
         rank, ranks = self._messenger.rank, self._messenger.ranks
-        largest, rest = vector.cut(k)
-        dropped = [rest]
+        largest, *returned = vector.cut(k)
         distance = 1
         while distance < ranks and rank % (2 * distance) == 0:
             if rank + distance < ranks:
-                largest, rest = _merge([largest, self._receive(rank + distance, vector)]).cut(k)
-                dropped.append(rest)
+                largest, rest = largest.plus(self._receive(rank + distance, vector)).cut(k)
+                returned.append(rest)
             distance *= 2
+        largest, error = self._messenger.wire.round(largest)
+        returned.append(error)
         if rank > 0:
             self._send(largest, rank - distance)
             largest = self._receive(rank - distance, vector)
@@ -42,21 +46,12 @@ class GTopk(Stateless, Base):
         for child in children:
             if child < ranks:
                 self._send(largest, child)
-        assert largest.indices is not None
         total = SparseVector(largest.indices, largest.values, vector.size, shared=True)
-        return Exchange(total, _merge(dropped))
+        return Exchange(total, returned[0].plus(*returned[1:]))
 
     def _send(self, vector: SparseVector, rank: int) -> None:
-        assert vector.indices is not None
-        self._messenger.send(pack((vector.indices, vector.values)), rank).Wait()
+        self._messenger.send(self._messenger.wire.pack(vector.entries), rank).wait()
 
     def _receive(self, rank: int, like: SparseVector) -> SparseVector:
-        message, request = self._messenger.receive(rank)
-        request.Wait()
-        return SparseVector(*unpack(message, like.values.dtype), like.size)
-
-
-def _merge(vectors: list[SparseVector]) -> SparseVector:
-    parts = [(one.indices, one.values) for one in vectors]
-    indices, values = kernels_for(vectors[0].values).merge_sum(parts, vectors[0].size)
-    return SparseVector(indices, values, vectors[0].size)
+        message = self._messenger.receive(rank, like.values).wait()
+        return SparseVector(*self._messenger.wire.unpack(message, like.values.dtype), like.size)

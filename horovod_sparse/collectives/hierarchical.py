@@ -9,9 +9,8 @@ from mpi4py import MPI
 
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.exchange import Exchange, Traffic
-from horovod_sparse.collectives.messenger import Messenger, pack, unpack
+from horovod_sparse.collectives.messenger import Messenger
 from horovod_sparse.collectives.nodes import split_by_node
-from horovod_sparse.kernels import kernels_for
 from horovod_sparse.vector import SparseVector
 
 _BASIC = ("topka", "topkdsa", "gtopk", "oktopk", "dense")
@@ -28,11 +27,12 @@ class Hierarchical(Base):
         inner: Name of the collective on a node.
         outer: Name of the collective across nodes.
         node_ranks: So many consecutive ranks count as one node; None: those that share memory.
+        wire: Format in which values travel, in nodes and between them; None: as they are.
         **options: Options of the two collectives.
 
     Raises:
-        ValueError: A name is unknown or no collective that can be combined, node_ranks is below 1, or dense steps at
-            the start are asked for.
+        ValueError: A name is unknown or no collective that can be combined, node_ranks is below 1, the format is
+            unknown, or dense steps at the start are asked for.
     """
 
     def __init__(
@@ -42,6 +42,7 @@ class Hierarchical(Base):
         inner: str = "topka",
         outer: str = "oktopk",
         node_ranks: int | None = None,
+        wire: str | None = None,
         **options: Any,
     ) -> None:
         from horovod_sparse.collectives import make  # whose table holds this class, too
@@ -52,9 +53,11 @@ class Hierarchical(Base):
                 raise ValueError(f"hierarchical combines two of {', '.join(_BASIC)}, but not {name!r}")
         if options.get("dense_steps"):
             raise ValueError("hierarchical has no dense_steps: a node does not know the outer one's step")
+        options["wire"] = wire
         nodes = split_by_node(comm, node_ranks)
         self._nodes = nodes.nodes
-        self._node = Messenger(nodes.mine)
+        self._node = Messenger(nodes.mine, wire)
+        self._always_dense = inner == "dense"
         self._inner = make(inner, nodes.mine, options)
         self._outer = None if nodes.leaders is None else make(outer, nodes.leaders, options)
 
@@ -74,22 +77,28 @@ class Hierarchical(Base):
             return of_node
         if self._outer is None:
             return Exchange(self._broadcast(None, vector), of_node.returned)
-        across = self._outer.allreduce(of_node.total, k)
-        returned = [(one.indices, one.values) for one in (of_node.returned, across.returned)]
-        indices, values = kernels_for(vector.values).merge_sum(returned, vector.size)
-        return Exchange(self._broadcast(across.total, vector), SparseVector(indices, values, vector.size))
+        node_total = of_node.total
+        if node_total.indices is None and not self._always_dense:
+            # Other nodes' totals may have indices, and a collective takes either kind, but not both at once.
+            everything = np.arange(vector.size, dtype=np.int32, like=vector.values)
+            node_total = SparseVector(everything, node_total.values, vector.size, shared=True)
+        across = self._outer.allreduce(node_total, k)
+        total, error = self._node.wire.round(across.total)
+        if self._messenger.rank > 0:  # the first ranks round alike, and one of them answers for it
+            error = vector.nothing()
+        return Exchange(self._broadcast(total, vector), of_node.returned.plus(across.returned, error))
 
     def _broadcast(self, total: SparseVector | None, like: SparseVector) -> SparseVector:
         """Tells the node the total that its first rank has; a total without indices travels as its values."""
-        message = np.empty(0, np.uint8)
+        message, wire = np.empty(0, np.uint8, like=like.values), self._node.wire
         if total is not None:
-            message = total.values.view(np.uint8) if total.indices is None else pack((total.indices, total.values))
+            message = total.values.view(np.uint8) if total.indices is None else wire.pack(total.entries)
         headers = self._node.share(message.nbytes, total is not None and total.indices is None)
         length, full = headers[0].tolist()
         message = self._node.broadcast(message, length)
         if full:
             return SparseVector.full(message.view(like.values.dtype))
-        return SparseVector(*unpack(message, like.values.dtype), like.size, shared=True)
+        return SparseVector(*wire.unpack(message, like.values.dtype), like.size, shared=True)
 
     def state_dict(self) -> dict[str, Any]:
         """The states of both collectives; the outer one's is empty on ranks that do not take part in it."""

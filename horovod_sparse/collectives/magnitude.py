@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from horovod_sparse.collectives.messenger import Messenger
-from horovod_sparse.kernels import kernels_for
+from horovod_sparse.kernels import kernels_for, to_host
 from horovod_sparse.kernels.types import Array
 
 _DIGIT = 8  # bits that one round settles
@@ -30,7 +30,7 @@ def kth_magnitude(messenger: Messenger, values: Array, k: int) -> float:
     while shift > 0:
         bits = min(_DIGIT, shift)
         shift -= bits
-        counts = messenger.sum(kernels_for(values).count_magnitudes(values, prefix, shift, bits))
+        counts = messenger.sum(to_host(kernels_for(values).count_magnitudes(values, prefix, shift, bits)))
         reached = above + np.cumsum(counts[::-1])[::-1]  # how many have this digit or a larger one
         if reached[0] < k:
             return 0.0

@@ -1,19 +1,17 @@
-"""Messages between the ranks of one communicator: sparse entries as bytes, every byte counted."""
+"""Messages between the ranks of one communicator, every byte counted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from mpi4py import MPI
 
 from horovod_sparse.collectives.exchange import Traffic
-from horovod_sparse.kernels.types import Array, Indices
+from horovod_sparse.collectives.wire import Wire
+from horovod_sparse.kernels.types import Array
 from horovod_sparse.network import RING_BYTES
-
-# Indices and values of some positions, ascending.
-Entries: TypeAlias = tuple[Indices, Array]
+from horovod_sparse.staging import Parcel, Staging
 
 # MPI counts are C ints: a longer message would wrap around.
 MPI_COUNT_MAX = 2**31 - 1
@@ -21,57 +19,97 @@ _ALIGNMENT = 8
 _TAG = 1
 
 
-def pack(entries: Entries) -> Array:
-    """Values and indices in one message: half the latency of two.
+class Sending:
+    """A message that is leaving this rank, and must stay unchanged until then."""
 
-    Values come first, so that both are aligned wherever the message begins at a multiple of 8 bytes. An entry costs 8
-    bytes (float32) or 12 (float64).
-    """
-    indices, values = entries
-    return np.concatenate([values.view(np.uint8), indices.view(np.uint8)])
+    def __init__(self, request: MPI.Request, parcel: Parcel) -> None:
+        self._request = request
+        self._parcel = parcel
 
-
-def unpack(message: Array, dtype: np.dtype[np.generic]) -> Entries:
-    """The entries of a packed message, as views."""
-    count = message.size // (dtype.itemsize + 4)
-    return message[dtype.itemsize * count :].view(np.int32), message[: dtype.itemsize * count].view(dtype)
+    def wait(self) -> None:
+        """Waits until the message may change."""
+        self._request.Wait()
+        self._parcel.release()
 
 
-def concatenate(parts: Sequence[Entries]) -> Entries:
-    """Joins entries of ascending, disjoint ranges of positions."""
-    return np.concatenate([indices for indices, _ in parts]), np.concatenate([values for _, values in parts])
+class Receiving:
+    """A message that is arriving."""
+
+    def __init__(self, request: MPI.Request, parcel: Parcel) -> None:
+        self._request = request
+        self._parcel = parcel
+
+    def wait(self) -> Array:
+        """Waits until the message is there, and gives it. Once."""
+        self._request.Wait()
+        message = self._parcel.unload()
+        self._parcel.release()
+        return message
 
 
 class Messenger:
     """Sends and receives messages (uint8 arrays) on a communicator, and counts them.
 
+    Messages and sums may be of any device; what arrives is on the device of the array that stands by as an example.
+
     Args:
         comm: The communicator of the ranks that take part.
+        wire: Format of the values in messages; None: as they are.
+
+    Attributes:
+        wire: Makes messages of entries, and entries of messages.
+
+    Raises:
+        ValueError: The format is unknown.
     """
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    def __init__(self, comm: MPI.Intracomm, wire: str | None = None) -> None:
         self.comm = comm
+        self.wire = Wire(wire)
         self.rank: int = comm.Get_rank()
         self.ranks: int = comm.Get_size()
         self.traffic = Traffic()
+        self._staging = Staging(comm)
 
-    def send(self, message: Array, rank: int) -> MPI.Request:
-        """Begins to send; the message must stay unchanged until the request is complete.
+    def send(self, message: Array, rank: int) -> Sending:
+        """Begins to send a message.
 
         Raises:
             RuntimeError: The message is longer than MPI can count.
         """
-        self._check_length(message.nbytes)
-        self.traffic.send(message.nbytes)
-        return self.comm.Isend([message, MPI.BYTE], rank, _TAG)
+        return self.send_all([message], [rank], message)[0]
 
-    def receive(self, rank: int) -> tuple[Array, MPI.Request]:
-        """Waits until a message of this rank is announced, of whatever length, and begins to receive it."""
+    def send_all(self, messages: Iterable[Array], ranks: Sequence[int], like: Array) -> list[Sending]:
+        """Begins to send several messages; on a device, all of them are waited for at once.
+
+        Args:
+            messages: One for each of the ranks.
+            ranks: Where they go.
+            like: Array on the messages' device.
+
+        Raises:
+            RuntimeError: A message is longer than MPI can count.
+        """
+        parcels = self._staging.own(like).outgoing(messages)
+        return [self._send(parcel, rank) for parcel, rank in zip(parcels, ranks, strict=True)]
+
+    def _send(self, parcel: Parcel, rank: int) -> Sending:
+        self._check_length(parcel.buffer.nbytes)
+        self.traffic.send(parcel.buffer.nbytes)
+        return Sending(self.comm.Isend([parcel.buffer, MPI.BYTE], rank, _TAG), parcel)
+
+    def receive(self, rank: int, like: Array) -> Receiving:
+        """Waits until a message of a rank is announced, of whatever length, and begins to receive it.
+
+        Args:
+            rank: Where it comes from.
+            like: Array on the device where the message is wanted.
+        """
         status = MPI.Status()
         announced = self.comm.Mprobe(rank, _TAG, status)
-        message = np.empty(status.Get_count(MPI.BYTE), np.uint8)
-        self.traffic.receive(message.nbytes)
-        return message, announced.Irecv([message, MPI.BYTE])
+        parcel = self._staging.own(like).incoming(status.Get_count(MPI.BYTE), like)
+        self.traffic.receive(parcel.buffer.nbytes)
+        return Receiving(announced.Irecv([parcel.buffer, MPI.BYTE]), parcel)
 
     def share(self, *numbers: int) -> Array:
         """Tells all ranks some numbers; returns int64 [ranks, len(numbers)]."""
@@ -85,8 +123,11 @@ class Messenger:
 
     def sum(self, values: Array) -> Array:
         """Sums an array over the ranks (MPI Allreduce), the same bits on every rank; returns a new array."""
+        if self.ranks == 1:
+            alone: Array = values.copy()
+            return alone
         total = np.empty_like(values)
-        self.comm.Allreduce(values, total)
+        self._staging.common(values).sum(self.comm, values, total)
         others = self.ranks - 1
         messages = 2 * others if values.nbytes >= RING_BYTES else 2 * others.bit_length()
         self.traffic.send(2 * values.nbytes * others / self.ranks, messages)
@@ -107,24 +148,35 @@ class Messenger:
             RuntimeError: A message is longer than MPI can count. Raised on every rank alike.
         """
         self._check_length(max(lengths))
+        if self.ranks == 1:
+            return [message]
         return (self._ring if sum(lengths) >= RING_BYTES else self._allgatherv)(message, lengths)
 
     def _ring(self, message: Array, lengths: Sequence[int]) -> list[Array]:
         """In each step every rank passes on to its right what it got from its left: P-1 messages."""
-        messages = [message if rank == self.rank else np.empty(0, np.uint8) for rank in range(self.ranks)]
+        way = self._staging.own(message)
+        (own,) = way.outgoing([message])
+        parcels, messages = [own] * self.ranks, [message] * self.ranks
         right, left = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks
         for step in range(self.ranks - 1):
             outgoing, incoming = (self.rank - step) % self.ranks, (left - step) % self.ranks
-            messages[incoming] = np.empty(lengths[incoming], np.uint8)
-            self.comm.Sendrecv(messages[outgoing], right, _TAG, messages[incoming], left, _TAG)
+            parcels[incoming] = way.incoming(lengths[incoming], message)
+            self.comm.Sendrecv(parcels[outgoing].buffer, right, _TAG, parcels[incoming].buffer, left, _TAG)
+            messages[incoming] = parcels[incoming].unload()
             self.traffic.send(lengths[outgoing])
             self.traffic.receive(lengths[incoming])
+        for parcel in parcels:
+            parcel.release()
         return messages
 
     def _allgatherv(self, message: Array, lengths: Sequence[int]) -> list[Array]:
-        starts = np.cumsum([0, *(-(-length // _ALIGNMENT) * _ALIGNMENT for length in lengths)])
-        everyones = np.empty(starts[-1], np.uint8)
-        self.comm.Allgatherv(message, (everyones, (lengths, starts[:-1])))
+        starts = np.cumsum([0, *(-(-length // _ALIGNMENT) * _ALIGNMENT for length in lengths)]).tolist()
+        way = self._staging.common(message)
+        (own,), gathered = way.outgoing([message]), way.incoming(starts[-1], message)
+        self.comm.Allgatherv(own.buffer, (gathered.buffer, (lengths, starts[:-1])))
+        everyones = gathered.unload()
+        own.release()
+        gathered.release()
         others = self.ranks - 1
         # What a rank passes on depends on the algorithm; over all ranks as much is sent as is received.
         self.traffic.send(sum(lengths) * others / self.ranks, others.bit_length())
@@ -134,14 +186,26 @@ class Messenger:
     def broadcast(self, message: Array, length: int) -> Array:
         """Rank 0's message, of ``length`` bytes, on every rank (MPI Bcast).
 
+        Args:
+            message: On rank 0, the message; elsewhere an array on the device where it is wanted.
+            length: The same on every rank.
+
         Raises:
             RuntimeError: The message is longer than MPI can count. Raised on every rank alike.
         """
         self._check_length(length)
-        if self.rank > 0:
-            message = np.empty(length, np.uint8)
+        if self.ranks == 1:
+            return message
+        way = self._staging.common(message)
+        if self.rank == 0:
+            (parcel,) = way.outgoing([message])
+        else:
+            parcel = way.incoming(length, message)
             self.traffic.receive(length)
-        self.comm.Bcast(message)
+        self.comm.Bcast(parcel.buffer)
+        if self.rank > 0:
+            message = parcel.unload()
+        parcel.release()
         self.traffic.send(length * (self.ranks - 1) / self.ranks)
         return message
 

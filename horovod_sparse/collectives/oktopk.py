@@ -15,9 +15,9 @@ from horovod_sparse.collectives.balance import balance
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.exchange import Exchange
 from horovod_sparse.collectives.magnitude import kth_magnitude
-from horovod_sparse.collectives.messenger import Entries, concatenate, pack, unpack
 from horovod_sparse.collectives.split import check_throttle, split_reduce
-from horovod_sparse.kernels import kernels_for
+from horovod_sparse.collectives.wire import Entries, concatenate
+from horovod_sparse.kernels import to_device, to_host
 from horovod_sparse.kernels.types import Array, Indices
 from horovod_sparse.threshold import ReusedThreshold
 from horovod_sparse.vector import SparseVector
@@ -44,9 +44,11 @@ class OkTopk(Base):
         global_down: Divisor of one that too few reach.
         dense_steps: Steps at the start that are exchanged dense.
         throttle: Exchanges under way at a time while the entries are split.
+        wire: Format in which values travel; None: as they are. Sums are compared with the threshold before their
+            owner rounds them.
 
     Raises:
-        ValueError: A number is out of range, or the band's ends are not ordered.
+        ValueError: A number is out of range, the band's ends are not ordered, or the format is unknown.
     """
 
     def __init__(
@@ -61,8 +63,9 @@ class OkTopk(Base):
         global_down: float = 1.008,
         dense_steps: int = 0,
         throttle: int = 4,
+        wire: str | None = None,
     ) -> None:
-        super().__init__(comm)
+        super().__init__(comm, wire=wire)
         if tau_partition < 1 or dense_steps < 0:
             raise ValueError(
                 f"tau_partition must be at least 1 and dense_steps at least 0, not {tau_partition} and {dense_steps}"
@@ -90,19 +93,23 @@ class OkTopk(Base):
         self._partition_left -= 1
         sums = split_reduce(self._messenger, vector, self._boundaries, self._throttle)
         kept, counts = self._select(sums, k)
+        mine, error = self._messenger.wire.round(SparseVector(*kept, vector.size))
+        kept = mine.entries
         if max(counts) * len(counts) > _IMBALANCE * sum(counts):
             kept, counts = balance(self._messenger, kept, counts)
         indices, values = self._gather(kept, counts)
         total = SparseVector(indices, values, vector.size, shared=True)
-        lost, back = kernels_for(vector.values).exclude(vector.indices, vector.values, indices)
-        return Exchange(total, SparseVector(lost, back, vector.size))
+        return Exchange(total, vector.without(total).plus(error))
 
     def _partition(self, indices: Indices, size: int) -> Array:
         """Boundaries that give every rank about as many entries: the mean of what the ranks propose."""
         ranks = self._messenger.ranks
         inner = np.arange(1, ranks, dtype=np.int64)
-        proposal = indices[inner * indices.size // ranks].astype(np.int64) if indices.size else inner * size // ranks
-        # In 64 bits: the sum of P positions exceeds 32 bits for models of ordinary size.
+        if indices.size:
+            # In 64 bits: the sum of P positions exceeds 32 bits for models of ordinary size.
+            proposal = to_host(indices[to_device(inner * indices.size // ranks, indices)]).astype(np.int64)
+        else:
+            proposal = inner * size // ranks
         return np.array([0, *self._messenger.sum(proposal) // ranks, size], np.int64)
 
     def _select(self, sums: Entries, k: int) -> tuple[Entries, list[int]]:
@@ -122,15 +129,15 @@ class OkTopk(Base):
 
     def _reach(self, sums: Entries) -> tuple[Entries, list[int]]:
         indices, values = sums
-        enough = np.abs(values) >= self._threshold.value
+        enough = np.flatnonzero(np.abs(values) >= self._threshold.value)
         kept = indices[enough], values[enough]
         return kept, self._messenger.share(kept[0].size)[:, 0].tolist()
 
     def _gather(self, kept: Entries, counts: list[int]) -> Entries:
         """All owners' entries; regions ascend with the ranks, so that they only have to be joined."""
-        entry = 4 + kept[1].itemsize
-        messages = self._messenger.allgather(pack(kept), [count * entry for count in counts])
-        return concatenate([unpack(message, kept[1].dtype) for message in messages])
+        wire, dtype = self._messenger.wire, kept[1].dtype
+        messages = self._messenger.allgather(wire.pack(kept), [count * wire.entry(dtype) for count in counts])
+        return concatenate([wire.unpack(message, dtype) for message in messages])
 
     def state_dict(self) -> dict[str, Any]:
         """The global threshold, the boundaries, and how long they are good for."""

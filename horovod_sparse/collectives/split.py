@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-from mpi4py import MPI
 
-from horovod_sparse.collectives.messenger import Entries, Messenger, pack, unpack
-from horovod_sparse.kernels import kernels_for
+from horovod_sparse.collectives.messenger import Messenger, Receiving
+from horovod_sparse.collectives.wire import Entries
+from horovod_sparse.kernels import kernels_for, to_device, to_host
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.vector import SparseVector
 
@@ -36,25 +36,27 @@ def split_reduce(messenger: Messenger, vector: SparseVector, boundaries: Array, 
     Returns:
         Indices and sums. Each owner adds in an order of its own, which depends on nothing but P and throttle.
     """
-    assert vector.indices is not None
-    cuts = [0, *np.searchsorted(vector.indices, boundaries[1:-1].astype(np.int32)).tolist(), len(vector)]
-    parts = [(vector.indices[a:b], vector.values[a:b]) for a, b in itertools.pairwise(cuts)]
-    merge = kernels_for(vector.values).merge_sum
+    parts = _regions(vector, boundaries)
+    merge, pack = kernels_for(vector.values).merge_sum, messenger.wire.pack
     sums, sends = [parts[messenger.rank]], []
-    group: Sequence[tuple[Array, MPI.Request]] = ()
+    group: Sequence[Receiving] = ()
     for first in range(1, messenger.ranks + throttle, throttle):
-        for _, request in group:
-            request.Wait()
-        arrived = [unpack(message, vector.values.dtype) for message, _ in group]
+        arrived = [messenger.wire.unpack(one.wait(), vector.values.dtype) for one in group]
         steps = range(first, min(first + throttle, messenger.ranks))
-        sends += [_send(messenger, parts, (messenger.rank + i) % messenger.ranks) for i in steps]
+        owners = [(messenger.rank + i) % messenger.ranks for i in steps]
+        sends += messenger.send_all((pack(parts[owner]) for owner in owners), owners, vector.values)
         if arrived:
             sums.append(merge(arrived, vector.size))
-        group = [messenger.receive((messenger.rank - i) % messenger.ranks) for i in steps]
-    MPI.Request.Waitall(sends)
+        group = [messenger.receive((messenger.rank - i) % messenger.ranks, vector.values) for i in steps]
+    for one in sends:
+        one.wait()
     entries: Entries = merge(sums, vector.size)
     return entries
 
 
-def _send(messenger: Messenger, parts: Sequence[Entries], rank: int) -> MPI.Request:
-    return messenger.send(pack(parts[rank]), rank)
+def _regions(vector: SparseVector, boundaries: Array) -> list[Entries]:
+    """The vector's entries by region."""
+    indices, values = vector.entries
+    inner = np.searchsorted(indices, to_device(boundaries[1:-1].astype(np.int32), indices))
+    cuts = [0, *to_host(inner).tolist(), len(vector)]
+    return [(indices[begin:end], values[begin:end]) for begin, end in itertools.pairwise(cuts)]

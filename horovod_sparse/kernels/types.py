@@ -1,9 +1,9 @@
-"""Names of the arrays that kernels take; the same for every device."""
+"""Names of what kernels take and return; the same for every device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,3 +15,21 @@ Indices: TypeAlias = NDArray[np.int32]
 # (start, flat array) pairs, ascending and disjoint: the array covers start .. start + len(array) of the bucket.
 # Positions that no segment covers are held: they are neither added to nor selected from.
 Segments: TypeAlias = Sequence[tuple[int, Array]]
+
+
+class Moments(NamedTuple):
+    """Sums over the positions of a bucket that are inside its segments; without any, all of them are zero.
+
+    Attributes:
+        count: How many positions.
+        sum: Sum of their values; this and the following in float64, NaN where a value is.
+        squares: Sum of the squares.
+        magnitudes: Sum of the magnitudes.
+        largest: Largest magnitude.
+    """
+
+    count: int  # type: ignore[assignment]  # a tuple's own count() is not what anybody wants here
+    sum: float
+    squares: float
+    magnitudes: float
+    largest: float

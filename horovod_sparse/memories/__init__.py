@@ -6,15 +6,24 @@ from typing import Any, Protocol
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels.types import Segments
+from horovod_sparse.memories.contractive import Contractive
+from horovod_sparse.memories.improved import ImprovedContractive
+from horovod_sparse.memories.momentum import MomentumCorrection
 from horovod_sparse.memories.none import NoMemory
+from horovod_sparse.memories.partial import Partial
 from horovod_sparse.memories.residual import Residual
 from horovod_sparse.vector import SparseVector
 
 
 class Memory(Protocol):
-    """One bucket's memory. ``open`` starts a step, ``close`` ends it.
+    """One bucket's memory; built from its place and the configuration's options.
 
-    Law: what ``open`` accumulates is what the sparsifier takes plus what the next ``open`` finds.
+    ``open`` starts a step, ``close`` ends it.
+
+    Law: what ``open`` accumulates is what the sparsifier takes plus what the next ``open`` finds; in expectation, for
+    the contractive ones.
+
+    A class whose attribute ``replaces_momentum`` is true applies momentum itself; the optimizer must have none.
     """
 
     def open(self, gradients: Segments, scale: float) -> Accumulator:
@@ -40,6 +49,22 @@ class Memory(Protocol):
         ...
 
 
-MEMORIES: dict[str, type[Memory]] = {"residual": Residual, "none": NoMemory}
+MEMORIES: dict[str, type[Memory]] = {
+    "residual": Residual,
+    "none": NoMemory,
+    "conef": Contractive,
+    "partial": Partial,
+    "improved": ImprovedContractive,
+    "momentum": MomentumCorrection,
+}
 
-__all__ = ["MEMORIES", "Memory", "NoMemory", "Residual"]
+__all__ = [
+    "MEMORIES",
+    "Contractive",
+    "ImprovedContractive",
+    "Memory",
+    "MomentumCorrection",
+    "NoMemory",
+    "Partial",
+    "Residual",
+]

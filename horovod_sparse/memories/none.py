@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.kernels.types import Array, Segments
+from horovod_sparse.kernels.types import Segments
+from horovod_sparse.place import Place
+from horovod_sparse.scratch import SCRATCH
 from horovod_sparse.state import Stateless
 from horovod_sparse.vector import SparseVector
 
@@ -14,17 +14,18 @@ class NoMemory(Stateless):
     """Forgets what was not sent; its buffer is scratch for the selection.
 
     Args:
-        size: Number of elements n of the bucket.
-        like: Array whose dtype and device the buffer takes.
+        place: The bucket and the rank.
     """
 
-    def __init__(self, size: int, like: Array) -> None:
-        self._scratch = np.zeros(size, like.dtype, like=like)
+    def __init__(self, place: Place) -> None:
+        self._place = place
 
     def open(self, gradients: Segments, scale: float) -> Accumulator:
         """Accumulates the gradients alone: scale 0 ignores the buffer's old content."""
         del scale
-        return Accumulator(self._scratch, gradients, scale=0.0)
+        return Accumulator(SCRATCH.take(self._place.size, self._place.like), gradients, scale=0.0)
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
         """Drops the rest and what came back."""
+        del vector, returned
+        SCRATCH.give_back(accumulator.buffer)

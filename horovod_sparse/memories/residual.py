@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.kernels import kernels_for
-from horovod_sparse.kernels.types import Array, Segments
+from horovod_sparse.kernels import copy_to_host, kernels_for, to_device
+from horovod_sparse.kernels.types import Segments
+from horovod_sparse.place import Place
 from horovod_sparse.vector import SparseVector
 
 
@@ -16,12 +17,11 @@ class Residual:
     """Keeps the whole rest: e' = acc - sent, one buffer of the bucket's size.
 
     Args:
-        size: Number of elements n of the bucket.
-        like: Array whose dtype and device the buffer takes.
+        place: The bucket and the rank.
     """
 
-    def __init__(self, size: int, like: Array) -> None:
-        self._residual = np.zeros(size, like.dtype, like=like)
+    def __init__(self, place: Place) -> None:
+        self._residual = np.zeros(place.size, place.like.dtype, like=place.like)
 
     def open(self, gradients: Segments, scale: float) -> Accumulator:
         """The accumulator works in place on the residual: nothing is copied."""
@@ -34,7 +34,7 @@ class Residual:
 
     def state_dict(self) -> dict[str, Any]:
         """A copy of the residual."""
-        return {"residual": self._residual.copy()}
+        return {"residual": copy_to_host(self._residual)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copies the residual in; ValueError when it is of another size or dtype."""
@@ -45,4 +45,4 @@ class Residual:
                 f"residual of shape {residual.shape} and dtype {residual.dtype} does not fit a bucket of shape "
                 f"{mine.shape} and dtype {mine.dtype}: load the state with the model and bucket size it was saved with"
             )
-        mine[...] = residual
+        mine[...] = to_device(residual, mine)

@@ -5,18 +5,30 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.sparsifiers.consensus import Consensus
+from horovod_sparse.consensus import Consensus
+from horovod_sparse.sparsifiers.dgcsampling import DGCSampling
+from horovod_sparse.sparsifiers.gaussiank import GaussianK
+from horovod_sparse.sparsifiers.multilevel import MultiLevel
 from horovod_sparse.sparsifiers.randomblock import RandomBlock
+from horovod_sparse.sparsifiers.randomk import RandomK
+from horovod_sparse.sparsifiers.redsync import RedSync
 from horovod_sparse.sparsifiers.reusedtopk import ReusedTopK
+from horovod_sparse.sparsifiers.stabletopk import StableTopK
+from horovod_sparse.sparsifiers.threshold import Threshold
 from horovod_sparse.sparsifiers.topk import TopK
 from horovod_sparse.vector import SparseVector
 
 
 class Sparsifier(Protocol):
-    """One bucket's rule of selection.
+    """One bucket's rule of selection; built from its place and the configuration's options.
 
     Law: acc before = acc after + vector. The entries taken leave the accumulator.
+
+    Attributes:
+        shares_indices: Whether all ranks choose the same positions, so that only values need to travel.
     """
+
+    shares_indices: bool
 
     def take(self, accumulator: Accumulator, k: int, consensus: Consensus) -> SparseVector:
         """Moves about k entries out of the accumulator."""
@@ -31,6 +43,31 @@ class Sparsifier(Protocol):
         ...
 
 
-SPARSIFIERS: dict[str, type[Sparsifier]] = {"topk": TopK, "reusedtopk": ReusedTopK, "randomblock": RandomBlock}
+SPARSIFIERS: dict[str, type[Sparsifier]] = {
+    "topk": TopK,
+    "reusedtopk": ReusedTopK,
+    "randomblock": RandomBlock,
+    "randomk": RandomK,
+    "threshold": Threshold,
+    "gaussiank": GaussianK,
+    "dgc": DGCSampling,
+    "redsync": RedSync,
+    "stable": StableTopK,
+    "multilevel": MultiLevel,
+}
 
-__all__ = ["SPARSIFIERS", "Consensus", "RandomBlock", "ReusedTopK", "Sparsifier", "TopK"]
+__all__ = [
+    "SPARSIFIERS",
+    "Consensus",
+    "DGCSampling",
+    "GaussianK",
+    "MultiLevel",
+    "RandomBlock",
+    "RandomK",
+    "RedSync",
+    "ReusedTopK",
+    "Sparsifier",
+    "StableTopK",
+    "Threshold",
+    "TopK",
+]

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.kernels import kernels_for
+from horovod_sparse.consensus import Consensus
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.sparsifiers.consensus import Consensus
+from horovod_sparse.place import Place
+from horovod_sparse.sparsifiers.base import Base
 from horovod_sparse.threshold import ReusedThreshold
 from horovod_sparse.vector import SparseVector
 
@@ -17,7 +18,7 @@ from horovod_sparse.vector import SparseVector
 _CUT = 4 / 3
 
 
-class ReusedTopK:
+class ReusedTopK(Base):
     """Takes exactly the k largest magnitudes now and then, and in between all that reach the last threshold.
 
     After a step above the band the threshold is nudged. Beyond the paper, a step that would be below the band, or at
@@ -25,6 +26,7 @@ class ReusedTopK:
     nudging does not follow them.
 
     Args:
+        place: The bucket and the rank.
         tau_threshold: Steps from one exact selection to the next.
         local_low: Lower end of the band for the number of entries, as a fraction of k.
         local_high: Its upper end. The paper's is 5/4; with 1 fewer bytes travel.
@@ -37,6 +39,7 @@ class ReusedTopK:
 
     def __init__(
         self,
+        place: Place,
         *,
         tau_threshold: int = 32,
         local_low: float = 2 / 3,
@@ -44,10 +47,8 @@ class ReusedTopK:
         local_scale: float = 1.012,
         threads: int = 1,
     ) -> None:
-        if threads < 1:
-            raise ValueError(f"threads must be at least 1, not {threads}")
+        super().__init__(place, threads=threads)
         self._threshold = ReusedThreshold(tau_threshold, local_low, local_high, local_scale, local_scale)
-        self._threads = threads
 
     def take(self, accumulator: Accumulator, k: int, consensus: Consensus) -> SparseVector:
         """Moves about k entries out of the accumulator."""
@@ -69,15 +70,9 @@ class ReusedTopK:
 
     def _exactly(self, k: int, vector: SparseVector, accumulator: Accumulator) -> SparseVector:
         """The k largest magnitudes, given the vector of all that reach some threshold."""
-        kernels = kernels_for(accumulator.buffer)
         if len(vector) > k:
-            vector, rest = vector.cut(k)
-            kernels.add(rest.indices, rest.values, accumulator.buffer)
-            return vector
-        more = accumulator.take_largest(k - len(vector), self._threads)
-        parts = [(part.indices, part.values) for part in (vector, more)]
-        indices, values = kernels.merge_sum(parts, vector.size)
-        return SparseVector(indices, values, vector.size)
+            return accumulator.keep_largest(vector, k)
+        return vector.plus(accumulator.take_largest(k - len(vector), self._threads))
 
     def state_dict(self) -> dict[str, Any]:
         """The threshold and how long it is good for."""

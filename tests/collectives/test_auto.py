@@ -22,7 +22,7 @@ SLOW, FAST = Link(50e-6, 8e-9), Link(1e-6, 8e-13)  # 1 Gbit/s, 10 Tbit/s
 @pytest.fixture
 def network(monkeypatch):
     def install(link):
-        monkeypatch.setattr(auto, "measure_link", lambda comm: link)
+        monkeypatch.setattr(auto, "measure_link", lambda comm, like: link)
         monkeypatch.setattr(auto, "measure_compute", lambda like, comm: COMPUTE)
 
     return install
@@ -78,6 +78,21 @@ def test_one_rank_is_dense_and_silent(comm, caplog):
     assert collective.choice == "dense"
     assert caplog.records == []
     alone.Free()
+
+
+def test_the_prediction_knows_the_format_of_the_wire(comm, network, monkeypatch):
+    network(SLOW)
+    widths = []
+
+    def table(*args, wire):
+        widths.append(wire)
+        return costs(*args, wire=wire)
+
+    costs = auto.table
+    monkeypatch.setattr(auto, "table", table)
+    for wire in (None, "float32", "bfloat16"):
+        Auto(comm, wire=wire).entries(SIZE, K)
+    assert widths == ([4, 4, 2] if comm.Get_size() > 1 else [])
 
 
 def test_traffic_counts_what_earlier_choices_sent(comm, network):

@@ -7,6 +7,7 @@ import pytest
 from laws import Case, check_exchange, dense, everywhere, vectors
 
 from horovod_sparse.collectives import Hierarchical, TopkA
+from horovod_sparse.vector import SparseVector
 
 pytestmark = [pytest.mark.mpi, pytest.mark.law]
 
@@ -37,6 +38,17 @@ def test_only_first_ranks_send_across_nodes(comm):
     assert (collective._outer is None) == (comm.Get_rank() % 2 == 1)
     last_alone = comm.Get_size() % 2 == 1 and comm.Get_rank() == comm.Get_size() - 1
     assert (collective._inner.traffic.bytes_sent == 0) == (last_alone or comm.Get_size() == 1)
+
+
+def test_a_node_whose_total_became_dense_meets_one_whose_total_is_sparse(comm):
+    """TopkDSA gives up indices where they do not pay: here on the first node only."""
+    size = 1000
+    indices = np.arange(size if comm.Get_rank() < 2 else 3, dtype=np.int32)
+    vector = SparseVector(indices, np.ones(indices.size, np.float32), size)
+    collective = Hierarchical(comm, inner="topkdsa", outer="topka", node_ranks=2)
+    total = dense(collective.allreduce(vector, 10).total)
+    ranks = comm.Get_size()
+    assert everywhere(comm, np.array_equal(total, np.where(np.arange(size) < 3, ranks, min(ranks, 2))))
 
 
 @pytest.mark.parametrize(

@@ -6,27 +6,26 @@ import itertools
 
 import numpy as np
 import pytest
+from collectives.configurations import every_collective, every_rounding_collective, fits
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import SHARED, Case, cases, check_exchange, check_repeatable, dense, everywhere, examples, same_bits, vectors
+from laws import (
+    Case,
+    cases,
+    check_exchange,
+    check_repeatable,
+    dense,
+    everywhere,
+    examples,
+    rounded_cases,
+    same_bits,
+    vectors,
+)
 
-from horovod_sparse.collectives import COLLECTIVES, make, messenger
+from horovod_sparse.collectives import make, messenger
 from horovod_sparse.vector import SparseVector
 
 pytestmark = [pytest.mark.mpi, pytest.mark.law]
-
-HIERARCHIES = [
-    {"inner": inner, "outer": outer, "node_ranks": ranks}
-    for inner, outer, ranks in [("topka", "oktopk", 2), ("gtopk", "topkdsa", 3), ("oktopk", "gtopk", None)]
-]
-CONFIGURATIONS = [(name, {}) for name in COLLECTIVES if name != "hierarchical"]
-CONFIGURATIONS += [("oktopk", {"throttle": 1}), ("oktopk", {"tau_threshold": 1, "tau_partition": 1})]
-CONFIGURATIONS += [("hierarchical", options) for options in HIERARCHIES]
-every_collective = pytest.mark.parametrize(("name", "options"), CONFIGURATIONS, ids=str)
-
-
-def fits(name, case):
-    return name != "shared" or case.pattern in SHARED
 
 
 @every_collective
@@ -141,3 +140,23 @@ def test_a_vector_of_another_size_on_the_same_collective_is_no_trap(comm):
     for size in (1000, 10, 100_000):
         exchange = check_exchange(comm, collective, Case(size, "everything", seed=2))
         assert same_bits(comm, exchange.total.indices)
+
+
+# --- values in the format of the wire ---
+
+
+@every_rounding_collective
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@examples(8)
+@given(data=st.data())
+def test_what_rounding_takes_away_is_returned(comm, name, options, dtype, data):
+    collective = make(name, comm, {**options, "wire": data.draw(st.sampled_from(["float32", "float16", "bfloat16"]))})
+    for case in data.draw(st.lists(rounded_cases(dtype), min_size=1, max_size=2)):
+        if fits(name, case):
+            check_exchange(comm, collective, case)
+
+
+@every_rounding_collective
+def test_rounded_sums_do_not_depend_on_what_arrives_first(comm, name, options):
+    if name != "shared":
+        check_repeatable(comm, lambda: make(name, comm, {**options, "wire": "bfloat16"}), seed=1)

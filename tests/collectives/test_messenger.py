@@ -7,20 +7,9 @@ import pytest
 from laws import everywhere
 
 from horovod_sparse.collectives import messenger
-from horovod_sparse.collectives.messenger import Messenger, concatenate, pack, unpack
+from horovod_sparse.collectives.messenger import Messenger
 
 pytestmark = [pytest.mark.mpi, pytest.mark.law]
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("count", [0, 1, 7])
-def test_an_entry_takes_four_bytes_beside_its_value(dtype, count):
-    indices, values = np.arange(count, dtype=np.int32), np.arange(count).astype(dtype) - 3
-    message = pack((indices, values))
-    assert message.nbytes == count * (4 + values.itemsize)
-    back = unpack(message, values.dtype)
-    assert np.array_equal(back[0], indices)
-    assert np.array_equal(back[1], values)
 
 
 @pytest.mark.parametrize("ring", [True, False])
@@ -48,20 +37,13 @@ def test_messages_between_two_ranks_need_no_length_in_advance_and_keep_their_ord
     outgoing = [np.full(length + i, channel.rank + i, np.uint8) for i in range(3)]
     sends = [channel.send(message, right) for message in outgoing]
     for i in range(3):
-        message, request = channel.receive(left)
-        request.Wait()
+        message = channel.receive(left, like=outgoing[0]).wait()
         assert np.array_equal(message, np.full(length + i, left + i, np.uint8))
     for send in sends:
-        send.Wait()
+        send.wait()
     assert channel.traffic.bytes_sent == channel.traffic.bytes_received == 3 * length + 3
 
 
 def test_numbers_are_shared_in_rank_order(comm):
     shared = Messenger(comm).share(comm.Get_rank(), 2**40)
     assert everywhere(comm, shared.tolist() == [[rank, 2**40] for rank in range(comm.Get_size())])
-
-
-def test_joined_parts_keep_their_dtypes():
-    parts = [(np.array([1], np.int32), np.array([2.5], np.float32)), (np.empty(0, np.int32), np.empty(0, np.float32))]
-    indices, values = concatenate(parts)
-    assert (indices.dtype, values.dtype, indices.tolist(), values.tolist()) == (np.int32, np.float32, [1], [2.5])

@@ -36,6 +36,16 @@ def test_what_returns_is_all_that_missed_the_total_and_nothing_else(comm, case):
     assert everywhere(comm, np.array_equal(exchange.returned.values, mine.values[missed]))
 
 
+@pytest.mark.parametrize("wire", ["float16", "bfloat16"])
+def test_what_missed_the_total_returns_with_its_own_bits_whatever_the_format(comm, wire):
+    vector = selection(comm, 0)
+    exchange = OkTopk(comm, wire=wire).allreduce(vector, K)
+    missed = ~np.isin(vector.indices, exchange.total.indices)
+    came_back = dense(exchange.returned)[vector.indices[missed]]
+    assert everywhere(comm, came_back.tobytes() == vector.values[missed].tobytes())
+    assert missed.any() or comm.Get_size() == 1
+
+
 def test_an_exact_step_keeps_the_k_largest_sums(comm):
     vector = selection(comm, 0)
     sums = comm.allreduce(dense(vector).astype(np.float64))

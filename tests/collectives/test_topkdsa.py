@@ -12,8 +12,8 @@ from horovod_sparse.vector import SparseVector
 pytestmark = [pytest.mark.mpi, pytest.mark.law]
 
 
-def exchange(comm, indices, size):
-    collective = TopkDSA(comm)
+def exchange(comm, indices, size, **options):
+    collective = TopkDSA(comm, **options)
     vector = SparseVector(indices.astype(np.int32), np.ones(indices.size, np.float32), size)
     return collective.allreduce(vector, indices.size).total, collective.traffic
 
@@ -42,6 +42,15 @@ def test_a_total_can_have_dense_and_sparse_regions(comm):
     values = np.zeros(1200)
     values[slice(None) if total.indices is None else total.indices] = total.values
     assert everywhere(comm, np.array_equal(values, np.repeat([ranks, 0], 600)))
+
+
+@pytest.mark.parametrize(("wire", "share"), [(None, 1 / 2), ("float32", 1 / 2), ("bfloat16", 1 / 3)])
+def test_a_region_becomes_dense_where_that_is_shorter_on_the_wire(comm, wire, share):
+    size = 12_000
+    for factor, dense in ((0.95, False), (1.05, True)):
+        chosen = np.linspace(0, size - 1, round(factor * share * size))
+        total, _ = exchange(comm, chosen, size, wire=wire)
+        assert everywhere(comm, (total.indices is None) == dense)
 
 
 @pytest.mark.parametrize(("k", "words"), [(1000, lambda k, n: 4 * k), (60_000, lambda k, n: 2 * k + n)])

@@ -18,7 +18,12 @@ STAGES = ("forward", "backward", "select", "agree", "exchange", "apply", "synchr
 
 
 def write_run(
-    folder: Path, compression: str, accuracies: list[float], bytes_per_step: float, model: str = "cnn"
+    folder: Path,
+    compression: str,
+    accuracies: list[float],
+    bytes_per_step: float,
+    model: str = "cnn",
+    densities: dict[str, list[float]] | None = None,
 ) -> Path:
     """A folder as train.py would leave it; times of epoch e are e times the stage's place in STAGES."""
     epochs: list[dict[str, Any]] = [
@@ -37,7 +42,7 @@ def write_run(
     ]
     folder.mkdir()
     configuration = {"data": "digits", "model": model, "compression": compression}
-    content = {"configuration": configuration, "ranks": 4, "epochs": epochs}
+    content = {"configuration": configuration, "ranks": 4, "epochs": epochs, "densities": densities or {}}
     (folder / "result.json").write_text(json.dumps(content))
     return folder
 
@@ -133,3 +138,13 @@ def test_folder_without_results_is_named(tmp_path: Path, content: str | None) ->
         (folder / "result.json").write_text(content)
     with pytest.raises(SystemExit, match=r"broken/result\.json holds no results .*train\.py --output"):
         report.main([str(folder), "--output", str(tmp_path)])
+
+
+def test_densities_are_drawn_where_they_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steady = write_run(tmp_path / "steady", "topka", [0.5], 1000, densities={"0": [0.1, 0.1]})
+    changing = write_run(tmp_path / "gravac", "gravac", [0.5], 1000, densities={"0": [0.1, 0.1], "1": [0.1, 0.05]})
+    report.main([str(steady), "--output", str(tmp_path / "one")])
+    assert not (tmp_path / "one" / "densities.png").exists()
+    report.main([str(steady), str(changing), "--output", str(tmp_path / "two")])
+    assert (tmp_path / "two" / "densities.png").stat().st_size > 5000
+    assert "densities.png" in capsys.readouterr().out

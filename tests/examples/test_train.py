@@ -62,6 +62,23 @@ def test_two_ranks_train_sparse(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_two_ranks_train_with_mixed_precision(tmp_path: Path) -> None:
+    arguments = [
+        "--amp",
+        "--compression",
+        "oktopk:density=0.05",
+        "--epochs",
+        "1",
+        "--warmup-epochs",
+        "0",
+        "--clip",
+        "5",
+    ]
+    (epoch,) = result(train(*arguments, "--output", str(tmp_path), ranks=2), tmp_path)["epochs"]
+    assert epoch["test_accuracy"] > 0.4
+
+
+@pytest.mark.slow
 def test_two_ranks_train_dense_and_charge_a_ring(tmp_path: Path) -> None:
     content = result(train("--epochs", "1", "--output", str(tmp_path), ranks=2), tmp_path)
     (epoch,) = content["epochs"]
@@ -74,6 +91,7 @@ def test_two_ranks_train_dense_and_charge_a_ring(tmp_path: Path) -> None:
     [
         (["--compression", "topk"], "unknown compression 'topk'; known are: "),
         (["--data", "cifar10:nowhere"], "nowhere lacks data_batch_1.bin"),
+        (["--device", "cuda"], "torch finds no GPU"),
         (["--epochs", "0"], "argument --epochs: invalid positive value: '0'"),
     ],
 )

@@ -136,7 +136,7 @@ gradient, buffer = np.ones(n, np.float32), np.empty(n, np.float32)
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 unlimited = resource.RLIM_INFINITY
 outcomes = []
-for room in range(20 * threads - 20, 160, 4):  # a thread needs some memory to start
+for room in range(20 * threads - 20, 160, 2):  # a thread needs some memory to start
     buffer[:] = 1
     resource.setrlimit(resource.RLIMIT_AS, (used + (room << 20), unlimited))
     try:

@@ -1,4 +1,7 @@
-"""Prints by how many bytes an element the memory grows when a bucket is made and exchanges."""
+"""Prints by how many bytes an element the memory grows when buckets are made and exchange.
+
+memory.py SPEC BUCKETS, with the text form of a compression.
+"""
 
 import re
 import sys
@@ -7,10 +10,11 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
-from horovod_sparse.compression import Sparse
+from horovod_sparse.compression import parse
 from horovod_sparse.pipeline import Pipeline
+from horovod_sparse.step import Step
 
-SIZE = 50_000_000
+SIZE = 50_000_000  # of all buckets
 
 
 def peak() -> int:
@@ -20,10 +24,13 @@ def peak() -> int:
     return int(kilobytes[1]) * 1024
 
 
-gradient = np.random.default_rng(1).standard_normal(SIZE, np.float32)
+spec, buckets = sys.argv[1], int(sys.argv[2])
+gradient = np.random.default_rng(1).standard_normal(SIZE // buckets, np.float32)
 Path("/proc/self/clear_refs").write_text("5")  # resets the largest size to the present one
 start = peak()
-pipeline = Pipeline(Sparse(float(sys.argv[1])), SIZE, np.zeros(0, np.float32), MPI.COMM_SELF)
+like = np.zeros(0, np.float32)
+pipelines = [Pipeline(parse(spec), gradient.size, like, MPI.COMM_SELF, number) for number in range(buckets)]
 for _ in range(3):
-    pipeline.run([(0, gradient)], [(0, gradient)])
+    for pipeline in pipelines:
+        pipeline.run([(0, gradient)], [(0, gradient)], Step())
 print((peak() - start) / SIZE)

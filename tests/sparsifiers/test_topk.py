@@ -9,14 +9,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from horovod_sparse.accumulator import Accumulator
+from horovod_sparse.place import Place
 from horovod_sparse.sparsifiers import TopK
+
+PLACE = Place(100, np.zeros(0, np.float32))
 
 gradients = hnp.arrays(np.float32, st.integers(1, 200), elements=st.floats(-8, 8, width=16))
 
 
 def take(gradient, k, threads=1):
     accumulator = Accumulator(np.zeros_like(gradient), [(0, gradient)])
-    return TopK(threads=threads).take(accumulator, k, lambda array: array), accumulator.settle()
+    return TopK(PLACE, threads=threads).take(accumulator, k, lambda array: array), accumulator.settle()
 
 
 @given(gradient=gradients, k=st.integers(1, 250), threads=st.integers(1, 3))
@@ -34,12 +37,12 @@ def test_ties_go_to_the_lower_index():
 
 
 def test_there_is_no_state():
-    assert TopK().state_dict() == {}
+    assert TopK(PLACE).state_dict() == {}
     with pytest.raises(ValueError, match="TopK has no state"):
-        TopK().load_state_dict({"threshold": 1.0})
+        TopK(PLACE).load_state_dict({"threshold": 1.0})
 
 
 @pytest.mark.parametrize("threads", [0, -1])
 def test_no_threads_are_refused(threads):
     with pytest.raises(ValueError, match=f"threads must be at least 1, not {threads}"):
-        TopK(threads=threads)
+        TopK(PLACE, threads=threads)

@@ -1,9 +1,7 @@
 // The magnitude order of floating-point numbers, as an order of integers.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
+#include "portable.hpp"
 
 namespace hvs {
 
@@ -25,11 +23,7 @@ template <class Real> using Key = typename Bits<Real>::Key;
 template <class Real> constexpr Key<Real> largest_key = Key<Real>(~typename Bits<Real>::Unsigned(0) >> 1);
 
 // The bits of |x|: ordered like |x|, infinity above every number and NaN above infinity.
-template <class Real> inline Key<Real> magnitude(Real x) {
-  Key<Real> bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits & largest_key<Real>;
-}
+template <class Real> HVS_FUNCTION Key<Real> magnitude(Real x) { return bit_cast<Key<Real>>(x) & largest_key<Real>; }
 
 // Estimates of the k-th largest magnitude: at most `low` and at least `high` with near certainty, `guess` in between.
 template <class Key> struct Bracket {

@@ -1,8 +1,7 @@
 // 16-bit floating-point formats, without branches so that compilers vectorise the loops around them.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
+#include "portable.hpp"
 
 namespace hvs {
 
@@ -13,21 +12,12 @@ struct BFloat16 {
   std::uint16_t bits;
 };
 
-inline std::uint32_t bits_of(float x) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
+HVS_FUNCTION std::uint32_t bits_of(float x) { return bit_cast<std::uint32_t>(x); }
+HVS_FUNCTION float float_of(std::uint32_t bits) { return bit_cast<float>(bits); }
 
-inline float float_of(std::uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof x);
-  return x;
-}
+HVS_FUNCTION float widen(BFloat16 x) { return float_of(std::uint32_t(x.bits) << 16); }
 
-inline float widen(BFloat16 x) { return float_of(std::uint32_t(x.bits) << 16); }
-
-inline float widen(Half x) {
+HVS_FUNCTION float widen(Half x) {
   const std::uint32_t sign = std::uint32_t(x.bits & 0x8000) << 16;
   const std::uint32_t rest = x.bits & 0x7fff;
   // Subnormal halves are multiples of 2^-24; the others move their exponent from bias 15 to bias 127.
@@ -39,14 +29,14 @@ inline float widen(Half x) {
 }
 
 // Both roundings are to nearest, ties to even; NaN stays a (quiet) NaN, overflow becomes infinity.
-inline BFloat16 to_bfloat16(float x) {
+HVS_FUNCTION BFloat16 to_bfloat16(float x) {
   const std::uint32_t bits = bits_of(x);
   const std::uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
   const std::uint32_t nan = (bits >> 16 & 0x8000) | 0x7fc0;
   return {std::uint16_t((bits & 0x7fffffff) > 0x7f800000 ? nan : rounded)};
 }
 
-inline Half to_half(float x) {
+HVS_FUNCTION Half to_half(float x) {
   const std::uint32_t sign = bits_of(x) >> 16 & 0x8000;
   const std::uint32_t rest = bits_of(x) & 0x7fffffff;
   // Adding 0.5 aligns a value below 2^-14 to the spacing of subnormal halves, 2^-24, and rounds it.

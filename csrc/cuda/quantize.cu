@@ -1,0 +1,160 @@
+// Stochastic quantization: a warp has a block of 256 elements, each thread a quad of its first half and one of its second,
+// for which the same random bits are drawn and whose codes of 4 bits are in the same bytes.
+#include "../common/bits.hpp"
+#include "../common/quantize.hpp"
+#include "quads.cuh"
+#include "scan.cuh"
+
+namespace hvs {
+
+constexpr int half_size = int(half_block);
+constexpr int block_size = int(quantized_block);
+
+// A block of a buffer, for a warp. Elements of a thread: half h, number i in its quad, is quad_of_warp() + i behind the
+// half's begin.
+struct Block {
+  std::int64_t number, begin;
+  int size;
+};
+
+HVS_FUNCTION Block block_of_warp(std::int64_t size) {
+  const std::int64_t number = std::int64_t(blockIdx.x) * block_warps + threadIdx.x / 32;
+  const std::int64_t begin = number * block_size, left = size - begin;
+  return {number, begin, left < 0 ? 0 : left < block_size ? int(left) : block_size};
+}
+
+HVS_FUNCTION int quad_of_warp() { return int(threadIdx.x % 32) * quad; }
+
+// A thread's elements; zeros behind the block's last one.
+template <class Real> HVS_FUNCTION void load_halves(const Real* x, int n, Quad<Real> (&halves)[2]) {
+  const bool whole = n == block_size && aligned(x, alignof(Quad<Real>));
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int first = h * half_size + quad_of_warp();
+    if (whole) {
+      halves[h] = *reinterpret_cast<const Quad<Real>*>(x + first);
+      continue;
+    }
+#pragma unroll
+    for (int i = 0; i < quad; ++i) halves[h].x[i] = first + i < n ? x[first + i] : Real(0);
+  }
+}
+
+template <class Real> HVS_FUNCTION Real largest_magnitude(const Quad<Real> (&halves)[2]) {
+  Key<Real> largest = 0;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int i = 0; i < quad; ++i) {
+      const Key<Real> key = magnitude(halves[h].x[i]);
+      largest = key > largest ? key : largest;
+    }
+  }
+  for (int distance = 16; distance > 0; distance /= 2) {
+    const Key<Real> other = __shfl_xor_sync(full_warp, largest, distance);
+    largest = other > largest ? other : largest;
+  }
+  return bit_cast<Real>(largest);
+}
+
+using Codes = Quad<std::uint8_t>;
+
+// Writes the codes of a whole block to aligned memory, each thread those of its elements.
+template <int bits> HVS_FUNCTION void store_whole(const Codes (&halves)[2], std::uint8_t* codes) {
+  if constexpr (bits == 8) {
+    for (int h = 0; h < 2; ++h) *reinterpret_cast<Codes*>(codes + h * half_size + quad_of_warp()) = halves[h];
+  } else {
+    Codes packed;
+    for (int i = 0; i < quad; ++i) packed.x[i] = std::uint8_t(halves[0].x[i] | halves[1].x[i] << 4);
+    *reinterpret_cast<Codes*>(codes + quad_of_warp()) = packed;
+  }
+}
+
+// Writes those of any block. The code behind the last element is that of zero, as an odd block with 4 bits has it.
+template <int bits> HVS_FUNCTION void store_any(const Codes (&halves)[2], int n, Codes* wide, std::uint8_t* codes) {
+  for (int h = 0; h < 2; ++h) wide[(h * half_size + quad_of_warp()) / quad] = halves[h];
+  __syncwarp();
+  const std::uint8_t* const all = wide->x;
+  const int bytes = bits == 8 ? n : (n + 1) / 2;
+  for (int i = threadIdx.x % 32; i < bytes; i += 32) {
+    codes[i] = bits == 8 ? all[i] : std::uint8_t(all[i] | all[bytes + i] << 4);
+  }
+}
+
+template <class Real, int bits>
+__global__ void __launch_bounds__(block_threads)
+    quantize(const Real* buffer, std::int64_t size, std::uint64_t seed, std::uint8_t* codes, float* units) {
+  __shared__ Codes wide[block_warps][block_size / quad];
+  constexpr int level = largest_level(bits);
+  const Block block = block_of_warp(size);
+  if (block.size == 0) return;
+  Quad<Real> x[2];
+  load_halves(buffer + block.begin, block.size, x);
+  const float unit = unit_of(double(largest_magnitude(x)), level);
+  if (threadIdx.x % 32 == 0) units[block.number] = unit;
+  Codes found[2];
+  const std::uint64_t key = mix(seed);
+#pragma unroll
+  for (int i = 0; i < quad; ++i) {
+    found[0].x[i] = found[1].x[i] = level;
+    if (!(unit > 0)) continue;
+    const std::uint64_t random = pair_bits(key, block.number, quad_of_warp() + i);
+    found[0].x[i] = code_of(x[0].x[i], Real(unit), level, drawn_from<Real>(std::uint32_t(random)));
+    found[1].x[i] = code_of(x[1].x[i], Real(unit), level, drawn_from<Real>(std::uint32_t(random >> 32)));
+  }
+  std::uint8_t* const to = codes + block.begin * bits / 8;
+  if (block.size == block_size) {
+    store_whole<bits>(found, to);
+  } else {
+    store_any<bits>(found, block.size, wide[threadIdx.x / 32], to);
+  }
+}
+
+// The codes of a thread's elements of a whole block in aligned memory.
+template <int bits> HVS_FUNCTION void load_whole(const std::uint8_t* codes, Codes (&halves)[2]) {
+  if constexpr (bits == 8) {
+    for (int h = 0; h < 2; ++h) halves[h] = *reinterpret_cast<const Codes*>(codes + h * half_size + quad_of_warp());
+  } else {
+    const Codes packed = *reinterpret_cast<const Codes*>(codes + quad_of_warp());
+    for (int i = 0; i < quad; ++i) {
+      halves[0].x[i] = packed.x[i] & 15;
+      halves[1].x[i] = packed.x[i] >> 4;
+    }
+  }
+}
+
+// buffer <- scale * what the codes stand for, plus what it holds if `add`
+template <class Real, int bits>
+__global__ void __launch_bounds__(block_threads)
+    dequantize(const std::uint8_t* codes, const float* units, std::int64_t size, Real scale, int add, Real* buffer) {
+  constexpr int level = largest_level(bits);
+  const Block block = block_of_warp(size);
+  if (block.size == 0) return;
+  const Real factor = scale * Real(units[block.number]);
+  const std::uint8_t* const from = codes + block.begin * bits / 8;
+  Real* const to = buffer + block.begin;
+  if (block.size == block_size && aligned(from, alignof(Codes)) && aligned(to, alignof(Quad<Real>))) {
+    Codes found[2];
+    Quad<Real> old[2] = {};
+    load_whole<bits>(from, found);
+    if (add) load_halves(to, block_size, old);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+#pragma unroll
+      for (int i = 0; i < quad; ++i) {
+        const Real x = number_of(found[h].x[i], level, factor);
+        old[h].x[i] = add ? old[h].x[i] + x : x;
+      }
+      *reinterpret_cast<Quad<Real>*>(to + h * half_size + quad_of_warp()) = old[h];
+    }
+    return;
+  }
+  const int bytes = (block.size + 1) / 2;  // with 4 bits
+  for (int i = threadIdx.x % 32; i < block.size; i += 32) {
+    const int code = bits == 8 ? from[i] : i < bytes ? from[i] & 15 : from[i - bytes] >> 4;
+    const Real x = number_of(std::uint8_t(code), level, factor);
+    to[i] = add ? to[i] + x : x;
+  }
+}
+
+}  // namespace hvs

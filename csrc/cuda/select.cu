@@ -1,0 +1,372 @@
+// Exact top-k by magnitude, fused with error feedback: what the CPU kernel of the same name does, in one pass over
+// gradients and buffer and some over the few candidates. No kernel's size depends on what another one finds, so that
+// nothing on the host has to wait.
+//
+// draw, estimate: a threshold that somewhat more than k magnitudes reach, from a stratified random sample.
+// sweep: buffer <- acc; entries that reach the threshold, the candidates, are appended in ascending order.
+// digit: one step of radix selection, which narrows the k-th magnitude down to a range of 2^width keys.
+// compact: moves the k largest out, in ascending order.
+//
+// The last two read the candidates; where these are fewer than k, or more than there was room for, all of acc.
+#include "tiles.cuh"
+
+namespace hvs {
+
+constexpr int digit_bits = 11, digit_bins = 1 << digit_bits;
+template <class Real> constexpr int digits = (Bits<Real>::width + digit_bits - 1) / digit_bits;
+
+// Whom the k-th key is looked for among, and where: it is the rank-th largest (from 1) of those in base .. base + 2^width.
+template <class Real> struct Search {
+  Key<Real> base;
+  std::int64_t rank;
+  std::int32_t width;
+  std::int32_t all;  // among all of acc, not the candidates
+};
+
+// What the kernels of one selection tell each other. All bytes are zero at the start.
+template <class Real> struct Plan {
+  std::uint32_t sweep_ticket, compact_ticket;
+  std::int64_t found;  // candidates, also those there was no room for
+  Key<Real> low;       // they reach this
+  std::int32_t shift;  // bins of their histogram are 2^shift wide, and begin at low
+  Search<Real> searches[digits<Real>];
+  std::uint32_t sampled[digit_bins];                         // histogram of the sample's first digit
+  std::uint32_t histograms[digits<Real> + 1][digit_bins];  // of the candidates; then of each digit
+};
+
+constexpr int plan_bytes = 80 << 10;  // as the host knows it
+static_assert(sizeof(Plan<float>) <= plan_bytes && sizeof(Plan<double>) <= plan_bytes, "the host allots too little");
+
+// What is selected from, once it is added up.
+template <class Real> struct Source {
+  const Real* values;  // candidates, or entries of a vector
+  std::int64_t count;  // of them
+  const Segment* segments;
+  int segment_count;
+  const Real* buffer;
+  std::int64_t size;
+};
+
+// The bin of the rank-th largest, if all are counted in the histogram; for the whole block.
+struct Found {
+  std::int32_t bin;
+  std::int64_t above;  // keys in higher bins
+};
+
+HVS_FUNCTION Found find_bin(const std::uint32_t* histogram, std::int64_t rank) {
+  __shared__ Found found;
+  constexpr int mine = digit_bins / block_threads;
+  const int top = digit_bins - 1 - int(threadIdx.x) * mine;  // this thread's bins are top, top - 1, ...
+  std::int64_t sum = 0;
+  for (int i = 0; i < mine; ++i) sum += histogram[top - i];
+  const Prefix<std::int64_t> prefix = scan_block(sum);
+  if (threadIdx.x == 0) found = {0, prefix.total - histogram[0]};  // where there are fewer
+  __syncthreads();
+  if (prefix.before < rank && rank <= prefix.before + sum) {
+    std::int64_t above = prefix.before;
+    int bin = top;
+    while (above + histogram[bin] < rank) above += histogram[bin--];
+    found = {bin, above};
+  }
+  __syncthreads();
+  const Found result = found;
+  __syncthreads();
+  return result;
+}
+
+template <class Real> HVS_FUNCTION int digit_shift(const Search<Real>& search) {
+  return search.width > digit_bits ? search.width - digit_bits : 0;
+}
+
+// The search after the histogram of its next digit is known.
+template <class Real> HVS_FUNCTION Search<Real> narrow(Search<Real> search, const std::uint32_t* histogram) {
+  if (search.width == 0) return search;
+  const int shift = digit_shift(search);
+  const Found found = find_bin(histogram, search.rank);
+  search.base += Key<Real>(found.bin) << shift;
+  search.rank -= found.above;
+  search.width = shift;
+  return search;
+}
+
+// Counts a key in a histogram of the search's next digit, if it is in its range.
+template <class Real>
+HVS_FUNCTION void count_key(const Search<Real>& search, Real x, std::uint32_t* histogram) {
+  using Unsigned = typename Bits<Real>::Unsigned;
+  const Key<Real> key = magnitude(x);
+  const Unsigned offset = Unsigned(key) - Unsigned(search.base);
+  if (key >= search.base && offset >> search.width == 0) atomicAdd(&histogram[offset >> digit_shift(search)], 1u);
+}
+
+HVS_FUNCTION void clear(std::uint32_t* histogram) {
+  for (int bin = threadIdx.x; bin < digit_bins; bin += block_threads) histogram[bin] = 0;
+  __syncthreads();
+}
+
+HVS_FUNCTION void add_to(std::uint32_t* total, const std::uint32_t* histogram) {
+  __syncthreads();
+  for (int bin = threadIdx.x; bin < digit_bins; bin += block_threads) {
+    if (histogram[bin] > 0) atomicAdd(&total[bin], histogram[bin]);
+  }
+}
+
+// --- the sample ----------------------------------------------------------------------------------------------------
+
+// A 32-bit hash (the finaliser of MurmurHash3), so that the sample does not resonate with periodic gradients.
+HVS_FUNCTION std::uint32_t hash(std::uint32_t x) {
+  x = (x ^ x >> 16) * 0x85ebca6bu;
+  x = (x ^ x >> 13) * 0xc2b2ae35u;
+  return x ^ x >> 16;
+}
+
+// Which active position is sampled from stratum i of `strata`; active < 2^31 and strata <= 2^16.
+HVS_FUNCTION std::int64_t sampled_number(std::uint32_t i, std::uint32_t strata, std::int64_t active) {
+  const std::uint64_t width = (std::uint64_t(active) << 32) / strata;  // with 32 fractional bits
+  return std::int64_t((i * width + (width >> 16) * (hash(i) >> 16)) >> 32);
+}
+
+// The magnitudes that accumulate would leave at the sampled positions, and the histogram of their first digit.
+template <class Real>
+__global__ void __launch_bounds__(block_threads)
+    draw(const Segment* segments, int count, const Real* buffer, Real scale, std::int64_t active, int strata,
+         Plan<Real>* plan, Real* sample) {
+  __shared__ std::uint32_t histogram[digit_bins];
+  clear(histogram);
+  const int i = blockIdx.x * block_threads + threadIdx.x;
+  if (i < strata) {
+    const std::int64_t number = sampled_number(std::uint32_t(i), std::uint32_t(strata), active);
+    const Segment segment = segments[holding_active(segments, count, number)];
+    const std::int64_t at = number - segment.before;
+    const Real x = accumulated(buffer[segment.start + at], load<Real>(segment, at), scale);
+    sample[i] = x;
+    count_key(Search<Real>{0, 0, Bits<Real>::width, 0}, x, histogram);
+  }
+  add_to(plan->sampled, histogram);
+}
+
+// The threshold of the candidates, from the ranks in the sample that low and high estimates of it have; `high` may be
+// 0: none. One block.
+template <class Real>
+__global__ void __launch_bounds__(block_threads)
+    estimate(Plan<Real>* plan, const Real* sample, int strata, int low, int high) {
+  __shared__ std::uint32_t histogram[digit_bins];
+  clear(histogram);
+  const Search<Real> whole = {0, low, Bits<Real>::width, 0};
+  const Search<Real> first = narrow(whole, plan->sampled);
+  for (int i = threadIdx.x; i < strata; i += block_threads) count_key(first, sample[i], histogram);
+  __syncthreads();
+  const Search<Real> second = narrow(first, histogram);
+  // Most candidates are below this; the last bin holds all others.
+  Key<Real> upper = largest_key<Real>;
+  if (high > 0) {
+    const Search<Real> coarse = narrow(Search<Real>{0, high, Bits<Real>::width, 0}, plan->sampled);
+    upper = coarse.base + ((Key<Real>(1) << coarse.width) - 1);
+  }
+  if (threadIdx.x == 0) {
+    int shift = 0;
+    while ((upper - second.base) >> shift >= digit_bins - 1) ++shift;
+    plan->low = second.base;
+    plan->shift = shift;
+  }
+}
+
+// A threshold that is given.
+template <class Real> __global__ void set_threshold(Plan<Real>* plan, Key<Real> low) {
+  if (threadIdx.x == 0) plan->low = low;
+}
+
+// --- the pass over everything --------------------------------------------------------------------------------------
+
+template <class Real>
+__global__ void __launch_bounds__(block_threads)
+    accumulate(const Segment* segments, int count, Real* buffer, std::int64_t size, Real scale) {
+  const Step<Real> step = {segments, count, buffer, size, scale};
+  for (std::int64_t tile = blockIdx.x; tile * tile_size < size; tile += gridDim.x) {
+    Real acc[quads][quad];
+    accumulate_tile(step, tile * tile_size, acc);
+  }
+}
+
+// buffer <- acc, and the candidates: entries whose magnitude reaches plan->low, of which the first `room` are kept.
+template <class Real>
+__global__ void __launch_bounds__(block_threads)
+    sweep(const Segment* segments, int count, Real* buffer, std::int64_t size, Real scale, Plan<Real>* plan,
+          Status* statuses, std::int32_t* indices, Real* values, std::int64_t room) {
+  const Step<Real> step = {segments, count, buffer, size, scale};
+  const std::int64_t tile = take_ticket(&plan->sweep_ticket), begin = tile * tile_size;
+  const Key<Real> low = plan->low;
+  Real acc[quads][quad];
+  std::uint32_t taken = accumulate_tile(step, begin, acc);
+  std::uint64_t counts = 0;  // of each quad, 16 bits
+#pragma unroll
+  for (int q = 0; q < quads; ++q) {
+#pragma unroll
+    for (int i = 0; i < quad; ++i) {
+      const int bit = q * quad + i;
+      if (magnitude(acc[q][i]) < low) taken &= ~(1u << bit);
+      counts += std::uint64_t(taken >> bit & 1) << (16 * q);
+    }
+  }
+  const Prefix<std::uint64_t> prefix = scan_block(counts);
+  std::uint32_t found = 0;
+#pragma unroll
+  for (int q = 0; q < quads; ++q) found += std::uint32_t(prefix.total >> (16 * q)) & 0xffff;
+  std::int64_t at = std::int64_t(look_back(statuses, tile, found));
+  if (begin + tile_size >= size && threadIdx.x == 0) plan->found = at + found;
+#pragma unroll
+  for (int q = 0; q < quads; ++q) {
+    std::int64_t to = at + (std::uint32_t(prefix.before >> (16 * q)) & 0xffff);
+#pragma unroll
+    for (int i = 0; i < quad; ++i) {
+      if (!(taken >> (q * quad + i) & 1)) continue;
+      if (to < room) {
+        indices[to] = std::int32_t(quad_begin(begin, q) + i);
+        values[to] = acc[q][i];
+      }
+      const Key<Real> bin = (magnitude(acc[q][i]) - low) >> plan->shift;
+      atomicAdd(&plan->histograms[0][bin < digit_bins ? bin : digit_bins - 1], 1u);
+      ++to;
+    }
+    at += std::uint32_t(prefix.total >> (16 * q)) & 0xffff;
+  }
+}
+
+// --- the exact threshold -------------------------------------------------------------------------------------------
+
+// Where the search for the k-th key begins.
+template <class Real>
+HVS_FUNCTION Search<Real> begin_search(const Plan<Real>& plan, std::int64_t k, std::int64_t room) {
+  if (plan.found < k || plan.found > room) return {0, k, Bits<Real>::width, 1};
+  const Found found = find_bin(plan.histograms[0], k);
+  const bool last = found.bin == digit_bins - 1;  // all that is above belongs to it
+  return {plan.low + (Key<Real>(found.bin) << plan.shift), k - found.above, last ? Bits<Real>::width : plan.shift, 0};
+}
+
+template <class Real>
+HVS_FUNCTION void count_everywhere(const Source<Real>& source, const Search<Real>& search, std::uint32_t* histogram) {
+  for (std::int64_t begin = std::int64_t(blockIdx.x) * block_threads; begin < source.size;
+       begin += std::int64_t(gridDim.x) * block_threads) {
+    const std::int64_t at = begin + threadIdx.x;
+    const int s = first_behind(source.segments, source.segment_count, at);
+    const bool inside = s < source.segment_count && source.segments[s].start <= at && at < source.size;
+    if (inside) count_key(search, source.buffer[at], histogram);
+  }
+}
+
+template <class Real>
+HVS_FUNCTION void count_listed(const Source<Real>& source, const Search<Real>& search, std::uint32_t* histogram) {
+  for (std::int64_t i = std::int64_t(blockIdx.x) * block_threads + threadIdx.x; i < source.count;
+       i += std::int64_t(gridDim.x) * block_threads) {
+    count_key(search, source.values[i], histogram);
+  }
+}
+
+// Digit number `level` of the k-th key. With `listed` >= 0 it is looked for among so many values; otherwise among the
+// candidates, of which there is room for `room`, or in the whole buffer.
+template <class Real>
+__global__ void __launch_bounds__(block_threads)
+    digit(int level, Plan<Real>* plan, const Real* values, std::int64_t listed, std::int64_t room, std::int64_t k,
+          const Segment* segments, int count, const Real* buffer, std::int64_t size) {
+  __shared__ std::uint32_t histogram[digit_bins];
+  const Search<Real> search = level > 0    ? narrow(plan->searches[level - 1], plan->histograms[level])
+                              : listed < 0 ? begin_search(*plan, k, room)
+                                           : Search<Real>{0, k, Bits<Real>::width, 0};
+  if (blockIdx.x == 0 && threadIdx.x == 0) plan->searches[level] = search;
+  if (search.width == 0) return;
+  clear(histogram);
+  const Source<Real> source = {values, listed < 0 ? plan->found : listed, segments, count, buffer, size};
+  if (search.all) {
+    count_everywhere(source, search, histogram);
+  } else {
+    count_listed(source, search, histogram);
+  }
+  add_to(plan->histograms[level + 1], histogram);
+}
+
+// --- moving the largest out ----------------------------------------------------------------------------------------
+
+// What is kept: all keys above the threshold, and the first `ties` that equal it.
+template <class Real> struct Cut {
+  Key<Real> threshold;
+  std::int64_t ties;
+  bool all;  // taken out of all of acc, not of the candidates
+};
+
+// Where entries go; null: nowhere.
+template <class Real> struct Target {
+  std::int32_t* indices;
+  Real* values;
+  std::int32_t* rest_indices;
+  Real* rest_values;
+  Real* buffer;  // zero where an entry was taken
+};
+
+// One tile of quad * block_threads entries, in their order.
+template <class Real>
+HVS_FUNCTION void compact_tile(const Source<Real>& source, const std::int32_t* indices, const Cut<Real>& cut,
+                               std::int64_t tile, Status* statuses, const Target<Real>& target) {
+  const std::int64_t first = tile * (quad * block_threads) + std::int64_t(threadIdx.x) * quad;
+  const std::int64_t end = cut.all ? source.size : source.count;
+  Real x[quad];
+  std::uint32_t there = 0, greater = 0, equal = 0;  // a bit per entry
+#pragma unroll
+  for (int i = 0; i < quad; ++i) {
+    const std::int64_t at = first + i;
+    x[i] = 0;
+    if (at >= end) continue;
+    if (cut.all) {
+      const int s = first_behind(source.segments, source.segment_count, at);
+      if (s >= source.segment_count || source.segments[s].start > at) continue;
+    }
+    x[i] = cut.all ? source.buffer[at] : source.values[at];
+    there |= 1u << i;
+    greater |= std::uint32_t(magnitude(x[i]) > cut.threshold) << i;
+    equal |= std::uint32_t(magnitude(x[i]) == cut.threshold) << i;
+  }
+  const Prefix<std::uint32_t> prefix = scan_block(std::uint32_t(__popc(greater) | __popc(equal) << 16));
+  const std::uint64_t before = look_back(statuses, tile, two_counts(prefix.total & 0xffff, prefix.total >> 16));
+  std::int64_t above = std::int64_t(low_count(before)) + (prefix.before & 0xffff);
+  std::int64_t ties = std::int64_t(high_count(before)) + (prefix.before >> 16);
+#pragma unroll
+  for (int i = 0; i < quad; ++i) {
+    if (!(there >> i & 1)) continue;
+    const std::int64_t to = above + (ties < cut.ties ? ties : cut.ties);
+    const bool taken = (greater >> i & 1) || ((equal >> i & 1) && ties < cut.ties);
+    const std::int32_t index = cut.all ? std::int32_t(first + i) : indices[first + i];
+    if (taken) {
+      target.indices[to] = index;
+      target.values[to] = x[i];
+      if (target.buffer) target.buffer[index] = 0;
+    } else if (target.rest_indices) {
+      target.rest_indices[first + i - to] = index;
+      target.rest_values[first + i - to] = x[i];
+    }
+    above += greater >> i & 1;
+    ties += equal >> i & 1;
+  }
+}
+
+// Moves the k largest, or with `threshold` >= 0 all that reach it, to (taken, taken_values), and those that stay of a
+// list to (rest, rest_values). `listed`, `room` and the buffer are as for digit; buffer entries become zero.
+template <class Real>
+__global__ void __launch_bounds__(block_threads)
+    compact(Plan<Real>* plan, Status* statuses, const std::int32_t* indices, const Real* values, std::int64_t listed,
+            std::int64_t room, Key<Real> threshold, const Segment* segments, int count, Real* buffer,
+            std::int64_t size, std::int32_t* taken, Real* taken_values, std::int32_t* rest, Real* rest_values) {
+  Cut<Real> cut = {threshold, size, plan->found > room};
+  if (threshold < 0) {
+    const int last = digits<Real> - 1;
+    const Search<Real> search = narrow(plan->searches[last], plan->histograms[last + 1]);
+    cut = {search.base, search.rank, search.all != 0};
+  }
+  const Source<Real> source = {values, listed < 0 ? plan->found : listed, segments, count, buffer, size};
+  const Target<Real> target = {taken, taken_values, rest, rest_values, buffer};
+  const std::int64_t end = cut.all ? size : source.count;
+  for (;;) {
+    const std::int64_t tile = take_ticket(&plan->compact_ticket);
+    if (tile * (quad * block_threads) >= end) return;
+    compact_tile(source, indices, cut, tile, statuses, target);
+  }
+}
+
+}  // namespace hvs

@@ -1,0 +1,109 @@
+// Walking a bucket in tiles: a block adds up one at a time, each thread in its registers.
+#pragma once
+
+#include "quads.cuh"
+#include "scan.cuh"
+#include "segments.cuh"
+
+namespace hvs {
+
+constexpr int quads = 4;  // of a thread in a tile; they lie quad * block_threads apart
+constexpr int tile_size = quad * quads * block_threads;
+
+// What one step adds: buffer <- scale * buffer, plus the segments. Positions between them are held.
+template <class Real> struct Step {
+  const Segment* segments;
+  int count;
+  Real* buffer;
+  std::int64_t size;
+  Real scale;
+};
+
+// The position of a thread's quad q in the tile that begins at `begin`.
+HVS_FUNCTION std::int64_t quad_begin(std::int64_t begin, int q) {
+  return begin + std::int64_t(q) * (quad * block_threads) + std::int64_t(threadIdx.x) * quad;
+}
+
+// A tile inside one segment, whose elements are Stored at multiples of a quad.
+template <class Stored, class Real>
+HVS_FUNCTION void accumulate_quads(const Stored* gradient, Real* buffer, Real scale, Real (&acc)[quads][quad]) {
+  Quad<Stored> added[quads];
+  Quad<Real> old[quads];
+#pragma unroll
+  for (int q = 0; q < quads; ++q) added[q] = *reinterpret_cast<const Quad<Stored>*>(gradient + quad_begin(0, q));
+  if (scale != 0) {
+#pragma unroll
+    for (int q = 0; q < quads; ++q) old[q] = *reinterpret_cast<const Quad<Real>*>(buffer + quad_begin(0, q));
+  } else {
+#pragma unroll
+    for (int q = 0; q < quads; ++q) old[q] = {};
+  }
+#pragma unroll
+  for (int q = 0; q < quads; ++q) {
+    Quad<Real> sum;
+#pragma unroll
+    for (int i = 0; i < quad; ++i) {
+      sum.x[i] = acc[q][i] = accumulated(old[q].x[i], Real(widen(added[q].x[i])), scale);
+    }
+    *reinterpret_cast<Quad<Real>*>(buffer + quad_begin(0, q)) = sum;
+  }
+}
+
+// The same, if that is so; returns whether it was.
+template <class Stored, class Real>
+HVS_FUNCTION bool try_quads(const Step<Real>& step, const Segment& segment, std::int64_t begin,
+                            Real (&acc)[quads][quad]) {
+  const Stored* const gradient = reinterpret_cast<const Stored*>(segment.data) + (begin - segment.start);
+  Real* const buffer = step.buffer + begin;
+  if (!aligned(gradient, alignof(Quad<Stored>)) || !aligned(buffer, alignof(Quad<Real>))) return false;
+  accumulate_quads(gradient, buffer, step.scale, acc);
+  return true;
+}
+
+template <class Real>
+HVS_FUNCTION bool accumulate_inside(const Step<Real>& step, const Segment& segment, std::int64_t begin,
+                                    Real (&acc)[quads][quad]) {
+  switch (segment.format) {
+    case format_float32: return try_quads<float>(step, segment, begin, acc);
+    case format_float16: return try_quads<Half>(step, segment, begin, acc);
+    case format_bfloat16: return try_quads<BFloat16>(step, segment, begin, acc);
+    default: return try_quads<double>(step, segment, begin, acc);
+  }
+}
+
+// Any tile, element by element. Returns a bit for each element of the thread that is inside a segment.
+template <class Real>
+HVS_FUNCTION std::uint32_t accumulate_any(const Step<Real>& step, int first, std::int64_t begin,
+                                          Real (&acc)[quads][quad]) {
+  std::uint32_t active = 0;
+  int s = first;
+#pragma unroll
+  for (int q = 0; q < quads; ++q) {
+#pragma unroll
+    for (int i = 0; i < quad; ++i) {
+      const std::int64_t at = quad_begin(begin, q) + i;
+      acc[q][i] = 0;
+      if (at >= step.size) continue;
+      while (s < step.count && step.segments[s].stop() <= at) ++s;
+      const bool inside = s < step.count && step.segments[s].start <= at;
+      const Real old = step.buffer[at];
+      acc[q][i] = inside ? accumulated(old, load<Real>(step.segments[s], at - step.segments[s].start), step.scale)
+                         : held(old, step.scale);
+      step.buffer[at] = acc[q][i];
+      active |= std::uint32_t(inside) << (q * quad + i);
+    }
+  }
+  return active;
+}
+
+// buffer <- acc for one tile; what the thread's elements are then, and which of them are inside a segment.
+template <class Real>
+HVS_FUNCTION std::uint32_t accumulate_tile(const Step<Real>& step, std::int64_t begin, Real (&acc)[quads][quad]) {
+  const int s = first_behind(step.segments, step.count, begin);
+  if (s < step.count && step.segments[s].start <= begin && begin + tile_size <= step.segments[s].stop()) {
+    if (accumulate_inside(step, step.segments[s], begin, acc)) return (1u << (quads * quad)) - 1;
+  }
+  return accumulate_any(step, s, begin, acc);
+}
+
+}  // namespace hvs

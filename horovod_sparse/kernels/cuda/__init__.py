@@ -1,0 +1,45 @@
+"""Kernels for CuPy arrays: CUDA C++ (csrc/cuda), compiled at first use, with the results of the CPU kernels bit by bit.
+
+Names, arguments and results are those of ``horovod_sparse.kernels.cpu``. Work is done on CuPy's current stream, and
+what is returned may not be there yet when a function returns: whoever uses it on the same stream need not care.
+"""
+
+from horovod_sparse.kernels.cuda.convert import narrow, round_values, widen
+from horovod_sparse.kernels.cuda.memories import dequantize, quantize, sketch_length, sketch_query, sketch_update
+from horovod_sparse.kernels.cuda.selection import accumulate, cut, select, select_above, take
+from horovod_sparse.kernels.cuda.statistics import (
+    accumulate_moments,
+    all_finite,
+    block_scores,
+    count_reaching,
+    sample,
+    square_norm,
+)
+from horovod_sparse.kernels.cuda.vectors import add, count_magnitudes, exclude, merge_sum, scatter
+
+__all__ = [
+    "accumulate",
+    "accumulate_moments",
+    "add",
+    "all_finite",
+    "block_scores",
+    "count_magnitudes",
+    "count_reaching",
+    "cut",
+    "dequantize",
+    "exclude",
+    "merge_sum",
+    "narrow",
+    "quantize",
+    "round_values",
+    "sample",
+    "scatter",
+    "select",
+    "select_above",
+    "sketch_length",
+    "sketch_query",
+    "sketch_update",
+    "square_norm",
+    "take",
+    "widen",
+]

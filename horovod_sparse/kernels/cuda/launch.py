@@ -1,0 +1,241 @@
+"""How the CUDA kernels are launched, and told where their arrays are.
+
+They run on CuPy's current stream. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import cupy
+import numpy as np
+
+from horovod_sparse.kernels.cuda.compilation import load
+from horovod_sparse.kernels.types import Array, Segments
+from horovod_sparse.place import MAX_SIZE
+
+THREADS = 256  # of a block
+
+_SEGMENT = np.dtype(
+    [("data", np.uint64), ("start", np.int32), ("length", np.int32), ("before", np.int32), ("format", np.int32)]
+)
+# CuPy has no bfloat16: its numbers travel as their bits, uint16.
+_FORMATS = {np.dtype(name): number for number, name in enumerate(["float32", "float16", "uint16", "float64"])}
+_NULL = np.uint64(0)
+_REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
+
+
+MODULES: list[Module] = []  # those that are defined; all, once horovod_sparse.kernels.cuda is imported
+
+
+class Module:
+    """The kernels of one file.
+
+    Args:
+        name: Of the file in csrc/cuda, without its ending.
+        templates: Kernels that there are for float and double, by their names in the namespace hvs.
+        plain: Kernels that are no templates; or instances, such as ``name<3, float>``.
+    """
+
+    def __init__(self, name: str, templates: Sequence[str] = (), plain: Sequence[str] = ()) -> None:
+        self.name = name
+        self.kernels = [f"hvs::{kernel}<{real}>" for kernel in templates for real in _REALS.values()]
+        self.kernels += [f"hvs::{kernel}" for kernel in plain]
+        MODULES.append(self)
+
+    @functools.cache  # noqa: B019 - there are as many modules as files
+    def _functions(self, device: int) -> dict[str, Any]:
+        del device  # the current one
+        return load(self.name, self.kernels)
+
+    def launch(self, kernel: str, blocks: int, *arguments: Any, threads: int = THREADS) -> None:
+        """Launches a kernel; nothing where there are no blocks.
+
+        Args:
+            kernel: Its name, with its template arguments.
+            blocks: Of the grid.
+            *arguments: CuPy arrays (their addresses are passed), None (a null pointer) and NumPy scalars.
+            threads: Of a block.
+        """
+        if blocks > 0:
+            given = tuple(_NULL if one is None else one for one in arguments)  # CuPy would pass no argument at all
+            self._functions(cupy.cuda.Device().id)[f"hvs::{kernel}"]((blocks,), (threads,), given)
+
+
+def real_of(array: Array) -> str:
+    """The C++ type of a float32 or float64 array."""
+    return _REALS[array.dtype]
+
+
+def address(array: Array) -> int:
+    """Where it begins in the device's memory."""
+    pointer: int = array.data.ptr  # type: ignore[attr-defined]  # CuPy's
+    return pointer
+
+
+def blocks_for(items: int, per_block: int = THREADS) -> int:
+    """As many blocks as there is work for."""
+    return -(-items // per_block)
+
+
+def multiprocessors() -> int:
+    """Of the current device."""
+    return _multiprocessors(cupy.cuda.Device().id)
+
+
+@functools.cache
+def _multiprocessors(device: int) -> int:
+    return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
+
+
+# --- arguments -----------------------------------------------------------------------------------------------------
+
+
+def _is_cupy(array: object) -> bool:
+    return isinstance(array, cupy.ndarray)
+
+
+def _is_unaligned(array: Array) -> bool:
+    """Whether a kernel that read it would end the process's use of CUDA."""
+    return bool(array.size) and address(array) % array.itemsize != 0
+
+
+def check_array(array: Array, name: str) -> Array:
+    """A contiguous, aligned, one-dimensional CuPy array of fewer than 2**31 elements.
+
+    Raises:
+        TypeError: It is no CuPy array.
+        ValueError: It does not fit.
+    """
+    if not _is_cupy(array):
+        raise TypeError(f"{name}: expected a CuPy array, not {type(array).__module__}.{type(array).__name__}")
+    if array.ndim != 1 or not array.flags.c_contiguous:
+        raise ValueError(f"{name}: expected a contiguous, flat array, not one of shape {array.shape}")
+    if array.size > MAX_SIZE:
+        raise ValueError(f"{name}: {array.size} elements are more than {MAX_SIZE}, as many as int32 can count")
+    if _is_unaligned(array):
+        raise ValueError(f"{name}: must be aligned to its elements")
+    return array
+
+
+def check_real(array: Array, name: str) -> Array:
+    """The same, float32 or float64."""
+    if check_array(array, name).dtype not in _REALS:
+        raise ValueError(f"{name}: dtype {array.dtype} is neither float32 nor float64")
+    return array
+
+
+def check_indices(array: Array, name: str) -> Array:
+    """The same, int32."""
+    if check_array(array, name).dtype != np.int32:
+        raise ValueError(f"{name}: dtype {array.dtype} is not int32")
+    return array
+
+
+def check_vector(indices: Array, values: Array, name: str) -> tuple[Array, Array]:
+    """Indices and as many values."""
+    indices, values = check_indices(indices, f"{name}: indices"), check_real(values, f"{name}: values")
+    if indices.size != values.size:
+        raise ValueError(f"{name}: {indices.size} indices, but {values.size} values")
+    return indices, values
+
+
+def check_same_dtype(array: Array, other: Array, name: str) -> None:
+    """ValueError where two arrays differ in dtype."""
+    if array.dtype != other.dtype:
+        raise ValueError(f"{name}: dtype {array.dtype} is not {other.dtype}")
+
+
+def check_scale(scale: float, buffer: Array) -> Any:
+    """A finite factor, rounded to the buffer's dtype."""
+    if not math.isfinite(scale):
+        raise ValueError(f"scale must be finite, not {scale}")
+    return buffer.dtype.type(scale)
+
+
+class Table:
+    """Segments, as the kernels read them.
+
+    Args:
+        segments: Pairs (start, array), ascending and disjoint. Arrays that are not contiguous are copied.
+        size: Positions of the bucket.
+        writable: Whether the kernels write into the arrays, which then must be contiguous.
+
+    Attributes:
+        device: The table in the device's memory.
+        count: Number of segments that are not empty, as a kernel's argument.
+        active: Positions that they cover.
+
+    Raises:
+        TypeError: A segment is no CuPy array.
+        ValueError: A segment does not fit.
+    """
+
+    def __init__(self, segments: Segments, size: int, *, writable: bool = False) -> None:
+        rows: list[tuple[int, ...]] = []
+        self._arrays: list[Array] = []  # copies must live as long as the table
+        self.active, stop = 0, 0
+        for number, (start, array) in enumerate(segments):
+            name = f"segment {number}"
+            if not _is_cupy(array) or array.ndim != 1 or not array.flags.c_contiguous or _is_unaligned(array):
+                array = self._plain(array, name, writable)
+            if array.dtype not in _FORMATS:
+                raise ValueError(f"{name}: dtype {array.dtype} is not float32, float16, bfloat16 (uint16) or float64")
+            if start < stop or start + array.size > size:
+                raise ValueError(
+                    f"{name}: positions {start} .. {start + array.size} are not behind {stop} and inside {size}"
+                )
+            if array.size:
+                rows.append((address(array), start, array.size, self.active, _FORMATS[array.dtype]))
+            self._arrays.append(array)
+            stop = start + array.size
+            self.active += array.size
+        self.device = upload(np.array(rows, _SEGMENT).view(np.uint8))
+        self.count = np.int32(len(rows))
+
+    @staticmethod
+    def _plain(array: Array, name: str, writable: bool) -> Array:
+        if writable or not _is_cupy(array) or array.ndim != 1 or _is_unaligned(array):
+            return check_array(array, name)  # which raises
+        copy: Array = cupy.ascontiguousarray(array)
+        return copy
+
+
+_Key: TypeAlias = tuple[int, int, bytes]
+_MOST_TABLES = 256
+_lock = threading.Lock()
+_uploaded: OrderedDict[_Key, tuple[Array, Array, Any]] = OrderedDict()
+
+
+def upload(host: Array) -> Array:
+    """A small uint8 array in the device's memory, without waiting; the same one again for the same content.
+
+    Gradients mostly stay where they are from step to step, and so do their tables. The memory on the host is pinned:
+    a copy out of any other would be made at once, and could not be part of a CUDA graph.
+    """
+    key = (cupy.cuda.Device().id, cupy.cuda.get_current_stream().ptr, host.tobytes())
+    with _lock:
+        if key in _uploaded:
+            _uploaded.move_to_end(key)
+            return _uploaded[key][1]
+    device: Array = cupy.empty(max(host.size, 1), np.uint8)
+    if not host.size:
+        return device
+    pinned = np.frombuffer(cupy.cuda.alloc_pinned_memory(host.nbytes), np.uint8, host.size)
+    pinned[...] = host
+    device.set(  # type: ignore[attr-defined]  # CuPy's
+        pinned, stream=cupy.cuda.get_current_stream()
+    )
+    copied = cupy.cuda.Event(disable_timing=True)
+    copied.record(cupy.cuda.get_current_stream())
+    with _lock:
+        _uploaded[key] = (pinned, device, copied)
+        # Pinned memory that is let go is given to the next who asks: not before it has been copied.
+        while len(_uploaded) > _MOST_TABLES and next(iter(_uploaded.values()))[2].done:
+            _uploaded.popitem(last=False)
+    return device

@@ -1,0 +1,202 @@
+"""Sparse vectors on the device; what is computed is said in kernels.cpu.
+
+The CPU kernels refuse indices that are out of bounds or do not ascend. Here, the host would have to wait for the device
+to know. Instead, nothing is read or written beside the arrays: entries outside of the bucket are left out, and what
+comes of indices that do not ascend, or repeat, is undefined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cupy
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_sparse.kernels import to_host
+from horovod_sparse.kernels.cuda.launch import (
+    Module,
+    Table,
+    address,
+    blocks_for,
+    check_indices,
+    check_real,
+    check_same_dtype,
+    check_vector,
+    multiprocessors,
+    real_of,
+    upload,
+)
+from horovod_sparse.kernels.types import Array, Indices, Segments
+from horovod_sparse.place import MAX_SIZE
+
+_MODULE = Module("vectors", templates=["add", "scatter", "fill", "exclude", "count"], plain=["clear"])
+_MERGE = Module("merge", templates=["merge"], plain=["bounds"])
+
+_ELEMENTS = 1024  # of a block
+_PART = 4096  # active positions of an output that a block writes
+_STATE_BYTES = 64  # what the blocks of a kernel tell each other, in front of the tiles' statuses
+_VECTOR = np.dtype([("indices", np.uint64), ("values", np.uint64), ("count", np.int64)])
+# Bits of a position inside a tile of merge_sum: the bitmap of the widest takes 4 KiB of a block's memory.
+_NARROWEST, _WIDEST = 10, 15
+_PER_TILE = 256  # entries of a vector in a tile, in the mean: one for each thread
+_MOST_BITS = 16
+_BLOCKS_PER_PROCESSOR = 8
+
+
+def add(indices: Indices | None, values: Array, buffer: Array) -> None:
+    """As ``cpu.add``; entries outside of the buffer are ignored. Nothing is waited for."""
+    check_real(buffer, "buffer")
+    indices, values = _check_sparse(indices, values)
+    check_same_dtype(values, buffer, "vector: values")
+    if indices is None and values.size != buffer.size:
+        raise ValueError(f"vector: {values.size} values for all of {buffer.size} positions")
+    blocks = blocks_for(values.size, _ELEMENTS)
+    count, size = np.array([values.size, buffer.size], np.int64)
+    _MODULE.launch(f"add<{real_of(values)}>", blocks, indices, values, count, buffer, size)
+
+
+def scatter(indices: Indices | None, values: Array, outputs: Segments, scale: float = 1.0) -> None:
+    """As ``cpu.scatter``, but with bfloat16 as its bits (uint16); two launches, nothing is waited for."""
+    indices, values = _check_sparse(indices, values)
+    table = Table(outputs, values.size if indices is None else MAX_SIZE, writable=True)
+    with np.errstate(over="ignore"):
+        factor = values.dtype.type(scale)
+    segments = table.device, table.count
+    parts, active = blocks_for(table.active, _PART), np.int64(table.active)
+    if indices is None:
+        _MODULE.launch(f"fill<{real_of(values)}>", parts, *segments, active, values, factor)
+    elif parts > 0:
+        _MODULE.launch("clear", parts, *segments, active)
+        blocks, count = blocks_for(values.size, _ELEMENTS), np.int64(values.size)
+        _MODULE.launch(f"scatter<{real_of(values)}>", blocks, *segments, indices, values, count, factor)
+
+
+def exclude(indices: Indices, values: Array, others: Indices) -> tuple[Indices, Array]:
+    """As ``cpu.exclude``; waits once, for the number of entries that stay."""
+    _refuse_dense(indices, "vector: has no indices; pass a sparse vector")
+    check_vector(indices, values, "vector")
+    check_indices(others, "others")
+    if not indices.size or not others.size:
+        return indices.copy(), values.copy()
+    tiles = blocks_for(indices.size, _ELEMENTS)
+    state, statuses, _ = _scratch(tiles)
+    kept = cupy.empty(indices.size, np.int32), cupy.empty(indices.size, values.dtype)
+    count, other_count = np.array([indices.size, others.size], np.int64)
+    _MODULE.launch(
+        f"exclude<{real_of(values)}>", tiles, indices, values, count, others, other_count, state, statuses, *kept
+    )
+    return _first(_number(state), *kept)
+
+
+def merge_sum(vectors: Sequence[tuple[Indices, Array]], size: int) -> tuple[Indices, Array]:
+    """As ``cpu.merge_sum``; waits once, for the number of sums, where two vectors or more have entries.
+
+    Of the NaN that are added at one position, the first stays, with its payload.
+    """
+    checked = _check_vectors(vectors, size)
+    filled = [(indices, values) for indices, values in checked if indices.size]
+    if len(filled) <= 1:
+        indices, values = (filled or checked)[0]
+        return indices.copy(), values.copy()
+    merge = _Merge.of(sum(indices.size for indices, _ in filled), len(filled), size)
+    rows = [(address(indices), address(values), indices.size) for indices, values in filled]
+    table = upload(np.array(rows, _VECTOR).view(np.uint8))
+    state, statuses, starts = _scratch(merge.tiles, 4 * merge.starts)
+    sums = cupy.empty(merge.room, np.int32), cupy.empty(merge.room, filled[0][1].dtype)
+    count, width, tiles = np.array([len(filled), merge.width, merge.tiles], np.int32)
+    what = table, count, np.uint32(size), width, tiles, starts, state
+    _MERGE.launch("bounds", blocks_for(merge.starts), *what)
+    blocks = min(merge.tiles, _BLOCKS_PER_PROCESSOR * multiprocessors())
+    _MERGE.launch(f"merge<{real_of(sums[1])}>", blocks, *what, statuses, *sums)
+    return _first(_number(state), *sums)
+
+
+def count_magnitudes(values: Array, prefix: int, shift: int, bits: int) -> NDArray[np.int64]:
+    """As ``cpu.count_magnitudes``; the counts are on the host, and waited for."""
+    width = 8 * check_real(values, "values").itemsize - 1
+    if not 1 <= bits <= _MOST_BITS:
+        raise ValueError(f"bits must be 1 .. {_MOST_BITS}, not {bits}")
+    if not 0 <= shift <= width - bits:
+        raise ValueError(f"shift must be 0 .. {width - bits} for {bits} of {width} bits, not {shift}")
+    if not 0 <= prefix < 1 << width:
+        raise ValueError(f"prefix must have at most {width} bits, but is {prefix}")
+    counts: Array = cupy.empty(1 << bits, np.uint32)
+    counts.data.memset_async(0, counts.nbytes)  # type: ignore[attr-defined]  # CuPy's
+    blocks = min(blocks_for(values.size, _ELEMENTS), _BLOCKS_PER_PROCESSOR * multiprocessors())
+    digit = np.array([prefix], f"i{values.itemsize}")[0], np.int32(shift), np.int32(bits)
+    _MODULE.launch(f"count<{real_of(values)}>", blocks, values, np.int64(values.size), *digit, counts)
+    return to_host(counts).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class _Merge:
+    """How vectors are merged.
+
+    Attributes:
+        width: Bits of a position inside a tile.
+        tiles: How many tiles the bucket has.
+        starts: How many numbers say where the tiles begin in the vectors.
+        room: The most sums that there can be.
+    """
+
+    width: int
+    tiles: int
+    starts: int
+    room: int
+
+    @classmethod
+    def of(cls, entries: int, vectors: int, size: int) -> _Merge:
+        """For so many entries of so many vectors, in a bucket of this size."""
+        positions = max(1, _PER_TILE * vectors * size // entries)
+        width = min(max(positions.bit_length() - 1, _NARROWEST), _WIDEST)
+        tiles = blocks_for(size, 1 << width)
+        return cls(width, tiles, (tiles + 1) * vectors, min(entries, size))
+
+
+def _check_sparse(indices: Indices | None, values: Array) -> tuple[Indices | None, Array]:
+    if indices is None:
+        return None, check_real(values, "vector: values")
+    return check_vector(indices, values, "vector")
+
+
+def _refuse_dense(indices: object, message: str) -> None:
+    if indices is None:
+        raise ValueError(message)
+
+
+def _check_vectors(vectors: Sequence[Any], size: int) -> list[tuple[Indices, Array]]:
+    if not 0 <= size <= MAX_SIZE:
+        raise ValueError(f"size must be 0 .. {MAX_SIZE}, not {size}: indices are int32")
+    checked: list[tuple[Indices, Array]] = []
+    for number, pair in enumerate(vectors):
+        name = f"vector {number}"
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ValueError(f"{name}: expected (indices, values), not {pair}")
+        _refuse_dense(pair[0], f"{name}: has no indices; dense vectors are added as arrays")
+        checked.append(check_vector(*pair, name))
+        check_same_dtype(pair[1], checked[0][1], f"{name}: values")
+    if not checked:
+        raise ValueError("merge_sum needs at least one vector: the dtype of the sum is that of the first")
+    return checked
+
+
+def _scratch(tiles: int, more: int = 0) -> tuple[Array, Array, Array]:
+    """Memory of a kernel: its state, which begins with a count, and the statuses of tiles, all zero; and more bytes."""
+    zeroed = _STATE_BYTES + 8 * tiles
+    scratch: Array = cupy.empty(zeroed + more, np.uint8)
+    scratch.data.memset_async(0, zeroed)  # type: ignore[attr-defined]  # CuPy's
+    return scratch[:_STATE_BYTES], scratch[_STATE_BYTES:zeroed], scratch[zeroed:]
+
+
+def _number(state: Array) -> int:
+    """The count that a kernel left in its state; waits for it."""
+    return int(state[:8].view(np.int64)[0])
+
+
+def _first(count: int, indices: Array, values: Array) -> tuple[Indices, Array]:
+    """The first entries of what was allotted; copies where most of it would be kept for nothing."""
+    indices, values, few = indices[:count], values[:count], 2 * count < indices.size
+    return (indices.copy(), values.copy()) if few else (indices, values)

@@ -1,0 +1,103 @@
+"""Improved contractive error feedback: the error of the error compressor is fed back, too (ConEF)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from horovod_sparse.accumulator import Accumulator
+from horovod_sparse.kernels import copy_to_host, kernels_for, to_device
+from horovod_sparse.kernels.types import Segments
+from horovod_sparse.memories.delivered import delivered
+from horovod_sparse.memories.errorcompressor import make
+from horovod_sparse.place import Place
+from horovod_sparse.scratch import SCRATCH
+from horovod_sparse.vector import SparseVector
+
+
+class ImprovedContractive:
+    """p = g + e + q, where q' = C(p - D - e') is what e' does not hold of the error p - D.
+
+    Version 1: e' = C(p - D), by an error compressor of its own. Version 2: e' = Q(p - D), the largest entries of the
+    error, as many as were sent, kept as they are.
+
+    Args:
+        place: The bucket and the rank.
+        version: 1 or 2.
+        compressor: As for ``Contractive``; quantization is the better one for version 1, as a second sketch of the same
+            size is less exact than none where the first one's error is larger than what it holds.
+        saving: Share of a residual's memory that each sketch saves.
+        rows: Hashes of a sketch, 1, 3 or 5.
+        bits: Bits per element of the quantization, 4 or 8.
+        seed: Of the hash or of the rounding.
+
+    Raises:
+        ValueError: The version or the name is unknown, or an option is out of range.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        version: int = 2,
+        compressor: str = "sketch",
+        saving: float = 0.6,
+        rows: int = 1,
+        bits: int = 8,
+        seed: int = 0,
+    ) -> None:
+        if version not in (1, 2):
+            raise ValueError(f"version must be 1 or 2, not {version}")
+        self._place = place
+        self._scale = 1.0
+        options: dict[str, Any] = {"saving": saving, "rows": rows, "bits": bits, "seed": seed}
+        # e of version 1; of version 2 the entries.
+        self._error = make(place, compressor, **options, number=1) if version == 1 else None
+        self._entries = SparseVector.empty(place.size, place.like)
+        self._rest = make(place, compressor, **options)  # q
+
+    def open(self, gradients: Segments, scale: float) -> Accumulator:
+        """Writes e + q out into a buffer that is shared with the other buckets."""
+        self._scale = scale
+        buffer = SCRATCH.take(self._place.size, self._place.like)
+        self._rest.decode(buffer, scale)
+        if self._error is not None:
+            self._error.add_to(buffer, scale)
+        entries = self._entries
+        kernels_for(buffer).add(entries.indices, entries.values * buffer.dtype.type(scale), buffer)
+        return Accumulator(buffer, gradients)
+
+    def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
+        """Compresses what was not taken and what came back, and then what that missed."""
+        accumulator.settle()
+        accumulator.put_back(returned)
+        gone = delivered(accumulator, vector, returned)
+        self._rest.rescale(self._scale)
+        if self._error is not None:
+            self._error.rescale(self._scale)
+            self._error.update(accumulator.buffer, gone, carried=1.0)
+            self._error.add_to(accumulator.buffer, -1.0)
+        else:
+            self._entries = accumulator.take_largest(min(len(vector), accumulator.size // 2))
+            gone = np.union1d(gone, self._entries.entries[0])
+        self._rest.update(accumulator.buffer, gone, carried=1.0)
+        SCRATCH.give_back(accumulator.buffer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Both parts of the error."""
+        entries = self._entries
+        return {
+            "error": {} if self._error is None else self._error.state_dict(),
+            "indices": copy_to_host(entries.indices),
+            "values": copy_to_host(entries.values),
+            "rest": self._rest.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over a state given by ``state_dict`` of the same version; ValueError when it does not fit."""
+        if self._error is not None:
+            self._error.load_state_dict(state["error"])
+        indices, values = (to_device(state[key].copy(), self._place.like) for key in ("indices", "values"))
+        self._entries = SparseVector(indices, values, self._place.size)
+        self._rest.load_state_dict(state["rest"])

@@ -1,0 +1,105 @@
+"""Momentum correction: momentum is applied before selection (Lin et al., "Deep Gradient Compression", ICLR 2018)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from horovod_sparse.accumulator import Accumulator
+from horovod_sparse.kernels import copy_to_host, kernels_for, to_device
+from horovod_sparse.kernels.types import Segments
+from horovod_sparse.memories.delivered import delivered
+from horovod_sparse.memories.residual import Residual
+from horovod_sparse.place import Place
+from horovod_sparse.vector import SparseVector
+
+
+class MomentumCorrection(Residual):
+    """u = m u + g and v = v + u; v is the residual that is selected from.
+
+    With Nesterov's momentum, u = m (u + g) and v = v + u + g.
+
+    The optimizer that it serves must have no momentum of its own. When learning rate or loss scale change, u is
+    rescaled like v, so that both stay the same as updates.
+
+    Args:
+        place: The bucket and the rank.
+        momentum: m, in [0, 1).
+        nesterov: Nesterov's momentum.
+        masking: Clear u where v was sent (factor masking), so that old directions are not followed for long.
+        max_norm: Clip this rank's gradient of the bucket to a norm of max_norm / sqrt(P) before it is added; None: do
+            not. In the unit of the gradients, a loss scale included.
+
+    Raises:
+        ValueError: A number is out of range.
+    """
+
+    replaces_momentum = True
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        masking: bool = True,
+        max_norm: float | None = None,
+    ) -> None:
+        super().__init__(place)
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), not {momentum}")
+        if max_norm is not None and not max_norm > 0:
+            raise ValueError(f"max_norm must be above 0, not {max_norm}; None does not clip")
+        self._momentum, self._nesterov, self._masking = momentum, nesterov, masking
+        self._largest_norm = math.inf if max_norm is None else max_norm / math.sqrt(place.ranks)
+        self._velocity = np.zeros_like(self._residual)
+
+    def open(self, gradients: Segments, scale: float) -> Accumulator:
+        """Updates u; what is pending is u itself."""
+        gradients = self._clip(gradients)
+        if scale != 1:
+            self._velocity *= self._velocity.dtype.type(scale)
+        pending = [(start, self._velocity[start : start + gradient.size]) for start, gradient in gradients]
+        kernels = kernels_for(self._residual)
+        if self._nesterov:
+            kernels.accumulate(gradients, self._velocity)
+            kernels.accumulate(gradients, self._residual, scale)
+            scale = 1.0
+        for (_, part), (_, gradient) in zip(pending, gradients, strict=True):
+            if self._nesterov:
+                part *= part.dtype.type(self._momentum)
+            else:
+                kernels.accumulate([(0, gradient)], part, self._momentum)
+        return super().open(pending, scale)
+
+    def _clip(self, gradients: Segments) -> Segments:
+        if math.isinf(self._largest_norm):
+            return gradients
+        kernels = kernels_for(self._residual)
+        norm = math.sqrt(kernels.square_norm(gradients))
+        if norm <= self._largest_norm:
+            return gradients
+        clipped = []
+        for start, gradient in gradients:
+            wide = np.zeros_like(self._residual, shape=gradient.shape)
+            kernels.accumulate([(0, gradient)], wide)
+            wide *= wide.dtype.type(self._largest_norm / norm)
+            clipped.append((start, wide))
+        return clipped
+
+    def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
+        """Adds to v what came back, and clears u where something was delivered."""
+        super().close(accumulator, vector, returned)
+        if self._masking:
+            self._velocity[delivered(accumulator, vector, returned)] = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of v (the residual) and u (the velocity)."""
+        return {**super().state_dict(), "velocity": copy_to_host(self._velocity)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Copies both in; ValueError when they are of another size or dtype."""
+        super().load_state_dict(state)
+        self._velocity[...] = to_device(state["velocity"], self._velocity)

@@ -1,0 +1,82 @@
+"""Stochastic quantization: an unbiased error compressor (Alistarh et al., "QSGD", NIPS 2017)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from horovod_sparse.kernels import copy_to_host, kernels_for, to_device
+from horovod_sparse.kernels.types import Array, Indices
+from horovod_sparse.place import Place
+
+
+class Quantization:
+    """Codes of 8 or 4 bits, and a scale for each block; each value is rounded up or down at random.
+
+    Args:
+        place: The bucket and the rank.
+        bits: Per element, 4 or 8.
+        seed: Of the generator; ranks, buckets and steps round independently of each other.
+        number: Tells those of one bucket apart.
+
+    Raises:
+        ValueError: bits is neither 4 nor 8.
+    """
+
+    def __init__(self, place: Place, bits: int, seed: int, number: int) -> None:
+        if bits not in (4, 8):
+            raise ValueError(f"bits must be 4 or 8, not {bits}")
+        self._kernels = kernels_for(place.like)
+        self._place = place
+        self._bits, self._seed, self._number = bits, seed, number
+        self._step = 0
+        self._factor = 1.0
+        self._encode(np.zeros(place.size, place.like.dtype, like=place.like))
+
+    def _encode(self, buffer: Array) -> None:
+        place = self._place
+        key = np.random.SeedSequence([self._seed, place.bucket, place.rank, self._number, self._step])
+        seed = int(key.generate_state(1, np.uint64)[0] >> 1)
+        self._codes, self._scales = self._kernels.quantize(buffer, self._bits, seed)
+        self._factor = 1.0
+        self._step += 1
+
+    def rescale(self, factor: float) -> None:
+        """Multiplies what is held; 0 forgets it."""
+        self._factor *= factor
+
+    def decode(self, buffer: Array, factor: float) -> None:
+        """Sets the buffer to factor * what is held."""
+        self._kernels.dequantize(self._codes, self._scales, buffer, self._bits, factor * self._factor)
+
+    def add_to(self, buffer: Array, factor: float) -> None:
+        """Adds factor * what is held to the buffer."""
+        self._kernels.dequantize(self._codes, self._scales, buffer, self._bits, factor * self._factor, add=True)
+
+    def update(self, buffer: Array, delivered: Indices, carried: float) -> None:
+        """Holds the buffer, and the part 1 - carried of what was held, which it adds to the buffer."""
+        del delivered  # they are not in the buffer any more
+        if carried != 1:
+            self.add_to(buffer, 1 - carried)
+        self._encode(buffer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies of codes and scales, and the number of the step, which names the next random numbers."""
+        return {
+            "codes": copy_to_host(self._codes),
+            "scales": copy_to_host(self._scales),
+            "factor": self._factor,
+            "step": self._step,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over a state given by ``state_dict``; ValueError when it is of another size."""
+        if state["codes"].shape != self._codes.shape:
+            raise ValueError(
+                f"{state['codes'].size} codes do not fit a memory of {self._codes.size}: load the state with the "
+                "configuration and bucket size it was saved with"
+            )
+        self._codes = to_device(state["codes"].copy(), self._codes)
+        self._scales = to_device(state["scales"].copy(), self._scales)
+        self._factor, self._step = float(state["factor"]), int(state["step"])

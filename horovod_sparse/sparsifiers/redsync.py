@@ -1,0 +1,56 @@
+"""The threshold of RedSync: a bisection between mean and maximum (Fang et al. 2018)."""
+
+from __future__ import annotations
+
+import math
+
+from horovod_sparse.accumulator import Accumulator
+from horovod_sparse.consensus import Consensus
+from horovod_sparse.sparsifiers.base import Base
+from horovod_sparse.state import Stateless
+from horovod_sparse.vector import SparseVector
+
+_PARTS = 8  # into which three bisections divide; after them an interval is shorter than 0.2, where the search ends
+
+
+class RedSync(Stateless, Base):
+    """Takes what reaches mean + r (max - mean) of the magnitudes, where r is found by bisection of [0, 1].
+
+    The search ends when at least k and fewer than 2k entries reach the threshold, or when r is known to 0.2. Where
+    magnitudes are spread wide, the number of entries may then be far from k.
+
+    Args:
+        place: The bucket and the rank.
+        threads: Threads of the kernels; the selection does not depend on it.
+    """
+
+    def take(self, accumulator: Accumulator, k: int, consensus: Consensus) -> SparseVector:
+        """Moves some k to 2k entries out of the accumulator."""
+        del consensus  # each rank chooses for itself
+        moments = accumulator.moments(self._threads)
+        mean = moments.magnitudes / max(moments.count, 1)
+        if k >= moments.count or not 0 < mean < math.inf:  # all is wanted, all is zero, or something has overflowed
+            return accumulator.take_largest(k, self._threads)
+        # One pass counts for every r that the bisection can reach. A mean of equal magnitudes may be rounded up.
+        largest = moments.largest
+        thresholds = [min(mean + part / _PARTS * (largest - mean), largest) for part in range(1, _PARTS)]
+        counts = accumulator.count_reaching(thresholds, self._threads)
+        return accumulator.take_above(thresholds[_bisect(counts, k)], self._threads)
+
+
+def _bisect(counts: list[int], k: int) -> int:
+    """Where the bisection ends.
+
+    Args:
+        counts: How many reach r = 1/8, 2/8, ... 7/8.
+        k: How many should, and fewer than twice as many.
+
+    Returns:
+        Position among the counts.
+    """
+    low, high = 0, _PARTS
+    part = high // 2
+    while not k <= counts[part - 1] < 2 * k and high - low > 2:
+        low, high = (low, part) if counts[part - 1] < k else (part, high)
+        part = (low + high) // 2
+    return part - 1

@@ -1,0 +1,125 @@
+"""One run of the convergence benchmark, on every rank."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import horovod.torch
+import pytest
+import torch
+from mpi4py import MPI
+
+from benchmarks.convergence_runs import Job, Run
+from benchmarks.convergence_training import batches, measure, train
+from benchmarks.tasks import TASKS
+from horovod_sparse import trace
+
+pytestmark = pytest.mark.mpi
+
+DIGITS = TASKS["digits"]
+SAMPLES = DIGITS.load()
+PARAMETERS = 151_306
+
+
+@pytest.fixture(autouse=True)
+def _recording(hvd):
+    trace.enable()
+    yield
+    trace.enable(False)
+    trace.clear()
+
+
+def outcome(spec, steps=3, task=DIGITS, momentum=0.9):
+    return train(task, SAMPLES, Job("digits", Run("run", "group", spec, momentum), seed=0, steps=steps))
+
+
+def test_an_epoch_gives_every_sample_to_one_rank_at_most():
+    ranks, count, batch = horovod.torch.size(), 50, 3
+    per_epoch = count // (batch * ranks)
+    order = batches(count, batch, seed=1)
+    for _ in range(2):
+        mine = [next(order) for _ in range(per_epoch)]
+        everyone = [sample for rank in MPI.COMM_WORLD.allgather(mine) for one in rank for sample in one]
+        assert len(everyone) == len(set(everyone)) == per_epoch * batch * ranks
+        assert set(everyone) <= set(range(count))
+
+
+def test_the_order_depends_on_the_seed_and_changes_every_epoch():
+    one, same, other = (batches(48, 48 // horovod.torch.size(), seed) for seed in (0, 0, 1))
+    first = next(one)
+    assert first == next(same) != next(other)
+    assert first != next(one)
+
+
+def test_horovods_own_exchange_is_charged_as_a_ring():
+    record = outcome("none")
+    assert record["entries_sent"] == 3 * PARAMETERS
+    assert record["bytes_sent"] == pytest.approx(
+        3 * 2 * (horovod.torch.size() - 1) / horovod.torch.size() * 4 * PARAMETERS
+    )
+    assert record["residual_bytes"] == 0
+
+
+def test_our_own_dense_exchange_trains_the_same_model():
+    one, other = outcome("none"), outcome("dense")
+    assert [point["value"] for point in one["curve"]] == [point["value"] for point in other["curve"]]
+    if horovod.torch.size() > 1:
+        assert other["bytes_sent"] == pytest.approx(one["bytes_sent"], rel=1e-4)
+        assert other["entries_sent"] == one["entries_sent"]
+
+
+def test_feedback_keeps_what_the_model_has_parameters_and_none_keeps_nothing():
+    kept = 4 * PARAMETERS if horovod.torch.size() > 1 else 0
+    assert outcome("topka:density=0.01")["residual_bytes"] == kept
+    assert outcome("topka:density=0.01,memory=none")["residual_bytes"] == 0
+
+
+def test_nothing_is_too_small_to_be_compressed():
+    record = outcome("topka:density=0.01")
+    if horovod.torch.size() > 1:
+        assert record["entries_sent"] == pytest.approx(3 * 0.01 * PARAMETERS, rel=0.01)
+
+
+def test_the_curve_ends_with_the_last_step_and_all_ranks_have_it():
+    record = outcome("topka:density=0.01", steps=25)
+    assert [point["step"] for point in record["curve"]] == [*range(2, 25, 2), 25]
+    assert record["final"] == record["curve"][-1]["value"]
+    assert record["bytes_sent"] == record["curve"][-1]["bytes_sent"]
+    assert all(record["curve"] == other for other in MPI.COMM_WORLD.allgather(record["curve"]))
+
+
+def test_a_run_that_diverges_is_a_result():
+    record = outcome("topka:density=0.01", steps=30, task=dataclasses.replace(DIGITS, lr=1e20))
+    assert record["final"] is None
+    assert len(record["curve"]) < 10
+    assert all(point["step"] < 30 for point in record["curve"])
+    assert len(set(MPI.COMM_WORLD.allgather(len(record["curve"])))) == 1
+
+
+def test_every_test_sample_counts_once():
+    class Counting(torch.nn.Module):
+        def forward(self, images):
+            return torch.nn.functional.one_hot(torch.zeros(len(images), dtype=torch.int64), 10).float()
+
+    point = measure("accuracy", Counting(), None, SAMPLES[1], train_loss=horovod.torch.rank(), step=1)
+    zeros = int((SAMPLES[1].labels == 0).sum())
+    assert point["value"] == zeros / len(SAMPLES[1])
+    assert point["train_loss"] == (horovod.torch.size() - 1) / 2
+
+
+def test_perplexity_is_that_of_the_mean_loss():
+    class Uniform(torch.nn.Module):
+        def forward(self, words):
+            return torch.zeros(*words.shape, 10)
+
+    windows = [(torch.zeros(4, dtype=torch.int64), torch.zeros(4, dtype=torch.int64))] * 5
+
+    class Test:
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, batch):
+            words = torch.stack([windows[one][0] for one in batch])
+            return words, words
+
+    assert measure("perplexity", Uniform(), None, Test(), 0.0, 1)["value"] == pytest.approx(10)

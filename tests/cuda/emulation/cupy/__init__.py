@@ -1,0 +1,319 @@
+"""A stand-in for CuPy on machines without a GPU: arrays that refuse what CuPy's refuse, and kernels on the CPU.
+
+Only what the package uses is here, under CuPy's names. Arrays do not turn into NumPy's by themselves and do not mix
+with them; whatever would wait for the device is counted in ``transfers``. New memory holds garbage, and is fenced: a
+kernel that writes beside an array fails the next launch.
+"""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+from numpy import bool_, float64, uint8
+
+from . import _stream, cuda
+
+__all__ = ["cuda", "ndarray"]
+__version__ = "emulated"
+
+# How often results were waited for: "get" (a copy to the host), "scalar" and "size" (of a result) and "synchronize".
+transfers: dict[str, int] = {}
+
+_FENCE = 64
+_GARBAGE = 0xA5
+# Of every array's memory, by its identity: the bytes between fences, and where they begin.
+_fenced: dict[int, tuple[weakref.ref[numpy.ndarray], int, int]] = {}
+
+
+_adopted: dict[int, Any] = {}
+
+
+def _count(what: str) -> None:
+    transfers[what] = transfers.get(what, 0) + 1
+
+
+def _allocate(shape: Any, kind: Any) -> numpy.ndarray:
+    shape = tuple(shape) if numpy.iterable(shape) else (shape,)
+    nbytes = int(numpy.prod(shape, dtype=numpy.int64)) * numpy.dtype(kind).itemsize
+    _stream.mark_busy()
+    memory = numpy.full(nbytes + 3 * _FENCE, _GARBAGE, uint8)
+    lead = _FENCE + -memory.ctypes.data % _FENCE  # aligned as CUDA's memory is
+    key = id(memory)
+    _fenced[key] = weakref.ref(memory, lambda _: _fenced.pop(key, None)), lead, nbytes
+    return numpy.ndarray(shape, kind, memory, lead)
+
+
+def check_fences() -> None:
+    """AssertionError where something was written beside an array."""
+    for reference, lead, nbytes in list(_fenced.values()):
+        memory = reference()
+        if memory is not None:
+            beside = (memory[:lead] != _GARBAGE).any() or (memory[lead + nbytes :] != _GARBAGE).any()
+            assert not beside, f"a kernel wrote beside an array of {nbytes} bytes"
+
+
+def adopt(host: numpy.ndarray) -> ndarray:
+    """An array in memory that somebody else has, such as a tensor's; it stays in use until the process ends."""
+    owner = host
+    while getattr(owner, "base", None) is not None:
+        owner = owner.base
+    _adopted[id(owner)] = owner
+    return ndarray._wrap(host)
+
+
+def _host(x: Any) -> Any:
+    """The NumPy array behind an array; nested, as in arguments."""
+    if isinstance(x, ndarray):
+        return x._host
+    if isinstance(x, (tuple, list)):
+        return type(x)(_host(one) for one in x)
+    if isinstance(x, builtins.slice):
+        return builtins.slice(_scalar(x.start), _scalar(x.stop), _scalar(x.step))
+    if isinstance(x, numpy.ndarray) and x.ndim:
+        raise TypeError("Unsupported type <class 'numpy.ndarray'>: arrays of host and device do not mix")
+    return x
+
+
+def _scalar(x: Any) -> Any:
+    return int(x) if isinstance(x, ndarray) else x
+
+
+def _device(x: Any) -> Any:
+    """A result of NumPy, as an array of the device."""
+    if isinstance(x, (tuple, list)):
+        return type(x)(_device(one) for one in x)
+    if isinstance(x, (numpy.ndarray, numpy.generic)):
+        return ndarray._wrap(numpy.asarray(x)) if _owned(x) else _copy(x)
+    return x
+
+
+def _owned(x: Any) -> bool:
+    while getattr(x, "base", None) is not None:
+        x = x.base
+    return id(x) in _fenced or id(x) in _adopted
+
+
+def _copy(x: Any) -> ndarray:
+    x = numpy.asarray(x)
+    inside = _allocate(x.shape, x.dtype)
+    inside[...] = x
+    return ndarray._wrap(inside)
+
+
+class _Pointer:
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+
+    def memset_async(self, value: int, nbytes: int) -> None:
+        ctypes.memset(self.ptr, value, nbytes)
+
+
+class ndarray(numpy.lib.mixins.NDArrayOperatorsMixin):
+    """An array in the device's memory."""
+
+    __slots__ = ("__weakref__", "_array")
+
+    def __init__(self, shape: Any, dtype: Any = float64) -> None:
+        self._host = _allocate(shape, dtype)
+
+    @classmethod
+    def _wrap(cls, host: numpy.ndarray) -> ndarray:
+        self = cls.__new__(cls)
+        self._host = host
+        return self
+
+    @property
+    def _host(self) -> numpy.ndarray:
+        """The content, when the copies that the stream was told to make are made."""
+        _stream.finish()
+        return self._array
+
+    @_host.setter
+    def _host(self, array: numpy.ndarray) -> None:
+        self._array = array
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return _stream.interface(self._host)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`.")
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        assert method == "__call__", f"CuPy's ufuncs have no {method} here"
+        outputs = kwargs.pop("out", None)
+        result = getattr(ufunc, method)(*map(_host, inputs), **{key: _host(value) for key, value in kwargs.items()})
+        if outputs is None:
+            return _device(result)
+        outputs[0]._host[...] = result
+        _stream.mark_busy()
+        return outputs[0]
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        ours = globals().get(func.__name__)
+        if ours is None:
+            raise TypeError(f"no implementation found for {func.__name__} on types that implement __array_function__")
+        return ours(*args, **kwargs)
+
+    dtype = property(lambda self: self._array.dtype)
+    shape = property(lambda self: self._array.shape)
+    strides = property(lambda self: self._array.strides)
+    size = property(lambda self: self._array.size)
+    ndim = property(lambda self: self._array.ndim)
+    nbytes = property(lambda self: self._array.nbytes)
+    itemsize = property(lambda self: self._array.itemsize)
+    flags = property(lambda self: self._array.flags)
+    data = property(lambda self: _Pointer(self._host.ctypes.data))  # what uses it finds what the stream has done
+    device = property(lambda self: cuda.Device())
+    T = property(lambda self: ndarray._wrap(self._host.T))
+
+    @property
+    def base(self) -> ndarray | None:
+        base = self._host.base
+        return None if not isinstance(base, numpy.ndarray) or id(base) in _fenced else ndarray._wrap(base)
+
+    def __len__(self) -> int:
+        return len(self._host)
+
+    def __getitem__(self, at: Any) -> ndarray:
+        if isinstance(at, builtins.slice):
+            return ndarray._wrap(self._array[_host(at)])  # a view, for which the device does nothing
+        if isinstance(at, ndarray) and at.dtype == bool_:
+            _count("size")
+        return _device(self._host[_host(at)])
+
+    def __setitem__(self, at: Any, value: Any) -> None:
+        self._host[_host(at)] = _host(value)
+        _stream.mark_busy()
+
+    def get(self, stream: Any = None, order: str = "C", out: Any = None, blocking: bool = True) -> Any:
+        out = numpy.empty_like(self._array) if out is None else out
+        if blocking:
+            _count("get")
+            out[...] = self._host
+            _stream.settle()
+        else:
+            _stream.copy(out, self._array, host=out)
+        return out
+
+    def set(self, host: numpy.ndarray, stream: Any = None) -> None:
+        assert host.shape == self.shape
+        assert host.dtype == self.dtype
+        _stream.mark_busy()
+        _stream.copy(self._array, host, host=host)
+
+    def _of_host(name: str) -> Any:  # type: ignore[misc]
+        def method(self: ndarray, *args: Any, **kwargs: Any) -> Any:
+            return _device(getattr(self._host, name)(*map(_host, args), **kwargs))
+
+        return method
+
+    all, any, argsort, astype, copy, cumsum, max, min, ravel, repeat, reshape, sum, view = map(
+        _of_host,
+        [
+            "all",
+            "any",
+            "argsort",
+            "astype",
+            "copy",
+            "cumsum",
+            "max",
+            "min",
+            "ravel",
+            "repeat",
+            "reshape",
+            "sum",
+            "view",
+        ],
+    )
+
+    def fill(self, value: Any) -> None:
+        self._host.fill(_host(value))
+        _stream.mark_busy()
+
+    def tolist(self) -> Any:
+        _count("get")
+        return self._host.tolist()
+
+    def item(self) -> Any:
+        _count("scalar")
+        return self._host.item()
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        return self.item().__index__()
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __repr__(self) -> str:
+        return f"emulated {self._host!r}"
+
+
+def _like_numpy(name: str, waits: bool = False) -> Callable[..., Any]:
+    """A function of NumPy's on arrays of the device; ``waits`` where the result's size must be known first."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if waits:
+            _count("size")
+        return _device(getattr(numpy, name)(*map(_host, args), **{key: _host(value) for key, value in kwargs.items()}))
+
+    return function
+
+
+for _name in (
+    "abs", "arange", "array_equal", "clip", "concatenate", "copyto", "cumsum", "einsum", "full", "isfinite", "isnan",
+    "minimum", "maximum", "ones", "partition", "searchsorted", "sort", "where", "zeros",
+):  # fmt: skip
+    globals()[_name] = _like_numpy(_name)
+for _name in ("flatnonzero", "nonzero", "union1d", "unique", "delete"):
+    globals()[_name] = _like_numpy(_name, waits=True)
+
+
+def empty(shape: Any, dtype: Any = float64, order: str = "C") -> ndarray:
+    return ndarray(shape, dtype)
+
+
+def empty_like(a: ndarray, dtype: Any = None, order: str = "K", subok: Any = None, shape: Any = None) -> ndarray:
+    return ndarray(a.shape if shape is None else shape, dtype or a.dtype)
+
+
+def zeros_like(a: ndarray, dtype: Any = None, order: str = "K", subok: Any = None, shape: Any = None) -> ndarray:
+    result = empty_like(a, dtype, shape=shape)
+    result.fill(0)
+    return result
+
+
+def asarray(a: Any, dtype: Any = None) -> ndarray:
+    """To the device, also from the host."""
+    if isinstance(a, ndarray):
+        return a if dtype is None or a.dtype == dtype else a.astype(dtype)
+    return _copy(numpy.asarray(a, dtype))
+
+
+def array(a: Any, dtype: Any = None, copy: bool = True) -> ndarray:
+    return asarray(a, dtype).copy()
+
+
+def ascontiguousarray(a: ndarray, dtype: Any = None) -> ndarray:
+    return _copy(numpy.ascontiguousarray(a._host, dtype)) if not a.flags.c_contiguous else asarray(a, dtype)
+
+
+def asnumpy(a: Any) -> numpy.ndarray:
+    return a.get() if isinstance(a, ndarray) else numpy.asarray(a)
+
+
+def get_array_module(*args: Any) -> Any:
+    import sys
+
+    return sys.modules[__name__] if builtins.any(isinstance(a, ndarray) for a in args) else numpy

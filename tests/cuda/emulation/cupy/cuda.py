@@ -1,0 +1,90 @@
+"""Streams, devices and memory, of which the emulation has one each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _nvrtc as nvrtc
+from . import _stream
+from ._nvrtc import Module
+from ._stream import alloc_pinned_memory
+
+__all__ = ["Device", "Event", "Module", "Stream", "alloc_pinned_memory", "get_current_stream", "nvrtc", "runtime"]
+
+
+class Stream:
+    """Work is done at once, so that there is nothing to wait for; that somebody would wait is counted."""
+
+    null: Any = None
+
+    def __init__(self, *_: Any, ptr: int = 0, **__: Any) -> None:
+        self.ptr = ptr
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        _count_wait()
+        _stream.settle()
+
+
+Stream.null = Stream()
+
+
+def get_current_stream() -> Stream:
+    return Stream.null
+
+
+class Event:
+    """What the stream had been told when it was recorded."""
+
+    def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
+        self._number = 0
+
+    def record(self, stream: Stream | None = None) -> None:
+        self._number = _stream.told()
+
+    @property
+    def done(self) -> bool:
+        return _stream.is_done(self._number)
+
+    def synchronize(self) -> None:
+        _count_wait()
+        _stream.finish(self._number)
+
+
+def _count_wait() -> None:
+    import cupy
+
+    cupy._count("synchronize")
+
+
+class Device:
+    """Device 0, with a number of multiprocessors that makes grids small."""
+
+    id = 0
+    compute_capability = "90"
+
+    def __init__(self, number: int = 0) -> None:
+        assert number == 0
+
+    attributes: dict[str, Any] = {"MultiProcessorCount": 2}  # noqa: RUF012
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+class runtime:
+    """The part of the CUDA runtime that is asked for."""
+
+    CUDARuntimeError = RuntimeError
+
+    @staticmethod
+    def getDeviceCount() -> int:
+        return 1

@@ -1,0 +1,132 @@
+"""What only a real device shows: streams, memory, and that nothing waits. Not collected where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import cupy
+import numpy as np
+import pytest
+import reference
+import torch
+from devices import on_device, to_host
+from inputs import assert_same_bits, normal
+
+from horovod_sparse.device import device_of
+from horovod_sparse.kernels import cuda
+
+N, K = 300_000, 3000
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def device() -> Any:
+    return device_of(GPU)
+
+
+@pytest.fixture
+def work(device: Any) -> Iterator[None]:
+    with device.work():
+        yield
+
+
+def calls(gradient: Any, buffer: Any, half: Any) -> dict[str, Callable[[], Any]]:
+    """What must not wait for the device."""
+    indices, values = cupy.arange(K, dtype=np.int32) * 7, cupy.ones(K, np.float32)
+    sketch = cupy.zeros(cuda.sketch_length(N, 0.4, 3), np.float32)
+    return {
+        "accumulate": lambda: cuda.accumulate([(0, gradient)], buffer, 0.5),
+        "select": lambda: cuda.select([(0, gradient)], buffer, K),
+        "cut": lambda: cuda.cut(indices, values, K // 2),
+        "take": lambda: cuda.take([(0, gradient)], buffer, indices),
+        "scatter": lambda: cuda.scatter(indices, values, [(0, gradient), (N, half)], 0.25),
+        "add": lambda: cuda.add(indices, values, buffer),
+        "sample": lambda: cuda.sample([(0, gradient)], buffer, 1.0, 0, 100),
+        "block_scores": lambda: cuda.block_scores([(0, gradient)], buffer, 64),
+        "sketch_update": lambda: cuda.sketch_update(sketch, buffer, indices, 3, 7, 1.0),
+        "sketch_query": lambda: cuda.sketch_query(sketch, buffer, 3, 7),
+        "quantize": lambda: cuda.quantize(buffer, 4, 7),
+    }
+
+
+@pytest.mark.parametrize(
+    "name", list(calls(cupy.empty(N, np.float32), cupy.empty(N, np.float32), cupy.empty(99, np.float16)))
+)
+def test_nothing_waits_for_the_device(name: str, work: None) -> None:
+    """Whatever waits cannot be captured in a graph."""
+    call = calls(on_device(normal(N)), on_device(normal(N, seed=1)), cupy.empty(99, np.float16))[name]
+    for _ in range(2):  # compiles, and leaves free memory behind
+        call()
+    stream = cupy.cuda.get_current_stream()
+    stream.synchronize()
+    stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
+    result = call()
+    graph = stream.end_capture()
+    graph.launch(stream)
+    stream.synchronize()
+    del result
+
+
+def test_a_captured_selection_is_right(work: None) -> None:
+    gradient, buffer = on_device(normal(N)), on_device(normal(N, seed=1))
+    cuda.select([(0, gradient)], buffer, K)
+    buffer.set(normal(N, seed=1))
+    stream = cupy.cuda.get_current_stream()
+    stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
+    indices, values = cuda.select([(0, gradient)], buffer, K)
+    graph = stream.end_capture()
+    graph.launch(stream)
+    expected = normal(N, seed=1)
+    wanted = reference.select([(0, normal(N))], expected, K)
+    assert_same_bits(to_host(indices), wanted[0])
+    assert_same_bits(to_host(values), wanted[1])
+    assert_same_bits(to_host(buffer), expected)
+
+
+@pytest.mark.parametrize("density", [0.001, 0.01])
+def test_memory_beside_the_residual(density: float, work: None) -> None:
+    n = 25_600_000
+    gradient, buffer = cupy.ones(n, np.float32), cupy.zeros(n, np.float32)
+    cuda.select([(0, gradient)], buffer, round(density * n))
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats(GPU)
+    before = torch.cuda.memory_allocated(GPU)
+    cuda.select([(0, gradient)], buffer, round(density * n))
+    assert torch.cuda.max_memory_allocated(GPU) - before < 0.05 * buffer.nbytes
+
+
+def test_cupy_takes_torchs_memory(device: Any) -> None:
+    before = torch.cuda.memory_allocated(GPU)
+    with device.work():
+        array = cupy.empty(10_000_000, np.uint8)
+        assert torch.cuda.memory_allocated(GPU) >= before + array.nbytes
+        del array
+    assert torch.cuda.memory_allocated(GPU) == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_arrays_share_the_tensors_memory(device: Any, dtype: torch.dtype) -> None:
+    tensor = torch.arange(12, dtype=torch.float32).to(dtype).to(GPU).view(3, 4)
+    buffer = torch.zeros(12, dtype=torch.float32, device=GPU)
+    with device.work(after=[device.mark()]):
+        cuda.accumulate([(0, device.array_of(tensor))], device.array_of(buffer))
+        done = device.mark()
+    device.follow(done)
+    assert torch.equal(buffer.view(3, 4), tensor.float())
+
+
+def test_work_comes_after_what_was_marked_and_before_what_follows(device: Any) -> None:
+    """A long product on torch's stream, a sum beside it, a copy on torch's stream: in this order."""
+    a = torch.full((4096, 4096), 1 / 4096, device=GPU)
+    for _ in range(3):
+        total = torch.zeros(4096 * 4096, device=GPU)
+        product = a
+        for _ in range(20):
+            product = product @ a
+        ready = device.mark()
+        with device.work(after=[ready]):
+            cuda.accumulate([(0, device.array_of(product))], device.array_of(total))
+            done = device.mark()
+        device.follow(done)
+        assert torch.equal(total.clone().view(4096, 4096), product)

@@ -1,0 +1,104 @@
+"""The optimizer with parameters on the device: with the stand-in, tensors of the CPU pretend to be there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from devices import EmulatedDevice, emulated
+from laws import everywhere
+from torch import nn
+
+import horovod_sparse.bucket
+import horovod_sparse.optimizer
+from horovod_sparse import Compression, DistributedOptimizer
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
+    if not emulated():
+        yield torch.device("cuda", 0)
+        return
+    pretended = EmulatedDevice()
+    for module in (horovod_sparse.bucket, horovod_sparse.optimizer):
+        monkeypatch.setattr(module, "device_of", lambda _: pretended)
+    yield torch.device("cpu")
+
+
+def train(device: torch.device, steps: int, scaler: Any = None, **settings: Any) -> tuple[nn.Module, Any]:
+    """A few steps of a small network, whose ranks see different data."""
+    import horovod.torch as hvd
+
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(30, 40), nn.ReLU(), nn.Linear(40, 5)).to(device)
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        named_parameters=model.named_parameters(),
+        compression=Compression.oktopk(density=0.1, **settings),
+        grad_scaler=scaler,
+    )
+    generator = torch.Generator().manual_seed(hvd.rank())
+    for _ in range(steps):
+        inputs = torch.randn(16, 30, generator=generator).to(device)
+        optimizer.zero_grad()
+        with torch.autocast(device.type, torch.float16, enabled=scaler is not None):
+            loss = model(inputs).square().mean()
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step() if scaler is None else scaler.step(optimizer)
+        if scaler is not None:
+            scaler.update()
+    return model, optimizer
+
+
+def values(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().cpu().flatten() for p in model.parameters()])
+
+
+def test_training_is_the_same_as_on_the_host(
+    hvd: Any, comm: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = values(train(device, 5, dense_below=0)[0])
+    monkeypatch.undo()
+    expected = values(train(torch.device("cpu"), 5, dense_below=0)[0])
+    # A GPU's own forward and backward pass are rounded differently.
+    assert everywhere(comm, torch.equal(ours, expected) if emulated() else torch.allclose(ours, expected, atol=0.01))
+
+
+def test_small_parameters_share_a_dense_bucket(hvd: Any, comm: Any, device: torch.device) -> None:
+    """They are left to Horovod on the host only."""
+    model, optimizer = train(device, 3, dense_below=100)
+    if comm.Get_size() == 1:
+        return
+    kinds = {bucket.dense: [slot.name for slot in bucket.slots] for bucket in optimizer._worker.buckets}
+    assert kinds == {True: ["2.bias", "0.bias"], False: ["2.weight", "0.weight"]}
+    assert len({tuple(one) for one in comm.allgather(values(model).tolist())}) == 1
+
+
+def test_mixed_precision_trains(hvd: Any, comm: Any, device: torch.device) -> None:
+    scaler = torch.amp.GradScaler(device.type, init_scale=2.0**40)  # overflows in the first steps
+    before = values(train(device, 0)[0])
+    model, optimizer = train(device, 30, scaler)
+    assert everywhere(comm, bool(torch.isfinite(values(model)).all()))
+    assert everywhere(comm, scaler.get_scale() < 2.0**40 and not torch.equal(values(model), before))
+    state = optimizer.compression_state_dict()
+    residuals = [bucket["memory"]["residual"] for bucket in state["buckets"] if "residual" in bucket["memory"]]
+    assert everywhere(comm, all(bool(torch.isfinite(one).all()) for one in residuals))
+
+
+def test_the_state_moves_between_devices(
+    hvd: Any, comm: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds tensors of the CPU, and either device takes it."""
+    _, ours = train(device, 3, dense_below=0)
+    state = ours.compression_state_dict()
+    if emulated():
+        monkeypatch.undo()
+    _, other = train(torch.device("cpu"), 0, dense_below=0)
+    other.load_compression_state_dict(state)
+    assert everywhere(comm, str(other.compression_state_dict()) == str(state))

@@ -1,0 +1,172 @@
+"""Buckets on the device, through worker, pipeline and collective: the same bits as on the host, on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import cupy
+import numpy as np
+import pytest
+import torch
+from devices import EmulatedDevice, emulated
+from laws import digest, everywhere
+
+import horovod_sparse.bucket
+from horovod_sparse.bucket import Member, plan
+from horovod_sparse.compression import parse
+from horovod_sparse.pipeline import Pipeline
+from horovod_sparse.step import Step
+from horovod_sparse.worker import Worker
+
+pytestmark = pytest.mark.mpi
+
+SHAPES = [(40, 30), (1,), (3, 5, 7), (2000,), (90,)]
+# Every sparsifier, memory, schedule and collective, and every format on the wire.
+CONFIGURATIONS = [
+    "topka:density=0.02",
+    "topkdsa:density=0.1",
+    "gtopk:density=0.02",
+    "oktopk:density=0.02",
+    "hierarchical:density=0.02,node_ranks=2",
+    "dense",
+    "topka:density=0.02,sparsifier=threshold,threshold=2.0",
+    "topka:density=0.02,sparsifier=randomk,shared=false",
+    "topka:density=0.02,sparsifier=gaussiank",
+    "topka:density=0.02,sparsifier=dgc",
+    "topka:density=0.02,sparsifier=redsync",
+    "topka:density=0.02,sparsifier=multilevel",
+    "randomblock:density=0.05",
+    "randomk:density=0.05",
+    "stable:density=0.1,block=16,refresh=2",
+    "topka:density=0.02,memory=none",
+    "gtopk:density=0.05,memory=conef,saving=0.5",
+    "topka:density=0.05,memory=conef,compressor=quantize,bits=4",
+    "topka:density=0.05,memory=partial,beta=0.3,rows=3,saving=0.5",
+    "topka:density=0.05,memory=improved,version=1,compressor=quantize",
+    "oktopk:density=0.05,memory=improved,saving=0.5",
+    "topka:density=0.05,memory=momentum,momentum=0.9,nesterov=true",
+    "oktopk:density=0.05,memory=momentum,momentum=0.5,max_norm=1.0",
+    "topka:density=0.2,schedule=gravac,window=2,eps=0.5",
+    "oktopk:density=0.05,schedule=accordion",
+    "topka:density=0.05,wire=float16",
+    "oktopk:density=0.05,wire=bfloat16",
+    "gtopk:density=0.05,wire=bfloat16",
+    "randomblock:density=0.05,wire=float16",
+]
+
+
+@contextmanager
+def there() -> Iterator[torch.device]:
+    """Where parameters are put; without a GPU, tensors of the CPU pretend to be there as long as this lasts."""
+    if not emulated():
+        yield torch.device("cuda", 0)
+        return
+    pretended = EmulatedDevice()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(horovod_sparse.bucket, "device_of", lambda _: pretended)
+        yield torch.device("cpu")
+
+
+def start(comm: Any, configuration: str, device: torch.device, dtypes: list[torch.dtype]) -> Worker:
+    sparse = parse(configuration)
+    parameters = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in zip(SHAPES, dtypes, strict=True)]
+    buckets = plan([Member(str(i), p, group=0) for i, p in enumerate(parameters)], bucket_bytes=1 << 20)
+    pipelines = []
+    for bucket in buckets:
+        with bucket.device.work():
+            pipelines.append(Pipeline(sparse, bucket.size, bucket.device.empty(bucket.dtype), comm, bucket.number))
+    return Worker(buckets, pipelines, 1 / comm.Get_size(), lambda _: lambda: Step(0.1, epoch=0), lambda _: None)
+
+
+def step(worker: Worker, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What the parameters' gradients become."""
+    parameters = {slot.name: slot.parameter for bucket in worker.buckets for slot in bucket.slots}
+    handles = [
+        worker.put(parameters[str(i)], gradient.to(parameters[str(i)].device, copy=True), hold=i == 1)
+        for i, gradient in enumerate(gradients)
+    ]
+    results = [handle().cpu() for handle in handles]
+    worker.finish()
+    return results
+
+
+def states(worker: Worker) -> list[Any]:
+    result = []
+    for bucket, pipeline in zip(worker.buckets, worker.pipelines, strict=True):
+        with bucket.device.work():
+            result.append(pipeline.state_dict())
+    return result
+
+
+def same(ours: Any, expected: Any) -> bool:
+    """Equal bits, in whatever is nested; clocks aside."""
+    if isinstance(expected, dict):
+        return ours.keys() == expected.keys() and all(
+            same(ours[key], expected[key]) for key in expected if key not in ("seconds", "seen")
+        )
+    if isinstance(expected, (list, tuple)):
+        return len(ours) == len(expected) and all(map(same, ours, expected))
+    if isinstance(expected, torch.Tensor):
+        return ours.dtype == expected.dtype and ours.shape == expected.shape and torch.equal(ours, expected)
+    if isinstance(expected, np.ndarray):
+        return digest(ours) == digest(expected)
+    return bool(ours == expected or (ours != ours and expected != expected))  # NaN
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_the_device_computes_what_the_host_does(comm: Any, configuration: str) -> None:
+    dtypes = [torch.float32, torch.float32, torch.float16, torch.bfloat16, torch.float64]
+    generator = torch.Generator().manual_seed(comm.Get_rank())
+    host = start(comm, configuration, torch.device("cpu"), dtypes)
+    with there() as device:
+        ours = start(comm, configuration, device, dtypes)
+    for _ in range(4):
+        gradients = [
+            torch.randn(shape, generator=generator).to(dtype) for shape, dtype in zip(SHAPES, dtypes, strict=True)
+        ]
+        expected, state = step(host, gradients), states(host)
+        with there():
+            assert everywhere(comm, same(step(ours, gradients), expected))
+            assert everywhere(comm, same(states(ours), state))
+    assert ours.traffic == host.traffic
+
+
+@pytest.mark.parametrize("configuration", ["oktopk:density=0.05", "gtopk:density=0.05,memory=conef,saving=0.5"])
+def test_an_overflow_leaves_every_residual_as_it_was(comm: Any, configuration: str) -> None:
+    """A gradient with an infinity reaches every rank, so that a GradScaler skips the step everywhere."""
+    dtypes = [torch.float16] * len(SHAPES)
+    generator = torch.Generator().manual_seed(comm.Get_rank())
+    with there() as device:
+        worker = start(comm, configuration, device, dtypes)
+        gradients = [torch.randn(shape, generator=generator).half() for shape in SHAPES]
+        step(worker, gradients)
+        before = states(worker)
+        if comm.Get_rank() == comm.Get_size() - 1:
+            gradients[3][17] = torch.inf
+        results = step(worker, gradients)
+        assert everywhere(comm, not torch.isfinite(results[3]).all())
+        after = states(worker)
+        assert everywhere(comm, all(same(a["memory"], b["memory"]) for a, b in zip(after, before, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("configuration", "most"),
+    # Whether the gradients are finite, messages and sums; for an exact global threshold, four histograms. Only the
+    # stand-in counts.
+    [("topka:density=0.02", 4), ("gtopk:density=0.02", 9), ("oktopk:density=0.02", 16)],
+)
+def test_a_step_waits_for_the_device_a_few_times_only(comm: Any, configuration: str, most: int) -> None:
+    generator = torch.Generator().manual_seed(comm.Get_rank())
+    with there() as device:
+        worker = start(comm, configuration, device, [torch.float32] * len(SHAPES))
+        for _ in range(3):
+            gradients = [torch.randn(shape, generator=generator) for shape in SHAPES]
+            cupy.cuda.get_current_stream().synchronize()
+            before = dict(getattr(cupy, "transfers", {}))
+            step(worker, gradients)
+            after = getattr(cupy, "transfers", {})
+            waited = sum(after.values()) - sum(before.values())
+            assert everywhere(comm, waited <= most), waited
+    assert len(worker.buckets) == 1

@@ -1,0 +1,112 @@
+"""Arrays on the device, for tests that run with a GPU or with the stand-in for CuPy."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+import reference
+from inputs import BFLOAT16, Array
+
+from horovod_sparse.kernels import to_host
+from horovod_sparse.kernels.types import Moments
+
+if TYPE_CHECKING:
+    import torch  # the laws do without it
+
+
+def _without_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    most = len(inspect.signature(function).parameters)
+    return lambda *given, **named: function(*given[:most], **named)
+
+
+def _reference_as_cpu_kernels() -> None:
+    """Lets the NumPy reference take the place of CPU kernels that are not built."""
+    module = ModuleType("horovod_sparse.kernels.cpu")
+    for name, function in inspect.getmembers(reference, inspect.isfunction):
+        setattr(module, name, _without_options(function))
+
+    def accumulate_moments(*given: Any) -> Moments:
+        count, *sums = reference.accumulate_moments(*given[:3])
+        return Moments(count, *map(float, sums))
+
+    module.accumulate_moments = accumulate_moments  # type: ignore[attr-defined]
+    sys.modules[module.__name__] = module
+
+
+if importlib.util.find_spec("horovod_sparse.kernels._cpu") is None:
+    _reference_as_cpu_kernels()
+
+
+def emulated() -> bool:
+    """Whether the stand-in takes CuPy's place."""
+    return bool(cupy.__version__ == "emulated")
+
+
+def on_device(array: Array) -> Any:
+    """A copy on the device; bfloat16 as its bits."""
+    return cupy.asarray(np.ascontiguousarray(array.view(np.uint16) if array.dtype == BFLOAT16 else array))
+
+
+def segments_on_device(segments: list[tuple[int, Array]]) -> list[tuple[int, Any]]:
+    return [(start, on_device(array)) for start, array in segments]
+
+
+@contextmanager
+def waits(count: int) -> Iterator[None]:
+    """The block waits for the device so many times, and no more. Only the stand-in counts."""
+    if not emulated():
+        yield
+        return
+    cupy.transfers.clear()
+    yield
+    assert sum(cupy.transfers.values()) == count, cupy.transfers
+
+
+class EmulatedDevice:
+    """Tensors of the CPU that pretend to be on the device; checks what a device relies on.
+
+    Kernels run inside ``work`` only, and after the gradients were marked.
+    """
+
+    horovod_reaches = False
+
+    def __init__(self) -> None:
+        self.inside = threading.local()
+        self.followed: list[tuple[str, bool]] = []  # marks, and whether they were made inside of work
+
+    def empty(self, dtype: torch.dtype) -> Any:
+        return cupy.empty(0, str(dtype).removeprefix("torch."))
+
+    def array_of(self, tensor: torch.Tensor) -> Any:
+        assert getattr(self.inside, "depth", 0), "arrays are made inside of work only"
+        import torch
+
+        flat = tensor.detach().view(-1)
+        return cupy.adopt((flat.view(torch.uint16) if tensor.dtype == torch.bfloat16 else flat).numpy())
+
+    @contextmanager
+    def work(self, after: Iterable[Any] = ()) -> Iterator[None]:
+        assert all(inside is False for _, inside in after), "only what the backward pass has begun is waited for"
+        self.inside.depth = getattr(self.inside, "depth", 0) + 1
+        yield
+        self.inside.depth -= 1
+
+    def mark(self) -> tuple[str, bool]:
+        return "mark", bool(getattr(self.inside, "depth", 0))
+
+    def follow(self, mark: tuple[str, bool]) -> None:
+        assert not getattr(self.inside, "depth", 0)
+        assert mark[1], "results come out of work"
+        self.followed.append(mark)
+
+
+__all__ = ["EmulatedDevice", "emulated", "on_device", "segments_on_device", "to_host", "waits"]
