@@ -50,6 +50,14 @@ def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
     return nn.functional.mse_loss(model(x), y)
 
 
+def own_gradients(model: nn.Module, rank: int, step: int) -> list[torch.Tensor]:
+    """This rank's gradients before any exchange; no hook runs.
+
+    After ``backward()`` they can no longer be read off ``p.grad``: the exchange may have written there already.
+    """
+    return list(torch.autograd.grad(loss_of(model, rank, step), list(model.parameters())))
+
+
 # A scenario trains with the optimizers that it wraps by its first argument and gives the parameters it ends with.
 Scenario = Callable[[Callable[..., Any], int], list[torch.Tensor]]
 
