@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import horovod.torch as hvd
-import numpy as np
 import torch
 from horovod.common.util import split_list
 from horovod.torch.optimizer import _DistributedOptimizer as _Horovod
@@ -20,6 +19,7 @@ from horovod_sparse.collectives import Traffic
 from horovod_sparse.communicator import communicator
 from horovod_sparse.compression import Sparse
 from horovod_sparse.device import device_of
+from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.pipeline import Pipeline
 from horovod_sparse.step import Step
 from horovod_sparse.worker import Worker
@@ -70,7 +70,8 @@ class _Overrides:
             return  # a process set of one rank has nothing to exchange
         members = _members(self)
         buckets = plan(members, self._sparse.bucket_bytes)
-        pipelines = [_pipeline(self._sparse, bucket, self._comm) for bucket in buckets]
+        undoable = self._grad_scaler is not None and self._grad_scaler.is_enabled()
+        pipelines = [_pipeline(self._sparse, bucket, self._comm, undoable) for bucket in buckets]
         factor = 1.0 if self.op == hvd.Sum else 1.0 / self._ranks
         self._worker = Worker(buckets, pipelines, factor, self._conditions, Watch(self._comm).check)
         self._groups = None  # grouped allreduce takes no callables as handles; the groups are buckets now
@@ -149,6 +150,19 @@ class _Overrides:
             worker.finish()
             self._idle = False
 
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Applies the reduced gradients, after ``synchronize()`` unless that was called already.
+
+        What was exchanged counts from here on. Where a GradScaler leaves a step out, what was exchanged for it is
+        undone before the next exchange, and before the state is saved.
+        """
+        result = _Horovod.step(self, closure)
+        # With fused=True the scaler calls step() in any case and leaves the decision to torch's kernel.
+        overflow = getattr(self, "found_inf", None)
+        if self._worker is not None and not (overflow is not None and overflow.item()):
+            self._worker.confirm()
+        return result
+
     def _abandon(self) -> None:
         """Makes ready for a next step after one that failed."""
         for handle, _ in self._handles.values():
@@ -183,7 +197,7 @@ class _Overrides:
         _Horovod.load_state_dict(self, state_dict)
 
     def compression_state_dict(self) -> dict[str, Any]:
-        """Residuals and everything else the exchange remembers on this rank.
+        """Residuals and everything else the exchange remembers on this rank, as copies.
 
         Every rank has its own and must save its own: ``optimizer.state_dict()``, which users save on rank 0 and
         broadcast, does not hold it.
@@ -191,10 +205,12 @@ class _Overrides:
         Returns:
             Numbers, strings, lists and tensors only, so that ``torch.load(..., weights_only=True)`` reads it.
 
+        With a GradScaler: call it after ``scaler.step()``. A step that was not applied until then is undone.
+
         Raises:
             RuntimeError: Called between backward() and step().
         """
-        self._require_settled("compression_state_dict")
+        self._settle("compression_state_dict")
         worker = self._worker
         if worker is None:
             return {"buckets": []}
@@ -212,7 +228,7 @@ class _Overrides:
             ValueError: The state belongs to another model, bucket size or configuration.
             RuntimeError: Called between backward() and step().
         """
-        self._require_settled("load_compression_state_dict")
+        self._settle("load_compression_state_dict")
         buckets = self._worker.buckets if self._worker else ()
         mine = [[slot.name for slot in bucket.slots] for bucket in buckets]
         theirs = [bucket["parameters"] for bucket in state["buckets"]]
@@ -226,9 +242,11 @@ class _Overrides:
             with bucket.device.work():
                 pipeline.load_state_dict(_to_arrays(saved))
 
-    def _require_settled(self, what: str) -> None:
+    def _settle(self, what: str) -> None:
         if self._handles:
             raise RuntimeError(f"rank {hvd.rank()}: {what}() between backward() and step(): call it after step()")
+        if self._worker is not None:
+            self._worker.settle()
 
     @property
     def traffic(self) -> Traffic:
@@ -282,7 +300,8 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
         sparse_as_dense: Treat sparse gradients (embeddings) as dense ones; otherwise Horovod gathers them.
         process_set: The ranks that exchange gradients.
         grad_scaler: The scaler that multiplies the loss. When its scale changes, residuals change with it, so that they
-            stay the same as updates.
+            stay the same as updates. When it skips a step, residuals and thresholds are as before that step, for which
+            it takes a copy of them.
 
     Returns:
         The optimizer, an instance of the wrapped optimizer's class. Beyond Horovod's methods it has
@@ -316,11 +335,11 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
     return cls(optimizer.param_groups, named, compression, comm, grad_scaler, **arguments)
 
 
-def _pipeline(sparse: Sparse, bucket: Bucket, comm: MPI.Intracomm) -> Pipeline:
+def _pipeline(sparse: Sparse, bucket: Bucket, comm: MPI.Intracomm, undoable: bool) -> Pipeline:
     if bucket.dense:
         sparse = Sparse(1.0, collective="dense", memory="none")
     with bucket.device.work():
-        return Pipeline(sparse, bucket.size, bucket.device.empty(bucket.dtype), comm, bucket.number)
+        return Pipeline(sparse, bucket.size, bucket.device.empty(bucket.dtype), comm, bucket.number, undoable)
 
 
 def _members(optimizer: Any) -> list[Member]:
@@ -360,16 +379,16 @@ def _no_gradient(p: torch.Tensor, sparse: bool) -> torch.Tensor:
     return torch.sparse_coo_tensor(no_rows, p.detach().new_empty(0, *p.shape[1:]), p.shape, check_invariants=True)
 
 
-def _convert(state: Any, kind: type, conversion: Callable[[Any], Any]) -> Any:
-    """Applies a conversion to everything of one kind inside nested dictionaries."""
+def _convert(state: Any, conversion: Callable[[Any], Any]) -> Any:
+    """Applies a conversion to all arrays and tensors inside nested dictionaries."""
     if isinstance(state, dict):
-        return {key: _convert(value, kind, conversion) for key, value in state.items()}
-    return conversion(state) if isinstance(state, kind) else state
+        return {key: _convert(value, conversion) for key, value in state.items()}
+    return conversion(state) if hasattr(state, "dtype") else state
 
 
 def _to_tensors(state: Any) -> Any:
-    return _convert(state, np.ndarray, torch.from_numpy)
+    return _convert(state, lambda array: torch.from_numpy(copy_to_host(array)))
 
 
 def _to_arrays(state: Any) -> Any:
-    return _convert(state, torch.Tensor, lambda tensor: tensor.cpu().numpy())
+    return _convert(state, lambda tensor: tensor.cpu().numpy())

@@ -18,6 +18,7 @@ from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import Array, Segments
 from horovod_sparse.place import Place
 from horovod_sparse.schedules import Moment
+from horovod_sparse.snapshot import snapshot
 from horovod_sparse.step import Step
 from horovod_sparse.vector import SparseVector
 
@@ -33,9 +34,19 @@ class Pipeline:
         like: Array whose dtype (float32 or float64) and device the bucket takes.
         comm: Communicator of the ranks that take part.
         number: The bucket's number, for traces and messages.
+        undoable: Whether ``undo`` will be asked for: it takes a copy of the state before every step, which a memory of
+            the bucket's size doubles.
     """
 
-    def __init__(self, sparse: Sparse, size: int, like: Array, comm: MPI.Intracomm, number: int = 0) -> None:
+    def __init__(
+        self,
+        sparse: Sparse,
+        size: int,
+        like: Array,
+        comm: MPI.Intracomm,
+        number: int = 0,
+        undoable: bool = False,
+    ) -> None:
         self._sparse = sparse
         self._size = size
         self._like = like[:0]
@@ -45,6 +56,9 @@ class Pipeline:
         self._unit = 0.0  # of what the memory holds; 0: nothing yet
         self._steps = 0
         self._density = 0.0  # in force in the last step
+        self._undoable = undoable
+        self._exchanged = False  # in a step that may still be undone
+        self._before: dict[str, Any] = {}  # the state that step began with
         place = Place(size, like[:0], number, comm.Get_rank(), comm.Get_size())
         self.memory, self.sparsifier, self.collective, self.schedule = sparse.build(place, comm)
 
@@ -81,6 +95,10 @@ class Pipeline:
                 f"rank {self._comm.Get_rank()}: step() or synchronize() without backward() on any of "
                 f"{self._comm.Get_size()} ranks: call loss.backward() first"
             )
+        if self._undoable:
+            with trace.span("select", bucket=self._number):
+                self._before = snapshot(self.state_dict(), self._before)
+            self._exchanged = True
         # The same on every rank, also where parameters are held on some of them only.
         active //= self._comm.Get_size()
         exchange = self._dense_step(gradients, active) if poisoned else self._sparse_step(gradients, active, step)
@@ -168,8 +186,21 @@ class Pipeline:
         """Factor that turns what the memory holds into the new unit."""
         return self._unit / unit if self._unit > 0 and unit > 0 else 1.0
 
+    def confirm(self) -> None:
+        """The step that was exchanged last has been applied: it can no longer be undone."""
+        self._exchanged = False
+
+    def undo(self) -> None:
+        """Goes back to the state before the step that was exchanged last, unless it was confirmed."""
+        if self._exchanged:
+            self.load_state_dict(self._before)
+            self._exchanged = False
+
     def state_dict(self) -> dict[str, Any]:
-        """The state of the four parts on this rank, the unit of the memory and the number of steps."""
+        """The state of the four parts on this rank, the unit of the memory and the number of steps.
+
+        Arrays are not copied: see ``snapshot``.
+        """
         return {
             "unit": self._unit,
             "steps": self._steps,

@@ -62,6 +62,7 @@ class Worker:
         self._number_of = {slot.parameter: bucket.number for bucket in buckets for slot in bucket.slots}
         self._lock = threading.Lock()  # autograd runs one thread a device, and each may fire hooks
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="horovod_sparse")
+        self._unconfirmed = False  # a step was exchanged, but not applied so far
         self._begin()
 
     def __contains__(self, parameter: torch.Tensor) -> bool:
@@ -86,6 +87,7 @@ class Worker:
         """
         flat = gradient.detach().contiguous()
         with self._lock:
+            self._undo_unconfirmed()
             filling = self._filling[self._number_of[parameter]]
             filling.gradients[parameter] = flat
             filling.ready.append(filling.bucket.device.mark())
@@ -98,9 +100,28 @@ class Worker:
     def leave_out(self, parameter: torch.Tensor) -> None:
         """Lets the bucket go without a parameter whose gradient takes another way in this step."""
         with self._lock:
+            self._undo_unconfirmed()
             filling = self._filling[self._number_of[parameter]]
             filling.waiting.discard(parameter)
             self._start()
+
+    def confirm(self) -> None:
+        """The step that was exchanged has been applied."""
+        self._unconfirmed = False
+        for pipeline in self.pipelines:
+            pipeline.confirm()
+
+    def settle(self) -> None:
+        """Undoes a step that was exchanged, but not applied; to be called between steps."""
+        with self._lock:
+            self._undo_unconfirmed()
+
+    def _undo_unconfirmed(self) -> None:
+        if self._unconfirmed:
+            self._unconfirmed = False
+            for bucket, pipeline in zip(self.buckets, self.pipelines, strict=True):
+                with bucket.device.work():
+                    pipeline.undo()
 
     def _start(self) -> None:
         while self._next < len(self._filling) and not self._filling[self._next].waiting:
@@ -150,6 +171,7 @@ class Worker:
         for filling in self._filling:
             if filling.done is not None:
                 self._wait(filling.done, filling.bucket.number)
+        self._unconfirmed = True
         self._begin()
 
     @property

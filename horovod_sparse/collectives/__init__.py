@@ -48,7 +48,7 @@ class Collective(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the next step depends on."""
+        """Everything the next step depends on. Arrays are not copied: see ``snapshot``."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

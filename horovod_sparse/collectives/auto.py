@@ -90,8 +90,9 @@ class Auto:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a state given by ``state_dict``; the choice stays in force until size or k change."""
-        self._past.add(self._chosen.traffic)
-        self._choose(state["choice"])
+        if state["choice"] != self.choice:
+            self._past.add(self._chosen.traffic)
+            self._choose(state["choice"])
         self._decided = (int(state["decided"][0]), int(state["decided"][1]))
         self._chosen.load_state_dict(state["chosen"])
 

@@ -143,7 +143,7 @@ class OkTopk(Base):
         """The global threshold, the boundaries, and how long they are good for."""
         return {
             "threshold": self._threshold.state_dict(),
-            "boundaries": self._boundaries.copy(),
+            "boundaries": self._boundaries,
             "partition_left": self._partition_left,
             "dense_left": self._dense_left,
         }

@@ -41,7 +41,7 @@ class Memory(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the next step depends on."""
+        """Everything the next step depends on. Arrays are not copied: see ``snapshot``."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_sparse.kernels import copy_to_host, kernels_for, to_device
+from horovod_sparse.kernels import kernels_for, to_device
 from horovod_sparse.kernels.types import Array, Indices
 from horovod_sparse.place import Place
 
@@ -74,8 +74,8 @@ class CountSketch:
         self._kernels.sketch_update(self._counters, buffer, delivered, self._rows, self._seed, carried)
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of the counters."""
-        return {"counters": copy_to_host(self._counters)}
+        """The counters themselves, not a copy."""
+        return {"counters": self._counters}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copies the counters in; ValueError when there are more or fewer, or of another dtype."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.kernels import copy_to_host, kernels_for, to_device
+from horovod_sparse.kernels import kernels_for, to_device
 from horovod_sparse.kernels.types import Segments
 from horovod_sparse.memories.delivered import delivered
 from horovod_sparse.memories.errorcompressor import make
@@ -89,8 +89,8 @@ class ImprovedContractive:
         entries = self._entries
         return {
             "error": {} if self._error is None else self._error.state_dict(),
-            "indices": copy_to_host(entries.indices),
-            "values": copy_to_host(entries.values),
+            "indices": entries.indices,
+            "values": entries.values,
             "rest": self._rest.state_dict(),
         }
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.kernels import copy_to_host, kernels_for, to_device
+from horovod_sparse.kernels import kernels_for, to_device
 from horovod_sparse.kernels.types import Segments
 from horovod_sparse.memories.delivered import delivered
 from horovod_sparse.memories.residual import Residual
@@ -96,8 +96,8 @@ class MomentumCorrection(Residual):
             self._velocity[delivered(accumulator, vector, returned)] = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of v (the residual) and u (the velocity)."""
-        return {**super().state_dict(), "velocity": copy_to_host(self._velocity)}
+        """The residual v and the velocity u themselves, not copies."""
+        return {**super().state_dict(), "velocity": self._velocity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copies both in; ValueError when they are of another size or dtype."""

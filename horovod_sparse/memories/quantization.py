@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_sparse.kernels import copy_to_host, kernels_for, to_device
+from horovod_sparse.kernels import kernels_for, to_device
 from horovod_sparse.kernels.types import Array, Indices
 from horovod_sparse.place import Place
 
@@ -62,10 +62,10 @@ class Quantization:
         self._encode(buffer)
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of codes and scales, and the number of the step, which names the next random numbers."""
+        """Codes and scales, not copied, and the number of the step, which names the next random numbers."""
         return {
-            "codes": copy_to_host(self._codes),
-            "scales": copy_to_host(self._scales),
+            "codes": self._codes,
+            "scales": self._scales,
             "factor": self._factor,
             "step": self._step,
         }

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.kernels import copy_to_host, kernels_for, to_device
+from horovod_sparse.kernels import kernels_for, to_device
 from horovod_sparse.kernels.types import Segments
 from horovod_sparse.place import Place
 from horovod_sparse.vector import SparseVector
@@ -33,8 +33,8 @@ class Residual:
         kernels_for(self._residual).add(returned.indices, returned.values, accumulator.settle())
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of the residual."""
-        return {"residual": copy_to_host(self._residual)}
+        """The residual itself, not a copy."""
+        return {"residual": self._residual}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copies the residual in; ValueError when it is of another size or dtype."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.consensus import Consensus
-from horovod_sparse.kernels import copy_to_host, kernels_for, to_device, to_host
+from horovod_sparse.kernels import kernels_for, to_device, to_host
 from horovod_sparse.kernels.types import Indices
 from horovod_sparse.place import Place
 from horovod_sparse.sparsifiers.base import Base, whole_number
@@ -74,7 +74,7 @@ class StableTopK(Base):
 
     def state_dict(self) -> dict[str, Any]:
         """The blocks chosen, and the number of the step."""
-        return {"step": self._step, "blocks": copy_to_host(self._blocks)}
+        return {"step": self._step, "blocks": self._blocks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a state given by ``state_dict``."""
