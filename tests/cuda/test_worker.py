@@ -77,7 +77,7 @@ def start(comm: Any, configuration: str, device: torch.device, dtypes: list[torc
     for bucket in buckets:
         with bucket.device.work():
             pipelines.append(Pipeline(sparse, bucket.size, bucket.device.empty(bucket.dtype), comm, bucket.number))
-    return Worker(buckets, pipelines, 1 / comm.Get_size(), lambda _: lambda: Step(0.1, epoch=0), lambda _: None)
+    return Worker(buckets, pipelines, 1 / comm.Get_size(), lambda _: lambda: Step(0.1, epoch=0))
 
 
 def step(worker: Worker, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
