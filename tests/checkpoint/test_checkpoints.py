@@ -13,7 +13,7 @@ from torch import nn
 from training import snapshot
 
 import horovod_sparse as hvs
-from horovod_sparse.checkpoint import CheckpointError, Checkpoints
+from horovod_sparse.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.mpi
 
@@ -34,6 +34,12 @@ def folder(comm, tmp_path):
     return Path(comm.bcast(str(tmp_path)))
 
 
+def reseed(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 - the state of this generator is what is tested
+    torch.manual_seed(seed)
+
+
 class Training:
     """A small training with everything that has a state: dropout, batch normalization, schedule, scaler, generators."""
 
@@ -48,8 +54,7 @@ class Training:
             grad_scaler=self.scaler,
         )
         self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 5], gamma=0.5)
-        for seed in (random.seed, np.random.seed, torch.manual_seed):
-            seed(rank)
+        reseed(rank)
         self.losses: list[float] = []
 
     def states(self):
@@ -63,7 +68,7 @@ class Training:
     def train(self, steps):
         for _ in range(steps):
             self.optimizer.zero_grad()
-            shift = random.random() + float(np.random.rand())
+            shift = random.random() + float(np.random.rand())  # noqa: NPY002
             x = torch.randn(8, 12) + shift
             loss = self.model(x).square().mean()
             self.scaler.scale(loss).backward()
@@ -91,7 +96,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(hvd, comm, folder
     checkpoints.save(4, **run.states(), data={"losses": run.losses})
     run.train(4)
     resumed = Training(compression, rank, **settings)
-    random.seed(99), np.random.seed(99), torch.manual_seed(99)
+    reseed(99)
     restored = checkpoints.load(**resumed.states())
     resumed.losses = restored.data["losses"]
     assert everywhere(comm, restored.step == 4 and restored.notes == ())
