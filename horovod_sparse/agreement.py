@@ -14,6 +14,7 @@ from horovod_sparse.compression import Sparse
 from horovod_sparse.cudaaware import cuda_aware
 from horovod_sparse.device import device_of
 from horovod_sparse.memories import MEMORIES
+from horovod_sparse.stall import limits
 
 
 def agree(comm: MPI.Intracomm, mine: Mapping[str, Any] | Exception) -> None:
@@ -60,6 +61,7 @@ def facts(
     """
     try:
         _validate(optimizer, compression, arguments)
+        _check_stall(arguments)
         if not all(isinstance(pair, tuple) for pair in named or ()):
             raise ValueError("named_parameters should be a sequence of tuples (name, parameter)")
         groups = arguments["groups"]
@@ -71,6 +73,8 @@ def facts(
             "op": repr(arguments["op"]),
             "backward_passes_per_step": arguments["backward_passes_per_step"],
             "sparse_as_dense": arguments["sparse_as_dense"],
+            "stall_timeout": arguments["stall_timeout"],
+            "stall_abort": arguments["stall_abort"],
             "groups": groups,
             "parameter": tuple(_describe(optimizer, named)),
         }
@@ -116,6 +120,13 @@ def _validate(optimizer: torch.optim.Optimizer, compression: Any, arguments: dic
         )
     else:
         _check_devices(optimizer)
+
+
+def _check_stall(arguments: dict[str, Any]) -> None:
+    try:
+        limits(arguments["stall_timeout"], arguments["stall_abort"])
+    except ValueError as error:
+        raise ValueError(f"rank {hvd.rank()}: {error}") from error
 
 
 def _check_devices(optimizer: torch.optim.Optimizer) -> None:

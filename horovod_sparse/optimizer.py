@@ -12,7 +12,7 @@ from horovod.common.util import split_list
 from horovod.torch.optimizer import _DistributedOptimizer as _Horovod
 from mpi4py import MPI
 
-from horovod_sparse.abort import Watch, abort_on_error
+from horovod_sparse.abort import abort_on_error
 from horovod_sparse.agreement import agree, facts
 from horovod_sparse.bucket import Bucket, Member, plan
 from horovod_sparse.collectives import Traffic
@@ -21,7 +21,9 @@ from horovod_sparse.compression import Sparse
 from horovod_sparse.device import device_of
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.pipeline import Pipeline
+from horovod_sparse.stall import Limits, limits
 from horovod_sparse.step import Step
+from horovod_sparse.watch import Watch
 from horovod_sparse.worker import Worker
 
 
@@ -50,10 +52,12 @@ class _Overrides:
         sparse: Sparse,
         comm: MPI.Intracomm | None,
         grad_scaler: torch.amp.GradScaler | None,
+        stall: Limits,
         **of_horovod: Any,
     ) -> None:
         self._sparse = sparse
         self._grad_scaler = grad_scaler
+        self._stall = stall
         self._epoch: int | None = None
         self._idle = False  # gradients are collected although this rank had no backward pass
         self._comm = comm
@@ -73,7 +77,8 @@ class _Overrides:
         undoable = self._grad_scaler is not None and self._grad_scaler.is_enabled()
         pipelines = [_pipeline(self._sparse, bucket, self._comm, undoable) for bucket in buckets]
         factor = 1.0 if self.op == hvd.Sum else 1.0 / self._ranks
-        self._worker = Worker(buckets, pipelines, factor, self._conditions, Watch(self._comm).check)
+        self._worker = Worker(buckets, pipelines, factor, self._conditions)
+        Watch(self._comm, self._worker, self._stall)
         self._groups = None  # grouped allreduce takes no callables as handles; the groups are buckets now
         _Horovod._register_hooks(self)
 
@@ -279,6 +284,8 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
     process_set: Any = hvd.global_process_set,
     *,
     grad_scaler: torch.amp.GradScaler | None = None,
+    stall_timeout: float | None = None,
+    stall_abort: float | None = None,
 ) -> Any:
     """Wraps an optimizer so that its gradients are exchanged sparse, with error feedback.
 
@@ -302,6 +309,12 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
         grad_scaler: The scaler that multiplies the loss. When its scale changes, residuals change with it, so that they
             stay the same as updates. When it skips a step, residuals and thresholds are as before that step, for which
             it takes a copy of them.
+        stall_timeout: Seconds. When a bucket has waited so long for other ranks, each rank that waits logs a warning
+            with the bucket, the stage and the missing ranks, and again after as many more; 0: never. By default
+            ``HOROVOD_STALL_CHECK_TIME_SECONDS``, or 60.
+        stall_abort: Seconds. When a bucket has waited so long, the same is printed and all ranks are ended; 0: never.
+            By default ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, or 0. What Horovod exchanges itself has Horovod's own
+            stall check, which knows the two variables only.
 
     Returns:
         The optimizer, an instance of the wrapped optimizer's class. Beyond Horovod's methods it has
@@ -325,14 +338,16 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
     comm = communicator(process_set)
     named = None if named_parameters is None else list(named_parameters)
     if comm is not None:
-        agree(comm, facts(optimizer, named, compression, arguments))
+        stall = {"stall_timeout": stall_timeout, "stall_abort": stall_abort}
+        agree(comm, facts(optimizer, named, compression, {**arguments, **stall}))
     if not isinstance(compression, Sparse):
         return hvd.DistributedOptimizer(optimizer, named, compression, **arguments)
     if comm is not None and comm.Get_size() > 1:
         abort_on_error()
     kind = type(optimizer)
     cls = type(kind.__name__, (kind,), {**vars(_Horovod), **_OVERRIDES})
-    return cls(optimizer.param_groups, named, compression, comm, grad_scaler, **arguments)
+    stall_limits = limits(stall_timeout, stall_abort)
+    return cls(optimizer.param_groups, named, compression, comm, grad_scaler, stall_limits, **arguments)
 
 
 def _pipeline(sparse: Sparse, bucket: Bucket, comm: MPI.Intracomm, undoable: bool) -> Pipeline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ class Pipeline:
         self._comm = comm
         self._consensus = consensus_of(comm)
         self._number = number
+        self.stage = "select"  # the one in progress, or the last one; for messages
         self._unit = 0.0  # of what the memory holds; 0: nothing yet
         self._steps = 0
         self._density = 0.0  # in force in the last step
@@ -71,12 +73,13 @@ class Pipeline:
         """Exchanges one step's gradients.
 
         Law: total + sum over ranks of the new memory = sum over ranks of (scale * old memory + gradients), where
-        scale = old unit / new unit.
+        scale = old unit / new unit. The unit is learning rate / loss scale * factor: what the memory holds times the
+        unit is an update, also where another number of ranks takes the memory over.
 
         Args:
             gradients: This rank's gradients; positions in gaps are held (neither added to nor selected from).
             outputs: Written with factor * total, in their own dtypes; may be the gradients' own arrays.
-            step: Under what conditions. When its unit changes, what the memory holds is rescaled, so that it stays the
+            step: Under what conditions. When the unit changes, what the memory holds is rescaled, so that it stays the
                 same as an update. A unit of 0, as some warm-ups start with, allows no such factor; the last other one
                 stays in force.
             factor: Factor on the total: 1/P averages.
@@ -84,9 +87,9 @@ class Pipeline:
         Raises:
             RuntimeError: No rank had a backward pass. The memory is unchanged.
         """
-        with trace.span("select", bucket=self._number):
+        with self._stage("select"):
             finite = kernels_for(self._like).all_finite(gradients)
-        with trace.span("agree", bucket=self._number):
+        with self._stage("agree"):
             elements = sum(array.size for _, array in gradients)
             mine = np.array([not finite, not step.idle, elements], np.int64)
             poisoned, working, active = self._consensus(mine).tolist()
@@ -101,30 +104,35 @@ class Pipeline:
             self._exchanged = True
         # The same on every rank, also where parameters are held on some of them only.
         active //= self._comm.Get_size()
-        exchange = self._dense_step(gradients, active) if poisoned else self._sparse_step(gradients, active, step)
-        with trace.span("apply", bucket=self._number):
+        unit = step.unit * factor
+        exchange = self._dense_step(gradients, active) if poisoned else self._sparse_step(gradients, active, step, unit)
+        with self._stage("apply"):
             total = exchange.total
             kernels_for(total.values).scatter(total.indices, total.values, outputs, factor)
 
-    def _sparse_step(self, gradients: Segments, active: int, step: Step) -> Exchange:
-        with trace.span("select", bucket=self._number):
+    def _sparse_step(self, gradients: Segments, active: int, step: Step, unit: float) -> Exchange:
+        with self._stage("select"):
             moment = self._moment(gradients, step)
             densities = self.schedule.densities(moment)
-            accumulator = self.memory.open(gradients, self._rescaling(step.unit))
+            accumulator = self.memory.open(gradients, self._rescaling(unit))
             vector, density = self._take(accumulator, densities, active, moment)
-            self._unit = step.unit or self._unit
+            self._unit = unit or self._unit
             self._note_density(density if vector.indices is not None else 1.0)
             k = self._sparse.k(active, density)
-        with trace.span("exchange", bucket=self._number, entries=len(vector)):
+        with self._stage("exchange", entries=len(vector)):
             try:
                 exchange = self.collective.allreduce(vector, k)
             except BaseException:
                 self.memory.close(accumulator, vector, returned=vector)  # nothing arrived anywhere: nothing is lost
                 raise
-        with trace.span("apply", bucket=self._number):
+        with self._stage("apply"):
             self.memory.close(accumulator, vector, exchange.returned)
         self._steps += 1
         return exchange
+
+    def _stage(self, name: str, **details: Any) -> AbstractContextManager[None]:
+        self.stage = name
+        return trace.span(name, bucket=self._number, **details)
 
     def _take(
         self, accumulator: Accumulator, densities: Sequence[float], active: int, moment: Moment
@@ -177,7 +185,7 @@ class Pipeline:
         A gradient with NaN or Inf reaches every rank as dense training would show it, so that a GradScaler skips
         the step everywhere, and no residual is poisoned by it.
         """
-        with trace.span("exchange", bucket=self._number, entries=self._size):
+        with self._stage("exchange", entries=self._size):
             whole = np.zeros(self._size, self._like.dtype, like=self._like)
             kernels_for(whole).accumulate(gradients, whole, 1.0)
             return self.collective.allreduce(SparseVector.full(whole), self._sparse.k(active))

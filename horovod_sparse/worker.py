@@ -14,6 +14,7 @@ from horovod_sparse.collectives import Traffic
 from horovod_sparse.device import Mark
 from horovod_sparse.inside import inside_mpi
 from horovod_sparse.pipeline import Pipeline
+from horovod_sparse.stall import Progress
 from horovod_sparse.step import Step
 
 
@@ -43,7 +44,6 @@ class Worker:
         conditions: Gives, for an index of a param group, a function that gives the conditions of the step in progress.
             The first is called in the order of the program, the second on the worker's thread, where it may wait for
             the device.
-        watch: Called with a bucket's number once a second while that bucket is waited for.
     """
 
     def __init__(
@@ -52,17 +52,17 @@ class Worker:
         pipelines: Sequence[Pipeline],
         factor: float,
         conditions: Callable[[int], Callable[[], Step]],
-        watch: Callable[[int], None],
     ) -> None:
         self.buckets = buckets
         self.pipelines = pipelines
         self._factor = factor
         self._conditions = conditions
-        self._watch = watch
         self._number_of = {slot.parameter: bucket.number for bucket in buckets for slot in bucket.slots}
         self._lock = threading.Lock()  # autograd runs one thread a device, and each may fire hooks
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="horovod_sparse")
         self._unconfirmed = False  # a step was exchanged, but not applied so far
+        self._step = -1
+        self._running: int | None = None  # the bucket in exchange
         self._begin()
 
     def __contains__(self, parameter: torch.Tensor) -> bool:
@@ -70,6 +70,7 @@ class Worker:
         return parameter in self._number_of
 
     def _begin(self) -> None:
+        self._step += 1
         self._filling = [_Filling(bucket) for bucket in self.buckets]
         self._next = 0
         self._failed: BaseException | None = None
@@ -135,11 +136,14 @@ class Worker:
         if self._failed is not None:
             # Where only this rank failed, the others are still in that bucket: to go on would be to wait for ever.
             raise self._failed
+        self._running = filling.bucket.number
         try:
             self._exchange(filling, conditions)
         except BaseException as error:
             self._failed = error
             raise
+        finally:
+            self._running = None
 
     def _exchange(self, filling: _Filling, conditions: Callable[[], Step]) -> None:
         bucket = filling.bucket
@@ -163,8 +167,7 @@ class Worker:
     def _wait(self, done: Future[None], bucket: int) -> None:
         if not done.done():
             with trace.span("wait", bucket=bucket):
-                while wait([done], timeout=1).not_done:
-                    self._watch(bucket)
+                wait([done])
 
     def finish(self) -> None:
         """Waits for everything that was started, whatever became of it, and makes ready for the next step."""
@@ -173,6 +176,15 @@ class Worker:
                 self._wait(filling.done, filling.bucket.number)
         self._unconfirmed = True
         self._begin()
+
+    def progress(self) -> Progress:
+        """How far the exchange has come; for other threads."""
+        running = self._running
+        if running is not None:
+            return Progress(self._step, running, self.pipelines[running].stage)
+        if self._next < len(self.buckets):
+            return Progress(self._step, self._next, "")
+        return Progress(self._step + 1, 0, "")
 
     @property
     def traffic(self) -> Traffic:

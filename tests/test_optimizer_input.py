@@ -10,6 +10,7 @@ from laws import everywhere
 from torch import nn
 from training import loss_of, mlp, own_gradients, snapshot
 
+import horovod_sparse
 import horovod_sparse as hvs
 
 pytestmark = pytest.mark.mpi
@@ -131,6 +132,20 @@ def test_sparse_on_some_ranks_only(hvd, comm):
     compression = hvd.Compression.none if last(comm) else hvs.Compression.topka(0.1)
     with differs(comm, "compression differs between ranks"):
         wrap(mlp(), compression=compression)
+
+
+def test_versions_that_differ(hvd, comm, monkeypatch):
+    if last(comm):
+        monkeypatch.setattr(horovod_sparse, "__version__", "0.0.1")
+    with differs(comm, r"version of horovod_sparse differs between ranks: rank \d has 0.0.1, rank 0 has "):
+        wrap(mlp())
+
+
+def test_stall_timeouts_that_differ_or_are_none(hvd, comm):
+    with differs(comm, r"stall_timeout differs between ranks: rank \d has 30, rank 0 has None"):
+        wrap(mlp(), stall_timeout=30 if last(comm) else None)
+    with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: stall_abort must be a number of seconds.*not -1"):
+        wrap(mlp(), stall_abort=-1)
 
 
 def test_shapes_that_differ(hvd, comm):

@@ -9,6 +9,7 @@ import torch
 
 from horovod_sparse.bucket import Member, plan
 from horovod_sparse.collectives import Traffic
+from horovod_sparse.stall import Progress
 from horovod_sparse.step import Step
 from horovod_sparse.worker import Worker
 
@@ -19,6 +20,7 @@ class Recorder:
     def __init__(self, log, number):
         self.log, self.number = log, number
         self.traffic = Traffic(10, 1)
+        self.stage = "exchange"
         self.error = None
         self.gate = None
 
@@ -46,7 +48,7 @@ def log():
 def worker(parameters, log):
     buckets = plan([Member(str(i), p, group=0) for i, p in enumerate(parameters)], bucket_bytes=80)
     pipelines = [Recorder(log, bucket.number) for bucket in buckets]
-    return Worker(buckets, pipelines, factor=0.5, conditions=lambda _: lambda: Step(0.1), watch=lambda bucket: None)
+    return Worker(buckets, pipelines, factor=0.5, conditions=lambda _: lambda: Step(0.1))
 
 
 def put(worker, p, **settings):
@@ -110,24 +112,30 @@ def test_handing_in_does_not_wait_for_the_exchange(worker, parameters, log):
     assert len(log) == 2
 
 
-def test_who_waits_keeps_watch(parameters):
-    seen = []
-    (bucket,) = plan([Member("p", parameters[0], group=0)], 10**6)
-    recorder = Recorder([], 0)
-    recorder.gate = threading.Event()
-
-    def watch(number):
-        seen.append(number)
-        recorder.gate.set()
-
-    put(Worker([bucket], [recorder], 1.0, conditions=lambda _: lambda: Step(0.1), watch=watch), parameters[0])()
-    assert seen == [0]
+def test_progress_names_the_bucket_in_exchange_and_its_stage_or_the_next_one(worker, parameters):
+    assert worker.progress() == Progress(0, 0, "")
+    first = worker.pipelines[0]
+    first.gate = threading.Event()
+    handles = [put(worker, p) for p in parameters[:2]]
+    while not worker.progress().stage:
+        pass
+    assert worker.progress() == Progress(0, 0, "exchange")
+    first.gate.set()
+    handles[0]()
+    worker._thread.submit(lambda: None).result()  # after what the worker does behind the result
+    assert worker.progress() == Progress(0, 1, "")
+    put(worker, parameters[2])
+    put(worker, parameters[3])()
+    worker._thread.submit(lambda: None).result()
+    assert worker.progress() == Progress(1, 0, "")
+    worker.finish()
+    assert worker.progress() == Progress(1, 0, "")
 
 
 def test_a_gradient_in_another_layout_comes_back_in_the_parameters(parameters):
     p = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
     (bucket,) = plan([Member("p", p, group=0)], 10**6)
-    worker = Worker([bucket], [Recorder([], 0)], 2.0, conditions=lambda _: lambda: Step(0.1), watch=lambda _: None)
+    worker = Worker([bucket], [Recorder([], 0)], 2.0, conditions=lambda _: lambda: Step(0.1))
     gradient = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     result = worker.put(p, gradient)()
     assert torch.equal(result, 2 * gradient)

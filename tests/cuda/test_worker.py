@@ -81,7 +81,7 @@ def start(
         with bucket.device.work():
             like = bucket.device.empty(bucket.dtype)
             pipelines.append(Pipeline(sparse, bucket.size, like, comm, bucket.number, undoable))
-    return Worker(buckets, pipelines, 1 / comm.Get_size(), lambda _: lambda: Step(0.1, epoch=0), lambda _: None)
+    return Worker(buckets, pipelines, 1 / comm.Get_size(), lambda _: lambda: Step(0.1, epoch=0))
 
 
 def step(worker: Worker, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
