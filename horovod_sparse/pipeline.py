@@ -99,7 +99,7 @@ class Pipeline:
                 f"{self._comm.Get_size()} ranks: call loss.backward() first"
             )
         if self._undoable:
-            with trace.span("select", bucket=self._number):
+            with self._stage("select"):
                 self._before = snapshot(self.state_dict(), self._before)
             self._exchanged = True
         # The same on every rank, also where parameters are held on some of them only.
