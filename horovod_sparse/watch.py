@@ -29,7 +29,8 @@ _ASKS = 32766
 _ANSWERS = 32765
 
 _PERIOD = 1.0  # seconds between two looks
-_PATIENCE = 3.0  # seconds for an answer, or for messages that are still under way when a rank leaves
+_PATIENCE = 3.0  # seconds for an answer
+_FAREWELL = 5.0  # seconds for what a rank has sent before it left, and for adding that up
 
 
 @dataclass
@@ -162,7 +163,7 @@ class Watch:
         if mine.stage == "apply":
             return  # everything has arrived
         for rank, noticed in self._left.items():
-            if now - max(noticed, wait.since) >= _PATIENCE:
+            if now - max(noticed, wait.since) >= _FAREWELL:
                 abort(
                     f"rank {self._world_rank[rank]} of {self._world_size} has left the program, but bucket "
                     f"{mine.bucket} waits for it: let every rank take as many steps (equal shares of the data, "

@@ -14,12 +14,17 @@ _ENVIRONMENT = mpi_environment()
 _ENVIRONMENT["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{_ENVIRONMENT['PATH']}"
 
 
-def python(*arguments: str, ranks: int | None = None, limit: float = 100) -> subprocess.CompletedProcess[str]:
-    """Runs Python, on a number of ranks or as a process of its own, for at most ``limit`` seconds."""
+def python(
+    *arguments: str, ranks: int | None = None, limit: float = 100, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs Python, on a number of ranks or as a process of its own, for at most ``limit`` seconds.
+
+    Further keywords are added to its environment.
+    """
     launcher = [] if ranks is None else ["mpirun", "-np", str(ranks)]
     return subprocess.run(
         [*launcher, sys.executable, *arguments],
-        env=_ENVIRONMENT,
+        env={**_ENVIRONMENT, **variables},
         capture_output=True,
         text=True,
         timeout=limit,
