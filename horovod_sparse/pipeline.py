@@ -57,12 +57,13 @@ class Pipeline:
         """Exchanges one step's gradients.
 
         Law: total + sum over ranks of the new memory = sum over ranks of (scale * old memory + gradients), where
-        scale = old unit / new unit.
+        scale = old unit / new unit. The unit is learning rate / loss scale * factor: what the memory holds times the
+        unit is an update, also where another number of ranks takes the memory over.
 
         Args:
             gradients: This rank's gradients; positions in gaps are held (neither added to nor selected from).
             outputs: Written with factor * total, in their own dtypes; may be the gradients' own arrays.
-            step: Under what conditions. When its unit changes, what the memory holds is rescaled, so that it stays the
+            step: Under what conditions. When the unit changes, what the memory holds is rescaled, so that it stays the
                 same as an update. A unit of 0, as some warm-ups start with, allows no such factor; the last other one
                 stays in force.
             factor: Factor on the total: 1/P averages.
@@ -83,18 +84,19 @@ class Pipeline:
             )
         # The same on every rank, also where parameters are held on some of them only.
         active //= self._comm.Get_size()
-        exchange = self._dense_step(gradients, active) if poisoned else self._sparse_step(gradients, active, step)
+        unit = step.unit * factor
+        exchange = self._dense_step(gradients, active) if poisoned else self._sparse_step(gradients, active, step, unit)
         with trace.span("apply", bucket=self._number):
             total = exchange.total
             kernels_for(total.values).scatter(total.indices, total.values, outputs, factor)
 
-    def _sparse_step(self, gradients: Segments, active: int, step: Step) -> Exchange:
+    def _sparse_step(self, gradients: Segments, active: int, step: Step, unit: float) -> Exchange:
         with trace.span("select", bucket=self._number):
             moment = self._moment(gradients, step)
             densities = self.schedule.densities(moment)
-            accumulator = self.memory.open(gradients, self._rescaling(step.unit))
+            accumulator = self.memory.open(gradients, self._rescaling(unit))
             vector, density = self._take(accumulator, densities, active, moment)
-            self._unit = step.unit or self._unit
+            self._unit = unit or self._unit
             self._note_density(density if vector.indices is not None else 1.0)
             k = self._sparse.k(active, density)
         with trace.span("exchange", bucket=self._number, entries=len(vector)):

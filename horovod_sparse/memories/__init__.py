@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from horovod_sparse.accumulator import Accumulator
@@ -46,6 +47,20 @@ class Memory(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a state given by ``state_dict``."""
+        ...
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The state that holds what several states of one unit hold together, for another number of ranks.
+
+        Args:
+            states: As ``state_dict`` gives them, with NumPy arrays. None at all: the result holds nothing.
+
+        Returns:
+            A state for ``load_state_dict``, with NumPy arrays; this memory itself stays as it is.
+
+        Raises:
+            ValueError: A state does not fit this memory.
+        """
         ...
 
 

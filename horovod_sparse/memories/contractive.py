@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from horovod_sparse.accumulator import Accumulator
@@ -70,3 +71,7 @@ class Contractive:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a state given by ``state_dict``; ValueError when it does not fit."""
         self._error.load_state_dict(state)
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The compressed errors, merged as their compressor does it."""
+        return self._error.merge(states)

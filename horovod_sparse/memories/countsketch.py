@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from horovod_sparse.kernels import copy_to_host, kernels_for, to_device
 from horovod_sparse.kernels.types import Array, Indices
+from horovod_sparse.memories.sums import total
 from horovod_sparse.place import Place
 
 
@@ -87,3 +89,7 @@ class CountSketch:
                 "bucket size it was saved with"
             )
         self._counters[...] = to_device(counters, self._counters)
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Counters add up: the hash is the same on every rank."""
+        return {"counters": total([state["counters"] for state in states], self._counters)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from horovod_sparse.kernels.types import Array, Indices
@@ -41,6 +42,10 @@ class ErrorCompressor(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a state given by ``state_dict``."""
+        ...
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """The state of what several states hold together, all of them with NumPy arrays; of nothing for none."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -101,3 +102,15 @@ class ImprovedContractive:
         indices, values = (to_device(state[key].copy(), self._place.like) for key in ("indices", "values"))
         self._entries = SparseVector(indices, values, self._place.size)
         self._rest.load_state_dict(state["rest"])
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Both parts, each by its own rule; entries at the same position add up."""
+        size = self._place.size
+        nothing = SparseVector.empty(size, np.empty(0, self._place.like.dtype))
+        entries = nothing.plus(*(SparseVector(state["indices"], state["values"], size) for state in states))
+        return {
+            "error": {} if self._error is None else self._error.merge([state["error"] for state in states]),
+            "indices": entries.indices,
+            "values": entries.values,
+            "rest": self._rest.merge([state["rest"] for state in states]),
+        }

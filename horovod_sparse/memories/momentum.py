@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from horovod_sparse.kernels import copy_to_host, kernels_for, to_device
 from horovod_sparse.kernels.types import Segments
 from horovod_sparse.memories.delivered import delivered
 from horovod_sparse.memories.residual import Residual
+from horovod_sparse.memories.sums import total
 from horovod_sparse.place import Place
 from horovod_sparse.vector import SparseVector
 
@@ -103,3 +105,7 @@ class MomentumCorrection(Residual):
         """Copies both in; ValueError when they are of another size or dtype."""
         super().load_state_dict(state)
         self._velocity[...] = to_device(state["velocity"], self._velocity)
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Both add up: u and v of several ranks together are what one rank with all their gradients would have."""
+        return {**super().merge(states), "velocity": total([state["velocity"] for state in states], self._velocity)}

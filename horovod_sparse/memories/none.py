@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels.types import Segments
 from horovod_sparse.place import Place
@@ -29,3 +32,8 @@ class NoMemory(Stateless):
         """Drops the rest and what came back."""
         del vector, returned
         SCRATCH.give_back(accumulator.buffer)
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Nothing was held."""
+        del states
+        return {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,14 @@ class Quantization:
         self._encode(np.zeros(place.size, place.like.dtype, like=place.like))
 
     def _encode(self, buffer: Array) -> None:
-        place = self._place
-        key = np.random.SeedSequence([self._seed, place.bucket, place.rank, self._number, self._step])
-        seed = int(key.generate_state(1, np.uint64)[0] >> 1)
-        self._codes, self._scales = self._kernels.quantize(buffer, self._bits, seed)
+        self._codes, self._scales = self._kernels.quantize(buffer, self._bits, self._seed_of(self._step))
         self._factor = 1.0
         self._step += 1
+
+    def _seed_of(self, step: int) -> int:
+        place = self._place
+        key = np.random.SeedSequence([self._seed, place.bucket, place.rank, self._number, step])
+        return int(key.generate_state(1, np.uint64)[0] >> 1)
 
     def rescale(self, factor: float) -> None:
         """Multiplies what is held; 0 forgets it."""
@@ -72,11 +75,27 @@ class Quantization:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a state given by ``state_dict``; ValueError when it is of another size."""
-        if state["codes"].shape != self._codes.shape:
-            raise ValueError(
-                f"{state['codes'].size} codes do not fit a memory of {self._codes.size}: load the state with the "
-                "configuration and bucket size it was saved with"
-            )
+        self._require_fit(state["codes"])
         self._codes = to_device(state["codes"].copy(), self._codes)
         self._scales = to_device(state["scales"].copy(), self._scales)
         self._factor, self._step = float(state["factor"]), int(state["step"])
+
+    def _require_fit(self, codes: Array) -> None:
+        if codes.shape != self._codes.shape:
+            raise ValueError(
+                f"{codes.size} codes do not fit a memory of {self._codes.size}: load the state with the configuration "
+                "and bucket size it was saved with"
+            )
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Several states are decoded, added up and encoded again, which rounds them once more; one stays as it is."""
+        if len(states) == 1:
+            return states[0]
+        buffer = np.zeros(self._place.size, self._place.like.dtype)
+        kernels = kernels_for(buffer)
+        for state in states:
+            self._require_fit(state["codes"])
+            kernels.dequantize(state["codes"], state["scales"], buffer, self._bits, float(state["factor"]), add=True)
+        step = max((int(state["step"]) for state in states), default=self._step)
+        codes, scales = kernels.quantize(buffer, self._bits, self._seed_of(step))
+        return {"codes": codes, "scales": scales, "factor": 1.0, "step": step + 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import copy_to_host, kernels_for, to_device
 from horovod_sparse.kernels.types import Segments
+from horovod_sparse.memories.sums import total
 from horovod_sparse.place import Place
 from horovod_sparse.vector import SparseVector
 
@@ -46,3 +48,7 @@ class Residual:
                 f"{mine.shape} and dtype {mine.dtype}: load the state with the model and bucket size it was saved with"
             )
         mine[...] = to_device(residual, mine)
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Residuals add up."""
+        return {"residual": total([state["residual"] for state in states], self._residual)}

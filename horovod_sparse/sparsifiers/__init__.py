@@ -26,9 +26,11 @@ class Sparsifier(Protocol):
 
     Attributes:
         shares_indices: Whether all ranks choose the same positions, so that only values need to travel.
+        replicated: Whether the state is the same on every rank, so that another number of ranks can take it over.
     """
 
     shares_indices: bool
+    replicated: bool
 
     def take(self, accumulator: Accumulator, k: int, consensus: Consensus) -> SparseVector:
         """Moves about k entries out of the accumulator."""

@@ -14,6 +14,7 @@ class Base:
 
     Attributes:
         shares_indices: Whether all ranks choose the same positions, so that only values need to travel.
+        replicated: Whether the state is the same on every rank, so that another number of ranks can take it over.
 
     Args:
         place: The bucket and the rank.
@@ -24,6 +25,7 @@ class Base:
     """
 
     shares_indices = False
+    replicated = True
 
     def __init__(self, place: Place, *, threads: int = 1) -> None:
         if threads < 1:

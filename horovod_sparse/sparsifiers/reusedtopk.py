@@ -37,6 +37,8 @@ class ReusedTopK(Base):
         ValueError: A number is out of range, or the band's ends are not ordered.
     """
 
+    replicated = False  # every rank has a threshold of its own
+
     def __init__(
         self,
         place: Place,

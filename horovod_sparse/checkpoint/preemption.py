@@ -1,0 +1,57 @@
+"""Notice of the end: signals that schedulers send before they stop or preempt a job."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+from mpi4py import MPI
+
+from horovod_sparse.communicator import communicator
+from horovod_sparse.inside import inside_mpi
+
+
+@contextmanager
+def on_preemption(process_set: Any = hvd.global_process_set) -> Iterator[Callable[[], bool]]:
+    """SIGUSR1 and SIGTERM no longer end this process inside the block, but are taken for notice of the end.
+
+    SLURM sends SIGUSR1 where a job asks for it (``--signal``), and SIGTERM before it ends a job by force. What is being
+    done, such as a save, is completed. The block may be entered before ``hvd.init()``. When it is left, the signals
+    have their former effect again.
+
+    Args:
+        process_set: The ranks that ask together.
+
+    Yields:
+        A function that tells whether any of the ranks has had notice so far. A collective call, a message of one byte:
+        all ranks call it as often, once a step, and get the same answer.
+
+    Raises:
+        ValueError: Entered outside the main thread, where Python allows no signal handlers.
+    """
+    noticed = np.zeros(1, np.uint8)
+    comm: MPI.Intracomm | None = None
+
+    def notice(*_: Any) -> None:
+        noticed[0] = 1
+
+    def preempted() -> bool:
+        nonlocal comm
+        comm = comm or communicator(process_set)
+        if comm is None:
+            raise ValueError(f"rank {hvd.rank()} is not part of {process_set}: call preempted() on its ranks only")
+        anywhere = np.empty_like(noticed)
+        with inside_mpi():
+            comm.Allreduce(noticed.copy(), anywhere, op=MPI.MAX)
+        return bool(anywhere[0])
+
+    previous = {number: signal.signal(number, notice) for number in (signal.SIGUSR1, signal.SIGTERM)}
+    try:
+        yield preempted
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
