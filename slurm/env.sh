@@ -8,6 +8,7 @@
 : "${MPI_TYPE:=pmix}"      # how srun talks to MPI (`srun --mpi=list`): pmix for Open MPI, cray_shasta for Cray MPICH
 : "${NETWORK:=auto}"       # auto, infiniband, slingshot, ethernet: which settings below are made
 : "${TCP_INTERFACES:=}"    # of ethernet: interfaces or networks, such as "eth0" or "10.1.0.0/16"
+: "${CONTAINER:=}"         # what runs a command in a container, such as "apptainer exec --nv horovod_sparse.sif"
 
 if [ -n "$MODULES" ]; then
     # shellcheck disable=SC2086 # one word for each module
@@ -36,9 +37,6 @@ case $NETWORK in
         export OMPI_MCA_pml=ucx
         # The old InfiniBand transport of Open MPI 4, which warns where it finds a device that UCX already drives.
         export OMPI_MCA_btl=^openib
-        # Horovod and this library call MPI from threads of their own, and data loaders fork: memory that is
-        # registered with the network card must survive that.
-        export RDMAV_FORK_SAFE=1
         # UCX finds the cards itself. Choose some with UCX_NET_DEVICES=mlx5_0:1,mlx5_1:1 (`ucx_info -d` lists them).
         ;;
     slingshot)
@@ -46,7 +44,8 @@ case $NETWORK in
         export OMPI_MCA_pml=cm OMPI_MCA_mtl=ofi FI_PROVIDER=cxi
         # Matching in software where the card runs out of entries: many ranks send to one in a sparse exchange.
         export FI_CXI_RX_MATCH_MODE=hybrid
-        # The default monitor of registered memory hooks malloc and free, which torch's allocators upset.
+        # The kernel reports when registered memory is freed. The other monitor intercepts the program's own calls,
+        # which sites advise against where several libraries communicate, such as MPI and NCCL.
         export FI_MR_CACHE_MONITOR=userfaultfd
         ;;
     ethernet)

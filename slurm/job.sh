@@ -13,12 +13,14 @@ job=${job:-$SLURM_JOB_ID}
 
 # launch COMMAND...: runs it as one rank for each task of the job.
 launch() {
+    # shellcheck disable=SC2086 # CONTAINER is several words
+    set -- bash slurm/rank.sh $CONTAINER "$@"
     case $LAUNCHER in
         # One rank that fails ends the others. By default srun lets them wait for it.
-        srun) srun --mpi="$MPI_TYPE" --kill-on-bad-exit=1 bash slurm/rank.sh "$@" ;;
+        srun) srun --mpi="$MPI_TYPE" --kill-on-bad-exit=1 "$@" ;;
         # Not bound to single cores: torch and the exchange have threads of their own.
-        mpirun) mpirun -np "$SLURM_NTASKS" --bind-to none --map-by slot bash slurm/rank.sh "$@" ;;
-        horovodrun) horovodrun -np "$SLURM_NTASKS" -H "$(hosts)" bash slurm/rank.sh "$@" ;;
+        mpirun) mpirun -np "$SLURM_NTASKS" --bind-to none --map-by slot "$@" ;;
+        horovodrun) horovodrun -np "$SLURM_NTASKS" -H "$(hosts)" "$@" ;;
         *) echo "job.sh: LAUNCHER=$LAUNCHER is unknown; known are: srun, mpirun, horovodrun" >&2 && return 2 ;;
     esac
 }
