@@ -47,7 +47,7 @@ SwitchType=switch/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerType=sched/backfill
-SchedulerParameters=bf_interval=5,sched_min_interval=100000
+SchedulerParameters=bf_interval=5,sched_interval=1,sched_min_interval=100000
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 JobCompType=jobcomp/none

@@ -13,7 +13,7 @@ from cluster import SECOND, Cluster, wait_until
 # Long enough for something to happen after the first checkpoint.
 TRAINING = {
     "COMPRESSION": "oktopk:density=0.01",
-    "EPOCHS": "10",
+    "EPOCHS": "24",
     "CHECKPOINT_EVERY": "20",
     "OMP_NUM_THREADS": "1",
 }
@@ -91,7 +91,7 @@ def test_a_signal_before_python_handles_it_is_not_lost(cluster: Cluster, tmp_pat
     job = cluster.submit("train.sbatch", log, OUTPUT=str(tmp_path), **TRAINING)
     wait_until(lambda: "RUNNING" in cluster.run("squeue", "--steps", "--job", job, "-h", "-o", "%N RUNNING"), 60, "srun")
     cluster.run("scancel", "--batch", "--signal=USR1", job)
-    cluster.wait_for(job, "PENDING", limit=LIMIT)
+    wait_until(lambda: cluster.show(job)["Restarts"] == "1", LIMIT, f"job {job} to be requeued")
     assert len(stopped_at(log)) == 1
     cluster.run("scancel", job)
 
@@ -101,7 +101,7 @@ def test_the_time_limit_is_announced(cluster: Cluster, tmp_path: Path) -> None:
     log = tmp_path / "log"
     options = ("--time=1", "--signal=B:USR1@10")
     job = cluster.submit("train.sbatch", log, *options, OUTPUT=str(tmp_path), **{**TRAINING, "EPOCHS": "1000"})
-    cluster.wait_for(job, "PENDING", limit=LIMIT)
+    wait_until(lambda: cluster.show(job)["Restarts"] == "1", LIMIT, f"job {job} to be requeued")
     assert len(stopped_at(log)) == 1
     cluster.run("scancel", job)
 
