@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
-from torch.utils.data import Dataset
+from torch.utils.data import BatchSampler, Dataset
 
 CIFAR10_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 CIFAR10_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
@@ -60,6 +61,19 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
         if self.augment:
             images = flip_and_crop(images)
         return self.normalization(images), self.labels[index]
+
+
+class Batches(BatchSampler):
+    """A sampler's batches, of which the first can be left out where a run goes on within an epoch.
+
+    Attributes:
+        start: How many are left out. The length counts them.
+    """
+
+    start = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return islice(super().__iter__(), self.start, None)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import platform
 from pathlib import Path
@@ -35,11 +36,15 @@ class Recorder:
 
     def __init__(self, args: argparse.Namespace, model: nn.Module, optimizer: Any, steps: int) -> None:
         self._args = args
-        self._parameters = sum(parameter.numel() for parameter in model.parameters())
+        self._model = model
+        self._count = sum(parameter.numel() for parameter in model.parameters())
         self._optimizer = optimizer
         self._steps = steps
         self._epochs: list[dict[str, Any]] = []
         self._densities: dict[str, list[float]] = {}  # of every step, by bucket
+        # Of earlier runs that this one goes on from: time in the epoch in progress, and bytes.
+        self._spent: dict[str, float] = {}
+        self._sent = 0.0
         if hvd.rank() == 0:
             args.output.mkdir(parents=True, exist_ok=True)  # fails before the training rather than after it
 
@@ -52,11 +57,9 @@ class Recorder:
             accuracy: Fraction of all ranks' test images that are classified right.
             seconds: Time the epoch's training took this rank.
         """
-        spent = trace.totals()
-        for span in trace.spans():
-            if span.name == "density":  # the same on every rank
-                self._densities.setdefault(str(span.details["bucket"]), []).append(span.details["density"])
-        mine = [train_loss, seconds, self._bytes_sent(), *(spent.get(stage, 0.0) for stage in STAGES)]
+        spent, self._densities = self._times(), self._densities_so_far()
+        self._spent = {}
+        mine = [train_loss, seconds, self._bytes_sent(), *(spent[stage] for stage in STAGES)]
         average = hvd.allreduce(torch.tensor(mine, dtype=torch.float64), op=hvd.Average, name="record")
         mean_loss, seconds, sent, *stages = average.tolist()
         before = self._epochs[-1]["bytes_sent"] if self._epochs else 0.0
@@ -78,16 +81,44 @@ class Recorder:
             }
         )
 
+    def _times(self) -> dict[str, float]:
+        """Seconds of the epoch in progress, by stage."""
+        spent = trace.totals()
+        return {stage: self._spent.get(stage, 0.0) + spent.get(stage, 0.0) for stage in STAGES}
+
+    def _densities_so_far(self) -> dict[str, list[float]]:
+        """The same on every rank."""
+        densities = {bucket: list(so_far) for bucket, so_far in self._densities.items()}
+        for span in trace.spans():
+            if span.name == "density":
+                densities.setdefault(str(span.details["bucket"]), []).append(span.details["density"])
+        return densities
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been recorded on this rank, the epoch in progress included."""
+        return {
+            "epochs": self._epochs,
+            "densities": self._densities_so_far(),
+            "spent": self._times(),
+            "sent": self._bytes_sent() if hasattr(self._optimizer, "traffic") else 0.0,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a state given by ``state_dict``."""
+        self._epochs, self._densities = list(state["epochs"]), state["densities"]
+        self._spent, self._sent = state["spent"], state["sent"]
+
     def _bytes_sent(self) -> float:
         """Gradient bytes this rank has sent so far.
 
         Horovod counts none: a ring allreduce, which sends the fewest, sends 2 (P-1)/P of the gradients' bytes.
         """
         if hasattr(self._optimizer, "traffic"):
-            return float(self._optimizer.traffic.bytes_sent)
+            return self._sent + float(self._optimizer.traffic.bytes_sent)
         width = 2 if self._args.compression == "fp16" else 4
-        per_step = 2 * (hvd.size() - 1) / hvd.size() * width * self._parameters
-        return float(per_step * self._steps * (len(self._epochs) + 1))
+        per_step = 2 * (hvd.size() - 1) / hvd.size() * width * self._count
+        before = self._epochs[-1]["bytes_sent"] if self._epochs else 0.0
+        return float(before + per_step * self._steps)
 
     def write(self) -> None:
         """Writes ``result.json``, and with --trace the last epoch's ``trace.json``; a collective call."""
@@ -97,13 +128,22 @@ class Recorder:
             result = {
                 "configuration": {key: _json_value(value) for key, value in vars(self._args).items()},
                 "ranks": hvd.size(),
-                "parameters": self._parameters,
+                "parameter_count": self._count,
+                "parameters": digest(self._model),
                 "steps_per_epoch": self._steps,
                 "versions": versions(),
                 "epochs": self._epochs,
                 "densities": self._densities,
             }
             write_json(self._args.output / "result.json", result)
+
+
+def digest(model: nn.Module) -> str:
+    """SHA-256 of the parameters' bits, in hexadecimal digits: equal for models that are equal bit by bit."""
+    bits = hashlib.sha256()
+    for parameter in model.parameters():
+        bits.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return bits.hexdigest()
 
 
 def versions() -> dict[str, str]:

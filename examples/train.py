@@ -11,21 +11,23 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import horovod.torch as hvd
 import torch
-from data import Images, load
+from data import Batches, Images, Split, load
 from models import MODELS, build
 from progress import progress_bar
 from record import Recorder
+from saving import Saving
 from schedule import SCHEDULES, learning_rate_factor
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 import horovod_sparse as hvs  # sparse
@@ -33,7 +35,7 @@ from horovod_sparse import trace
 
 
 def main() -> None:
-    """Trains on this rank's share of the data; rank 0 shows the progress and writes the results."""
+    """Reads what to do; notice of the end is taken from here on where the run can be saved."""
     args = parse_arguments()
     try:
         data = load(args.data)
@@ -42,6 +44,12 @@ def main() -> None:
         sys.exit(f"train.py: {error}")
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("train.py: --device cuda, but torch finds no GPU here: see `horovod-sparse check`")
+    with hvs.checkpoint.on_preemption() if args.checkpoint else nullcontext(lambda: False) as preempted:
+        train(args, data, compression, preempted)
+
+
+def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Callable[[], bool]) -> None:
+    """Trains on this rank's share of the data; rank 0 shows the progress and writes the results."""
     hvd.init()
     torch.manual_seed(args.seed)
     model = build(args.model, data.channels, data.side, data.classes)
@@ -49,25 +57,38 @@ def main() -> None:
     optimizer = distribute(args, model, compression, scaler)
     torch.manual_seed(args.seed + hvd.rank())  # every rank augments its images in its own way
     sampler: DistributedSampler[Any] = DistributedSampler(data.train, hvd.size(), hvd.rank(), seed=args.seed)
-    loader = build_loader(args, data.train, sampler)
+    batches = build_batches(args, sampler)
+    # With a generator of its own: the global one would otherwise depend on how often the loader was begun.
+    loader = DataLoader(data.train, sampler=batches, batch_size=None, generator=torch.Generator())
     scheduler = build_scheduler(args, optimizer, len(loader))
     recorder = Recorder(args, model, optimizer, len(loader))
+    states = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
+    saving = Saving(args, preempted, recorder, **states)
+    position = saving.resume(args.batch_size * args.backward_passes_per_step * hvd.size(), len(loader))
     trace.enable()
     with progress_bar(args.epochs * len(loader), show=hvd.rank() == 0) as bar:
-        for epoch in range(args.epochs):
-            sampler.set_epoch(epoch)
+        bar.initial = bar.n = position.epoch * len(loader) + position.batch
+        while position.epoch < args.epochs:
+            sampler.set_epoch(position.epoch)
+            batches.start = position.batch
             if isinstance(compression, hvs.Sparse):  # sparse: densities may follow the epoch
-                optimizer.set_epoch(epoch)
+                optimizer.set_epoch(position.epoch)
             trace.clear()
-            start, train_loss = time.perf_counter(), 0.0
+            saving.begin(position)
             for images, labels in loader:
-                train_loss += train_step(args, model, optimizer, scaler, images, labels) / len(loader)
+                position.advance(train_step(args, model, optimizer, scaler, images, labels))
                 scheduler.step()
                 bar.update()
-            seconds = time.perf_counter() - start
+                if position.batch < len(loader) and saving.leaves(position):
+                    return
+            seconds = saving.seconds
             test_loss, accuracy = evaluate(args, model, data.test)
-            recorder.end_epoch(train_loss, test_loss, accuracy, seconds)
+            recorder.end_epoch(position.loss / len(loader), test_loss, accuracy, seconds)
             bar.set_postfix(refresh=False, loss=f"{test_loss:.3f}", accuracy=f"{accuracy:.2%}")
+            position.next_epoch()
+            if saving.leaves(position):
+                return
+    saving.finish(position)
     recorder.write()
 
 
@@ -154,18 +175,29 @@ def build_scheduler(args: argparse.Namespace, optimizer: Any, steps_per_epoch: i
     return LambdaLR(optimizer, lambda step: learning_rate_factor(args.schedule, step, warmup, steps))
 
 
-def build_loader(
-    args: argparse.Namespace, data: Images, sampler: DistributedSampler[Any]
-) -> DataLoader[tuple[Tensor, Tensor]]:
+def build_batches(args: argparse.Namespace, sampler: DistributedSampler[Any]) -> Batches:
     """All batches of one optimizer step at a time; as many steps on every rank."""
     images = args.batch_size * args.backward_passes_per_step
-    batches = BatchSampler(sampler, images, drop_last=True)
+    batches = Batches(sampler, images, drop_last=True)
     if not len(batches):
         sys.exit(
-            f"train.py: rank {hvd.rank()} has {len(sampler)} of {len(data)} images, too few for one step of {images}: "
+            f"train.py: rank {hvd.rank()} has {len(sampler)} images, too few for one step of {images}: "
             "lower --batch-size or --backward-passes-per-step, or start fewer ranks"
         )
-    return DataLoader(data, sampler=batches, batch_size=None)
+    return batches
+
+
+def at_least_0(text: str) -> int:
+    """A whole number of at least 0."""
+    number = int(text)
+    if number < 0:
+        raise ValueError(text)
+    return number
+
+
+def resumption(text: str) -> str | int:
+    """latest, none, or the number of a step."""
+    return text if text in ("latest", "none") else at_least_0(text)
 
 
 def positive(text: str) -> int:
@@ -199,6 +231,10 @@ def parse_arguments() -> argparse.Namespace:
     add("--clip", type=float, default=0.0, help="largest norm of the gradient; 0 for no clipping")
     add("--epochs", type=positive, default=20)
     add("--seed", type=int, default=0)
+    add("--checkpoint", type=Path, metavar="DIR", help="save here, and go on from what is there; all nodes share it")
+    add("--checkpoint-every", type=at_least_0, default=0, metavar="N", help="steps; 0: at the end of every epoch")
+    add("--keep", type=positive, default=3, help="checkpoints; older ones are deleted")
+    add("--resume", type=resumption, default="latest", metavar="latest|none|STEP", help="checkpoint to go on from")
     add("--trace", action="store_true", help="write trace.json, the last epoch's times, for ui.perfetto.dev")
     add("--output", type=Path, default=Path("runs/train"), help="folder for result.json")
     return parser.parse_args()

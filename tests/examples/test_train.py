@@ -52,7 +52,7 @@ def test_two_ranks_train_sparse(tmp_path: Path) -> None:
     assert epoch["test_accuracy"] > 0.25
     correct = epoch["test_accuracy"] * TEST_IMAGES
     assert correct == pytest.approx(round(correct), abs=1e-9), "every test image counts once"
-    entries = 0.01 * content["parameters"]
+    entries = 0.01 * content["parameter_count"]
     assert 8 * entries * 0.9 < epoch["bytes_per_step"] < 8 * entries + 4 * 3000  # small parameters travel dense
     stages = epoch["ms_per_step"]
     assert all(stages[name] > 0 for name in ("forward", "backward", "select", "exchange", "apply", "synchronize"))
@@ -82,7 +82,7 @@ def test_two_ranks_train_with_mixed_precision(tmp_path: Path) -> None:
 def test_two_ranks_train_dense_and_charge_a_ring(tmp_path: Path) -> None:
     content = result(train("--epochs", "1", "--output", str(tmp_path), ranks=2), tmp_path)
     (epoch,) = content["epochs"]
-    assert epoch["bytes_per_step"] == 2 * 0.5 * 4 * content["parameters"]
+    assert epoch["bytes_per_step"] == 2 * 0.5 * 4 * content["parameter_count"]
     assert epoch["ms_per_step"]["select"] == 0
 
 

@@ -1,0 +1,153 @@
+"""Checkpoints of train.py: when they are saved, and where a run goes on."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import horovod.torch as hvd
+from record import Recorder
+
+import horovod_sparse as hvs
+
+
+@dataclass
+class Position:
+    """How far the training has come.
+
+    Attributes:
+        step: Optimizer steps so far.
+        epoch: Epochs completed.
+        batch: Steps of the epoch in progress.
+        loss: Sum of this rank's losses over these steps.
+        seconds: Time that these steps took this rank, in earlier runs.
+        images: In a step of all ranks.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    loss: float = 0.0
+    seconds: float = 0.0
+    images: int = 0
+
+    def advance(self, loss: float) -> None:
+        """Counts a step."""
+        self.step += 1
+        self.batch += 1
+        self.loss += loss
+
+    def next_epoch(self) -> None:
+        """Counts an epoch."""
+        self.epoch, self.batch, self.loss, self.seconds = self.epoch + 1, 0, 0.0, 0.0
+
+    def resized(self, images: int, steps: int) -> Position:
+        """The same place in the data where a step has another number of images, and an epoch so many steps."""
+        batch = min(self.batch * self.images // images, steps - 1)
+        loss = self.loss * batch / self.batch if self.batch else 0.0
+        return Position(self.step, self.epoch, batch, loss, self.seconds, images)
+
+
+class Saving:
+    """Saves the run now and then, and when it is preempted; does nothing without ``--checkpoint``.
+
+    Args:
+        args: train.py's arguments.
+        preempted: Tells whether the run has to end; called once a step.
+        recorder: Saved as well.
+        **states: Model, optimizer and whatever else has a state.
+    """
+
+    def __init__(
+        self, args: argparse.Namespace, preempted: Callable[[], bool], recorder: Recorder, **states: Any
+    ) -> None:
+        self._every = args.checkpoint_every
+        self._resume = args.resume
+        self._checkpoints = hvs.checkpoint.Checkpoints(args.checkpoint, args.keep) if args.checkpoint else None
+        self._preempted = preempted
+        self._recorder = recorder
+        self._states = states
+        self._began = 0.0
+        self._kept = -1  # the step that was saved or loaded last
+
+    def resume(self, images: int, steps: int) -> Position:
+        """Loads the checkpoint that was asked for.
+
+        Args:
+            images: In a step of all ranks.
+            steps: Of an epoch.
+
+        Returns:
+            Where the run goes on: at the beginning, if there is no checkpoint.
+        """
+        if self._checkpoints is None or self._resume == "none":
+            return Position(images=images)
+        try:
+            step = None if self._resume == "latest" else self._resume
+            restored = self._checkpoints.load(step=step, **self._states)
+        except hvs.checkpoint.CheckpointError as error:
+            # The same on every rank: one tells it.
+            sys.exit(f"train.py: {error} (--resume STEP)" if hvd.rank() == 0 else 1)
+        if restored is None:
+            return Position(images=images)
+        self._recorder.load_state_dict(restored.data["recorder"])
+        position = Position(**restored.data["position"])
+        if position.images != images:
+            position = position.resized(images, steps)
+            # The learning rate follows the share of the training that is done.
+            self._states["scheduler"].last_epoch = position.epoch * steps + position.batch
+        self._kept = position.step
+        say(f"goes on from step {position.step}")
+        return position
+
+    def begin(self, position: Position) -> None:
+        """Starts the clock of an epoch, or of the rest of it."""
+        self._began = time.perf_counter() - position.seconds
+
+    @property
+    def seconds(self) -> float:
+        """Time that the epoch has taken this rank so far, without interruptions."""
+        return time.perf_counter() - self._began
+
+    def leaves(self, position: Position) -> bool:
+        """Saves where it is time to; whether the run has to end here. To be called after every step."""
+        if self._checkpoints is None:
+            return False
+        if self._preempted():
+            saved = self._save(position)
+            if saved:
+                say(f"preempted at step {position.step}")
+            return saved
+        if position.step % self._every == 0 if self._every else position.batch == 0:
+            self._save(position)
+        return False
+
+    def finish(self, position: Position) -> None:
+        """Saves the end of the training, unless that was done."""
+        if self._checkpoints is not None and position.step != self._kept:
+            self._save(position)
+
+    def _save(self, position: Position) -> bool:
+        assert self._checkpoints is not None
+        start = time.perf_counter()
+        position.seconds = self.seconds if position.batch else 0.0
+        data = {"position": asdict(position), "recorder": self._recorder.state_dict()}
+        try:
+            self._checkpoints.save(position.step, data=data, **self._states)
+        except hvs.checkpoint.CheckpointError as error:
+            say(f"warning: {error}; the training goes on")
+            return False
+        finally:
+            self._began += time.perf_counter() - start
+        self._kept = position.step
+        return True
+
+
+def say(what: str) -> None:
+    """Prints a line, on rank 0."""
+    if hvd.rank() == 0:
+        print(f"train.py: {what}", flush=True)
