@@ -11,8 +11,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -62,8 +62,9 @@ PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
 JobRequeue=1
 GresTypes=gpu
-NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8 RealMemory=4000 Gres=gpu:8 Feature=a100 Weight=10
-NodeName={second} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8 RealMemory=4000 Weight=1
+NodeName=DEFAULT NodeHostname={host} NodeAddr=127.0.0.1 CPUs=8 RealMemory=4000
+NodeName={host} Port={ports[1]} Gres=gpu:8 Feature=a100 Weight=10
+NodeName={second} Port={ports[2]} Weight=1
 PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
 PartitionName=high Nodes={host} MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 PartitionName=either Nodes={host},{second} MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=OFF
@@ -85,6 +86,7 @@ class Cluster:
         # Not pytest's folder: a socket's path must stay under 108 bytes.
         self._folder = Path(tempfile.mkdtemp(prefix="slurm-"))
         self._stack = ExitStack()
+        self._daemons: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}
         binaries = Path(sys.executable).parent
         self._environment = {
             **{name: value for name, value in mpi_environment().items() if not name.startswith("SLURM")},
@@ -123,15 +125,29 @@ class Cluster:
         self._until(lambda: (folder / "munge.socket").exists(), 10, "munged's socket")
         self._daemon("slurmctld", "-D")
         for node in (self.first, SECOND):
-            self._daemon("slurmd", "-D", "-N", node)
-        self._until(lambda: len(self._idle()) == 2, 30, "both nodes to be idle")
+            self.start_node(node)
         self._stack.callback(self.cancel_all)  # before the daemons end
 
     def _daemon(self, *command: str) -> None:
-        log = (self._folder / f"{command[0]}.output").open("ab")
-        process = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
-        self._stack.callback(_end, process)
-        self._stack.callback(log.close)
+        with (self._folder / f"{command[0]}.output").open("ab") as log:
+            self._daemons[command] = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
+        self._stack.callback(_end, self._daemons[command])
+
+    def start_node(self, node: str) -> None:
+        """Starts a node's daemon and waits until jobs may run there."""
+        self._daemon("slurmd", "-D", "-N", node)
+        self._until(lambda: node in self._idle(), 30, f"node {node} to be idle")
+
+    def crash_node(self, node: str, text: str) -> None:
+        """Kills a node's daemon and every job that has a text in its environment; tells SLURM that the node is down."""
+        daemon = self._daemons["slurmd", "-D", "-N", node]
+        daemon.kill()
+        daemon.wait()
+        # SLURM's own process of each part of a job leads a session; killed first, it can report nothing.
+        sessions = {os.getsid(pid) for pid in processes_with(text)}
+        for pid in sorted(pid for pid in _processes() if _session(pid) in sessions):
+            os.kill(pid, signal.SIGKILL)
+        self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=crash")
 
     def _idle(self) -> list[str]:
         try:
@@ -197,15 +213,25 @@ def wait_until(condition: Callable[[], bool], limit: float, what: str, pause: fl
 
 def processes_with(text: str) -> list[int]:
     """Processes of this machine that have a text in their environment, this one left out."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (folder / "environ").read_bytes()
-        except OSError:  # ended, or another user's
-            continue
-        if text.encode() in environment and int(folder.name) != os.getpid():
-            found.append(int(folder.name))
-    return found
+    return [pid for pid in _processes() if pid != os.getpid() and text.encode() in _environment(pid)]
+
+
+def _processes() -> list[int]:
+    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # ended, or another user's
+        return b""
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
 
 
 def _free_ports(count: int) -> list[int]:

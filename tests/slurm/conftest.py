@@ -12,7 +12,7 @@ NEED_SLURM = ("test_batch.py", "test_preemption.py", "test_shellcheck.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slurm", action="store_true", help="start a SLURM on this machine and run slurm/'s scripts on it")
+    parser.addoption("--slurm", action="store_true", help="start a SLURM here and run the scripts of slurm/ on it")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -120,8 +120,13 @@ def test_the_published_setup_leaves_its_table_and_figures(cluster: Cluster, cifa
         "yoon2022.sbatch",
         log,
         *("--constraint=a100", "--ntasks-per-node=2"),
-        **{"DATA": f"cifar10:{cifar10}", "MODEL": "cnn", "DEVICE": "cpu", "BATCH_SIZE": "8", "LINKS": "pcie"},
-        **{"OUTPUT": str(output), **SMALL},
+        DATA=f"cifar10:{cifar10}",
+        MODEL="cnn",
+        DEVICE="cpu",
+        BATCH_SIZE="8",
+        LINKS="pcie",
+        OUTPUT=str(output),
+        **SMALL,
     )
     text = completed(cluster, job, log, limit=280)
     runs = ["pcie-none", "pcie-topka", "pcie-randomk"]

@@ -75,9 +75,7 @@ def test_a_job_of_higher_priority_preempts(cluster: Cluster, undisturbed: str, t
 
 
 @pytest.mark.parametrize("launcher", ["horovodrun", "mpirun"])
-def test_other_launchers_pass_the_signal_on(
-    cluster: Cluster, undisturbed: str, tmp_path: Path, launcher: str
-) -> None:
+def test_other_launchers_pass_the_signal_on(cluster: Cluster, undisturbed: str, tmp_path: Path, launcher: str) -> None:
     log = tmp_path / "log"
     job = cluster.submit("horovodrun.sbatch", log, LAUNCHER=launcher, OUTPUT=str(tmp_path), **TRAINING)
     at_first_checkpoint(tmp_path)
@@ -89,7 +87,9 @@ def test_other_launchers_pass_the_signal_on(
 def test_a_signal_before_python_handles_it_is_not_lost(cluster: Cluster, tmp_path: Path) -> None:
     log = tmp_path / "log"
     job = cluster.submit("train.sbatch", log, OUTPUT=str(tmp_path), **TRAINING)
-    wait_until(lambda: "RUNNING" in cluster.run("squeue", "--steps", "--job", job, "-h", "-o", "%N RUNNING"), 60, "srun")
+    wait_until(
+        lambda: "RUNNING" in cluster.run("squeue", "--steps", "--job", job, "-h", "-o", "%N RUNNING"), 60, "srun"
+    )
     cluster.run("scancel", "--batch", "--signal=USR1", job)
     wait_until(lambda: cluster.show(job)["Restarts"] == "1", LIMIT, f"job {job} to be requeued")
     assert len(stopped_at(log)) == 1
@@ -108,15 +108,16 @@ def test_the_time_limit_is_announced(cluster: Cluster, tmp_path: Path) -> None:
 
 def test_a_node_that_goes_down(cluster: Cluster, undisturbed: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    job = cluster.submit("train.sbatch", log, "--partition=either", OUTPUT=str(tmp_path), **TRAINING)
+    variables = {**TRAINING, "OUTPUT": str(tmp_path), "MARKER": str(tmp_path)}
+    job = cluster.submit("train.sbatch", log, "--partition=either", **variables)
     at_first_checkpoint(tmp_path)
     assert cluster.show(job)["NodeList"] == SECOND
-    cluster.run("scontrol", "update", f"nodename={SECOND}", "state=down", "reason=test")
+    cluster.crash_node(SECOND, f"MARKER={tmp_path}")
     try:
         assert_continued(cluster, job, log, tmp_path, undisturbed)
         assert cluster.show(job)["NodeList"] == cluster.first
     finally:
-        cluster.run("scontrol", "update", f"nodename={SECOND}", "state=resume")
+        cluster.start_node(SECOND)
     assert stopped_at(log) == [], "it had no time to say so"
 
 
