@@ -62,9 +62,11 @@ def assert_continued(cluster: Cluster, job: str, log: Path, output: Path, expect
     assert parameters(output) == expected
 
 
-def test_a_job_of_higher_priority_preempts(cluster: Cluster, undisturbed: str, tmp_path: Path) -> None:
+# The second is what clusters without preempt_send_user_signal do: SIGTERM to the ranks, nothing to the script.
+@pytest.mark.parametrize("signal", ["B:USR1@120", "TERM@120"])
+def test_a_job_of_higher_priority_preempts(cluster: Cluster, undisturbed: str, tmp_path: Path, signal: str) -> None:
     log = tmp_path / "log"
-    job = cluster.submit("train.sbatch", log, OUTPUT=str(tmp_path), **TRAINING)
+    job = cluster.submit("train.sbatch", log, f"--signal={signal}", OUTPUT=str(tmp_path), **TRAINING)
     at_first_checkpoint(tmp_path)
     whole_node = ("--partition=high", "--exclusive", f"--output={tmp_path / 'high'}")
     urgent = cluster.run("sbatch", "--parsable", *whole_node, "--wrap=true").strip()
