@@ -29,7 +29,7 @@ SANITIZED = tests/cuda -m 'not mpi' --ignore tests/cuda/test_on_gpu.py --ignore 
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help venv demo test lint types test-serial test-mpi test-cuda docs bench clean
+.PHONY: help venv demo test lint types test-serial test-mpi test-cuda test-slurm docs bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,10 @@ test-cuda:  ## on a GPU: the same bits, ranks that share it, memcheck and racech
 	$(PYTHON) tools/mpitest.py --ranks 2 4 -- -m mpi tests/cuda
 	compute-sanitizer --tool memcheck --error-exitcode 1 $(PYTHON) -m pytest -q -x $(SANITIZED)
 	compute-sanitizer --tool racecheck --error-exitcode 1 $(PYTHON) -m pytest -q -x $(SANITIZED)
+
+test-slurm: $(STAMP)  ## the scripts of slurm/ on a SLURM of its own (as root it installs Debian's packages)
+	tests/slurm/install.sh
+	python -m pytest tests/slurm --slurm
 
 docs: $(STAMP)  ## the documentation, in docs/_build
 	python -m sphinx -W --keep-going -b html docs docs/_build

@@ -1,0 +1,252 @@
+"""A SLURM of the tests' own on this machine: one munged, one slurmctld and two nodes, all children of this process."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+from mpitest import mpi_environment
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+SECOND = "second"  # the name of the second node; the first has the machine's
+_ADMINISTRATOR_PATH = "/usr/sbin:/sbin"
+_ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL")
+
+# Two nodes of one machine that claim four processors and as many GPUs as yoon2022.sbatch asks for. A job of one node
+# in partition "either" gets the second node first, which a test takes down. A job in "high" preempts one in "main".
+_CONFIGURATION = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmdLogFile={folder}/slurmd-%n.log
+SlurmdSpoolDir={folder}/spool/%n
+StateSaveLocation={folder}/state
+TmpFS={folder}/tmp/%n
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=5,sched_interval=1,sched_min_interval=100000
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+JobCompType=jobcomp/none
+MailProg=/bin/true
+ReturnToService=2
+KillWait=5
+SlurmctldTimeout=30
+SlurmdTimeout=30
+SlurmdParameters=config_overrides
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmctldParameters=preempt_send_user_signal
+JobRequeue=1
+GresTypes=gpu
+NodeName=DEFAULT NodeHostname={host} NodeAddr=127.0.0.1 CPUs=8 RealMemory=4000
+NodeName={host} Port={ports[1]} Gres=gpu:8 Feature=a100 Weight=10
+NodeName={second} Port={ports[2]} Weight=1
+PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
+PartitionName=high Nodes={host} MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
+PartitionName=either Nodes={host},{second} MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=OFF
+"""
+
+
+def missing_programs() -> list[str]:
+    """SLURM's and munge's programs that this machine lacks."""
+    path = f"{os.environ.get('PATH', os.defpath)}:{_ADMINISTRATOR_PATH}"
+    programs = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "squeue", "sinfo")
+    return [program for program in programs if shutil.which(program, path=path) is None]
+
+
+class Cluster:
+    """The running SLURM; a context manager. Leaving it ends every job and every daemon."""
+
+    def __init__(self) -> None:
+        self.first = socket.gethostname().partition(".")[0]
+        # Not pytest's folder: a socket's path must stay under 108 bytes.
+        self._folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+        self._stack = ExitStack()
+        self._daemons: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}
+        binaries = Path(sys.executable).parent
+        self._environment = {
+            **{name: value for name, value in mpi_environment().items() if not name.startswith("SLURM")},
+            "PATH": f"{binaries}:{os.environ.get('PATH', os.defpath)}:{_ADMINISTRATOR_PATH}",
+            "PYTHONPATH": str(REPOSITORY),
+            "SLURM_CONF": str(self._folder / "slurm.conf"),
+        }
+
+    def __enter__(self) -> Cluster:
+        try:
+            self._start()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._stack.close()
+
+    def _start(self) -> None:
+        folder = self._folder
+        self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        ports = _free_ports(3)
+        values = {"host": self.first, "second": SECOND, "user": getpass.getuser(), "folder": folder, "ports": ports}
+        (folder / "slurm.conf").write_text(_CONFIGURATION.format_map(values))
+        (folder / "gres.conf").write_text(f"NodeName={self.first} Name=gpu File={folder}/gpu[0-7]\n")
+        for number in range(8):
+            (folder / f"gpu{number}").touch()
+        (folder / "munge.key").write_bytes(os.urandom(1024))
+        (folder / "munge.key").chmod(0o600)
+        for name in ("state", *(f"{kind}/{node}" for kind in ("spool", "tmp") for node in (self.first, SECOND))):
+            (folder / name).mkdir(parents=True)
+        files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
+        options = [f"--{option}={folder}/munge.{end}" for option, end in files.items()]
+        self._daemon("munged", "-F", "--force", "--num-threads=2", *options)
+        self._until(lambda: (folder / "munge.socket").exists(), 10, "munged's socket")
+        self._daemon("slurmctld", "-D")
+        for node in (self.first, SECOND):
+            self.start_node(node)
+        self._stack.callback(self.cancel_all)  # before the daemons end
+
+    def _daemon(self, *command: str) -> None:
+        with (self._folder / f"{command[0]}.output").open("ab") as log:
+            self._daemons[command] = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
+        self._stack.callback(_end, self._daemons[command])
+
+    def start_node(self, node: str) -> None:
+        """Starts a node's daemon and waits until jobs may run there."""
+        self._daemon("slurmd", "-D", "-N", node)
+        self._until(lambda: node in self._idle(), 30, f"node {node} to be idle")
+
+    def crash_node(self, node: str, text: str) -> None:
+        """Kills a node's daemon and every job that has a text in its environment; tells SLURM that the node is down."""
+        daemon = self._daemons["slurmd", "-D", "-N", node]
+        daemon.kill()
+        daemon.wait()
+        # SLURM's own process of each part of a job leads a session; killed first, it can report nothing.
+        sessions = {os.getsid(pid) for pid in processes_with(text)}
+        for pid in sorted(pid for pid in _processes() if _session(pid) in sessions):
+            os.kill(pid, signal.SIGKILL)
+        self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=crash")
+
+    def _idle(self) -> list[str]:
+        try:
+            return self.run("sinfo", "-h", "-N", "-p", "either", "-t", "idle", "-o", "%N").split()
+        except subprocess.CalledProcessError:
+            return []  # slurmctld does not answer yet
+
+    def _until(self, condition: Callable[[], bool], limit: float, what: str) -> None:
+        try:
+            wait_until(condition, limit, what)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.logs()}") from None
+
+    def logs(self) -> str:
+        """The ends of the daemons' logs."""
+        ends = (path.read_text(errors="replace").splitlines()[-30:] for path in self._folder.glob("*.log"))
+        return "\n".join(line for end in ends for line in end)
+
+    def run(self, *command: str, **variables: str) -> str:
+        """Runs a command of SLURM's in the repository's folder; returns what it prints."""
+        environment = {**self._environment, **variables}
+        done = subprocess.run(
+            command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=False
+        )
+        if done.returncode:
+            raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
+        return done.stdout
+
+    def submit(self, script: str, log: Path, *options: str, **variables: str) -> str:
+        """Submits one of slurm/'s scripts with variables in the environment; returns the job's number."""
+        command = ("sbatch", "--parsable", f"--output={log}", *options, f"slurm/{script}")
+        return self.run(*command, **variables).strip()
+
+    def show(self, job: str) -> dict[str, str]:
+        """What `scontrol show job` says of a job, or of one task of an array."""
+        fields = self.run("scontrol", "--oneliner", "show", "job", job).split()
+        return dict(field.partition("=")[::2] for field in fields if "=" in field)
+
+    def state(self, job: str) -> str:
+        """The job's state, such as RUNNING."""
+        return self.show(job)["JobState"]
+
+    def wait_for(self, job: str, *states: str, limit: float) -> str:
+        """Waits until the job is in one of the states, by default in one that it does not leave; returns it."""
+        wanted = states or _ENDED
+        self._until(lambda: self.state(job) in wanted, limit, f"job {job} to be {' or '.join(wanted)}")
+        return self.state(job)
+
+    def cancel_all(self) -> None:
+        """Cancels every job and waits until their processes are gone."""
+        self.run("scancel", "--user", getpass.getuser())
+        self._until(lambda: not self.run("squeue", "-h").strip(), 40, "all jobs to be gone")
+
+
+def wait_until(condition: Callable[[], bool], limit: float, what: str, pause: float = 0.1) -> None:
+    """Waits until a condition holds; fails after `limit` seconds, saying what was waited for."""
+    end = time.monotonic() + limit
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {limit:.0f} s in vain for {what}")
+        time.sleep(pause)
+
+
+def processes_with(text: str) -> list[int]:
+    """Processes of this machine that have a text in their environment, this one left out."""
+    return [pid for pid in _processes() if pid != os.getpid() and text.encode() in _environment(pid)]
+
+
+def _processes() -> list[int]:
+    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:  # ended, or another user's
+        return b""
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _free_ports(count: int) -> list[int]:
+    """TCP ports that nobody listens on."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

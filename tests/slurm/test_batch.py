@@ -1,0 +1,148 @@
+"""Every script of slurm/, submitted to a SLURM of the tests' own on small settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cluster import REPOSITORY, Cluster, processes_with, wait_until
+
+SMALL = {"EPOCHS": "1", "OMP_NUM_THREADS": "1"}
+RECORD = 1 + 3 * 32 * 32  # bytes of a CIFAR-10 image with its label
+
+
+def completed(cluster: Cluster, job: str, log: Path, limit: float = 150) -> str:
+    """Waits for a job to complete and returns its log; fails with it where the job failed."""
+    state = cluster.wait_for(job, limit=limit)
+    text = log.read_text() if log.exists() else ""
+    assert state == "COMPLETED", f"{state}: {cluster.show(job)}\n{text}"
+    return text
+
+
+def test_bench_verifies_the_allreduces_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    log, output = tmp_path / "log", tmp_path / "bench"
+    job = cluster.submit(
+        "bench.sbatch",
+        log,
+        *("--partition=either", "--nodes=2", "--ntasks-per-node=1"),
+        # The two nodes share a host name, so that Open MPI would look for shared memory between them.
+        OMPI_MCA_btl="self,tcp",
+        OUTPUT=str(output),
+        ARGUMENTS="-b 64K -e 64K -n 2 -w 1 --algorithms topka,oktopk,dense",
+    )
+    text = completed(cluster, job, log)
+    assert "2 ranks" in text
+    assert len(json.loads((output / "bench.json").read_text())["rows"]) == 3
+    assert (output / "bench.png").stat().st_size > 0
+
+
+def test_the_mpi_tests_run_on_the_cluster(cluster: Cluster, tmp_path: Path) -> None:
+    log, logs = tmp_path / "log", tmp_path / "ranks"
+    job = cluster.submit("test.sbatch", log, TESTS="tests/collectives/test_gtopk.py", LOGS=str(logs))
+    assert " passed" in completed(cluster, job, log)
+    assert (logs / "rank 1.txt").exists()
+
+
+def test_failing_tests_fail_the_job(cluster: Cluster, tmp_path: Path) -> None:
+    job = cluster.submit("test.sbatch", tmp_path / "log", TESTS="tests/nothing.py", LOGS=str(tmp_path / "ranks"))
+    assert cluster.wait_for(job, limit=60) == "FAILED"
+
+
+def test_a_training_runs_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    log, output = tmp_path / "log", tmp_path / "run"
+    options = ("--partition=either", "--nodes=2", "--ntasks-per-node=1")
+    job = cluster.submit("train.sbatch", log, *options, OMPI_MCA_btl="self,tcp", OUTPUT=str(output), **SMALL)
+    completed(cluster, job, log)
+    assert cluster.show(job)["NumNodes"] == "2"
+    assert json.loads((output / "result.json").read_text())["ranks"] == 2
+
+
+def test_a_cancelled_job_leaves_no_ranks(cluster: Cluster, tmp_path: Path) -> None:
+    marker = f"MARKER={tmp_path}"
+    variables = {"OUTPUT": str(tmp_path / "run"), "MARKER": str(tmp_path), "OMP_NUM_THREADS": "1", "EPOCHS": "1000"}
+    job = cluster.submit("train.sbatch", tmp_path / "log", **variables)
+    wait_until(lambda: (tmp_path / "run" / "checkpoints").exists(), 90, "the first checkpoint")
+    assert len(processes_with(marker)) >= 2
+    cluster.run("scancel", job)
+    assert cluster.wait_for(job, limit=30) == "CANCELLED"
+    wait_until(lambda: not processes_with(marker), 30, "the ranks to be gone")
+    assert cluster.show(job)["Restarts"] == "0"
+
+
+def test_a_rank_that_fails_fails_the_job(cluster: Cluster, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    job = cluster.submit("train.sbatch", log, DATA="nothing", OUTPUT=str(tmp_path / "run"), **SMALL)
+    assert cluster.wait_for(job, limit=90) == "FAILED"
+    assert "unknown data 'nothing'" in log.read_text()
+    assert cluster.show(job)["Restarts"] == "0"
+
+
+def test_a_sweep_trains_with_each_compression(cluster: Cluster, tmp_path: Path) -> None:
+    folder = tmp_path / "sweep"
+    job = cluster.submit(
+        "sweep.sbatch",
+        tmp_path / "log-%a",
+        "--array=0-2",
+        FOLDER=str(folder),
+        COMPRESSIONS="none topka:density=0.01",
+        **SMALL,
+    )
+    for task in ("0", "1"):
+        completed(cluster, f"{job}_{task}", tmp_path / f"log-{task}")
+    assert cluster.wait_for(f"{job}_2", limit=60) == "FAILED"
+    assert "has 2 entries, none for task 2: sbatch --array=0-1" in (tmp_path / "log-2").read_text()
+    results = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/result.json")}
+    assert {name: one["configuration"]["compression"] for name, one in results.items()} == {
+        "0-none": "none",
+        "1-topka": "topka:density=0.01",
+    }
+
+
+@pytest.fixture
+def cifar10(tmp_path: Path) -> Path:
+    """A folder as CIFAR-10's binary version, with 16 images in each file."""
+    folder = tmp_path / "cifar"
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"):
+        records = generator.integers(0, 256, (16, RECORD), dtype=np.uint8)
+        records[:, 0] %= 10
+        records.tofile(folder / name)
+    return folder
+
+
+@pytest.mark.timeout(300)
+def test_the_published_setup_leaves_its_table_and_figures(cluster: Cluster, cifar10: Path, tmp_path: Path) -> None:
+    log, output = tmp_path / "log", tmp_path / "yoon"
+    job = cluster.submit(
+        "yoon2022.sbatch",
+        log,
+        *("--constraint=a100", "--ntasks-per-node=2"),
+        DATA=f"cifar10:{cifar10}",
+        MODEL="cnn",
+        DEVICE="cpu",
+        BATCH_SIZE="8",
+        LINKS="pcie",
+        OUTPUT=str(output),
+        **SMALL,
+    )
+    text = completed(cluster, job, log, limit=280)
+    runs = ["pcie-none", "pcie-topka", "pcie-randomk"]
+    assert all(name in text for name in (*runs, "test accuracy", "samples/s"))
+    summary = json.loads((output / "summary.json").read_text())
+    assert [one["compression"] for one in summary["runs"].values()] == [
+        "none",
+        "topka:density=0.001",
+        "randomk:density=0.001",
+    ]
+    assert (output / "curves.png").stat().st_size > 0
+
+
+def test_the_repository_may_be_elsewhere(cluster: Cluster, tmp_path: Path) -> None:
+    """Scripts are found from the folder they are submitted in, or from REPOSITORY."""
+    log = tmp_path / "log"
+    job = cluster.submit("sweep.sbatch", log, "--array=7", f"--chdir={tmp_path}", REPOSITORY=str(REPOSITORY))
+    assert cluster.wait_for(f"{job}_7", limit=30) == "FAILED"
+    assert "none for task 7" in log.read_text()
