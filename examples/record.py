@@ -45,8 +45,14 @@ class Recorder:
         # Of earlier runs that this one goes on from: time in the epoch in progress, and bytes.
         self._spent: dict[str, float] = {}
         self._sent = 0.0
+        self._in_progress = False  # an epoch, whose spans have not been counted yet
         if hvd.rank() == 0:
             args.output.mkdir(parents=True, exist_ok=True)  # fails before the training rather than after it
+
+    def begin_epoch(self) -> None:
+        """Forgets the spans of the epoch before."""
+        trace.clear()
+        self._in_progress = True
 
     def end_epoch(self, train_loss: float, test_loss: float, accuracy: float, seconds: float) -> None:
         """Adds an epoch; a collective call.
@@ -58,7 +64,7 @@ class Recorder:
             seconds: Time the epoch's training took this rank.
         """
         spent, self._densities = self._times(), self._densities_so_far()
-        self._spent = {}
+        self._spent, self._in_progress = {}, False
         mine = [train_loss, seconds, self._bytes_sent(), *(spent[stage] for stage in STAGES)]
         average = hvd.allreduce(torch.tensor(mine, dtype=torch.float64), op=hvd.Average, name="record")
         mean_loss, seconds, sent, *stages = average.tolist()
@@ -98,8 +104,8 @@ class Recorder:
         """What has been recorded on this rank, the epoch in progress included."""
         return {
             "epochs": self._epochs,
-            "densities": self._densities_so_far(),
-            "spent": self._times(),
+            "densities": self._densities_so_far() if self._in_progress else self._densities,
+            "spent": self._times() if self._in_progress else {},
             "sent": self._bytes_sent() if hasattr(self._optimizer, "traffic") else 0.0,
         }
 

@@ -73,7 +73,7 @@ def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Ca
             batches.start = position.batch
             if isinstance(compression, hvs.Sparse):  # sparse: densities may follow the epoch
                 optimizer.set_epoch(position.epoch)
-            trace.clear()
+            recorder.begin_epoch()
             saving.begin(position)
             for images, labels in loader:
                 position.advance(train_step(args, model, optimizer, scaler, images, labels))

@@ -213,7 +213,8 @@ class Checkpoints:
         ranks = self._comm.Get_size()
         notes = [f"{manifest.ranks} ranks saved it and {ranks} go on, with the data and buffers of rank 0"]
         if ranks > manifest.ranks:
-            notes.append(f"ranks {manifest.ranks} to {ranks - 1} are new: their generators keep their seeds")
+            new = "rank {0} is" if ranks == manifest.ranks + 1 else "ranks {0} to {1} are"
+            notes.append(f"{new.format(manifest.ranks, ranks - 1)} new: generators there keep their seeds")
         state = first
         if first is not None and hasattr(optimizer, "compression_state_dict"):
             with together(self._comm, what):

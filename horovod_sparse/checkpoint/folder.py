@@ -9,6 +9,8 @@ import logging
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -62,7 +64,7 @@ class Folder:
             CheckpointError: It cannot be written; names path and cause.
         """
         path = self.partial(step) / name
-        try:
+        with _naming(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("wb") as file:
                 sink = _Sink(file)
@@ -70,16 +72,13 @@ class Folder:
                 sink.finish()
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError as error:
-            raise CheckpointError(f"{path}: {error.strerror}") from error
         return Entry(sink.size, sink.digest.hexdigest())
 
     def complete(self, step: int, ranks: int, files: dict[str, Entry]) -> None:
         """Gives a checkpoint its name, after all ranks have written; one that had it before is gone then.
 
         Raises:
-            CheckpointError: A file that was written is not here.
-            OSError: Something cannot be written.
+            CheckpointError: A file that was written is not here, or something cannot be written.
         """
         partial, final = self.partial(step), self.of(step)
         for name, entry in files.items():
@@ -90,14 +89,14 @@ class Folder:
                     "that all nodes share"
                 )
         number = 1 + max((manifest.number for manifest in self.checkpoints()), default=0)
-        manifest = Manifest(step, number, ranks, files).write(partial)
-        _sync(manifest)
-        _sync(partial)
         replaced = _beside(final, _REPLACED)
-        if final.exists():
-            final.rename(replaced)
-        partial.rename(final)
-        _sync(self.path)
+        with _naming(partial):
+            _sync(Manifest(step, number, ranks, files).write(partial))
+            _sync(partial)
+            if final.exists():
+                final.rename(replaced)
+            partial.rename(final)
+            _sync(self.path)
         shutil.rmtree(replaced, ignore_errors=True)
 
     def discard(self, step: int) -> None:
@@ -202,6 +201,15 @@ class _Sink(io.RawIOBase):
     def finish(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Turns an error of the file system into one that names path and cause."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or path}: {error.strerror}") from error
 
 
 def _beside(path: Path, suffix: str) -> Path:

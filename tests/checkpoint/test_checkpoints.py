@@ -1,19 +1,22 @@
-"""Saved and loaded, a training goes on with the bits of an uninterrupted one."""
+"""Saved and loaded, a training goes on with the bits of an uninterrupted one; what is damaged is refused."""
 
 from __future__ import annotations
 
-import random
+import errno
+import json
+import os
+import resource
+import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from checkpointing import Training, refusal, reseed, same
 from laws import everywhere
-from torch import nn
-from training import snapshot
 
 import horovod_sparse as hvs
 from horovod_sparse.checkpoint import Checkpoints
+from horovod_sparse.checkpoint.folder import Folder
 
 pytestmark = pytest.mark.mpi
 
@@ -31,61 +34,26 @@ COMPRESSIONS = [
 @pytest.fixture
 def folder(comm, tmp_path):
     """One folder for all ranks."""
-    return Path(comm.bcast(str(tmp_path)))
+    return Path(comm.bcast(str(tmp_path))) / "checkpoints"
 
 
-def reseed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - the state of this generator is what is tested
-    torch.manual_seed(seed)
+@pytest.fixture
+def run(hvd, comm):
+    return Training("topka:density=0.05", comm.Get_rank()).train(1)
 
 
-class Training:
-    """A small training with everything that has a state: dropout, batch normalization, schedule, scaler, generators."""
-
-    def __init__(self, compression: str, rank: int, momentum: float = 0.0, amp: bool = False) -> None:
-        torch.manual_seed(3)
-        self.model = nn.Sequential(nn.Linear(12, 24), nn.BatchNorm1d(24), nn.Dropout(0.3), nn.Linear(24, 4))
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2, enabled=amp)
-        self.optimizer = hvs.DistributedOptimizer(
-            torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=momentum),
-            named_parameters=self.model.named_parameters(),
-            compression=hvs.parse(f"{compression},dense_below=0,bucket_bytes=1200"),
-            grad_scaler=self.scaler,
-        )
-        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 5], gamma=0.5)
-        reseed(rank)
-        self.losses: list[float] = []
-
-    def states(self):
-        return {
-            "model": self.model,
-            "optimizer": self.optimizer,
-            "scheduler": self.scheduler,
-            "scaler": self.scaler,
-        }
-
-    def train(self, steps):
-        for _ in range(steps):
-            self.optimizer.zero_grad()
-            shift = random.random() + float(np.random.rand())  # noqa: NPY002
-            x = torch.randn(8, 12) + shift
-            loss = self.model(x).square().mean()
-            self.scaler.scale(loss).backward()
-            self.optimizer.synchronize()
-            with self.optimizer.skip_synchronize():
-                self.scaler.step(self.optimizer)
-            self.scaler.update()
-            self.scheduler.step()
-            self.losses.append(loss.item())
-        return self
-
-    def bits(self):
-        return [*snapshot(self.model), *self.model.buffers(), torch.tensor(self.losses, dtype=torch.float64)]
+def names(comm, folder):
+    comm.Barrier()
+    there = sorted(path.name for path in folder.iterdir())
+    comm.Barrier()
+    return there
 
 
-def same(first, second):
-    return all(map(torch.equal, first, second))
+def on_rank_0(comm, change):
+    """Lets one rank change the files."""
+    if comm.Get_rank() == 0:
+        change()
+    comm.Barrier()
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
@@ -93,11 +61,232 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(hvd, comm, folder
     settings = {"momentum": 0.0 if "momentum" in compression else 0.9, "amp": "oktopk" in compression}
     checkpoints, rank = Checkpoints(folder), comm.Get_rank()
     run = Training(compression, rank, **settings).train(4)
-    checkpoints.save(4, **run.states(), data={"losses": run.losses})
+    checkpoints.save(4, **run.states, data={"losses": run.losses})
     run.train(4)
     resumed = Training(compression, rank, **settings)
     reseed(99)
-    restored = checkpoints.load(**resumed.states())
+    restored = checkpoints.load(**resumed.states)
     resumed.losses = restored.data["losses"]
     assert everywhere(comm, restored.step == 4 and restored.notes == ())
     assert everywhere(comm, same(run.bits(), resumed.train(4).bits()))
+
+
+def test_horovods_own_optimizer_is_saved_too(hvd, comm, folder):
+    model = torch.nn.Linear(4, 3)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    dense = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(0, model=model, optimizer=dense)
+    assert everywhere(comm, checkpoints.load(model=model, optimizer=dense).notes == ())
+    sparse = hvs.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), compression=hvs.Compression.topka()
+    )
+    (note,) = checkpoints.load(model=model, optimizer=sparse).notes
+    assert "residuals start empty: it was saved with a dense exchange" in note
+
+
+def test_nothing_saved_is_nothing_loaded(comm, run, folder):
+    checkpoints = Checkpoints(folder)
+    assert everywhere(comm, checkpoints.load(**run.states) is None)
+    assert "holds no checkpoint of step 7; there are: none" in refusal(
+        comm, lambda: checkpoints.load(step=7, **run.states)
+    )
+
+
+def test_the_last_ones_are_kept_and_the_newest_is_the_one_saved_last(comm, run, folder):
+    checkpoints = Checkpoints(folder, keep=2)
+    for step, value in ((5, "a"), (9, "b"), (9, "c"), (7, "d")):
+        checkpoints.save(step, **run.states, data={"value": value, "rank": comm.Get_rank()})
+    assert everywhere(comm, names(comm, folder) == ["step-00000007", "step-00000009"])
+    newest, other = checkpoints.load(**run.states), checkpoints.load(step=9, **run.states)
+    assert everywhere(comm, (newest.step, newest.data["value"], other.data["value"]) == (7, "d", "c"))
+    assert everywhere(comm, newest.data["rank"] == comm.Get_rank())
+    with pytest.raises(ValueError, match="keep must be at least 1 checkpoint, not 0"):
+        Checkpoints(folder, keep=0)
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def edit(path: Path, **changes) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+DAMAGE = {
+    "shared.pt has 100 bytes, but": lambda last: os.truncate(last / "shared.pt", 100),
+    "rank-00000.pt is not what was saved": lambda last: flip(last / "rank-00000.pt"),
+    "rank-00000.pt is missing": lambda last: (last / "rank-00000.pt").unlink(),
+    "it is damaged or mixed up": lambda last: shutil.copy(last.with_name("step-00000003") / "shared.pt", last),
+    "manifest.json is missing": lambda last: (last / "manifest.json").unlink(),
+    "manifest.json is damaged": lambda last: os.truncate(last / "manifest.json", 50),
+    "it lists": lambda last: edit(last / "manifest.json", ranks=99),
+    "version reads format 1": lambda last: edit(last / "manifest.json", format=2),
+    "holds the manifest of step 3": lambda last: edit(last / "manifest.json", step=3),
+}
+
+
+def test_what_is_damaged_is_refused_with_its_name_and_an_intact_one_is_offered(comm, run, folder):
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(3, **run.states)
+    run.train(1)
+    checkpoints.save(4, **run.states)
+    last = folder / "step-00000004"
+    on_rank_0(comm, lambda: shutil.copytree(last, folder / "whole"))
+    for message, damage in DAMAGE.items():
+        on_rank_0(comm, lambda damage=damage: damage(last))
+        refused = refusal(comm, lambda: checkpoints.load(**run.states))
+        assert message in refused
+        assert f"{last}" in refused
+        assert "The checkpoint of step 3 is intact: load it with step=3" in refused
+        on_rank_0(comm, lambda: (shutil.rmtree(last), shutil.copytree(folder / "whole", last)))
+    assert everywhere(comm, checkpoints.load(**run.states).step == 4)
+    assert everywhere(comm, checkpoints.load(step=3, **run.states).step == 3)
+
+
+def test_what_does_not_fit_is_refused(hvd, comm, run, folder):
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(1, **run.states)
+    other = Training("topka:density=0.05,memory=none", comm.Get_rank())
+    message = refusal(comm, lambda: checkpoints.load(**other.states))
+    assert "saved with another compression, memory='residual' (now 'none')" in message
+    assert "intact" not in message
+    denser = Training("topka:density=0.1", comm.Get_rank())
+    assert everywhere(comm, checkpoints.load(**denser.states).notes == ())
+    model = torch.nn.Linear(3, 3)
+    optimizer = hvs.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        model.named_parameters(),
+        hvs.Compression.topka(density=0.05, dense_below=0),
+    )
+    message = refusal(comm, lambda: checkpoints.load(model=model, optimizer=optimizer))
+    assert "step 1 cannot be loaded" in message
+    message = refusal(comm, lambda: checkpoints.load(**run.states, warmup=run.scheduler))
+    assert "holds no state of warmup, only of scheduler, scaler" in message
+    restored = checkpoints.load(model=run.model, optimizer=run.optimizer, scaler=run.scaler)
+    assert everywhere(comm, restored.notes == ("the state of scheduler is left out",))
+
+
+class Anything:
+    pass
+
+
+def test_what_could_not_be_loaded_again_is_refused_when_it_is_saved(comm, run, folder):
+    checkpoints = Checkpoints(folder)
+    data = {"best": [1.0, {"at": Anything()}]} if comm.Get_rank() == comm.Get_size() - 1 else {}
+    message = refusal(comm, lambda: checkpoints.save(1, **run.states, data=data))
+    assert f"step 1 could not be saved: rank {comm.Get_size() - 1}: data['best'][1]['at'] is of type " in message
+    assert "without executing code" in message
+    assert everywhere(comm, not folder.exists() or names(comm, folder) == [])
+
+
+def test_ranks_that_save_different_steps_are_told(comm, run, folder):
+    checkpoints = Checkpoints(folder)
+    if comm.Get_size() > 1:
+        message = refusal(comm, lambda: checkpoints.save(comm.Get_rank(), **run.states))
+        assert "ranks save different steps: [0, 1" in message
+    assert "whole number of at least 0, not -1" in refusal(comm, lambda: checkpoints.save(-1, **run.states))
+
+
+def test_a_save_within_a_step_is_refused(comm, run, folder):
+    if comm.Get_size() == 1:
+        return
+    run.model(torch.randn(8, 12)).square().mean().backward()
+    message = refusal(comm, lambda: Checkpoints(folder).save(1, **run.states))
+    run.optimizer.step()
+    assert "between backward() and step()" in message
+
+
+def no_space(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def limited(attempt):
+    """Lets this rank write no more than 2 KB to a file."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        attempt()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("fault", ["file too large", "no space", "rename"])
+def test_a_failed_save_fails_everywhere_leaves_nothing_and_costs_nothing(hvd, comm, folder, fault, monkeypatch):
+    """On the last rank, or where rank 0 gives the checkpoint its name."""
+    checkpoints, last = Checkpoints(folder), comm.Get_rank() == comm.Get_size() - 1
+    reference = Training("topka:density=0.05", comm.Get_rank()).train(3)
+    run = Training("topka:density=0.05", comm.Get_rank()).train(1)
+    checkpoints.save(1, **run.states)
+    run.train(1)
+
+    def attempt():
+        checkpoints.save(2, **run.states)
+
+    with monkeypatch.context() as patched:
+        if fault == "file too large" and last:
+            message = refusal(comm, lambda: limited(attempt))
+        else:
+            if fault == "no space" and last:
+                patched.setattr(os, "fsync", no_space)
+            if fault == "rename":
+                patched.setattr(Path, "rename", no_space)
+            message = refusal(comm, attempt)
+    assert "step 2 could not be saved: rank " in message
+    assert os.strerror(errno.EFBIG if fault == "file too large" else errno.ENOSPC) in message
+    where = f"/rank-{comm.Get_size() - 1:05d}.pt" if fault != "rename" else ""
+    assert f"{folder}/step-00000002.partial{where}: " in message
+    assert everywhere(comm, names(comm, folder) == ["step-00000001"])
+    assert everywhere(comm, same(run.train(1).bits(), reference.bits()))
+    checkpoints.save(3, **run.states)
+    assert everywhere(comm, names(comm, folder) == ["step-00000001", "step-00000003"])
+
+
+def test_a_folder_that_is_a_file_is_named(comm, run, folder):
+    on_rank_0(comm, lambda: folder.write_text("not a folder"))
+    checkpoints = Checkpoints(folder)
+    assert str(folder) in refusal(comm, lambda: checkpoints.save(1, **run.states))
+    assert f"{folder} is no folder" in refusal(comm, lambda: checkpoints.load(**run.states))
+
+
+def test_folders_that_nodes_do_not_share_are_noticed(comm, run, folder, tmp_path):
+    rank = comm.Get_rank()
+    if comm.Get_size() == 1:
+        return
+    own = Checkpoints(tmp_path / "own")
+    message = refusal(comm, lambda: own.save(1, **run.states))
+    assert "put the checkpoints on a file system that all nodes share" in message
+    assert everywhere(comm, list((tmp_path / "own").iterdir()) == [])
+    Checkpoints(folder).save(1, **run.states)
+    split = Checkpoints(folder if rank == 0 else tmp_path)
+    assert "all nodes must see the same folder" in refusal(comm, lambda: split.load(**run.states))
+
+
+def test_an_interrupted_replacement_is_undone(comm, run, folder):
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(1, **run.states, data={"value": 1})
+    on_rank_0(comm, lambda: Folder(folder).of(1).rename(folder / "step-00000001.replaced"))
+    on_rank_0(comm, lambda: (folder / "step-00000002.partial").mkdir())
+    assert everywhere(comm, checkpoints.load(**run.states).data == {"value": 1})
+    checkpoints.save(2, **run.states)
+    assert everywhere(comm, names(comm, folder) == ["step-00000001", "step-00000002"])
+
+
+def test_a_process_set_saves_for_itself(hvd, comm, folder):
+    members = list(range(max(1, comm.Get_size() - 1)))
+    ranks = hvd.add_process_set(members) if comm.Get_size() > 1 else hvd.global_process_set
+    inside = comm.Get_rank() in members
+    if inside:
+        run = Training("topka:density=0.05", comm.Get_rank(), process_set=ranks).train(2)
+        checkpoints = Checkpoints(folder, process_set=ranks)
+        checkpoints.save(2, **run.states)
+        assert checkpoints.load(**run.states).notes == ()
+    else:
+        with pytest.raises(ValueError, match="is not part of"):
+            Checkpoints(folder, process_set=ranks)
+    files = {"manifest.json", "shared.pt", *(f"rank-{rank:05d}.pt" for rank in members)}
+    assert everywhere(comm, set(names(comm, folder / "step-00000002")) == files)
+    if comm.Get_size() > 1:
+        hvd.remove_process_set(ranks)

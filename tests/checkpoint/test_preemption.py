@@ -1,0 +1,57 @@
+"""A signal to any rank is notice to all of them, at the same step."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from checkpointing import Training
+from laws import everywhere
+
+from horovod_sparse.checkpoint import Checkpoints, on_preemption
+from horovod_sparse.checkpoint.folder import Folder
+
+pytestmark = pytest.mark.mpi
+
+SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=str)
+def test_all_ranks_have_notice_at_the_same_step(hvd, comm, number):
+    before = [signal.getsignal(one) for one in SIGNALS]
+    with on_preemption() as preempted:
+        steps = 0
+        while not preempted():
+            steps += 1
+            if steps == 3 and comm.Get_rank() == comm.Get_size() - 1:
+                os.kill(os.getpid(), number)
+        assert everywhere(comm, steps == 3)
+        assert everywhere(comm, preempted())
+    assert everywhere(comm, [signal.getsignal(one) for one in SIGNALS] == before)
+    with on_preemption() as preempted:
+        assert everywhere(comm, not preempted())
+
+
+def test_the_signals_have_their_former_effect_after_an_error(hvd, comm):
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyError), on_preemption():
+        raise KeyError
+    assert everywhere(comm, signal.getsignal(signal.SIGTERM) == before)
+
+
+def test_a_save_during_which_notice_comes_is_completed(hvd, comm, tmp_path, monkeypatch):
+    folder, write = Path(comm.bcast(str(tmp_path))), Folder.write
+
+    def signalled(*arguments):
+        for number in SIGNALS:
+            os.kill(os.getpid(), number)
+        return write(*arguments)
+
+    run = Training("topka:density=0.05", comm.Get_rank()).train(1)
+    with on_preemption() as preempted:
+        monkeypatch.setattr(Folder, "write", signalled)
+        Checkpoints(folder).save(1, **run.states)
+        assert everywhere(comm, preempted())
+    assert everywhere(comm, Checkpoints(folder).load(**run.states).step == 1)
