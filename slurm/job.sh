@@ -34,7 +34,7 @@ hosts() {
     fi
 }
 
-# preemptible COMMAND...: runs a training that saves and ends with status 0 on SIGUSR1 or SIGTERM, then requeues the job.
+# preemptible COMMAND...: a training that saves and ends with status 0 on SIGUSR1 or SIGTERM, then requeues the job.
 # Where the cluster does not announce a preemption by the script's signal, srun's ranks get SIGTERM; SLURM knows why.
 preemptible() {
     local training status=0
