@@ -34,8 +34,8 @@ hosts() {
     fi
 }
 
-# preemptible COMMAND...: runs a training that saves and ends with status 0 on SIGUSR1 and SIGTERM; then requeues the job.
-# Clusters that announce no preemption by the script's signal send SIGTERM to srun's ranks; then SLURM knows the time.
+# preemptible COMMAND...: a training that saves and ends with status 0 on SIGUSR1 or SIGTERM, then requeues the job.
+# Where the cluster does not announce a preemption by the script's signal, srun's ranks get SIGTERM; SLURM knows why.
 preemptible() {
     local training status=0
     (trap '' USR1 && launch "$@") &  # a launcher that has not set up its handler yet must survive the signal
@@ -52,7 +52,7 @@ preemptible() {
         echo "job $job: the training ended with status $status" >&2
         exit "$status"
     fi
-    if [ -n "$preempted" ] || scontrol show job "$job" | grep -q ' PreemptTime=[0-9]'; then
+    if [ -n "$preempted" ] || [[ $(scontrol show job "$job") =~ \ PreemptTime=[0-9] ]]; then
         echo "job $job: preempted, goes back into the queue"
         # SLURM does not requeue by itself a job that ends in its time of grace.
         scontrol requeue "$job"

@@ -62,9 +62,9 @@ PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
 JobRequeue=1
 GresTypes=gpu
-NodeName=DEFAULT NodeHostname={host} NodeAddr=127.0.0.1 CPUs=8 RealMemory=4000
-NodeName={host} Port={ports[1]} Gres=gpu:8 Feature=a100 Weight=10
-NodeName={second} Port={ports[2]} Weight=1
+NodeName=DEFAULT CPUs=8 RealMemory=4000
+NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} Gres=gpu:8 Feature=a100 Weight=10
+NodeName={second} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} Weight=1
 PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
 PartitionName=high Nodes={host} MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 PartitionName=either Nodes={host},{second} MaxTime=INFINITE State=UP PriorityTier=1 PreemptMode=OFF
@@ -162,8 +162,9 @@ class Cluster:
             raise AssertionError(f"{error}\n{self.logs()}") from None
 
     def logs(self) -> str:
-        """The ends of the daemons' logs."""
-        ends = (path.read_text(errors="replace").splitlines()[-30:] for path in self._folder.glob("*.log"))
+        """The ends of what the daemons wrote."""
+        paths = [*self._folder.glob("*.log"), *self._folder.glob("*.output")]
+        ends = (path.read_text(errors="replace").splitlines()[-30:] for path in paths)
         return "\n".join(line for end in ends for line in end)
 
     def run(self, *command: str, **variables: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -50,3 +51,58 @@ def test_bash_can_read_what_builds_the_container() -> None:
         ["bash", "-n"], input=section("post"), capture_output=True, text=True, timeout=10, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def settings(**variables: str) -> subprocess.CompletedProcess[str]:
+    """The environment that env.sh leaves, read without one of the caller's."""
+    command = ["bash", "-c", "source slurm/env.sh && env"]
+    environment = {"PATH": os.defpath, "VENV": "none", **variables}
+    return subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=10, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("network", "expected"),
+    [
+        ("infiniband", "OMPI_MCA_pml=ucx"),
+        ("slingshot", "FI_PROVIDER=cxi"),
+        ("ethernet", "OMPI_MCA_btl_tcp_if_include=eth0"),
+    ],
+)
+def test_a_network_has_its_settings(network: str, expected: str) -> None:
+    assert expected in settings(NETWORK=network, TCP_INTERFACES="eth0").stdout.splitlines()
+    assert expected not in settings(TCP_INTERFACES="eth0").stdout.splitlines()
+
+
+def test_an_unknown_network_is_refused() -> None:
+    done = settings(NETWORK="infinyband")
+    assert done.returncode == 2
+    assert "NETWORK=infinyband is unknown; known are: auto, infiniband" in done.stderr
+
+
+def test_ranks_get_the_cores_that_were_asked_for() -> None:
+    assert {"OMP_NUM_THREADS=6", "SRUN_CPUS_PER_TASK=6"} <= set(settings(SLURM_CPUS_PER_TASK="6").stdout.splitlines())
+    assert "OMP_NUM_THREADS=1" in settings().stdout.splitlines()
+
+
+def test_horovodrun_gets_every_node_with_its_slots(tmp_path: Path) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text('#!/bin/sh\n[ "$*" = "show hostnames n[1-2]" ] && printf "n1\\nn2\\n"\n')
+    scontrol.chmod(0o755)
+    job = {
+        "SLURM_JOB_ID": "1",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_NTASKS_PER_NODE": "4",
+    }
+    done = subprocess.run(
+        ["bash", "-c", "set -eu; source slurm/job.sh; hosts"],
+        cwd=REPOSITORY,
+        env={"PATH": f"{tmp_path}:{os.defpath}", "VENV": "none", **job},
+        capture_output=True,
+        text=True,
+        timeout=10,
+        check=False,
+    )
+    assert done.stdout == "n1:4,n2:4\n", done.stderr
