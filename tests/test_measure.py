@@ -26,6 +26,17 @@ def fresh(comm):
     mine.Free()
 
 
+@pytest.fixture(scope="module")
+def measured(comm):
+    """A communicator that has measured everything."""
+    mine = comm.Dup()
+    measure_link(mine)
+    for like in (FLOAT32, FLOAT64):
+        measure_compute(like, mine)
+    yield mine
+    mine.Free()
+
+
 class Wire:
     """Stands for the exchange of messages: a link whose time passes in ``clock`` alone."""
 
@@ -38,18 +49,18 @@ class Wire:
         return one
 
 
-def test_every_rank_holds_the_same_bits(fresh):
-    for figures in (measure_link(fresh), measure_compute(FLOAT32, fresh)):
-        assert everywhere(fresh, fresh.bcast(figures) == figures)
+def test_every_rank_holds_the_same_bits(measured):
+    for figures in (measure_link(measured), measure_compute(FLOAT32, measured)):
+        assert everywhere(measured, measured.bcast(figures) == figures)
 
 
-def test_figures_are_times(fresh):
-    link = measure_link(fresh)
-    if fresh.Get_size() > 1:
+def test_figures_are_times(measured):
+    link = measure_link(measured)
+    if measured.Get_size() > 1:
         assert 0 < link.alpha < 1
         assert 0 <= link.beta < 1e-3
     for like in (FLOAT32, FLOAT64):
-        compute = measure_compute(like, fresh)
+        compute = measure_compute(like, measured)
         assert all(0 < seconds < 1e-3 for seconds in (compute.select, compute.accumulate, compute.merge, compute.cut))
         assert 0 <= compute.reduce < 1e-3
 
@@ -60,11 +71,11 @@ def test_one_rank_has_no_link():
     assert measure_link(MPI.COMM_SELF) == Link(0, 0)
 
 
-def test_a_communicator_is_measured_once(fresh, monkeypatch):
-    link, compute = measure_link(fresh), measure_compute(FLOAT32, fresh)
+def test_a_communicator_is_measured_once(measured, monkeypatch):
+    link, compute = measure_link(measured), measure_compute(FLOAT32, measured)
     monkeypatch.setattr(measure, "_seconds", lambda *_: pytest.fail("measured again"))
-    assert measure_link(fresh) is link
-    assert measure_compute(FLOAT32, fresh) is compute
+    assert measure_link(measured) is link
+    assert measure_compute(FLOAT32, measured) is compute
 
 
 def test_figures_of_one_communicator_or_dtype_are_not_those_of_another(fresh, monkeypatch):

@@ -11,9 +11,9 @@ from torch.nn import functional
 
 import horovod_sparse as hvs
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
-STEPS, SETTLED = 200, 50
+STEPS, SETTLED = 150, 50  # BERT's thresholds are found anew in step 128
 
 
 class Recorded:

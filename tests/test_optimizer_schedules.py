@@ -81,6 +81,7 @@ def test_an_epoch_that_nobody_told_is_an_error_on_every_rank_and_loses_nothing(h
     assert everywhere(comm, not any(residual.any() for residual in residuals))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "compression",
     [

@@ -38,6 +38,7 @@ def test_momentum_is_lost_only_where_something_was_delivered(comm, sparsifier, c
         assert everywhere(comm, np.all((kept == velocity) | (kept == 0)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"saving": 0.6}, {"compressor": "quantize", "bits": 4}], ids=str)
 @pytest.mark.parametrize("memory", ["conef", "improved"])
 @pytest.mark.parametrize(("sparsifier", "collective"), [("topk", "gtopk"), ("randomblock", "shared")])
@@ -47,7 +48,7 @@ def test_a_contractive_memory_loses_nothing_in_expectation(comm, sparsifier, col
     gradient = np.random.default_rng([7, comm.Get_rank()]).standard_normal(size).astype(np.float32)
     everything = comm.allreduce(gradient.astype(np.float64))
     names = {"sparsifier": sparsifier, "memory": memory, "collective": collective}
-    for seed in range(120 if comm.Get_size() <= 4 else 40):
+    for seed in range(120):
         pipeline = build(comm, size, 0.1, **names, options={**options, "seed": seed})
         total = step(pipeline, gradient.copy()).astype(np.float64)
         accumulator = pipeline.memory.open([(0, np.zeros(size, np.float32))], 1.0)
@@ -56,6 +57,7 @@ def test_a_contractive_memory_loses_nothing_in_expectation(comm, sparsifier, col
     assert everywhere(comm, np.abs(np.mean(errors, 0)).max() <= 5 * noise)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize("wire", [None, "float16"])
 @pytest.mark.parametrize(("sparsifier", "collective"), COMMON)

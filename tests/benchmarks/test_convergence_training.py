@@ -14,7 +14,7 @@ from benchmarks.convergence_training import batches, measure, train
 from benchmarks.tasks import TASKS
 from horovod_sparse import trace
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
 DIGITS = TASKS["digits"]
 SAMPLES = DIGITS.load()

@@ -64,7 +64,7 @@ def test_bits_that_differ_from_rank_to_rank_are_counted(comm, correct):
 
 
 def test_an_exchange_of_many_chunks_is_verified_to_its_end(comm, monkeypatch, correct):
-    monkeypatch.setattr(exchanges, "_CHUNK", 7)
+    monkeypatch.setattr(exchanges, "_CHUNK", 70)
     vector, exchange = correct
     total = changed(exchange.total)
     assert exchanges.wrong(comm, vector, exchange) == 0

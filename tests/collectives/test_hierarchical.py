@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from laws import Case, check_exchange, dense, everywhere, vectors
+from laws import Case, check_exchange, dense, everywhere, own_vector
 
 from horovod_sparse.collectives import Hierarchical, TopkA
 from horovod_sparse.vector import SparseVector
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.mpi, pytest.mark.law]
 
 def test_one_node_runs_the_inner_collective_alone(comm):
     case = Case(1000, "random", seed=4)
-    vector = vectors(case, comm.Get_size())[comm.Get_rank()]
+    vector = own_vector(case, comm)
     collective = Hierarchical(comm, inner="topka", outer="oktopk", node_ranks=comm.Get_size())
     total = collective.allreduce(vector, 10).total
     assert everywhere(comm, np.array_equal(dense(total), dense(TopkA(comm).allreduce(vector, 10).total)))

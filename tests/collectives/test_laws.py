@@ -17,9 +17,9 @@ from laws import (
     dense,
     everywhere,
     examples,
+    own_vector,
     rounded_cases,
     same_bits,
-    vectors,
 )
 
 from horovod_sparse.collectives import make, messenger
@@ -97,9 +97,7 @@ def test_what_is_sent_is_received(comm, name, options):
 @every_collective
 def test_a_restored_collective_goes_on_with_the_same_bits(comm, name, options):
     first, second = make(name, comm, options), make(name, comm, options)
-    steps = [
-        vectors(Case(3000, "same indices", seed, share=0.05), comm.Get_size())[comm.Get_rank()] for seed in range(4)
-    ]
+    steps = [own_vector(Case(3000, "same indices", seed, share=0.05), comm) for seed in range(4)]
     for vector in steps[:2]:
         first.allreduce(vector, 150)
     second.load_state_dict(first.state_dict())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from laws import Case, check_exchange, everywhere, vectors
+from laws import Case, check_exchange, everywhere, own_vector
 
 from horovod_sparse.collectives import SharedIndices
 
@@ -19,7 +19,7 @@ def test_no_index_travels(comm):
 
 
 def test_vectors_whose_indices_differ_are_refused(comm):
-    vector = vectors(Case(100, "random", seed=1), comm.Get_size())[comm.Get_rank()]
+    vector = own_vector(Case(100, "random", seed=1), comm)
     with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: .*use a sparsifier whose indices"):
         SharedIndices(comm).allreduce(vector, 10)
     assert np.isfinite(vector.values).all()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import Case, cases, dense, everywhere, examples, vectors
+from laws import Case, cases, dense, everywhere, examples, own_vector, vectors
 
 from horovod_sparse.collectives.messenger import Messenger
 from horovod_sparse.collectives.split import split_reduce
@@ -30,7 +30,7 @@ def test_an_owner_has_the_sums_of_its_region(comm, case, throttle, seed):
 
 def test_a_rank_sends_each_other_rank_one_message(comm):
     channel = Messenger(comm)
-    mine = vectors(Case(1000, "everything", seed=1), channel.ranks)[channel.rank]
+    mine = own_vector(Case(1000, "everything", seed=1), comm)
     boundaries = np.linspace(0, 1000, channel.ranks + 1).astype(np.int64)
     split_reduce(channel, mine, boundaries, throttle=2)
     others = channel.ranks - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from collectives.configurations import HIERARCHIES, NARROWER, every_rounding_collective
-from laws import Case, check_exchange, dense, digest, everywhere, vectors
+from laws import Case, check_exchange, dense, digest, everywhere, own_vector
 
 from horovod_sparse.collectives import make
 from horovod_sparse.vector import SparseVector
@@ -28,7 +28,7 @@ def test_numbers_of_any_magnitude_come_out_in_parts_that_make_them_up_exactly(co
 
 @every_rounding_collective
 def test_a_format_as_wide_as_the_values_changes_nothing(comm, name, options):
-    vector = vectors(Case(3000, "same indices", seed=1, share=0.05), comm.Get_size())[comm.Get_rank()]
+    vector = own_vector(Case(3000, "same indices", seed=1, share=0.05), comm)
     results = []
     for wire in (None, "float32"):
         collective = make(name, comm, {**options, "wire": wire})
@@ -76,7 +76,7 @@ def test_shared_values_travel_in_two_phases(comm):
 
 @pytest.mark.parametrize("name", ["topkdsa", "gtopk", "oktopk", "shared"])
 def test_owners_round_what_they_sum(comm, name):
-    vector = vectors(Case(2000, "same indices", seed=1, bits=7), comm.Get_size())[comm.Get_rank()]
+    vector = own_vector(Case(2000, "same indices", seed=1, bits=7), comm)
     total = make(name, comm, {"wire": "bfloat16"}).allreduce(vector, 500).total
     assert everywhere(comm, not np.any(total.values.view(np.uint32) & 0xFFFF))
 

@@ -14,7 +14,7 @@ from devices import on_device
 from exchanges import AWARE, DIFFERENT, STAGED, allocations, arrays, results, through, vector_on_device
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import PATTERNS, Case, digest, examples, rounded_cases, vectors
+from laws import PATTERNS, Case, digest, examples, own_vector, rounded_cases
 
 from horovod_sparse import pinned, staging
 from horovod_sparse.collectives import auto, make
@@ -71,7 +71,7 @@ def run(comm: Any, name: str, options: dict[str, Any], sent: list[tuple[SparseVe
 
 
 def of_this_rank(comm: Any, case: Case) -> tuple[SparseVector, int]:
-    return vectors(case, comm.Get_size())[comm.Get_rank()], case.k
+    return own_vector(case, comm), case.k
 
 
 @pytest.mark.law
