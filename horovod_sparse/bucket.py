@@ -74,13 +74,14 @@ def plan(members: Iterable[Member], bucket_bytes: int) -> list[Bucket]:
         bucket_bytes: A bucket is closed before it would exceed this; a larger parameter has a bucket of its own.
 
     Returns:
-        The buckets in the order of exchange.
+        The buckets in the order of exchange, which is that in which they are expected to be complete.
 
     Raises:
         ValueError: A bucket would hold 2**31 elements or more.
     """
     open_lists: dict[tuple[object, ...], list[Member]] = {}
     closed: list[list[Member]] = []
+    members = list(members)
     for member in members:
         kind = (
             real_dtype(member.parameter.dtype),
@@ -94,7 +95,9 @@ def plan(members: Iterable[Member], bucket_bytes: int) -> list[Bucket]:
             closed.append(current)
             current = open_lists[kind] = []
         current.append(member)
-    return [_bucket(number, chosen) for number, chosen in enumerate([*closed, *open_lists.values()])]
+    expected = {member.parameter: number for number, member in enumerate(members)}
+    lists = sorted([*closed, *open_lists.values()], key=lambda chosen: expected[chosen[-1].parameter])
+    return [_bucket(number, chosen) for number, chosen in enumerate(lists)]
 
 
 def _bucket(number: int, members: Sequence[Member]) -> Bucket:

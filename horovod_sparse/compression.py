@@ -37,7 +37,7 @@ class Sparse:
         memory: Name of the rule for what is not sent.
         collective: Name of the sparse allreduce.
         schedule: Name of the rule by which the density changes over time.
-        dense_below: Parameters with fewer elements take Horovod's own allreduce: little to save, much to lose.
+        dense_below: Parameters with fewer elements travel dense, together: little to save, much to lose.
         bucket_bytes: Gradients travel together up to this size. Larger buckets cost fewer messages, smaller ones
             overlap more of the exchange with the backward pass.
         options: Keyword options of the four classes named, such as ``threads`` of the sparsifier.

@@ -64,7 +64,6 @@ class _Overrides:
         self._ranks = 1 if comm is None else comm.Get_size()  # a rank that leaves ends MPI: it is not asked later
         self._worker: Worker | None = None
         self._sparse_gradients: set[torch.Tensor] = set()  # parameters whose gradient is a sparse tensor
-        self._dense_traffic = Traffic()
         _Horovod.__init__(self, params, named_parameters, hvd.Compression.none, **of_horovod)
 
     def _register_hooks(self) -> None:
@@ -123,15 +122,8 @@ class _Overrides:
             gradient = p.grad.to_dense() if p.grad.is_sparse else p.grad
             # A frozen parameter's residual must not be flushed into it: it waits until the parameter learns again.
             return worker.put(p, gradient, hold=not p.requires_grad), None
-        self._charge_dense(p)
         handle: tuple[Any, Any] = _Horovod._allreduce_grad_async(self, p)
         return handle
-
-    def _charge_dense(self, p: torch.Tensor) -> None:
-        others = self._ranks - 1
-        nbytes = 2 * p.numel() * p.element_size() * others / (others + 1)
-        self._dense_traffic.send(nbytes, 2 * others)
-        self._dense_traffic.receive(nbytes, 2 * others)
 
     def synchronize(self) -> None:
         """Completes the exchange; every ``p.grad`` then holds the reduced gradient.
@@ -256,11 +248,7 @@ class _Overrides:
     @property
     def traffic(self) -> Traffic:
         """Payload this rank has sent and received so far, parameters that travel dense included."""
-        total = Traffic()
-        total.add(self._dense_traffic)
-        if self._worker is not None:
-            total.add(self._worker.traffic)
-        return total
+        return Traffic() if self._worker is None else self._worker.traffic
 
 
 _OVERRIDES = {
@@ -313,8 +301,8 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
             with the bucket, the stage and the missing ranks, and again after as many more; 0: never. By default
             ``HOROVOD_STALL_CHECK_TIME_SECONDS``, or 60.
         stall_abort: Seconds. When a bucket has waited so long, the same is printed and all ranks are ended; 0: never.
-            By default ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, or 0. What Horovod exchanges itself has Horovod's own
-            stall check, which knows the two variables only.
+            By default ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, or 0. Sparse gradients, which Horovod
+            exchanges itself, have Horovod's own stall check, which knows the two variables only.
 
     Returns:
         The optimizer, an instance of the wrapped optimizer's class. Beyond Horovod's methods it has
@@ -371,8 +359,7 @@ def _members(optimizer: Any) -> list[Member]:
     return [
         Member(names[p], p, group_of[p], together.get(p), dense=p.numel() < least)
         for p in reversed(parameters)
-        # Small ones are left to Horovod, where it reaches them.
-        if p.is_floating_point() and p.numel() >= (max(least, 1) if device_of(p.device).horovod_reaches else 1)
+        if p.is_floating_point() and p.numel()
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import ml_dtypes
 import numpy as np
@@ -43,7 +44,15 @@ def test_precisions_and_param_groups_do_not_share_a_bucket():
 
 def test_a_group_is_one_bucket_whatever_its_size():
     together = members([100, 100, 100], together=1)
-    assert [bucket.size for bucket in plan([*together, *members([100, 100])], 500)] == [100, 300, 100]
+    assert [bucket.size for bucket in plan([*together, *members([100, 100])], 500)] == [300, 100, 100]
+
+
+def test_buckets_come_in_the_order_in_which_they_are_complete():
+    """The one of the small parameters waits for the first layer's, and no other bucket for it."""
+    layers = [*members([10]), *members([100]), *members([10]), *members([100], group=1), *members([10, 100])]
+    layers = [replace(one, dense=one.parameter.numel() == 10) for one in layers]
+    kinds = [(bucket.size, bucket.group, bucket.dense) for bucket in plan(layers, 10**6)]
+    assert kinds == [(100, 1, False), (30, 0, True), (200, 0, False)]
 
 
 def test_more_elements_than_int32_counts_are_refused():

@@ -71,7 +71,6 @@ def test_training_is_the_same_as_on_the_host(
 
 
 def test_small_parameters_share_a_dense_bucket(hvd: Any, comm: Any, device: torch.device) -> None:
-    """They are left to Horovod on the host only."""
     model, optimizer = train(device, 3, dense_below=100)
     if comm.Get_size() == 1:
         return
