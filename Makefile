@@ -7,7 +7,9 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 # Compilers at a time for building Horovod; empty: one per core, as far as memory allows.
 JOBS ?=
-RANKS ?= 1 2 3 4
+# Where every combination is tried, and the slow tests run: see tests/laws.py.
+THOROUGH_RANKS ?= 3
+RANKS ?= 1 2 4
 LAW_RANKS ?= 5 7 8 16
 # Of the tests of the CUDA backend, where they are emulated.
 EMULATED_RANKS ?= 1 3
@@ -62,13 +64,14 @@ test-serial: $(STAMP)  ## the tests that need one process
 	python -m pytest -n $(WORKERS) --dist worksteal -m 'not mpi'
 
 test-mpi: $(STAMP)  ## the tests under mpirun, at 1 to 4 ranks; the laws at 5, 7, 8 and 16 too
-	python tools/mpitest.py --ranks $(RANKS) -- -m mpi --ignore tests/cuda tests
+	python tools/mpitest.py --ranks $(THOROUGH_RANKS) -- -m mpi --ignore tests/cuda tests
+	python tools/mpitest.py --ranks $(RANKS) -- -m 'mpi and not slow' --ignore tests/cuda tests
 	python tools/mpitest.py --ranks $(EMULATED_RANKS) -- -m mpi tests/cuda
 	python tools/mpitest.py --ranks $(LAW_RANKS) -- -m 'mpi and law' $(LAWS)
 
 test-cuda:  ## on a GPU: the same bits, ranks that share it, memcheck and racecheck (needs no Horovod, no venv)
 	$(PYTHON) -m pytest tests/cuda -m 'not mpi'
-	$(PYTHON) tools/mpitest.py --ranks 2 4 -- -m mpi tests/cuda
+	$(PYTHON) tools/mpitest.py --ranks 3 4 -- -m mpi tests/cuda
 	compute-sanitizer --tool memcheck --error-exitcode 1 $(PYTHON) -m pytest -q -x $(SANITIZED)
 	compute-sanitizer --tool racecheck --error-exitcode 1 $(PYTHON) -m pytest -q -x $(SANITIZED)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from pathlib import Path
@@ -15,16 +16,19 @@ from horovod_sparse.kernels.cuda import compilation
 NAME, KERNELS = "take", ["hvs::take<float>", "hvs::take<double>"]
 
 
+# Once: what is tested is where the result goes.
+compile_for = functools.cache(compilation.compile_for)
+
+
 @pytest.fixture
 def compilations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """The names of the files that were compiled since."""
     monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "kernels"))
     names: list[str] = []
-    compile_for = compilation.compile_for
 
     def noted(arch: str, name: str, kernels: list[str]) -> Any:
         names.append(name)
-        return compile_for(arch, name, kernels)
+        return compile_for(arch, name, tuple(kernels))
 
     monkeypatch.setattr(compilation, "compile_for", noted)
     return names

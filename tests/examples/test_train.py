@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import launch
 import pytest
+from train import main
 
 TRAIN = Path(__file__).resolve().parents[2] / "examples" / "train.py"
 TEST_IMAGES = 360
@@ -89,14 +91,22 @@ def test_two_ranks_train_dense_and_charge_a_ring(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--compression", "topk"], "unknown compression 'topk'; known are: "),
         (["--data", "cifar10:nowhere"], "nowhere lacks data_batch_1.bin"),
         (["--device", "cuda"], "torch finds no GPU"),
         (["--epochs", "0"], "argument --epochs: invalid positive value: '0'"),
     ],
 )
-def test_bad_arguments_end_with_one_message(arguments: list[str], message: str, tmp_path: Path) -> None:
-    run = train(*arguments, "--output", str(tmp_path))
+def test_bad_arguments_end_before_horovod_starts(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert message in str(left.value) + capsys.readouterr().err
+
+
+def test_bad_arguments_end_with_one_message() -> None:
+    run = train("--compression", "topk")
     assert run.returncode != 0
-    assert message in run.stderr
+    assert "unknown compression 'topk'; known are: " in run.stderr
     assert "Traceback" not in run.stderr
