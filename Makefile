@@ -71,7 +71,7 @@ test-mpi: $(STAMP)  ## the tests under mpirun, at 1 to 4 ranks; the laws at 5, 7
 
 test-cuda:  ## on a GPU: the same bits, ranks that share it, memcheck and racecheck (needs no Horovod, no venv)
 	$(PYTHON) -m pytest tests/cuda -m 'not mpi'
-	$(PYTHON) tools/mpitest.py --ranks 3 4 -- -m mpi tests/cuda
+	$(PYTHON) tools/mpitest.py --ranks 2 3 4 -- -m mpi tests/cuda
 	compute-sanitizer --tool memcheck --error-exitcode 1 $(PYTHON) -m pytest -q -x $(SANITIZED)
 	compute-sanitizer --tool racecheck --error-exitcode 1 $(PYTHON) -m pytest -q -x $(SANITIZED)
 

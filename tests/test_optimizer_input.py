@@ -12,6 +12,7 @@ from training import loss_of, mlp, own_gradients, snapshot
 
 import horovod_sparse
 import horovod_sparse as hvs
+from horovod_sparse.cudaaware import cuda_aware
 
 pytestmark = pytest.mark.mpi
 
@@ -245,5 +246,6 @@ def test_parameters_on_another_device(hvd, comm):
 def test_a_wrong_setting_of_mpi_shows_before_training(hvd, comm, monkeypatch):
     monkeypatch.setenv("HOROVOD_SPARSE_CUDA_AWARE", "maybe")
     monkeypatch.setattr("horovod_sparse.agreement.device_of", lambda device: None)
+    cuda_aware.cache_clear()
     with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: HOROVOD_SPARSE_CUDA_AWARE must be .* not 'maybe'"):
         wrap(nn.Linear(50, 50, device="meta"))
