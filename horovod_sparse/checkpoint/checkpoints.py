@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from torch import nn
 from horovod_sparse.checkpoint import reshard
 from horovod_sparse.checkpoint.folder import Folder
 from horovod_sparse.checkpoint.manifest import SHARED, Entry, Manifest, shard
-from horovod_sparse.checkpoint.parts import load_exchange, load_others, own_state, shared_state
+from horovod_sparse.checkpoint.parts import compare, load_others, own_state, shared_state
 from horovod_sparse.checkpoint.state import require_loadable, set_generators
 from horovod_sparse.checkpoint.together import CheckpointError, together
 from horovod_sparse.communicator import communicator
@@ -175,16 +176,24 @@ class Checkpoints:
         others: dict[str, Any],
     ) -> Restored:
         what = f"step {manifest.step} cannot be loaded"
-        notes: list[str] = []
+        with together(self._comm, what):
+            notes = compare(optimizer, shared["compression"])
+        exchange = shared["compression"] is not None and not notes
         if manifest.ranks == self._comm.Get_size():
             (own,) = shards
             state, data = own["compression"], own["data"]
             model_state = {**shared["model"], **own["buffers"]}
         else:
-            state, data, notes = self._reshard(manifest, optimizer, shards, what)
+            first, data = self._first(shards)
             model_state = shared["model"]
+            notes += self._new_ranks(manifest)
+            with together(self._comm, what):
+                if exchange:
+                    state, more = reshard.merge(optimizer, [one["compression"] for one in shards], first)
+                    notes += more
         with together(self._comm, what):
-            notes += load_exchange(optimizer, state, shared["compression"])
+            if exchange:
+                optimizer.load_compression_state_dict(state)
             model.load_state_dict(model_state)
             optimizer.load_state_dict(shared["optimizer"])
             notes += load_others(others, shared["others"])
@@ -201,32 +210,28 @@ class Checkpoints:
         content: dict[str, Any] = torch.load(folder / name, map_location="cpu", weights_only=True)
         return content
 
-    def _reshard(
-        self, manifest: Manifest, optimizer: Any, shards: list[dict[str, Any]], what: str
-    ) -> tuple[dict[str, Any] | None, dict[str, Any], list[str]]:
-        """This rank's state of the exchange, the data, and what could not be carried over."""
-        leader = None
-        if self._rank == 0:
-            leader = reshard.leader(shards[0]["compression"]), shards[0]["data"]
+    def _first(self, shards: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What the old rank 0 remembered of the exchange, without the memories, and its data, on all ranks."""
+        mine = (reshard.leader(shards[0]["compression"]), shards[0]["data"]) if self._rank == 0 else None
         with inside_mpi():
-            first, data = self._comm.bcast(leader)
+            first: tuple[dict[str, Any], dict[str, Any]] = self._comm.bcast(mine)
+        return first
+
+    def _new_ranks(self, manifest: Manifest) -> list[str]:
         ranks = self._comm.Get_size()
         notes = [f"{manifest.ranks} ranks saved it and {ranks} go on, with the data and buffers of rank 0"]
         if ranks > manifest.ranks:
             new = "rank {0} is" if ranks == manifest.ranks + 1 else "ranks {0} to {1} are"
             notes.append(f"{new.format(manifest.ranks, ranks - 1)} new: generators there keep their seeds")
-        state = first
-        if first is not None and hasattr(optimizer, "compression_state_dict"):
-            with together(self._comm, what):
-                state, more = reshard.merge(optimizer, [one["compression"] for one in shards], first)
-            notes += more
-        return state, data, notes
+        return notes
 
     def _offer(self, refused: Manifest | None) -> str:
+        other = None
+        if self._rank == 0:
+            with suppress(OSError):
+                other = self._folder.intact(besides=refused.step if refused else None)
         with inside_mpi():
-            other = self._comm.bcast(
-                self._folder.intact(besides=refused.step if refused else None) if self._rank == 0 else None
-            )
-        return (
-            "" if other is None else f". The checkpoint of step {other.step} is intact: load it with step={other.step}"
-        )
+            other = self._comm.bcast(other)
+        if other is None:
+            return ""
+        return f". The checkpoint of step {other.step} is intact: load it with step={other.step}"

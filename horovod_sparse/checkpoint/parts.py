@@ -42,13 +42,21 @@ def _configuration(optimizer: Any) -> dict[str, str] | None:
     return {one.name: repr(getattr(sparse, one.name)) for one in fields(sparse) if one.name not in _FREE}
 
 
-def load_exchange(optimizer: Any, state: dict[str, Any] | None, saved: dict[str, str] | None) -> list[str]:
-    """Loads what the exchange remembers; gives what could not be carried over."""
+def compare(optimizer: Any, saved: dict[str, str] | None) -> list[str]:
+    """Why the state of the exchange that was saved is of no use to this optimizer; nothing where it is.
+
+    Args:
+        optimizer: To load into.
+        saved: Of the shared part, ``compression``.
+
+    Raises:
+        ValueError: Both are sparse, but not alike.
+    """
     mine = _configuration(optimizer)
-    if mine is None or saved is None:
-        if mine is not None:
-            return ["residuals start empty: it was saved with a dense exchange"]
+    if mine is None:
         return ["residuals are dropped: the exchange is dense now"] if saved is not None else []
+    if saved is None:
+        return ["residuals start empty: it was saved with a dense exchange"]
     if mine != saved:
         differences = ", ".join(
             f"{name}={saved[name]} (now {mine[name]})" for name in mine if mine[name] != saved[name]
@@ -56,7 +64,6 @@ def load_exchange(optimizer: Any, state: dict[str, Any] | None, saved: dict[str,
         raise ValueError(
             f"it was saved with another compression, {differences}: load it with the one it was saved with"
         )
-    optimizer.load_compression_state_dict(state)
     return []
 
 

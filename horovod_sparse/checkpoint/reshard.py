@@ -64,10 +64,10 @@ def merge(optimizer: Any, states: Sequence[dict[str, Any]], first: dict[str, Any
     return {"buckets": merged}, list(dict.fromkeys(notes))
 
 
-def leader(state: dict[str, Any] | None) -> dict[str, Any] | None:
-    """A rank's state without its memories, which are large."""
+def leader(state: dict[str, Any] | None) -> dict[str, Any]:
+    """A rank's state without its memories, which are large; no buckets where the exchange was Horovod's own."""
     if state is None:
-        return None
+        return {"buckets": []}
     return {"buckets": [{**bucket, "memory": {}} for bucket in state["buckets"]]}
 
 
