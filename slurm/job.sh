@@ -1,8 +1,10 @@
 # What the batch scripts share: starting ranks, and being preempted. Sourced in the repository's folder.
 # shellcheck shell=bash
 
-preempted=''
-trap 'preempted=1' USR1  # before anything else: until then the signal would end the job
+# Before anything else: until then the signals would end the script.
+preempted='' terminated=''
+trap 'preempted=1' USR1
+trap 'terminated=1' TERM
 
 # shellcheck source=slurm/env.sh
 source slurm/env.sh
@@ -34,13 +36,16 @@ hosts() {
     fi
 }
 
-# preemptible COMMAND...: a training that saves and ends with status 0 on SIGUSR1 or SIGTERM, then requeues the job.
-# Where the cluster does not announce a preemption by the script's signal, srun's ranks get SIGTERM; SLURM knows why.
+# preemptible COMMAND...: a training that saves and ends with status 0 on SIGUSR1 and SIGTERM; then requeues the job.
 preemptible() {
     local training status=0
     (trap '' USR1 && launch "$@") &  # a launcher that has not set up its handler yet must survive the signal
     training=$!
     while kill -0 "$training" 2>/dev/null; do
+        # A cluster that does not announce a preemption by the script's signal sends it SIGTERM, as scancel does.
+        if [[ -n $terminated && $(scontrol show job "$job") =~ \ PreemptTime=[0-9] ]]; then
+            preempted=1
+        fi
         if [ -n "$preempted" ]; then
             signal_ranks || true  # again and again: a rank that still imports does not hear it yet
         fi
@@ -48,15 +53,18 @@ preemptible() {
         wait -n "$training" $! || true  # the trap ends the wait at once
     done
     wait "$training" || status=$?
-    if [ "$status" != 0 ]; then
-        echo "job $job: the training ended with status $status" >&2
-        exit "$status"
-    fi
-    if [ -n "$preempted" ] || [[ $(scontrol show job "$job") =~ \ PreemptTime=[0-9] ]]; then
+    if [ "$status" = 0 ] && [ -n "$preempted" ]; then
         echo "job $job: preempted, goes back into the queue"
         # SLURM does not requeue by itself a job that ends in its time of grace.
         scontrol requeue "$job"
         exit 0
+    fi
+    if [ -n "$terminated" ]; then
+        exit 143  # cancelled, or at the time limit
+    fi
+    if [ "$status" != 0 ]; then
+        echo "job $job: the training ended with status $status" >&2
+        exit "$status"
     fi
 }
 

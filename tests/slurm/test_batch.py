@@ -12,6 +12,9 @@ from cluster import REPOSITORY, Cluster, processes_with, wait_until
 SMALL = {"EPOCHS": "1", "OMP_NUM_THREADS": "1"}
 RECORD = 1 + 3 * 32 * 32  # bytes of a CIFAR-10 image with its label
 
+# The signal lets the SLURM be ended; the other method would leave it running.
+pytestmark = pytest.mark.timeout(200, method="signal")
+
 
 def completed(cluster: Cluster, job: str, log: Path, limit: float = 150) -> str:
     """Waits for a job to complete and returns its log; fails with it where the job failed."""
@@ -113,7 +116,7 @@ def cifar10(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(300, method="signal")
 def test_the_published_setup_leaves_its_table_and_figures(cluster: Cluster, cifar10: Path, tmp_path: Path) -> None:
     log, output = tmp_path / "log", tmp_path / "yoon"
     job = cluster.submit(

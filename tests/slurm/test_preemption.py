@@ -20,7 +20,8 @@ TRAINING = {
 # A start, a requeue and a second start, on a busy machine.
 LIMIT = 200
 
-pytestmark = pytest.mark.timeout(400)
+# The signal lets the SLURM be ended; the other method would leave it running.
+pytestmark = pytest.mark.timeout(400, method="signal")
 
 
 def parameters(output: Path) -> str:
@@ -62,7 +63,7 @@ def assert_continued(cluster: Cluster, job: str, log: Path, output: Path, expect
     assert parameters(output) == expected
 
 
-# The second is what clusters without preempt_send_user_signal do: SIGTERM to the ranks, nothing to the script.
+# The second is what clusters without preempt_send_user_signal do: SIGTERM to the script.
 @pytest.mark.parametrize("signal", ["B:USR1@120", "TERM@120"])
 def test_a_job_of_higher_priority_preempts(cluster: Cluster, undisturbed: str, tmp_path: Path, signal: str) -> None:
     log = tmp_path / "log"
