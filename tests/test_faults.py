@@ -18,17 +18,10 @@ PROGRAM = Path(__file__).parent / "programs" / "faulty.py"
 RANKS = 2
 EVERY = 2
 STEPS = 22
-# Three buckets, thresholds that are reused, momentum, and a learning rate that falls. Nothing is left to Horovod, whose
-# sums depend on which tensors it happens to fuse.
+# Three buckets, thresholds that are reused, momentum, and a learning rate that falls.
 TRAINING = (
-    *(
-        "--compression",
-        "oktopk:density=0.05,bucket_bytes=100000,dense_below=0",
-        "--epochs",
-        "1",
-        "--warmup-epochs",
-        "0",
-    ),
+    *("--compression", "oktopk:density=0.05,bucket_bytes=100000,dense_below=0"),
+    *("--epochs", "1", "--warmup-epochs", "0"),
     *("--checkpoint-every", str(EVERY), "--keep", "2"),
 )
 # Each in the third step of a run, or in its second checkpoint: when one checkpoint is whole.
