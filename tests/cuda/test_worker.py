@@ -7,16 +7,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import cupy
-import numpy as np
 import pytest
 import torch
 from devices import EmulatedDevice, emulated
-from laws import digest, everywhere
+from laws import everywhere
+from states import on_the_host, same
 
 import horovod_sparse.bucket
 from horovod_sparse.bucket import Member, plan
 from horovod_sparse.compression import parse
-from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.pipeline import Pipeline
 from horovod_sparse.step import Step
 from horovod_sparse.worker import Worker
@@ -102,28 +101,6 @@ def states(worker: Worker) -> list[Any]:
         with bucket.device.work():
             result.append(on_the_host(pipeline.state_dict()))
     return result
-
-
-def on_the_host(state: Any) -> Any:
-    """A copy."""
-    if isinstance(state, dict):
-        return {key: on_the_host(value) for key, value in state.items()}
-    return copy_to_host(state) if hasattr(state, "dtype") else state
-
-
-def same(ours: Any, expected: Any) -> bool:
-    """Equal bits, in whatever is nested; clocks aside."""
-    if isinstance(expected, dict):
-        return ours.keys() == expected.keys() and all(
-            same(ours[key], expected[key]) for key in expected if key not in ("seconds", "seen")
-        )
-    if isinstance(expected, (list, tuple)):
-        return len(ours) == len(expected) and all(map(same, ours, expected))
-    if isinstance(expected, torch.Tensor):
-        return ours.dtype == expected.dtype and ours.shape == expected.shape and torch.equal(ours, expected)
-    if isinstance(expected, np.ndarray):
-        return digest(ours) == digest(expected)
-    return bool(ours == expected or (ours != ours and expected != expected))  # NaN
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
