@@ -13,20 +13,29 @@ from mpi4py import MPI
 _changed = threading.Condition()
 _count = 0
 _closed = False
+_call = ""
+
+
+def current_call() -> str:
+    """The function of this library in which the program waits for other ranks; empty: none that has given a name."""
+    return _call
 
 
 @contextmanager
-def inside_mpi() -> Iterator[None]:
+def inside_mpi(call: str = "") -> Iterator[None]:
     """Lets MPI_Finalize wait until the block is left.
 
     When one rank shuts Horovod down, Horovod's background threads finalize MPI on all ranks, whatever other threads
     do there: a thread that is still exchanging would crash. MPI_Finalize begins with what is attached to
     MPI_COMM_SELF, and the function that deletes our attribute does not return before all such blocks are left.
 
+    Args:
+        call: Name of a function that users call, in which ranks wait for each other: for reports of stalls.
+
     Raises:
         RuntimeError: MPI is finalized already.
     """
-    global _count
+    global _count, _call
     with _changed:
         if _closed or MPI.Is_finalized():
             raise RuntimeError(
@@ -35,9 +44,12 @@ def inside_mpi() -> Iterator[None]:
             )
         _attach()
         _count += 1
+    _call = call or _call
     try:
         yield
     finally:
+        if call:
+            _call = ""
         with _changed:
             _count -= 1
             _changed.notify_all()

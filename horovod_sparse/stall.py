@@ -68,11 +68,19 @@ class Progress:
         step: Steps that were exchanged before this one, since the optimizer was made.
         bucket: The bucket that is exchanged, or the next one.
         stage: What is done with it, by the names of the pipeline's spans; empty: nothing yet.
+        call: The function of this library in which the program waits for the others before it comes to this bucket;
+            empty: none.
     """
 
     step: int
     bucket: int
-    stage: str
+    stage: str = ""
+    call: str = ""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it may be other ranks that keep this one from going on."""
+        return bool(self.stage or self.call)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -80,7 +88,8 @@ class Progress:
         return self.step, self.bucket
 
     def __str__(self) -> str:
-        return f"bucket {self.bucket} of step {self.step}" + (f", stage {self.stage}" if self.stage else "")
+        call = f"{self.call} before " if self.call else ""
+        return f"{call}bucket {self.bucket} of step {self.step}" + (f", stage {self.stage}" if self.stage else "")
 
 
 def report(mine: Progress, parameters: Sequence[str], answers: Mapping[int, Progress | None]) -> str:
@@ -95,17 +104,20 @@ def report(mine: Progress, parameters: Sequence[str], answers: Mapping[int, Prog
     for rank, theirs in sorted(answers.items()):
         ranks_of[_describe(mine, theirs)].append(rank)
     names = ", ".join(parameters[:3]) + (", ..." if len(parameters) > 3 else "")
+    where = f"stage {mine.stage} of bucket {mine.bucket} ({names}) in step {mine.step}" if mine.stage else str(mine)
     others = "; ".join(f"{_ranks(ranks)}: {what}" for what, ranks in sorted(ranks_of.items()))
-    return f"stage {mine.stage} of bucket {mine.bucket} ({names}) in step {mine.step}: {others}"
+    return f"{where}: {others}"
 
 
 def _describe(mine: Progress, theirs: Progress | None) -> str:
     if theirs is None:
         return "missing, gives no answer (stopped, or cut off from here)"
-    if theirs.stage:
+    if theirs.waits:
         return "waits there too" if theirs == mine else f"is in {theirs}"
     if theirs.place > mine.place:
         return f"has gone on, to before {theirs}"
+    if mine.call and theirs.place == mine.place:
+        return "missing, its program has not come there"
     return f"missing, its program has not come to {theirs}"
 
 

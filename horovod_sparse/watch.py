@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 from mpi4py import MPI
@@ -35,12 +35,12 @@ _FAREWELL = 5.0  # seconds for what a rank has sent before it left, and for addi
 
 @dataclass
 class _Wait:
-    """One bucket's wait, in seconds of the monotonic clock: since when, and when the others were asked about it.
+    """A wait for one bucket, or in one call: since when, and when the others were asked about it.
 
-    It is reported when it has lasted for ``due`` seconds.
+    It is reported when it has lasted for ``due`` seconds. Times are in seconds of the monotonic clock.
     """
 
-    place: tuple[int, int]
+    place: tuple[int, int, str]
     since: float
     due: float
     asked: float | None = None
@@ -106,11 +106,12 @@ class Watch:
     def _look(self, worker: Worker) -> None:
         now, mine = time.monotonic(), worker.progress()
         self._talk(mine)
-        if not mine.stage:
+        if not mine.waits:
             self._wait = None
             return
-        if self._wait is None or self._wait.place != mine.place:
-            self._wait = _Wait(mine.place, now, due=self._limits.after(0))
+        place = (*mine.place, mine.call)
+        if self._wait is None or self._wait.place != place:
+            self._wait = _Wait(place, now, due=self._limits.after(0))
         self._check_left(mine, self._wait, now)
         self._check_stall(worker, mine, self._wait, now)
 
@@ -118,7 +119,7 @@ class Watch:
         """Reads what has arrived, and tells who asks how far this rank has come."""
         self._sending = [request for request in self._sending if not request.Test()]
         for rank, _ in self._received(_ASKS):
-            self._send((mine.step, mine.bucket, mine.stage), rank, _ANSWERS)
+            self._send(astuple(mine), rank, _ANSWERS)
         for rank, answer in self._received(_ANSWERS):
             self._answers[rank] = Progress(*answer)
             self._unanswered.discard(rank)
@@ -165,7 +166,7 @@ class Watch:
         for rank, noticed in self._left.items():
             if now - max(noticed, wait.since) >= _FAREWELL:
                 abort(
-                    f"rank {self._world_rank[rank]} of {self._world_size} has left the program, but bucket "
-                    f"{mine.bucket} waits for it: let every rank take as many steps (equal shares of the data, "
-                    "drop_last=True)"
+                    f"rank {self._world_rank[rank]} of {self._world_size} has left the program, but "
+                    f"{mine.call or f'bucket {mine.bucket}'} waits for it: let every rank take as many steps (equal "
+                    "shares of the data, drop_last=True)"
                 )

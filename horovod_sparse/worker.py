@@ -12,7 +12,7 @@ from horovod_sparse import trace
 from horovod_sparse.bucket import Bucket
 from horovod_sparse.collectives import Traffic
 from horovod_sparse.device import Mark
-from horovod_sparse.inside import inside_mpi
+from horovod_sparse.inside import current_call, inside_mpi
 from horovod_sparse.pipeline import Pipeline
 from horovod_sparse.stall import Progress
 from horovod_sparse.step import Step
@@ -183,8 +183,8 @@ class Worker:
         if running is not None:
             return Progress(self._step, running, self.pipelines[running].stage)
         if self._next < len(self.buckets):
-            return Progress(self._step, self._next, "")
-        return Progress(self._step + 1, 0, "")
+            return Progress(self._step, self._next, call=current_call())
+        return Progress(self._step + 1, 0)
 
     @property
     def traffic(self) -> Traffic:

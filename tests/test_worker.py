@@ -33,6 +33,12 @@ class Recorder:
         for _, output in outputs:
             output *= factor
 
+    def confirm(self):
+        self.log.append((self.number, "confirmed"))
+
+    def undo(self):
+        self.log.append((self.number, "undone"))
+
 
 @pytest.fixture
 def parameters():
@@ -90,6 +96,19 @@ def test_an_error_reaches_who_waits_and_the_next_step_starts_clean(worker, param
     worker.pipelines[0].error = None
     handles = [put(worker, p) for p in parameters]
     assert all(torch.equal(handle(), torch.full((10,), 0.5)) for handle in handles)
+
+
+def test_a_step_that_is_not_confirmed_is_undone_before_the_next(worker, parameters, log):
+    for confirmed in (True, False, True):
+        for handle in [put(worker, p) for p in parameters]:
+            handle()
+        worker.finish()
+        if confirmed:
+            worker.confirm()
+    events = [event for number, event, *_ in log if number == 0]
+    assert events == [[0, 10], "confirmed", [0, 10], "undone", [0, 10], "confirmed"]
+    worker.settle()
+    assert (0, "undone") not in log[-2:]
 
 
 def test_buckets_behind_one_that_failed_are_not_exchanged_in_this_step(worker, parameters, log):

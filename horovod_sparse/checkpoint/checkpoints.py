@@ -18,7 +18,7 @@ from horovod_sparse.checkpoint.folder import Folder
 from horovod_sparse.checkpoint.manifest import SHARED, Entry, Manifest, shard
 from horovod_sparse.checkpoint.parts import compare, load_others, own_state, shared_state
 from horovod_sparse.checkpoint.state import require_loadable, set_generators
-from horovod_sparse.checkpoint.together import CheckpointError, together
+from horovod_sparse.checkpoint.together import CALL, CheckpointError, together
 from horovod_sparse.communicator import communicator
 from horovod_sparse.inside import inside_mpi
 
@@ -105,12 +105,12 @@ class Checkpoints:
             self._complete(step, files, what)
         except CheckpointError:
             self._folder.discard(step)
-            with inside_mpi():
+            with inside_mpi(CALL):
                 self._comm.Barrier()  # another save must not begin while a rank still cleans up
             raise
 
     def _require_one_step(self, step: int) -> None:
-        with inside_mpi():
+        with inside_mpi(CALL):
             steps = self._comm.allgather(step)
         if steps != [step] * len(steps):
             raise CheckpointError(f"ranks save different steps: {steps}: let all ranks save at the same step")
@@ -118,7 +118,7 @@ class Checkpoints:
             raise CheckpointError(f"step must be a whole number of at least 0, not {step!r}")
 
     def _complete(self, step: int, files: dict[str, Entry], what: str) -> None:
-        with inside_mpi():
+        with inside_mpi(CALL):
             everyone = self._comm.gather(files)
         with together(self._comm, what):
             if everyone is not None:
@@ -154,7 +154,7 @@ class Checkpoints:
             with together(self._comm, f"{self._folder.path} cannot be loaded"):
                 if self._rank == 0:
                     manifest = self._folder.choose(step)
-            with inside_mpi():
+            with inside_mpi(CALL):
                 manifest = self._comm.bcast(manifest)
             if manifest is None:
                 return None
@@ -213,7 +213,7 @@ class Checkpoints:
     def _first(self, shards: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the old rank 0 remembered of the exchange, without the memories, and its data, on all ranks."""
         mine = (reshard.leader(shards[0]["compression"]), shards[0]["data"]) if self._rank == 0 else None
-        with inside_mpi():
+        with inside_mpi(CALL):
             first: tuple[dict[str, Any], dict[str, Any]] = self._comm.bcast(mine)
         return first
 
@@ -230,7 +230,7 @@ class Checkpoints:
         if self._rank == 0:
             with suppress(OSError):
                 other = self._folder.intact(besides=refused.step if refused else None)
-        with inside_mpi():
+        with inside_mpi(CALL):
             other = self._comm.bcast(other)
         if other is None:
             return ""

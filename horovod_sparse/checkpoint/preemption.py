@@ -45,7 +45,7 @@ def on_preemption(process_set: Any = hvd.global_process_set) -> Iterator[Callabl
         if comm is None:
             raise ValueError(f"rank {hvd.rank()} is not part of {process_set}: call preempted() on its ranks only")
         anywhere = np.empty_like(noticed)
-        with inside_mpi():
+        with inside_mpi("preempted()"):
             comm.Allreduce(noticed.copy(), anywhere, op=MPI.MAX)
         return bool(anywhere[0])
 

@@ -9,6 +9,7 @@ from mpi4py import MPI
 
 from horovod_sparse.inside import inside_mpi
 
+CALL = "Checkpoints.save() or load()"  # for reports of stalls
 _SHOWN = 3  # ranks whose errors a message holds
 
 
@@ -32,7 +33,7 @@ def together(comm: MPI.Intracomm, what: str) -> Iterator[None]:
         yield
     except Exception as caught:
         error = caught
-    with inside_mpi():
+    with inside_mpi(CALL):
         everyone = comm.allgather(None if error is None else _text(error))
     failed = [f"rank {rank}: {text}" for rank, text in enumerate(everyone) if text is not None]
     if failed:

@@ -1,4 +1,4 @@
-"""Trains on all ranks; rank 1 sleeps in step 2, rank 2 is stopped in step 4 and stays so."""
+"""Trains on all ranks; rank 1 sleeps after step 2, rank 2 is stopped in step 4 and stays so."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ model = nn.Sequential(nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 100), nn.Li
 optimizer = hvs.DistributedOptimizer(
     torch.optim.SGD(model.parameters(), lr=0.1),
     named_parameters=model.named_parameters(),
-    compression=hvs.Compression.topka(density=0.1, bucket_bytes=40_000),  # the biases are left to Horovod
+    compression=hvs.Compression.topka(density=0.1, bucket_bytes=40_000),
     stall_timeout=5,
     stall_abort=9,
 )
-for step in range(6):
-    optimizer.zero_grad()
-    loss = model(torch.randn(4, 100)).square().mean()
-    if step == 2 and hvd.rank() == 1:
-        time.sleep(8)
-    if step == 4 and hvd.rank() == 2:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    loss.backward()
-    optimizer.step()
-    print(f"rank {hvd.rank()} has made step {step}", flush=True)
+with hvs.checkpoint.on_preemption() as preempted:
+    for step in range(6):
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 100)).square().mean()
+        if step == 4 and hvd.rank() == 2:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        loss.backward()
+        optimizer.step()
+        print(f"rank {hvd.rank()} has made step {step}", flush=True)
+        if step == 2 and hvd.rank() == 1:
+            time.sleep(8)
+        assert not preempted()
