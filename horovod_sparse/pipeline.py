@@ -58,6 +58,8 @@ class Pipeline:
         self._unit = 0.0  # of what the memory holds; 0: nothing yet
         self._steps = 0
         self._density = 0.0  # in force in the last step
+        # Everything travels in every step, and nothing is remembered, whatever the ranks hold.
+        self._plain = (sparse.collective, sparse.memory) == ("dense", "none")
         self._undoable = undoable
         self._exchanged = False  # in a step that may still be undone
         self._before: dict[str, Any] = {}  # the state that step began with
@@ -87,10 +89,25 @@ class Pipeline:
         Raises:
             RuntimeError: No rank had a backward pass. The memory is unchanged.
         """
+        poisoned, active = self._agree(gradients, step)
+        if self._undoable:
+            with self._stage("select"):
+                self._before = snapshot(self.state_dict(), self._before)
+            self._exchanged = True
+        unit = step.unit * factor
+        exchange = self._dense_step(gradients, active) if poisoned else self._sparse_step(gradients, active, step, unit)
+        with self._stage("apply"):
+            total = exchange.total
+            kernels_for(total.values).scatter(total.indices, total.values, outputs, factor)
+
+    def _agree(self, gradients: Segments, step: Step) -> tuple[bool, int]:
+        """Whether a gradient of any rank is not finite, and how many elements take part, in the mean over the ranks."""
+        elements = sum(array.size for _, array in gradients)
+        if self._plain and self._number:  # that any rank had a backward pass was seen in bucket 0
+            return False, elements
         with self._stage("select"):
             finite = kernels_for(self._like).all_finite(gradients)
         with self._stage("agree"):
-            elements = sum(array.size for _, array in gradients)
             mine = np.array([not finite, not step.idle, elements], np.int64)
             poisoned, working, active = self._consensus(mine).tolist()
         if not working:
@@ -98,17 +115,8 @@ class Pipeline:
                 f"rank {self._comm.Get_rank()}: step() or synchronize() without backward() on any of "
                 f"{self._comm.Get_size()} ranks: call loss.backward() first"
             )
-        if self._undoable:
-            with self._stage("select"):
-                self._before = snapshot(self.state_dict(), self._before)
-            self._exchanged = True
         # The same on every rank, also where parameters are held on some of them only.
-        active //= self._comm.Get_size()
-        unit = step.unit * factor
-        exchange = self._dense_step(gradients, active) if poisoned else self._sparse_step(gradients, active, step, unit)
-        with self._stage("apply"):
-            total = exchange.total
-            kernels_for(total.values).scatter(total.indices, total.values, outputs, factor)
+        return bool(poisoned), active // self._comm.Get_size()
 
     def _sparse_step(self, gradients: Segments, active: int, step: Step, unit: float) -> Exchange:
         with self._stage("select"):
