@@ -36,7 +36,7 @@ hosts() {
     fi
 }
 
-# preemptible COMMAND...: a training that saves and ends with status 0 on SIGUSR1 and SIGTERM; then requeues the job.
+# preemptible COMMAND...: a training that saves and ends on SIGUSR1 and SIGTERM; then requeues the job.
 preemptible() {
     local training status=0
     (trap '' USR1 && launch "$@") &  # a launcher that has not set up its handler yet must survive the signal
@@ -53,8 +53,9 @@ preemptible() {
         wait -n "$training" $! || true  # the trap ends the wait at once
     done
     wait "$training" || status=$?
-    if [ "$status" = 0 ] && [ -n "$preempted" ]; then
-        echo "job $job: preempted, goes back into the queue"
+    if [ -n "$preempted" ]; then
+        # Whatever the status: a rank that the signal found before it could ignore it has been ended by it.
+        echo "job $job: preempted (status $status), goes back into the queue"
         # SLURM does not requeue by itself a job that ends in its time of grace.
         scontrol requeue "$job"
         exit 0
