@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster import SECOND, Cluster, wait_until
+from cluster import SECOND, Cluster, processes_with, wait_until
 
 # Long enough for something to happen after the first checkpoint.
 TRAINING = {
@@ -44,6 +45,16 @@ def at_first_checkpoint(output: Path) -> None:
 def stopped_at(log: Path) -> list[int]:
     """The steps at which the ranks have saved and left."""
     return [int(step) for step in re.findall(r"preempted at step (\d+)", log.read_text())]
+
+
+def ranks(output: Path) -> list[int]:
+    """Processes that have become Python, if only just."""
+    found = []
+    for pid in processes_with(f"OUTPUT={output}"):
+        with suppress(OSError):  # it has ended
+            if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1:2] == [b"examples/train.py"]:
+                found.append(pid)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -90,12 +101,10 @@ def test_other_launchers_pass_the_signal_on(cluster: Cluster, undisturbed: str, 
 def test_a_signal_before_python_handles_it_is_not_lost(cluster: Cluster, tmp_path: Path) -> None:
     log = tmp_path / "log"
     job = cluster.submit("train.sbatch", log, OUTPUT=str(tmp_path), **TRAINING)
-    wait_until(
-        lambda: "RUNNING" in cluster.run("squeue", "--steps", "--job", job, "-h", "-o", "%N RUNNING"), 60, "srun"
-    )
+    wait_until(lambda: len(ranks(tmp_path)) == 2, 60, "the ranks' processes")
     cluster.run("scancel", "--batch", "--signal=USR1", job)
-    # Whether the ranks save first, or one is ended because it could not ignore the signal yet, is a matter of moments.
     wait_until(lambda: cluster.show(job)["Restarts"] == "1", LIMIT, f"job {job} to be requeued")
+    assert len(stopped_at(log)) == 1
     cluster.run("scancel", job)
 
 
