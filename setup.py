@@ -1,5 +1,6 @@
 """Declares the compiled extension; everything else about the package is in pyproject.toml."""
 
+import os
 from pathlib import Path
 
 from pybind11.setup_helpers import Pybind11Extension
@@ -9,11 +10,15 @@ from setuptools import setup
 # level is chosen at run time: a build for the login node's CPU must also run on the compute nodes.
 cpu = Pybind11Extension(
     "horovod_sparse.kernels._cpu",
-    sorted(map(str, Path("csrc/cpu").glob("*.cpp"))),
-    depends=sorted(map(str, Path("csrc").glob("c*/*.hpp"))),
+    sorted(map(str, Path("csrc/cpu").rglob("*.cpp"))),
+    include_dirs=["csrc/cpu"],
+    depends=sorted(map(str, Path("csrc").rglob("*.hpp"))),
     cxx_std=17,
     extra_compile_args=["-O3", "-ffp-contract=off", "-pthread"],
     extra_link_args=["-pthread"],
 )
+# With what the tests force and ask of select (csrc/cpu/select/hooks.hpp).
+if os.environ.get("HOROVOD_SPARSE_TEST_HOOKS") == "1":
+    cpu.define_macros.append(("HOROVOD_SPARSE_TEST_HOOKS", "1"))
 
 setup(ext_modules=[cpu])

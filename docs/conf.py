@@ -1,6 +1,7 @@
 """Sphinx configuration; `make docs` builds with warnings as errors."""
 
 import horovod_sparse
+from horovod_sparse.training import optimizer
 
 project = "horovod_sparse"
 author = "the horovod_sparse authors"
@@ -9,6 +10,10 @@ version = release = horovod_sparse.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build"]
+
+# Users meet the optimizer's methods on what DistributedOptimizer returns, which is a class made at run time.
+optimizer.optimizer = optimizer._Overrides
+optimizer._Overrides.__qualname__ = "optimizer"
 
 html_theme = "furo"
 html_title = f"horovod_sparse {version}"

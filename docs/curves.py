@@ -1,12 +1,12 @@
-"""What the cost model predicts, as curves."""
+"""Predictions of the cost model, as curves."""
 
 from __future__ import annotations
 
 from drawing import save
 from matplotlib.figure import Figure
 
-from horovod_sparse.costmodel import LARGEST, Compute, predict
-from horovod_sparse.network import Link
+from horovod_sparse.costs.model import LARGEST, Compute, predict
+from horovod_sparse.costs.network import Link
 
 ELEMENTS = 25_000_000
 # Round figures of one core of a server.

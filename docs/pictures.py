@@ -57,26 +57,26 @@ def result(picture: Picture, x: float, y: float, title: str, total: Vector) -> N
 
 
 def patterns(picture: Picture, x: float, y: float, title: str, steps: Sequence[Sequence[Message]]) -> None:
-    """Who sends to whom, step by step, beside four strips."""
+    """Messages from rank to rank, step by step, beside four strips."""
     picture.title(x, y, title)
     for number, messages in enumerate(steps):
         picture.pattern(x + 4.3 * number - 0.4, y + 1.3, f"step {number + 1}", messages)
 
 
 def ring() -> list[list[Message]]:
-    """Who passes on whose block, in the colour of the block."""
+    """Messages of a ring, in the colour of the block that each passes on."""
     ranks = range(RANKS)
     return [[(rank, (rank + 1) % RANKS, EDGES[(rank - step) % RANKS]) for rank in ranks] for step in ranks[:-1]]
 
 
 def rotation() -> list[list[Message]]:
-    """Who sends to which owner, in the owner's colour."""
+    """Messages to the owners, in the owner's colour."""
     ranks = range(RANKS)
     return [[(rank, (rank + step) % RANKS, EDGES[(rank + step) % RANKS]) for rank in ranks] for step in ranks[1:]]
 
 
 def split(picture: Picture, bounds: Sequence[int], kept: Vector, title: str) -> list[Vector]:
-    """What TopkDSA and Ok-Topk have in common: regions, owners and their sums, which it gives back."""
+    """Common part of TopkDSA and Ok-Topk: regions, owners and their sums, which it gives back."""
     owners = [rank for rank, span in enumerate(pairwise(bounds)) for _ in range(*span)]
     picture.title(LEFT, TOP, "1. Selected; framed: the regions")
     picture.positions(LEFT, TOP + 0.9)

@@ -1,4 +1,4 @@
-"""What a run writes down: learning curves, traffic and times, in ``result.json``."""
+"""Record of a run: learning curves, traffic and times, in ``result.json``."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Recorder:
         return densities
 
     def state_dict(self) -> dict[str, Any]:
-        """What has been recorded on this rank, the epoch in progress included."""
+        """Everything recorded on this rank, the epoch in progress included."""
         return {
             "epochs": self._epochs,
             "densities": self._densities_so_far() if self._in_progress else self._densities,
@@ -153,7 +153,7 @@ def digest(model: nn.Module) -> str:
 
 
 def versions() -> dict[str, str]:
-    """What the run's numbers depend on."""
+    """Versions that the run's numbers depend on."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,

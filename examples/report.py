@@ -61,7 +61,7 @@ class Run:
 
     @property
     def dense(self) -> bool:
-        """Whether the gradients travelled as Horovod itself sends them, unrounded."""
+        """Tells whether the gradients travelled as Horovod itself sends them, unrounded."""
         return self.compression == "none"
 
     @property

@@ -17,7 +17,7 @@ import horovod_sparse as hvs
 
 @dataclass
 class Position:
-    """How far the training has come.
+    """Point that the training has reached.
 
     Attributes:
         step: Optimizer steps so far.

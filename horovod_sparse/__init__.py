@@ -23,7 +23,7 @@ from horovod_sparse import trace
 if TYPE_CHECKING:
     from horovod_sparse import checkpoint
     from horovod_sparse.compression import Compression, Sparse, parse
-    from horovod_sparse.optimizer import DistributedOptimizer
+    from horovod_sparse.training.optimizer import DistributedOptimizer
     from horovod_sparse.vector import SparseVector
 
 __version__ = "0.1.0"
@@ -36,7 +36,7 @@ _MODULE_OF = {
     "Compression": "compression",
     "Sparse": "compression",
     "parse": "compression",
-    "DistributedOptimizer": "optimizer",
+    "DistributedOptimizer": "training.optimizer",
     "SparseVector": "vector",
 }
 

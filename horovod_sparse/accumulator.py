@@ -24,6 +24,7 @@ class Accumulator:
     Attributes:
         buffer: Shape (n,), float32 or float64. Once settled it holds acc.
         gradients: The gradients still to be added; empty once settled.
+        size: Number of elements of the bucket.
         scale: Factor on the buffer's old content; 0 means that the old content is ignored, even NaN.
     """
 
@@ -32,11 +33,8 @@ class Accumulator:
         self.gradients = gradients
         self.scale = scale
         self.settled = False
-
-    @property
-    def size(self) -> int:
-        """Number of elements of the bucket."""
-        return int(self.buffer.size)
+        self.size = int(buffer.size)
+        self._kernels = kernels_for(buffer)
 
     @property
     def active_size(self) -> int:
@@ -46,14 +44,15 @@ class Accumulator:
     def settle(self) -> Array:
         """Adds up what is pending and returns the buffer."""
         if not self.settled:
-            kernels_for(self.buffer).accumulate(self.gradients, self.buffer, self.scale)
+            self._kernels.accumulate(self.gradients, self.buffer, self.scale)
             self.settled = True
         return self.buffer
 
     def moments(self, threads: int = 1) -> Moments:
         """Adds up what is pending and, in the same pass, the statistics of what takes part in this step."""
-        pending, scale = self._settling()
-        moments: Moments = kernels_for(self.buffer).accumulate_moments(pending, self.buffer, scale, threads)
+        pending, scale = self._pending()
+        self.settled = True
+        moments: Moments = self._kernels.accumulate_moments(pending, self.buffer, scale, threads)
         return moments
 
     def sample(self, start: int, stride: int) -> Array:
@@ -67,14 +66,14 @@ class Accumulator:
             The values of acc, in the buffer's dtype.
         """
         pending, scale = self._pending()
-        values: Array = kernels_for(self.buffer).sample(pending, self.buffer, scale, start, stride)
+        values: Array = self._kernels.sample(pending, self.buffer, scale, start, stride)
         return values
 
     def count_reaching(self, thresholds: Sequence[float], threads: int = 1) -> list[int]:
-        """How many entries ``take_above`` would take for each of at most 16 thresholds, in one pass; settles."""
+        """Numbers of entries that ``take_above`` would take for each of at most 16 thresholds, in one pass; settles."""
         buffer = self.settle()
         wide = np.array(thresholds, np.float64)
-        counts: list[int] = kernels_for(buffer).count_reaching(self.gradients, buffer, wide, threads).tolist()
+        counts: list[int] = self._kernels.count_reaching(self.gradients, buffer, wide, threads).tolist()
         return counts
 
     def block_scores(self, block: int, threads: int = 1) -> Array:
@@ -88,7 +87,7 @@ class Accumulator:
             The scores, on the buffer's device, float64 [ceil(n / block)].
         """
         buffer = self.settle()
-        scores: Array = kernels_for(buffer).block_scores(self.gradients, buffer, block, threads)
+        scores: Array = self._kernels.block_scores(self.gradients, buffer, block, threads)
         return scores
 
     def take_largest(self, k: int, threads: int = 1) -> SparseVector:
@@ -101,8 +100,9 @@ class Accumulator:
         Returns:
             The entries taken. Their positions in the buffer are 0 afterwards.
         """
-        pending, scale = self._settling()
-        indices, values = kernels_for(self.buffer).select(pending, self.buffer, k, scale, threads)
+        pending, scale = self._pending()
+        self.settled = True
+        indices, values = self._kernels.select(pending, self.buffer, k, scale, threads)
         return SparseVector(indices, values, self.size)
 
     def take_above(self, threshold: float, threads: int = 1) -> SparseVector:
@@ -115,8 +115,9 @@ class Accumulator:
         Returns:
             The entries taken. Their positions in the buffer are 0 afterwards.
         """
-        pending, scale = self._settling()
-        indices, values = kernels_for(self.buffer).select_above(pending, self.buffer, threshold, scale, threads)
+        pending, scale = self._pending()
+        self.settled = True
+        indices, values = self._kernels.select_above(pending, self.buffer, threshold, scale, threads)
         return SparseVector(indices, values, self.size)
 
     def take_at(self, positions: Indices, shared: bool) -> SparseVector:
@@ -131,12 +132,12 @@ class Accumulator:
         """
         buffer = self.settle()
         positions = to_device(positions, buffer)
-        values = kernels_for(buffer).take(self.gradients, buffer, positions)
+        values = self._kernels.take(self.gradients, buffer, positions)
         return SparseVector(positions, values, self.size, shared)
 
     def put_back(self, vector: SparseVector) -> None:
         """Moves entries that were taken into the buffer again."""
-        kernels_for(self.buffer).add(vector.indices, vector.values, self.buffer)
+        self._kernels.add(vector.indices, vector.values, self.buffer)
 
     def keep_largest(self, vector: SparseVector, k: int) -> SparseVector:
         """The k largest magnitudes of a vector that was taken; the others are put back."""
@@ -147,7 +148,7 @@ class Accumulator:
     def take_all(self) -> SparseVector:
         """Moves everything out of the buffer but what lies at held positions, as a vector without indices."""
         buffer = self.settle()
-        values = kernels_for(buffer).take(self.gradients, buffer, None)
+        values = self._kernels.take(self.gradients, buffer, None)
         return SparseVector.full(values)
 
     def active(self) -> Segments:
@@ -156,7 +157,7 @@ class Accumulator:
         return [(start, buffer[start : start + gradient.size]) for start, gradient in self.gradients]
 
     def _pending(self) -> tuple[Segments, float]:
-        """What is to be added up; where everything is added up already, zeros."""
+        """Segments to be added up, with their scale; where everything is added up already, zeros."""
         if not self.settled:
             return self.gradients, self.scale
         zeros = np.zeros_like(self.buffer, shape=(min(_ZEROS, self.size),))
@@ -165,9 +166,3 @@ class Accumulator:
             for start, gradient in self.gradients
             for done in range(0, gradient.size, _ZEROS)
         ], 1.0
-
-    def _settling(self) -> tuple[Segments, float]:
-        """What is pending, for a kernel that adds it up."""
-        pending = self._pending()
-        self.settled = True
-        return pending

@@ -1,4 +1,4 @@
-"""What to send and how: one frozen configuration, its presets and its text form."""
+"""Configuration of the exchange: one frozen dataclass, its presets and its text form."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import ast
 import inspect
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-import numpy as np
-
-from horovod_sparse.collectives import COLLECTIVES, Collective, keywords, make
-from horovod_sparse.collectives.wire import Wire
-from horovod_sparse.memories import MEMORIES, Memory
-from horovod_sparse.place import MAX_SIZE, Place
-from horovod_sparse.schedules import SCHEDULES, Schedule
-from horovod_sparse.sparsifiers import SPARSIFIERS, Sparsifier
+from horovod_sparse.collectives import COLLECTIVES, Collective, Dense, SharedIndices, TopkA
+from horovod_sparse.memories import MEMORIES, Memory, NoMemory, Residual
+from horovod_sparse.rules import ANYWHERE, Place, RuleOptions, is_number, number, whole
+from horovod_sparse.schedules import SCHEDULES, Constant, Schedule
+from horovod_sparse.sparsifiers import SPARSIFIERS, Sparsifier, TopK
 
 _KINDS: dict[str, Mapping[str, type[Any]]] = {
     "sparsifier": SPARSIFIERS,
@@ -24,69 +21,94 @@ _KINDS: dict[str, Mapping[str, type[Any]]] = {
     "collective": COLLECTIVES,
     "schedule": SCHEDULES,
 }
+# The rule that options are of, and its name.
+_RULES: dict[str, dict[type[Any], tuple[str, type[Any]]]] = {
+    kind: {rule.Options: (name, rule) for name, rule in rules.items()} for kind, rules in _KINDS.items()
+}
 
 
 @dataclass(frozen=True)
-class Sparse:
+class Sparse(RuleOptions):
     """Configuration of a sparse exchange; every rank must use the same.
+
+    Usually made by a preset of ``Compression``, by ``parse``, or by ``Sparse.of``, which take names and settings.
 
     Args:
         density: Fraction of a bucket's gradients that a rank sends each step, in (0, 1]. What exactly it means is up
             to the schedule.
-        sparsifier: Name of the rule that chooses them.
-        memory: Name of the rule for what is not sent.
-        collective: Name of the sparse allreduce.
-        schedule: Name of the rule by which the density changes over time.
+        sparsifier: Options of the rule that chooses them.
+        memory: Options of the rule for what is not sent.
+        collective: Options of the sparse allreduce.
+        schedule: Options of the rule by which the density changes over time.
         dense_below: Parameters with fewer elements travel dense, together: little to save, much to lose.
         bucket_bytes: Gradients travel together up to this size. Larger buckets cost fewer messages, smaller ones
             overlap more of the exchange with the backward pass.
-        options: Keyword options of the four classes named, such as ``threads`` of the sparsifier.
 
     Raises:
-        ValueError: A value is out of range, or a name or option is unknown.
+        ValueError: A value is out of range, or two parts do not go together.
     """
 
-    density: float
-    sparsifier: str = "topk"
-    memory: str = "residual"
-    collective: str = "topka"
-    schedule: str = "constant"
-    dense_below: int = 1024
-    bucket_bytes: int = 25 * 2**20
-    options: Mapping[str, Any] = field(default_factory=dict)
+    density: float = number(MISSING, lambda x: 0 < x <= 1, "in (0, 1]", hint="0.01 sends 1 % of the gradients")
+    sparsifier: RuleOptions = field(default_factory=TopK.Options)
+    memory: RuleOptions = field(default_factory=Residual.Options)
+    collective: RuleOptions = field(default_factory=TopkA.Options)
+    schedule: RuleOptions = field(default_factory=Constant.Options)
+    dense_below: int = whole(1024)
+    bucket_bytes: int = whole(25 * 2**20, least=1)
+
+    @classmethod
+    def of(
+        cls,
+        density: float,
+        sparsifier: str = "topk",
+        memory: str = "residual",
+        collective: str = "topka",
+        schedule: str = "constant",
+        **settings: Any,
+    ) -> Sparse:
+        """A configuration by the names of its rules.
+
+        Args:
+            density: As above.
+            sparsifier: A key of ``SPARSIFIERS``.
+            memory: A key of ``MEMORIES``.
+            collective: A key of ``COLLECTIVES``.
+            schedule: A key of ``SCHEDULES``.
+            **settings: ``dense_below``, ``bucket_bytes``, and options of the four rules. Two rules may know the same
+                one, as ``tau_threshold`` of Ok-Topk and its sparsifier: both get it.
+
+        Raises:
+            ValueError: A name or an option is unknown, or a value is out of range.
+        """
+        names = {"sparsifier": sparsifier, "memory": memory, "collective": collective, "schedule": schedule}
+        rules = {kind: _lookup(kind, name, _KINDS[kind]).Options.read(settings) for kind, name in names.items()}
+        own = {name: settings[name] for name in ("dense_below", "bucket_bytes") if name in settings}
+        known = {"dense_below", "bucket_bytes"}.union(*(options.known() for options in rules.values()))
+        for name in settings:
+            _lookup("option", name, dict.fromkeys(sorted(known)))
+        return cls(density, **rules, **own)
 
     def __post_init__(self) -> None:
         """Checks everything that can be checked before a communicator and a model are there."""
-        if not _is_number(self.density) or not 0 < self.density <= 1:
-            raise ValueError(f"density must be in (0, 1], not {self.density!r}: 0.01 sends 1 % of the gradients")
-        for name, least in (("dense_below", 0), ("bucket_bytes", 1)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
-        for kind, known in _KINDS.items():
-            _lookup(kind, getattr(self, kind), known)
-        allowed = {option for kind, known in _KINDS.items() for option in keywords(known[getattr(self, kind)])}
-        for option in self.options:
-            _lookup("option", option, dict.fromkeys(sorted({*allowed, *_SETTINGS})))
-        self._check_parts()
-
-    def _check_parts(self) -> None:
-        """Builds what can be built without a bucket, so that wrong options are refused here, not in the training."""
-        nowhere = np.empty(0, np.float32)
-        Wire(self.options.get("wire"))
-        self._part("memory", Place(0, nowhere))
-        sparsifier = self._part("sparsifier", Place(MAX_SIZE, nowhere))
-        schedule = self._part("schedule", self.density)
-        if self.collective == "shared" and not sparsifier.shares_indices:
+        super().__post_init__()
+        for kind, rules in _RULES.items():
+            options = getattr(self, kind)
+            if type(options) not in rules:
+                raise ValueError(
+                    f"{kind} must be the options of one of {', '.join(_KINDS[kind])}, such as "
+                    f"{next(iter(rules)).__qualname__}(), not {options!r}: Sparse.of() takes names"
+                )
+        sparsifier, schedule = self._make("sparsifier", ANYWHERE), self._make("schedule", ANYWHERE, self.density)
+        name = self._name("sparsifier")
+        if isinstance(self.collective, SharedIndices.Options) and not sparsifier.shares_indices:
             raise ValueError(
-                f"collective 'shared' sends values without indices, but the sparsifier {self.sparsifier!r} chooses "
+                f"collective 'shared' sends values without indices, but the sparsifier {name!r} chooses "
                 "different indices on each rank: use randomblock, randomk or stable"
             )
         if schedule.weighs and sparsifier.shares_indices:
             raise ValueError(
-                f"schedule {self.schedule!r} sends the largest of what was selected, but the sparsifier "
-                f"{self.sparsifier!r} selects the same positions on every rank: use one that looks at magnitudes, such "
-                "as topk"
+                f"schedule {self._name('schedule')!r} sends the largest of what was selected, but the sparsifier "
+                f"{name!r} selects the same positions on every rank: use one that looks at magnitudes, such as topk"
             )
 
     def k(self, size: int, density: float | None = None) -> int:
@@ -98,38 +120,56 @@ class Sparse:
         """
         return min(size, max(1, round((self.density if density is None else density) * size)))
 
-    def build(self, place: Place, comm: Any) -> tuple[Memory, Sparsifier, Collective, Schedule]:
+    @property
+    def is_dense(self) -> bool:
+        """True where everything travels in every step and nothing is remembered."""
+        return isinstance(self.collective, Dense.Options) and isinstance(self.memory, NoMemory.Options)
+
+    @property
+    def replaces_momentum(self) -> bool:
+        """True where the memory applies momentum itself, so that the optimizer must have none."""
+        return bool(_RULES["memory"][type(self.memory)][1].replaces_momentum)
+
+    def build(self, place: Place, messenger: Any) -> tuple[Memory, Sparsifier, Collective, Schedule]:
         """One bucket's four parts.
 
         Args:
             place: The bucket and the rank.
-            comm: mpi4py communicator of the ranks that take part.
+            messenger: ``Messenger`` of the ranks that take part.
 
         Raises:
             ValueError: An option does not fit a bucket of this size.
         """
-        collective = make(self.collective, comm, self.options, place.like)
-        schedule = self._part("schedule", self.density)
-        return self._part("memory", place), self._part("sparsifier", place), collective, schedule
+        memory, sparsifier = self._make("memory", place), self._make("sparsifier", place)
+        return (
+            memory,
+            sparsifier,
+            self._make("collective", place, messenger),
+            self._make("schedule", place, self.density),
+        )
 
-    def _part(self, kind: str, subject: Place | float) -> Any:
-        name, options = getattr(self, kind), self._options_of(kind)
-        try:
-            return _KINDS[kind][name](subject, **options)
-        except TypeError as error:  # an option of another type than it is compared with
-            raise ValueError(f"{kind} {name!r} cannot be made with the options {options}: {error}") from error
+    def facts(self) -> dict[str, Any]:
+        """Everything that can change a result, as plain values: equal for equal configurations."""
+        facts: dict[str, Any] = _plain(self)
+        return facts
 
-    def _options_of(self, kind: str) -> dict[str, Any]:
-        """The options that this kind's class takes."""
-        known = keywords(_KINDS[kind][getattr(self, kind)])
-        return {name: value for name, value in self.options.items() if name in known}
+    def _make(self, kind: str, *arguments: Any) -> Any:
+        options = getattr(self, kind)
+        return _RULES[kind][type(options)][1](*arguments, options)
+
+    def _name(self, kind: str) -> str:
+        return _RULES[kind][type(getattr(self, kind))][0]
 
 
-_SETTINGS = tuple(one.name for one in fields(Sparse) if one.name != "options")
+def _plain(value: Any) -> Any:
+    if isinstance(value, RuleOptions):
+        facts = {one.name: _plain(getattr(value, one.name)) for one in fields(value) if one.compare}
+        return {"of": type(value).__qualname__, **facts}
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
 
 
 def _schedule(tau: int, dense_steps: int, local: tuple[float, ...], total: tuple[float, ...]) -> dict[str, Any]:
-    """Options of an Ok-Topk run: (low, high, scale) of the local threshold, (low, high, up, down) of the global one."""
+    """Settings of a run: (low, high, scale) of the local threshold, (low, high, up, down) of the global one."""
     names = ("local_low", "local_high", "local_scale", "global_low", "global_high", "global_up", "global_down")
     bands = dict(zip(names, (*local, *total), strict=True))
     return {"tau_threshold": tau, "tau_partition": 64, "dense_steps": dense_steps, **bands}
@@ -156,7 +196,7 @@ class _OfHorovod:
 
 
 class Compression:
-    """Presets, in the place of ``hvd.Compression``. Keywords are those of ``Sparse`` and of the classes it names."""
+    """Presets, in the place of ``hvd.Compression``. Keywords are those of ``Sparse.of``."""
 
     none = _OfHorovod()
     fp16 = _OfHorovod()
@@ -164,17 +204,17 @@ class Compression:
     @staticmethod
     def topka(density: float = 0.01, **settings: Any) -> Sparse:
         """Exact top-k with error feedback, gathered from every rank (SparCML): simple, good up to some 16 ranks."""
-        return _sparse(settings, density=density, sparsifier="topk", collective="topka")
+        return _preset(settings, density=density, sparsifier="topk", collective="topka")
 
     @staticmethod
     def topkdsa(density: float = 0.01, **settings: Any) -> Sparse:
         """Exact top-k, summed region by region and gathered sparse or dense (SparCML): for higher densities."""
-        return _sparse(settings, density=density, sparsifier="topk", collective="topkdsa")
+        return _preset(settings, density=density, sparsifier="topk", collective="topkdsa")
 
     @staticmethod
     def gtopk(density: float = 0.01, **settings: Any) -> Sparse:
         """Exact top-k, of which a tree of merges keeps the k largest (gTop-k): few messages, for small buckets."""
-        return _sparse(settings, density=density, sparsifier="topk", collective="gtopk")
+        return _preset(settings, density=density, sparsifier="topk", collective="gtopk")
 
     @staticmethod
     def oktopk(density: float = 0.01, published: str | None = None, **settings: Any) -> Sparse:
@@ -183,7 +223,7 @@ class Compression:
         Args:
             density: Fraction of the gradients; 0.01 to 0.02 in the paper.
             published: The settings of the paper for "vgg", "lstm" or "bert", dense steps at the start included.
-            **settings: Of ``Sparse``, ``ReusedTopK`` and ``OkTopk``.
+            **settings: As for ``Sparse.of``.
 
         Raises:
             ValueError: A name is unknown or a value is out of range.
@@ -191,23 +231,23 @@ class Compression:
         if published is not None:
             _lookup("published schedule", published, _PUBLISHED)
             settings = {**_PUBLISHED[published], **settings}
-        return _sparse(settings, density=density, sparsifier="reusedtopk", collective="oktopk")
+        return _preset(settings, density=density, sparsifier="reusedtopk", collective="oktopk")
 
     @staticmethod
     def threshold(threshold: float, density: float = 0.01, **settings: Any) -> Sparse:
         """All magnitudes of at least ``threshold``; how many these are changes from step to step."""
         settings = {"threshold": threshold, **settings}
-        return _sparse(settings, density=density, sparsifier="threshold", collective="topka")
+        return _preset(settings, density=density, sparsifier="threshold", collective="topka")
 
     @staticmethod
     def gaussiank(density: float = 0.01, **settings: Any) -> Sparse:
         """About k entries, by a threshold for normally distributed gradients (GaussianK-SGD)."""
-        return _sparse(settings, density=density, sparsifier="gaussiank", collective="topka")
+        return _preset(settings, density=density, sparsifier="gaussiank", collective="topka")
 
     @staticmethod
     def redsync(density: float = 0.01, **settings: Any) -> Sparse:
         """Between k and 2k entries, by a threshold found by bisection between mean and largest magnitude (RedSync)."""
-        return _sparse(settings, density=density, sparsifier="redsync", collective="topka")
+        return _preset(settings, density=density, sparsifier="redsync", collective="topka")
 
     @staticmethod
     def dgc(density: float = 0.001, **settings: Any) -> Sparse:
@@ -215,59 +255,59 @@ class Compression:
 
         The optimizer must have momentum 0. With ``schedule="warmup"`` the density falls over the first epochs.
         """
-        return _sparse(settings, density=density, sparsifier="dgc", memory="momentum", collective="topka")
+        return _preset(settings, density=density, sparsifier="dgc", memory="momentum", collective="topka")
 
     @staticmethod
     def stable(density: float = 0.01, **settings: Any) -> Sparse:
         """Stable Top-K: whole blocks of positions, the same on every rank and for many steps; only values travel."""
-        return _sparse(settings, density=density, sparsifier="stable", collective="shared")
+        return _preset(settings, density=density, sparsifier="stable", collective="shared")
 
     @staticmethod
     def multilevel(density: float = 0.001, **settings: Any) -> Sparse:
         """Exact top-k by way of a larger selection."""
-        return _sparse(settings, density=density, sparsifier="multilevel", collective="topka")
+        return _preset(settings, density=density, sparsifier="multilevel", collective="topka")
 
     @staticmethod
     def randomk(density: float = 0.1, **settings: Any) -> Sparse:
         """Random positions that all ranks share, so that only values travel."""
-        return _sparse(settings, density=density, sparsifier="randomk", collective="shared")
+        return _preset(settings, density=density, sparsifier="randomk", collective="shared")
 
     @staticmethod
     def randomblock(density: float = 0.01, **settings: Any) -> Sparse:
         """One block of positions that all ranks share, so that only values travel: cheapest, slowest to converge."""
-        return _sparse(settings, density=density, sparsifier="randomblock", collective="shared")
+        return _preset(settings, density=density, sparsifier="randomblock", collective="shared")
 
     @staticmethod
     def conef(density: float = 0.1, **settings: Any) -> Sparse:
         """Random blocks with contractive error feedback: a residual of 40 % of the usual size (ConEF)."""
-        return _sparse(settings, density=density, sparsifier="randomblock", memory="conef", collective="shared")
+        return _preset(settings, density=density, sparsifier="randomblock", memory="conef", collective="shared")
 
     @staticmethod
     def gravac(cf_min: float = 10.0, **settings: Any) -> Sparse:
         """Exact top-k whose compression factor adapts between ``cf_min`` and ``cf_max`` (GraVAC)."""
-        if not _is_number(cf_min) or cf_min < 1:
+        if not is_number(cf_min) or cf_min < 1:
             raise ValueError(f"cf_min must be at least 1, not {cf_min!r}: 10 sends 10 % of the gradients at most")
-        return _sparse(settings, density=1 / cf_min, sparsifier="topk", collective="topka", schedule="gravac")
+        return _preset(settings, density=1 / cf_min, sparsifier="topk", collective="topka", schedule="gravac")
 
     @staticmethod
     def accordion(density: float = 0.01, **settings: Any) -> Sparse:
         """Exact top-k with a higher density while the gradients' norm changes (Accordion)."""
-        return _sparse(settings, density=density, sparsifier="topk", collective="topka", schedule="accordion")
+        return _preset(settings, density=density, sparsifier="topk", collective="topka", schedule="accordion")
 
     @staticmethod
     def hierarchical(density: float = 0.01, **settings: Any) -> Sparse:
         """TopkA between the ranks of a node and Ok-Topk between nodes: for several ranks (GPUs) on a node."""
-        return _sparse(settings, density=density, sparsifier="topk", collective="hierarchical")
+        return _preset(settings, density=density, sparsifier="topk", collective="hierarchical")
 
     @staticmethod
     def auto(density: float = 0.01, **settings: Any) -> Sparse:
         """Exact top-k by whatever collective is predicted to be fastest on the network found; dense if none is."""
-        return _sparse(settings, density=density, sparsifier="topk", collective="auto")
+        return _preset(settings, density=density, sparsifier="topk", collective="auto")
 
     @staticmethod
     def dense(**settings: Any) -> Sparse:
         """The whole bucket by MPI Allreduce through our own buckets: the baseline of the sparse ones."""
-        return _sparse(settings, density=1.0, sparsifier="topk", memory="none", collective="dense")
+        return _preset(settings, density=1.0, sparsifier="topk", memory="none", collective="dense")
 
 
 # Not those inside brackets, as in warmup_densities=(0.3,0.1).
@@ -289,7 +329,10 @@ def parse(spec: str) -> Any:
     name, _, rest = spec.partition(":")
     presets = {one: value for one, value in vars(Compression).items() if not one.startswith("_")}
     _lookup("compression", name, presets)
-    settings = dict(_setting(item, spec) for item in _COMMA.split(rest) if item)
+    pairs = [_setting(item, spec) for item in _COMMA.split(rest) if item]
+    settings = dict(pairs)
+    if len(settings) < len(pairs):
+        raise ValueError(f"{spec!r} gives a setting twice: write each of {', '.join(settings)} once")
     preset = getattr(Compression, name)
     if isinstance(presets[name], staticmethod):
         missing = [key for key, one in inspect.signature(preset).parameters.items() if _required(one, settings)]
@@ -306,10 +349,9 @@ def _required(parameter: inspect.Parameter, settings: Mapping[str, Any]) -> bool
     return named and parameter.default is inspect.Parameter.empty and parameter.name not in settings
 
 
-def _sparse(settings: dict[str, Any], **preset: Any) -> Sparse:
-    """A preset with the user's settings laid over it; keys that are not fields of Sparse are options."""
-    chosen = {**preset, **{key: value for key, value in settings.items() if key in _SETTINGS}}
-    return Sparse(**chosen, options={key: value for key, value in settings.items() if key not in _SETTINGS})
+def _preset(settings: dict[str, Any], **preset: Any) -> Sparse:
+    """A preset with the user's settings laid over it."""
+    return Sparse.of(**{**preset, **settings})
 
 
 def _setting(item: str, spec: str) -> tuple[str, Any]:
@@ -322,10 +364,7 @@ def _setting(item: str, spec: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
-def _lookup(what: str, name: Any, known: Mapping[str, Any]) -> None:
+def _lookup(what: str, name: Any, known: Mapping[str, Any]) -> Any:
     if not isinstance(name, str) or name not in known:
         raise ValueError(f"unknown {what} {name!r}; known are: {', '.join(known)}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return known[name]

@@ -7,7 +7,14 @@ thresholds alike.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+_Range: TypeAlias = tuple[Callable[[float], bool], str]
+
+# Ranges of the options, for ``rules.number``: the band's ends and the factors that nudge.
+LOW: _Range = (lambda x: 0 < x <= 1, "in (0, 1]")
+UP: _Range = (lambda x: x >= 1, "at least 1")
 
 
 class ReusedThreshold:
@@ -19,18 +26,9 @@ class ReusedThreshold:
         high: Its upper end.
         up: Factor on the threshold after more entries than the band allows.
         down: Divisor of the threshold after fewer.
-
-    Raises:
-        ValueError: A number is out of range, or the band's ends are not ordered.
     """
 
     def __init__(self, period: int, low: float, high: float, up: float, down: float) -> None:
-        if period < 1:
-            raise ValueError(f"tau_threshold must be at least 1 step, not {period}")
-        if not 0 < low <= 1 <= high:
-            raise ValueError(f"the band of a reused threshold must hold 0 < low <= 1 <= high, but is [{low}, {high}]")
-        if up < 1 or down < 1:
-            raise ValueError(f"the factors that nudge a threshold must be at least 1, not {up} (up) and {down} (down)")
         self._period, self._low, self._high, self._up, self._down = period, low, high, up, down
         self.value = 0.0
         self._k = 0
@@ -39,7 +37,7 @@ class ReusedThreshold:
         self._distrust = 1  # how many such steps it costs, the next time that it does not hold
 
     def due(self, k: int) -> bool:
-        """Whether a threshold for k entries has to be found anew; also where the last one came of an overflow."""
+        """Tells whether a threshold for k entries has to be found anew; also where the last one came of an overflow."""
         return self._left == 0 or k != self._k or math.isnan(self.value)
 
     def renew(self, value: float, k: int) -> None:
@@ -51,32 +49,25 @@ class ReusedThreshold:
         """Counts a step that begins with the same threshold."""
         self._left -= 1
 
-    def held(self) -> None:
-        """The number of entries was as it should be."""
+    def holds(self, count: int, times: float = 1) -> bool:
+        """Tells whether the band, its upper end ``times`` as high, allows ``count`` entries; outside of it, nudges."""
+        below, most = count < self._low * self._k, self._high * self._k
+        if count > most:
+            self.value *= self._up
+        elif below:
+            self.value /= self._down
+        if below or count > most * times:
+            return False
         self._distrust = 1
+        return True
 
     def failed(self) -> None:
-        """It was not, and the threshold is found anew: in the next step too, and each time in twice as many.
+        """The threshold did not hold and is found anew: in the next step too, and each time in twice as many.
 
         While magnitudes change a lot, as in the first steps of a training, to try the last threshold costs more than
         it saves.
         """
         self._exact, self._distrust = self._distrust + 1, min(2 * self._distrust, self._period)
-
-    def below(self, count: int) -> bool:
-        """Whether a number of entries is less than the band allows."""
-        return count < self._low * self._k
-
-    def above(self, count: int, times: float = 1) -> bool:
-        """Whether a number of entries is more than so many times what the band allows."""
-        return count > self._high * self._k * times
-
-    def nudge(self, count: int) -> None:
-        """Moves the threshold a little, if ``count`` entries are more or fewer than the band allows."""
-        if self.above(count):
-            self.value *= self._up
-        elif self.below(count):
-            self.value /= self._down
 
     def state_dict(self) -> dict[str, Any]:
         """The threshold and how long it is good for."""

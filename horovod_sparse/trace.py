@@ -49,8 +49,8 @@ class Span:
 
 
 _spans: list[Span] = []
-_enabled = False
-_nothing = nullcontext()
+recording = False
+NOTHING = nullcontext()
 # perf_counter has no defined zero; anchored to the epoch once, the ranks' spans line up as well as their clocks do.
 _epoch = time.time_ns() - time.perf_counter_ns()
 
@@ -75,8 +75,8 @@ class _Recorder:
 
 def enable(on: bool = True) -> None:
     """Starts (or with ``on=False`` stops) recording."""
-    global _enabled
-    _enabled = on
+    global recording
+    recording = on
 
 
 def span(name: str, **details: Any) -> AbstractContextManager[None]:
@@ -86,7 +86,7 @@ def span(name: str, **details: Any) -> AbstractContextManager[None]:
         name: The stage.
         **details: Shown with the span, such as ``bucket=3``; JSON values.
     """
-    return _Recorder(name, details) if _enabled else _nothing
+    return _Recorder(name, details) if recording else NOTHING
 
 
 def mark(name: str, **details: Any) -> None:
@@ -96,7 +96,7 @@ def mark(name: str, **details: Any) -> None:
         name: What happened.
         **details: Shown with it; JSON values.
     """
-    if _enabled:
+    if recording:
         now = time.perf_counter_ns() + _epoch
         _spans.append(Span(name, now, 0, threading.current_thread().name, details))
 

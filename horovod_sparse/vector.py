@@ -59,9 +59,9 @@ class SparseVector:
         indices, values = kernels_for(self.values).exclude(*self.entries, other.indices)
         return SparseVector(indices, values, self.size)
 
-    def plus(self, *others: SparseVector) -> SparseVector:
+    def plus(self, *others: SparseVector | None) -> SparseVector:
         """The sum of vectors with indices, added in the order given; this vector itself where the others are empty."""
-        parts = [one for one in (self, *others) if len(one)]
+        parts = [one for one in (self, *others) if one is not None and one.values.size]
         if len(parts) <= 1:
             return parts[0] if parts else self
         indices, values = kernels_for(self.values).merge_sum([one.entries for one in parts], self.size)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from training import snapshot
+from training import sgd, snapshot, wrap
 
 import horovod_sparse as hvs
 from horovod_sparse.checkpoint import CheckpointError
@@ -28,13 +28,9 @@ class Training:
         torch.manual_seed(3)
         self.model = nn.Sequential(nn.Linear(12, 24), nn.BatchNorm1d(24), nn.Dropout(0.3), nn.Linear(24, 4))
         self.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2, enabled=amp)
-        self.optimizer = hvs.DistributedOptimizer(
-            torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=momentum),
-            named_parameters=self.model.named_parameters(),
-            compression=hvs.parse(f"{compression},dense_below=0,bucket_bytes=1200"),
-            grad_scaler=self.scaler,
-            **wrapping,
-        )
+        chosen = hvs.parse(f"{compression},dense_below=0,bucket_bytes=1200")
+        plain = sgd(self.model, momentum=momentum)
+        self.optimizer = wrap(self.model, chosen, plain, grad_scaler=self.scaler, **wrapping)
         self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 5], gamma=0.5)
         reseed(rank)
         self.losses: list[float] = []
@@ -65,11 +61,6 @@ class Training:
     def bits(self) -> list[torch.Tensor]:
         """What two runs that do the same have in common."""
         return [*snapshot(self.model), *self.model.buffers(), torch.tensor(self.losses, dtype=torch.float64)]
-
-
-def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
-    """Whether they have the same bits."""
-    return all(map(torch.equal, first, second))
 
 
 def refusal(comm: Any, attempt: Any) -> str:

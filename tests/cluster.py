@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from mpitest import mpi_environment
+from mpitest import mpi_environment, quick_start
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SECOND = "second"  # the name of the second node; the first has the machine's
@@ -88,10 +88,10 @@ class Cluster:
         self._stack = ExitStack()
         self._daemons: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}
         binaries = Path(sys.executable).parent
+        variables = {**mpi_environment(), "PYTHONPATH": str(REPOSITORY)}
         self._environment = {
-            **{name: value for name, value in mpi_environment().items() if not name.startswith("SLURM")},
+            **{name: value for name, value in quick_start(variables).items() if not name.startswith("SLURM")},
             "PATH": f"{binaries}:{os.environ.get('PATH', os.defpath)}:{_ADMINISTRATOR_PATH}",
-            "PYTHONPATH": str(REPOSITORY),
             "SLURM_CONF": str(self._folder / "slurm.conf"),
         }
 

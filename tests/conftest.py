@@ -45,6 +45,15 @@ def comm() -> Any:
 
 
 @pytest.fixture
+def put(request: pytest.FixtureRequest, comm: Any) -> Any:
+    """Puts arrays on the host or the device, whose messages take a way to MPI; see ``exchanges.every_way``."""
+    from exchanges import through
+
+    with through(request.param, comm.Get_rank()) as put:
+        yield put
+
+
+@pytest.fixture
 def hvd(comm: Any) -> Any:
     """Horovod, initialised once for the whole run."""
     import horovod.torch as hvd

@@ -1,15 +1,40 @@
-"""Arrays on the device, for tests that run with a GPU or with the stand-in for CuPy."""
+"""Arrays on the device, for tests that run with a GPU or with the stand-in for CuPy.
+
+Import it before CuPy: where there is no GPU, it puts the stand-in in CuPy's place.
+"""
+
+# ruff: noqa: E402 - which CuPy is imported must be decided first
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import inspect
+import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+
+def has_gpu() -> bool:
+    """Return True where CUDA's driver finds a device."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+
+
+if not has_gpu():
+    sys.path.insert(0, str(Path(__file__).parent / "cuda" / "emulation"))
+    # For all processes of a run and for the next one, but not among what CuPy keeps of the user.
+    os.environ["CUPY_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"horovod_sparse_emulation_{os.getuid()}")
 
 import cupy
 import numpy as np
@@ -42,13 +67,14 @@ def _reference_as_cpu_kernels() -> None:
     sys.modules[module.__name__] = module
 
 
-if importlib.util.find_spec("horovod_sparse.kernels._cpu") is None:
-    _reference_as_cpu_kernels()
-
-
 def emulated() -> bool:
-    """Whether the stand-in takes CuPy's place."""
+    """Return True where the stand-in takes CuPy's place."""
     return bool(cupy.__version__ == "emulated")
+
+
+CPU_KERNELS = emulated() or importlib.util.find_spec("horovod_sparse.kernels._cpu") is not None
+if not CPU_KERNELS:  # a machine with a GPU may do without
+    _reference_as_cpu_kernels()
 
 
 def on_device(array: Array) -> Any:
@@ -109,4 +135,13 @@ class EmulatedDevice:
         self.followed.append(mark)
 
 
-__all__ = ["EmulatedDevice", "emulated", "on_device", "segments_on_device", "to_host", "waits"]
+__all__ = [
+    "CPU_KERNELS",
+    "EmulatedDevice",
+    "emulated",
+    "has_gpu",
+    "on_device",
+    "segments_on_device",
+    "to_host",
+    "waits",
+]

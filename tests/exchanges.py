@@ -1,37 +1,44 @@
-"""What the tests of messages and of collectives share: vectors on the device, and the ways to MPI."""
+"""Arrays of the host and of the device, and the ways that those of the device take to MPI."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import cupy
+import devices  # before CuPy is imported
 import numpy as np
 import pytest
-from devices import emulated, on_device, to_host
+from laws import thorough
 
-from horovod_sparse import pinned, staging
-from horovod_sparse.collectives import Exchange
-from horovod_sparse.cudaaware import ask_library
-from horovod_sparse.vector import SparseVector
+from horovod_sparse.mpi import pinned, transport
+from horovod_sparse.mpi.cudaaware import ask_library
 
-STAGED, AWARE, DIFFERENT = "staged", "aware", "different"
-WAYS = [STAGED, AWARE, DIFFERENT]
+HOST, STAGED, AWARE, DIFFERENT = "host", "staged", "aware", "different"
+# Where the device is emulated, once is enough.
+DEVICE = [STAGED, AWARE, DIFFERENT] if thorough() or not devices.emulated() else []
+WAYS = [HOST, *DEVICE]
+every_way = pytest.mark.parametrize("put", WAYS, indirect=True)
+# Where it does not matter how messages get there.
+every_device = pytest.mark.parametrize("put", WAYS[:2], indirect=True)
 
 
 @contextmanager
-def through(way: str, rank: int = 0) -> Iterator[None]:
-    """Messages of the device take a way to MPI: staged, directly, or not the same on every rank.
+def through(way: str, rank: int = 0) -> Iterator[Callable[[Any], Any]]:
+    """Gives a function that puts arrays on the host or on the device.
 
-    Where MPI cannot take the device's arrays, which only the stand-in can pretend, they are staged.
+    Messages of the device are staged, go to MPI directly, or not the same way on every rank. Where MPI cannot take the
+    device's arrays, which only the stand-in can pretend, they are staged.
     """
-    aware = {STAGED: False, AWARE: True, DIFFERENT: rank % 2 == 0}[way] and (emulated() or bool(ask_library()))
+    if way == HOST:
+        yield np.asarray
+        return
+    aware = {STAGED: False, AWARE: True, DIFFERENT: rank % 2 == 0}[way] and (devices.emulated() or bool(ask_library()))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staging, "cuda_aware", lambda: aware)
-        if emulated():
-            patch.setattr(cupy._stream, "mpi", "yes" if aware else "")
-        yield
+        patch.setattr(transport, "cuda_aware", lambda: aware)
+        if devices.emulated():
+            patch.setattr(devices.cupy._stream, "mpi", "yes" if aware else "")
+        yield devices.on_device
 
 
 @contextmanager
@@ -48,22 +55,3 @@ def allocations() -> Iterator[list[int]]:
         pinned._pool.cache_clear()
         patch.setattr(pinned, "Block", block)
         yield sizes
-
-
-def vector_on_device(vector: SparseVector) -> SparseVector:
-    indices = None if vector.indices is None else on_device(vector.indices)
-    return SparseVector(indices, on_device(vector.values), vector.size, vector.shared)
-
-
-def arrays(*vectors: SparseVector) -> list[Any]:
-    """Indices and values of vectors, on the host; every NaN the same, as IEEE 754 leaves its sign and payload open."""
-    found = []
-    for vector in vectors:
-        values = to_host(vector.values)
-        found += [None if vector.indices is None else to_host(vector.indices)]
-        found += [np.where(np.isnan(values), values.dtype.type(np.nan), values)]
-    return found
-
-
-def results(exchange: Exchange) -> list[Any]:
-    return arrays(exchange.total, exchange.returned)

@@ -63,6 +63,18 @@ def read_only(x: Array) -> Array:
     return x
 
 
+def twin(x: Array) -> Array:
+    """A copy with the same strides, at an address that is aligned alike; what cannot be written to is not copied."""
+    if x.ndim != 1 or not x.size or 0 in x.strides or not x.flags.writeable:
+        return x
+    span = (len(x) - 1) * x.strides[0]
+    memory = np.empty(abs(span) + 128, np.uint8)
+    lead = (x.ctypes.data - memory.ctypes.data - max(-span, 0)) % 64 + max(-span, 0)
+    copy: Array = np.ndarray(x.shape, x.dtype, memory, lead, x.strides)
+    copy[:] = x
+    return copy
+
+
 LAYOUTS = [as_given, every_third, reversed_, odd_address, one_repeated, read_only]
 
 
@@ -106,14 +118,16 @@ def sparse_vectors(draw: st.DrawFn, size: int, dtype: Any) -> tuple[Array, Array
     return np.array(sorted(chosen), np.int32), draw(arrays(dtype, len(chosen)))
 
 
-def assert_same_bits(ours: Array, expected: Array) -> None:
+def assert_same_bits(ours: Array, expected: Array, where: str = "") -> None:
     """Same bits, but for the sign and payload of NaN, which IEEE 754 leaves open."""
-    assert ours.dtype == expected.dtype
-    assert ours.shape == expected.shape
+    assert ours.dtype == expected.dtype, where
+    assert ours.shape == expected.shape, where
+    if ours.tobytes() == expected.tobytes():
+        return
     nan = np.isnan(expected)
-    np.testing.assert_array_equal(np.isnan(ours), nan)
+    np.testing.assert_array_equal(np.isnan(ours), nan, where)
     bits = np.dtype(f"u{ours.dtype.itemsize}")
-    np.testing.assert_array_equal(ours[~nan].view(bits), expected[~nan].view(bits))
+    np.testing.assert_array_equal(ours[~nan].view(bits), expected[~nan].view(bits), where)
 
 
 # --- large inputs: a bucket's numbers by its size ---
@@ -159,3 +173,22 @@ def constant(n: int) -> Array:
 
 
 SHAPES = [normal, layered, ascending, mostly_zero, coarse, with_nan, denormal, constant, np.zeros]
+
+
+# --- numbers for the wire ---
+
+NARROWING = [
+    ("float16", "float32"),
+    ("bfloat16", "float32"),
+    *((one, "float64") for one in ("float32", "float16", "bfloat16")),
+]
+
+
+def difficult(name: str, dtype: Any) -> Array:
+    """Numbers of a dtype that a format of 16 bits holds, the middles between neighbours, what lies beside them, any."""
+    real = np.dtype(dtype)
+    every = np.arange(2**16, dtype=np.uint16).view(BFLOAT16 if name == "bfloat16" else np.float16).astype(real)
+    middles = (every[:-1] + every[1:]) / 2
+    beside = [np.nextafter(middles, real.type(limit)) for limit in (-np.inf, np.inf)]
+    random = np.random.default_rng(0).integers(0, 2**63, 20_000, dtype=np.uint64).view(real)
+    return np.concatenate([every, middles, *beside, random, -random, normal(20_000, seed=1).astype(real)])

@@ -7,10 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mpitest import mpi_environment
+from mpitest import mpi_environment, quick_start
 
 # Taken before a test starts MPI in this process: what that adds would keep other programs from starting theirs.
-_ENVIRONMENT = mpi_environment()
+_ENVIRONMENT = quick_start(mpi_environment())
 _ENVIRONMENT["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{_ENVIRONMENT['PATH']}"
 
 

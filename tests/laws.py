@@ -1,13 +1,13 @@
 """The laws every collective must obey, and the cases that have broken published ones.
 
 Every rank draws the same example and builds its own vector from it; a dense Allreduce says what must come out.
-Values are eighths of small integers: their sums are exact, and bits can be compared. So are those of larger integers,
-which 16 bits do not hold.
+Values are small multiples of a power of two: their sums are exact, and bits can be compared.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,27 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from mpi4py import MPI
 
+from horovod_sparse.collectives import COLLECTIVES, Exchange
+from horovod_sparse.kernels import to_host
+from horovod_sparse.mpi.messenger import Messenger
+from horovod_sparse.rules import Place
 from horovod_sparse.vector import SparseVector
 
 SHARED = ("same indices", "all empty", "cancelling", "everything", "one region")
 PATTERNS = ("random", "same indices", "disjoint", "one region", "some empty", "all empty", "cancelling", "everything")
+# Of which sums over 16 ranks still fit the mantissa, while 16 bits, or 24 of 53, do not hold them.
+BITS = {"float32": 18, "float64": 36}
+# Formats of the wire that round, and the values they are for.
+NARROWER = [("float16", "float32"), ("bfloat16", "float32"), ("float32", "float64")]
+
+
+def make(comm: Any, name: str, dtype: Any = "float32", put: Callable[[Any], Any] = np.asarray, **given: Any) -> Any:
+    """A collective by its name, on a messenger of its own; what is given are options as ``Sparse.of`` takes them."""
+    rule = COLLECTIVES[name]
+    options = rule.Options.read(given)
+    assert given.keys() <= options.known(), f"{name} has no such options: {given}"
+    like = put(np.empty(0, dtype))
+    return rule(Place(1, like, rank=comm.Get_rank(), ranks=comm.Get_size()), Messenger(comm), options)
 
 
 @dataclass(frozen=True)
@@ -27,53 +44,32 @@ class Case:
     """One example: how long the vectors are, where their entries lie, and the seed of their values.
 
     The total has ``share`` of the positions as its k, where a collective limits it. Values are ``unit`` times integers
-    of so many ``bits``.
+    of so many bits as sums allow.
     """
 
     size: int
     pattern: str
-    seed: int
+    seed: int = 1
     dtype: str = "float32"
     share: float = 0.1
     unit: float = 1 / 8
-    bits: int = 6
 
     @property
     def k(self) -> int:
         return max(1, round(self.share * self.size))
 
 
-cases = st.builds(
-    Case,
-    size=st.one_of(st.integers(1, 40), st.integers(1, 5000), st.integers(5000, 50_000)),
-    pattern=st.sampled_from(PATTERNS),
-    seed=st.integers(0, 2**31),
-    dtype=st.sampled_from(["float32", "float64"]),
-    share=st.sampled_from([1e-9, 0.01, 0.3, 1.0]),
-)
-
-
-def rounded_cases(dtype: str) -> st.SearchStrategy[Case]:
-    """Values that have to be rounded.
-
-    Some are subnormal in float16 or below all of its numbers, some beyond all of them, or so far beyond that they stay
-    behind whole. Sums over 16 ranks still fit the mantissa.
-    """
+def cases(dtype: str | None = None, most: int = 50_000) -> st.SearchStrategy[Case]:
+    """Cases of one dtype, or of either; some values are subnormal in float16 or below it, some far beyond it."""
     return st.builds(
         Case,
-        size=st.one_of(st.integers(1, 40), st.integers(1, 5000)),
+        size=st.one_of(st.integers(1, 40), st.integers(1, most // 10), st.integers(most // 10, most)),
         pattern=st.sampled_from(PATTERNS),
         seed=st.integers(0, 2**31),
-        dtype=st.just(dtype),
-        share=st.sampled_from([0.01, 0.3, 1.0]),
-        unit=st.sampled_from([2.0**-30, 1 / 8, 1.0, 2.0**100]),
-        bits=st.just({"float32": 18, "float64": 36}[dtype]),
+        dtype=st.just(dtype) if dtype else st.sampled_from(sorted(BITS)),
+        share=st.sampled_from([1e-9, 0.01, 0.3, 1.0]),
+        unit=st.sampled_from([1 / 8, 2.0**-30, 1.0, 2.0**100]),
     )
-
-
-def few_ranks() -> bool:
-    """Whether there is time for every configuration: ranks that share the cores wait for each other."""
-    return MPI.COMM_WORLD.Get_size() <= 4
 
 
 def thorough() -> bool:
@@ -85,26 +81,23 @@ def thorough() -> bool:
 
 
 def examples(most: int) -> settings:
-    """So many examples of a law where it is tried thoroughly; half of them on other few ranks, a quarter on many."""
-    return settings(max_examples=most if thorough() else -(-most // (2 if few_ranks() else 4)))
-
-
-def vectors(case: Case, ranks: int) -> list[SparseVector]:
-    """The vector of every rank."""
-    return [_vector(case, rank, ranks) for rank in range(ranks)]
+    """So many examples of a law where it is tried thoroughly, a third of them elsewhere."""
+    return settings(max_examples=most if thorough() else -(-most // 3))
 
 
 def own_vector(case: Case, comm: Any) -> SparseVector:
     """The vector of this rank, without the work of building the others."""
-    return _vector(case, comm.Get_rank(), comm.Get_size())
+    return vector_of(case, comm.Get_rank(), comm.Get_size())
 
 
-def _vector(case: Case, rank: int, ranks: int) -> SparseVector:
+def vector_of(case: Case, rank: int, ranks: int) -> SparseVector:
+    """The vector of any rank."""
     generator = np.random.default_rng([case.seed, rank])
     indices = _indices(case, rank, ranks, generator)
-    integers = generator.integers(-(2**case.bits), 2**case.bits, indices.size)
+    limit = 2 ** BITS[case.dtype]
+    integers = generator.integers(-limit, limit, indices.size)
     if case.pattern == "cancelling":
-        few = np.random.default_rng(case.seed + 2).integers(1, 2**case.bits, 8)
+        few = np.random.default_rng(case.seed + 2).integers(1, limit, 8)
         integers = np.resize(-few if rank % 2 else few, indices.size)
     values = integers.astype(case.dtype) * np.dtype(case.dtype).type(case.unit)
     return SparseVector(indices, values, case.size, shared=case.pattern in SHARED)
@@ -127,6 +120,12 @@ def _indices(case: Case, rank: int, ranks: int, generator: np.random.Generator) 
     }[case.pattern]
 
 
+def placed(vector: SparseVector, put: Callable[[Any], Any]) -> SparseVector:
+    """A vector whose arrays were put elsewhere: on a device, or back on the host."""
+    indices = None if vector.indices is None else put(vector.indices)
+    return SparseVector(indices, put(vector.values), vector.size, vector.shared)
+
+
 def dense(vector: SparseVector) -> np.ndarray:
     """The vector written out."""
     if vector.indices is None:
@@ -141,13 +140,25 @@ def everywhere(comm: Any, holds: bool) -> bool:
     return bool(comm.allreduce(holds, op=MPI.LAND))
 
 
-def digest(*arrays: np.ndarray | None) -> str:
-    """Equal for arrays of the same bits."""
-    parts = [b"" if one is None else repr((one.dtype.str, one.shape)).encode() + one.tobytes() for one in arrays]
-    return hashlib.sha256(b"|".join(parts)).hexdigest()
+def digest(*arrays: Any) -> str:
+    """Equal for arrays of the same bits, on whatever device; IEEE 754 leaves the sign and payload of NaN open."""
+    return hashlib.sha256(b"|".join(map(_content, arrays))).hexdigest()
 
 
-def same_bits(comm: Any, *arrays: np.ndarray | None) -> bool:
+def _content(array: Any) -> bytes:
+    if array is None:
+        return b""
+    host = to_host(array)
+    host = np.where(np.isnan(host), host.dtype.type(np.nan), host) if host.dtype.kind == "f" else host
+    return repr((host.dtype.str, host.shape)).encode() + host.tobytes()
+
+
+def digest_of(*vectors: SparseVector) -> str:
+    """Equal for vectors of the same bits."""
+    return digest(*(array for one in vectors for array in (one.indices, one.values)))
+
+
+def same_bits(comm: Any, *arrays: Any) -> bool:
     """Whether arrays have the same bits on all ranks."""
     return len(set(comm.allgather(digest(*arrays)))) == 1
 
@@ -163,36 +174,29 @@ def well_formed(vector: SparseVector, case: Case) -> bool:
     return bool(plain and ascending and inside and indices.dtype == np.int32)
 
 
-def check_exchange(comm: Any, collective: Any, case: Case) -> Any:
-    """Conservation, same bits, order of indices and an untouched argument, for one case; gives the exchange."""
+def check_exchange(comm: Any, collective: Any, case: Case, put: Callable[[Any], Any] = np.asarray) -> Exchange:
+    """Conservation, same bits, order of indices and an untouched argument, for one case.
+
+    The arrays are put where the collective shall find them; the exchange that is returned is on the host.
+    """
     mine = own_vector(case, comm)
-    before = digest(mine.indices, mine.values)
-    exchange = collective.allreduce(mine, case.k)
-    total, returned = exchange.total, exchange.returned
+    handed_in = placed(mine, put)
+    collective.decide(case.size, case.k)
+    exchange = collective.allreduce(handed_in, case.k)
+    total, returned = placed(exchange.total, to_host), placed(exchange.returned, to_host)
     expected, came_back = np.empty((2, case.size), case.dtype)
     comm.Allreduce(dense(mine), expected)
     comm.Allreduce(dense(returned), came_back)
+    kinds = {type(one.values) for one in (handed_in, exchange.total, exchange.returned)}
     checks = {
         "nothing is lost": np.array_equal(expected, dense(total) + came_back),
-        "the argument is not changed": digest(mine.indices, mine.values) == before,
+        "the argument is not changed": digest_of(handed_in) == digest_of(own_vector(case, comm)),
         "the total is well formed": well_formed(total, case),
         "what returned is well formed": well_formed(returned, case),
+        "the result is where the argument was": len(kinds) == 1,
     }
     failures = [name for name, holds in checks.items() if not holds]
-    answers = comm.allgather((failures, digest(total.indices, total.values)))
-    assert not any(failures for failures, _ in answers), [failures for failures, _ in answers]
-    assert len({bits for _, bits in answers}) == 1, "the total has the same bits on every rank"
-    return exchange
-
-
-def check_repeatable(comm: Any, build: Any, seed: int, size: int = 1000) -> None:
-    """Random floats, whose sums depend on the order, give the same bits on every rank and in every run.
-
-    ``build`` makes a new collective, on all ranks.
-    """
-    generator = np.random.default_rng([seed, comm.Get_rank()])
-    indices = np.sort(generator.permutation(size)[: size // 3]).astype(np.int32)
-    values = generator.standard_normal(indices.size).astype(np.float32)
-    totals = [build().allreduce(SparseVector(indices, values, size), size // 10).total for _ in range(3)]
-    bits = {digest(total.indices, total.values) for total in totals}
-    assert len(set().union(*comm.allgather(bits))) == 1
+    answers = comm.allgather((failures, digest_of(total)))
+    assert not any(failures for failures, _ in answers), (case, [failures for failures, _ in answers])
+    assert len({bits for _, bits in answers}) == 1, (case, "the total has the same bits on every rank")
+    return Exchange(total, returned)

@@ -1,4 +1,4 @@
-"""What every kernel computes, in readable NumPy; the kernels must give the same bits.
+"""Reference of every kernel, in readable NumPy; the kernels must give the same bits.
 
 The functions have the names and signatures of horovod_sparse.kernels.cpu, without its options for speed.
 """

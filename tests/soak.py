@@ -32,7 +32,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
 
 from processes import Mark, open_files, resident_bytes  # noqa: E402
 
-from mpitest import mpi_environment  # noqa: E402
+from mpitest import mpi_environment, quick_start  # noqa: E402
 
 KEEP = 3
 TRAINING = (
@@ -97,7 +97,7 @@ class Training:
             output.open("wb") as sink,
             subprocess.Popen(
                 ["mpirun", "-n", str(self.ranks), *train, *places],
-                env={**mpi_environment(), **mark.variables},
+                env={**quick_start(mpi_environment()), **mark.variables},
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,

@@ -1,4 +1,4 @@
-"""States, as state_dict gives them, copied and compared."""
+"""States, as state_dict gives them, compared."""
 
 from __future__ import annotations
 
@@ -7,15 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from laws import digest
-
-from horovod_sparse.kernels import copy_to_host
-
-
-def on_the_host(state: Any) -> Any:
-    """A copy."""
-    if isinstance(state, dict):
-        return {key: on_the_host(value) for key, value in state.items()}
-    return copy_to_host(state) if hasattr(state, "dtype") else state
 
 
 def same(ours: Any, expected: Any) -> bool:

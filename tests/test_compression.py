@@ -1,28 +1,57 @@
-"""The configuration: presets, text form, and every wrong value named."""
+"""The configuration: typed options, presets, text form, and every wrong value named."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import pickle
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rules import LIKE
 
 import horovod_sparse as hvs
-from horovod_sparse.collectives import COLLECTIVES, Dense, TopkA
-from horovod_sparse.memories import NoMemory, Residual
-from horovod_sparse.place import Place
-from horovod_sparse.schedules import Constant
-from horovod_sparse.sparsifiers import SPARSIFIERS, TopK
+from horovod_sparse.collectives import COLLECTIVES
+from horovod_sparse.memories import MEMORIES
+from horovod_sparse.rules import Place
+from horovod_sparse.schedules import SCHEDULES
+from horovod_sparse.sparsifiers import SPARSIFIERS
 
-PLACE = Place(100, np.zeros(0, np.float32))
+PRESETS = [name for name in vars(hvs.Compression) if name[0] != "_" and name not in ("none", "fp16")]
+RULES = [rule for rules in (SPARSIFIERS, MEMORIES, COLLECTIVES, SCHEDULES) for rule in rules.values()]
+FIELDS = [
+    (options, one) for options in (hvs.Sparse, *(rule.Options for rule in RULES)) for one in dataclasses.fields(options)
+]
 
 
-@pytest.mark.parametrize("density", [0, -0.1, 1.0001, float("nan"), float("inf"), "0.1", None, True])
-def test_density_outside_its_range_is_refused(density):
-    with pytest.raises(ValueError, match=r"density must be in \(0, 1\], not .*"):
-        hvs.Compression.topka(density)
+def documented():
+    """Every configuration in the documentation, as text; calls of presets are brought into the text form."""
+    root = Path(__file__).parent.parent
+    text = "\n".join(path.read_text() for path in (root / "README.md", *sorted((root / "docs").rglob("*.md"))))
+    specs = re.findall(r"(?<![\w.])[a-z]\w*:\w+=[^\s`\"'|]+", text)
+    calls = re.findall(r"hvs\.Compression\.(\w+)\(([^()]*(?:\([^()]*\)[^()]*)*)\)", text)
+    specs += [f"{name}:" + re.sub(r"[\s\"]", "", keywords) for name, keywords in calls]
+    return sorted(set(specs))
+
+
+# --- options ---
+
+
+@pytest.mark.parametrize(("options", "field"), FIELDS, ids=lambda one: getattr(one, "__qualname__", None) or one.name)
+def test_a_value_of_a_wrong_type_or_out_of_range_is_refused_with_name_and_value(options, field):
+    required = {"density": 0.1} if options is hvs.Sparse else {}
+    wrong = [-1, True, "nonsense", float("nan"), float("inf"), (2,), {}, None]
+    if field.default is None and field.name != "threshold":
+        wrong.remove(None)
+    if isinstance(field.default, bool):
+        wrong.remove(True)
+    for value in wrong:
+        with pytest.raises(ValueError, match=rf"^{field.name} must be .*{re.escape(repr(value))}"):
+            options(**{**required, field.name: value})
 
 
 @pytest.mark.parametrize(
@@ -30,123 +59,143 @@ def test_density_outside_its_range_is_refused(density):
     [
         ("topk", r"unknown compression 'topk'; known are: none, fp16, topka, topkdsa, gtopk, oktopk,.*auto, dense"),
         ("", "unknown compression ''"),
-        ("topka:density=2", r"density must be in \(0, 1\], not 2"),
-        ("topka:densty=0.1", "unknown option 'densty'; known are: .*density.*threads"),
+        ("topka:density=2", r"density must be in \(0, 1\], not 2: 0.01 sends 1 % of the gradients"),
+        ("topka:densty=0.1", "unknown option 'densty'; known are: bucket_bytes, .*threads"),
         ("topka:memory=residul", "unknown memory 'residul'; known are: residual, none"),
         ("topka:sparsifier=best", "unknown sparsifier 'best'; known are: topk,"),
         ("topka:collective=ring", "unknown collective 'ring'; known are: topka, topkdsa,"),
+        ("topka:schedule=later", "unknown schedule 'later'; known are: constant, warmup, gravac, accordion"),
         ("topka:density", "'density' in 'topka:density' is not of the form key=value"),
-        ("topka:density=0.1,bucket_bytes=0", "bucket_bytes must be a whole number of at least 1, not 0"),
-        ("topka:dense_below=many", "dense_below must be a whole number of at least 0, not 'many'"),
+        ("topka:bucket_bytes=1e6", "bucket_bytes must be a whole number of at least 1, not 1000000.0"),
         ("none:density=0.1", "takes no settings"),
         ("threshold", "compression 'threshold' needs threshold, as in threshold:threshold=0.1"),
-        ("topka:wire=float8", "unknown wire format 'float8'; known are: float32, float16, bfloat16"),
-        ("conef:saving=lots", "memory 'conef' cannot be made with the options {'saving': 'lots'}: .* not supported"),
-        ("conef:saving=1.5", r"saving must be in \(0, 1\), not 1.5"),
-        ("conef:memory=partial,beta=0", r"beta must be in \(0, 1\], not 0"),
-        ("gravac:cf_min=100,cf_max=10", "cf_min must not be above cf_max, but is 100"),
+        (
+            "topka:sparsifier=threshold",
+            "threshold must be a finite number above 0, not None: give the option threshold",
+        ),
+        ("topka:wire=float8", "wire must be one of float32, float16, bfloat16, not 'float8'"),
+        ("conef:rows=2", "rows must be one of 1, 3, 5, not 2: their median is taken"),
+        ("conef:memory=partial,beta=0", r"beta must be in \(0, 1\], not 0: .*share of the error that stays behind"),
+        ("dgc:momentum=1", r"momentum must be in \[0, 1\), not 1"),
+        ("oktopk:tau_partition=0", "tau_partition must be a whole number of at least 1, not 0"),
+        ("oktopk:throttle=0", "throttle must be a whole number of at least 1, not 0"),
+        ("oktopk:dense_steps=-1", "dense_steps must be a whole number of at least 0, not -1"),
+        ("oktopk:global_low=3", r"global_low must be in \(0, 1\], not 3"),
+        ("oktopk:published=gpt", "unknown published schedule 'gpt'; known are: vgg, lstm, bert"),
+        ("hierarchical:inner=nonsense", "inner must be one of topka, topkdsa, gtopk, oktopk, dense, not 'nonsense'"),
+        ("hierarchical:inner=[1]", r"inner must be one of topka, topkdsa, gtopk, oktopk, dense, not \[1\]"),
+        (
+            "topka:density=0.1,density=0.2",
+            "'topka:density=0.1,density=0.2' gives a setting twice: write each of density once",
+        ),
+        ("hierarchical:outer=topka,tau_threshold=3", "unknown option 'tau_threshold'; known are: .*node_ranks"),
+        ("auto:throtle=2", "unknown option 'throtle'"),
+        ("gravac:cf_min=100,cf_max=10", r"cf_min must not be above cf_max, but is 100 \(1 / density\)"),
         ("gravac:cf_min=0.5", "cf_min must be at least 1, not 0.5"),
         ("gravac:sparsifier=randomk", "schedule 'gravac' sends the largest .* 'randomk' selects the same positions"),
+        ("accordion:high_density=0.001", r"high_density must be at least density \(0.01\), not 0.001"),
         ("randomk:shared=False", "collective 'shared' sends values without indices"),
-        ("stable:block=0", "block must be a whole number of at least 1, not 0"),
-        ("topka:schedule=later", "unknown schedule 'later'; known are: constant, warmup, gravac, accordion"),
+        ("topka:collective=shared", r"collective 'shared' .*'topk' chooses different indices.*use randomblock"),
     ],
 )
-def test_a_wrong_spec_is_refused_with_the_known_names(spec, message):
+def test_a_wrong_spec_is_refused_with_name_value_and_remedy(spec, message):
     with pytest.raises(ValueError, match=message):
         hvs.parse(spec)
 
 
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [
-        ("topka", ("topk", "topka")),
-        ("topkdsa", ("topk", "topkdsa")),
-        ("gtopk", ("topk", "gtopk")),
-        ("oktopk", ("reusedtopk", "oktopk")),
-        ("randomblock", ("randomblock", "shared")),
-        ("hierarchical", ("topk", "hierarchical")),
-        ("auto", ("topk", "auto")),
-        ("gaussiank", ("gaussiank", "topka")),
-        ("redsync", ("redsync", "topka")),
-        ("dgc", ("dgc", "topka")),
-        ("multilevel", ("multilevel", "topka")),
-        ("stable", ("stable", "shared")),
-        ("randomk", ("randomk", "shared")),
-        ("conef", ("randomblock", "shared")),
-        ("accordion", ("topk", "topka")),
-    ],
-)
-def test_a_preset_pairs_a_collective_with_its_sparsifier(name, parts):
-    from mpi4py import MPI
+def test_options_cannot_be_names():
+    with pytest.raises(ValueError, match=r"sparsifier must be the options of one of topk, .*not 'topk': Sparse.of\(\)"):
+        hvs.Sparse(0.1, sparsifier="topk")
 
-    sparse = hvs.parse(f"{name}:density=0.02")
-    assert (sparse.sparsifier, sparse.collective, sparse.density) == (*parts, 0.02)
-    assert sparse == getattr(hvs.Compression, name)(density=0.02)
-    _, sparsifier, collective, _ = sparse.build(PLACE, MPI.COMM_SELF)
-    assert (type(sparsifier), type(collective)) == (SPARSIFIERS[parts[0]], COLLECTIVES[parts[1]])
+
+def test_a_configuration_is_a_value():
+    """Equal if and only if its facts are, whatever the order; frozen, hashable, and the same after a pickle."""
+    sparses = [
+        hvs.parse(spec)
+        for spec in (*documented(), *(f"{one}:threshold=0.5" if one == "threshold" else one for one in PRESETS))
+    ]
+    for one, other in itertools.product(sparses, repeat=2):
+        assert (one == other) == (one.facts() == other.facts())
+        assert one != other or hash(one) == hash(other)
+    for one in sparses:
+        assert pickle.loads(pickle.dumps(one)) == one  # noqa: S301 - our own
+        for part in (one, one.sparsifier, one.memory, one.collective, one.schedule):
+            with pytest.raises(dataclasses.FrozenInstanceError):
+                part.density = 0.5
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("one", "other", "equal"),
     [
-        (
-            "vgg",
-            {"tau_threshold": 32, "dense_steps": 512, "local_low": 2 / 3, "global_high": 4 / 3, "global_up": 1.008},
-        ),
-        ("lstm", {"tau_threshold": 32, "dense_steps": 128, "local_low": 3 / 4, "local_high": 5 / 4}),
-        (
-            "bert",
-            {"tau_threshold": 128, "dense_steps": 0, "local_scale": 1.025, "global_up": 1.036, "global_down": 1.025},
-        ),
+        ("oktopk:throttle=2,tau_threshold=8,density=0.1", "oktopk:density=0.1,tau_threshold=8,throttle=2", True),
+        ("topka", "topka:density=0.01,memory=residual,wire=None", True),
+        ("topka:threads=4", "topka", True),
+        ("oktopk:published=vgg", "oktopk:published=vgg,tau_partition=64", True),
+        ("topka:dense_below=0", "topka", False),
+        ("topka:wire=float16", "topka", False),
+        ("hierarchical:inner=gtopk", "hierarchical", False),
+        ("auto:tau_threshold=8", "auto", False),
+        ("randomk:seed=1", "randomk", False),
     ],
 )
-def test_the_published_schedules_of_oktopk_have_names(name, expected):
-    options = hvs.parse(f"oktopk:published={name},throttle=2").options
-    assert expected.items() <= options.items()
-    assert (options["tau_partition"], options["throttle"]) == (64, 2)
+def test_only_what_can_change_a_result_counts(one, other, equal):
+    assert (hvs.parse(one) == hvs.parse(other)) == equal
+    assert (hvs.parse(one).facts() == hvs.parse(other).facts()) == equal
 
 
-def test_commas_inside_brackets_belong_to_a_value():
-    sparse = hvs.parse("topka:schedule=warmup,warmup_densities=(0.5,0.1),steps_per_epoch=10,density=0.02")
-    assert (sparse.options["warmup_densities"], sparse.options["steps_per_epoch"]) == ((0.5, 0.1), 10)
-    assert sparse.density == 0.02
+# --- names and texts ---
 
 
-def test_gravac_begins_with_its_lowest_factor():
-    sparse = hvs.parse("gravac:cf_min=20,cf_max=200")
-    assert (sparse.schedule, sparse.density, sparse.options) == ("gravac", 1 / 20, {"cf_max": 200})
+@pytest.mark.parametrize("spec", documented())
+def test_every_configuration_of_the_documentation_can_be_read(spec):
+    assert isinstance(hvs.parse(spec), hvs.Sparse)
 
 
-def test_a_single_option_overrides_a_published_schedule():
-    assert hvs.Compression.oktopk(published="vgg", dense_steps=0).options["dense_steps"] == 0
-
-
-def test_an_unknown_published_schedule_is_refused():
-    with pytest.raises(ValueError, match="unknown published schedule 'gpt'; known are: vgg, lstm, bert"):
-        hvs.Compression.oktopk(published="gpt")
-
-
-def test_options_of_the_collectives_that_another_uses_are_accepted():
-    from mpi4py import MPI
-
-    sparse = hvs.parse("hierarchical:inner=gtopk,outer=topkdsa,throttle=2")
-    assert type(sparse.build(PLACE, MPI.COMM_SELF)[2]) is COLLECTIVES["hierarchical"]
-    with pytest.raises(ValueError, match="unknown option 'throtle'"):
-        hvs.parse("auto:throtle=2")
-
-
-def test_values_alone_cannot_travel_from_ranks_that_choose_different_positions():
-    with pytest.raises(ValueError, match=r"collective 'shared' .*'topk' chooses different indices.*use randomblock"):
-        hvs.parse("topka:collective=shared")
-
-
-def test_a_spec_means_what_the_preset_means():
-    assert hvs.parse("topka") == hvs.Compression.topka()
-    assert hvs.parse("topka:density=0.05,memory=none,threads=2,dense_below=0") == hvs.Compression.topka(
-        density=0.05, memory="none", threads=2, dense_below=0
+def test_the_documentation_has_configurations_of_both_forms():
+    assert {"topka:density=0.01", "hierarchical:density=0.01,inner=gtopk,outer=topkdsa,node_ranks=8"} <= set(
+        documented()
     )
-    assert hvs.parse("dense").density == 1.0
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name not in ("threshold", "dense", "gravac")])
+def test_a_spec_means_what_the_preset_and_the_names_mean(name):
+    sparse = hvs.parse(f"{name}:density=0.02,bucket_bytes=4096")
+    assert sparse == getattr(hvs.Compression, name)(density=0.02, bucket_bytes=4096)
+    assert sparse != getattr(hvs.Compression, name)(bucket_bytes=4096, density=0.03)
+    if name in SPARSIFIERS:
+        assert isinstance(sparse.sparsifier, SPARSIFIERS[name].Options)
+    if name in COLLECTIVES:
+        assert isinstance(sparse.collective, COLLECTIVES[name].Options)
+    if name in SCHEDULES:
+        assert isinstance(sparse.schedule, SCHEDULES[name].Options)
+
+
+@pytest.mark.parametrize(
+    ("spec", "part", "expected"),
+    [
+        ("oktopk:published=vgg", "collective", {"tau_threshold": 32, "tau_partition": 64, "global_up": 1.008}),
+        ("oktopk:published=vgg", "schedule", {"dense_steps": 512}),
+        ("oktopk:published=vgg,dense_steps=0,throttle=2", "schedule", {"dense_steps": 0}),
+        ("oktopk:published=lstm", "sparsifier", {"tau_threshold": 32, "local_low": 3 / 4, "local_high": 5 / 4}),
+        ("oktopk:published=bert", "sparsifier", {"tau_threshold": 128, "local_scale": 1.025}),
+        ("oktopk:published=bert", "collective", {"global_up": 1.036, "global_down": 1.025}),
+        ("topka:schedule=warmup,warmup_densities=(0.5,0.1)", "schedule", {"warmup_densities": (0.5, 0.1)}),
+        ("gravac:cf_min=20,cf_max=200", "schedule", {"cf_max": 200}),
+        ("dgc", "memory", {"momentum": 0.9, "masking": True}),
+        ("conef:saving=0.9", "memory", {"saving": 0.9, "compressor": "sketch"}),
+        ("auto:wire=float16,throttle=2", "collective", {"wire": "float16"}),
+    ],
+)
+def test_settings_reach_the_rules_that_know_them(spec, part, expected):
+    options = dataclasses.asdict(getattr(hvs.parse(spec), part))
+    assert expected.items() <= options.items()
+
+
+def test_both_parts_of_hierarchical_and_all_candidates_of_auto_get_their_settings():
+    both = hvs.parse("hierarchical:inner=gtopk,outer=topkdsa,throttle=2,wire=float16").collective
+    assert (both.inner.wire, both.outer.wire, both.outer.throttle) == ("float16", "float16", 2)
+    assert hvs.parse("gravac:cf_min=20").density == 1 / 20
+    assert [one.wire for one in hvs.parse("auto:wire=float16").collective.candidates] == ["float16"] * 4
 
 
 def test_horovods_own_compressors_have_their_names():
@@ -156,9 +205,7 @@ def test_horovods_own_compressors_have_their_names():
     assert hvs.parse("fp16") is hvs.Compression.fp16 is Compression.fp16
 
 
-def test_the_configuration_is_frozen():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        hvs.Compression.topka().density = 0.5
+# --- what is built ---
 
 
 @given(density=st.floats(1e-6, 1.0), size=st.integers(0, 10**9))
@@ -168,21 +215,19 @@ def test_k_is_the_density_rounded_and_at_least_one(density, size):
     assert k <= size
 
 
-def test_build_makes_what_was_named():
+@pytest.mark.parametrize("kind", ["sparsifier", "memory", "collective", "schedule"])
+def test_build_makes_what_was_named(kind):
     from mpi4py import MPI
 
-    like = np.zeros(0, np.float64)
-    sparse = hvs.Compression.topka(threads=2)
-    memory, sparsifier, collective, schedule = sparse.build(Place(10, like), MPI.COMM_SELF)
-    assert (type(memory), type(sparsifier), type(collective)) == (Residual, TopK, TopkA)
-    assert type(schedule) is Constant
-    assert memory.state_dict()["residual"].dtype == np.float64
-    memory, _, collective, _ = hvs.Compression.dense().build(Place(10, like), MPI.COMM_SELF)
-    assert (type(memory), type(collective)) == (NoMemory, Dense)
+    from horovod_sparse.mpi.messenger import Messenger
 
-
-def test_an_option_out_of_range_is_refused():
-    from mpi4py import MPI
-
-    with pytest.raises(ValueError, match="threads must be at least 1, not 0"):
-        hvs.Compression.topka(threads=0).build(10, np.zeros(0, np.float32), MPI.COMM_SELF)
+    registry = {"sparsifier": SPARSIFIERS, "memory": MEMORIES, "collective": COLLECTIVES, "schedule": SCHEDULES}[kind]
+    for name, rule in registry.items():
+        settings = {"sparsifier": "randomk"} if name == "shared" else {"threshold": 1.0} if name == "threshold" else {}
+        sparse = hvs.Sparse.of(0.1, **{kind: name, **settings})
+        parts = sparse.build(Place(100, LIKE.astype(np.float64)), Messenger(MPI.COMM_SELF))
+        assert [type(part) for part in parts].count(rule) == 1
+        assert type(getattr(sparse, kind)) is rule.Options
+        assert sparse.replaces_momentum == (name == "momentum")
+        assert not sparse.is_dense
+    assert hvs.Compression.dense().is_dense

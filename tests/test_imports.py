@@ -1,29 +1,124 @@
-"""Who may import what: kernels and collectives run on many ranks, and on machines without Horovod or torch."""
+"""Who may import whom. A room is a root module or a package; imports for type checkers alone count, too."""
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 import launch
 import pytest
+
+PACKAGE = Path(__file__).parent.parent / "horovod_sparse"
+FILES = {path.relative_to(PACKAGE): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
+RULES = ("memories", "sparsifiers", "collectives", "schedules")
+MAY_IMPORT = {
+    "trace": "",
+    "threshold": "",
+    "kernels": "",
+    "mpi": "kernels",
+    "wire": "kernels",
+    "vector": "kernels",
+    "rules": "kernels",
+    "accumulator": "kernels vector",
+    "costs": "kernels mpi",
+    "watchdog": "mpi",
+    "schedules": "rules",
+    "memories": "rules kernels vector accumulator",
+    "sparsifiers": "rules kernels vector accumulator threshold",
+    "collectives": "rules kernels vector threshold wire mpi costs",
+    "compression": "rules memories sparsifiers collectives schedules",
+    "pipeline": "compression rules kernels vector accumulator mpi trace",
+    "training": "pipeline compression rules kernels mpi trace watchdog",
+    "checkpoint": "training mpi",
+}
+
+
+def imports(node, checking=False, local=False):
+    """Each module that is imported: its name, whether by a type checker alone, and whether inside a function."""
+    for child in ast.iter_child_nodes(node):
+        for_checkers = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and child in node.body
+        inside = local or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
+        if isinstance(child, ast.ImportFrom):
+            whole = child.module == "horovod_sparse"
+            names = [f"{child.module}.{one.name}" for one in child.names] if whole else [child.module]
+        else:
+            names = [one.name for one in child.names] if isinstance(child, ast.Import) else []
+        yield from ((name, checking or for_checkers, local) for name in names)
+        yield from imports(child, checking or for_checkers, inside)
+
+
+def room(path):
+    return path.parts[0].removesuffix(".py")
+
+
+ROOMS = set(map(room, FILES))
+IMPORTS = [(path, *one) for path, tree in FILES.items() for one in imports(tree)]
+# The package itself, where the version is, is loaded before any of its rooms.
+PAIRS = {(room(path), name.split(".")[1]) for path, name, *_ in IMPORTS if name.startswith("horovod_sparse.")}
+ARROWS = sorted((one, other) for one, other in PAIRS if other in ROOMS - {one})
+
+
+def test_rooms_import_from_those_below_them_only():
+    wrong = [f"{one} -> {other}" for one, other in ARROWS if one in MAY_IMPORT and other not in MAY_IMPORT[one].split()]
+    assert not wrong
+    assert {*MAY_IMPORT, "__init__", "cli"} == ROOMS  # these two may import everything
+
+
+def test_torch_horovod_and_mpi_stay_where_they_belong():
+    loaded = {(room(path), name.partition(".")[0]) for path, name, checking, _ in IMPORTS if not checking}
+    rooms = {framework: {one for one, name in loaded if name == framework} for framework in ("torch", "mpi4py")}
+    assert rooms == {
+        "torch": {"training", "checkpoint"},
+        "mpi4py": {"mpi", "watchdog", "training", "checkpoint", "cli"},
+    }
+    # Of Horovod, the compression has only the compressors, when asked for.
+    assert {one for one, name in loaded if name == "horovod"} <= {"training", "checkpoint", "compression"}
+    by_rules = {name for path, name, checking, _ in IMPORTS if room(path) in (*RULES, "costs") and not checking}
+    assert {name for name in by_rules if name.startswith("horovod_sparse.mpi")} <= {"horovod_sparse.mpi.traffic"}
+
+
+def test_no_package_imports_itself_inside_a_function():
+    own = [(str(path), name) for path, name, _, local in IMPORTS if local and name.split(".")[1:2] == [room(path)]]
+    assert not own
+
+
+def test_the_house_has_few_rooms_and_few_arrows():
+    roots = sorted(path.name for path in FILES if len(path.parts) == 1)
+    assert len(roots) <= 8, roots
+    assert len(ARROWS) <= 60, f"{len(ARROWS)} arrows:\n" + "\n".join(f"{one} -> {other}" for one, other in ARROWS)
+
+
+def test_docstrings_begin_with_a_noun_or_a_verb():
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [(path, node) for path, tree in FILES.items() for node in ast.walk(tree) if isinstance(node, kinds)]
+    texts = [f"{path}: {ast.get_docstring(node)}".splitlines()[0] for path, node in nodes]
+    assert not [text for text in texts if re.match(r"\S+: (What|Where|Whether|How|Who)\b", text)]
+
 
 CODE = """
 import importlib, sys
 for name in sys.argv[2].split():
     importlib.import_module(name)
+import horovod_sparse
+exec(sys.argv[3])
 loaded = {name.partition(".")[0] for name in sys.modules}
 sys.exit(f"loaded {sorted(loaded & set(sys.argv[1].split()))}" if loaded & set(sys.argv[1].split()) else 0)
 """
-PARTS = ("accumulator", "vector", "kernels", "memories", "sparsifiers", "collectives", "compression", "pipeline")
+STAGES = " ".join(f"horovod_sparse.{one}" for one in ("accumulator", "kernels", *RULES, "compression", "pipeline"))
+ADVISE = ["advise", "--parameters", "25.6M", "--ranks", "64", "--bandwidth", "10Gbit"]
 
 
 @pytest.mark.parametrize(
-    ("names", "forbidden"),
+    ("names", "statement", "forbidden"),
     [
-        ("horovod_sparse horovod_sparse.cli", "torch horovod mpi4py numpy"),
-        ("horovod_sparse.kernels horovod_sparse.memories horovod_sparse.sparsifiers", "torch horovod mpi4py"),
-        (" ".join(f"horovod_sparse.{part}" for part in PARTS), "torch horovod"),
+        ("horovod_sparse horovod_sparse.cli", "", "torch horovod mpi4py numpy"),
+        ("horovod_sparse.compression", "horovod_sparse.parse('hierarchical:inner=gtopk')", "torch horovod mpi4py"),
+        ("horovod_sparse.cli", f"horovod_sparse.cli.main({ADVISE})", "torch horovod mpi4py"),
+        (STAGES, "", "torch horovod"),
     ],
-    ids=["package", "kernels", "stages"],
+    ids=["package", "parse", "advise", "stages"],
 )
-def test_imports_stay_below_their_layer(names, forbidden):
-    result = launch.python("-c", CODE, forbidden, names)
+def test_what_is_not_needed_is_not_loaded(names, statement, forbidden):
+    result = launch.python("-c", CODE, forbidden, names, statement)
     assert result.returncode == 0, result.stderr

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 EXTENSION = "horovod_sparse/kernels/_cpu."
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -37,20 +37,14 @@ def names_in_wheel(packages):
     return set(zipfile.ZipFile(packages[1]).namelist())
 
 
-def test_the_source_package_has_every_source_and_header(packages):
+def test_the_source_package_has_every_source_what_a_developer_needs_and_nothing_built(packages):
+    names = names_in_sdist(packages)
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.*")}
     assert {Path(name).suffix for name in sources} == {".hpp", ".cpp", ".cu", ".cuh"}
-    assert sources <= names_in_sdist(packages)
-
-
-def test_the_source_package_has_what_a_developer_needs(packages):
     expected = {"LICENSE", "README.md", "Makefile", "setup.py", "pyproject.toml", "tests/conftest.py"}
-    installer = {f"tools/{name}" for name in ("install_horovod.py", "cxx17", "toolchain.sh", "demo.sh")}
-    assert expected | installer <= names_in_sdist(packages)
-
-
-def test_nothing_built_is_in_the_source_package(packages):
-    assert not [name for name in names_in_sdist(packages) if name.endswith((".so", ".pyc"))]
+    installer = {f"tools/{name}" for name in ("install_horovod.py", "install_torch.py", "toolchain.sh", "demo.sh")}
+    assert sources | expected | installer <= names
+    assert not [name for name in names if name.endswith((".so", ".pyc"))]
 
 
 def test_the_wheel_has_the_extension_the_types_and_the_licence(packages):

@@ -1,4 +1,4 @@
-"""The whole step of one bucket obeys the law, for every combination of its parts."""
+"""The whole step of one bucket: what it does, and the laws it obeys with every combination of its parts."""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from laws import everywhere, examples, same_bits, thorough
+from laws import digest, everywhere, same_bits, thorough
+from reference_step import SELECT, Held, accumulate, exchange
+from rules import LIKE, assert_unbiased, eighths, held
 
-from horovod_sparse.collectives import COLLECTIVES
-from horovod_sparse.compression import Sparse
-from horovod_sparse.pipeline import Pipeline
+from horovod_sparse import trace
+from horovod_sparse.collectives import COLLECTIVES, auto
+from horovod_sparse.compression import Compression, Sparse
+from horovod_sparse.memories import MEMORIES
+from horovod_sparse.mpi.messenger import Messenger
+from horovod_sparse.pipeline import DensePipeline, pipeline_for
+from horovod_sparse.rules import Place, Step, snapshot
 from horovod_sparse.sparsifiers import SPARSIFIERS
-from horovod_sparse.step import Step
 
-pytestmark = [pytest.mark.mpi, pytest.mark.law]
+pytestmark = pytest.mark.mpi
 
-LIKE = np.zeros(0, np.float32)
 SHARING = ["randomblock", "randomk", "stable"]
-# Where a bucket of any size does not do with the defaults.
-OPTIONS = {"threshold": {"threshold": 16.0}, "stable": {"block": 1, "refresh": 2}}
+# Where a bucket of any size does not do with the defaults, or where a step would depend on earlier ones.
+OPTIONS = {
+    "threshold": {"threshold": 16.0},
+    "stable": {"block": 1, "refresh": 1},
+    **{name: {"tau_threshold": 1} for name in ("reusedtopk", "oktopk", "auto")},
+    "hierarchical": {"outer": "topka", "node_ranks": 2},
+}
 COMBINATIONS = [
     (sparsifier, collective)
     for sparsifier, collective in itertools.product(SPARSIFIERS, COLLECTIVES)
@@ -29,148 +36,226 @@ COMBINATIONS = [
     # Elsewhere, every collective and every sparsifier once.
     if thorough() or sparsifier == "topk" or collective == ("shared" if sparsifier in SHARING else "topka")
 ]
+# Collectives that return nothing, something and a lot.
+COMMON = [("topk", "topka"), ("topk", "gtopk"), ("reusedtopk", "oktopk"), ("randomblock", "shared")]
 
 
-def eighths(generator, size):
-    """Gradients whose sums are exact in float32."""
-    return (generator.integers(-256, 256, size) / 8).astype(np.float32)
+def build(comm, size, density=0.1, factor=1.0, undoable=False, **settings):
+    return pipeline_for(Sparse.of(density, **settings), size, LIKE, comm, 0, factor, undoable)
 
 
-def remembered(pipeline):
-    return pipeline.state_dict()["memory"]["residual"].astype(np.float64)
+def own(comm, *seed):
+    return np.random.default_rng([*seed, comm.Get_rank()])
 
 
-def build(comm, size, density=0.1, **names):
-    return Pipeline(Sparse(density, **names), size, LIKE, comm)
-
-
-def step(pipeline, gradient, **conditions):
+def run(pipeline, gradient, **conditions):
     """One exchange of a bucket of one parameter; gives what the optimizer would see."""
     output = np.full_like(gradient, np.nan)
     pipeline.run([(0, gradient)], [(0, output)], Step(**conditions))
     return output
 
 
+def remembered(pipeline):
+    return pipeline.memory.state_dict()["residual"].astype(np.float64)
+
+
+def content(state):
+    """All that a state holds, but clocks; equal for states of the same bits."""
+    if isinstance(state, dict):
+        return {key: content(value) for key, value in state.items() if key != "seconds"}
+    return digest(state) if isinstance(state, np.ndarray) else state
+
+
+# --- what a step does ---
+
+
+@pytest.mark.law
 @pytest.mark.parametrize(("sparsifier", "collective"), COMBINATIONS)
-@examples(6)
-@given(size=st.integers(1, 3000), density=st.sampled_from([1e-4, 0.01, 0.3, 1.0]), seed=st.integers(0, 2**31))
-def test_a_step_loses_nothing(comm, sparsifier, collective, size, density, seed):
-    options = OPTIONS.get(sparsifier, {})
-    pipeline = build(comm, size, density, sparsifier=sparsifier, collective=collective, options=options)
-    generator = np.random.default_rng([seed, comm.Get_rank()])
-    for _ in range(4):
-        gradient = eighths(generator, size)
-        before = comm.allreduce(remembered(pipeline) + gradient)
-        total = step(pipeline, gradient).astype(np.float64)
-        after = comm.allreduce(remembered(pipeline))
-        assert everywhere(comm, np.array_equal(total + after, before))
-        assert same_bits(comm, total)
+@pytest.mark.parametrize(
+    ("size", "density", "dense_steps"), [(1, 0.5, 0), (1500, 0.01, 1), (300, 0.3, 0), (90, 1e-4, 2)]
+)
+def test_every_step_is_that_of_the_reference(comm, sparsifier, collective, size, density, dense_steps):
+    """With learning rates that are powers of two, all numbers are exact."""
+    settings = {**OPTIONS.get(sparsifier, {}), **OPTIONS.get(collective, {}), "dense_steps": dense_steps}
+    pipeline = build(comm, size, density, 0.5, sparsifier=sparsifier, collective=collective, **settings)
+    taken, take = [], pipeline.sparsifier.take
+    pipeline.sparsifier.take = lambda *given: taken.append(take(*given)) or taken[-1]
+    rank, ranks, k = comm.Get_rank(), comm.Get_size(), max(1, round(density * size))
+    left, generator = Held(np.zeros((ranks, size))), np.random.default_rng(size)
+    for number, rate in enumerate((1.0, 0.5, 0.0, 2.0)):
+        taken.clear()
+        gradients = eighths(generator, (ranks, size), 256)
+        total = run(pipeline, gradients[rank].copy(), learning_rate=rate, loss_scale=4.0)
+
+        unit, algorithm = 0.5 * rate / 4.0, getattr(pipeline.collective, "choice", collective)
+        acc, chosen = accumulate(left, gradients, unit), np.ones((ranks, size), bool)
+        everything = number < dense_steps or k >= size or algorithm == "dense"
+        if not everything and sparsifier in SELECT:
+            chosen = SELECT[sparsifier](acc, k, np.random.default_rng([0, 0, number, 0]).integers(size))
+        elif not everything:
+            chosen = np.array(comm.allgather(np.isin(np.arange(size), taken[0].indices)))
+        expected, left = exchange(acc, chosen, unit, left, algorithm, k)
+        assert everywhere(comm, np.array_equal(total, 0.5 * expected))
+        assert everywhere(comm, np.array_equal(remembered(pipeline), left.residuals[rank]))
+        assert everywhere(comm, everything == (not taken))
 
 
+@pytest.mark.law
+@pytest.mark.parametrize(
+    "settings", [{"collective": "oktopk"}, {"collective": "hierarchical", "node_ranks": 2}], ids=str
+)
+def test_nothing_is_lost_in_300_steps_and_all_ranks_have_the_same_bits(comm, settings):
+    """Noisy gradients, so that thresholds are reused, nudged and found anew."""
+    pipeline, generator = build(comm, 500, 0.02, tau_partition=20, **settings), own(comm, 1)
+    gradients, totals, bits = np.zeros(500), np.zeros(500), []
+    for number in range(300 if thorough() else 60):
+        gradient = eighths(generator, 500) * np.float32(2.0 ** (number % 3))
+        gradients += gradient
+        total = run(pipeline, gradient)
+        totals += total
+        bits.append(digest(total))
+    assert everywhere(comm, np.array_equal(totals + comm.allreduce(remembered(pipeline)), comm.allreduce(gradients)))
+    assert everywhere(comm, comm.bcast(bits) == bits)
+
+
+@pytest.mark.law
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_density_one_is_a_dense_allreduce(comm, collective):
-    sparsifier = "randomblock" if collective == "shared" else "topk"
-    pipeline = build(comm, 500, density=1.0, collective=collective, sparsifier=sparsifier)
-    gradient = eighths(np.random.default_rng(comm.Get_rank()), 500)
-    total = step(pipeline, gradient)
-    assert everywhere(comm, np.array_equal(total, comm.allreduce(gradient)))
+    pipeline = build(comm, 500, 1.0, collective=collective, sparsifier="randomk" if collective == "shared" else "topk")
+    gradient = eighths(own(comm), 500)
+    assert everywhere(comm, np.array_equal(run(pipeline, gradient), comm.allreduce(gradient)))
     assert everywhere(comm, not remembered(pipeline).any())
     assert pipeline.traffic.bytes_sent == round(2 * 2000 * (comm.Get_size() - 1) / comm.Get_size())
 
 
-def test_dense_steps_at_the_start_flush_nothing_and_lose_nothing(comm):
-    pipeline = build(comm, 500, density=0.01, collective="oktopk", options={"dense_steps": 2})
-    generator = np.random.default_rng(comm.Get_rank())
-    for number in range(4):
-        gradient = eighths(generator, 500)
-        before = comm.allreduce(remembered(pipeline) + gradient)
-        total = step(pipeline, gradient)
-        assert everywhere(comm, np.array_equal(total + comm.allreduce(remembered(pipeline)), before))
-        assert everywhere(comm, remembered(pipeline).any() == (number >= 2))
-
-
-def test_ranks_that_hold_different_positions_agree_on_k(comm):
+@pytest.mark.law
+def test_ranks_that_hold_different_positions_agree_on_k_and_keep_them(comm):
     """A parameter frozen on some ranks only: the others' k would otherwise differ, and with it what a total holds."""
-    pipeline = build(comm, 400, density=0.05, collective="oktopk")
-    half = comm.Get_rank() % 2
-    gradient = eighths(np.random.default_rng(comm.Get_rank()), 400)
-    output = np.zeros(400, np.float32)
-    pipeline.run([(0, gradient[: 400 - 200 * half])], [(0, output)], Step())
+    pipeline, half = build(comm, 400, 0.05, collective="oktopk"), comm.Get_rank() % 2
+    run(pipeline, eighths(own(comm), 400))
+    before, output = remembered(pipeline), np.full(400, np.nan, np.float32)
+    pipeline.run([(0, eighths(own(comm), 400 - 200 * half))], [(0, output)], Step())
     assert same_bits(comm, output)
+    active = 400 - 200 * half
+    assert everywhere(comm, np.array_equal(remembered(pipeline)[active:], before[active:]))
 
 
 def test_without_memory_the_rest_is_dropped(comm):
-    pipeline = build(comm, 100, density=0.1, memory="none")
+    pipeline = build(comm, 100, memory="none")
     gradient = np.arange(100, dtype=np.float32)
-    first, second = step(pipeline, gradient), step(pipeline, gradient)
+    first, second = run(pipeline, gradient), run(pipeline, gradient)
     assert everywhere(comm, np.array_equal(first, second))
     assert everywhere(comm, np.count_nonzero(first) == 10)
 
 
-def test_held_positions_keep_their_residual_and_send_nothing(comm):
-    pipeline = build(comm, 100, density=0.05)
-    gradient = np.ones(100, np.float32)
-    step(pipeline, gradient)
-    before = remembered(pipeline)
-    output = np.empty(100, np.float32)
-    pipeline.run([(50, gradient[50:])], [(0, output)], Step())
-    assert everywhere(comm, np.array_equal(remembered(pipeline)[:50], before[:50]))
-    assert everywhere(comm, not output[:50].any() and output[50:].any())
+# --- one decision a step ---
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_non_finite_gradient_reaches_every_rank_and_leaves_every_residual(comm, bad):
-    pipeline = build(comm, 100)
-    generator = np.random.default_rng(comm.Get_rank())
-    step(pipeline, eighths(generator, 100))
-    before = remembered(pipeline)
-    gradient = eighths(generator, 100)
-    if comm.Get_rank() == comm.Get_size() - 1:
-        gradient[17] = bad
-    total = step(pipeline, gradient)
-    assert everywhere(comm, not np.isfinite(total[17]) and np.isfinite(np.delete(total, 17)).all())
-    assert everywhere(comm, np.array_equal(before, remembered(pipeline)))
+@pytest.mark.law
+@pytest.mark.parametrize(
+    ("settings", "decisions", "reused"),
+    [
+        ({"schedule": "gravac", "cf_max": 40.0, "eps": 0.1}, [100], 4),
+        ({"schedule": "warmup", "warmup_densities": (0.1, 0.05, 0.1), "steps_per_epoch": 1}, [100, 50, 100], 3),
+    ],
+    ids=["gravac", "warmup"],
+)
+def test_auto_decides_once_for_the_k_in_force_and_each_algorithm_keeps_its_state(
+    comm, monkeypatch, settings, decisions, reused
+):
+    """GraVAC sends fewer entries than that k in some steps, and the warm-up changes it."""
+    asked, table = [], auto.table
+
+    def fake(size, k, *given, **more):
+        asked.append(k)
+        best = "oktopk" if k == 100 else "topka"
+        return sorted(table(size, k, *given, **more), key=lambda cost: cost.algorithm != best)
+
+    monkeypatch.setattr(auto, "table", fake)
+    pipeline = build(comm, 1000, 0.1, memory="none", collective="auto", **settings)
+    algorithms, gradient = dict(pipeline.collective._collectives), eighths(own(comm), 1000, 2**14)
+    for number in range(5):
+        run(pipeline, gradient)
+        assert len(asked) <= number + 1
+    alone = comm.Get_size() == 1  # nothing to choose
+    assert asked == ([] if alone else decisions)
+    assert pipeline.collective._collectives == algorithms
+    assert algorithms["oktopk"].state_dict()["threshold"]["left"] == (0 if alone else 32 - 1 - reused)
 
 
-def test_a_changed_learning_rate_keeps_the_residual_the_same_update(comm):
-    pipeline = build(comm, 64, density=0.1)
-    gradient = eighths(np.random.default_rng(comm.Get_rank()), 64)
-    step(pipeline, gradient, learning_rate=0.5)
-    owed = 0.5 * comm.allreduce(remembered(pipeline))
-    total = step(pipeline, np.zeros(64, np.float32), learning_rate=0.125).astype(np.float64)
-    assert everywhere(comm, np.array_equal(0.125 * (total + comm.allreduce(remembered(pipeline))), owed))
+@pytest.mark.law
+def test_a_step_that_is_not_finite_decides_nothing_and_leaves_all_as_it_was(comm, monkeypatch):
+    pipeline = build(comm, 100, 0.1, collective="auto", schedule="warmup", steps_per_epoch=3)
+    for number in range(4):
+        run(pipeline, eighths(own(comm, number), 100))
+    before, gradient = content(pipeline.state_dict()), eighths(own(comm), 100)
+    monkeypatch.setattr(pipeline.collective, "decide", None)
+    monkeypatch.setattr(pipeline.schedule, "densities", None)
+    for bad in (np.nan, np.inf, -np.inf):
+        if comm.Get_rank() == comm.Get_size() - 1:
+            gradient[17] = bad
+        total = run(pipeline, gradient)
+        assert everywhere(comm, not np.isfinite(total[17]) and np.isfinite(np.delete(total, 17)).all())
+        assert everywhere(comm, content(pipeline.state_dict()) == before)
 
 
-def test_a_learning_rate_of_zero_leaves_the_residual_alone(comm):
-    pipeline = build(comm, 64, density=0.1)
-    gradient = eighths(np.random.default_rng(comm.Get_rank()), 64)
-    step(pipeline, gradient, learning_rate=0.5)
-    owed = comm.allreduce(remembered(pipeline))
-    first = step(pipeline, np.zeros(64, np.float32), learning_rate=0.0)
-    second = step(pipeline, np.zeros(64, np.float32), learning_rate=0.5)
-    assert everywhere(comm, np.array_equal(first + second + comm.allreduce(remembered(pipeline)), owed))
+def test_the_schedule_is_told_the_number_of_the_step_and_the_gains_of_what_it_weighs(comm):
+    pipeline = build(comm, 100, 0.1, schedule="gravac", cf_max=100.0, cf_step=10.0, dense_steps=1)
+    gradient, seen = np.array([4.0] * 1 + [2.0] * 9 + [1.0] * 90, np.float32), []
+    choose = pipeline.schedule.choose
+    pipeline.schedule.choose = lambda gains: seen.append(gains) or choose(gains)
+    with_trace = []
+    for _ in range(2):
+        trace.clear()
+        trace.enable()
+        try:
+            run(pipeline, gradient)
+        finally:
+            trace.enable(False)
+        with_trace.append([one.details["density"] for one in trace.spans() if one.name == "density"])
+    assert seen == [[pytest.approx(52 / 142), pytest.approx(16 / 142)]]
+    assert with_trace == [[1.0], [1.0]]  # dense by its number, then for want of gain
+    assert everywhere(comm, not remembered(pipeline).any())
 
 
-def test_a_step_without_backward_anywhere_is_refused_on_every_rank(comm):
-    pipeline = build(comm, 10)
-    step(pipeline, np.ones(10, np.float32))
-    before = remembered(pipeline)
+# --- steps that go wrong ---
+
+EITHER = pytest.mark.parametrize("preset", ["topka", "dense"])
+
+
+@EITHER
+def test_a_step_without_backward_anywhere_is_refused_on_every_rank_and_changes_nothing(comm, preset):
+    pipeline = pipeline_for(getattr(Compression, preset)(), 10, LIKE, comm)
+    run(pipeline, np.ones(10, np.float32))
+    before = content(pipeline.state_dict())
     with pytest.raises(RuntimeError, match=rf"rank {comm.Get_rank()}: .*without backward.*call loss.backward"):
-        step(pipeline, np.zeros(10, np.float32), idle=True)
-    assert everywhere(comm, np.array_equal(before, remembered(pipeline)))
+        run(pipeline, np.zeros(10, np.float32), idle=True)
+    assert everywhere(comm, content(pipeline.state_dict()) == before)
 
 
-def test_a_rank_without_backward_contributes_zeros(comm):
-    pipeline = build(comm, 10, density=1.0)
-    idle = comm.Get_rank() != 0
-    total = step(pipeline, np.full(10, 0.0 if idle else 2.0, np.float32), idle=idle)
-    assert everywhere(comm, np.array_equal(total, np.full(10, 2.0)))
+@EITHER
+def test_a_rank_without_backward_contributes_zeros(comm, preset):
+    pipeline, idle = pipeline_for(getattr(Compression, preset)(), 10, LIKE, comm, factor=0.5), comm.Get_rank() != 0
+    gradient = np.zeros(10, np.float32)
+    gradient[3] = 0.0 if idle else 2.0
+    assert everywhere(comm, np.array_equal(run(pipeline, gradient, idle=idle), np.eye(10)[3]))
+
+
+def test_a_dense_bucket_sends_one_message_and_remembers_nothing(comm):
+    ranks = comm.Get_size()
+    place = Place(1000, LIKE, 0, comm.Get_rank(), ranks, consensus=None)  # to ask for it would be an error
+    pipeline = DensePipeline(place, Messenger(comm), factor=1 / 4)
+    gradient = eighths(own(comm), 1000)
+    total = run(pipeline, gradient)
+    pipeline.undo()
+    assert everywhere(comm, np.array_equal(total, comm.allreduce(gradient) / 4))
+    assert pipeline.traffic.bytes_sent == round(2 * 4004 * (ranks - 1) / ranks)
+    assert pipeline.state_dict() == {}
 
 
 def test_a_failed_exchange_gives_everything_back(comm, monkeypatch):
-    pipeline = build(comm, 100)
-    gradient = eighths(np.random.default_rng(comm.Get_rank()), 100)
-    step(pipeline, gradient)
+    pipeline, gradient = build(comm, 100), eighths(own(comm), 100)
+    run(pipeline, gradient)
     before = remembered(pipeline)
 
     def fail(vector, k):
@@ -178,17 +263,81 @@ def test_a_failed_exchange_gives_everything_back(comm, monkeypatch):
 
     monkeypatch.setattr(pipeline.collective, "allreduce", fail)
     with pytest.raises(OSError, match="down"):
-        step(pipeline, gradient)
+        run(pipeline, gradient)
     assert everywhere(comm, np.array_equal(remembered(pipeline), before + gradient))
 
 
-def test_a_restored_pipeline_goes_on_with_the_same_bits(comm):
-    generator = np.random.default_rng(comm.Get_rank())
-    first, second = (build(comm, 200, density=0.02) for _ in range(2))
-    step(first, generator.standard_normal(200).astype(np.float32), learning_rate=0.3)
-    second.load_state_dict(first.state_dict())
-    gradient = generator.standard_normal(200).astype(np.float32)
-    assert everywhere(
-        comm, np.array_equal(step(first, gradient, learning_rate=0.2), step(second, gradient, learning_rate=0.2))
-    )
-    assert everywhere(comm, np.array_equal(remembered(first), remembered(second)))
+# --- every memory ---
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("wire", [None, "bfloat16"])
+@pytest.mark.parametrize(("sparsifier", "collective"), COMMON)
+@pytest.mark.parametrize(("size", "density"), [(1, 1.0), (2000, 0.01), (300, 0.3)])
+def test_momentum_is_lost_only_where_something_was_delivered(comm, sparsifier, collective, wire, size, density):
+    """The residuals take up the velocities: total + sum of v' = sum of (v + m u + g), also where values are rounded."""
+    names = {"sparsifier": sparsifier, "memory": "momentum", "collective": collective}
+    pipeline, generator = build(comm, size, density, **names, momentum=0.5, wire=wire), own(comm, size)
+    for _ in range(3):
+        gradient = eighths(generator, size, 256)
+        velocity = 0.5 * pipeline.state_dict()["memory"]["velocity"] + gradient
+        before = comm.allreduce(remembered(pipeline) + velocity)
+        total = run(pipeline, gradient).astype(np.float64)
+        assert everywhere(comm, np.array_equal(total + comm.allreduce(remembered(pipeline)), before))
+        kept = pipeline.state_dict()["memory"]["velocity"]
+        assert everywhere(comm, np.all((kept == velocity) | (kept == 0)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{"saving": 0.6}, {"compressor": "quantize", "bits": 4}], ids=str)
+@pytest.mark.parametrize("memory", ["conef", "improved"])
+@pytest.mark.parametrize(("sparsifier", "collective"), [("topk", "gtopk"), ("randomblock", "shared")])
+def test_a_contractive_memory_loses_nothing_in_expectation(comm, sparsifier, collective, memory, settings):
+    """Over many seeds: the total, and what the ranks' memories feed back next, are the sum of the gradients."""
+    size, samples = 64, []
+    gradient = own(comm, 7).standard_normal(size).astype(np.float32)
+    names = {"sparsifier": sparsifier, "memory": memory, "collective": collective}
+    for seed in range(60):
+        pipeline = build(comm, size, **names, **settings, seed=seed)
+        samples.append(run(pipeline, gradient.copy()) + comm.allreduce(held(pipeline.memory, size).astype(np.float64)))
+    assert_unbiased(samples, comm.allreduce(gradient.astype(np.float64)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize(("sparsifier", "collective"), COMMON)
+def test_every_combination_goes_on_with_the_same_bits_after_a_restart_and_after_an_undo(
+    comm, sparsifier, collective, memory
+):
+    names = {"sparsifier": sparsifier, "memory": memory, "collective": collective, "schedule": "accordion"}
+    settings = {"wire": "float16", "interval": 1, "steps_per_epoch": 2}
+    one, other = (build(comm, 500, 0.05, undoable=True, **names, **settings) for _ in range(2))
+    gradients = iter(own(comm).standard_normal((6, 500)).astype(np.float32))
+    for _ in range(3):
+        assert same_bits(comm, run(one, next(gradients), learning_rate=0.3))
+    before = content(one.state_dict())
+    other.load_state_dict(snapshot(one.state_dict()))
+    run(one, next(gradients), learning_rate=0.1)
+    assert everywhere(comm, content(one.state_dict()) != before)
+    one.undo()
+    assert everywhere(comm, content(one.state_dict()) == before)
+    for gradient in gradients:
+        totals = [run(pipeline, gradient.copy(), learning_rate=0.2) for pipeline in (one, other)]
+        assert everywhere(comm, np.array_equal(*totals))
+        assert everywhere(comm, content(one.state_dict()) == content(other.state_dict()))
+
+
+@pytest.mark.law
+def test_merged_states_hold_the_same_updates(comm):
+    """Rank 0 takes over what all ranks held, as if the others were new."""
+    old, new = (build(comm, 200, factor=0.25, sparsifier="reusedtopk", collective="oktopk") for _ in range(2))
+    for number in range(3):
+        run(old, eighths(own(comm, number), 200), learning_rate=0.5)
+    states = comm.allgather(snapshot(old.state_dict()))
+    state, notes = new.merge(states if comm.Get_rank() == 0 else [], states[0])
+    new.load_state_dict(state)
+    assert everywhere(comm, np.array_equal(comm.allreduce(remembered(new)), comm.allreduce(remembered(old))))
+    assert everywhere(comm, comm.Get_rank() == 0 or not remembered(new).any())
+    assert (new.state_dict()["unit"], new.state_dict()["steps"]) == (0.5 * 0.25, 3)
+    assert [note.rpartition(" of ")[2] for note in notes] == ["ReusedTopK start anew", "OkTopk start anew"]
+    assert same_bits(comm, run(new, eighths(own(comm, 4), 200), learning_rate=0.25))

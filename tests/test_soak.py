@@ -8,7 +8,7 @@ import launch
 import pytest
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.timeout(400)
 def test_three_disturbances_leave_no_trace():
     program = str(Path(__file__).parent / "soak.py")

@@ -20,31 +20,24 @@ def _recording():
     trace.clear()
 
 
-def test_a_span_has_a_name_a_length_and_details():
+def test_a_span_has_a_length_and_details_and_a_mark_has_details_alone():
     with trace.span("select", bucket=3):
         time.sleep(0.01)
-    (span,) = trace.spans()
-    assert (span.name, span.details) == ("select", {"bucket": 3})
-    assert span.duration >= 10_000_000
+    trace.mark("density", density=0.5)
+    span, mark = trace.spans()
+    assert (span.name, span.details, mark.name, mark.details) == ("select", {"bucket": 3}, "density", {"density": 0.5})
+    assert (span.duration >= 10_000_000, mark.duration) == (True, 0)
     assert abs(span.start / 1e9 - time.time()) < 60
+    assert span.start + span.duration <= mark.start
 
 
-def test_a_mark_is_a_span_of_no_length():
-    trace.mark("density", bucket=3, density=0.5)
-    (mark,) = trace.spans()
-    assert (mark.name, mark.duration, mark.details) == ("density", 0, {"bucket": 3, "density": 0.5})
-    assert abs(mark.start / 1e9 - time.time()) < 60
-
-
-def test_nothing_is_recorded_when_off():
+def test_nothing_is_recorded_when_off_and_a_span_also_when_its_block_raises():
     trace.enable(False)
     trace.mark("density")
     with trace.span("select"):
         pass
     assert trace.spans() == ()
-
-
-def test_a_span_is_recorded_when_its_block_raises():
+    trace.enable()
     with pytest.raises(KeyError), trace.span("select"):
         raise KeyError
     assert len(trace.spans()) == 1

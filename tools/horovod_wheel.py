@@ -15,10 +15,8 @@ import time
 from pathlib import Path
 
 from environment import PREFIX, InstallError, cache_folder, last_lines, path_with, pip, say
+from horovod_source import VERSION, correct, corrections, unpack
 from mpi_stack import Mpi
-
-VERSION = "0.28.1"
-COMPILER = Path(__file__).resolve().with_name("cxx17")
 
 # Horovod's setup.py imports or requires these; without build isolation they must be there already.
 _BUILD_REQUIREMENTS = [
@@ -39,8 +37,6 @@ _ERROR = re.compile(r"CMake Error|fatal error:|: error:|^ERROR:|\*\*\* .* Error 
 _REMEDIES = {
     "Killed signal": "The compiler ran out of memory: set MAKEFLAGS=-j1 (make: JOBS=1).",
     "No space left on device": "The disk is full: free some space or set TMPDIR.",
-    "No matching distribution": f"pip finds no source package: set PIP_FIND_LINKS to a folder with "
-    f"horovod-{VERSION}.tar.gz.",
     "Could NOT find MPI": "CMake did not find MPI: `mpicxx` must be on PATH with its headers.",
     "Python.h": "Python's headers are missing: install python3-dev (or python3-devel).",
 }
@@ -59,19 +55,16 @@ def options(environ: dict[str, str]) -> dict[str, str]:
 def wheel_folder(mpi: Mpi) -> Path:
     """The folder of the wheel for this environment; its name is a digest of all that the binary depends on.
 
-    A library inside the environment counts by its place in it: the wheel finds it there in any environment
-    (tools/cxx17 makes the search path relative).
+    A library inside the environment counts by its place in it: the wheel finds it there in any environment.
     """
-    library = mpi.library
-    if library.is_relative_to(PREFIX.resolve()):
-        library = Path("$PREFIX", library.relative_to(PREFIX.resolve()))
     facts = {
         "horovod": VERSION,
         "torch": _torch_version(),
         "python": sysconfig.get_config_var("SOABI"),
-        "mpi": [str(library), mpi.version],
+        "mpi": [str(_place(mpi)), mpi.version],
         "options": options(dict(os.environ)),
-        "compiler": [os.environ.get("CXX", ""), COMPILER.read_text()],
+        "corrections": corrections(os.environ),
+        "compiler": os.environ.get("CXX", ""),
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     return cache_folder() / "horovod" / digest
@@ -95,9 +88,11 @@ def build_wheel(mpi: Mpi, folder: Path) -> Path:
     say(f"building Horovod {VERSION} with {mpi.mpicxx} ({env['MAKEFLAGS']}), some minutes; log: {log}")
     start = time.monotonic()
     # Built beside its final place and renamed: the cache never holds half a wheel.
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+    with tempfile.TemporaryDirectory() as temporary, tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        source = unpack(Path(temporary))
+        correct(source, corrections(os.environ))
         with log.open("w") as output:
-            done = subprocess.run(build_command(scratch), env=env, stdout=output, stderr=output, check=False)
+            done = subprocess.run(build_command(source, scratch), env=env, stdout=output, stderr=output, check=False)
         if done.returncode != 0:
             raise InstallError(_explain(log))
         built = next(Path(scratch).glob("horovod-*.whl"))
@@ -110,12 +105,11 @@ def build_wheel(mpi: Mpi, folder: Path) -> Path:
 def build_environment(mpi: Mpi) -> dict[str, str]:
     """The environment variables of the build; what the user has set stays."""
     env = {**os.environ, **options(dict(os.environ))}
-    platlib = sysconfig.get_path("platlib")
     env["PATH"] = path_with(mpi.mpicxx.parent)
-    env["CXX17_COMPILER"] = os.environ.get("CXX", "c++")
-    env["CXX17_PREFIXES"] = f"{PREFIX}:{PREFIX.resolve()}"
-    env["CXX17_ORIGIN"] = "$ORIGIN/" + os.path.relpath(PREFIX, Path(platlib, "horovod", "torch"))
-    env["CXX"] = str(COMPILER)
+    if not _place(mpi).is_absolute():
+        # Comes before the folders that CMake adds: the MPI of the environment that the wheel is installed in is loaded.
+        prefix = os.path.relpath(PREFIX, Path(sysconfig.get_path("platlib"), "horovod", "torch"))
+        env["LDFLAGS"] = f"-Wl,-rpath,'$ORIGIN/{prefix}/{_place(mpi).parent}' {env.get('LDFLAGS', '')}"
     # FindMPI looks here first: with several MPIs on a machine it must not choose by itself.
     env.setdefault("MPI_HOME", str(mpi.mpicxx.parent.parent))
     # CMake 4 refuses the version that the Gloo in Horovod's package asks for (HOROVOD_WITH_GLOO=1).
@@ -125,11 +119,17 @@ def build_environment(mpi: Mpi) -> dict[str, str]:
     return env
 
 
-def build_command(folder: str) -> list[str]:
-    """The command that builds the wheel into `folder`."""
+def build_command(source: Path, folder: str) -> list[str]:
+    """The command that builds the wheel of the unpacked `source` into `folder`."""
     # Without pip's cache: it does not know that the wheel depends on torch and MPI.
-    flags = ["--verbose", "--no-deps", "--no-build-isolation", "--no-cache-dir", "--no-binary=horovod"]
-    return [sys.executable, "-m", "pip", "wheel", *flags, "--wheel-dir", folder, f"horovod=={VERSION}"]
+    flags = ["--verbose", "--no-deps", "--no-build-isolation", "--no-cache-dir"]
+    return [sys.executable, "-m", "pip", "wheel", *flags, "--wheel-dir", folder, str(source)]
+
+
+def _place(mpi: Mpi) -> Path:
+    """The library's path: from this environment's folder where it is inside, absolute where it is not."""
+    prefix = PREFIX.resolve()
+    return mpi.library.relative_to(prefix) if mpi.library.is_relative_to(prefix) else mpi.library
 
 
 def _jobs() -> int:

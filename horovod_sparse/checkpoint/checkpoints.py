@@ -13,21 +13,21 @@ import horovod.torch as hvd
 import torch
 from torch import nn
 
-from horovod_sparse.checkpoint import reshard
 from horovod_sparse.checkpoint.folder import Folder
 from horovod_sparse.checkpoint.manifest import SHARED, Entry, Manifest, shard
 from horovod_sparse.checkpoint.parts import compare, load_others, own_state, shared_state
 from horovod_sparse.checkpoint.state import require_loadable, set_generators
 from horovod_sparse.checkpoint.together import CALL, CheckpointError, together
-from horovod_sparse.communicator import communicator
-from horovod_sparse.inside import inside_mpi
+from horovod_sparse.mpi.lifetime import inside_mpi
+from horovod_sparse.training.communicator import communicator
+from horovod_sparse.training.state import leader
 
 _LOG = logging.getLogger("horovod_sparse")
 
 
 @dataclass(frozen=True)
 class Restored:
-    """What was loaded, besides what went into model, optimizer and the others.
+    """Results of loading, besides what went into model, optimizer and the others.
 
     Attributes:
         step: Given when it was saved.
@@ -160,7 +160,8 @@ class Checkpoints:
                 return None
             with together(self._comm, f"step {manifest.step} cannot be loaded"):
                 shared = self._read(manifest, SHARED)
-                mine = reshard.sources(self._rank, self._comm.Get_size(), manifest.ranks)
+                # On other ranks than those that saved it, they are dealt out.
+                mine = range(self._rank, manifest.ranks, self._comm.Get_size())
                 shards = [self._read(manifest, shard(rank)) for rank in mine]
         except CheckpointError as error:
             raise CheckpointError(f"{error}{self._offer(manifest)}") from error
@@ -189,7 +190,8 @@ class Checkpoints:
             notes += self._new_ranks(manifest)
             with together(self._comm, what):
                 if exchange:
-                    state, more = reshard.merge(optimizer, [one["compression"] for one in shards], first)
+                    states = [one["compression"] for one in shards]
+                    state, more = optimizer.merge_compression_states(states, first)
                     notes += more
         with together(self._comm, what):
             if exchange:
@@ -211,8 +213,8 @@ class Checkpoints:
         return content
 
     def _first(self, shards: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What the old rank 0 remembered of the exchange, without the memories, and its data, on all ranks."""
-        mine = (reshard.leader(shards[0]["compression"]), shards[0]["data"]) if self._rank == 0 else None
+        """State that the old rank 0 remembered of the exchange, without the memories, and its data, on all ranks."""
+        mine = (leader(shards[0]["compression"]), shards[0]["data"]) if self._rank == 0 else None
         with inside_mpi(CALL):
             first: tuple[dict[str, Any], dict[str, Any]] = self._comm.bcast(mine)
         return first

@@ -26,7 +26,7 @@ _REPLACED = ".replaced"  # whole, until the new checkpoint of the same step has 
 
 
 class Folder:
-    """Where checkpoints are. Nothing here talks to other ranks.
+    """The place of the checkpoints. Nothing here talks to other ranks.
 
     Args:
         path: The folder; made when something is saved.
@@ -40,7 +40,7 @@ class Folder:
         return self.path / f"step-{step:08d}"
 
     def partial(self, step: int) -> Path:
-        """Where a checkpoint is written before it is whole."""
+        """The folder in which a checkpoint is written before it is whole."""
         return _beside(self.of(step), _PARTIAL)
 
     def prepare(self) -> None:

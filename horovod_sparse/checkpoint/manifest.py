@@ -31,7 +31,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What makes a checkpoint whole.
+    """List of all that makes a checkpoint whole.
 
     Attributes:
         step: Of the training.

@@ -1,8 +1,7 @@
-"""The two parts of a checkpoint: what is the same on all ranks, and what is each rank's own."""
+"""The two parts of a checkpoint: the one that is the same on all ranks, and each rank's own."""
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
 from torch import nn
@@ -15,9 +14,8 @@ _FREE = ("density", "dense_below", "bucket_bytes")
 
 def own_state(model: nn.Module, optimizer: Any, data: dict[str, Any]) -> dict[str, Any]:
     """This rank's own part."""
-    sparse = hasattr(optimizer, "compression_state_dict")
     return {
-        "compression": optimizer.compression_state_dict() if sparse else None,
+        "compression": optimizer.compression_state_dict() if _is_sparse(optimizer) else None,
         "generators": generators(),
         "buffers": buffers(model, model.state_dict()),
         "data": data,
@@ -25,7 +23,7 @@ def own_state(model: nn.Module, optimizer: Any, data: dict[str, Any]) -> dict[st
 
 
 def shared_state(model: nn.Module, optimizer: Any, others: dict[str, Any]) -> dict[str, Any]:
-    """What is the same on all ranks."""
+    """The part that is the same on all ranks."""
     return {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
@@ -34,16 +32,19 @@ def shared_state(model: nn.Module, optimizer: Any, others: dict[str, Any]) -> di
     }
 
 
-def _configuration(optimizer: Any) -> dict[str, str] | None:
-    """What must be the same for a state to mean the same; None for Horovod's own optimizer."""
-    sparse = getattr(optimizer, "_sparse", None)
-    if sparse is None:
+def _configuration(optimizer: Any) -> dict[str, Any] | None:
+    """Facts that must be the same for a state to mean the same; None for Horovod's own optimizer."""
+    if not _is_sparse(optimizer):
         return None
-    return {one.name: repr(getattr(sparse, one.name)) for one in fields(sparse) if one.name not in _FREE}
+    return {name: fact for name, fact in optimizer.compression.facts().items() if name not in _FREE}
 
 
-def compare(optimizer: Any, saved: dict[str, str] | None) -> list[str]:
-    """Why the state of the exchange that was saved is of no use to this optimizer; nothing where it is.
+def _is_sparse(optimizer: Any) -> bool:
+    return hasattr(optimizer, "compression_state_dict")
+
+
+def compare(optimizer: Any, saved: dict[str, Any] | None) -> list[str]:
+    """Reasons why the state of the exchange that was saved is of no use to this optimizer; none where it is.
 
     Args:
         optimizer: To load into.
@@ -58,13 +59,18 @@ def compare(optimizer: Any, saved: dict[str, str] | None) -> list[str]:
     if saved is None:
         return ["residuals start empty: it was saved with a dense exchange"]
     if mine != saved:
-        differences = ", ".join(
-            f"{name}={saved[name]} (now {mine[name]})" for name in mine if mine[name] != saved[name]
-        )
+        differences = ", ".join(_differences("", saved, mine))
         raise ValueError(
             f"it was saved with another compression, {differences}: load it with the one it was saved with"
         )
     return []
+
+
+def _differences(name: str, saved: Any, mine: Any) -> list[str]:
+    """The options that differ, with their values."""
+    if isinstance(saved, dict) and isinstance(mine, dict) and saved.keys() == mine.keys():
+        return [text for key in mine for text in _differences(f"{name}.{key}".strip("."), saved[key], mine[key])]
+    return [f"{name}={saved} (now {mine})"] if saved != mine else []
 
 
 def load_others(others: dict[str, Any], saved: dict[str, Any]) -> list[str]:

@@ -11,8 +11,8 @@ import horovod.torch as hvd
 import numpy as np
 from mpi4py import MPI
 
-from horovod_sparse.communicator import communicator
-from horovod_sparse.inside import inside_mpi
+from horovod_sparse.mpi.lifetime import inside_mpi
+from horovod_sparse.training.communicator import communicator
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a checkpoint holds besides the exchange's own state: generators, buffers, and what users add."""
+"""Parts of a checkpoint besides the exchange's own state: generators, buffers, and what users add."""
 
 from __future__ import annotations
 

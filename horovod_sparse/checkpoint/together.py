@@ -1,4 +1,4 @@
-"""What fails on one rank fails on all of them alike, so that none waits for another."""
+"""Failures of one rank become failures of all of them alike, so that none waits for another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from mpi4py import MPI
 
-from horovod_sparse.inside import inside_mpi
+from horovod_sparse.mpi.lifetime import inside_mpi
 
 CALL = "Checkpoints.save() or load()"  # for reports of stalls
 _SHOWN = 3  # ranks whose errors a message holds

@@ -15,12 +15,12 @@ from typing import Any
 
 from horovod_sparse.cli import plot
 from horovod_sparse.cli.units import at_least, bandwidth, count, density, seconds
-from horovod_sparse.costmodel import LARGEST, Compute, Cost, break_even_bandwidth, predict, table
-from horovod_sparse.network import Link, Node
+from horovod_sparse.costs.model import LARGEST, Compute, Cost, break_even_bandwidth, predict, table
+from horovod_sparse.costs.network import Link, Node
 
 # Accumulating and selecting reads gradient and residual and writes the residual, in float32.
 _BYTES_PER_ELEMENT = 12
-# Modest for a core of a server; `python -m benchmarks.select` shows what a machine does.
+# Modest for a core of a server; `python -m benchmarks.kernels.selection` shows what a machine does.
 _SELECT_BANDWIDTH = "20GB"
 # For an entry, on a core of a server.
 _MERGE_SECONDS = 5e-9
@@ -30,9 +30,9 @@ _GBIT = 1e9 / 8
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked for: gradients of so many elements, k of which each rank selects, and a cluster.
+    """Question that is asked: gradients of so many elements, k of which each rank selects, and a cluster.
 
-    The other attributes are those of ``costmodel.predict``.
+    The other attributes are those of ``costs.model.predict``.
     """
 
     size: int
@@ -109,7 +109,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read(options: argparse.Namespace) -> Plan:
-    """What the command line asks for. Ranks that all fit on one node are joined by its inner link."""
+    """Plan that the command line asks for. Ranks that all fit on one node are joined by its inner link."""
     size = options.parameters
     select = _BYTES_PER_ELEMENT / options.select_bandwidth
     # Dense is not charged for its sums: GPUs add while the next piece travels. In doubt, the figures favour dense.
@@ -124,14 +124,14 @@ def read(options: argparse.Namespace) -> Plan:
 
 
 def recommendation(best: Cost, density: float) -> str:
-    """What to write for ``compression``."""
+    """Text to write for ``compression``."""
     if best.algorithm == "dense":
         return "hvd.Compression.none"
     return f"hvs.Compression.{best.algorithm}(density={density:g})"
 
 
 def head(plan: Plan) -> str:
-    """What the prediction is for."""
+    """Line that says what the prediction is for."""
     nodes = "" if plan.node is None else f" on {math.ceil(plan.ranks / plan.node.ranks)} nodes"
     link = f"{_gbit(1 / plan.link.beta)} and {1e6 * plan.link.alpha:g} us a message"
     return f"{plan.size:,} parameters, k = {plan.k:,}; {plan.ranks} ranks{nodes}, links of {link}"
@@ -153,7 +153,7 @@ def rows(costs: list[Cost], random: Cost) -> list[str]:
 
 
 def verdict(plan: Plan, even: float) -> str:
-    """Which links are slow enough for a sparse exchange."""
+    """The links that are slow enough for a sparse exchange."""
     if even == 0:
         return "No link is slow enough for sparse to win: it sends as many bytes as dense."
     if even == math.inf:

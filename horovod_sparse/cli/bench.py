@@ -1,7 +1,7 @@
 """`horovod-sparse bench collectives`: times and verifies the sparse allreduces; run it under mpirun or srun.
 
-Flags and columns are those of nccl-tests. Every iteration begins with a barrier and does what a training step does with
-one bucket of random gradients: accumulate, select, exchange, put back.
+Flags and columns are those of nccl-tests. Every iteration begins with a barrier and is one step of a bucket of random
+gradients, by the pipeline that a training uses: from the gradients to their average, written out.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from horovod_sparse.cli import plot
+from horovod_sparse.cli import exchanges, plot
+from horovod_sparse.cli.exchanges import Row
 from horovod_sparse.cli.units import at_least, binary_bytes, density, listed
 
 if TYPE_CHECKING:
-    from horovod_sparse.cli.exchanges import Row
     from horovod_sparse.compression import Sparse
 
 _NOTES = """\
-# selection and exchange: median over the iterations of the fastest rank, the mean of the ranks and the slowest rank
-# exchange: without selection, of the rank that came last and waited for nobody
+# min, avg, max: median over the iterations of the fastest rank, the mean of the ranks and the slowest rank
+# select, agree, exchange, apply: the parts, each of the rank that took least and waited for nobody
 # algbw: dense bytes / time of the slowest rank; busbw: algbw * 2 (P-1)/P; wire and messages: sent by a rank, mean"""
 # One for each collective; the others differ in what they select, which is not timed apart.
 PRESETS = ("topka", "topkdsa", "gtopk", "oktopk", "randomblock", "hierarchical", "auto", "dense")
@@ -39,7 +39,10 @@ _COLUMNS: tuple[tuple[str, str, int, str, str], ...] = (
     ("min", "(ms)", 11, ".3f", "min_ms"),
     ("avg", "(ms)", 11, ".3f", "avg_ms"),
     ("max", "(ms)", 11, ".3f", "max_ms"),
+    ("select", "(ms)", 11, ".3f", "select_ms"),
+    ("agree", "(ms)", 11, ".3f", "agree_ms"),
     ("exchange", "(ms)", 11, ".3f", "exchange_ms"),
+    ("apply", "(ms)", 11, ".3f", "apply_ms"),
     ("algbw", "(GB/s)", 9, ".3f", "algbw"),
     ("busbw", "(GB/s)", 9, ".3f", "busbw"),
     ("wire", "(B)", 15, ",.0f", "wire_bytes"),
@@ -79,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     # Loads MPI, which only this subcommand needs; from here on a rank must not leave alone.
     from mpi4py import MPI
 
-    from horovod_sparse.abort import abort_on_error
+    from horovod_sparse.watchdog.abort import abort_on_error
 
     abort_on_error()
     comm = MPI.COMM_WORLD
@@ -127,20 +130,16 @@ def configurations(algorithms: list[str] | None, densities: list[float]) -> list
 
 def measure(named: list[tuple[str, Sparse]], options: argparse.Namespace, comm: Any) -> Iterator[Row]:
     """The rows, size after size; a size's gradients are the same for all configurations."""
-    from horovod_sparse.cli import exchanges
-
     nbytes = options.begin
     while nbytes <= options.end:
-        gradients = exchanges.Gradients(nbytes // 4, (options.seed, comm.Get_rank()))
+        gradients = exchanges.windows(nbytes // 4, (options.seed, comm.Get_rank()))
         for name, sparse in named:
-            yield exchanges.measure(
-                name, sparse, gradients, nbytes // 4, comm, options.iters, options.warmup, options.check == 1
-            )
+            yield exchanges.measure(name, sparse, gradients, comm, options.iters, options.warmup, options.check == 1)
         nbytes *= options.factor
 
 
 def environment(comm: Any) -> dict[str, Any]:
-    """What the figures depend on; all ranks call this."""
+    """Facts that the figures depend on; all ranks call this."""
     import mpi4py
     import numpy as np
     from mpi4py import MPI
@@ -194,5 +193,5 @@ def write(rows: list[Row], about: dict[str, Any], options: argparse.Namespace) -
             x, y = curves.setdefault(name, ([], []))
             x.append(row.nbytes)
             y.append(row.max_ms)
-        title = f"{about['ranks']} ranks on {about['hosts']} hosts: selection and exchange"
+        title = f"{about['ranks']} ranks on {about['hosts']} hosts: from gradients to their average"
         plot.save(options.plot, title, "dense vector in bytes", "time in ms", curves, {})

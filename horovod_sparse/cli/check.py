@@ -72,7 +72,7 @@ def report(items: list[Item], ready: bool) -> str:
 
 
 def examine(facts: dict[str, Facts]) -> list[Item]:
-    """What the facts mean for training; a pure function."""
+    """Meaning of the facts for training; a pure function."""
     return [*_software(facts), *_mpi(facts["mpi"], facts["horovod"]), *_extras(facts["horovod"]), *_gpu(facts)]
 
 

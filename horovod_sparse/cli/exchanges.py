@@ -1,20 +1,26 @@
-"""Times and verifies the exchange of one bucket: the measurement behind `horovod-sparse bench collectives`."""
+"""Times and verifies the exchange of one bucket: the measurement behind `horovod-sparse bench collectives`.
+
+The pipeline is the one of a training, and its spans tell the stages apart. NumPy and MPI are loaded only where they are
+used: the command line must start without them.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import time
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-from mpi4py import MPI
+from horovod_sparse import trace
 
-from horovod_sparse.collectives import Exchange
-from horovod_sparse.compression import Sparse
-from horovod_sparse.consensus import consensus_of
-from horovod_sparse.kernels.types import Array
-from horovod_sparse.place import Place
-from horovod_sparse.vector import SparseVector
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from horovod_sparse.compression import Sparse
+    from horovod_sparse.kernels.types import Array
+
+SPANS = ("step", "select", "agree", "exchange", "apply")
 
 _WINDOWS = 8  # different gradients
 _SHIFT = 1 << 10  # elements from one to the next
@@ -23,9 +29,9 @@ _CHUNK = 1 << 20  # elements that are verified at a time
 
 @dataclass(frozen=True)
 class Row:
-    """One algorithm at one size and density; per operation.
+    """One algorithm at one size and density; per step, from the gradients to the averaged gradient.
 
-    A time is the median over the iterations of what the ranks needed for selection and exchange.
+    Times are medians over the iterations. A stage's is that of the rank that took least: it waited for nobody.
 
     Attributes:
         algorithm: Name of the preset.
@@ -36,15 +42,18 @@ class Row:
         avg_ms: Mean of the ranks.
         max_ms: Milliseconds of the slowest rank.
         best_ms: Milliseconds of the slowest rank in the fastest iteration.
-        exchange_ms: Exchange alone, of the fastest rank: it came last and waited for nobody.
+        select_ms: Of it, testing for finite values, accumulating and selecting.
+        agree_ms: The message that settles with the other ranks what is exchanged.
+        exchange_ms: The sparse allreduce.
+        apply_ms: Putting back what returned, and writing the dense output.
         algbw: Bytes of the dense vector per time of the slowest rank, in GB/s.
         busbw: algbw * 2 (P-1)/P, which for a dense ring is the rate of each link.
         wire_bytes: Bytes that a rank sends, mean of the ranks.
         messages: Messages that a rank sends, mean of the ranks.
         entries: Entries that a rank hands in, in the last iteration, mean of the ranks.
-        total_entries: Entries of the last iteration's total.
-        wrong: Elements of the last total that break the law of conservation, plus ranks that hold other bits; None
-            where this was not checked.
+        total_entries: Elements of the last iteration's output that are not zero.
+        wrong: Elements of one more step that break the law of conservation, plus ranks that hold other bits; None where
+            this was not checked.
     """
 
     algorithm: str
@@ -55,7 +64,10 @@ class Row:
     avg_ms: float
     max_ms: float
     best_ms: float
+    select_ms: float
+    agree_ms: float
     exchange_ms: float
+    apply_ms: float
     algbw: float
     busbw: float
     wire_bytes: float
@@ -65,60 +77,64 @@ class Row:
     wrong: int | None
 
 
-class Gradients:
-    """A few float32 gradients of normally distributed elements: windows of one buffer, which hardly costs memory.
+def windows(size: int, seed: tuple[int, int]) -> list[Array]:
+    """A few float32 gradients of normally distributed elements: parts of one buffer, which hardly costs memory.
 
     Args:
         size: Elements of a gradient.
         seed: Seed and rank; every rank has others.
     """
+    from numpy.random import default_rng
 
-    def __init__(self, size: int, seed: tuple[int, int]) -> None:
-        self._size = size
-        self._buffer = np.random.default_rng(seed).standard_normal(size + _WINDOWS * _SHIFT, np.float32)
-
-    def __getitem__(self, iteration: int) -> Array:
-        """The gradient of an iteration."""
-        start = _SHIFT * (iteration % _WINDOWS)
-        return self._buffer[start : start + self._size]
+    buffer = default_rng(seed).standard_normal(size + _WINDOWS * _SHIFT, "float32")
+    return [buffer[start : start + size] for start in range(0, _WINDOWS * _SHIFT, _SHIFT)]
 
 
 class Bucket:
-    """A bucket at a constant density and its parts, which do what ``Pipeline`` does, with a clock between the stages.
+    """A bucket of a training that averages, and its gradients.
 
     Args:
         sparse: The configuration.
-        size: Elements n.
+        gradients: This rank's, one after the other and again from the start.
         comm: The communicator of all ranks.
+
+    Attributes:
+        pipeline: Its pipeline.
+        gradient: The last step's gradient.
+        output: What the pipeline made of it.
+        entries: What this rank handed in.
     """
 
-    def __init__(self, sparse: Sparse, size: int, comm: MPI.Intracomm) -> None:
-        self._consensus = consensus_of(comm)
-        self._size = size
-        self._k = sparse.k(size)
-        place = Place(size, np.empty(0, np.float32), rank=comm.Get_rank(), ranks=comm.Get_size())
-        self._memory, self._sparsifier, self.collective, _ = sparse.build(place, comm)
+    def __init__(self, sparse: Sparse, gradients: Sequence[Array], comm: MPI.Intracomm) -> None:
+        from horovod_sparse.pipeline import pipeline_for
+        from horovod_sparse.rules import Step
 
-    def run(self, gradient: Array) -> tuple[float, float, SparseVector, Exchange]:
-        """Exchanges a gradient; gives the seconds of everything and of the exchange, and what went in and came out."""
-        begin = time.perf_counter()
-        accumulator = self._memory.open([(0, gradient)], 1.0)
-        if self.collective.entries(self._size, self._k) < self._size:
-            vector = self._sparsifier.take(accumulator, self._k, self._consensus)
-        else:
-            vector = accumulator.take_all()
-        selected = time.perf_counter()
-        exchange = self.collective.allreduce(vector, self._k)
-        exchanged = time.perf_counter()
-        self._memory.close(accumulator, vector, exchange.returned)
-        return time.perf_counter() - begin, exchanged - selected, vector, exchange
+        self.gradient, self.output, self.entries = gradients[0], gradients[0].copy(), 0
+        self.pipeline = pipeline_for(sparse, self.output.size, self.output, comm, factor=1 / comm.Get_size())
+        self._gradients = itertools.cycle(gradients)
+        self._step = Step()
+
+    def run(self) -> list[float]:
+        """Takes a step; gives its milliseconds and those of its stages."""
+        self.gradient = next(self._gradients)
+        trace.clear()
+        with trace.span("step"):
+            self.pipeline.run([(0, self.gradient)], [(0, self.output)], self._step)
+        self.entries = sum(span.details["entries"] for span in trace.spans() if span.name == "exchange")
+        seconds = trace.totals()
+        return [1e3 * seconds.get(name, 0.0) for name in SPANS]
+
+    def residual(self) -> Array:
+        """A copy of what the memory keeps, all zeros where there is none."""
+        kept = list(self.pipeline.state_dict().get("memory", {}).values())
+        copy: Array = kept[0].copy() if kept else 0 * self.output
+        return copy
 
 
 def measure(
     name: str,
     sparse: Sparse,
-    gradients: Gradients,
-    size: int,
+    gradients: Sequence[Array],
     comm: MPI.Intracomm,
     iterations: int,
     warmup: int,
@@ -130,97 +146,74 @@ def measure(
         name: What to call it.
         sparse: The configuration.
         gradients: This rank's gradients.
-        size: Elements of a gradient.
         comm: The communicator of all ranks.
         iterations: Timed iterations, at least 1; each begins with a barrier.
         warmup: Iterations before them, in which reused thresholds settle.
-        check: Verify the last result, which takes a dense allreduce in float64.
+        check: Verify one more step, which takes a dense allreduce in float64.
     """
-    bucket = Bucket(sparse, size, comm)
-    for iteration in range(warmup):
-        bucket.run(gradients[iteration])
-    traffic = bucket.collective.traffic
-    sent = -np.array([traffic.bytes_sent, traffic.messages_sent], float)
-    seconds = np.empty((iterations, 2))
-    for iteration in range(iterations):
+    import numpy as np
+
+    trace.enable()
+    bucket = Bucket(sparse, gradients, comm)
+    for _ in range(warmup):
+        bucket.run()
+    sent = [-bucket.pipeline.traffic.bytes_sent, -bucket.pipeline.traffic.messages_sent]
+    mine = []
+    for _ in range(iterations):
         comm.Barrier()
-        whole, alone, vector, exchange = bucket.run(gradients[warmup + iteration])
-        seconds[iteration] = whole, alone
-    traffic = bucket.collective.traffic
-    sent += traffic.bytes_sent, traffic.messages_sent
-    everyones = 1e3 * np.array(comm.allgather(seconds))  # ranks, iterations, 2
-    means = np.array(comm.allgather([*sent / iterations, len(vector)])).mean(axis=0)
-    mistakes = wrong(comm, vector, exchange) if check else None
-    return _row(name, sparse, size, everyones, means, len(exchange.total), mistakes)
-
-
-def _row(
-    name: str, sparse: Sparse, size: int, everyones: Array, means: Array, total_entries: int, wrong: int | None
-) -> Row:
-    whole, exchange = everyones[..., 0], everyones[..., 1]
-    ranks, nbytes = len(everyones), 4 * size
-    slowest = float(np.median(whole.max(axis=0)))
+        mine.append(bucket.run())
+    sent = [sent[0] + bucket.pipeline.traffic.bytes_sent, sent[1] + bucket.pipeline.traffic.messages_sent]
+    nonzero = int(np.count_nonzero(bucket.output))
+    wire, messages, entries = np.mean(comm.allgather([*sent, bucket.entries * iterations]), axis=0) / iterations
+    mistakes = wrong(comm, bucket) if check else None
+    trace.enable(False)
+    times = np.array(comm.allgather(mine))  # ranks, iterations, step and stages
+    least, steps = dict(zip(SPANS, np.median(times.min(axis=0), axis=0).tolist(), strict=True)), times[..., 0]
+    slowest = float(np.median(steps.max(axis=0)))
+    ranks, nbytes = len(times), bucket.output.nbytes
     algbw = nbytes / slowest / 1e6
     return Row(
         algorithm=name,
-        size=size,
+        size=bucket.output.size,
         nbytes=nbytes,
         density=sparse.density,
-        min_ms=float(np.median(whole.min(axis=0))),
-        avg_ms=float(np.median(whole.mean(axis=0))),
+        min_ms=least.pop("step"),
+        avg_ms=float(np.median(steps.mean(axis=0))),
         max_ms=slowest,
-        best_ms=float(whole.max(axis=0).min()),
-        exchange_ms=float(np.median(exchange.min(axis=0))),
+        best_ms=float(steps.max(axis=0).min()),
+        **{f"{stage}_ms": milliseconds for stage, milliseconds in least.items()},
         algbw=algbw,
         busbw=algbw * 2 * (ranks - 1) / ranks,
-        wire_bytes=float(means[0]),
-        messages=float(means[1]),
-        entries=float(means[2]),
-        total_entries=total_entries,
-        wrong=wrong,
+        wire_bytes=float(wire),
+        messages=float(messages),
+        entries=float(entries),
+        total_entries=nonzero,
+        wrong=mistakes,
     )
 
 
-def wrong(comm: MPI.Intracomm, vector: SparseVector, exchange: Exchange) -> int:
-    """How much of an exchange is wrong; all ranks call this and get the same number.
-
-    Args:
-        comm: The communicator of all ranks.
-        vector: What this rank handed in.
-        exchange: What it got.
+def wrong(comm: MPI.Intracomm, bucket: Bucket) -> int:
+    """Takes one step and counts what is wrong with it; all ranks call this and get the same number.
 
     Returns:
-        The number of elements where the sum over the ranks of what they handed in and did not get back, in float64,
-        is not the total, beyond what rounding in float32 explains; plus the number of ranks whose total has other
-        bits than that of rank 0.
+        The number of elements where the sum over the ranks of old residual + gradient - new residual, in float64, is
+        not P times the output, beyond what rounding in float32 explains; plus the number of ranks whose output has
+        other bits than that of rank 0.
     """
-    largest = float(np.abs(vector.values).max(initial=0))
-    # Each of P - 1 additions rounds a partial sum, which is no larger than the sum of the ranks' largest magnitudes.
-    tolerance = comm.Get_size() * np.finfo(np.float32).eps * comm.allreduce(largest)
-    different = 0
-    for begin in range(0, vector.size, _CHUNK):
-        end = min(begin + _CHUNK, vector.size)
-        delivered = _part(vector, begin, end) - _part(exchange.returned, begin, end)
-        comm.Allreduce(MPI.IN_PLACE, delivered)
-        agrees = np.abs(delivered - _part(exchange.total, begin, end)) <= tolerance  # false for NaN
-        different += int(np.count_nonzero(~agrees))
-    digests: list[bytes] = comm.allgather(_digest(exchange.total))
-    most: int = comm.allreduce(different, MPI.MAX)
-    return most + sum(digest != digests[0] for digest in digests)
-
-
-def _part(vector: SparseVector, begin: int, end: int) -> Array:
-    """The elements begin .. end of a vector, written out in float64."""
-    if vector.indices is None:
-        return vector.values[begin:end].astype(np.float64)
-    part = np.zeros(end - begin)
-    inside = slice(*np.searchsorted(vector.indices, [begin, end]))
-    part[vector.indices[inside] - begin] = vector.values[inside]
-    return part
-
-
-def _digest(vector: SparseVector) -> bytes:
-    digest = hashlib.sha256(np.ascontiguousarray(vector.values).tobytes())
-    if vector.indices is not None:
-        digest.update(np.ascontiguousarray(vector.indices).tobytes())
-    return digest.digest()
+    before = bucket.residual()
+    bucket.run()
+    after, ranks, different = bucket.residual(), comm.Get_size(), 0
+    # Rounded are each rank's accumulator, P - 1 partial sums and the average: none is larger than the sum of the ranks'
+    # largest magnitudes.
+    largest = float(abs(before).max(initial=0) + abs(bucket.gradient).max(initial=0))
+    tolerance = (ranks + 2) * 2.0**-23 * comm.allreduce(largest)
+    for begin in range(0, after.size, _CHUNK):
+        part = slice(begin, begin + _CHUNK)
+        delivered = before[part].astype("float64") + bucket.gradient[part] - after[part]
+        total = delivered.copy()
+        comm.Allreduce(delivered, total)
+        agrees = abs(total - ranks * bucket.output[part].astype("float64")) <= tolerance  # false for NaN
+        different += int((~agrees).sum())
+    digests = comm.allgather(hashlib.sha256(bucket.output.tobytes()).digest())
+    worst: int = max(comm.allgather(different)) + sum(digest != digests[0] for digest in digests)
+    return worst

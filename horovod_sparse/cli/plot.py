@@ -10,7 +10,7 @@ Curve = tuple[Sequence[float], Sequence[float]]
 
 
 def unwritable(*paths: Path | None, plot: Path | None = None) -> str:
-    """Why results could not be written to these files, so that it is said before they are computed; or nothing."""
+    """Reason why results could not be written to these files, to be told before they are computed; or nothing."""
     if plot is not None and find_spec("matplotlib") is None:
         return "--plot needs matplotlib: pip install 'horovod_sparse[examples]'"
     for path in filter(None, (*paths, plot)):

@@ -1,4 +1,4 @@
-"""What this machine has: each probe imports one thing and returns facts about it.
+"""Facts about this machine: each probe imports one thing and returns facts about it.
 
 An import may fail, abort the process (MPI) or hang (a file system, a driver), so `run_all` runs every probe as a
 process of its own: this file, started by its path. It imports only the standard library at the top.
@@ -27,13 +27,13 @@ def probe_torch() -> Facts:
 
 
 def probe_horovod() -> Facts:
-    """What Horovod was built with, and the MPI libraries that it and mpi4py load together."""
+    """Features that Horovod was built with, and the MPI libraries that it and mpi4py load together."""
     version = import_module("horovod").__version__
     hvd = import_module("horovod.torch")
     facts = {name: bool(getattr(hvd, f"{name}_built")()) for name in ("mpi", "gloo", "nccl")}
     import_module("mpi4py").rc.initialize = False
     import_module("mpi4py.MPI")
-    return {"version": version, **facts, "libraries": import_module("horovod_sparse.cudaaware").mpi_libraries()}
+    return {"version": version, **facts, "libraries": import_module("horovod_sparse.mpi.cudaaware").mpi_libraries()}
 
 
 def probe_mpi() -> Facts:
@@ -45,7 +45,7 @@ def probe_mpi() -> Facts:
         "version": re.split(r",|\n", mpi.Get_library_version().strip())[0].strip(),
         "standard": ".".join(map(str, mpi.Get_version())),
         "thread_level": next(name for name in levels if getattr(mpi, f"THREAD_{name}") == mpi.Query_thread()),
-        "cuda_aware": import_module("horovod_sparse.cudaaware").ask_library(),
+        "cuda_aware": import_module("horovod_sparse.mpi.cudaaware").ask_library(),
     }
 
 
@@ -89,7 +89,7 @@ def run_all(timeout: float) -> dict[str, Facts]:
 
 def run(name: str, timeout: float) -> Facts:
     """Runs one probe in a process of its own and returns its facts, or {"error": reason}."""
-    from horovod_sparse.alone import run_python  # which the process itself could not import yet
+    from horovod_sparse.mpi.alone import run_python  # which the process itself could not import yet
 
     status, output = run_python([__file__, name], timeout)
     return {"error": f"no answer within {timeout:g} s"} if status is None else _answer(output, status)

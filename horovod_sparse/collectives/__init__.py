@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
-from typing import Any, Protocol
-
-from mpi4py import MPI
+from typing import TYPE_CHECKING, Any, Protocol
 
 from horovod_sparse.collectives.auto import Auto
+from horovod_sparse.collectives.base import Exchange
 from horovod_sparse.collectives.dense import Dense
-from horovod_sparse.collectives.exchange import Exchange, Traffic
 from horovod_sparse.collectives.gtopk import GTopk
 from horovod_sparse.collectives.hierarchical import Hierarchical
 from horovod_sparse.collectives.oktopk import OkTopk
 from horovod_sparse.collectives.shared import SharedIndices
 from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
-from horovod_sparse.kernels.types import Array
+from horovod_sparse.rules import Place
 from horovod_sparse.vector import SparseVector
+
+if TYPE_CHECKING:
+    from horovod_sparse.mpi.messenger import Messenger
+    from horovod_sparse.mpi.traffic import Traffic
 
 
 class Collective(Protocol):
-    """One bucket's sparse allreduce, on an explicit communicator.
+    """One bucket's sparse allreduce, on an explicit communicator; built from its place, a messenger and its options.
 
     Law: the vectors summed over the ranks = total + the returned vectors summed over the ranks, and total has
     the same bits on every rank and in every run. All ranks call it in the same order; a vector without indices
     (a dense step) is one on every rank or on none.
     """
 
+    def __init__(self, place: Place, messenger: Messenger, options: Any) -> None: ...
+
     @property
     def traffic(self) -> Traffic:
-        """What this rank has sent and received so far."""
+        """Payload this rank has sent and received so far."""
         ...
 
-    def entries(self, size: int, k: int) -> int:
-        """How many entries a rank should hand in: k, or all of ``size`` for a dense step. Called once a step."""
+    def decide(self, size: int, k: int) -> bool:
+        """Settles how k of ``size`` entries will travel, before they are selected; once in every sparse step.
+
+        Returns:
+            Whether all ranks should hand in everything instead: a vector without indices.
+        """
         ...
 
     def allreduce(self, vector: SparseVector, k: int) -> Exchange:
@@ -48,7 +54,7 @@ class Collective(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the next step depends on. Arrays are not copied: see ``snapshot``."""
+        """Everything the next step depends on. Arrays are not copied: see ``rules.snapshot``."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -67,33 +73,6 @@ COLLECTIVES: dict[str, type[Collective]] = {
     "dense": Dense,
 }
 
-
-def make(name: str, comm: MPI.Intracomm, options: Mapping[str, Any], like: Array | None = None) -> Collective:
-    """A collective by name.
-
-    Args:
-        name: A key of COLLECTIVES.
-        comm: The communicator of the ranks that take part.
-        options: Keyword options; those that this collective does not know are for others.
-        like: Array whose dtype and device those of the bucket are, for a collective that measures; None: float32 on
-            the host.
-    """
-    kind = COLLECTIVES[name]
-    known = keywords(kind)
-    given = {key: value for key, value in options.items() if key in known}
-    if like is not None and "like" in inspect.signature(kind).parameters:
-        given["like"] = like
-    return kind(comm, **given)  # type: ignore[call-arg]
-
-
-def keywords(kind: type[Any]) -> set[str]:
-    """The keyword options of a class; those of all collectives for one that passes them on."""
-    passes_on = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in inspect.signature(kind).parameters.values())
-    kinds = [kind, *COLLECTIVES.values()] if passes_on else [kind]
-    parameters = [one for each in kinds for one in inspect.signature(each).parameters.values()]
-    return {one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
-
-
 __all__ = [
     "COLLECTIVES",
     "Auto",
@@ -106,7 +85,4 @@ __all__ = [
     "SharedIndices",
     "TopkA",
     "TopkDSA",
-    "Traffic",
-    "keywords",
-    "make",
 ]

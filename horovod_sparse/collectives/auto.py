@@ -3,98 +3,107 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from mpi4py import MPI
-
-from horovod_sparse.collectives.exchange import Exchange, Traffic
-from horovod_sparse.collectives.wire import Wire
-from horovod_sparse.costmodel import Cost, table
-from horovod_sparse.kernels.types import Array
-from horovod_sparse.measure import measure_compute, measure_link
+from horovod_sparse.collectives.base import Base, Exchange
+from horovod_sparse.collectives.gtopk import GTopk
+from horovod_sparse.collectives.oktopk import OkTopk
+from horovod_sparse.collectives.topka import TopkA
+from horovod_sparse.collectives.topkdsa import TopkDSA
+from horovod_sparse.costs.formulas import Cost
+from horovod_sparse.costs.measure import measure_compute, measure_link
+from horovod_sparse.costs.model import table
+from horovod_sparse.rules import Place, RuleOptions
 from horovod_sparse.vector import SparseVector
 
+if TYPE_CHECKING:
+    from horovod_sparse.mpi.messenger import Messenger
+
 _LOG = logging.getLogger("horovod_sparse")
-_FLOAT32 = np.empty(0, np.float32)
+_CANDIDATES: dict[str, type[Base]] = {"topka": TopkA, "topkdsa": TopkDSA, "gtopk": GTopk, "oktopk": OkTopk}
 
 
-class Auto:
+class Auto(Base):
     """Chooses a collective for the size of the bucket and the k in force, and anew when either changes.
 
     The link and the kernels are measured once for each communicator, in under a second, and agreed over the ranks, so
     that all of them choose alike. The table behind a choice is logged on rank 0, at level INFO of the logger
-    ``horovod_sparse``. On one rank the choice is Dense, and nothing is measured or logged.
-
-    Args:
-        comm: The communicator of the ranks that take part.
-        like: Array whose dtype and device those of the bucket are: for them the kernels are measured.
-        wire: Format in which values travel; None: as they are. What Dense sends is not rounded.
-        **options: Options of the collectives that may be chosen.
-
-    Raises:
-        ValueError: The format is unknown.
+    ``horovod_sparse``. On one rank the choice is dense, and nothing is measured or logged. Each algorithm keeps its
+    thresholds while another one runs.
     """
 
-    def __init__(self, comm: MPI.Intracomm, like: Array = _FLOAT32, *, wire: str | None = None, **options: Any) -> None:
-        self._comm = comm
-        self._like = like[:0]
-        self._width = Wire(wire).dtype(like.dtype).itemsize
-        self._options = {"wire": wire, **options}
-        self._past = Traffic()  # of collectives that are no longer in use
-        self._decided = (-1, -1)  # size and k of the choice in force
-        self._choose("dense")
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Base.Options):
+        """Options of Auto, and of each algorithm that it may choose. Values that are sent dense are not rounded.
 
-    def _choose(self, name: str) -> None:
-        from horovod_sparse.collectives import make  # whose table holds this class, too
+        Attributes:
+            candidates: Options of the algorithms.
+        """
 
-        self.choice = name
-        self._chosen = make(name, self._comm, self._options)
+        candidates: tuple[RuleOptions, ...] = tuple(one.Options() for one in _CANDIDATES.values())
 
-    @property
-    def traffic(self) -> Traffic:
-        """What this rank has sent and received so far, by whatever collective."""
-        total = Traffic()
-        total.add(self._past)
-        total.add(self._chosen.traffic)
-        return total
+        def __post_init__(self) -> None:
+            """Checks that each algorithm has its options."""
+            super().__post_init__()
+            given: object = self.candidates
+            kinds = [one.Options for one in _CANDIDATES.values()]
+            if not isinstance(given, tuple) or [type(one) for one in given] != kinds:
+                raise ValueError(f"candidates must be options of {', '.join(_CANDIDATES)}, not {given!r}")
 
-    def entries(self, size: int, k: int) -> int:
-        """What the chosen collective asks for: everything, if it is Dense."""
-        self._decide(size, k)
-        return self._chosen.entries(size, k)
+        @classmethod
+        def read(cls, settings: Mapping[str, Any]) -> Auto.Options:
+            """Options out of settings, for whichever algorithms know them."""
+            candidates = tuple(one.Options.read(settings) for one in _CANDIDATES.values())
+            return cls(wire=settings.get("wire"), candidates=candidates)
+
+        def known(self) -> set[str]:
+            """Names of the settings that any of the algorithms takes."""
+            return {"wire"}.union(*(one.known() for one in self.candidates))
+
+    def __init__(self, place: Place, messenger: Messenger, options: Options) -> None:
+        super().__init__(place, messenger, options)
+        self._place = place
+        parts = zip(_CANDIDATES.items(), options.candidates, strict=True)
+        self._collectives: dict[str, Any] = {name: rule(place, messenger, one) for (name, rule), one in parts}
+        self.choice = "dense"
+        self._decided = (0, 0)  # size and k of the choice in force
+
+    def decide(self, size: int, k: int) -> bool:
+        """Chooses for these numbers; tells whether the choice is dense."""
+        if (size, k) != self._decided and self._messenger.ranks > 1:
+            self._choose(size, k)
+        return self.choice == "dense"
+
+    def _choose(self, size: int, k: int) -> None:
+        first, self._decided = self._decided == (0, 0), (size, k)
+        like, ranks = self._place.like, self._messenger.ranks
+        link, compute = measure_link(self._messenger, like), measure_compute(self._messenger, like)
+        costs = table(size, max(k, 1), ranks, link, compute, like.itemsize, wire=self._wire.dtype.itemsize)
+        best = costs[0].algorithm
+        if self._messenger.rank == 0 and (first or best != self.choice):
+            _LOG.info("%s", _explain(costs, size, k, ranks))
+        self.choice = best
 
     def allreduce(self, vector: SparseVector, k: int) -> Exchange:
-        """Sums the ranks' vectors by the chosen collective."""
-        self._decide(vector.size, k)
-        return self._chosen.allreduce(vector, k)
-
-    def _decide(self, size: int, k: int) -> None:
-        if (size, k) == self._decided or self._comm.Get_size() == 1:
-            return
-        first, self._decided = self._decided == (-1, -1), (size, k)
-        link, compute = measure_link(self._comm, self._like), measure_compute(self._like, self._comm)
-        ranks, itemsize = self._comm.Get_size(), self._like.itemsize
-        costs = table(size, max(k, 1), ranks, link, compute, itemsize, wire=self._width)
-        best = costs[0].algorithm
-        if first or best != self.choice:
-            if self._comm.Get_rank() == 0:
-                _LOG.info("%s", _explain(costs, size, k, ranks))
-            self._past.add(self._chosen.traffic)
-            self._choose(best)
+        """Sums the ranks' vectors by the chosen algorithm; by TopkA, if they have indices although dense was chosen."""
+        if vector.indices is None:
+            return super().allreduce(vector, k)
+        exchange: Exchange = self._collectives.get(self.choice, self._collectives["topka"]).allreduce(vector, k)
+        return exchange
 
     def state_dict(self) -> dict[str, Any]:
-        """The choice in force and the state of the collective chosen."""
-        return {"choice": self.choice, "decided": list(self._decided), "chosen": self._chosen.state_dict()}
+        """The choice in force, and the states of all algorithms."""
+        states = {name: one.state_dict() for name, one in self._collectives.items()}
+        return {"choice": self.choice, "decided": list(self._decided), "states": states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a state given by ``state_dict``; the choice stays in force until size or k change."""
-        if state["choice"] != self.choice:
-            self._past.add(self._chosen.traffic)
-            self._choose(state["choice"])
+        self.choice = str(state["choice"])
         self._decided = (int(state["decided"][0]), int(state["decided"][1]))
-        self._chosen.load_state_dict(state["chosen"])
+        for name, one in self._collectives.items():
+            one.load_state_dict(state["states"][name])
 
 
 def _explain(costs: Sequence[Cost], size: int, k: int, ranks: int) -> str:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from horovod_sparse.collectives.messenger import Messenger
-from horovod_sparse.collectives.wire import Entries, concatenate
+from horovod_sparse.wire import Entries, Exact, concatenate
+
+if TYPE_CHECKING:
+    from horovod_sparse.mpi.messenger import Messenger
 
 
-def balance(messenger: Messenger, entries: Entries, counts: Sequence[int]) -> tuple[Entries, list[int]]:
+def balance(messenger: Messenger, wire: Exact, entries: Entries, counts: Sequence[int]) -> tuple[Entries, list[int]]:
     """Gives every rank an equal share; all positions on a rank stay below those on the next.
 
     Args:
         messenger: Of the ranks that take part.
+        wire: Format of the messages.
         entries: This rank's, whose positions are above those on lower ranks.
         counts: The number of entries of every rank.
 
@@ -27,10 +31,10 @@ def balance(messenger: Messenger, entries: Entries, counts: Sequence[int]) -> tu
     share = [r * held[-1] // ranks for r in range(ranks + 1)]
     outgoing = [_common(held, rank, share, other) for other in range(ranks)]
     targets = [other for other, (begin, end) in enumerate(outgoing) if begin < end and other != rank]
-    messages = (messenger.wire.pack(_part(entries, *(at - held[rank] for at in outgoing[other]))) for other in targets)
+    messages = (wire.pack(_part(entries, *(at - held[rank] for at in outgoing[other]))) for other in targets)
     sends = messenger.send_all(messages, targets, entries[1])
     parts = [
-        messenger.wire.unpack(messenger.receive(other, entries[1]).wait(), entries[1].dtype)
+        wire.unpack(messenger.receive(other, entries[1]).wait())
         if other != rank
         else _part(entries, begin - held[rank], end - held[rank])
         for other, (begin, end) in enumerate(_common(held, other, share, rank) for other in range(ranks))

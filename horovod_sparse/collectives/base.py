@@ -1,38 +1,68 @@
-"""What the collectives have in common."""
+"""Common parts of the collectives."""
 
 from __future__ import annotations
 
-from mpi4py import MPI
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from horovod_sparse.collectives.exchange import Exchange, Traffic
-from horovod_sparse.collectives.messenger import Messenger
+import numpy as np
+
+from horovod_sparse.rules import Place, RuleOptions, one_of
 from horovod_sparse.vector import SparseVector
+from horovod_sparse.wire import FORMATS, wire_for
+
+if TYPE_CHECKING:
+    from horovod_sparse.mpi.messenger import Messenger
+    from horovod_sparse.mpi.traffic import Traffic
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchange:
+    """Result of a sparse allreduce.
+
+    Attributes:
+        total: The reduced vector, the same bits on every rank.
+        returned: The part of this rank's vector that total does not hold; it goes back to this rank's memory.
+    """
+
+    total: SparseVector
+    returned: SparseVector
 
 
 class Base:
     """A collective on a messenger of its own, with the way that vectors without indices take.
 
     Args:
-        comm: The communicator of the ranks that take part.
-        wire: Format in which the values of vectors with indices travel: "float32", "float16" or "bfloat16"; None: as
-            they are. What rounding takes away is returned on the rank that rounds.
-
-    Raises:
-        ValueError: The format is unknown.
+        place: The bucket and the rank.
+        messenger: Of the ranks that take part.
+        options: Of the algorithm.
     """
 
-    def __init__(self, comm: MPI.Intracomm, *, wire: str | None = None) -> None:
-        self._messenger = Messenger(comm, wire)
+    @dataclass(frozen=True, kw_only=True)
+    class Options(RuleOptions):
+        """Options of every sparse collective.
+
+        Attributes:
+            wire: Format in which the values of vectors with indices travel: "float32", "float16" or "bfloat16"; None:
+                as they are. What rounding takes away is returned on the rank that rounds.
+        """
+
+        wire: str | None = one_of(None, *FORMATS)
+
+    def __init__(self, place: Place, messenger: Messenger, options: Any) -> None:
+        self._messenger = messenger
+        self._options = options
+        self._wire = wire_for(options.wire, place.like.dtype)
 
     @property
     def traffic(self) -> Traffic:
-        """What this rank has sent and received so far."""
+        """Payload this rank has sent and received so far."""
         return self._messenger.traffic
 
-    def entries(self, size: int, k: int) -> int:
-        """As many entries as the configuration says."""
-        del size
-        return k
+    def decide(self, size: int, k: int) -> bool:
+        """Nothing: the vector with indices is what this collective is for."""
+        del size, k
+        return False
 
     def allreduce(self, vector: SparseVector, k: int) -> Exchange:
         """Sums the ranks' vectors; those without indices densely, whatever the algorithm.
@@ -43,9 +73,17 @@ class Base:
         """
         if vector.indices is None:
             return Exchange(SparseVector.full(self._messenger.sum(vector.values)), vector.nothing())
-        rounded, error = self._messenger.wire.round(vector)
+        rounded, error = self._round(vector)
         exchange = self._allreduce(rounded, k)
-        return Exchange(exchange.total, exchange.returned.plus(error))
+        return exchange if error is None else Exchange(exchange.total, exchange.returned.plus(error))
+
+    def _round(self, vector: SparseVector) -> tuple[SparseVector, SparseVector | None]:
+        """Parts a vector with indices into one that survives the way and, where values are rounded, the errors."""
+        values, error = self._wire.round(vector.values)
+        if error is None:
+            return vector, None
+        lost = np.flatnonzero(error)
+        return replace(vector, values=values), SparseVector(vector.entries[0][lost], error[lost], vector.size)
 
     def _allreduce(self, vector: SparseVector, k: int) -> Exchange:
         """Sums vectors with indices, whose values the wire's format holds."""

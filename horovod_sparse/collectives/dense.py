@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import numpy as np
-from mpi4py import MPI
+from dataclasses import dataclass
 
-from horovod_sparse.collectives.base import Base
-from horovod_sparse.collectives.exchange import Exchange
+import numpy as np
+
+from horovod_sparse.collectives.base import Base, Exchange
 from horovod_sparse.kernels import kernels_for
-from horovod_sparse.state import Stateless
+from horovod_sparse.rules import RuleOptions, Stateless
 from horovod_sparse.vector import SparseVector
 
 
 class Dense(Stateless, Base):
-    """Sums whole buckets with one MPI Allreduce, 2 n (P-1)/P words; nothing is rounded or returned.
+    """Sums whole buckets with one MPI Allreduce, 2 n (P-1)/P words; nothing is rounded or returned."""
 
-    Args:
-        comm: The communicator of the ranks that take part.
-    """
+    @dataclass(frozen=True, kw_only=True)
+    class Options(RuleOptions):
+        """Options of Dense: none, as values travel as they are."""
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        super().__init__(comm)
+        wire = None  # no option
 
-    def entries(self, size: int, k: int) -> int:
+    def decide(self, size: int, k: int) -> bool:
         """Everything: it costs no more than some of it."""
-        del k
-        return size
+        del size, k
+        return True
 
     def _allreduce(self, vector: SparseVector, k: int) -> Exchange:
         """Writes the vector out dense; the total holds every position."""

@@ -6,9 +6,10 @@ Shi et al., "A Distributed Synchronous SGD Algorithm with Global Top-k Sparsific
 
 from __future__ import annotations
 
-from horovod_sparse.collectives.base import Base
-from horovod_sparse.collectives.exchange import Exchange
-from horovod_sparse.state import Stateless
+from dataclasses import dataclass
+
+from horovod_sparse.collectives.base import Base, Exchange
+from horovod_sparse.rules import Stateless
 from horovod_sparse.vector import SparseVector
 
 
@@ -18,26 +19,24 @@ class GTopk(Stateless, Base):
     What a merge drops is returned on the rank that merged, also where the index survives by other ranks' entries; so
     is what rounding takes away from what is left of it. A binomial tree fits any number of ranks in ceil(log2 P)
     levels, without the folding of the paper.
-
-    Args:
-        comm: The communicator of the ranks that take part.
-        wire: Format in which values travel; None: as they are.
-
-    Raises:
-        ValueError: The format is unknown.
     """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Base.Options):
+        """Options of gTopk: those of every sparse collective."""
 
     def _allreduce(self, vector: SparseVector, k: int) -> Exchange:
         """Sums and cuts along the tree; merges add the lower rank's entries first, ties go to the lower index."""
         rank, ranks = self._messenger.rank, self._messenger.ranks
-        largest, *returned = vector.cut(k)
+        largest, rest = vector.cut(k)
+        returned: list[SparseVector | None] = []
         distance = 1
         while distance < ranks and rank % (2 * distance) == 0:
             if rank + distance < ranks:
-                largest, rest = largest.plus(self._receive(rank + distance, vector)).cut(k)
-                returned.append(rest)
+                largest, dropped = largest.plus(self._receive(rank + distance, vector)).cut(k)
+                returned.append(dropped)
             distance *= 2
-        largest, error = self._messenger.wire.round(largest)
+        largest, error = self._round(largest)
         returned.append(error)
         if rank > 0:
             self._send(largest, rank - distance)
@@ -47,11 +46,11 @@ class GTopk(Stateless, Base):
             if child < ranks:
                 self._send(largest, child)
         total = SparseVector(largest.indices, largest.values, vector.size, shared=True)
-        return Exchange(total, returned[0].plus(*returned[1:]))
+        return Exchange(total, rest.plus(*returned))
 
     def _send(self, vector: SparseVector, rank: int) -> None:
-        self._messenger.send(self._messenger.wire.pack(vector.entries), rank).wait()
+        self._messenger.send(self._wire.pack(vector.entries), rank).wait()
 
     def _receive(self, rank: int, like: SparseVector) -> SparseVector:
         message = self._messenger.receive(rank, like.values).wait()
-        return SparseVector(*self._messenger.wire.unpack(message, like.values.dtype), like.size)
+        return SparseVector(*self._wire.unpack(message), like.size)

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
-from horovod_sparse.collectives.base import Base
-from horovod_sparse.collectives.exchange import Exchange, Traffic
-from horovod_sparse.collectives.messenger import Messenger
-from horovod_sparse.collectives.nodes import split_by_node
+from horovod_sparse.collectives.base import Base, Exchange
+from horovod_sparse.collectives.dense import Dense
+from horovod_sparse.collectives.gtopk import GTopk
+from horovod_sparse.collectives.oktopk import OkTopk
+from horovod_sparse.collectives.topka import TopkA
+from horovod_sparse.collectives.topkdsa import TopkDSA
+from horovod_sparse.mpi.traffic import Traffic
+from horovod_sparse.rules import Place, RuleOptions, whole
 from horovod_sparse.vector import SparseVector
 
-_BASIC = ("topka", "topkdsa", "gtopk", "oktopk", "dense")
+if TYPE_CHECKING:
+    from horovod_sparse.mpi.messenger import Messenger
+
+_PARTS: dict[str, type[Any]] = {"topka": TopkA, "topkdsa": TopkDSA, "gtopk": GTopk, "oktopk": OkTopk, "dense": Dense}
+_RULES: dict[type[RuleOptions], type[Any]] = {rule.Options: rule for rule in _PARTS.values()}
 
 
 class Hierarchical(Base):
@@ -21,84 +30,95 @@ class Hierarchical(Base):
 
     What crosses the network counts nodes instead of ranks. What the outer collective returns stays with the first
     rank of the node. On one node only the inner collective runs.
-
-    Args:
-        comm: The communicator of the ranks that take part.
-        inner: Name of the collective on a node.
-        outer: Name of the collective across nodes.
-        node_ranks: So many consecutive ranks count as one node; None: those that share memory.
-        wire: Format in which values travel, in nodes and between them; None: as they are.
-        **options: Options of the two collectives.
-
-    Raises:
-        ValueError: A name is unknown or no collective that can be combined, node_ranks is below 1, the format is
-            unknown, or dense steps at the start are asked for.
     """
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        *,
-        inner: str = "topka",
-        outer: str = "oktopk",
-        node_ranks: int | None = None,
-        wire: str | None = None,
-        **options: Any,
-    ) -> None:
-        from horovod_sparse.collectives import make  # whose table holds this class, too
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Base.Options):
+        """Options of Hierarchical. As text, ``inner`` and ``outer`` are names, and the options of both stand beside.
 
-        super().__init__(comm)
-        for name in (inner, outer):
-            if name not in _BASIC:
-                raise ValueError(f"hierarchical combines two of {', '.join(_BASIC)}, but not {name!r}")
-        if options.get("dense_steps"):
-            raise ValueError("hierarchical has no dense_steps: a node does not know the outer one's step")
-        options["wire"] = wire
-        nodes = split_by_node(comm, node_ranks)
-        self._nodes = nodes.nodes
-        self._node = Messenger(nodes.mine, wire)
-        self._always_dense = inner == "dense"
-        self._inner = make(inner, nodes.mine, options)
-        self._outer = None if nodes.leaders is None else make(outer, nodes.leaders, options)
+        Attributes:
+            inner: Options of the collective on a node: of TopkA, TopkDSA, GTopk, OkTopk or Dense.
+            outer: Options of the collective across nodes.
+            node_ranks: So many consecutive ranks count as one node; None: those that share memory.
+        """
+
+        inner: RuleOptions = field(default_factory=TopkA.Options)
+        outer: RuleOptions = field(default_factory=OkTopk.Options)
+        node_ranks: int | None = whole(None, least=1)
+
+        def __post_init__(self) -> None:
+            """Checks that both can be combined."""
+            super().__post_init__()
+            for part, options in (("inner", self.inner), ("outer", self.outer)):
+                if type(options) not in _RULES:
+                    raise ValueError(f"{part} must be one of {', '.join(_PARTS)}, not {options!r}")
+
+        @classmethod
+        def read(cls, settings: Mapping[str, Any]) -> Hierarchical.Options:
+            """Options out of settings, for both parts, too."""
+            names = {"inner": "topka", "outer": "oktopk"}
+            given = {key: value for key, value in settings.items() if key in ("wire", "node_ranks", *names)}
+            for part, default in names.items():
+                name = given.get(part, default)
+                if isinstance(name, str) and name in _PARTS:
+                    given[part] = _PARTS[name].Options.read(settings)
+            return cls(**given)
+
+        def known(self) -> set[str]:
+            """Names of the settings that this and both parts take."""
+            return super().known() | self.inner.known() | self.outer.known()
+
+    def __init__(self, place: Place, messenger: Messenger, options: Options) -> None:
+        super().__init__(place, messenger, options)
+        self._nodes, self._node, leaders = messenger.by_node(options.node_ranks)
+        self._inner = _RULES[type(options.inner)](place, self._node, options.inner)
+        self._outer = None if leaders is None else _RULES[type(options.outer)](place, leaders, options.outer)
 
     @property
     def traffic(self) -> Traffic:
-        """What this rank has sent and received, inside its node and across nodes."""
+        """Payload this rank has sent and received, inside its node and across nodes."""
         total = Traffic()
-        for part in (self._messenger, self._node, self._inner, self._outer):
+        for part in (self._messenger, self._node, self._outer):
             if part is not None:
                 total.add(part.traffic)
         return total
 
-    def _allreduce(self, vector: SparseVector, k: int) -> Exchange:
-        """Sums the vectors of each node, then the nodes' sums."""
+    def allreduce(self, vector: SparseVector, k: int) -> Exchange:
+        """Sums the vectors of each node, then the nodes' sums; vectors without indices on all ranks at once."""
+        if vector.indices is None:
+            return super().allreduce(vector, k)
         of_node = self._inner.allreduce(vector, k)
         if self._nodes == 1:
-            return of_node
+            exchange: Exchange = of_node
+            return exchange
         if self._outer is None:
             return Exchange(self._broadcast(None, vector), of_node.returned)
-        node_total = of_node.total
-        if node_total.indices is None and not self._always_dense:
-            # Other nodes' totals may have indices, and a collective takes either kind, but not both at once.
-            everything = np.arange(vector.size, dtype=np.int32, like=vector.values)
-            node_total = SparseVector(everything, node_total.values, vector.size, shared=True)
-        across = self._outer.allreduce(node_total, k)
-        total, error = self._node.wire.round(across.total)
-        if self._messenger.rank > 0:  # the first ranks round alike, and one of them answers for it
-            error = vector.nothing()
+        across = self._outer.allreduce(self._for_outer(of_node.total), k)
+        total, error = across.total, None
+        if total.indices is not None:
+            total, rounding = self._round(total)
+            if self._messenger.rank == 0:  # the first ranks round alike, and one of them answers for it
+                error = rounding
         return Exchange(self._broadcast(total, vector), of_node.returned.plus(across.returned, error))
+
+    def _for_outer(self, total: SparseVector) -> SparseVector:
+        """A node's total with indices, unless all nodes' totals have none: a collective takes one kind at a time."""
+        if total.indices is not None or isinstance(self._inner, Dense):
+            return total
+        everything = np.arange(total.size, dtype=np.int32, like=total.values)
+        return SparseVector(everything, total.values, total.size, shared=True)
 
     def _broadcast(self, total: SparseVector | None, like: SparseVector) -> SparseVector:
         """Tells the node the total that its first rank has; a total without indices travels as its values."""
-        message, wire = np.empty(0, np.uint8, like=like.values), self._node.wire
+        message = np.empty(0, np.uint8, like=like.values)
         if total is not None:
-            message = total.values.view(np.uint8) if total.indices is None else wire.pack(total.entries)
+            message = total.values.view(np.uint8) if total.indices is None else self._wire.pack(total.entries)
         headers = self._node.share(message.nbytes, total is not None and total.indices is None)
         length, full = headers[0].tolist()
         message = self._node.broadcast(message, length)
         if full:
             return SparseVector.full(message.view(like.values.dtype))
-        return SparseVector(*wire.unpack(message, like.values.dtype), like.size, shared=True)
+        return SparseVector(*self._wire.unpack(message), like.size, shared=True)
 
     def state_dict(self) -> dict[str, Any]:
         """The states of both collectives; the outer one's is empty on ranks that do not take part in it."""

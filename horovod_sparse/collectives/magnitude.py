@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from horovod_sparse.collectives.messenger import Messenger
-from horovod_sparse.kernels import kernels_for, to_host
+from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import Array
+
+if TYPE_CHECKING:
+    from horovod_sparse.mpi.messenger import Messenger
 
 _DIGIT = 8  # bits that one round settles
 
@@ -25,12 +29,13 @@ def kth_magnitude(messenger: Messenger, values: Array, k: int) -> float:
     Returns:
         The magnitude; 0 where there are fewer than k values.
     """
+    count = kernels_for(values).count_magnitudes
     integer = np.dtype(f"i{values.itemsize}")
     above, shift, prefix = 0, 8 * values.itemsize - 1, 0  # magnitudes have no sign bit
     while shift > 0:
         bits = min(_DIGIT, shift)
         shift -= bits
-        counts = messenger.sum(to_host(kernels_for(values).count_magnitudes(values, prefix, shift, bits)))
+        counts = messenger.sum(count(values, prefix, shift, bits))
         reached = above + np.cumsum(counts[::-1])[::-1]  # how many have this digit or a larger one
         if reached[0] < k:
             return 0.0

@@ -6,21 +6,24 @@ per rank, whatever P.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
 from horovod_sparse.collectives.balance import balance
-from horovod_sparse.collectives.base import Base
-from horovod_sparse.collectives.exchange import Exchange
+from horovod_sparse.collectives.base import Base, Exchange
 from horovod_sparse.collectives.magnitude import kth_magnitude
-from horovod_sparse.collectives.split import check_throttle, split_reduce
-from horovod_sparse.collectives.wire import Entries, concatenate
+from horovod_sparse.collectives.split import split_reduce
 from horovod_sparse.kernels import to_device, to_host
 from horovod_sparse.kernels.types import Array, Indices
-from horovod_sparse.threshold import ReusedThreshold
+from horovod_sparse.rules import Place, number, whole
+from horovod_sparse.threshold import LOW, UP, ReusedThreshold
 from horovod_sparse.vector import SparseVector
+from horovod_sparse.wire import Entries, concatenate
+
+if TYPE_CHECKING:
+    from horovod_sparse.mpi.messenger import Messenger
 
 # The largest owner holds more than so many times the mean: the entries are spread evenly first.
 _IMBALANCE = 4
@@ -32,71 +35,52 @@ class OkTopk(Base):
     An entry whose index is not in the total returns to the ranks that selected it. The boundaries of the regions and
     the global threshold are found anew every ``tau_partition`` and ``tau_threshold`` steps and reused in between. A
     reused threshold that so many or so few entries reach that the total would leave its band is nudged; if that does
-    not help, it is found anew in the same step, so that every total stays inside the band.
-
-    Args:
-        comm: The communicator of the ranks that take part.
-        tau_threshold: Steps from one exact global threshold to the next.
-        tau_partition: Steps from one partition into regions to the next.
-        global_low: Lower end of the band for the number of entries of a total, as a fraction of k.
-        global_high: Its upper end.
-        global_up: Factor on a reused threshold that too many entries reach.
-        global_down: Divisor of one that too few reach.
-        dense_steps: Steps at the start that are exchanged dense.
-        throttle: Exchanges under way at a time while the entries are split.
-        wire: Format in which values travel; None: as they are. Sums are compared with the threshold before their
-            owner rounds them.
-
-    Raises:
-        ValueError: A number is out of range, the band's ends are not ordered, or the format is unknown.
+    not help, it is found anew in the same step, so that every total stays inside the band. Sums are compared with the
+    threshold before their owner rounds them.
     """
 
-    def __init__(
-        self,
-        comm: MPI.Intracomm,
-        *,
-        tau_threshold: int = 32,
-        tau_partition: int = 64,
-        global_low: float = 2 / 3,
-        global_high: float = 4 / 3,
-        global_up: float = 1.008,
-        global_down: float = 1.008,
-        dense_steps: int = 0,
-        throttle: int = 4,
-        wire: str | None = None,
-    ) -> None:
-        super().__init__(comm, wire=wire)
-        if tau_partition < 1 or dense_steps < 0:
-            raise ValueError(
-                f"tau_partition must be at least 1 and dense_steps at least 0, not {tau_partition} and {dense_steps}"
-            )
-        self._threshold = ReusedThreshold(tau_threshold, global_low, global_high, global_up, global_down)
-        self._tau_partition = tau_partition
-        self._throttle = check_throttle(throttle)
-        self._dense_left = dense_steps
-        self._partition_left = 0  # steps for which the boundaries may still be reused
-        self._boundaries = np.zeros(self._messenger.ranks + 1, np.int64)
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Base.Options):
+        """Options of Ok-Topk.
 
-    def entries(self, size: int, k: int) -> int:
-        """Everything during the dense steps at the start, k afterwards."""
-        if self._dense_left == 0:
-            return k
-        self._dense_left -= 1
-        return size
+        Attributes:
+            tau_threshold: Steps from one exact global threshold to the next.
+            tau_partition: Steps from one partition into regions to the next.
+            global_low: Lower end of the band for the number of entries of a total, as a fraction of k.
+            global_high: Its upper end.
+            global_up: Factor on a reused threshold that too many entries reach.
+            global_down: Divisor of one that too few reach.
+            throttle: Exchanges under way at a time while the entries are split.
+        """
+
+        tau_threshold: int = whole(32, least=1)
+        tau_partition: int = whole(64, least=1)
+        global_low: float = number(2 / 3, *LOW)
+        global_high: float = number(4 / 3, *UP)
+        global_up: float = number(1.008, *UP)
+        global_down: float = number(1.008, *UP)
+        throttle: int = whole(4, least=1)
+
+    def __init__(self, place: Place, messenger: Messenger, options: Options) -> None:
+        super().__init__(place, messenger, options)
+        o = options
+        self._threshold = ReusedThreshold(o.tau_threshold, o.global_low, o.global_high, o.global_up, o.global_down)
+        self._partition_left = 0  # steps for which the boundaries may still be reused
+        self._boundaries = np.zeros(messenger.ranks + 1, np.int64)
 
     def _allreduce(self, vector: SparseVector, k: int) -> Exchange:
         """Sums the ranks' vectors to a total of about k entries."""
         assert vector.indices is not None
         if self._partition_left == 0 or self._boundaries[-1] != vector.size:
             self._boundaries = self._partition(vector.indices, vector.size)
-            self._partition_left = self._tau_partition
+            self._partition_left = self._options.tau_partition
         self._partition_left -= 1
-        sums = split_reduce(self._messenger, vector, self._boundaries, self._throttle)
+        sums = split_reduce(self._messenger, self._wire, vector, self._boundaries, self._options.throttle)
         kept, counts = self._select(sums, k)
-        mine, error = self._messenger.wire.round(SparseVector(*kept, vector.size))
+        mine, error = self._round(SparseVector(*kept, vector.size))
         kept = mine.entries
         if max(counts) * len(counts) > _IMBALANCE * sum(counts):
-            kept, counts = balance(self._messenger, kept, counts)
+            kept, counts = balance(self._messenger, self._wire, kept, counts)
         indices, values = self._gather(kept, counts)
         total = SparseVector(indices, values, vector.size, shared=True)
         return Exchange(total, vector.without(total).plus(error))
@@ -119,10 +103,8 @@ class OkTopk(Base):
             threshold.reuse()
             for _ in range(2):
                 kept, counts = self._reach(sums)
-                if not threshold.below(sum(counts)) and not threshold.above(sum(counts)):
-                    threshold.held()
+                if threshold.holds(sum(counts)):
                     return kept, counts
-                threshold.nudge(sum(counts))
             threshold.failed()
         threshold.renew(kth_magnitude(self._messenger, sums[1], max(k, 1)), k)
         return self._reach(sums)
@@ -135,9 +117,8 @@ class OkTopk(Base):
 
     def _gather(self, kept: Entries, counts: list[int]) -> Entries:
         """All owners' entries; regions ascend with the ranks, so that they only have to be joined."""
-        wire, dtype = self._messenger.wire, kept[1].dtype
-        messages = self._messenger.allgather(wire.pack(kept), [count * wire.entry(dtype) for count in counts])
-        return concatenate([wire.unpack(message, dtype) for message in messages])
+        lengths = [count * self._wire.entry for count in counts]
+        return concatenate(list(map(self._wire.unpack, self._messenger.allgather(self._wire.pack(kept), lengths))))
 
     def state_dict(self) -> dict[str, Any]:
         """The global threshold, the boundaries, and how long they are good for."""
@@ -145,7 +126,6 @@ class OkTopk(Base):
             "threshold": self._threshold.state_dict(),
             "boundaries": self._boundaries,
             "partition_left": self._partition_left,
-            "dense_left": self._dense_left,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -162,4 +142,4 @@ class OkTopk(Base):
             )
         self._threshold.load_state_dict(state["threshold"])
         self._boundaries = boundaries.copy()
-        self._partition_left, self._dense_left = int(state["partition_left"]), int(state["dense_left"])
+        self._partition_left = int(state["partition_left"])

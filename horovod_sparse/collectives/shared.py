@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from horovod_sparse.collectives.base import Base
-from horovod_sparse.collectives.exchange import Exchange
+from horovod_sparse.collectives.base import Base, Exchange
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.state import Stateless
+from horovod_sparse.rules import Stateless
 from horovod_sparse.vector import SparseVector
 
 
@@ -20,14 +20,11 @@ class SharedIndices(Stateless, Base):
 
     Where values are rounded, each rank sums a part of them, in full precision and in the order of the ranks, and the
     rounded sums are gathered: as many words, of half the size. MPI has no sum of 16-bit values.
-
-    Args:
-        comm: The communicator of the ranks that take part.
-        wire: Format in which values travel; None: as they are.
-
-    Raises:
-        ValueError: The format is unknown.
     """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Base.Options):
+        """Options of SharedIndices: those of every sparse collective."""
 
     def _allreduce(self, vector: SparseVector, k: int) -> Exchange:
         """Sums the values.
@@ -41,33 +38,34 @@ class SharedIndices(Stateless, Base):
                 f"rank {self._messenger.rank}: the ranks' vectors have different indices, but the collective 'shared' "
                 "sums values alone: use a sparsifier whose indices are the same on every rank, such as 'randomblock'"
             )
-        if self._messenger.wire.dtype(vector.values.dtype) == vector.values.dtype:
-            values, error = self._messenger.sum(vector.values), vector.nothing()
+        if self._wire.dtype == vector.values.dtype:
+            values, error = self._messenger.sum(vector.values), None
         else:
             values, error = self._sum_rounded(vector)
-        return Exchange(SparseVector(vector.indices, values, vector.size, shared=True), error)
+        total = SparseVector(vector.indices, values, vector.size, shared=True)
+        return Exchange(total, vector.nothing() if error is None else error)
 
-    def _sum_rounded(self, vector: SparseVector) -> tuple[Array, SparseVector]:
+    def _sum_rounded(self, vector: SparseVector) -> tuple[Array, SparseVector | None]:
         """The rounded sums of all ranks' values, and what rounding took away from this rank's part of them."""
         assert vector.indices is not None
-        messenger, wire, dtype = self._messenger, self._messenger.wire, vector.values.dtype
+        messenger, wire = self._messenger, self._wire
         cuts = [rank * len(vector) // messenger.ranks for rank in range(messenger.ranks + 1)]
         parts = [slice(begin, end) for begin, end in itertools.pairwise(cuts)]
         mine = parts[messenger.rank]
         sums = functools.reduce(np.add, self._swap([vector.values[part] for part in parts]))
-        rounded, error = wire.round(SparseVector(vector.indices[mine], sums, vector.size))
-        lengths = [count * wire.dtype(dtype).itemsize for count in np.diff(cuts).tolist()]
+        rounded, error = self._round(SparseVector(vector.indices[mine], sums, vector.size))
+        lengths = [count * wire.dtype.itemsize for count in np.diff(cuts).tolist()]
         messages = messenger.allgather(wire.write(rounded.values), lengths)
-        return np.concatenate([wire.read(message, dtype) for message in messages]), error
+        return np.concatenate(list(map(wire.read, messages))), error
 
     def _swap(self, parts: Sequence[Array]) -> list[Array]:
         """Gives every rank its part of the values; returns what all ranks have for this one, in rank order."""
-        messenger, wire, rank = self._messenger, self._messenger.wire, self._messenger.rank
+        messenger, wire, rank = self._messenger, self._wire, self._messenger.rank
         others = [(rank + i) % messenger.ranks for i in range(1, messenger.ranks)]
         sends = messenger.send_all((wire.write(parts[other]) for other in others), others, parts[rank])
         arrived = {rank: parts[rank]}
         for other in reversed(others):
-            arrived[other] = wire.read(messenger.receive(other, parts[rank]).wait(), parts[rank].dtype)
+            arrived[other] = wire.read(messenger.receive(other, parts[rank]).wait())
         for one in sends:
             one.wait()
         return [arrived[other] for other in range(messenger.ranks)]

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from horovod_sparse.collectives.messenger import Messenger, Receiving
-from horovod_sparse.collectives.wire import Entries
 from horovod_sparse.kernels import kernels_for, to_device, to_host
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.vector import SparseVector
+from horovod_sparse.wire import Entries, Exact
+
+if TYPE_CHECKING:
+    from horovod_sparse.mpi.messenger import Messenger, Receiving
 
 
-def check_throttle(throttle: int) -> int:
-    """The number given; ValueError if it is below 1."""
-    if throttle < 1:
-        raise ValueError(f"throttle must be at least 1, not {throttle}: it counts the exchanges under way at a time")
-    return throttle
-
-
-def split_reduce(messenger: Messenger, vector: SparseVector, boundaries: Array, throttle: int) -> Entries:
+def split_reduce(messenger: Messenger, wire: Exact, vector: SparseVector, boundaries: Array, throttle: int) -> Entries:
     """Sums all ranks' entries of this rank's region.
 
     Step i goes to rank + i and comes from rank - i, so that no rank is everybody's target at once. ``throttle`` steps
@@ -29,6 +25,7 @@ def split_reduce(messenger: Messenger, vector: SparseVector, boundaries: Array, 
 
     Args:
         messenger: Of the ranks that take part.
+        wire: Format of the messages.
         vector: This rank's vector, with indices.
         boundaries: Integers [ranks + 1], ascending from 0 to vector.size: region r is boundaries[r] .. [r + 1].
         throttle: Exchanges under way at a time, at least 1.
@@ -37,17 +34,19 @@ def split_reduce(messenger: Messenger, vector: SparseVector, boundaries: Array, 
         Indices and sums. Each owner adds in an order of its own, which depends on nothing but P and throttle.
     """
     parts = _regions(vector, boundaries)
-    merge, pack = kernels_for(vector.values).merge_sum, messenger.wire.pack
+    merge = kernels_for(vector.values).merge_sum
     sums, sends = [parts[messenger.rank]], []
     group: Sequence[Receiving] = ()
-    for first in range(1, messenger.ranks + throttle, throttle):
-        arrived = [messenger.wire.unpack(one.wait(), vector.values.dtype) for one in group]
+    for first in range(1, messenger.ranks, throttle):
+        arrived = [wire.unpack(one.wait()) for one in group]
         steps = range(first, min(first + throttle, messenger.ranks))
         owners = [(messenger.rank + i) % messenger.ranks for i in steps]
-        sends += messenger.send_all((pack(parts[owner]) for owner in owners), owners, vector.values)
+        sends += messenger.send_all(map(wire.pack, map(parts.__getitem__, owners)), owners, vector.values)
         if arrived:
             sums.append(merge(arrived, vector.size))
         group = [messenger.receive((messenger.rank - i) % messenger.ranks, vector.values) for i in steps]
+    if group:
+        sums.append(merge([wire.unpack(one.wait()) for one in group], vector.size))
     for one in sends:
         one.wait()
     entries: Entries = merge(sums, vector.size)

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+# Elements of a bucket at most: indices are int32.
+MAX_SIZE = 2**31 - 1
+
 # NumPy or CuPy arrays; CuPy follows NumPy's interface, so one name serves both.
 Array: TypeAlias = NDArray[Any]
 # int32, ascending and unique.

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.kernels.types import Segments
-from horovod_sparse.memories.contractive import Contractive
+from horovod_sparse.memories.conef import Contractive
 from horovod_sparse.memories.improved import ImprovedContractive
 from horovod_sparse.memories.momentum import MomentumCorrection
 from horovod_sparse.memories.none import NoMemory
 from horovod_sparse.memories.partial import Partial
 from horovod_sparse.memories.residual import Residual
+from horovod_sparse.rules import Place, Step
 from horovod_sparse.vector import SparseVector
 
 
@@ -24,11 +24,17 @@ class Memory(Protocol):
     Law: what ``open`` accumulates is what the sparsifier takes plus what the next ``open`` finds; in expectation, for
     the contractive ones.
 
-    A class whose attribute ``replaces_momentum`` is true applies momentum itself; the optimizer must have none.
+    Attributes:
+        Options: Nested dataclass of its options.
+        replaces_momentum: Tells that it applies momentum itself; the optimizer must have none.
     """
 
-    def open(self, gradients: Segments, scale: float) -> Accumulator:
-        """Starts a step: acc = scale * remembered + gradients, not yet added up."""
+    replaces_momentum: bool
+
+    def __init__(self, place: Place, options: Any) -> None: ...
+
+    def open(self, step: Step, scale: float) -> Accumulator:
+        """Starts a step: acc = scale * remembered + the step's gradients, not yet added up."""
         ...
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
@@ -42,7 +48,7 @@ class Memory(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the next step depends on. Arrays are not copied: see ``snapshot``."""
+        """Everything the next step depends on. Arrays are not copied: see ``rules.snapshot``."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

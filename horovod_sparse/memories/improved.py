@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import kernels_for, to_device
-from horovod_sparse.kernels.types import Segments
-from horovod_sparse.memories.delivered import delivered
-from horovod_sparse.memories.errorcompressor import make
-from horovod_sparse.place import Place
-from horovod_sparse.scratch import SCRATCH
+from horovod_sparse.memories.base import delivered
+from horovod_sparse.memories.compressed import CompressedOptions, compressor_for
+from horovod_sparse.memories.scratch import SCRATCH
+from horovod_sparse.rules import Place, Step, one_of
 from horovod_sparse.vector import SparseVector
 
 
@@ -22,52 +22,41 @@ class ImprovedContractive:
 
     Version 1: e' = C(p - D), by an error compressor of its own. Version 2: e' = Q(p - D), the largest entries of the
     error, as many as were sent, kept as they are.
-
-    Args:
-        place: The bucket and the rank.
-        version: 1 or 2.
-        compressor: As for ``Contractive``; quantization is the better one for version 1, as a second sketch of the same
-            size is less exact than none where the first one's error is larger than what it holds.
-        saving: Share of a residual's memory that each sketch saves.
-        rows: Hashes of a sketch, 1, 3 or 5.
-        bits: Bits per element of the quantization, 4 or 8.
-        seed: Of the hash or of the rounding.
-
-    Raises:
-        ValueError: The version or the name is unknown, or an option is out of range.
     """
 
-    def __init__(
-        self,
-        place: Place,
-        *,
-        version: int = 2,
-        compressor: str = "sketch",
-        saving: float = 0.6,
-        rows: int = 1,
-        bits: int = 8,
-        seed: int = 0,
-    ) -> None:
-        if version not in (1, 2):
-            raise ValueError(f"version must be 1 or 2, not {version}")
-        self._place = place
-        self._scale = 1.0
-        options: dict[str, Any] = {"saving": saving, "rows": rows, "bits": bits, "seed": seed}
-        # e of version 1; of version 2 the entries.
-        self._error = make(place, compressor, **options, number=1) if version == 1 else None
-        self._entries = SparseVector.empty(place.size, place.like)
-        self._rest = make(place, compressor, **options)  # q
+    @dataclass(frozen=True, kw_only=True)
+    class Options(CompressedOptions):
+        """Options of improved ConEF. Quantization is the better compressor for version 1.
 
-    def open(self, gradients: Segments, scale: float) -> Accumulator:
+        A second sketch of the same size is less exact than none where the first one's error is larger than what it
+        holds.
+
+        Attributes:
+            version: 1 or 2.
+        """
+
+        version: int = one_of(2, 1, 2)
+
+    replaces_momentum = False
+
+    def __init__(self, place: Place, options: Options) -> None:
+        self._place = place
+        self._scale, self._step = 1.0, 0  # of the step in progress
+        # e of version 1; of version 2 the entries.
+        self._error = compressor_for(place, options, part=1) if options.version == 1 else None
+        self._entries = SparseVector.empty(place.size, place.like)
+        self._rest = compressor_for(place, options)  # q
+
+    def open(self, step: Step, scale: float) -> Accumulator:
         """Writes e + q out into a buffer that is shared with the other buckets."""
-        self._scale = scale
-        buffer = SCRATCH.take(self._place.size, self._place.like)
+        self._scale, self._step = scale, step.number
+        buffer = SCRATCH.lend(self._place.size, self._place.like)
         self._rest.decode(buffer, scale)
         if self._error is not None:
             self._error.add_to(buffer, scale)
         entries = self._entries
         kernels_for(buffer).add(entries.indices, entries.values * buffer.dtype.type(scale), buffer)
-        return Accumulator(buffer, gradients)
+        return Accumulator(buffer, step.gradients)
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
         """Compresses what was not taken and what came back, and then what that missed."""
@@ -77,12 +66,12 @@ class ImprovedContractive:
         self._rest.rescale(self._scale)
         if self._error is not None:
             self._error.rescale(self._scale)
-            self._error.update(accumulator.buffer, gone, carried=1.0)
+            self._error.update(accumulator.buffer, gone, 1.0, self._step)
             self._error.add_to(accumulator.buffer, -1.0)
         else:
             self._entries = accumulator.take_largest(min(len(vector), accumulator.size // 2))
             gone = np.union1d(gone, self._entries.entries[0])
-        self._rest.update(accumulator.buffer, gone, carried=1.0)
+        self._rest.update(accumulator.buffer, gone, 1.0, self._step)
         SCRATCH.give_back(accumulator.buffer)
 
     def state_dict(self) -> dict[str, Any]:

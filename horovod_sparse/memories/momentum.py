@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,9 @@ import numpy as np
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import kernels_for, to_device
 from horovod_sparse.kernels.types import Segments
-from horovod_sparse.memories.delivered import delivered
+from horovod_sparse.memories.base import delivered, total
 from horovod_sparse.memories.residual import Residual
-from horovod_sparse.memories.sums import total
-from horovod_sparse.place import Place
+from horovod_sparse.rules import Place, RuleOptions, Step, flag, number
 from horovod_sparse.vector import SparseVector
 
 
@@ -25,42 +25,36 @@ class MomentumCorrection(Residual):
 
     The optimizer that it serves must have no momentum of its own. When learning rate or loss scale change, u is
     rescaled like v, so that both stay the same as updates.
-
-    Args:
-        place: The bucket and the rank.
-        momentum: m, in [0, 1).
-        nesterov: Nesterov's momentum.
-        masking: Clear u where v was sent (factor masking), so that old directions are not followed for long.
-        max_norm: Clip this rank's gradient of the bucket to a norm of max_norm / sqrt(P) before it is added; None: do
-            not. In the unit of the gradients, a loss scale included.
-
-    Raises:
-        ValueError: A number is out of range.
     """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(RuleOptions):
+        """Options of momentum correction.
+
+        Attributes:
+            momentum: m, in [0, 1).
+            nesterov: Nesterov's momentum.
+            masking: Clear u where v was sent (factor masking), so that old directions are not followed for long.
+            max_norm: Clip this rank's gradient of the bucket to a norm of max_norm / sqrt(P) before it is added; None:
+                do not. In the unit of the gradients, a loss scale included.
+        """
+
+        momentum: float = number(0.9, lambda x: 0 <= x < 1, "in [0, 1)")
+        nesterov: bool = flag(False)
+        masking: bool = flag(True)
+        max_norm: float | None = number(None, lambda x: x > 0, "above 0", hint="None does not clip")
 
     replaces_momentum = True
 
-    def __init__(
-        self,
-        place: Place,
-        *,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        masking: bool = True,
-        max_norm: float | None = None,
-    ) -> None:
-        super().__init__(place)
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), not {momentum}")
-        if max_norm is not None and not max_norm > 0:
-            raise ValueError(f"max_norm must be above 0, not {max_norm}; None does not clip")
-        self._momentum, self._nesterov, self._masking = momentum, nesterov, masking
-        self._largest_norm = math.inf if max_norm is None else max_norm / math.sqrt(place.ranks)
+    def __init__(self, place: Place, options: Options) -> None:
+        super().__init__(place, options)
+        self._momentum, self._nesterov, self._masking = options.momentum, options.nesterov, options.masking
+        self._largest_norm = math.inf if options.max_norm is None else options.max_norm / math.sqrt(place.ranks)
         self._velocity = np.zeros_like(self._residual)
 
-    def open(self, gradients: Segments, scale: float) -> Accumulator:
+    def open(self, step: Step, scale: float) -> Accumulator:
         """Updates u; what is pending is u itself."""
-        gradients = self._clip(gradients)
+        gradients = self._clip(step.gradients)
         if scale != 1:
             self._velocity *= self._velocity.dtype.type(scale)
         pending = [(start, self._velocity[start : start + gradient.size]) for start, gradient in gradients]
@@ -74,7 +68,7 @@ class MomentumCorrection(Residual):
                 part *= part.dtype.type(self._momentum)
             else:
                 kernels.accumulate([(0, gradient)], part, self._momentum)
-        return super().open(pending, scale)
+        return Accumulator(self._residual, pending, scale)
 
     def _clip(self, gradients: Segments) -> Segments:
         if math.isinf(self._largest_norm):

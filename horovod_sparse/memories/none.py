@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.kernels.types import Segments
-from horovod_sparse.place import Place
-from horovod_sparse.scratch import SCRATCH
-from horovod_sparse.state import Stateless
+from horovod_sparse.memories.scratch import SCRATCH
+from horovod_sparse.rules import Place, RuleOptions, Stateless, Step
 from horovod_sparse.vector import SparseVector
 
 
 class NoMemory(Stateless):
-    """Forgets what was not sent; its buffer is scratch for the selection.
+    """Forgets what was not sent; its buffer is scratch for the selection."""
 
-    Args:
-        place: The bucket and the rank.
-    """
+    @dataclass(frozen=True, kw_only=True)
+    class Options(RuleOptions):
+        """Options of no memory: none."""
 
-    def __init__(self, place: Place) -> None:
+    replaces_momentum = False
+
+    def __init__(self, place: Place, options: Options) -> None:
+        del options
         self._place = place
 
-    def open(self, gradients: Segments, scale: float) -> Accumulator:
+    def open(self, step: Step, scale: float) -> Accumulator:
         """Accumulates the gradients alone: scale 0 ignores the buffer's old content."""
         del scale
-        return Accumulator(SCRATCH.take(self._place.size, self._place.like), gradients, scale=0.0)
+        return Accumulator(SCRATCH.lend(self._place.size, self._place.like), step.gradients, scale=0.0)
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
         """Drops the rest and what came back."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.kernels import kernels_for, to_device
-from horovod_sparse.kernels.types import Segments
-from horovod_sparse.memories.sums import total
-from horovod_sparse.place import Place
+from horovod_sparse.kernels import to_device
+from horovod_sparse.memories.base import require_fit, total
+from horovod_sparse.rules import Place, RuleOptions, Step
 from horovod_sparse.vector import SparseVector
 
 
@@ -20,19 +20,28 @@ class Residual:
 
     Args:
         place: The bucket and the rank.
+        options: Of the memory.
     """
 
-    def __init__(self, place: Place) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Options(RuleOptions):
+        """Options of the residual: none."""
+
+    replaces_momentum = False
+
+    def __init__(self, place: Place, options: Any) -> None:
+        del options
         self._residual = np.zeros(place.size, place.like.dtype, like=place.like)
 
-    def open(self, gradients: Segments, scale: float) -> Accumulator:
+    def open(self, step: Step, scale: float) -> Accumulator:
         """The accumulator works in place on the residual: nothing is copied."""
-        return Accumulator(self._residual, gradients, scale)
+        return Accumulator(self._residual, step.gradients, scale)
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
-        """What was not taken is in place already; adds what came back from the exchange."""
+        """Adds what came back from the exchange; what was not taken is in place already."""
         del vector
-        kernels_for(self._residual).add(returned.indices, returned.values, accumulator.settle())
+        accumulator.settle()
+        accumulator.put_back(returned)
 
     def state_dict(self) -> dict[str, Any]:
         """The residual itself, not a copy."""
@@ -40,14 +49,8 @@ class Residual:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copies the residual in; ValueError when it is of another size or dtype."""
-        residual = state["residual"]
-        mine = self._residual
-        if residual.shape != mine.shape or residual.dtype != mine.dtype:
-            raise ValueError(
-                f"residual of shape {residual.shape} and dtype {residual.dtype} does not fit a bucket of shape "
-                f"{mine.shape} and dtype {mine.dtype}: load the state with the model and bucket size it was saved with"
-            )
-        mine[...] = to_device(residual, mine)
+        require_fit(state["residual"], self._residual)
+        self._residual[...] = to_device(state["residual"], self._residual)
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Residuals add up."""

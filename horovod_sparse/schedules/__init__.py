@@ -5,34 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from horovod_sparse.rules import Place, Step
 from horovod_sparse.schedules.accordion import Accordion
 from horovod_sparse.schedules.constant import Constant
 from horovod_sparse.schedules.gravac import GraVAC
-from horovod_sparse.schedules.moment import Moment
 from horovod_sparse.schedules.warmup import WarmUp
 
 
 class Schedule(Protocol):
-    """One bucket's density over time; built from the configuration's density and options.
+    """One bucket's density over time; built from its place, the configuration's density and its options.
 
     All ranks decide alike: by the step, or by numbers that are averaged over the ranks.
 
     Attributes:
-        weighs: Whether ``choose`` has to be asked. It costs a pass over what is left after the selection.
+        Options: Nested dataclass of its options.
+        weighs: Tells that ``choose`` has to be asked. It costs a pass over what is left after the selection.
     """
 
     weighs: bool
 
-    def densities(self, moment: Moment) -> Sequence[float]:
-        """The candidates of this step, descending; only the first one if the schedule does not weigh."""
+    def __init__(self, place: Place, density: float, options: Any) -> None: ...
+
+    def densities(self, step: Step) -> Sequence[float]:
+        """The candidates of this step, descending; only the first one if the schedule does not weigh. 1: everything.
+
+        Called once in every step that is not refused for a gradient that is not finite.
+        """
         ...
 
-    def choose(self, gains: Sequence[float], moment: Moment) -> int | None:
-        """Which candidate is sent; None: everything.
+    def choose(self, gains: Sequence[float]) -> int | None:
+        """The number of the candidate that is sent; None: everything.
 
         Args:
             gains: For each candidate the share of the accumulated gradient's squared norm in it, averaged over ranks.
-            moment: The step.
         """
         ...
 
@@ -52,4 +57,4 @@ SCHEDULES: dict[str, type[Schedule]] = {
     "accordion": Accordion,
 }
 
-__all__ = ["SCHEDULES", "Accordion", "Constant", "GraVAC", "Moment", "Schedule", "WarmUp"]
+__all__ = ["SCHEDULES", "Accordion", "Constant", "GraVAC", "Schedule", "WarmUp"]

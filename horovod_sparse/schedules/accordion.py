@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from horovod_sparse.rules import Place, Step, number, whole
 from horovod_sparse.schedules.constant import Constant
-from horovod_sparse.schedules.moment import Moment, check_steps_per_epoch
 
 
 class Accordion(Constant):
@@ -15,59 +16,49 @@ class Accordion(Constant):
 
     So does a learning rate that fell by as much. The norm is the root of the mean square over an interval's steps and
     over the ranks. The first interval has nothing to be compared with, and the high density.
-
-    Args:
-        density: The low density.
-        high_density: The high one.
-        interval: Epochs from one decision to the next.
-        change: Relative change of the norm, or fall of the learning rate, above which the density is high.
-        steps_per_epoch: So many steps count as an epoch; None: ``optimizer.set_epoch`` tells epochs.
-
-    Raises:
-        ValueError: A number is out of range.
     """
 
-    def __init__(
-        self,
-        density: float,
-        *,
-        high_density: float = 0.1,
-        interval: int = 10,
-        change: float = 0.5,
-        steps_per_epoch: int | None = None,
-    ) -> None:
-        super().__init__(density)
-        if not density <= high_density <= 1:
-            raise ValueError(f"high_density must be at least density ({density}) and at most 1, not {high_density}")
-        if interval < 1:
-            raise ValueError(f"interval must be at least 1 epoch, not {interval}")
-        if not change > 0:
-            raise ValueError(f"change must be above 0, not {change}: 0.5 stands for half of the norm before")
-        check_steps_per_epoch(steps_per_epoch)
-        self._high_density, self._interval, self._change = high_density, interval, change
-        self._steps_per_epoch = steps_per_epoch
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Constant.Options):
+        """Options of Accordion; the density configured is the low one.
+
+        Attributes:
+            high_density: The high one.
+            interval: Epochs from one decision to the next.
+            change: Relative change of the norm, or fall of the learning rate, above which the density is high.
+            steps_per_epoch: So many steps count as an epoch; None: ``optimizer.set_epoch`` tells epochs.
+        """
+
+        high_density: float = number(0.1, lambda x: 0 < x <= 1, "in (0, 1]")
+        interval: int = whole(10, least=1)
+        change: float = number(0.5, lambda x: x > 0, "above 0", hint="0.5 stands for half of the norm before")
+        steps_per_epoch: int | None = whole(None, least=1, hint="without it, optimizer.set_epoch() tells epochs")
+
+    def __init__(self, place: Place, density: float, options: Options) -> None:
+        super().__init__(place, density, options)
+        if density > options.high_density:
+            raise ValueError(f"high_density must be at least density ({density}), not {options.high_density}")
         self._number = 0  # of the interval
         self._squares, self._steps = 0.0, 0  # of the interval so far, on this rank
         self._norm = math.nan  # of the interval before
         self._learning_rate = math.nan  # at its end
         self._high = True
 
-    def densities(self, moment: Moment) -> Sequence[float]:
-        """The density of the interval."""
-        number = moment.epochs(self._steps_per_epoch) // self._interval
+    def _densities(self, step: Step) -> Sequence[float]:
+        number = step.epochs(self._options.steps_per_epoch) // self._options.interval
         if number != self._number and self._steps > 0:
-            self._decide(moment)
+            self._decide(step)
         self._number = number
-        self._squares += moment.square_norm()
+        self._squares += step.square_norm()
         self._steps += 1
-        return (self._high_density,) if self._high else super().densities(moment)
+        return (self._options.high_density,) if self._high else super()._densities(step)
 
-    def _decide(self, moment: Moment) -> None:
-        (square,) = moment.mean([self._squares / self._steps])
-        norm, rate = math.sqrt(square), moment.learning_rate
+    def _decide(self, step: Step) -> None:
+        (square,) = self._place.mean([self._squares / self._steps])
+        norm, rate, change = math.sqrt(square), step.learning_rate, self._options.change
         # Comparisons with NaN, what there was before the first interval, are false.
-        steady = abs(self._norm - norm) <= self._change * self._norm
-        fell = rate < (1 - self._change) * self._learning_rate
+        steady = abs(self._norm - norm) <= change * self._norm
+        fell = rate < (1 - change) * self._learning_rate
         self._high = not steady or fell
         self._norm, self._learning_rate = norm, rate
         self._squares, self._steps = 0.0, 0

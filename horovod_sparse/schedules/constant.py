@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from horovod_sparse.schedules.moment import Moment
-from horovod_sparse.state import Stateless
+from horovod_sparse.rules import Place, RuleOptions, Stateless, Step, whole
 
 
 class Constant(Stateless):
-    """Always the density that was configured.
+    """Always the density that was configured; the base of the other schedules.
 
     Args:
-        density: It.
+        place: The bucket and the rank.
+        density: As configured.
+        options: Of the schedule.
     """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(RuleOptions):
+        """Options of every schedule.
+
+        Attributes:
+            dense_steps: Steps at the start in which everything travels.
+        """
+
+        dense_steps: int = whole(0)
 
     weighs = False
 
-    def __init__(self, density: float) -> None:
+    def __init__(self, place: Place, density: float, options: Any) -> None:
+        self._place = place
         self._density = density
+        self._options = options
 
-    def densities(self, moment: Moment) -> Sequence[float]:
-        """The one density."""
-        del moment
+    def densities(self, step: Step) -> Sequence[float]:
+        """1 during the dense steps at the start, then those of the rule."""
+        return (1.0,) if step.number < self._options.dense_steps else self._densities(step)
+
+    def _densities(self, step: Step) -> Sequence[float]:
+        del step
         return (self._density,)
 
-    def choose(self, gains: Sequence[float], moment: Moment) -> int | None:
+    def choose(self, gains: Sequence[float]) -> int | None:
         """The one candidate."""
-        del gains, moment
+        del gains
         return 0

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from horovod_sparse.schedules.moment import Moment
+from horovod_sparse.rules import Place, Step, number, whole
+from horovod_sparse.schedules.constant import Constant
 
 
-class GraVAC:
+class GraVAC(Constant):
     """Weighs two compression factors in every step: the lowest in force, and a candidate that is ``cf_step`` as high.
 
     The gain of a factor is the share of the accumulated gradient's squared norm that it sends, averaged over the
@@ -18,83 +20,74 @@ class GraVAC:
     one rises to the candidate. The candidate goes through all factors up to ``cf_max``, one window each. Then the
     smallest one is settled on whose gain times throughput (steps per second) is within ``omega`` of the largest: more
     compression would not pay any more.
-
-    Args:
-        density: 1 / cf_min, where cf_min is the lowest compression factor.
-        cf_max: The highest compression factor.
-        cf_step: Factor from one candidate to the next.
-        window: Steps for which a candidate is watched.
-        eps: Least gain that a step may be sent with; 0.7 or 0.9 in the paper.
-        omega: Relative difference that counts as none.
-
-    Raises:
-        ValueError: A number is out of range, or cf_min is above cf_max.
     """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Constant.Options):
+        """Options of GraVAC; the density configured is 1 / cf_min, where cf_min is the lowest compression factor.
+
+        Attributes:
+            cf_max: The highest compression factor.
+            cf_step: Factor from one candidate to the next.
+            window: Steps for which a candidate is watched.
+            eps: Least gain that a step may be sent with; 0.7 or 0.9 in the paper.
+            omega: Relative difference that counts as none.
+        """
+
+        cf_max: float = number(1000.0, lambda x: x >= 1, "at least 1")
+        cf_step: float = number(2.0, lambda x: x > 1, "above 1", hint="candidates have to rise")
+        window: int = whole(500, least=1)
+        eps: float = number(0.7, lambda x: 0 < x <= 1, "in (0, 1]")
+        omega: float = number(0.01, lambda x: 0 <= x < 1, "in [0, 1)")
 
     weighs = True
 
-    def __init__(
-        self,
-        density: float,
-        *,
-        cf_max: float = 1000.0,
-        cf_step: float = 2.0,
-        window: int = 500,
-        eps: float = 0.7,
-        omega: float = 0.01,
-    ) -> None:
+    def __init__(self, place: Place, density: float, options: Options) -> None:
+        super().__init__(place, density, options)
         cf_min = 1 / density
-        if cf_min > cf_max:
+        if cf_min > options.cf_max:
             raise ValueError(
-                f"cf_min must not be above cf_max, but is {cf_min:g} (1 / density), and cf_max is {cf_max:g}: raise "
-                "density or cf_max"
+                f"cf_min must not be above cf_max, but is {cf_min:g} (1 / density), and cf_max is "
+                f"{options.cf_max:g}: raise density or cf_max"
             )
-        if cf_step <= 1:
-            raise ValueError(f"cf_step must be above 1, not {cf_step}: candidates have to rise")
-        if window < 1:
-            raise ValueError(f"window must be at least 1 step, not {window}")
-        if not 0 < eps <= 1 or not 0 <= omega < 1:
-            raise ValueError(f"eps must be in (0, 1] and omega in [0, 1), not {eps} and {omega}")
-        self._cf_max, self._cf_step = cf_max, cf_step
-        self._window, self._eps, self._omega = window, eps, omega
         self._lowest = cf_min
-        self._candidate = min(cf_min * cf_step, cf_max)
+        self._candidate = min(cf_min * options.cf_step, options.cf_max)
         self._settled = False
         self._gains = [0.0, 0.0]  # sums over the window so far
         self._steps = 0
         self._seen: list[list[float]] = []  # [factor, gain * throughput]
         self._started = time.perf_counter()  # the window
 
-    def densities(self, moment: Moment) -> Sequence[float]:
-        """What the lowest factor and the candidate send."""
-        del moment
+    def _densities(self, step: Step) -> Sequence[float]:
+        """Shares that the lowest factor and the candidate send."""
+        del step
         return (1 / self._lowest, 1 / self._candidate)
 
-    def choose(self, gains: Sequence[float], moment: Moment) -> int | None:
+    def choose(self, gains: Sequence[float]) -> int | None:
         """The candidate, the lowest factor or everything, by the gains; takes note of them."""
-        chosen = next((index for index in (1, 0) if gains[index] >= self._eps), None)
+        chosen = next((index for index in (1, 0) if gains[index] >= self._options.eps), None)
         if not self._settled:
             self._gains = [total + gain for total, gain in zip(self._gains, gains, strict=True)]
             self._steps += 1
-            if self._steps == self._window:
-                self._end_window(moment)
+            if self._steps == self._options.window:
+                self._end_window()
         return chosen
 
-    def _end_window(self, moment: Moment) -> None:
-        (seconds,) = moment.mean([time.perf_counter() - self._started])
+    def _end_window(self) -> None:
+        (seconds,) = self._place.mean([time.perf_counter() - self._started])
         lowest, candidate = (total / self._steps for total in self._gains)
         self._seen.append([self._candidate, candidate * self._steps / max(seconds, 1e-9)])
-        if lowest - candidate <= self._omega * lowest:
+        if lowest - candidate <= self._options.omega * lowest:
             self._lowest = self._candidate
-        if self._candidate < self._cf_max:
-            self._candidate = min(self._candidate * self._cf_step, self._cf_max)
+        if self._candidate < self._options.cf_max:
+            self._candidate = min(self._candidate * self._options.cf_step, self._options.cf_max)
         else:
             self._settle()
         self._gains, self._steps, self._started = [0.0, 0.0], 0, time.perf_counter()
 
     def _settle(self) -> None:
         best = max(worth for _, worth in self._seen)
-        self._candidate = min(factor for factor, worth in self._seen if worth >= (1 - self._omega) * best)
+        self._candidate = min(factor for factor, worth in self._seen if worth >= (1 - self._options.omega) * best)
         self._lowest = min(self._lowest, self._candidate)
         self._settled = True
 

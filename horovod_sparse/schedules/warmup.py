@@ -3,47 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from horovod_sparse.rules import Place, Step, is_number, whole
 from horovod_sparse.schedules.constant import Constant
-from horovod_sparse.schedules.moment import Moment, check_steps_per_epoch
 
 
 class WarmUp(Constant):
-    """density^((e+1)/(E+1)) in epoch e of E, and the density configured from then on.
+    """density^((e+1)/(E+1)) in epoch e of E, and the density configured from then on."""
 
-    With ``steps_per_epoch=1`` the density falls in every step.
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Constant.Options):
+        """Options of the warm-up.
 
-    Args:
-        density: After the warm-up.
-        warmup: Epochs E.
-        warmup_densities: One for each epoch of the warm-up, instead of the formula.
-        steps_per_epoch: So many steps count as an epoch; None: ``optimizer.set_epoch`` tells epochs.
+        Attributes:
+            warmup: Epochs E.
+            warmup_densities: One for each epoch of the warm-up, instead of the formula.
+            steps_per_epoch: So many steps count as an epoch; with 1 the density falls in every step. None:
+                ``optimizer.set_epoch`` tells epochs.
+        """
 
-    Raises:
-        ValueError: A number is out of range.
-    """
+        warmup: int = whole(4)
+        warmup_densities: tuple[float, ...] | None = None
+        steps_per_epoch: int | None = whole(None, least=1, hint="without it, optimizer.set_epoch() tells epochs")
 
-    def __init__(
-        self,
-        density: float,
-        *,
-        warmup: int = 4,
-        warmup_densities: Sequence[float] | None = None,
-        steps_per_epoch: int | None = None,
-    ) -> None:
-        super().__init__(density)
-        if warmup < 0:
-            raise ValueError(f"warmup must be a number of epochs of at least 0, not {warmup}")
-        check_steps_per_epoch(steps_per_epoch)
-        if warmup_densities is None:
-            warmup_densities = [density ** ((epoch + 1) / (warmup + 1)) for epoch in range(warmup)]
-        wrong = [one for one in warmup_densities if not 0 < one <= 1]
-        if wrong:
-            raise ValueError(f"warmup_densities must be in (0, 1], not {wrong[0]}")
-        self._densities = tuple(warmup_densities)
-        self._steps_per_epoch = steps_per_epoch
+        def __post_init__(self) -> None:
+            """Checks the densities, too."""
+            super().__post_init__()
+            densities: Any = self.warmup_densities
+            if densities is not None:
+                if not isinstance(densities, (list, tuple)) or not all(is_number(x) and 0 < x <= 1 for x in densities):
+                    raise ValueError(f"warmup_densities must be numbers in (0, 1], as in (0.3,0.1), not {densities!r}")
+                object.__setattr__(self, "warmup_densities", tuple(densities))
 
-    def densities(self, moment: Moment) -> Sequence[float]:
-        """The density of the epoch."""
-        epoch = moment.epochs(self._steps_per_epoch)
-        return (self._densities[epoch],) if epoch < len(self._densities) else super().densities(moment)
+    def __init__(self, place: Place, density: float, options: Options) -> None:
+        super().__init__(place, density, options)
+        epochs = options.warmup
+        formula = tuple(density ** ((epoch + 1) / (epochs + 1)) for epoch in range(epochs))
+        self._first = formula if options.warmup_densities is None else options.warmup_densities
+
+    def _densities(self, step: Step) -> Sequence[float]:
+        epoch = step.epochs(self._options.steps_per_epoch)
+        return (self._first[epoch],) if epoch < len(self._first) else super()._densities(step)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.consensus import Consensus
-from horovod_sparse.sparsifiers.dgcsampling import DGCSampling
+from horovod_sparse.rules import Place, Step
+from horovod_sparse.sparsifiers.dgc import DGCSampling
 from horovod_sparse.sparsifiers.gaussiank import GaussianK
 from horovod_sparse.sparsifiers.multilevel import MultiLevel
 from horovod_sparse.sparsifiers.randomblock import RandomBlock
 from horovod_sparse.sparsifiers.randomk import RandomK
 from horovod_sparse.sparsifiers.redsync import RedSync
 from horovod_sparse.sparsifiers.reusedtopk import ReusedTopK
-from horovod_sparse.sparsifiers.stabletopk import StableTopK
+from horovod_sparse.sparsifiers.stable import StableTopK
 from horovod_sparse.sparsifiers.threshold import Threshold
 from horovod_sparse.sparsifiers.topk import TopK
 from horovod_sparse.vector import SparseVector
@@ -25,19 +25,22 @@ class Sparsifier(Protocol):
     Law: acc before = acc after + vector. The entries taken leave the accumulator.
 
     Attributes:
-        shares_indices: Whether all ranks choose the same positions, so that only values need to travel.
-        replicated: Whether the state is the same on every rank, so that another number of ranks can take it over.
+        Options: Nested dataclass of its options.
+        shares_indices: Tells that all ranks choose the same positions, so that only values need to travel.
+        replicated: Tells that the state is the same on every rank, so that another number of ranks can take it over.
     """
 
     shares_indices: bool
     replicated: bool
 
-    def take(self, accumulator: Accumulator, k: int, consensus: Consensus) -> SparseVector:
-        """Moves about k entries out of the accumulator."""
+    def __init__(self, place: Place, options: Any) -> None: ...
+
+    def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
+        """Moves about k entries out of the accumulator, in a step that is the same on every rank."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the next step depends on. Arrays are not copied: see ``snapshot``."""
+        """Everything the next step depends on. Arrays are not copied: see ``rules.snapshot``."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -60,7 +63,6 @@ SPARSIFIERS: dict[str, type[Sparsifier]] = {
 
 __all__ = [
     "SPARSIFIERS",
-    "Consensus",
     "DGCSampling",
     "GaussianK",
     "MultiLevel",

@@ -1,77 +1,66 @@
-"""What the sparsifiers have in common."""
+"""Common parts of the sparsifiers."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from horovod_sparse.place import Place
+from horovod_sparse.rules import Place, RuleOptions, Stateless, Step, whole
 
 
-class Base:
-    """Knows its place, and how many threads its kernels may use.
+class Base(Stateless):
+    """A rule at its place.
 
     Attributes:
-        shares_indices: Whether all ranks choose the same positions, so that only values need to travel.
-        replicated: Whether the state is the same on every rank, so that another number of ranks can take it over.
+        shares_indices: Tells that all ranks choose the same positions, so that only values need to travel.
+        replicated: Tells that the state is the same on every rank, so that another number of ranks can take it over.
 
     Args:
         place: The bucket and the rank.
-        threads: Threads of the kernels; the selection does not depend on it.
-
-    Raises:
-        ValueError: threads is below 1.
+        options: Of the rule.
     """
 
     shares_indices = False
     replicated = True
 
-    def __init__(self, place: Place, *, threads: int = 1) -> None:
-        if threads < 1:
-            raise ValueError(f"threads must be at least 1, not {threads}")
+    def __init__(self, place: Place, options: Any) -> None:
         self._place = place
-        self._threads = threads
+        self._options = options
+
+
+class Fused(Base):
+    """A rule whose kernels share their work among threads."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(RuleOptions):
+        """Options of a rule with fused kernels.
+
+        Attributes:
+            threads: Threads of the kernels; the selection does not depend on it.
+        """
+
+        threads: int = whole(1, least=1, free=True)
+
+    def __init__(self, place: Place, options: Any) -> None:
+        super().__init__(place, options)
+        self._threads: int = options.threads
 
 
 class Random(Base):
-    """Draws anew in every step, from a generator of its own; global generators are neither used nor changed.
+    """A rule that draws anew in every step; global generators are neither used nor changed."""
 
-    Args:
-        place: The bucket and the rank.
-        seed: Of the generator.
-        threads: As for ``Base``.
+    @dataclass(frozen=True, kw_only=True)
+    class Options(RuleOptions):
+        """Options of a rule that draws.
 
-    Raises:
-        ValueError: A number is out of range.
-    """
+        Attributes:
+            seed: Of the generator, which is made anew in every step.
+        """
 
-    def __init__(self, place: Place, *, seed: int = 0, threads: int = 1) -> None:
-        super().__init__(place, threads=threads)
-        self._seed = whole_number("seed", seed, least=0)
-        self._step = 0
+        seed: int = whole(0)
 
-    def _draw(self, *, shared: bool) -> np.random.Generator:
-        """This step's generator, the same on every rank or this rank's own; the next call is the next step's."""
-        generator = self._place.generator(self._seed, self._step, shared=shared)
-        self._step += 1
-        return generator
-
-    def state_dict(self) -> dict[str, Any]:
-        """The number of the step, which with the seed names the next draw."""
-        return {"step": self._step}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``."""
-        self._step = int(state["step"])
-
-
-def whole_number(name: str, value: object, least: int) -> int:
-    """The value of an option, checked.
-
-    Raises:
-        ValueError: It is no whole number, or below the least one allowed.
-    """
-    if not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
-    return value
+    def _draw(self, step: Step, *, shared: bool) -> np.random.Generator:
+        """This step's generator, the same on every rank or this rank's own."""
+        return self._place.generator(self._options.seed, step.number, shared=shared)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.consensus import Consensus
 from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import Moments
-from horovod_sparse.sparsifiers.base import Base
-from horovod_sparse.state import Stateless
+from horovod_sparse.rules import Step
+from horovod_sparse.sparsifiers.base import Fused
 from horovod_sparse.vector import SparseVector
 
 _CORRECTIONS = 3
@@ -20,21 +20,21 @@ _CORRECTIONS = 3
 _LOWER = (0.25, 0.5, 0.75)
 
 
-class GaussianK(Stateless, Base):
+class GaussianK(Fused):
     """Takes what reaches the k-th magnitude that a normal distribution of the same moments would have.
 
     The threshold is abs(mean) - deviation * Phi^-1(density / 2). Where fewer than 2/3 k reach it, it is multiplied by
     0.5, where more than 4/3 k do, by 1.5, at most three times. Whatever then reaches it is taken: about k entries if
     gradients are nearly normal. If none does, as with constant gradients, exactly the k largest are.
-
-    Args:
-        place: The bucket and the rank.
-        threads: Threads of the kernels; the selection does not depend on it.
     """
 
-    def take(self, accumulator: Accumulator, k: int, consensus: Consensus) -> SparseVector:
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Fused.Options):
+        """Options of GaussianK: those of every rule with fused kernels."""
+
+    def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
         """Moves about k entries out of the accumulator."""
-        del consensus  # each rank chooses for itself
+        del step
         moments = accumulator.moments(self._threads)
         threshold = _threshold(moments, k)
         if not 0 < threshold < math.inf:  # all is zero, all is wanted, or something has overflowed
@@ -51,7 +51,7 @@ class GaussianK(Stateless, Base):
         return vector if len(vector) else accumulator.take_largest(k, self._threads)
 
     def _at(self, factor: float, threshold: float, vector: SparseVector, accumulator: Accumulator) -> SparseVector:
-        """What reaches a multiple of the threshold, given what reaches the threshold itself."""
+        """The entries that reach a multiple of the threshold, given those that reach the threshold itself."""
         if factor < 1:
             return vector.plus(accumulator.take_above(factor * threshold, self._threads))
         return accumulator.keep_largest(vector, _count(vector, factor * threshold))
@@ -89,6 +89,6 @@ def _corrected(vector: SparseVector, threshold: float, lower: dict[float, int], 
 
 
 def _count(vector: SparseVector, threshold: float) -> int:
-    """How many magnitudes of a vector reach a threshold."""
+    """Number of magnitudes of a vector that reach a threshold."""
     values = vector.values
     return int(kernels_for(values).count_reaching([(0, values)], values, np.array([threshold]))[0])

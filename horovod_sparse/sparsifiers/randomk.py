@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.consensus import Consensus
 from horovod_sparse.kernels.types import Indices
-from horovod_sparse.place import Place
+from horovod_sparse.rules import Place, Step, flag
 from horovod_sparse.sparsifiers.base import Random
 from horovod_sparse.vector import SparseVector
 
@@ -16,24 +17,25 @@ class RandomK(Random):
     """Takes k positions at random, anew in every step.
 
     Positions that are held for now stay in the memory and travel as zeros.
-
-    Args:
-        place: The bucket and the rank.
-        seed: Of this sparsifier's own generator; global generators are neither used nor changed.
-        shared: Whether all ranks draw the same positions, so that only values travel, or each rank its own.
-
-    Raises:
-        ValueError: seed is negative.
     """
 
-    def __init__(self, place: Place, *, seed: int = 0, shared: bool = True) -> None:
-        super().__init__(place, seed=seed)
-        self.shares_indices = bool(shared)
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Random.Options):
+        """Options of RandomK.
 
-    def take(self, accumulator: Accumulator, k: int, consensus: Consensus) -> SparseVector:
+        Attributes:
+            shared: All ranks draw the same positions, so that only values travel; otherwise each rank its own.
+        """
+
+        shared: bool = flag(True)
+
+    def __init__(self, place: Place, options: Options) -> None:
+        super().__init__(place, options)
+        self.shares_indices = options.shared
+
+    def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
         """Moves the values at k positions out of the accumulator, or all where there are fewer than k."""
-        del consensus  # the seed and the step are the same on every rank
-        generator = self._draw(shared=self.shares_indices)
+        generator = self._draw(step, shared=self.shares_indices)
         positions = _subset(generator, accumulator.size, min(k, accumulator.size))
         return accumulator.take_at(positions, shared=self.shares_indices)
 

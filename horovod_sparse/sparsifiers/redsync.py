@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.consensus import Consensus
-from horovod_sparse.sparsifiers.base import Base
-from horovod_sparse.state import Stateless
+from horovod_sparse.rules import Step
+from horovod_sparse.sparsifiers.base import Fused
 from horovod_sparse.vector import SparseVector
 
 _PARTS = 8  # into which three bisections divide; after them an interval is shorter than 0.2, where the search ends
 
 
-class RedSync(Stateless, Base):
+class RedSync(Fused):
     """Takes what reaches mean + r (max - mean) of the magnitudes, where r is found by bisection of [0, 1].
 
     The search ends when at least k and fewer than 2k entries reach the threshold, or when r is known to 0.2. Where
     magnitudes are spread wide, the number of entries may then be far from k.
-
-    Args:
-        place: The bucket and the rank.
-        threads: Threads of the kernels; the selection does not depend on it.
     """
 
-    def take(self, accumulator: Accumulator, k: int, consensus: Consensus) -> SparseVector:
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Fused.Options):
+        """Options of RedSync: those of every rule with fused kernels."""
+
+    def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
         """Moves some k to 2k entries out of the accumulator."""
-        del consensus  # each rank chooses for itself
+        del step
         moments = accumulator.moments(self._threads)
         mean = moments.magnitudes / max(moments.count, 1)
         if k >= moments.count or not 0 < mean < math.inf:  # all is wanted, all is zero, or something has overflowed
@@ -39,7 +39,7 @@ class RedSync(Stateless, Base):
 
 
 def _bisect(counts: list[int], k: int) -> int:
-    """Where the bisection ends.
+    """The end of the bisection.
 
     Args:
         counts: How many reach r = 1/8, 2/8, ... 7/8.

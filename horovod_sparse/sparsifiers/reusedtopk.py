@@ -2,68 +2,63 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.consensus import Consensus
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.place import Place
-from horovod_sparse.sparsifiers.base import Base
-from horovod_sparse.threshold import ReusedThreshold
+from horovod_sparse.rules import Place, Step, number, whole
+from horovod_sparse.sparsifiers.base import Fused
+from horovod_sparse.threshold import LOW, UP, ReusedThreshold
 from horovod_sparse.vector import SparseVector
 
 # So far above the band a step is cut back. With the published bands Ok-Topk then sends at most 6 k (P-1)/P words.
 _CUT = 4 / 3
 
 
-class ReusedTopK(Base):
+class ReusedTopK(Fused):
     """Takes exactly the k largest magnitudes now and then, and in between all that reach the last threshold.
 
     After a step above the band the threshold is nudged. Beyond the paper, a step that would be below the band, or at
     more than 4/3 of its upper end, takes exactly the k largest: where the magnitudes change from batch to batch,
     nudging does not follow them.
-
-    Args:
-        place: The bucket and the rank.
-        tau_threshold: Steps from one exact selection to the next.
-        local_low: Lower end of the band for the number of entries, as a fraction of k.
-        local_high: Its upper end. The paper's is 5/4; with 1 fewer bytes travel.
-        local_scale: Factor on the threshold after a step above the band.
-        threads: Threads of the fused kernels; the selection does not depend on it.
-
-    Raises:
-        ValueError: A number is out of range, or the band's ends are not ordered.
     """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Fused.Options):
+        """Options of ReusedTopK.
+
+        Attributes:
+            tau_threshold: Steps from one exact selection to the next.
+            local_low: Lower end of the band for the number of entries, as a fraction of k.
+            local_high: Its upper end. The paper's is 5/4; with 1 fewer bytes travel.
+            local_scale: Factor on the threshold after a step above the band.
+        """
+
+        tau_threshold: int = whole(32, least=1)
+        local_low: float = number(2 / 3, *LOW)
+        local_high: float = number(1.0, *UP)
+        local_scale: float = number(1.012, *UP)
 
     replicated = False  # every rank has a threshold of its own
 
-    def __init__(
-        self,
-        place: Place,
-        *,
-        tau_threshold: int = 32,
-        local_low: float = 2 / 3,
-        local_high: float = 1.0,
-        local_scale: float = 1.012,
-        threads: int = 1,
-    ) -> None:
-        super().__init__(place, threads=threads)
-        self._threshold = ReusedThreshold(tau_threshold, local_low, local_high, local_scale, local_scale)
+    def __init__(self, place: Place, options: Options) -> None:
+        super().__init__(place, options)
+        low, high, scale = options.local_low, options.local_high, options.local_scale
+        self._threshold = ReusedThreshold(options.tau_threshold, low, high, scale, scale)
 
-    def take(self, accumulator: Accumulator, k: int, consensus: Consensus) -> SparseVector:
+    def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
         """Moves about k entries out of the accumulator."""
-        del consensus  # each rank chooses for itself
+        del step
         threshold = self._threshold
         if threshold.due(k):
             vector = accumulator.take_largest(k, self._threads)
         else:
             threshold.reuse()
             vector = accumulator.take_above(threshold.value, self._threads)
-            if not threshold.below(len(vector)) and not threshold.above(len(vector), times=_CUT):
-                threshold.held()
-                threshold.nudge(len(vector))
+            if threshold.holds(len(vector), times=_CUT):
                 return vector
             threshold.failed()
             vector = self._exactly(k, vector, accumulator)

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.consensus import Consensus
-from horovod_sparse.place import Place
-from horovod_sparse.sparsifiers.base import Base
-from horovod_sparse.state import Stateless
+from horovod_sparse.rules import Step, number
+from horovod_sparse.sparsifiers.base import Fused
 from horovod_sparse.vector import SparseVector
 
 
-class Threshold(Stateless, Base):
-    """Takes every magnitude of at least a given one; how many these are follows from the gradients, not from k.
+class Threshold(Fused):
+    """Takes every magnitude of at least a given one; how many these are follows from the gradients, not from k."""
 
-    Args:
-        place: The bucket and the rank.
-        threshold: In units of the gradients; must be given.
-        threads: Threads of the fused kernel; the selection does not depend on it.
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Fused.Options):
+        """Options of Threshold.
 
-    Raises:
-        ValueError: A number is missing or out of range.
-    """
+        Attributes:
+            threshold: The smallest magnitude that is sent, in units of the gradients; must be given.
+        """
 
-    def __init__(self, place: Place, *, threshold: float | None = None, threads: int = 1) -> None:
-        super().__init__(place, threads=threads)
-        if not isinstance(threshold, (int, float)) or not 0 < threshold < math.inf:
-            raise ValueError(
-                f"threshold must be a finite number above 0, not {threshold!r}: give the option threshold, the "
-                "smallest magnitude that is to be sent"
-            )
-        self._threshold = float(threshold)
+        threshold: float | None = number(
+            None,
+            lambda x: x > 0,
+            "a finite number above 0",
+            hint="give the option threshold, the smallest magnitude that is to be sent",
+            required=True,
+        )
 
-    def take(self, accumulator: Accumulator, k: int, consensus: Consensus) -> SparseVector:
+    def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
         """Moves all that reach the threshold out of the accumulator."""
-        del k, consensus  # each rank chooses for itself, as many as there are
-        return accumulator.take_above(self._threshold, self._threads)
+        del k, step
+        return accumulator.take_above(float(self._options.threshold), self._threads)

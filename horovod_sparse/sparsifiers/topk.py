@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.consensus import Consensus
-from horovod_sparse.sparsifiers.base import Base
-from horovod_sparse.state import Stateless
+from horovod_sparse.rules import Step
+from horovod_sparse.sparsifiers.base import Fused
 from horovod_sparse.vector import SparseVector
 
 
-class TopK(Stateless, Base):
+class TopK(Fused):
     """Takes exactly the k largest magnitudes; ties go to the lower index."""
 
-    def take(self, accumulator: Accumulator, k: int, consensus: Consensus) -> SparseVector:
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Fused.Options):
+        """Options of TopK: those of every rule with fused kernels."""
+
+    def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
         """Moves the k largest magnitudes out of the accumulator, or all where there are fewer than k."""
-        del consensus  # each rank chooses for itself
+        del step
         return accumulator.take_largest(k, self._threads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks import cluster, emulated, namespaces
-from benchmarks.emulated import Cluster
-from benchmarks.on_node import enter
+from benchmarks.cluster import emulated, namespaces
+from benchmarks.cluster.__main__ import main
+from benchmarks.cluster.emulated import Cluster
+from benchmarks.cluster.namespaces import enter
 
 NAME = "hvstest"  # beside the cluster of a user
 MESSAGE = 2_500_000  # bytes; a fifth of a second at 100 Mbit/s
@@ -43,7 +45,7 @@ if comm.rank == 0:
 
 
 def obstacle() -> str:
-    """Why no cluster can be made here, or nothing."""
+    """Reason why no cluster can be made here, or nothing."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if not all(map(shutil.which, ("ip", "tc", "ss"))):
@@ -73,14 +75,14 @@ def processes_on(node: str) -> list[str]:
 def test_without_root_the_remedy_is_told(monkeypatch, capsys):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     for arguments in (["up"], ["down"], ["rate", "1gbit"], ["counters"], ["run", "2", "--", "true"]):
-        assert cluster.main(arguments) == 1
+        assert main(arguments) == 1
         assert "need root: run this with `sudo" in capsys.readouterr().err
 
 
 def test_a_missing_program_is_named(monkeypatch, capsys):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(emulated.shutil, "which", lambda program, path: None if program == "tc" else program)
-    assert cluster.main(["up"]) == 1
+    assert main(["up"]) == 1
     assert "tc not found: install iproute2" in capsys.readouterr().err
 
 
@@ -98,7 +100,7 @@ def test_a_missing_program_is_named(monkeypatch, capsys):
 )
 def test_bad_input_is_refused_before_anything_is_made(arguments, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert cluster.main(arguments) == 1
+    assert main(arguments) == 1
     assert message in capsys.readouterr().err
 
 
@@ -107,13 +109,14 @@ def test_options_before_the_dashes_are_mpiruns(monkeypatch):
     monkeypatch.setattr(Cluster, "running", classmethod(lambda cls: cls(4)))
     monkeypatch.setattr(emulated.subprocess, "run", lambda command, **settings: seen.update(settings, command=command))
     with pytest.raises(AttributeError):  # nothing ran that could have a status
-        cluster.main(["run", "3", "--mca", "btl", "tcp", "-x", "A=1", "--", "python", "-c", "a -- b", "--", "c"])
+        main(["run", "3", "--mca", "btl", "tcp", "-x", "A=1", "--", "python", "-c", "a -- b", "--", "c"])
     own, program = ["--mca", "btl", "tcp", "-x", "A=1"], ["python", "-c", "a -- b", "--", "c"]
     assert seen["command"] == enter("hvs0", ["mpirun", "-np", "3", "-H", "hvs0,hvs1,hvs2", *own, *program])
     assert seen["env"]["OMPI_MCA_btl_tcp_if_include"] == "10.77.0.0/25"
     assert seen["env"]["PATH"].startswith(str(Path(sys.executable).parent))
 
 
+@pytest.mark.full
 @needs_namespaces
 def test_ranks_run_on_nodes_of_their_own_and_the_rate_limits_them(pair):
     hosts, seconds = send(pair)
@@ -162,6 +165,7 @@ def test_connections_use_the_same_congestion_control_everywhere(pair):
     assert all(" cubic " in report for report in reports), reports
 
 
+@pytest.mark.full
 @needs_namespaces
 def test_what_takes_too_long_is_ended_on_every_node(pair):
     with pytest.raises(subprocess.TimeoutExpired):
@@ -201,3 +205,21 @@ def test_what_fails_half_way_leaves_nothing(monkeypatch):
     with pytest.raises(RuntimeError, match="half way"):
         Cluster(2, name=f"{NAME}y").up()
     assert namespaces.existing(f"{NAME}y") == []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)  # three trainings
+@needs_namespaces
+def test_the_measurements_run_on_a_cluster_of_their_own(monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr(Cluster.__init__, "__defaults__", (2, "none", f"{NAME}z"))
+    monkeypatch.chdir(Path(__file__).resolve().parents[2])
+    assert main(["bytes", "--nodes", "2"]) == 0
+    assert "off by more" not in capfd.readouterr().out
+    small = ["--nodes", "2", "--ranks", "2", "--rates", "none", "--parameters", "100K", "--iters", "2"]
+    assert main(["collectives", *small, "--output", str(tmp_path), "--plot"]) == 0
+    cells = json.loads((tmp_path / "collectives.json").read_text())["cells"]
+    assert [len(cell["rows"]) for cell in cells] == [5, 5, 5]
+    assert (tmp_path / "collectives.png").exists()
+    training = ["--nodes", "2", "--rate", "none", "--model", "cnn", "--batch-size", "64", "--output", str(tmp_path)]
+    assert main(["overlap", *training]) == 0
+    assert len(json.loads((tmp_path / "overlap.json").read_text())["rows"]) == 3

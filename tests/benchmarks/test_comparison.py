@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from benchmarks.comparison import Cell, Row, as_json, plot, table, verdict
-from horovod_sparse.costmodel import Compute
-from horovod_sparse.network import Link
+from benchmarks.cluster.comparison import Cell, Row, as_json, plot, table, verdict
+from horovod_sparse.costs.model import Compute
+from horovod_sparse.costs.network import Link
 
 
 def cell(times: dict[str, tuple[float, float]], rate: str = "1gbit") -> Cell:

@@ -1,4 +1,4 @@
-"""What the convergence benchmark asks for and how it starts."""
+"""Command line of the convergence benchmark, and a short run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from pathlib import Path
 import launch
 import pytest
 
-from benchmarks.convergence import build_parser, jobs, main
-from benchmarks.convergence_runs import DENSE, RUNS, Job
+from benchmarks.convergence.__main__ import main
+from benchmarks.convergence.arguments import build_parser, jobs
+from benchmarks.convergence.runs import DENSE, RUNS, Job
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,10 +58,9 @@ def test_a_folder_without_results_is_named(tmp_path, capsys):
 
 
 # What the command line starts, on two ranks.
-ON_TWO = "import sys; from benchmarks import convergence; convergence.RANKS = 2; sys.exit(convergence.main())"
+ON_TWO = "from benchmarks.convergence import __main__ as one; one.RANKS = 2; raise SystemExit(one.main())"
 
 
-@pytest.mark.slow
 def test_what_is_missing_is_trained_and_everything_written(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     dense = {**Job("digits", RUNS[DENSE], seed=0, steps=4).settings(), "metric": "accuracy", "parameters": 1}

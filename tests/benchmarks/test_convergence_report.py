@@ -1,4 +1,4 @@
-"""What follows from the records of the convergence benchmark: averages, table, verdicts, figures."""
+"""Report of the convergence benchmark: averages, table, verdicts, figures."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-from benchmarks.convergence_claims import CLAIMS, Claim, fewer_bytes, near, orderings, worse
-from benchmarks.convergence_report import read, report, table
-from benchmarks.convergence_results import Results
-from benchmarks.convergence_runs import RUNS
+from benchmarks.convergence.claims import CLAIMS, Claim, fewer_bytes, near, orderings, worse
+from benchmarks.convergence.report import read, report, table
+from benchmarks.convergence.results import Results
+from benchmarks.convergence.runs import RUNS
 
 
 def record(task, run, finals, bytes_sent, group="group", baseline="dense"):

@@ -9,9 +9,9 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from benchmarks.convergence_runs import Job, Run
-from benchmarks.convergence_training import batches, measure, train
-from benchmarks.tasks import TASKS
+from benchmarks.convergence.runs import Job, Run
+from benchmarks.convergence.tasks import TASKS
+from benchmarks.convergence.training import batches, measure, train
 from horovod_sparse import trace
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]

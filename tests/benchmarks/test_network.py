@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from benchmarks import network
-from benchmarks.on_node import enter
+from benchmarks.cluster import network
+from benchmarks.cluster.namespaces import enter
 
 SS_REPORT = """\
 ESTAB 0 0 10.77.0.1:1024 10.77.0.2:37766

@@ -1,11 +1,10 @@
-"""How much of the exchange the backward pass hides, from the spans of a trace."""
+"""Share of the exchange that the backward pass hides, from the spans of a trace."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.late_exchange import exchange_late
-from benchmarks.overlap import common_length, rank_times
+from benchmarks.cluster.overlap import common_length, exchange_late, rank_times
 
 
 def span(name: str, start: float, end: float, rank: int = 0) -> dict[str, object]:

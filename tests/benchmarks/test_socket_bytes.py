@@ -1,35 +1,11 @@
-"""The kernel's count of this process' own connections, and when it agrees with ours."""
+"""The kernel's count of this node's connections, and when it agrees with ours."""
 
 from __future__ import annotations
-
-import ipaddress
-import socket
-import time
 
 import numpy as np
 import pytest
 
-from benchmarks.socket_bytes import Comparison, random_vector, socket_bytes
-
-LOOPBACK = ipaddress.IPv4Network("127.0.0.0/8")
-ELSEWHERE = ipaddress.IPv4Network("192.0.2.0/24")
-SENT = 300_000
-
-
-def test_the_payload_of_open_connections_on_the_network_is_counted():
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
-        connection, _ = server.accept()
-        with connection:
-            before = np.array(socket_bytes(LOOPBACK))
-            client.sendall(bytes(SENT))
-            received = 0
-            while received < SENT:
-                received += len(connection.recv(SENT))
-            deadline = time.monotonic() + 5  # the acknowledgement comes a little later
-            while (counted := np.array(socket_bytes(LOOPBACK)) - before)[0] < SENT and time.monotonic() < deadline:
-                time.sleep(0.01)
-            assert counted.tolist() == [SENT, SENT]
-            assert socket_bytes(ELSEWHERE) == (0, 0)
+from benchmarks.cluster.socket_bytes import Comparison, random_vector
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
-"""What the stability benchmark counts, and that it trains and draws."""
+"""Counts of the stability benchmark; it trains and draws."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from benchmarks.stability import BLOCKS, Recorder, main
+from benchmarks.convergence import stability
+from benchmarks.convergence.stability import BLOCKS, Recorder, main
 
 
 def test_a_vector_that_stays_is_wholly_stable_and_noise_is_not():
@@ -29,9 +30,11 @@ def test_blocks_count_by_their_norm():
     assert np.flatnonzero(chosen).tolist() == np.flatnonzero(again).tolist() == [1]
 
 
-def test_a_short_run_draws_its_figure(tmp_path):
+def test_a_short_run_draws_its_figure(tmp_path, monkeypatch):
+    monkeypatch.setattr(stability, "LAGS", (1, 5))
+    monkeypatch.setattr(stability, "_WARMUP", 2)
     lines = []
     path = tmp_path / "stability.png"
-    main(["--task", "digits", "--steps", "130", "--output", str(path)], show=lines.append)
+    main(["--task", "digits", "--steps", "10", "--output", str(path)], show=lines.append)
     assert path.stat().st_size > 5000
     assert len(lines) == 1 + 2 * len(BLOCKS)

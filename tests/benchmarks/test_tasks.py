@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.tasks import TASKS, VOCABULARY, WINDOW, encode
+from benchmarks.convergence.tasks import TASKS, VOCABULARY, WINDOW, encode
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)

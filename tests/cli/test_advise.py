@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import json
 
+import launch
 import pytest
 
-from horovod_sparse.cli import main
+import horovod_sparse as hvs
+from horovod_sparse.cli import main, plot
 
 MODEL = ("--parameters", "25.6M", "--ranks", "64")
+WITHOUT_MPI = """
+import sys
+import horovod_sparse as hvs
+from horovod_sparse.cli import main
+assert main(["advise", *sys.argv[1:]]) == 0
+hvs.parse("auto:density=0.01")
+sys.exit("mpi4py was imported" if "mpi4py" in sys.modules else 0)
+"""
 ETHERNET = ("--bandwidth", "10Gbit", "--latency", "5us", "--density", "0.01")
 # Yoon and Oh: 8 A100 with NVLink (300 GB/s each way). torch's sort-based top-k passes 13 ns an element there, 12 bytes.
-VGG16 = (
-    "--parameters",
-    "14.7M",
-    "--ranks",
-    "8",
-    "--density",
-    "0.001",
-    "--gpus-per-node",
-    "8",
-    "--bandwidth",
-    "100Gbit",
-)
-NVLINK = ("--inner-bandwidth", "300GB", "--select-bandwidth", "0.92GB")
+VGG16 = ("--parameters", "14.7M", "--ranks", "8", "--density", "0.001", "--bandwidth", "100Gbit")
+NVLINK = ("--gpus-per-node", "8", "--inner-bandwidth", "300GB", "--select-bandwidth", "0.92GB")
 
 
 def advise(*arguments, capsys, folder):
@@ -44,9 +43,12 @@ def test_a_slow_network_is_advised_to_send_sparse(capsys, tmp_path):
     assert totals == sorted(totals)
 
 
-def test_the_recommended_line_is_a_configuration(capsys, tmp_path):
-    import horovod_sparse as hvs
+def test_neither_advice_nor_configurations_need_mpi():
+    done = launch.python("-c", WITHOUT_MPI, *MODEL, *ETHERNET)
+    assert done.returncode == 0, done.stderr
 
+
+def test_the_recommended_line_is_a_configuration(capsys, tmp_path):
     _, _, content = advise(*MODEL, *ETHERNET, capsys=capsys, folder=tmp_path)
     name, _, density = content["recommended"].removeprefix("hvs.Compression.").removesuffix(")").partition("(density=")
     assert getattr(hvs.Compression, name)(density=float(density)).density == 0.01
@@ -113,8 +115,6 @@ def test_bad_input_is_refused(arguments, message, capsys):
 
 
 def test_missing_matplotlib_is_answered_with_the_pip_command(monkeypatch, capsys):
-    from horovod_sparse.cli import plot
-
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="2"):
         main(["advise", *MODEL, *ETHERNET, "--plot", "advice.png"])

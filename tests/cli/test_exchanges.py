@@ -1,18 +1,19 @@
-"""The benchmark's verification finds what is wrong, and its figures are what its columns say."""
+"""The benchmark times the pipeline of a training, finds what is wrong with it, and its figures are what they say."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from laws import everywhere
 
 from horovod_sparse.cli import exchanges
-from horovod_sparse.cli.exchanges import Gradients
-from horovod_sparse.collectives import Exchange, TopkA
-from horovod_sparse.compression import Compression
-from horovod_sparse.vector import SparseVector
+from horovod_sparse.cli.bench import PRESETS
+from horovod_sparse.cli.exchanges import Bucket, windows
+from horovod_sparse.compression import Compression, parse
 
 pytestmark = [pytest.mark.mpi, pytest.mark.law]
 
@@ -20,87 +21,82 @@ SIZE, K = 3000, 30
 
 
 @pytest.fixture
-def correct(comm):
-    """A vector of random entries on each rank, and its exchange."""
-    generator = np.random.default_rng(comm.Get_rank())
-    indices = np.sort(generator.permutation(SIZE)[:K]).astype(np.int32)
-    vector = SparseVector(indices, generator.standard_normal(K).astype(np.float32) + 3, SIZE)
-    return vector, TopkA(comm).allreduce(vector, K)
+def bucket(comm):
+    """A bucket whose memory holds something already."""
+    bucket = Bucket(Compression.topka(density=K / SIZE), windows(SIZE, (7, comm.Get_rank())), comm)
+    bucket.run()
+    return bucket
 
 
-def changed(vector, **fields):
-    """A copy of a vector whose arrays may be changed."""
-    return replace(vector, indices=vector.indices.copy(), values=vector.values.copy(), **fields)
+def spoil(monkeypatch: pytest.MonkeyPatch, bucket: Bucket, change: Callable[[np.ndarray], None]) -> None:
+    """The pipeline's next total is another one."""
+    allreduce = bucket.pipeline.collective.allreduce  # type: ignore[attr-defined]
+
+    def changed(*arguments: Any) -> Any:
+        exchange = allreduce(*arguments)
+        values = exchange.total.values.copy()
+        change(values)
+        return replace(exchange, total=replace(exchange.total, values=values))
+
+    monkeypatch.setattr(bucket.pipeline.collective, "allreduce", changed)  # type: ignore[attr-defined]
 
 
-def test_a_correct_exchange_has_nothing_wrong(comm, correct):
-    assert exchanges.wrong(comm, *correct) == 0
-
-
-def test_what_is_returned_counts_as_kept(comm, correct):
-    vector, exchange = correct
-    position = exchange.total.indices[0]
-    mine = vector.indices == position
-    returned = SparseVector(vector.indices[mine], vector.values[mine], SIZE)
-    total = SparseVector(exchange.total.indices[1:], exchange.total.values[1:], SIZE)
-    assert exchanges.wrong(comm, vector, Exchange(total, returned)) == 0
-    assert exchanges.wrong(comm, vector, Exchange(total, vector.nothing())) == 1
+def test_a_correct_step_has_nothing_wrong(comm, bucket):
+    assert exchanges.wrong(comm, bucket) == 0
 
 
 @pytest.mark.parametrize("value", [0.0, np.nan, 1e9])
-def test_a_wrong_element_is_counted(comm, correct, value):
-    vector, exchange = correct
-    total = changed(exchange.total)
-    total.values[[1, 5]] = value
-    assert exchanges.wrong(comm, vector, Exchange(total, exchange.returned)) == 2
+@pytest.mark.parametrize("chunk", [70, 1 << 20])
+def test_a_wrong_element_is_counted(comm, bucket, monkeypatch, value, chunk):
+    monkeypatch.setattr(exchanges, "_CHUNK", chunk)
+    spoil(monkeypatch, bucket, lambda values: values.put([1, -1], value))
+    assert exchanges.wrong(comm, bucket) == 2
 
 
-def test_bits_that_differ_from_rank_to_rank_are_counted(comm, correct):
-    vector, exchange = correct
-    total = changed(exchange.total)
-    if comm.Get_rank() > 0:
-        total.values[2] = np.nextafter(total.values[2], np.float32(np.inf))
-    assert exchanges.wrong(comm, vector, Exchange(total, exchange.returned)) == comm.Get_size() - 1
+def test_what_the_memory_loses_is_counted(comm, bucket, monkeypatch):
+    close = bucket.pipeline.memory.close
+
+    def forget(accumulator, *arguments):
+        close(accumulator, *arguments)
+        accumulator.buffer[np.argmax(abs(accumulator.buffer))] = 0
+
+    monkeypatch.setattr(bucket.pipeline.memory, "close", forget)
+    assert 1 <= exchanges.wrong(comm, bucket) <= comm.Get_size()
 
 
-def test_an_exchange_of_many_chunks_is_verified_to_its_end(comm, monkeypatch, correct):
-    monkeypatch.setattr(exchanges, "_CHUNK", 70)
-    vector, exchange = correct
-    total = changed(exchange.total)
-    assert exchanges.wrong(comm, vector, exchange) == 0
-    total.values[-1] += 1
-    assert exchanges.wrong(comm, vector, Exchange(total, exchange.returned)) == 1
+def test_bits_that_differ_from_rank_to_rank_are_counted(comm, bucket, monkeypatch):
+    upwards = np.float32(np.inf if comm.Get_rank() else -np.inf)
+    spoil(monkeypatch, bucket, lambda values: values.put(2, np.nextafter(values[2], upwards)))
+    assert exchanges.wrong(comm, bucket) == comm.Get_size() - 1
 
 
 def test_gradients_differ_from_iteration_to_iteration_and_from_rank_to_rank(comm):
-    gradients = Gradients(SIZE, (7, comm.Get_rank()))
+    gradients, again = (windows(SIZE, (7, comm.Get_rank())) for _ in range(2))
     assert not np.array_equal(gradients[0], gradients[1])
-    assert np.array_equal(gradients[1], Gradients(SIZE, (7, comm.Get_rank()))[1])
-    first = comm.allgather(gradients[0].tobytes())
-    assert len(set(first)) == comm.Get_size()
+    assert np.array_equal(gradients[1], again[1])
+    assert len(set(comm.allgather(gradients[0].tobytes()))) == comm.Get_size()
 
 
-@pytest.mark.parametrize(
-    "name", ["dense", "topka", "topkdsa", "gtopk", "oktopk", "randomblock", "hierarchical", "auto"]
-)
+@pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_is_measured_and_nothing_is_wrong(comm, name):
-    preset = getattr(Compression, name)
-    sparse = preset() if name == "dense" else preset(density=0.01)
-    row = exchanges.measure(name, sparse, Gradients(SIZE, (1, comm.Get_rank())), SIZE, comm, iterations=3, warmup=1)
+    gradients = windows(SIZE, (1, comm.Get_rank()))
+    row = exchanges.measure(name, parse(name), gradients, comm, iterations=3, warmup=1)
     assert row.wrong == 0
-    unchecked = exchanges.measure(name, sparse, Gradients(SIZE, (1, comm.Get_rank())), SIZE, comm, 1, 0, check=False)
-    assert unchecked.wrong is None
     assert 0 < row.best_ms <= row.max_ms
     assert row.min_ms <= row.avg_ms <= row.max_ms
     assert 0 < row.exchange_ms < row.min_ms
+    assert row.apply_ms > 0
+    # Of a bucket that always travels whole nothing is selected, and there is nothing to agree on.
+    assert (row.select_ms > 0) == (row.agree_ms > 0) == (name != "dense")
     assert row.total_entries > 0
     assert everywhere(comm, comm.bcast(row) == row)
 
 
 def test_bandwidths_and_bytes_follow_the_formulas(comm):
-    sparse = Compression.topka(density=0.01)
-    row = exchanges.measure("topka", sparse, Gradients(SIZE, (1, comm.Get_rank())), SIZE, comm, iterations=4, warmup=2)
+    gradients = windows(SIZE, (1, comm.Get_rank()))
+    row = exchanges.measure("topka", Compression.topka(0.01), gradients, comm, iterations=4, warmup=2, check=False)
     ranks = comm.Get_size()
+    assert row.wrong is None
     assert (row.size, row.nbytes, row.density, row.entries) == (SIZE, 4 * SIZE, 0.01, K)
     assert row.algbw == pytest.approx(4 * SIZE / (row.max_ms * 1e-3) / 1e9)
     assert row.busbw == pytest.approx(row.algbw * 2 * (ranks - 1) / ranks)

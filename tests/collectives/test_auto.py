@@ -1,4 +1,4 @@
-"""Auto: the same honest choice on every rank."""
+"""Auto: the same honest choice on every rank, once for each size and k."""
 
 from __future__ import annotations
 
@@ -6,65 +6,75 @@ import logging
 
 import numpy as np
 import pytest
-from laws import Case, check_exchange, everywhere
+from exchanges import every_way
+from laws import Case, check_exchange, digest_of, everywhere, make, own_vector
 
-from horovod_sparse.collectives import Auto, auto
-from horovod_sparse.costmodel import Compute
-from horovod_sparse.network import Link
+from horovod_sparse.collectives import auto
+from horovod_sparse.costs.network import Link
+from horovod_sparse.mpi.messenger import Messenger
 
 pytestmark = [pytest.mark.mpi, pytest.mark.law]
 
 SIZE, K = 1_000_000, 10_000
-COMPUTE = Compute(select=0.4e-9, accumulate=0.3e-9, reduce=0.3e-9, merge=3e-9)
-SLOW, FAST = Link(50e-6, 8e-9), Link(1e-6, 8e-13)  # 1 Gbit/s, 10 Tbit/s
-
-
-@pytest.fixture
-def network(monkeypatch):
-    def install(link):
-        monkeypatch.setattr(auto, "measure_link", lambda comm, like: link)
-        monkeypatch.setattr(auto, "measure_compute", lambda like, comm: COMPUTE)
-
-    return install
 
 
 def test_dense_wins_on_a_fast_network_and_asks_for_everything(comm, network):
-    network(FAST)
-    collective = Auto(comm)
-    assert everywhere(comm, collective.entries(SIZE, K) == SIZE and collective.choice == "dense")
+    network("fast")
+    collective = make(comm, "auto")
+    assert everywhere(comm, collective.decide(SIZE, K) and collective.choice == "dense")
 
 
-def test_sparse_wins_on_a_slow_network(comm, network):
-    network(SLOW)
-    collective = Auto(comm)
-    asked = collective.entries(SIZE, K)
-    assert everywhere(comm, (asked == K and collective.choice != "dense") or comm.Get_size() == 1)
-
-
-def test_another_density_may_lead_to_another_choice(comm, network):
-    network(SLOW)
-    collective, choices = Auto(comm), []
+def test_sparse_wins_on_a_slow_network_and_dense_at_a_high_density(comm, network):
+    network("slow")
+    collective, choices = make(comm, "auto"), []
     for k in (10, SIZE // 2, 10):
-        collective.entries(SIZE, k)
+        asked = collective.decide(SIZE, k)
         choices.append(collective.choice)
-    assert everywhere(comm, choices[0] == choices[2])
-    assert everywhere(comm, choices[1] == "dense" and (choices[0] != "dense" or comm.Get_size() == 1))
+        assert asked == (collective.choice == "dense")
+    assert everywhere(comm, choices[0] == choices[2] and choices[1] == "dense")
+    assert everywhere(comm, choices[0] != "dense" or comm.Get_size() == 1)
 
 
 def test_what_was_measured_decides_alike_on_every_rank(comm):
-    collective = Auto(comm)
-    for size, k in ((1000, 10), (SIZE, K), (SIZE, SIZE // 3)):
-        collective.entries(size, k)
+    collective = make(comm, "auto")
+    for size, k in ((1000, 10), (SIZE, K), (SIZE, SIZE // 3), (SIZE, 0)):  # 0: all of it is held
+        collective.decide(size, k)
         assert len(set(comm.allgather(collective.choice))) == 1
-    check_exchange(comm, collective, Case(1000, "random", seed=1))
+    check_exchange(comm, collective, Case(1000, "random"))
+
+
+def test_it_chooses_once_for_each_size_and_k(comm, network, monkeypatch):
+    network("slow")
+    calls, table = [], auto.table
+    monkeypatch.setattr(auto, "table", lambda *args, **named: calls.append(args[:2]) or table(*args, **named))
+    collective, numbers = (
+        make(comm, "auto"),
+        [(SIZE, K), (SIZE, K), (SIZE, 2 * K), (SIZE // 2, 2 * K), (SIZE // 2, 2 * K)],
+    )
+    for size, k in numbers:
+        collective.decide(size, k)
+    assert calls == ([numbers[0], *numbers[2:4]] if comm.Get_size() > 1 else [])
+
+
+def test_an_algorithm_keeps_its_state_while_another_one_runs(comm, network):
+    """Ok-Topk goes on with its thresholds as if nothing had come between, and what both send is counted."""
+    network("slow")
+    collective, alone, other = make(comm, "auto"), make(comm, "oktopk"), make(comm, "gtopk")
+    for step in range(8):
+        vector = own_vector(Case(5000, "same indices", seed=step), comm)
+        collective.choice = "oktopk" if step % 2 else "gtopk"
+        exchange = collective.allreduce(vector, 50)
+        expected = (alone if step % 2 else other).allreduce(vector, 50)
+        assert digest_of(exchange.total, exchange.returned) == digest_of(expected.total, expected.returned)
+    assert collective.traffic.bytes_sent == alone.traffic.bytes_sent + other.traffic.bytes_sent
 
 
 def test_rank_0_logs_the_table_once_for_each_choice(comm, network, caplog):
-    network(SLOW)
+    network("slow")
     with caplog.at_level(logging.INFO, "horovod_sparse"):
-        collective = Auto(comm)
-        for _ in range(3):
-            collective.entries(SIZE, K)
+        collective = make(comm, "auto")
+        for k in (K, K, K + 1):
+            collective.decide(SIZE, k)
     logs = [record.getMessage() for record in caplog.records]
     assert len(logs) == (comm.Get_rank() == 0 and comm.Get_size() > 1)
     assert all(name in log for log in logs for name in ("dense", "topka", "topkdsa", "gtopk", "oktopk", "fastest"))
@@ -73,49 +83,35 @@ def test_rank_0_logs_the_table_once_for_each_choice(comm, network, caplog):
 def test_one_rank_is_dense_and_silent(comm, caplog):
     alone = comm.Split(comm.Get_rank())
     with caplog.at_level(logging.INFO, "horovod_sparse"):
-        collective = Auto(alone)
-        assert collective.entries(SIZE, K) == SIZE
-    assert collective.choice == "dense"
-    assert caplog.records == []
+        collective = make(alone, "auto")
+        assert collective.decide(SIZE, K)
+    assert (collective.choice, caplog.records) == ("dense", [])
     alone.Free()
 
 
-def test_the_prediction_knows_the_format_of_the_wire(comm, network, monkeypatch):
-    network(SLOW)
-    widths = []
-
-    def table(*args, wire):
-        widths.append(wire)
-        return costs(*args, wire=wire)
-
-    costs = auto.table
-    monkeypatch.setattr(auto, "table", table)
-    for wire in (None, "float32", "bfloat16"):
-        Auto(comm, wire=wire).entries(SIZE, K)
-    assert widths == ([4, 4, 2] if comm.Get_size() > 1 else [])
-
-
-def test_traffic_counts_what_earlier_choices_sent(comm, network):
-    network(SLOW)
-    collective = Auto(comm)
-    check_exchange(comm, collective, Case(100_000, "random", seed=1, share=0.001))
-    before = collective.traffic.bytes_sent
-    collective.entries(100_000, 90_000)
-    assert collective.traffic.bytes_sent == before
+@every_way
+def test_it_measures_for_the_dtype_and_device_of_the_bucket_and_knows_the_format_of_the_wire(comm, monkeypatch, put):
+    likes, widths = [], []
+    table, compute = auto.table, auto.measure_compute(Messenger(comm), np.empty(0, np.float32))
+    monkeypatch.setattr(auto, "measure_link", lambda _, like: likes.append(like) or Link(50e-6, 8e-9))
+    monkeypatch.setattr(auto, "measure_compute", lambda *_: compute)
+    monkeypatch.setattr(auto, "table", lambda *args, wire: widths.append(wire) or table(*args, wire=wire))
+    for dtype, wire in (("float32", None), ("float32", "bfloat16"), ("float64", "float32")):
+        make(comm, "auto", dtype, put, wire=wire).decide(SIZE, K)
+    there = type(put(np.empty(0)))
+    several = comm.Get_size() > 1
+    assert [(type(one), str(one.dtype)) for one in likes] == several * [
+        *2 * [(there, "float32")],
+        (there, "float64"),
+    ]
+    assert widths == several * [4, 2, 4]
 
 
 def test_a_restored_choice_stays_in_force(comm, network):
-    network(SLOW)
-    one, other = Auto(comm), Auto(comm)
-    one.entries(SIZE, K)
+    network("slow")
+    one, other = make(comm, "auto"), make(comm, "auto")
+    one.decide(SIZE, K)
     other.load_state_dict(one.state_dict())
-    network(FAST)
-    other.entries(SIZE, K)
+    network("fast")
+    other.decide(SIZE, K)
     assert everywhere(comm, other.choice == one.choice)
-
-
-def test_a_bucket_that_is_held_altogether_has_no_entries(comm, network):
-    network(SLOW)
-    collective = Auto(comm)
-    collective.entries(SIZE, 0)
-    assert np.isfinite(collective.traffic.bytes_sent)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from laws import everywhere, examples
 
 from horovod_sparse.collectives.magnitude import kth_magnitude
-from horovod_sparse.collectives.messenger import Messenger
+from horovod_sparse.mpi.messenger import Messenger
 
 pytestmark = [pytest.mark.mpi, pytest.mark.law]
 
@@ -22,7 +22,7 @@ KINDS = {
 }
 
 
-@examples(40)
+@examples(30)
 @given(
     seed=st.integers(0, 2**31),
     most=st.sampled_from([0, 1, 300]),

@@ -6,22 +6,25 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import Case, cases, dense, everywhere, examples, own_vector, vectors
+from laws import Case, cases, dense, everywhere, examples, own_vector, vector_of
 
-from horovod_sparse.collectives.messenger import Messenger
 from horovod_sparse.collectives.split import split_reduce
+from horovod_sparse.mpi.messenger import Messenger
+from horovod_sparse.wire import Exact
 
 pytestmark = [pytest.mark.mpi, pytest.mark.law]
 
 
-@examples(25)
-@given(case=cases, throttle=st.sampled_from([1, 2, 4, 99]), seed=st.integers(0, 2**31))
+@examples(20)
+@given(case=cases(most=5000), throttle=st.sampled_from([1, 2, 4, 99]), seed=st.integers(0, 2**31))
 def test_an_owner_has_the_sums_of_its_region(comm, case, throttle, seed):
-    everyones = vectors(case, comm.Get_size())
-    inner = np.sort(np.random.default_rng(seed).integers(0, case.size + 1, comm.Get_size() - 1))
+    rank, ranks = comm.Get_rank(), comm.Get_size()
+    everyones = [vector_of(case, other, ranks) for other in range(ranks)]
+    inner = np.sort(np.random.default_rng(seed).integers(0, case.size + 1, ranks - 1))
     boundaries = np.array([0, *inner, case.size], np.int64)
-    indices, values = split_reduce(Messenger(comm), everyones[comm.Get_rank()], boundaries, throttle)
-    begin, end = boundaries[comm.Get_rank() : comm.Get_rank() + 2]
+    wire = Exact(np.dtype(case.dtype))
+    indices, values = split_reduce(Messenger(comm), wire, everyones[rank], boundaries, throttle)
+    begin, end = boundaries[rank : rank + 2]
     sums = np.zeros(case.size, case.dtype)
     sums[indices] = values
     assert everywhere(comm, np.array_equal(sums[begin:end], sum(map(dense, everyones))[begin:end]))
@@ -29,10 +32,9 @@ def test_an_owner_has_the_sums_of_its_region(comm, case, throttle, seed):
 
 
 def test_a_rank_sends_each_other_rank_one_message(comm):
-    channel = Messenger(comm)
-    mine = own_vector(Case(1000, "everything", seed=1), comm)
-    boundaries = np.linspace(0, 1000, channel.ranks + 1).astype(np.int64)
-    split_reduce(channel, mine, boundaries, throttle=2)
-    others = channel.ranks - 1
-    assert (channel.traffic.messages_sent, channel.traffic.messages_received) == (others, others)
-    assert channel.traffic.bytes_sent == 8 * (1000 - np.diff(boundaries)[channel.rank])
+    messenger, mine = Messenger(comm), own_vector(Case(1000, "everything"), comm)
+    boundaries = np.linspace(0, 1000, messenger.ranks + 1).astype(np.int64)
+    split_reduce(messenger, Exact(mine.values.dtype), mine, boundaries, throttle=2)
+    traffic, others = messenger.traffic, messenger.ranks - 1
+    assert (traffic.messages_sent, traffic.messages_received) == (others, others)
+    assert traffic.bytes_sent == 8 * (1000 - np.diff(boundaries)[messenger.rank])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from laws import Case, check_exchange, everywhere
+from laws import Case, check_exchange, everywhere, make
 
-from horovod_sparse.collectives import TopkA
 from horovod_sparse.vector import SparseVector
 
 pytestmark = [pytest.mark.mpi, pytest.mark.law]
@@ -14,13 +13,21 @@ pytestmark = [pytest.mark.mpi, pytest.mark.law]
 
 @pytest.mark.parametrize("pattern", ["random", "some empty", "everything"])
 def test_returns_nothing_and_drops_nothing(comm, pattern):
-    exchange = check_exchange(comm, TopkA(comm), Case(100, pattern, seed=3, share=1e-9))
+    exchange = check_exchange(comm, make(comm, "topka"), Case(100, pattern, seed=3, share=1e-9))
     assert len(exchange.returned) == 0
+
+
+def test_entries_are_added_in_the_order_of_the_ranks(comm):
+    """Here another order would round to other numbers."""
+    mine = np.float32(2.0**24 if comm.Get_rank() == 0 else 1.0)
+    vector = SparseVector(np.array([5], np.int32), np.array([mine]), 10)
+    total = make(comm, "topka").allreduce(vector, 1).total
+    assert everywhere(comm, total.values.tolist() == [2.0**24])
 
 
 @pytest.mark.parametrize("count", [1000, 100_000])
 def test_a_pair_costs_eight_bytes_on_the_wire(comm, count):
-    collective = TopkA(comm)
+    collective = make(comm, "topka")
     others = comm.Get_size() - 1
     vector = SparseVector(np.arange(count, dtype=np.int32), np.ones(count, np.float32), 10 * count)
     collective.allreduce(vector, count)

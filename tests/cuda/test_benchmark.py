@@ -1,4 +1,4 @@
-"""benchmarks/select.py --device cuda measures and verifies; without a GPU its times mean nothing."""
+"""benchmarks.kernels.selection --device cuda measures and verifies; without a GPU its times mean nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from devices import EmulatedDevice, emulated
 
-from benchmarks import cuda_input, select
+from benchmarks.kernels import cuda_input, selection
 
 
 def test_every_contender_is_measured_and_right(
@@ -24,9 +24,9 @@ def test_every_contender_is_measured_and_right(
             monkeypatch.setattr(torch.cuda, name, lambda: None)
         for name in ("memory_allocated", "max_memory_allocated"):
             monkeypatch.setattr(torch.cuda, name, lambda: 0)
-    group, targets = select.rows(size, 0.01, 1, argparse.Namespace(device="cuda", rounds=1))
+    group, targets = selection.rows(size, 0.01, 1, argparse.Namespace(device="cuda", rounds=1))
     assert [row.contender for row in group] == ["stream", "ours", "topk", "chain", "merge"]
     assert all(row.wrong == 0 and row.min_ms > 0 for row in group)
     assert len(targets) == 5
-    select.show(group, targets)
+    selection.show(group, targets)
     assert "target merge < 1 ms" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from devices import emulated
 
 from horovod_sparse.kernels.cuda import compilation
 
-NAME, KERNELS = "take", ["hvs::take<float>", "hvs::take<double>"]
+NAME, KERNELS = "convert", [f"hvs::narrow_all<hvs::{stored}, float>" for stored in ("Half", "BFloat16")]
 
 
 # Once: what is tested is where the result goes.
@@ -39,7 +39,7 @@ def test_a_second_process_does_not_compile(compilations: list[str], tmp_path: Pa
         assert list(compilation.load(NAME, KERNELS)) == KERNELS
     assert compilations == [NAME]
     (kept,) = (tmp_path / "kernels").iterdir()
-    assert kept.name.startswith("horovod_sparse_take_")
+    assert kept.name.startswith("horovod_sparse_convert_")
 
 
 @pytest.mark.parametrize("damage", ["truncated", "changed", "empty", "no header", "another header"])
@@ -89,5 +89,5 @@ def test_architectures_beside_those_known() -> None:
 
 def test_code_that_does_not_compile_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilation, "source", lambda name: "__global__ void kernel(unknown x) {}")
-    with pytest.raises(RuntimeError, match=r"take\.cu does not compile for sm_90(.|\n)*unknown"):
+    with pytest.raises(RuntimeError, match=r"convert\.cu does not compile for sm_90(.|\n)*unknown"):
         compilation.compile_for("90", NAME, ["kernel"])

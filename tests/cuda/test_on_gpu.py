@@ -13,8 +13,8 @@ import torch
 from devices import on_device, to_host
 from inputs import assert_same_bits, normal
 
-from horovod_sparse.device import device_of
 from horovod_sparse.kernels import cuda
+from horovod_sparse.training.device import device_of
 
 N, K = 300_000, 3000
 GPU = torch.device("cuda", 0)

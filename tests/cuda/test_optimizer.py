@@ -11,9 +11,8 @@ from devices import EmulatedDevice, emulated
 from laws import everywhere
 from torch import nn
 
-import horovod_sparse.bucket
-import horovod_sparse.optimizer
 from horovod_sparse import Compression, DistributedOptimizer
+from horovod_sparse.training import layout, optimizer
 
 pytestmark = pytest.mark.mpi
 
@@ -24,7 +23,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
         yield torch.device("cuda", 0)
         return
     pretended = EmulatedDevice()
-    for module in (horovod_sparse.bucket, horovod_sparse.optimizer):
+    for module in (layout, optimizer):
         monkeypatch.setattr(module, "device_of", lambda _: pretended)
     yield torch.device("cpu")
 
@@ -70,23 +69,14 @@ def test_training_is_the_same_as_on_the_host(
     assert everywhere(comm, torch.equal(ours, expected) if emulated() else torch.allclose(ours, expected, atol=0.01))
 
 
-def test_small_parameters_share_a_dense_bucket(hvd: Any, comm: Any, device: torch.device) -> None:
-    model, optimizer = train(device, 3, dense_below=100)
-    if comm.Get_size() == 1:
-        return
-    kinds = {bucket.dense: [slot.name for slot in bucket.slots] for bucket in optimizer._worker.buckets}
-    assert kinds == {True: ["2.bias", "0.bias"], False: ["2.weight", "0.weight"]}
-    assert len({tuple(one) for one in comm.allgather(values(model).tolist())}) == 1
-
-
 def test_mixed_precision_trains(hvd: Any, comm: Any, device: torch.device) -> None:
-    scaler = torch.amp.GradScaler(device.type, init_scale=2.0**40)  # overflows in the first steps
+    scaler = torch.amp.GradScaler(device.type, init_scale=2.0**20)  # overflows in the first steps
     before = values(train(device, 0)[0])
-    model, optimizer = train(device, 30, scaler)
+    model, optimizer = train(device, 12, scaler)
     assert everywhere(comm, bool(torch.isfinite(values(model)).all()))
-    assert everywhere(comm, scaler.get_scale() < 2.0**40 and not torch.equal(values(model), before))
+    assert everywhere(comm, scaler.get_scale() < 2.0**20 and not torch.equal(values(model), before))
     state = optimizer.compression_state_dict()
-    residuals = [bucket["memory"]["residual"] for bucket in state["buckets"] if "residual" in bucket["memory"]]
+    residuals = [bucket["memory"]["residual"] for bucket in state["buckets"] if "memory" in bucket]
     assert everywhere(comm, all(bool(torch.isfinite(one).all()) for one in residuals))
 
 

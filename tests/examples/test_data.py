@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-
 from data import CIFAR10_PAGE, CIFAR10_RECORD, CIFAR10_TEST, CIFAR10_TRAIN, flip_and_crop, load
 
 PER_FILE = 4

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-
 import report
 
 STAGES = ("forward", "backward", "select", "agree", "exchange", "apply", "synchronize", "update", "step")

@@ -11,13 +11,10 @@ from pathlib import Path
 import horovod.torch
 import numpy as np
 import pytest
-from laws import everywhere
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
-
 import train
 from checkpointing import reseed
 from data import CIFAR10_RECORD, CIFAR10_TEST, CIFAR10_TRAIN, Batches
+from laws import everywhere
 from saving import Position
 
 from horovod_sparse import trace
@@ -52,7 +49,7 @@ def run(monkeypatch, folder, output, *arguments):
 
 
 def curves(result):
-    """What does not depend on the time a run took."""
+    """Parts of a result that do not depend on the time a run took."""
     timed = ("samples_per_second", "ms_per_step")
     epochs = [{name: value for name, value in epoch.items() if name not in timed} for epoch in result["epochs"]]
     return result["parameters"], epochs, result["densities"]

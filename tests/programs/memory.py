@@ -11,10 +11,10 @@ import numpy as np
 from mpi4py import MPI
 
 from horovod_sparse.compression import parse
-from horovod_sparse.pipeline import Pipeline
-from horovod_sparse.step import Step
+from horovod_sparse.pipeline import pipeline_for
+from horovod_sparse.rules import Step
 
-SIZE = 50_000_000  # of all buckets
+SIZE = 20_000_000  # of all buckets
 
 
 def peak() -> int:
@@ -29,7 +29,7 @@ gradient = np.random.default_rng(1).standard_normal(SIZE // buckets, np.float32)
 Path("/proc/self/clear_refs").write_text("5")  # resets the largest size to the present one
 start = peak()
 like = np.zeros(0, np.float32)
-pipelines = [Pipeline(parse(spec), gradient.size, like, MPI.COMM_SELF, number) for number in range(buckets)]
+pipelines = [pipeline_for(parse(spec), gradient.size, like, MPI.COMM_SELF, number) for number in range(buckets)]
 for _ in range(3):
     for pipeline in pipelines:
         pipeline.run([(0, gradient)], [(0, gradient)], Step())

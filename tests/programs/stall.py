@@ -11,15 +11,17 @@ import torch
 from torch import nn
 
 import horovod_sparse as hvs
+from horovod_sparse.watchdog import watch
 
 hvd.init()
+watch._PERIOD, watch._PATIENCE = 0.2, 1.5  # looks often, and waits less for an answer
 model = nn.Sequential(nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 100), nn.Linear(100, 10))
 optimizer = hvs.DistributedOptimizer(
     torch.optim.SGD(model.parameters(), lr=0.1),
     named_parameters=model.named_parameters(),
     compression=hvs.Compression.topka(density=0.1, bucket_bytes=40_000),
-    stall_timeout=5,
-    stall_abort=9,
+    stall_timeout=3,
+    stall_abort=6,
 )
 with hvs.checkpoint.on_preemption() as preempted:
     for step in range(6):
@@ -31,5 +33,5 @@ with hvs.checkpoint.on_preemption() as preempted:
         optimizer.step()
         print(f"rank {hvd.rank()} has made step {step}", flush=True)
         if step == 2 and hvd.rank() == 1:
-            time.sleep(8)
+            time.sleep(5)
         assert not preempted()

@@ -1,20 +1,23 @@
-"""Constant: the density configured, always."""
+"""Constant, and what the other schedules have of it: dense steps at the start."""
 
 from __future__ import annotations
 
 import pytest
-from schedules.moments import run
+from rules import made
 
-from horovod_sparse.schedules import Constant
+from horovod_sparse.rules import Step
+from horovod_sparse.schedules import SCHEDULES, Constant
 
 
 def test_every_step_has_the_density_configured():
-    schedule = Constant(0.25)
-    assert run(schedule, 5) == [0.25] * 5
-    assert not schedule.weighs
+    schedule = made(Constant, 10, 0.25)
+    assert [schedule.densities(Step(number=number)) for number in range(5)] == [(0.25,)] * 5
+    assert (schedule.weighs, schedule.choose([1.0]), schedule.state_dict()) == (False, 0, {})
 
 
-def test_there_is_no_state():
-    assert Constant(0.1).state_dict() == {}
-    with pytest.raises(ValueError, match="Constant has no state"):
-        Constant(0.1).load_state_dict({"step": 1})
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("dense_steps", [0, 3])
+def test_every_schedule_begins_with_its_dense_steps(name, dense_steps):
+    schedule = made(SCHEDULES[name], 10, 0.01, dense_steps=dense_steps)
+    first = [schedule.densities(Step(number=number, epoch=0))[0] for number in range(6)]
+    assert [density == 1 for density in first] == [number < dense_steps for number in range(6)]

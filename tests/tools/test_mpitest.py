@@ -67,9 +67,9 @@ def test_a_run_that_hangs_is_ended(suite, capfd):
         """
     )
     start = time.monotonic()
-    assert not mpitest.passes(2, arguments, 8)
+    assert not mpitest.passes(2, arguments, 5)
     assert time.monotonic() - start < 30
-    assert "ended at the limit of 8 s" in capfd.readouterr().out
+    assert "ended at the limit of 5 s" in capfd.readouterr().out
 
 
 def test_the_first_number_of_ranks_that_fails_ends_all(monkeypatch):

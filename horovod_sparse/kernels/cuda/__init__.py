@@ -5,8 +5,9 @@ what is returned may not be there yet when a function returns: whoever uses it o
 """
 
 from horovod_sparse.kernels.cuda.convert import narrow, round_values, widen
-from horovod_sparse.kernels.cuda.memories import dequantize, quantize, sketch_length, sketch_query, sketch_update
-from horovod_sparse.kernels.cuda.selection import accumulate, cut, select, select_above, take
+from horovod_sparse.kernels.cuda.quantize import dequantize, quantize
+from horovod_sparse.kernels.cuda.select import accumulate, cut, select, select_above, take
+from horovod_sparse.kernels.cuda.sketch import sketch_length, sketch_query, sketch_update
 from horovod_sparse.kernels.cuda.statistics import (
     accumulate_moments,
     all_finite,

@@ -97,7 +97,7 @@ def compile_for(arch: str, name: str, kernels: Sequence[str]) -> Compiled:
 
 
 def _target(arch: str) -> str:
-    """What to compile for: a device that is newer than the compiler translates PTX itself."""
+    """Target of the compiler; a device that is newer than the compiler translates PTX itself."""
     known = nvrtc.getSupportedArchs()
     if int(arch) in known:
         return f"sm_{arch}"
@@ -114,7 +114,7 @@ def _target(arch: str) -> str:
 
 
 def _kept(name: str, kernels: Sequence[str], arch: str) -> Compiled:
-    """What the cache holds; compiled and put there if it holds nothing."""
+    """Code that the cache holds; compiled and put there if it holds nothing."""
     what = [source(name), *kernels, *OPTIONS, arch, str(nvrtc.getVersion())]
     key = hashlib.sha256("\0".join(what).encode()).hexdigest()
     path = _folder() / f"horovod_sparse_{name}_{key}.cubin"

@@ -1,4 +1,4 @@
-"""Values for the wire, on the device; what is computed is said in kernels.cpu."""
+"""Values for the wire, on the device; what is computed is said in kernels.cpu.convert."""
 
 from __future__ import annotations
 

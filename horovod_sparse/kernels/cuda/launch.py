@@ -1,4 +1,4 @@
-"""How the CUDA kernels are launched, and told where their arrays are.
+"""Launching of the CUDA kernels, which are told where their arrays are.
 
 They run on CuPy's current stream. Nothing here waits for the device.
 """
@@ -16,8 +16,7 @@ import cupy
 import numpy as np
 
 from horovod_sparse.kernels.cuda.compilation import load
-from horovod_sparse.kernels.types import Array, Segments
-from horovod_sparse.place import MAX_SIZE
+from horovod_sparse.kernels.types import MAX_SIZE, Array, Segments
 
 THREADS = 256  # of a block
 
@@ -73,7 +72,7 @@ def real_of(array: Array) -> str:
 
 
 def address(array: Array) -> int:
-    """Where it begins in the device's memory."""
+    """Address in the device's memory at which it begins."""
     pointer: int = array.data.ptr  # type: ignore[attr-defined]  # CuPy's
     return pointer
 
@@ -93,6 +92,11 @@ def _multiprocessors(device: int) -> int:
     return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
 
 
+def instances(kernels: Sequence[str], options: Sequence[int]) -> list[str]:
+    """Names of kernels that there are for float and double, and for each of some numbers."""
+    return [f"{kernel}<{real}, {one}>" for kernel in kernels for real in _REALS.values() for one in options]
+
+
 # --- arguments -----------------------------------------------------------------------------------------------------
 
 
@@ -101,7 +105,7 @@ def _is_cupy(array: object) -> bool:
 
 
 def _is_unaligned(array: Array) -> bool:
-    """Whether a kernel that read it would end the process's use of CUDA."""
+    """Test for an array that would end the process's use of CUDA, if a kernel read it."""
     return bool(array.size) and address(array) % array.itemsize != 0
 
 
@@ -114,10 +118,11 @@ def check_array(array: Array, name: str) -> Array:
     """
     if not _is_cupy(array):
         raise TypeError(f"{name}: expected a CuPy array, not {type(array).__module__}.{type(array).__name__}")
-    if array.ndim != 1 or not array.flags.c_contiguous:
-        raise ValueError(f"{name}: expected a contiguous, flat array, not one of shape {array.shape}")
-    if array.size > MAX_SIZE:
-        raise ValueError(f"{name}: {array.size} elements are more than {MAX_SIZE}, as many as int32 can count")
+    if array.ndim != 1:
+        raise ValueError(f"{name}: expected one dimension, not {array.ndim}")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{name}: must be contiguous")
+    check_size(array.size, name)
     if _is_unaligned(array):
         raise ValueError(f"{name}: must be aligned to its elements")
     return array
@@ -137,8 +142,10 @@ def check_indices(array: Array, name: str) -> Array:
     return array
 
 
-def check_vector(indices: Array, values: Array, name: str) -> tuple[Array, Array]:
+def check_vector(indices: Any, values: Array, name: str) -> tuple[Array, Array]:
     """Indices and as many values."""
+    if indices is None:
+        raise ValueError(f"{name}: has no indices; pass a sparse vector")
     indices, values = check_indices(indices, f"{name}: indices"), check_real(values, f"{name}: values")
     if indices.size != values.size:
         raise ValueError(f"{name}: {indices.size} indices, but {values.size} values")
@@ -151,11 +158,28 @@ def check_same_dtype(array: Array, other: Array, name: str) -> None:
         raise ValueError(f"{name}: dtype {array.dtype} is not {other.dtype}")
 
 
+def check_size(size: int, name: str = "size") -> None:
+    """ValueError for a size that no bucket has."""
+    if size < 0:
+        raise ValueError(f"{name} must not be negative, but is {size}")
+    if size > MAX_SIZE:
+        raise ValueError(f"{name}: {size} elements, but indices are int32: use buckets of less than 2**31")
+
+
 def check_scale(scale: float, buffer: Array) -> Any:
     """A finite factor, rounded to the buffer's dtype."""
     if not math.isfinite(scale):
         raise ValueError(f"scale must be finite, not {scale}")
     return buffer.dtype.type(scale)
+
+
+def check_seed(seed: int) -> Any:
+    """A seed, as a kernel's argument."""
+    if seed < 0:
+        raise ValueError(f"seed must not be negative, but is {seed}")
+    if seed >= 2**63:
+        raise ValueError(f"seed must be less than 2**63, not {seed}")
+    return np.uint64(seed)
 
 
 class Table:
@@ -186,14 +210,17 @@ class Table:
                 array = self._plain(array, name, writable)
             if array.dtype not in _FORMATS:
                 raise ValueError(f"{name}: dtype {array.dtype} is not float32, float16, bfloat16 (uint16) or float64")
-            if start < stop or start + array.size > size:
+            if start < stop:
                 raise ValueError(
-                    f"{name}: positions {start} .. {start + array.size} are not behind {stop} and inside {size}"
+                    f"{name}: starts at {start}, before {stop}, where the one before it ends; segments must ascend and "
+                    "not overlap"
                 )
+            stop = start + array.size
+            if stop > size:
+                raise ValueError(f"{name}: ends at {stop}, behind the last of {size} positions")
             if array.size:
                 rows.append((address(array), start, array.size, self.active, _FORMATS[array.dtype]))
             self._arrays.append(array)
-            stop = start + array.size
             self.active += array.size
         self.device = upload(np.array(rows, _SEGMENT).view(np.uint8))
         self.count = np.int32(len(rows))

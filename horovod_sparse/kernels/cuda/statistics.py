@@ -1,4 +1,4 @@
-"""What is asked of a bucket before something leaves it, on the device; what it means is said in kernels.cpu.
+"""Facts about a bucket, on the device; what they mean is said in kernels.cpu.statistics.
 
 Results that are Python numbers or NumPy arrays wait once for the device, in one small copy; the others do not wait.
 """
@@ -19,8 +19,7 @@ from horovod_sparse.kernels.cuda.launch import (
     real_of,
     upload,
 )
-from horovod_sparse.kernels.types import Array, Moments, Segments
-from horovod_sparse.place import MAX_SIZE
+from horovod_sparse.kernels.types import MAX_SIZE, Array, Moments, Segments
 
 _FEW, _MOST = 4, 16  # thresholds that a kernel counts for at a time; it is compiled for both
 _MODULE = Module(
@@ -80,7 +79,7 @@ def count_reaching(
 
 
 def _check_thresholds(thresholds: NDArray[np.float64]) -> int:
-    """How many they are."""
+    """Number of the thresholds; ValueError where they do not fit."""
     if not isinstance(thresholds, np.ndarray):
         raise TypeError(f"thresholds: expected a NumPy array, not {type(thresholds)}")
     if thresholds.dtype != np.float64:
@@ -110,7 +109,7 @@ def square_norm(gradients: Segments) -> float:
 
 
 def _parts(table: Table, length: int) -> int:
-    """How many numbers parts of tensors may have; at most so many elements are in a part."""
+    """Upper bound of the number of parts of tensors, with at most so many elements in each."""
     return table.active // length + int(table.count)
 
 

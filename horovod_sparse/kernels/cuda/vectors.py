@@ -1,4 +1,4 @@
-"""Sparse vectors on the device; what is computed is said in kernels.cpu.
+"""Sparse vectors on the device; what is computed is said in kernels.cpu.vectors.
 
 The CPU kernels refuse indices that are out of bounds or do not ascend. Here, the host would have to wait for the device
 to know. Instead, nothing is read or written beside the arrays: entries outside of the bucket are left out, and what
@@ -24,16 +24,17 @@ from horovod_sparse.kernels.cuda.launch import (
     check_indices,
     check_real,
     check_same_dtype,
+    check_size,
     check_vector,
     multiprocessors,
     real_of,
     upload,
 )
-from horovod_sparse.kernels.types import Array, Indices, Segments
-from horovod_sparse.place import MAX_SIZE
+from horovod_sparse.kernels.types import MAX_SIZE, Array, Indices, Segments
 
-_MODULE = Module("vectors", templates=["add", "scatter", "fill", "exclude", "count"], plain=["clear"])
-_MERGE = Module("merge", templates=["merge"], plain=["bounds"])
+_MODULE = Module(
+    "vectors", templates=["add", "scatter", "fill", "exclude", "merge", "count"], plain=["clear", "bounds"]
+)
 
 _ELEMENTS = 1024  # of a block
 _PART = 4096  # active positions of an output that a block writes
@@ -76,7 +77,6 @@ def scatter(indices: Indices | None, values: Array, outputs: Segments, scale: fl
 
 def exclude(indices: Indices, values: Array, others: Indices) -> tuple[Indices, Array]:
     """As ``cpu.exclude``; waits once, for the number of entries that stay."""
-    _refuse_dense(indices, "vector: has no indices; pass a sparse vector")
     check_vector(indices, values, "vector")
     check_indices(others, "others")
     if not indices.size or not others.size:
@@ -108,9 +108,9 @@ def merge_sum(vectors: Sequence[tuple[Indices, Array]], size: int) -> tuple[Indi
     sums = cupy.empty(merge.room, np.int32), cupy.empty(merge.room, filled[0][1].dtype)
     count, width, tiles = np.array([len(filled), merge.width, merge.tiles], np.int32)
     what = table, count, np.uint32(size), width, tiles, starts, state
-    _MERGE.launch("bounds", blocks_for(merge.starts), *what)
+    _MODULE.launch("bounds", blocks_for(merge.starts), *what)
     blocks = min(merge.tiles, _BLOCKS_PER_PROCESSOR * multiprocessors())
-    _MERGE.launch(f"merge<{real_of(sums[1])}>", blocks, *what, statuses, *sums)
+    _MODULE.launch(f"merge<{real_of(sums[1])}>", blocks, *what, statuses, *sums)
     return _first(_number(state), *sums)
 
 
@@ -133,7 +133,7 @@ def count_magnitudes(values: Array, prefix: int, shift: int, bits: int) -> NDArr
 
 @dataclass(frozen=True)
 class _Merge:
-    """How vectors are merged.
+    """Partition of the work when vectors are merged.
 
     Attributes:
         width: Bits of a position inside a tile.
@@ -162,20 +162,13 @@ def _check_sparse(indices: Indices | None, values: Array) -> tuple[Indices | Non
     return check_vector(indices, values, "vector")
 
 
-def _refuse_dense(indices: object, message: str) -> None:
-    if indices is None:
-        raise ValueError(message)
-
-
 def _check_vectors(vectors: Sequence[Any], size: int) -> list[tuple[Indices, Array]]:
-    if not 0 <= size <= MAX_SIZE:
-        raise ValueError(f"size must be 0 .. {MAX_SIZE}, not {size}: indices are int32")
+    check_size(size)
     checked: list[tuple[Indices, Array]] = []
     for number, pair in enumerate(vectors):
         name = f"vector {number}"
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise ValueError(f"{name}: expected (indices, values), not {pair}")
-        _refuse_dense(pair[0], f"{name}: has no indices; dense vectors are added as arrays")
         checked.append(check_vector(*pair, name))
         check_same_dtype(pair[1], checked[0][1], f"{name}: values")
     if not checked:

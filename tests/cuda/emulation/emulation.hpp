@@ -5,6 +5,7 @@
 // message. Memory ordering between blocks is not emulated: a missing __threadfence() or atomic goes unnoticed.
 #pragma once
 
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <cmath>
@@ -46,9 +47,12 @@ struct Warp {
   std::uint64_t values[32];
 };
 
+// Begun with ucontext, then switched by _setjmp and _longjmp, which make no system call. It goes on to the next block,
+// so that it begins once.
 struct Fiber {
-  ucontext_t context;
+  jmp_buf here;
   std::unique_ptr<char[]> stack;
+  bool begun = false;
   bool done;
   int barrier;  // the line of the barrier at which it waits; 0: none
 };
@@ -57,17 +61,21 @@ constexpr std::size_t stack_bytes = 128 << 10;
 
 inline std::vector<Fiber> fibers;
 inline std::vector<Warp> warps;
-inline ucontext_t scheduler;
+inline jmp_buf scheduler;
 inline unsigned current;
 inline void (*body)(void**);
 inline void** arguments;
 
-inline void yield() { swapcontext(&fibers[current].context, &scheduler); }
+__attribute__((noinline)) inline void yield() {
+  if (_setjmp(fibers[current].here) == 0) _longjmp(scheduler, 1);
+}
 
 inline void enter() {
-  body(arguments);
-  fibers[current].done = true;
-  swapcontext(&fibers[current].context, &scheduler);
+  for (;;) {
+    body(arguments);
+    fibers[current].done = true;
+    yield();
+  }
 }
 
 inline void barrier(int line) {
@@ -139,24 +147,32 @@ template <class T> unsigned match_any(int operation, unsigned mask, T value) {
   return result;
 }
 
-// Gives way to one fiber; whether it went on.
-inline void resume(unsigned thread) {
+inline void begin(Fiber& fiber) {
+  ucontext_t context;
+  getcontext(&context);
+  context.uc_stack.ss_sp = fiber.stack.get();
+  context.uc_stack.ss_size = stack_bytes;
+  context.uc_link = nullptr;
+  makecontext(&context, enter, 0);
+  fiber.begun = true;
+  setcontext(&context);
+}
+
+// Gives way to one fiber.
+__attribute__((noinline)) inline void resume(unsigned thread) {
   current = thread;
   threadIdx.x = thread;
-  swapcontext(&scheduler, &fibers[thread].context);
+  if (_setjmp(scheduler) != 0) return;
+  if (fibers[thread].begun) _longjmp(fibers[thread].here, 1);
+  begin(fibers[thread]);
 }
 
 inline void run_block(bool backwards) {
   const unsigned threads = blockDim.x;
   for (unsigned i = 0; i < threads; ++i) {
     Fiber& fiber = fibers[i];
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = stack_bytes;
-    fiber.context.uc_link = nullptr;
     fiber.done = false;
     fiber.barrier = 0;
-    makecontext(&fiber.context, enter, 0);
   }
   for (Warp& warp : warps) warp = Warp();
   // Rounds in which nobody comes further would go on for ever; a warp's collective needs at most a few.

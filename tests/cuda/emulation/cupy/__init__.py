@@ -215,21 +215,10 @@ class ndarray(numpy.lib.mixins.NDArrayOperatorsMixin):
 
     all, any, argsort, astype, copy, cumsum, max, min, ravel, repeat, reshape, sum, view = map(
         _of_host,
-        [
-            "all",
-            "any",
-            "argsort",
-            "astype",
-            "copy",
-            "cumsum",
-            "max",
-            "min",
-            "ravel",
-            "repeat",
-            "reshape",
-            "sum",
-            "view",
-        ],
+        (
+            *("all", "any", "argsort", "astype", "copy", "cumsum", "max", "min"),
+            *("ravel", "repeat", "reshape", "sum", "view"),
+        ),
     )
 
     def fill(self, value: Any) -> None:

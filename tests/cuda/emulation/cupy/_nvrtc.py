@@ -15,8 +15,11 @@ import numpy
 from . import _stream
 
 _HEADER = Path(__file__).parent.parent / "emulation.hpp"
-# Products and sums are rounded separately, as NVRTC is told to.
-_FLAGS = ("-x", "c++", "-std=c++17", "-O1", "-g", "-fPIC", "-shared", "-ffp-contract=off", "-fno-strict-aliasing", "-w")
+# Products and sums are rounded separately, as NVRTC is told to; a fortified longjmp would not switch between stacks.
+_FLAGS = (
+    *("-x", "c++", "-std=c++17", "-O1", "-fPIC", "-shared", "-w"),
+    *("-ffp-contract=off", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"),
+)
 
 
 class _Entry(ctypes.Structure):

@@ -1,0 +1,1 @@
+"""Measurements on an emulated cluster: `python -m benchmarks.cluster`."""

@@ -1,0 +1,152 @@
+"""Measures the collectives on an emulated cluster and compares them with the dense ring and with the cost model.
+
+Every combination of rate, number of ranks and density is a cell. Its times are those of `horovod-sparse bench
+collectives`, selection included, its predictions those of horovod_sparse.costs from what it measures at that rate on as
+many ranks. The model is right in a cell where its first choice is the fastest or takes at most 20 % longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cluster.comparison import Cell, Row, as_json, plot, table, verdict
+from benchmarks.cluster.emulated import Cluster
+from horovod_sparse.cli.units import at_least, count, density, listed
+from horovod_sparse.costs.model import LARGEST, Compute, predict
+from horovod_sparse.costs.network import Link
+
+ALGORITHMS = ("dense", *LARGEST)
+
+# What Open MPI chooses by itself takes twice as long on such a network: faster than that would mean little. The sparse
+# ones must not run under these options, which make a ring of their shortest sums, too.
+RING = ("--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm", "4")
+# It is slow and always does the same.
+DENSE = ("--iters", "3", "--warmup", "1")
+
+_BENCH = ("-c", "import sys; from horovod_sparse.cli import main; sys.exit(main())", "bench", "collectives")
+
+
+def add_parser(commands: Any) -> None:
+    """Adds this subcommand."""
+    parser = commands.add_parser(
+        "collectives",
+        help="compare the collectives with the dense ring and the cost model",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--nodes", type=at_least(2), default=8, help="of the cluster")
+    add("--rates", type=listed(str), default="1gbit,100mbit", help="of every link")
+    add("--ranks", type=listed(at_least(2)), default="2,4,8", help="at most one on each node")
+    add("--parameters", type=count, default="25M", help="elements of a vector")
+    add("--densities", type=listed(density), default="0.001,0.01,0.02", help="of the sparse ones")
+    add("--algorithms", type=listed(str), default=",".join(ALGORITHMS), help="presets; dense is the ring")
+    add("--iters", type=at_least(1), default=20, help="timed iterations of the sparse ones")
+    add("--check", type=int, choices=(0, 1), default=1, help="verify the results, which takes minutes at 100 Mbit/s")
+    add("--output", type=Path, default=Path("runs/cluster"), help="folder for collectives.json")
+    add("--plot", action="store_true", help="write collectives.png, too")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures, prints and writes.
+
+    Raises:
+        ValueError: An algorithm is unknown, or ranks would have to share nodes.
+        RuntimeError: A benchmark failed, or one of its results was wrong.
+    """
+    for name in options.algorithms:
+        if name not in ALGORITHMS:
+            raise ValueError(f"unknown algorithm {name!r}; known are: {', '.join(ALGORITHMS)}")
+    if max(options.ranks) > options.nodes:
+        raise ValueError(f"{max(options.ranks)} ranks on {options.nodes} nodes: give --nodes {max(options.ranks)}")
+    options.output.mkdir(parents=True, exist_ok=True)
+    cells: list[Cell] = []
+    with Cluster(options.nodes, options.rates[0]) as cluster:
+        for rate, ranks in itertools.product(options.rates, options.ranks):
+            cluster.set_rate(rate)
+            new = measure(cluster, rate, ranks, options)
+            print(table(new), flush=True)
+            cells += new
+            result = {"command": sys.argv, "verdict": verdict(cells), "cells": as_json(cells)}
+            (options.output / "collectives.json").write_text(json.dumps(result, indent=2) + "\n")
+    print("\n" + json.dumps(verdict(cells), indent=2))
+    if options.plot:
+        plot(cells, options.output / "collectives.png")
+    return 0
+
+
+def measure(cluster: Cluster, rate: str, ranks: int, options: argparse.Namespace) -> list[Cell]:
+    """The cells of one rate and number of ranks."""
+    found = json.loads(cluster.python(ranks, ["-m", "benchmarks.cluster.collectives"]).splitlines()[-1])
+    link, compute = Link(**found["link"]), Compute(**found["compute"])
+    sparse = [name for name in options.algorithms if name != "dense"]
+    rows = _bench(cluster, ranks, sparse, options, ["--iters", str(options.iters)]) if sparse else []
+    if "dense" in options.algorithms:
+        rows += _bench(cluster, ranks, ["dense"], options, DENSE, RING)
+    cells = []
+    for one in options.densities:
+        # The dense rows belong to every density.
+        here = [row for row in rows if row["density"] == one or row["algorithm"] == "dense"]
+        compared = [_compare(row, one, ranks, link, compute) for row in here]
+        cells.append(Cell(rate, ranks, one, options.parameters, link, compute, compared))
+    return cells
+
+
+def _compare(row: dict[str, Any], density: float, ranks: int, link: Link, compute: Compute) -> Row:
+    """Adds the prediction to a row of the benchmark."""
+    k = max(1, round(density * row["size"]))
+    predicted = predict(row["algorithm"], row["size"], k, ranks, link, compute)
+    return Row(
+        row["algorithm"],
+        measured=row["max_ms"],
+        best=row["best_ms"],
+        exchange=row["exchange_ms"],
+        predicted=1e3 * predicted.total,
+        wire_bytes=row["wire_bytes"],
+    )
+
+
+def _bench(
+    cluster: Cluster,
+    ranks: int,
+    algorithms: Sequence[str],
+    options: argparse.Namespace,
+    flags: Sequence[str],
+    mpirun_options: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """The rows of `horovod-sparse bench collectives`, which verifies what it times."""
+    nbytes = str(4 * options.parameters)
+    densities = ",".join(map(str, options.densities))
+    with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
+        common = ["-b", nbytes, "-e", nbytes, "--check", str(options.check), "--density", densities]
+        mine = ["--json", file.name, "--algorithms", ",".join(algorithms), *flags]
+        cluster.python(ranks, [*_BENCH, *common, *mine], mpirun_options)
+        rows: list[dict[str, Any]] = json.load(file)["rows"]
+    return rows
+
+
+def print_link_and_compute() -> None:
+    """Prints the cost model's inputs, as measured on all ranks together, as JSON; under mpirun."""
+    import numpy as np
+    from mpi4py import MPI
+
+    from horovod_sparse.costs.measure import measure_compute, measure_link
+    from horovod_sparse.mpi.messenger import Messenger
+
+    messenger = Messenger(MPI.COMM_WORLD)
+    link, compute = measure_link(messenger), measure_compute(messenger, np.empty(0, np.float32))
+    if messenger.rank == 0:
+        print(json.dumps({"link": asdict(link), "compute": asdict(compute)}))
+
+
+if __name__ == "__main__":
+    print_link_and_compute()

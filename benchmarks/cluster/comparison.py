@@ -1,0 +1,160 @@
+"""Measured times of the collectives beside the dense ring's and the cost model's: tables, verdict and figure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from horovod_sparse.costs.model import Compute
+from horovod_sparse.costs.network import Link
+
+NEAR = 1.2  # a choice this close to the fastest is as good
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm in one cell; times in milliseconds, selection included.
+
+    Attributes:
+        algorithm: Its name.
+        measured: Of the slowest rank, median over the iterations.
+        best: Of the slowest rank, in the fastest iteration.
+        exchange: Exchange alone, of the rank that came last.
+        predicted: By the cost model.
+        wire_bytes: Sent by a rank, mean of the ranks.
+    """
+
+    algorithm: str
+    measured: float
+    best: float
+    exchange: float
+    predicted: float
+    wire_bytes: float
+
+
+@dataclass(frozen=True)
+class Cell:
+    """All algorithms at one rate, number of ranks and density.
+
+    Attributes:
+        rate: Of the links.
+        ranks: Number of ranks, each on a node of its own.
+        density: k / size.
+        size: Elements of a vector.
+        link: As measure.py found it, seconds.
+        compute: The same.
+        rows: The algorithms.
+    """
+
+    rate: str
+    ranks: int
+    density: float
+    size: int
+    link: Link
+    compute: Compute
+    rows: Sequence[Row]
+
+    @property
+    def fastest(self) -> Row:
+        """The fastest algorithm as measured."""
+        return min(self.rows, key=lambda row: row.measured)
+
+    @property
+    def choice(self) -> Row:
+        """The fastest algorithm as predicted."""
+        return min(self.rows, key=lambda row: row.predicted)
+
+    @property
+    def loss(self) -> float:
+        """Time of the choice as a multiple of the fastest's."""
+        return self.choice.measured / self.fastest.measured
+
+    def speedup(self, row: Row) -> float | None:
+        """Time of the dense ring as a multiple of an algorithm's, if that was measured."""
+        dense = next((other for other in self.rows if other.algorithm == "dense"), None)
+        return dense.measured / row.measured if dense else None
+
+
+def table(cells: Sequence[Cell]) -> str:
+    """The cells of one rate and number of ranks."""
+    first = cells[0]
+    link = f"{1e6 * first.link.alpha:.0f} us a message, {8e-6 / first.link.beta:.0f} Mbit/s" if first.link.beta else ""
+    names = ("algorithm", "ms", "best ms", "exchange", "predicted", "MB sent", "to dense ring")
+    lines = [
+        f"\n{first.rate}, {first.ranks} ranks, n = {first.size:,} (float32); measured link: {link}",
+        "{:>8}  {:10}{:>10}{:>10}{:>10}{:>11}{:>9}{:>15}".format("density", *names),
+    ]
+    for cell in cells:
+        lines += [_line(cell, row) for row in sorted(cell.rows, key=lambda row: row.measured)]
+    return "\n".join(lines)
+
+
+def _line(cell: Cell, row: Row) -> str:
+    speedup = cell.speedup(row)
+    ratio = "" if speedup is None else f"{speedup:.2f}x"
+    chosen = "  <- predicted to be first" if row is cell.choice else ""
+    return (
+        f"{cell.density:8g}  {row.algorithm:10}{row.measured:10.1f}{row.best:10.1f}{row.exchange:10.1f}"
+        f"{row.predicted:11.1f}{row.wire_bytes / 1e6:9.2f}{ratio:>15}{chosen}"
+    )
+
+
+def verdict(cells: Sequence[Cell]) -> dict[str, Any]:
+    """In how many cells the predicted algorithm is good, the other cells, and how far the predicted times are off."""
+    good = [cell for cell in cells if cell.loss <= NEAR]
+    errors: dict[str, list[float]] = {}
+    for cell in cells:
+        for row in cell.rows:
+            errors.setdefault(row.algorithm, []).append(row.measured / row.predicted)
+    return {
+        "cells": len(cells),
+        "good": len(good),
+        "first": sum(cell.choice is cell.fastest for cell in cells),
+        "missed": [
+            f"{cell.rate}, {cell.ranks} ranks, density {cell.density:g}: {cell.choice.algorithm} takes {cell.loss:.2f} "
+            f"times as long as {cell.fastest.algorithm}"
+            for cell in cells
+            if cell.loss > NEAR
+        ],
+        "measured to predicted, median": {name: median(ratios) for name, ratios in errors.items()},
+    }
+
+
+def as_json(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """The cells with what follows from them."""
+    return [
+        {
+            **asdict(cell),
+            "speedups": {row.algorithm: cell.speedup(row) for row in cell.rows},
+            "fastest": cell.fastest.algorithm,
+            "choice": cell.choice.algorithm,
+            "loss": cell.loss,
+        }
+        for cell in cells
+    ]
+
+
+def plot(cells: Sequence[Cell], path: Path) -> None:
+    """Draws measured over predicted times, one panel for each rate, as PNG."""
+    from matplotlib.figure import Figure
+
+    rates = list(dict.fromkeys(cell.rate for cell in cells))
+    figure = Figure(figsize=(6 * len(rates), 5.5), layout="constrained")
+    for axes, rate in zip(figure.subplots(1, len(rates), squeeze=False)[0], rates, strict=True):
+        here = [(cell.ranks, row) for cell in cells if cell.rate == rate for row in cell.rows]
+        for algorithm in sorted({row.algorithm for _, row in here}):
+            points = [(ranks, row.predicted, row.measured) for ranks, row in here if row.algorithm == algorithm]
+            ranks, predicted, measured = zip(*points, strict=True)
+            axes.scatter(predicted, measured, s=[12 * one for one in ranks], alpha=0.7, label=algorithm)
+        times = [time for _, row in here for time in (row.predicted, row.measured)]
+        ends = [min(times) / 1.5, max(times) * 1.5]
+        axes.plot(ends, ends, color="grey", linewidth=1)
+        axes.fill_between(ends, [end / NEAR for end in ends], [end * NEAR for end in ends], color="grey", alpha=0.2)
+        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal", title=f"links of {rate}")
+        axes.set(xlabel="predicted time in ms", ylabel="measured time in ms (larger dots: more ranks)")
+        axes.grid(which="both", alpha=0.3)
+        axes.legend()
+    figure.savefig(path, format="png", dpi=120)

@@ -1,0 +1,148 @@
+"""The command lines that build the emulated cluster's network, and what its counters say; nothing is run here."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+# Every node has two links: eth0 carries the data; ctl0, which has no limit, MPI's launcher and the ranks' output.
+DATA_NETWORK, CONTROL_NETWORK = "10.77.0.0/25", "10.77.0.128/25"
+MAX_NODES = 64
+
+# Bytes that may wait at a node, where TCP keeps the queue short by itself, and at a port of the switch. Where many
+# nodes send to one at a time, the port drops what exceeds its buffer, as a switch of a data centre does.
+NODE_QUEUE, PORT_BUFFER = 16 * 2**20, 2**20
+
+_LARGEST_SEGMENT = 65536
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
+
+Command = list[str]
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """Shaping of a link of one rate.
+
+    Attributes:
+        rate: Bits per second.
+        segment: Bytes of the largest packet that TCP hands to a link (GSO), which holds or releases it as a whole.
+        burst: Bytes that may pass at once after a pause, above the rate.
+    """
+
+    rate: int
+    segment: int
+    burst: int
+
+    @classmethod
+    def at(cls, rate: str) -> Shaping:
+        """The shaping for a rate such as ``1gbit`` or ``100mbit``."""
+        bits = bits_per_second(rate)
+        # A quarter of a millisecond. With half of it, two cores no longer keep up with 8 nodes at 1 Gbit/s; with twice
+        # as much, messages of 128 KB pass without a limit.
+        segment = min(max(round(bits / 8 * 262e-6), 8192), _LARGEST_SEGMENT)
+        return cls(bits, segment, burst=2 * segment)
+
+
+def bits_per_second(rate: str) -> int:
+    """A rate such as ``100mbit`` or ``2.5gbit`` in bits per second.
+
+    Raises:
+        ValueError: It is not a positive number followed by ``kbit``, ``mbit`` or ``gbit``.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit", rate)
+    bits = round(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if bits == 0:
+        raise ValueError(f"{rate!r} is not a rate: write it like 100mbit or 2.5gbit, or none for no limit")
+    return bits
+
+
+def data_address(number: int) -> str:
+    """A node's address on the data network."""
+    return f"10.77.0.{number + 1}"
+
+
+def control_address(number: int) -> str:
+    """A node's address on the control network."""
+    return f"10.77.0.{number + 129}"
+
+
+def switch_commands(switch: str) -> list[Command]:
+    """Commands that make the switch: one bridge for the data links and one for the control links."""
+    commands = [["ip", "netns", "add", switch]]
+    for bridge in ("data", "control"):
+        commands.append(["ip", "-n", switch, "link", "add", bridge, "type", "bridge", "mcast_snooping", "0"])
+        commands.append(["ip", "-n", switch, "link", "set", bridge, "up"])
+    return commands
+
+
+def node_commands(switch: str, node: str, number: int, nodes: int) -> list[Command]:
+    """Commands that make node ``number`` of ``nodes``, the namespace ``node``, and joins it to the switch."""
+    ip, sysctl = ["ip", "-n", node], ["ip", "netns", "exec", node, "sysctl", "-qw"]
+    data = data_address(number)
+    return [
+        ["ip", "netns", "add", node],
+        [*ip, "link", "set", "lo", "up"],
+        # No neighbour discovery and, through fixed neighbours, no ARP: the counters show the programs' bytes.
+        [*sysctl, "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"],
+        # Or a connection would start from what TCP learned at another rate.
+        [*sysctl, "net.ipv4.tcp_no_metrics_save=1"],
+        *_cable(switch, node, "eth0", f"d{number}", "data", f"{data}/25", _mac(number)),
+        *_cable(switch, node, "ctl0", f"c{number}", "control", f"{control_address(number)}/25", _mac(number + 128)),
+        # The usual congestion control, whatever this machine uses. A namespace may only choose what the machine
+        # allows it; a route may choose any.
+        [*ip, "route", "replace", DATA_NETWORK, "dev", "eth0", "src", data, "congctl", "cubic"],
+        *(
+            [*ip, "neighbour", "replace", data_address(other), "lladdr", _mac(other), "nud", "permanent", "dev", "eth0"]
+            for other in range(nodes)
+            if other != number
+        ),
+    ]
+
+
+def _mac(number: int) -> str:
+    return f"02:77:00:00:00:{number:02x}"
+
+
+def _cable(switch: str, node: str, device: str, port: str, bridge: str, address: str, mac: str) -> list[Command]:
+    """Joins a node's device and a port of the switch."""
+    return [
+        ["ip", "-n", node, "link", "add", device, "address", mac, *("type", "veth", "peer", port, "netns", switch)],
+        ["ip", "-n", node, "address", "add", address, "dev", device],
+        ["ip", "-n", switch, "link", "set", port, "master", bridge, "up"],
+        ["ip", "-n", node, "link", "set", device, "up"],
+    ]
+
+
+def rate_commands(namespace: str, device: str, rate: str, buffer: int) -> list[Command]:
+    """Commands that set the rate at which a device sends.
+
+    Args:
+        namespace: Where the device is.
+        device: Its name.
+        rate: Such as ``1gbit``; ``none`` for no limit.
+        buffer: Bytes that may wait at the device.
+    """
+    root = ["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root"]
+    if rate == "none":
+        return [_segments(namespace, device, _LARGEST_SEGMENT), [*root, "noqueue"]]
+    shaping = Shaping.at(rate)
+    bucket = ["tbf", "rate", f"{shaping.rate}bit", "burst", f"{shaping.burst}b", "limit", f"{buffer}b"]
+    return [_segments(namespace, device, shaping.segment), [*root, *bucket]]
+
+
+def _segments(namespace: str, device: str, size: int) -> Command:
+    sizes = ["gso_max_size", str(size), "gro_max_size", str(size)]
+    return ["ip", "-n", namespace, "link", "set", device, *sizes]
+
+
+def socket_bytes(report: str) -> tuple[int, int]:
+    """Payload of the connections in a report of ``ss -tin``: bytes sent and acknowledged, and bytes received."""
+    sent, received = (re.findall(rf"\b{name}:(\d+)", report) for name in ("bytes_acked", "bytes_received"))
+    return sum(map(int, sent)), sum(map(int, received))
+
+
+def device_bytes(report: str) -> tuple[int, int]:
+    """Bytes sent and received by the device in a report of ``ip -json -statistics link show``."""
+    statistics = json.loads(report)[0]["stats64"]
+    return statistics["tx"]["bytes"], statistics["rx"]["bytes"]

@@ -1,0 +1,1 @@
+"""Small trainings with every compression: `python -m benchmarks.convergence`."""

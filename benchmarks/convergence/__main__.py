@@ -1,0 +1,52 @@
+"""Command of the convergence benchmark: starts the ranks, and writes the report."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.convergence.arguments import build_parser, jobs
+from benchmarks.convergence.report import report
+from tools.mpitest import launch
+
+RANKS = 4
+
+# Seconds after which mpirun is ended: for the start, and for a run, which takes some 8 s on two cores.
+_START, _RUN = 120, 60
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Trains and reports; returns the exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options = build_parser().parse_args(words)
+    if options.report is not None:
+        return _report(options.report)
+    if shutil.which("mpirun") is None:
+        print("convergence: mpirun is not on PATH: run `make venv`, or load the module of your MPI", file=sys.stderr)
+        return 1
+    options.output.mkdir(parents=True, exist_ok=True)
+    # Horovod's thread looks for work once a millisecond by default, which takes half of the cores that the ranks share.
+    os.environ.setdefault("HOROVOD_CYCLE_TIME", "10")
+    # `-m mpi4py` ends all ranks where one fails.
+    program = [sys.executable, "-m", "mpi4py", "-m", "benchmarks.convergence.worker", *words]
+    error = launch(["mpirun", "-np", str(RANKS), *program], _START + _RUN * len(jobs(options)))
+    if error:
+        print(f"convergence: {error}", file=sys.stderr)
+        return 1
+    return _report(options.output)
+
+
+def _report(folder: Path) -> int:
+    try:
+        print(report(folder))
+    except (OSError, ValueError) as error:
+        print(f"convergence: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

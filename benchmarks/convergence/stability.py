@@ -1,0 +1,146 @@
+"""Shows how long the largest blocks of a gradient stay the largest, against single positions, in a real training.
+
+    python -m benchmarks.convergence.stability --task lstm --output docs/images/stability.png
+
+One worker trains a model of the convergence benchmark with exact top-k and error feedback. In every step the best
+blocks are noted, by their squared norm, of the gradient and of the accumulated gradient that is selected from. Drawn is
+the share of them that are among the best again so many steps later: what a mask that is reused still gets right.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F  # noqa: N812 - the name everyone uses
+
+from benchmarks.convergence.tasks import TASKS
+from horovod_sparse.memories import Residual
+from horovod_sparse.rules import Place, Step
+from horovod_sparse.sparsifiers import TopK
+
+Array = NDArray[Any]
+
+BLOCKS = (1, 4, 16, 64, 256, 1024)
+LAGS = (1, 2, 5, 10, 20, 50, 100)
+DENSITY = 0.1  # of the blocks that are noted
+_WARMUP = 20  # steps that are not noted
+
+
+class Recorder:
+    """Notes the best blocks of each step.
+
+    Args:
+        size: Elements of the vectors.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._best: dict[int, list[Array]] = {block: [] for block in BLOCKS}
+
+    def note(self, vector: Array) -> None:
+        """Adds a step's vector, float32 [size]."""
+        for block, steps in self._best.items():
+            starts = np.arange(0, self._size, block)
+            scores = np.add.reduceat(np.square(vector, dtype=np.float64), starts)
+            count = max(1, round(DENSITY * scores.size))
+            chosen = np.zeros(scores.size, bool)
+            chosen[np.argpartition(scores, -count)[-count:]] = True
+            steps.append(chosen)
+
+    def overlap(self, block: int, lag: int) -> float:
+        """The mean share of the best blocks that are among the best ``lag`` steps later."""
+        steps = np.array(self._best[block])
+        return float((steps[lag:] & steps[:-lag]).sum() / steps[:-lag].sum())
+
+
+def record(task_name: str, steps: int, density: float) -> tuple[Recorder, Recorder]:
+    """Trains, and notes gradients and accumulated gradients."""
+    task = TASKS[task_name]
+    torch.manual_seed(0)
+    model, (samples, _) = task.build(), task.load()
+    parameters = list(model.parameters())
+    size = sum(p.numel() for p in parameters)
+    place = Place(size, np.empty(0, np.float32))
+    memory, sparsifier = Residual(place, Residual.Options()), TopK(place, TopK.Options())
+    recorders = Recorder(size), Recorder(size)
+    order = np.random.default_rng(0).permutation(len(samples))
+    for step in range(steps):
+        batch = np.take(order, range(step * task.batch, (step + 1) * task.batch), mode="wrap").tolist()
+        inputs, labels = samples[batch]
+        model.zero_grad()
+        F.cross_entropy(model(inputs).flatten(0, -2), labels.flatten()).backward()  # type: ignore[no-untyped-call]
+        gradient = torch.cat([p.grad.view(-1) for p in parameters if p.grad is not None]).numpy()
+        now = Step(gradients=[(0, gradient)])
+        accumulator = memory.open(now, 1.0)
+        if step >= _WARMUP:
+            recorders[0].note(gradient)
+            recorders[1].note(accumulator.settle())
+        vector = sparsifier.take(accumulator, round(density * size), now)
+        memory.close(accumulator, vector, vector.nothing())
+        _update(parameters, vector.entries, size, task.lr)
+    return recorders
+
+
+def _update(parameters: Sequence[torch.Tensor], entries: tuple[Array, Array], size: int, lr: float) -> None:
+    """Plain SGD with what was selected."""
+    update = np.zeros(size, np.float32)
+    update[entries[0]] = entries[1]
+    start = 0
+    with torch.no_grad():
+        for p in parameters:
+            p -= lr * torch.from_numpy(update[start : start + p.numel()]).view_as(p)
+            start += p.numel()
+
+
+def plot(task_name: str, recorders: tuple[Recorder, Recorder], path: Path) -> None:
+    """Draws the overlap over the lag, one line a block size."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+    from matplotlib.ticker import FormatStrFormatter, PercentFormatter
+
+    figure, both = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained", sharey=True)
+    titles = ("the gradient", "residual + gradient")
+    for axes, recorder, title in zip(both, recorders, titles, strict=True):
+        for number, block in enumerate(BLOCKS):
+            label = f"blocks of {block}" if block > 1 else "single positions"
+            shares = [recorder.overlap(block, lag) for lag in LAGS]
+            axes.plot(LAGS, shares, "o-", color=plt.get_cmap("viridis")(number / len(BLOCKS)), label=label)
+        axes.axhline(DENSITY, color="gray", linestyle=":", label="by chance")
+        axes.set(title=f"Best tenth of {title} ({task_name})", xlabel="steps later", xscale="log", ylim=(0, 1))
+        axes.xaxis.set_major_formatter(FormatStrFormatter("%d"))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axes.grid(alpha=0.3)
+    both[0].set_ylabel("still among the best")
+    figure.legend(*both[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def main(arguments: Sequence[str] | None = None, show: Callable[[str], None] = print) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--task", choices=TASKS, default="lstm")
+    parser.add_argument("--steps", type=int, default=320)
+    parser.add_argument("--density", type=float, default=0.01, help="that is sent")
+    parser.add_argument("--output", type=Path, default=Path("runs/stability.png"))
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    recorders = record(options.task, options.steps, options.density)
+    show(f"{'block':>8}" + "".join(f"{f'+{lag}':>8}" for lag in LAGS) + "   (gradient; residual + gradient)")
+    for block in BLOCKS:
+        for recorder in recorders:
+            show(f"{block:8}" + "".join(f"{recorder.overlap(block, lag):8.0%}" for lag in LAGS))
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    plot(options.task, recorders, options.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Times of the kernels beside the bounds that memory sets."""

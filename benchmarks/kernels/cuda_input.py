@@ -1,0 +1,150 @@
+"""Contenders of benchmarks.kernels.selection on a GPU, the merge of eight vectors, and memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import cupy
+import numpy as np
+import torch
+
+from horovod_sparse.kernels import cuda, to_host
+from horovod_sparse.kernels.types import Array
+from horovod_sparse.training.device import device_of
+
+Entries = tuple[Array, Array]
+
+GPU = torch.device("cuda")
+# Calls in a row, of the fast contenders: what the host does for the next one is then hidden, as in training.
+REPEAT = 20
+
+# The promise, by size and at each density.
+SIZES, DENSITIES = (25_600_000, 110_000_000, 336_000_000), (0.001, 0.01)
+STREAM_TARGET, CHAIN_TARGET, MERGE_TARGET_MS, MEMORY_TARGET = 1.3, 8.0, 1.0, 0.05
+VECTORS, ENTRIES = 8, 1_000_000  # of the merge
+
+
+class CudaInput:
+    """The input of one size on the GPU, and what the contenders do with it.
+
+    Everything runs on the stream and in the memory that a training would use.
+    """
+
+    def __init__(self, size: int, density: float, threads: int) -> None:
+        del threads  # of the host
+        self._device = device_of(GPU)
+        self._context = ExitStack()
+        self._context.enter_context(self._device.work())
+        generator = torch.Generator(GPU).manual_seed(size)
+        self.k = round(density * size)
+        self._gradient = torch.randn(size, generator=generator, device=GPU)
+        self._initial = torch.randn(size, generator=generator, device=GPU)
+        self._buffer = self._initial.clone()
+        self._magnitudes = self._initial.abs()
+        self._segments = [(0, self._device.array_of(self._gradient))]
+        self._array = self._device.array_of(self._buffer)
+        self._vectors = self._draw_vectors(size)
+
+    def _draw_vectors(self, size: int) -> Sequence[Entries]:
+        rng = np.random.default_rng(size)
+        count = min(ENTRIES, size // 2)
+        vectors = []
+        for _ in range(VECTORS):
+            indices = np.unique(rng.integers(0, size, count, dtype=np.int32))
+            vectors.append((cupy.asarray(indices), cupy.asarray(rng.standard_normal(indices.size, dtype=np.float32))))
+        return vectors
+
+    def close(self) -> None:
+        """Ends the use of the device."""
+        self._context.close()
+
+    def reset(self) -> None:
+        """Give the buffer its initial content."""
+        self._buffer.copy_(self._initial)
+
+    def stream(self) -> None:
+        """The lower bound, 12 bytes an element, by torch."""
+        self._buffer.add_(self._gradient)
+
+    def ours(self) -> Entries:
+        """The fused kernels."""
+        return cuda.select(self._segments, self._array, self.k)
+
+    def topk(self) -> None:
+        """Selection alone, by torch."""
+        torch.topk(self._magnitudes, self.k, sorted=False)
+
+    def chain(self) -> Entries:
+        """The whole step by torch, as one writes it."""
+        self._buffer.add_(self._gradient)
+        chosen = torch.topk(self._buffer.abs(), self.k, sorted=False).indices
+        indices = torch.sort(chosen).values
+        values = self._buffer[indices]
+        self._buffer[indices] = 0
+        return self._device.array_of(indices.to(torch.int32)), self._device.array_of(values)
+
+    def merge(self) -> None:
+        """The sum of eight vectors."""
+        cuda.merge_sum(self._vectors, self._array.size)
+
+    def round(self) -> list[tuple[str, Callable[[], Entries | None]]]:
+        """Contenders of one round, in this order."""
+        return [
+            ("stream", self.stream),
+            ("ours", self.ours),
+            ("topk", self.topk),
+            ("chain", self.chain),
+            ("merge", self.merge),
+        ]
+
+    def milliseconds(self, run: Callable[[], object]) -> float:
+        """Time of one call out of some in a row."""
+        self.reset()
+        repeat = REPEAT if run in (self.stream, self.ours) else 3
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(repeat):
+            run()
+        torch.cuda.synchronize()
+        return 1e3 * (time.perf_counter() - begin) / repeat
+
+    def on_host(self, taken: Entries) -> tuple[Array, Array, Array, Array, Array]:
+        """Initial content, gradient, what is left, indices and values taken."""
+        kept = [self._initial, self._gradient, self._buffer]
+        initial, gradient, left = (tensor.cpu().numpy() for tensor in kept)
+        return initial, gradient, left, to_host(taken[0]), to_host(taken[1])
+
+    def memory(self) -> float:
+        """Most memory that a selection holds beside the residual, its result included, as a part of the residual."""
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        taken = self.ours()
+        torch.cuda.synchronize()
+        del taken
+        return (torch.cuda.max_memory_allocated() - before) / self._array.nbytes
+
+    def targets(self, size: int, density: float, best: dict[str, float]) -> dict[str, bool]:
+        """The targets that apply, each with whether it is met; ``best`` holds the smallest times in ms."""
+        if size not in SIZES or density not in DENSITIES:
+            return {}
+        return {
+            f"ours/stream <= {STREAM_TARGET}": best["ours"] <= STREAM_TARGET * best["stream"],
+            "ours < topk": best["ours"] < best["topk"],
+            f"chain/ours > {CHAIN_TARGET:g}": best["chain"] > CHAIN_TARGET * best["ours"],
+            f"merge < {MERGE_TARGET_MS:g} ms": best["merge"] < MERGE_TARGET_MS,
+            f"memory < {MEMORY_TARGET:.0%}": self.memory() < MEMORY_TARGET,
+        }
+
+    @staticmethod
+    def facts() -> dict[str, Any]:
+        """Facts that the figures depend on."""
+        return {
+            "gpu": torch.cuda.get_device_name(GPU),
+            "driver": cupy.cuda.runtime.driverGetVersion(),
+            "cuda": torch.version.cuda,
+            "cupy": cupy.__version__,
+        }

@@ -1,0 +1,138 @@
+"""Times the kernels that compress errors, the count sketch and stochastic quantization, against the stream bound.
+
+    python -m benchmarks.kernels.errors --size 25M --ratios 0.1,0.4 --rows 1,3 --bits 4,8 --rounds 9
+
+The bound of a kernel is the time to read what it reads and to write what it writes, once each and one after another, by
+loops that do nothing else. Every round runs every contender and its bound, so that other load on the machine meets
+all of them; the smallest times are compared. All run on one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks import command_line
+from horovod_sparse.cli.units import at_least, count, listed
+from horovod_sparse.kernels import cpu
+from horovod_sparse.kernels.types import Array
+
+# The goal for the kernels: at most this many times their bound.
+TARGET = 3.0
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A kernel, and what reads and writes the same memory."""
+
+    name: str
+    run: Callable[[], object]
+    bound: Callable[[], object]
+
+
+def read(array: Array) -> None:
+    """Read all of an array's memory."""
+    cpu.all_finite([(0, array)])
+
+
+def write(array: Array) -> None:
+    """Write all of an array's memory."""
+    array.fill(1)
+
+
+def sketching(gradient: Array, buffer: Array, ratio: float, rows: int) -> list[Contender]:
+    """Adding to a sketch, replacing what it was carried from, and querying it."""
+    sketch = np.zeros(cpu.sketch_length(len(gradient), ratio, rows), np.float32)
+
+    def bound_of_update() -> None:
+        read(gradient)
+        np.add(sketch, 1, out=sketch)
+
+    def bound_of_query() -> None:
+        read(sketch)
+        write(buffer)
+
+    def update(carried: float) -> Callable[[], None]:
+        return lambda: cpu.sketch_update(sketch, gradient, delivered, rows, 1, carried)
+
+    # One percent of the positions, in whole blocks.
+    delivered = np.flatnonzero(np.arange(len(gradient)) % 25_600 < 256).astype(np.int32)
+    label = f"ratio {ratio:g} rows {rows}"
+    return [
+        Contender(f"add          {label}", update(0.0), bound_of_update),
+        Contender(f"update       {label}", update(1e-6), bound_of_update),
+        Contender(f"query        {label}", lambda: cpu.sketch_query(sketch, buffer, rows, 1), bound_of_query),
+    ]
+
+
+def quantizing(gradient: Array, buffer: Array, bits: int) -> list[Contender]:
+    """Quantizing, which allocates its codes, and back."""
+    codes, units = cpu.quantize(gradient, bits, 1)
+    words = np.zeros(len(codes) // 4, np.float32)
+
+    def bound_of_quantize() -> None:
+        read(gradient)
+        write(words)
+
+    def bound_of_dequantize() -> None:
+        read(words)
+        write(buffer)
+
+    return [
+        Contender(f"quantize     bits {bits}", lambda: cpu.quantize(gradient, bits, 1), bound_of_quantize),
+        Contender(f"dequantize   bits {bits}", lambda: cpu.dequantize(codes, units, buffer, bits), bound_of_dequantize),
+    ]
+
+
+def milliseconds(run: Callable[[], object]) -> float:
+    """Time of one call."""
+    begin = time.perf_counter()
+    run()
+    return 1e3 * (time.perf_counter() - begin)
+
+
+def measure(contenders: list[Contender], rounds: int) -> list[tuple[float, float]]:
+    """Smallest times of every contender and of its bound, interleaved."""
+    times = [[(milliseconds(c.run), milliseconds(c.bound)) for c in contenders] for _ in range(rounds + 1)]
+    # The first round meets memory that was never touched.
+    smallest = np.min(times[1:], axis=0)
+    return [(float(ms), float(bound)) for ms, bound in smallest]
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = command_line("kernels.errors", __doc__)
+    parser.add_argument("--size", type=count, default="25M")
+    parser.add_argument("--ratios", type=listed(float), default="0.1,0.4")
+    parser.add_argument("--rows", type=listed(at_least(1)), default="1,3")
+    parser.add_argument("--bits", type=listed(at_least(1)), default="4,8")
+    parser.add_argument("--rounds", type=int, default=7)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure and print."""
+    options = parse_arguments()
+    rng = np.random.default_rng(0)
+    gradient = rng.standard_normal(options.size, dtype=np.float32)
+    buffer = np.zeros_like(gradient)
+    contenders = []
+    for ratio, rows in itertools.product(options.ratios, options.rows):
+        contenders += sketching(gradient, buffer, ratio, rows)
+    for bits in options.bits:
+        contenders += quantizing(gradient, buffer, bits)
+    print(f"n = {options.size:,}   simd {cpu.simd_level()}   load average {os.getloadavg()[0]:.2f}")
+    print(f"{'':32}{'min ms':>10}{'bound ms':>10}{'ratio':>8}")
+    for contender, (ms, bound) in zip(contenders, measure(contenders, options.rounds), strict=True):
+        met = "" if ms <= TARGET * bound else f"   above {TARGET:g}"
+        print(f"{contender.name:32}{ms:10.2f}{bound:10.2f}{ms / bound:8.2f}{met}")
+
+
+if __name__ == "__main__":
+    main()

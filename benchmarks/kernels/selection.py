@@ -1,0 +1,271 @@
+"""Times the fused accumulate + exact top-k + residual kernel against its bound and against what it replaces.
+
+    python -m benchmarks.kernels.selection --sizes 1M,25M,100M --densities 0.001,0.01 --threads 1,2 --rounds 9
+    python -m benchmarks.kernels.selection --device cuda --sizes 25.6M,110M,336M
+
+Every round runs every contender (the fast ones several times) on the same input, so that other load on the machine
+meets all of them:
+
+- stream: read gradient, read buffer, write buffer, 12 bytes an element and the same SIMD level: the lower bound
+- ours: kernels.cpu.select
+- topk: torch.topk of the magnitudes alone, which are given
+- chain: torch's add, abs, topk, sort, gather and zero, which together do what ours does
+- argpartition: numpy.argpartition of the magnitudes alone, which are given (on the CPU)
+- merge: kernels.cuda.merge_sum of 8 vectors of a million entries (with --device cuda)
+
+What is timed is verified: ours takes the same set as the chain up to ties, and what was taken and what stayed make up
+gradient + buffer exactly. The exit status is 1 when something was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import command_line
+from horovod_sparse.cli.units import at_least, count, listed
+from horovod_sparse.kernels.types import Array
+
+Entries = tuple[Array, Array]
+
+# The promise for 25M elements and one thread: at most this many times the stream, by density.
+STREAM_TARGETS = {0.001: 1.25, 0.01: 1.5}
+CHAIN_TARGET = 40.0
+TARGET_SIZE = 25_000_000
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contender at one size, density and number of threads; times in milliseconds."""
+
+    size: int
+    density: float
+    threads: int
+    contender: str
+    min_ms: float
+    median_ms: float
+    wrong: int
+
+
+class CpuInput:
+    """The input of one size on the CPU, and what the contenders do with it."""
+
+    def __init__(self, size: int, density: float, threads: int) -> None:
+        from horovod_sparse.kernels import cpu  # where the benchmark runs on a GPU, it may be missing
+
+        self.kernels = cpu
+        rng = np.random.default_rng(size)
+        self.k = round(density * size)
+        self.threads = threads
+        self.gradient: Array = rng.standard_normal(size, dtype=np.float32)
+        self.initial: Array = rng.standard_normal(size, dtype=np.float32)
+        self.buffer = self.initial.copy()
+        self.magnitudes = np.abs(self.initial)
+
+    def reset(self) -> None:
+        """Give the buffer its initial content."""
+        np.copyto(self.buffer, self.initial)
+
+    def stream(self) -> None:
+        """The lower bound."""
+        self.kernels.accumulate([(0, self.gradient)], self.buffer, 1.0, self.threads)
+
+    def ours(self) -> Entries:
+        """The fused kernel."""
+        return self.kernels.select([(0, self.gradient)], self.buffer, self.k, 1.0, self.threads)
+
+    def topk(self) -> None:
+        """Selection alone, by torch."""
+        torch.topk(torch.from_numpy(self.magnitudes), self.k, sorted=False)
+
+    def chain(self) -> Entries:
+        """The whole step by torch, as one writes it."""
+        buffer = torch.from_numpy(self.buffer)
+        buffer.add_(torch.from_numpy(self.gradient))
+        chosen = torch.topk(buffer.abs(), self.k, sorted=False).indices
+        indices = torch.sort(chosen).values
+        values = buffer[indices]
+        buffer[indices] = 0
+        return indices.to(torch.int32).numpy(), values.numpy()
+
+    def argpartition(self) -> None:
+        """Selection alone, by NumPy."""
+        np.argpartition(self.magnitudes, len(self.magnitudes) - self.k)
+
+    def round(self) -> list[tuple[str, Callable[[], Entries | None]]]:
+        """Contenders of one round, in this order: the fast ones several times, for they feel other load the most."""
+        fast = [("stream", self.stream), ("ours", self.ours)]
+        slow = [("topk", self.topk), ("chain", self.chain), ("argpartition", self.argpartition)]
+        return fast * 5 + slow
+
+    def milliseconds(self, run: Callable[[], object]) -> float:
+        """Time of one call."""
+        self.reset()
+        begin = time.perf_counter()
+        run()
+        return 1e3 * (time.perf_counter() - begin)
+
+    def on_host(self, taken: Entries) -> tuple[Array, Array, Array, Array, Array]:
+        """Initial content, gradient, what is left, indices and values taken."""
+        return self.initial, self.gradient, self.buffer, *taken
+
+    def close(self) -> None:
+        """Nothing has to be ended."""
+
+    def targets(self, size: int, density: float, best: dict[str, float]) -> dict[str, bool]:
+        """The targets that apply, each with whether it is met; ``best`` holds the smallest times in ms."""
+        if size != TARGET_SIZE or self.threads != 1 or density not in STREAM_TARGETS:
+            return {}
+        limit = STREAM_TARGETS[density]
+        return {
+            f"ours/stream <= {limit}": best["ours"] <= limit * best["stream"],
+            f"chain/ours > {CHAIN_TARGET:g}": best["chain"] > CHAIN_TARGET * best["ours"],
+        }
+
+    @staticmethod
+    def facts() -> dict[str, Any]:
+        """Facts that the figures depend on."""
+        from horovod_sparse.kernels import cpu
+
+        return {"simd": cpu.simd_level()}
+
+
+def wrong(case: Any, taken: Entries) -> tuple[int, Array, Array]:
+    """Number of elements misplaced after ``taken`` left the buffer; what there was, and what was taken."""
+    initial, gradient, left, indices, values = case.on_host(taken)
+    acc = initial + gradient
+    rest = acc.copy()
+    rest[indices] = 0
+    misplaced = np.count_nonzero(rest.view(np.int32) != left.view(np.int32))
+    changed = np.count_nonzero(values.view(np.int32) != acc[indices].view(np.int32))
+    unsorted = np.count_nonzero(np.diff(indices) <= 0)
+    # Exact up to ties: the magnitudes taken are the k largest, whatever positions they come from.
+    largest = np.partition(np.abs(acc), len(acc) - case.k)[len(acc) - case.k :]
+    not_largest = np.count_nonzero(np.sort(np.abs(values)) != np.sort(largest))
+    return int(misplaced + changed + unsorted + not_largest + abs(len(indices) - case.k)), acc, indices
+
+
+def device(name: str) -> Any:
+    """The class of a device's inputs."""
+    if name == "cuda":
+        from benchmarks.kernels.cuda_input import CudaInput
+
+        return CudaInput
+    return CpuInput
+
+
+def measure(case: Any, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of each contender, interleaved."""
+    times: dict[str, list[float]] = {name: [] for name, _ in case.round()}
+    for _ in range(rounds):
+        for name, run in case.round():
+            times[name].append(case.milliseconds(run))
+    return times
+
+
+def verify(case: Any) -> dict[str, int]:
+    """Mistakes in the results: of ours, of the chain (which verifies the check), and between the two."""
+    case.reset()
+    of_ours, acc, ours = wrong(case, case.ours())
+    case.reset()
+    of_chain, _, chain = wrong(case, case.chain())
+    threshold = np.abs(acc[ours]).min(initial=np.inf)
+    of_ours += int(np.count_nonzero(np.abs(acc[np.setxor1d(ours, chain)]) != threshold))
+    return {"ours": of_ours, "chain": of_chain}
+
+
+def rows(size: int, density: float, threads: int, options: argparse.Namespace) -> tuple[list[Row], dict[str, bool]]:
+    """Verify and measure one combination; what was measured, and the targets."""
+    torch.set_num_threads(threads)
+    case = device(options.device)(size, density, threads)
+    mistakes = verify(case)
+    group = [
+        Row(size, density, threads, name, min(ms), float(np.median(ms)), mistakes.get(name, 0))
+        for name, ms in measure(case, options.rounds).items()
+    ]
+    met = case.targets(size, density, {row.contender: row.min_ms for row in group})
+    case.close()
+    return group, met
+
+
+def ratios(group: list[Row]) -> dict[str, float]:
+    """Ours against the bound and the chain against ours, of the smallest and of the median times."""
+    by_name = {row.contender: row for row in group}
+    stream, ours, chain = by_name["stream"], by_name["ours"], by_name["chain"]
+    return {
+        "ours/stream min": ours.min_ms / stream.min_ms,
+        "ours/stream median": ours.median_ms / stream.median_ms,
+        "chain/ours min": chain.min_ms / ours.min_ms,
+        "chain/ours median": chain.median_ms / ours.median_ms,
+    }
+
+
+def machine(name: str = "cpu") -> dict[str, Any]:
+    """Facts that the figures of a device depend on."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cpu": models[0] if models else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        **device(name).facts(),
+        "load average": os.getloadavg(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def show(group: list[Row], targets: dict[str, bool]) -> None:
+    """Print the table of one combination."""
+    first = group[0]
+    print(f"\nn = {first.size:,}   density {first.density:g}   threads {first.threads}")
+    print(f"  {'':14}{'min ms':>12}{'median ms':>12}{'#wrong':>8}")
+    for row in group:
+        print(f"  {row.contender:14}{row.min_ms:12.3f}{row.median_ms:12.3f}{row.wrong:8d}")
+    print("  " + "   ".join(f"{name} {value:.2f}" for name, value in ratios(group).items()))
+    for target, met in targets.items():
+        print(f"  target {target}: {'met' if met else 'NOT met'}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = command_line("kernels.selection", __doc__)
+    parser.add_argument("--sizes", type=listed(count), default="1M,25M")
+    parser.add_argument("--densities", type=listed(float), default="0.001,0.01")
+    parser.add_argument("--threads", type=listed(at_least(1)), default="1")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--json", type=Path, help="write the measurements to this file")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Measure, print and save; 1 when a result was wrong."""
+    options = parse_arguments()
+    environment = machine(options.device)
+    print("   ".join(f"{name}: {value}" for name, value in environment.items()))
+    groups = []
+    for size, density, threads in itertools.product(options.sizes, options.densities, options.threads):
+        groups.append(rows(size, density, threads, options))
+        show(*groups[-1])
+    print(f"\nload average at the end: {os.getloadavg()}")
+    if options.json:
+        results = [{"rows": [asdict(row) for row in g], **ratios(g), "targets": met} for g, met in groups]
+        options.json.write_text(json.dumps({"machine": environment, "results": results}, indent=2) + "\n")
+    return int(any(row.wrong for group, _ in groups for row in group))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Times every sparsifier against the bound that memory sets, and against torch.topk.
+
+    python -m benchmarks.kernels.sparsifiers --sizes 25M --densities 0.01 --rounds 5
+
+Every round runs every contender on the same input, normal gradients on top of normal residuals, so that other load on
+the machine meets all of them. Each takes its entries through an Accumulator, as in a training. `stream` is the bound:
+read gradient, read buffer, write buffer. `torch.topk` is the selection alone, of magnitudes that are given.
+
+What is timed is verified: what was taken and what stayed make up gradient + buffer exactly, and there are as many
+entries as the rule promises. The exit status is 1 when something was wrong.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks import command_line
+from benchmarks.kernels.selection import CpuInput, machine
+from horovod_sparse.accumulator import Accumulator
+from horovod_sparse.cli.units import count, listed
+from horovod_sparse.rules import Place, Step
+from horovod_sparse.sparsifiers import SPARSIFIERS, Sparsifier
+from horovod_sparse.vector import SparseVector
+
+_NEVER = 10**9
+# The contenders' options. Those that choose only now and then have chosen when they are timed; the one that chooses in
+# every step shows what a choice costs.
+CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in SPARSIFIERS if name not in ("threshold", "stable")},
+    "reusedtopk": ("reusedtopk", {"tau_threshold": _NEVER}),
+    "randomk, own": ("randomk", {"shared": False}),
+    "threshold": ("threshold", {}),
+    "stable": ("stable", {"refresh": _NEVER}),
+    "stable, refresh": ("stable", {"refresh": 1}),
+}
+# How many entries a rule promises for such gradients, as multiples of k; redsync's bisection may end elsewhere.
+PROMISED = {"reusedtopk": (2 / 3, 4 / 3), "gaussiank": (2 / 3, 4 / 3), "dgc": (0.8, 1.0), "redsync": (0.0, np.inf)}
+
+
+class Case:
+    """One size and density: the input, and the contenders."""
+
+    def __init__(self, size: int, density: float, threads: int) -> None:
+        self.given = CpuInput(size, density, threads)
+        self.sparsifiers = {label: self._build(*contender) for label, contender in CONTENDERS.items()}
+
+    def _build(self, name: str, options: dict[str, Any]) -> Sparsifier:
+        place = Place(self.given.buffer.size, self.given.buffer[:0])
+        if name == "threshold":  # the one that gives k entries
+            magnitudes = np.abs(self.given.initial + self.given.gradient)
+            options = {"threshold": float(np.partition(magnitudes, -self.given.k)[-self.given.k])}
+        rule: Any = SPARSIFIERS[name]
+        sparsifier: Sparsifier = rule(place, rule.Options.read({**options, "threads": self.given.threads}))
+        return sparsifier
+
+    def reset(self) -> Accumulator:
+        """The accumulator at the start of a step."""
+        self.given.reset()
+        return Accumulator(self.given.buffer, [(0, self.given.gradient)])
+
+    def take(self, label: str, accumulator: Accumulator) -> SparseVector:
+        """One contender's step."""
+        return self.sparsifiers[label].take(accumulator, self.given.k, Step())
+
+    def wrong(self, label: str) -> tuple[int, float]:
+        """Number of mistakes after a step of a contender, and its number of entries as a multiple of k."""
+        vector = self.take(label, self.reset())
+        acc = self.given.initial + self.given.gradient
+        rest = acc.copy()
+        rest[vector.indices] = 0
+        misplaced = np.count_nonzero(rest.view(np.int32) != self.given.buffer.view(np.int32))
+        changed = np.count_nonzero(vector.values.view(np.int32) != acc[vector.indices].view(np.int32))
+        unsorted = 0 if vector.indices is None else np.count_nonzero(np.diff(vector.indices) <= 0)
+        least, most = PROMISED.get(label, (1.0, 1.0))
+        if label.startswith("stable"):  # whole blocks of 64
+            least = 1 - 63 / self.given.k
+        count = len(vector) / self.given.k
+        return int(misplaced + changed + unsorted) + int(not least <= count <= most), count
+
+    def round(self) -> list[tuple[str, Callable[[Accumulator], Any]]]:
+        """Contenders of one round, in this order: the bound several times, for it feels other load the most."""
+        takes = [(label, lambda accumulator, label=label: self.take(label, accumulator)) for label in self.sparsifiers]
+        topk = ("torch.topk", lambda _: self.given.topk())
+        return [("stream", lambda accumulator: accumulator.settle())] * 3 + takes + [topk]
+
+
+def measure(case: Case, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of each contender, interleaved."""
+    times: dict[str, list[float]] = {name: [] for name, _ in case.round()}
+    for _ in range(rounds):
+        for name, run in case.round():
+            accumulator = case.reset()
+            begin = time.perf_counter()
+            run(accumulator)
+            times[name].append(1e3 * (time.perf_counter() - begin))
+    return times
+
+
+def show(size: int, density: float, case: Case, rounds: int) -> bool:
+    """Verify, measure and print one combination; whether all was right."""
+    print(f"\nn = {size:,}   density {density:g}   threads {case.given.threads}")
+    print(f"  {'':16}{'min ms':>10}{'median ms':>12}{'/ stream':>10}{'entries / k':>13}{'#wrong':>8}")
+    verified = {label: case.wrong(label) for label in case.sparsifiers}
+    times = measure(case, rounds)
+    stream = min(times["stream"])
+    for name, ms in times.items():
+        wrong, count = verified.get(name, (0, 1.0))
+        ratio = min(ms) / stream
+        print(f"  {name:16}{min(ms):10.3f}{np.median(ms):12.3f}{ratio:10.2f}{count:13.3f}{wrong:8d}")
+    return not any(wrong for wrong, _ in verified.values())
+
+
+def main() -> int:
+    """Measure and print; 1 when a result was wrong."""
+    parser = command_line("kernels.sparsifiers", __doc__)
+    parser.add_argument("--sizes", type=listed(count), default="25M")
+    parser.add_argument("--densities", type=listed(float), default="0.01")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    print("   ".join(f"{name}: {value}" for name, value in machine().items()))
+    right = [
+        show(size, density, Case(size, density, options.threads), options.rounds)
+        for size, density in itertools.product(options.sizes, options.densities)
+    ]
+    print(f"\nload average at the end: {os.getloadavg()}")
+    return int(not all(right))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

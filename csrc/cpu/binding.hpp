@@ -1,0 +1,15 @@
+// What each part adds to the module.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace hvs {
+
+void define_select(pybind11::module_& m);
+void define_statistics(pybind11::module_& m);
+void define_vectors(pybind11::module_& m);
+void define_sketch(pybind11::module_& m);
+void define_quantize(pybind11::module_& m);
+void define_hooks(pybind11::module_& m);  // in builds for the tests only
+
+}  // namespace hvs

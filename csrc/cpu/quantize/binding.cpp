@@ -1,0 +1,75 @@
+#include "binding.hpp"
+
+#include <string>
+
+#include "arguments.hpp"
+#include "quantize/quantize.hpp"
+
+namespace hvs {
+namespace {
+
+int as_bits(std::int64_t bits) {
+  if (bits != 4 && bits != 8) refuse("bits must be 4 or 8, not " + std::to_string(bits));
+  return int(bits);
+}
+
+py::tuple py_quantize(py::handle object, std::int64_t bits, std::int64_t seed) {
+  const py::array buffer = as_array(object, "buffer");
+  return with_real(buffer, "buffer", [&](auto real) {
+    using Real = decltype(real);
+    check_plain(buffer, Access::read, "buffer");
+    const int width = as_bits(bits);
+    const std::uint64_t key = as_seed(seed);
+    const auto size = std::size_t(buffer.shape(0));
+    py::array_t<std::uint8_t> codes(static_cast<py::ssize_t>(code_bytes(size, width)));
+    py::array_t<float> units(static_cast<py::ssize_t>(quantized_blocks(size)));
+    const auto* const from = reinterpret_cast<const Real*>(data_of(buffer));
+    std::uint8_t* const to_codes = codes.mutable_data();
+    float* const to_units = units.mutable_data();
+    {
+      const py::gil_scoped_release release;
+      quantize(from, size, width, key, to_codes, to_units);
+    }
+    return py::make_tuple(std::move(codes), std::move(units));
+  });
+}
+
+// The data of a flat array that has this dtype and length.
+template <class T> const T* checked_data(py::handle object, std::size_t length, const std::string& name) {
+  const py::array array = as_array(object, name);
+  if (!py::isinstance<py::array_t<T>>(array) || array.dtype().byteorder() == '>') {
+    refuse(name + ": dtype " + text(array.dtype()) + " is not " + text(py::dtype::of<T>()));
+  }
+  check_plain(array, Access::read, name);
+  if (std::size_t(array.shape(0)) != length) {
+    refuse(name + ": has " + std::to_string(array.shape(0)) + " elements, but the buffer needs " +
+           std::to_string(length));
+  }
+  return static_cast<const T*>(array.data());
+}
+
+void py_dequantize(py::handle codes, py::handle units, py::handle object, std::int64_t bits, double scale,
+                   bool add) {
+  const py::array buffer = as_array(object, "buffer");
+  with_real(buffer, "buffer", [&](auto real) {
+    using Real = decltype(real);
+    check_plain(buffer, Access::write, "buffer");
+    const int width = as_bits(bits);
+    const auto size = std::size_t(buffer.shape(0));
+    const auto* const from = checked_data<std::uint8_t>(codes, code_bytes(size, width), "codes");
+    const auto* const by_block = checked_data<float>(units, quantized_blocks(size), "units");
+    const auto by = Real(as_factor(scale, "scale"));
+    auto* const out = reinterpret_cast<Real*>(data_of(buffer));
+    const py::gil_scoped_release release;
+    dequantize(from, by_block, size, width, by, add, out);
+  });
+}
+
+}  // namespace
+
+void define_quantize(py::module_& m) {
+  m.def("quantize", py_quantize);
+  m.def("dequantize", py_dequantize);
+}
+
+}  // namespace hvs

@@ -1,0 +1,161 @@
+// The loops with 256-bit vectors.
+#include "simd/lanes.hpp"
+#include "simd/level.hpp"
+#include "simd/target.hpp"
+
+#if HVS_X86
+
+#include <immintrin.h>
+
+#include <array>
+
+namespace hvs {
+namespace {
+
+constexpr std::size_t lanes = 8;
+constexpr std::size_t group = 4;  // vectors between two looks at whether there are candidates
+
+// For each mask of 8 lanes the permutation that moves the wanted lanes to the front, one byte a lane.
+constexpr std::array<std::uint64_t, 256> make_permutations() {
+  std::array<std::uint64_t, 256> table{};
+  for (unsigned mask = 0; mask < 256; ++mask) {
+    unsigned count = 0;
+    for (unsigned lane = 0; lane < lanes; ++lane) {
+      if (mask >> lane & 1) table[mask] |= std::uint64_t(lane) << (8 * count++);
+    }
+  }
+  return table;
+}
+
+constexpr std::array<std::uint64_t, 256> permutations = make_permutations();
+
+HVS_AVX2 inline __m256i keys_of(__m256 x) {
+  return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(largest_key<float>));
+}
+
+HVS_AVX2 void widen_halves(const char* halves, std::size_t n, float* out) {
+  std::size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(halves + 2 * i));
+    _mm256_storeu_ps(out + i, _mm256_cvtph_ps(packed));
+  }
+  portable_float.widen_halves(halves + 2 * i, n - i, out + i);
+}
+
+template <bool fresh> HVS_AVX2 inline __m256 sum(const float* gradient, const float* buffer, __m256 scale) {
+  if (fresh) return _mm256_add_ps(_mm256_setzero_ps(), _mm256_loadu_ps(gradient));
+  return _mm256_add_ps(_mm256_mul_ps(scale, _mm256_loadu_ps(buffer)), _mm256_loadu_ps(gradient));
+}
+
+template <bool fresh> HVS_AVX2 void accumulate_as(const float* gradient, float* buffer, std::size_t n, float scale) {
+  const __m256 factor = _mm256_set1_ps(scale);
+  std::size_t i = 0;
+  for (; i + lanes <= n; i += lanes) _mm256_storeu_ps(buffer + i, sum<fresh>(gradient + i, buffer + i, factor));
+  portable_float.accumulate(gradient + i, buffer + i, n - i, scale);
+}
+
+HVS_AVX2 void accumulate(const float* gradient, float* buffer, std::size_t n, float scale) {
+  if (scale == 0) {
+    accumulate_as<true>(gradient, buffer, n, scale);
+  } else {
+    accumulate_as<false>(gradient, buffer, n, scale);
+  }
+}
+
+HVS_AVX2 Sums measure(const float* gradient, float* buffer, std::size_t n, float scale) {
+  return measure_lanes<4>(gradient, buffer, n, scale);
+}
+
+HVS_AVX2 double square(const float* x, std::size_t n) { return square_lanes<4>(x, n); }
+
+HVS_AVX2 void count(const float* x, std::size_t n, const float* low, std::int64_t* counts) {
+  count_reaching<8>(x, n, low, counts);
+}
+
+HVS_AVX2 inline __m256i counting_from(std::int32_t first) {
+  return _mm256_add_epi32(_mm256_set1_epi32(first), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+// Which lanes are above the limit.
+HVS_AVX2 inline unsigned above(__m256i keys, __m256i limit) {
+  return unsigned(_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(keys, limit))));
+}
+
+// Writes the wanted lanes one after another, as part of a whole vector; returns how many.
+HVS_AVX2 inline std::size_t pack(__m256i x, unsigned wanted, void* out) {
+  const __m128i bytes = _mm_cvtsi64_si128(static_cast<long long>(permutations[wanted]));
+  const __m256i packed = _mm256_permutevar8x32_epi32(x, _mm256_cvtepu8_epi32(bytes));
+  _mm256_storeu_si256(static_cast<__m256i*>(out), packed);
+  return std::size_t(_mm_popcnt_u32(wanted));
+}
+
+template <bool fresh>
+HVS_AVX2 std::size_t scan_as(const float* gradient, float* buffer, std::size_t n, float scale, std::int32_t low,
+                             std::int32_t first, std::int32_t* indices) {
+  const __m256 factor = _mm256_set1_ps(scale);
+  const __m256i limit = _mm256_set1_epi32(low - 1);
+  std::size_t i = 0, count = 0;
+  for (; i + group * lanes <= n; i += group * lanes) {
+    unsigned wanted[group], any = 0;
+    for (std::size_t j = 0; j < group; ++j) {
+      float* const at = buffer + i + j * lanes;
+      const __m256 acc = sum<fresh>(gradient + i + j * lanes, at, factor);
+      _mm256_storeu_ps(at, acc);
+      wanted[j] = above(keys_of(acc), limit);
+      any |= wanted[j];
+    }
+    if (!any) continue;
+    for (std::size_t j = 0; j < group; ++j) {
+      count += pack(counting_from(first + std::int32_t(i + j * lanes)), wanted[j], indices + count);
+    }
+  }
+  const std::int32_t next = first + std::int32_t(i);
+  return count + portable_float.scan(gradient + i, buffer + i, n - i, scale, low, next, indices + count);
+}
+
+HVS_AVX2 std::size_t scan(const float* gradient, float* buffer, std::size_t n, float scale, std::int32_t low,
+                          std::int32_t first, std::int32_t* indices) {
+  return scale == 0 ? scan_as<true>(gradient, buffer, n, scale, low, first, indices)
+                    : scan_as<false>(gradient, buffer, n, scale, low, first, indices);
+}
+
+HVS_AVX2 void filter(const Entries<float>& from, std::size_t first, std::size_t last, Range<std::int32_t> range,
+                     Entries<float>& to, std::size_t room) {
+  std::size_t i = first;
+  for (; i + lanes <= last && to.count + lanes <= room; i += lanes) {
+    const __m256 values = _mm256_loadu_ps(from.values + i);
+    const __m256i keys = keys_of(values);
+    const unsigned beyond = above(keys, _mm256_set1_epi32(range.upto));
+    const unsigned wanted = above(keys, _mm256_set1_epi32(range.above)) & ~beyond;
+    pack(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from.indices + i)), wanted, to.indices + to.count);
+    to.count += pack(_mm256_castps_si256(values), wanted, to.values + to.count);
+  }
+  portable_float.filter(from, i, last, range, to, room);
+}
+
+// As the portable loop.
+HVS_AVX2 std::size_t list_bits(const std::uint64_t* words, std::size_t count, std::size_t first,
+                               std::int32_t* indices) {
+  constexpr std::size_t batch = 8;
+  std::size_t listed = 0;
+  for (std::size_t w = 0; w < count; ++w) {
+    std::uint64_t bits = words[w];
+    if (!bits) continue;
+    const std::size_t end = listed + std::size_t(_mm_popcnt_u64(bits));
+    for (; listed < end; listed += batch) {
+      for (std::size_t i = 0; i < batch; ++i, bits = _blsr_u64(bits)) {
+        indices[listed + i] = std::int32_t(first + w * word + std::size_t(_tzcnt_u64(bits)));
+      }
+    }
+    listed = end;
+  }
+  return listed;
+}
+
+}  // namespace
+
+const Loops<float> avx2_float = {widen_halves, accumulate, measure, square, count, scan, filter, list_bits};
+
+}  // namespace hvs
+
+#endif

@@ -1,0 +1,150 @@
+#include "binding.hpp"
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "arguments.hpp"
+#include "histogram.hpp"
+#include "vectors/vectors.hpp"
+
+namespace hvs {
+namespace {
+
+template <class Real> std::vector<Sparse<Real>> as_vectors(const std::vector<py::tuple>& pairs) {
+  std::vector<Sparse<Real>> vectors;
+  for (const py::tuple& pair : pairs) {
+    const std::string name = "vector " + std::to_string(vectors.size());
+    if (pair[0].is_none()) refuse(name + ": has no indices; dense vectors are added as arrays");
+    vectors.push_back(as_sparse<Real>(pair[0], pair[1], name));
+  }
+  return vectors;
+}
+
+template <class Real> py::tuple merge(const std::vector<py::tuple>& pairs, std::size_t size) {
+  const std::vector<Sparse<Real>> vectors = as_vectors<Real>(pairs);
+  std::size_t room = 0, count = 0;
+  for (const Sparse<Real>& vector : vectors) room += vector.count;
+  room = std::min(room, size);
+  Output<Real> output(room + padding);
+  {
+    const py::gil_scoped_release release;
+    for (std::size_t v = 0; v < vectors.size(); ++v) {
+      check_ascending(vectors[v].indices, vectors[v].count, size, ("vector " + std::to_string(v)).c_str());
+    }
+    count = merge_sum(vectors, size, room, output.indices(), output.values());
+  }
+  return output.first(count);
+}
+
+py::tuple py_merge_sum(const py::sequence& vectors, std::int64_t size) {
+  if (size < 0) refuse("size must not be negative, but is " + std::to_string(size));
+  check_size(std::size_t(size), "size");
+  std::vector<py::tuple> pairs;
+  for (const py::handle pair : vectors) {
+    if (!py::isinstance<py::tuple>(pair) || py::len(pair) != 2) refuse("expected (indices, values), not " + text(pair));
+    pairs.push_back(py::reinterpret_borrow<py::tuple>(pair));
+  }
+  if (pairs.empty()) refuse("merge_sum needs at least one vector: the dtype of the sum is that of the first");
+  return with_real(as_array(pairs[0][1], "vector 0: values"), "vector 0: values",
+                   [&](auto real) { return merge<decltype(real)>(pairs, std::size_t(size)); });
+}
+
+py::tuple py_exclude(py::handle indices, py::handle object, py::handle others) {
+  if (indices.is_none()) refuse("vector: has no indices; pass a sparse vector");
+  const py::array values = as_array(object, "vector: values");
+  return with_real(values, "vector: values", [&](auto real) {
+    using Real = decltype(real);
+    const auto vector = as_sparse<Real>(indices, values, "vector");
+    const std::int32_t* const excluded = as_indices(others, "others");
+    const std::size_t count = py::len(others);
+    Output<Real> output(vector.count);
+    std::size_t kept = 0;
+    {
+      const py::gil_scoped_release release;
+      check_ascending(vector.indices, vector.count, largest_size, "vector");
+      check_ascending(excluded, count, largest_size, "others");
+      kept = exclude(vector, excluded, count, output.indices(), output.values());
+    }
+    return output.first(kept);
+  });
+}
+
+template <class Real> Digit<Key<Real>> as_digit(std::int64_t prefix, std::int64_t shift, std::int64_t bits) {
+  constexpr std::int64_t widest = 16, width = Bits<Real>::width;
+  if (bits < 1 || bits > widest) refuse("bits must be 1 .. 16, not " + std::to_string(bits));
+  if (shift < 0 || shift > width - bits) {
+    refuse("shift must be 0 .. " + std::to_string(width - bits) + " for " + std::to_string(bits) + " of " +
+           std::to_string(width) + " bits, not " + std::to_string(shift));
+  }
+  if (prefix < 0 || prefix > largest_key<Real>) {
+    refuse("prefix must have at most " + std::to_string(width) + " bits, but is " + std::to_string(prefix));
+  }
+  return {Key<Real>(prefix), int(shift), int(bits)};
+}
+
+py::array_t<std::int64_t> py_count_magnitudes(py::handle object, std::int64_t prefix, std::int64_t shift,
+                                              std::int64_t bits) {
+  const py::array values = as_array(object, "values");
+  check_plain(values, Access::read, "values");
+  std::vector<std::int64_t> counts;
+  with_real(values, "values", [&](auto real) {
+    using Real = decltype(real);
+    const Digit<Key<Real>> digit = as_digit<Real>(prefix, shift, bits);
+    const auto* const x = reinterpret_cast<const Real*>(data_of(values));
+    const auto size = std::size_t(values.shape(0));
+    const py::gil_scoped_release release;
+    Histogram<Real> histogram(digit);
+    histogram.add(x, size);
+    counts = histogram.totals();
+  });
+  return py::array_t<std::int64_t>(static_cast<py::ssize_t>(counts.size()), counts.data());
+}
+
+void check_output(py::handle pair, const std::string& name) {
+  const auto array = py::reinterpret_borrow<py::array>(py::reinterpret_borrow<py::tuple>(pair)[1]);
+  if (array.shape(0) > 1 && array.strides(0) != array.itemsize()) refuse(name + ": an output must be contiguous");
+  if (!array.writeable()) refuse(name + ": an output must be writable");
+}
+
+void py_scatter(py::handle indices, py::handle object, const py::sequence& segments, double scale) {
+  const py::array values = as_array(object, "values");
+  with_real(values, "values", [&](auto real) {
+    using Real = decltype(real);
+    const auto vector = as_sparse<Real>(indices, values, "vector");
+    const std::vector<Tensor> outputs = as_tensors(segments, vector.indices ? largest_size : vector.count);
+    for (std::size_t i = 0; i < outputs.size(); ++i) check_output(segments[i], "segment " + std::to_string(i));
+    const py::gil_scoped_release release;
+    if (vector.indices) check_ascending(vector.indices, vector.count, largest_size, "vector");
+    scatter(vector, outputs, Real(scale));
+  });
+}
+
+void py_add(py::handle indices, py::handle values, py::handle object) {
+  const py::array buffer = as_array(object, "buffer");
+  with_real(buffer, "buffer", [&](auto real) {
+    using Real = decltype(real);
+    check_plain(buffer, Access::write, "buffer");
+    const auto vector = as_sparse<Real>(indices, values, "vector");
+    const auto size = std::size_t(buffer.shape(0));
+    if (!vector.indices && vector.count != size) {
+      refuse("vector: " + std::to_string(vector.count) + " values for all of " + std::to_string(size) + " positions");
+    }
+    auto* const to = reinterpret_cast<Real*>(data_of(buffer));
+    const py::gil_scoped_release release;
+    if (vector.indices) check_bounds(vector.indices, vector.count, size, "vector");
+    add(vector, to);
+  });
+}
+
+}  // namespace
+
+void define_vectors(py::module_& m) {
+  m.def("merge_sum", py_merge_sum);
+  m.def("exclude", py_exclude);
+  m.def("count_magnitudes", py_count_magnitudes);
+  m.def("scatter", py_scatter);
+  m.def("add", py_add);
+}
+
+}  // namespace hvs

@@ -1,0 +1,1 @@
+"""Predicted time of each sparse allreduce, and measurements of what the prediction needs."""

@@ -1,0 +1,168 @@
+"""Measures what the cost model needs: the link between the ranks of a communicator, and what a rank computes.
+
+All ranks are measured at the same time, as they will exchange: those that share a network card, a core or memory are
+measured sharing it. Every rank gets the slowest rank's figures, and thereby the same bits. They are measured once for
+each communicator, which keeps them, and for each device: messages of a GPU may have to go through the host's memory.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from horovod_sparse.costs.formulas import Compute
+from horovod_sparse.costs.network import Link, Network
+from horovod_sparse.kernels import kernels_for, to_device, to_host
+from horovod_sparse.kernels.types import Array
+
+if TYPE_CHECKING:
+    from horovod_sparse.mpi.messenger import Messenger
+
+_TAG = 2
+_ROUNDS = 3  # the fastest counts
+_PINGS = 20  # short messages in one round
+_BYTES = (1 << 16, 1 << 18, 1 << 20, 1 << 22)  # long messages, up to the one that takes too long
+_LONG_SECONDS = 0.4  # for all long messages of one kind
+_ELEMENTS = 1 << 20
+_DENSITY = 0.01
+_VECTORS = 8  # in one sum
+_KERNEL_SECONDS = 0.005  # of one round: more than a time slice, where ranks share cores
+_HOST = np.empty(0, np.uint8)
+
+
+def measure_link(messenger: Messenger, like: Array = _HOST) -> Link:
+    """Seconds per message and per byte between ranks that all send and receive at once; both 0 on one rank.
+
+    Each rank sends to the one almost half the communicator on and receives from the one as far back: first
+    short messages, then longer ones, in well under a second. Ranks of one node then share its link to the others, and
+    ``beta`` is that of a share.
+
+    Args:
+        messenger: Of the ranks; all of them call this at the same point.
+        like: Array on whose device the messages are.
+    """
+    link: Link = messenger.kept(f"link {_device(like)}", lambda: _measure_link(messenger, like))
+    return link
+
+
+def measure_compute(messenger: Messenger, like: Array) -> Compute:
+    """Seconds per element and per entry of the kernels, at a density of 1 %.
+
+    Args:
+        messenger: Of the ranks; all of them call this at the same point.
+        like: Array whose dtype (float32 or float64) and device those measured take.
+    """
+    compute: Compute = messenger.kept(f"{like.dtype} {_device(like)}", lambda: _measure_compute(messenger, like))
+    return compute
+
+
+def _device(like: Array) -> str:
+    return type(like).__module__
+
+
+def _measure_link(messenger: Messenger, like: Array) -> Link:
+    if messenger.ranks == 1:
+        return Link(0.0, 0.0)
+    alpha = _message_seconds(messenger, 8, like, repeat=_PINGS)
+    nbytes, seconds = _longest(lambda nbytes: _message_seconds(messenger, nbytes, like))
+    return Link(alpha, max(seconds - alpha, 0.0) / nbytes)
+
+
+def _longest(seconds_of: Callable[[int], float]) -> tuple[int, float]:
+    """The longest message that the time allows, and its seconds, which are the same on every rank."""
+    spent = 0.0
+    for nbytes in _BYTES:
+        seconds = seconds_of(nbytes)
+        spent += _ROUNDS * seconds
+        if spent + 4 * _ROUNDS * seconds > _LONG_SECONDS:  # the next one takes four times as long
+            break
+    return nbytes, seconds
+
+
+def _message_seconds(messenger: Messenger, nbytes: int, like: Array, repeat: int = 1) -> float:
+    """Seconds per message, with what it takes to get it from device to device."""
+    rank, ranks = messenger.rank, messenger.ranks
+    # Not the same partner in both directions, where there are others: Open MPI sends long messages over TCP between
+    # two ranks in one direction at a time.
+    distance = max(1, (ranks - 1) // 2)
+    to, origin = (rank + distance) % ranks, (rank - distance) % ranks
+    way, message = messenger.way(like), np.zeros(nbytes, np.uint8, like=like)
+    incoming = way.incoming(nbytes, like)
+
+    def exchange() -> None:
+        (outgoing,) = way.outgoing([message])
+        messenger.comm.Sendrecv(outgoing.buffer, to, _TAG, incoming.buffer, origin, _TAG)
+        incoming.unload()
+        outgoing.release()
+
+    seconds = _seconds(messenger, exchange, repeat, message)
+    incoming.release()
+    return seconds
+
+
+def _reduce_seconds(messenger: Messenger, like: Array) -> float:
+    """Seconds per element that a dense allreduce takes beyond the time of its bytes and messages.
+
+    That is for the sums, and for what the library's algorithm leaves of the link's bandwidth.
+    """
+    network = Network(messenger.ranks, measure_link(messenger, like))
+    nbytes, seconds = _longest(lambda nbytes: _allreduce_seconds(messenger, nbytes, like))
+    known = sum(step.bandwidth + step.latency for step in network.allreduce(nbytes))
+    return max(seconds - known, 0.0) / (nbytes / like.itemsize * network.others)
+
+
+def _allreduce_seconds(messenger: Messenger, nbytes: int, like: Array) -> float:
+    values = np.zeros(nbytes // like.itemsize, like.dtype, like=like)
+    total, way = np.zeros_like(values), messenger.common_way(like)
+    return _seconds(messenger, lambda: way.sum(messenger.comm, values, total), 1, total)
+
+
+def _measure_compute(messenger: Messenger, like: Array) -> Compute:
+    kernels = kernels_for(like)
+    generator = np.random.default_rng(0)
+    gradient = to_device(generator.standard_normal(_ELEMENTS, np.float32).astype(like.dtype), like)
+    buffer = np.zeros_like(gradient)
+    k = round(_DENSITY * _ELEMENTS)
+    vectors = [_entries(generator, k, like) for _ in range(_VECTORS)]
+    entries = sum(values.size for _, values in vectors)
+    half = vectors[0][1].size // 2
+
+    def seconds(run: Callable[[], object]) -> float:
+        return _seconds(messenger, run, math.ceil(_KERNEL_SECONDS / _seconds(messenger, run, 1, buffer)), buffer)
+
+    return Compute(
+        select=seconds(lambda: kernels.select([(0, gradient)], buffer, k)) / _ELEMENTS,
+        accumulate=seconds(lambda: kernels.accumulate([(0, gradient)], buffer)) / _ELEMENTS,
+        reduce=_reduce_seconds(messenger, like) if messenger.ranks > 1 else 0.0,
+        merge=seconds(lambda: kernels.merge_sum(vectors, _ELEMENTS)) / entries,
+        cut=seconds(lambda: kernels.cut(*vectors[0], half)) / vectors[0][1].size,
+    )
+
+
+def _entries(generator: np.random.Generator, k: int, like: Array) -> tuple[Array, Array]:
+    """About k entries at random positions."""
+    indices = np.cumsum(generator.integers(1, 2 * _ELEMENTS // k, k, np.int32), dtype=np.int32)
+    indices = indices[indices < _ELEMENTS]
+    values = generator.standard_normal(indices.size).astype(like.dtype)
+    return to_device(indices, like), to_device(values, like)
+
+
+def _seconds(messenger: Messenger, run: Callable[[], object], repeat: int = 1, at: Array = _HOST) -> float:
+    """Seconds per call in the fastest round, of the slowest rank; every rank gets the same number.
+
+    A round ends when the device of the array ``at`` has done all of it.
+    """
+    rounds = []
+    to_host(at[:1])
+    for _ in range(_ROUNDS):
+        messenger.comm.Barrier()
+        begin = time.perf_counter()
+        for _ in range(repeat):
+            run()
+        to_host(at[:1])
+        rounds.append((time.perf_counter() - begin) / repeat)
+    return float(max(messenger.comm.allgather(min(rounds))))

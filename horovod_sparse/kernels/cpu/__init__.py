@@ -1,0 +1,76 @@
+"""Kernels for NumPy arrays: SIMD loops in C++ (csrc/cpu) that run without the GIL.
+
+A bucket is a flat range of positions. Its gradients are *segments*, pairs (start, array): the flat array covers the
+positions start .. start + len(array). Segments ascend and do not overlap; positions between them are *held* (their
+parameters take no part for now). A bucket's *buffer* is one contiguous array over all of its positions.
+
+Gradients and outputs are float32, float16, bfloat16 (of ml_dtypes) or float64; buffers and the values of sparse
+vectors are float32 or float64, indices are int32. The work is done in the buffer's dtype. Every function raises
+ValueError for arrays that do not fit (dtype, shape, contiguity, bounds, 2**31 or more positions) and TypeError for
+what is not a NumPy array, before anything is written.
+"""
+
+import os
+
+from horovod_sparse.kernels import _cpu
+from horovod_sparse.kernels.cpu.convert import narrow, round_values, widen
+from horovod_sparse.kernels.cpu.quantize import dequantize, quantize
+from horovod_sparse.kernels.cpu.select import accumulate, cut, select, select_above, take
+from horovod_sparse.kernels.cpu.sketch import sketch_length, sketch_query, sketch_update
+from horovod_sparse.kernels.cpu.statistics import (
+    accumulate_moments,
+    all_finite,
+    block_scores,
+    count_reaching,
+    sample,
+    square_norm,
+)
+from horovod_sparse.kernels.cpu.vectors import add, count_magnitudes, exclude, merge_sum, scatter
+
+__all__ = [
+    "accumulate",
+    "accumulate_moments",
+    "add",
+    "all_finite",
+    "block_scores",
+    "count_magnitudes",
+    "count_reaching",
+    "cut",
+    "dequantize",
+    "exclude",
+    "merge_sum",
+    "narrow",
+    "quantize",
+    "round_values",
+    "sample",
+    "scatter",
+    "select",
+    "select_above",
+    "simd_level",
+    "sketch_length",
+    "sketch_query",
+    "sketch_update",
+    "square_norm",
+    "take",
+    "use_simd",
+    "widen",
+]
+
+
+def simd_level() -> str:
+    """Name of the instruction set in use: "avx512", "avx2" or "portable"."""
+    return _cpu.simd_level()
+
+
+def use_simd(level: str | None) -> None:
+    """Choose the instruction set for the whole process; None: the best that this machine has.
+
+    The environment variable HOROVOD_SPARSE_SIMD makes the initial choice. The results do not depend on it.
+
+    Raises:
+        ValueError: The level is unknown or this machine lacks it.
+    """
+    _cpu.use_simd(level or "")
+
+
+use_simd(os.environ.get("HOROVOD_SPARSE_SIMD"))

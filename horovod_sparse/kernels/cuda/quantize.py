@@ -1,0 +1,62 @@
+"""Stochastic quantization on the device; what it is is said in kernels.cpu.quantize. Nothing waits."""
+
+from __future__ import annotations
+
+import cupy
+import numpy as np
+
+from horovod_sparse.kernels.cuda.launch import (
+    Module,
+    blocks_for,
+    check_array,
+    check_real,
+    check_scale,
+    check_seed,
+    instances,
+    real_of,
+)
+from horovod_sparse.kernels.types import Array
+
+_BITS = (4, 8)
+_MODULE = Module("quantize", plain=instances(("quantize", "dequantize"), _BITS))
+_BLOCK = 256  # elements that are quantized together
+_BLOCKS_AT_ONCE = 8
+
+
+def quantize(buffer: Array, bits: int, seed: int) -> tuple[Array, Array]:
+    """As ``cpu.quantize``; nothing is waited for."""
+    check_real(buffer, "buffer")
+    codes = cupy.empty(_code_bytes(buffer.size, bits), np.uint8)
+    units = cupy.empty(blocks_for(buffer.size, _BLOCK), np.float32)
+    _MODULE.launch(
+        f"quantize<{real_of(buffer)}, {bits}>",
+        blocks_for(units.size, _BLOCKS_AT_ONCE),
+        *(buffer, np.int64(buffer.size), check_seed(seed), codes, units),
+    )
+    return codes, units
+
+
+def dequantize(codes: Array, units: Array, buffer: Array, bits: int, scale: float = 1.0, *, add: bool = False) -> None:
+    """As ``cpu.dequantize``; nothing is waited for."""
+    check_real(buffer, "buffer")
+    _check_part(codes, _code_bytes(buffer.size, bits), np.uint8, "codes")
+    _check_part(units, blocks_for(buffer.size, _BLOCK), np.float32, "units")
+    _MODULE.launch(
+        f"dequantize<{real_of(buffer)}, {bits}>",
+        blocks_for(units.size, _BLOCKS_AT_ONCE),
+        *(codes, units, np.int64(buffer.size), check_scale(scale, buffer), np.int32(add), buffer),
+    )
+
+
+def _code_bytes(size: int, bits: int) -> int:
+    if bits not in _BITS:
+        raise ValueError(f"bits must be 4 or 8, not {bits}")
+    return size if bits == 8 else blocks_for(size, 2)
+
+
+def _check_part(array: Array, length: int, dtype: type[np.generic], name: str) -> None:
+    """An array of quantize's result."""
+    if check_array(array, name).dtype != dtype:
+        raise ValueError(f"{name}: dtype {array.dtype} is not {np.dtype(dtype)}")
+    if array.size != length:
+        raise ValueError(f"{name}: has {array.size} elements, but the buffer needs {length}")

@@ -1,0 +1,249 @@
+"""Accumulation and selection on the device; what they compute is said in kernels.cpu.select."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import cupy
+import numpy as np
+
+from horovod_sparse.kernels.cuda.launch import (
+    Module,
+    Table,
+    blocks_for,
+    check_indices,
+    check_real,
+    check_scale,
+    check_vector,
+    multiprocessors,
+    real_of,
+)
+from horovod_sparse.kernels.types import Array, Indices, Segments
+
+_MODULE = Module(
+    "select",
+    templates=["draw", "estimate", "set_threshold", "accumulate", "sweep", "digit", "compact", "take"],
+)
+
+_TILE, _SMALL_TILE = 4096, 1024  # elements of a tile in sweep and in compact
+_PLAN_BYTES = 80 << 10
+_WIDTH = {4: 31, 8: 63}  # bits of a magnitude
+_DIGIT = 11
+_ALL_ARE_CANDIDATES = 1 << 14  # up to so many elements, there is no sample
+_STRATA = 1 << 16  # elements of a sample, at most ...
+_PER_STRATUM = 256  # ... and at least one of so many
+_BLOCKS_PER_PROCESSOR = 4
+
+
+def accumulate(gradients: Segments, buffer: Array, scale: float = 1.0, threads: int = 1) -> None:
+    """As ``cpu.accumulate``; ``threads`` has no meaning on the device."""
+    del threads
+    table = Table(gradients, check_real(buffer, "buffer").size)
+    _MODULE.launch(
+        f"accumulate<{real_of(buffer)}>",
+        min(blocks_for(buffer.size, _TILE), 16 * multiprocessors()),
+        *(table.device, table.count, buffer, np.int64(buffer.size), check_scale(scale, buffer)),
+    )
+
+
+def select(gradients: Segments, buffer: Array, k: int, scale: float = 1.0, threads: int = 1) -> tuple[Indices, Array]:
+    """As ``cpu.select``; nothing is waited for, as the number of entries is known."""
+    del threads
+    table = Table(gradients, check_real(buffer, "buffer").size)
+    factor = check_scale(scale, buffer)
+    k = _check_count(k, table.active)
+    if k == 0:
+        accumulate(gradients, buffer, scale)
+        return cupy.empty(0, np.int32), cupy.empty(0, buffer.dtype)
+    sample = _Sample.of(table.active, k)
+    selection = _Selection(table, buffer, sample.room)
+    if sample.strata:
+        selection.estimate(factor, sample)
+    selection.sweep(factor)
+    selection.search(k)
+    return selection.compact(k)
+
+
+def select_above(
+    gradients: Segments, buffer: Array, threshold: float, scale: float = 1.0, threads: int = 1
+) -> tuple[Indices, Array]:
+    """As ``cpu.select_above``; waits once for the number of entries."""
+    del threads
+    table = Table(gradients, check_real(buffer, "buffer").size)
+    factor = check_scale(scale, buffer)
+    if not threshold >= 0:
+        raise ValueError(f"threshold must be 0 or more, not {threshold}")
+    key = _key(threshold, buffer)
+    room = min(table.active, max(table.active // 32, _ALL_ARE_CANDIDATES))
+    selection = _Selection(table, buffer, room, low=key)
+    selection.sweep(factor)
+    return selection.compact(selection.found(), key)
+
+
+def cut(indices: Indices, values: Array, k: int) -> tuple[tuple[Indices, Array], tuple[Indices, Array]]:
+    """As ``cpu.cut``; nothing is waited for."""
+    indices, values = check_vector(indices, values, "vector")
+    k = _check_count(k, values.size)
+    if k == 0:
+        return (indices[:0], values[:0]), (indices.copy(), values.copy())
+    selection = _Selection(Table([], 0), values[:0], 0, listed=(indices, values))
+    selection.search(k)
+    rest = cupy.empty(values.size - k, np.int32), cupy.empty(values.size - k, values.dtype)
+    return selection.compact(k, rest=rest), rest
+
+
+def take(gradients: Segments, buffer: Array, positions: Indices | None) -> Array:
+    """As ``cpu.take``; nothing is waited for, so that positions are not checked: those outside the buffer give 0."""
+    table = Table(gradients, check_real(buffer, "buffer").size)
+    count = buffer.size if positions is None else check_indices(positions, "positions").size
+    values: Array = cupy.empty(count, buffer.dtype)
+    _MODULE.launch(
+        f"take<{real_of(buffer)}>",
+        min(blocks_for(count), 64 * multiprocessors()),
+        *(table.device, table.count, positions, np.int64(count), buffer, np.int64(buffer.size), values),
+    )
+    return values
+
+
+def _check_count(k: int, available: int) -> int:
+    if k < 0:
+        raise ValueError(f"k must not be negative, but is {k}")
+    return min(k, available)
+
+
+def _key(threshold: float, like: Array) -> Any:
+    """The bits of a threshold in the dtype of an array, as the kernels compare them; a NumPy integer."""
+    with np.errstate(over="ignore"):
+        return np.array([threshold], like.dtype).view(f"i{like.itemsize}")[0] & np.iinfo(f"i{like.itemsize}").max
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """Estimation of the threshold of the candidates.
+
+    Attributes:
+        strata: Elements that are sampled; 0: all elements are candidates.
+        low: Rank in the sample of a magnitude that almost certainly more than k elements reach.
+        high: Rank of one that fewer do; 0: there is none.
+        room: How many candidates may be found.
+    """
+
+    strata: int
+    low: int
+    high: int
+    room: int
+
+    @classmethod
+    def of(cls, active: int, k: int) -> _Sample:
+        """For k of so many elements."""
+        strata = min(_STRATA, active // _PER_STRATUM)
+        if active <= _ALL_ARE_CANDIDATES:
+            return cls(0, 0, 0, active)
+        rank = k * strata / active
+        low = math.ceil(rank + _deviation(rank))
+        if low >= strata:
+            return cls(0, 0, 0, active)
+        # The threshold is the lower end of a bin: a little below the magnitude of this rank.
+        most = 1.01 * (low + _deviation(low)) * active / strata + _SMALL_TILE
+        return cls(strata, low, max(0, math.floor(rank - _deviation(rank))), min(active, math.ceil(most)))
+
+
+def _deviation(count: float) -> float:
+    """Four standard deviations of a count that is about Poisson distributed, and room where it is very small."""
+    return 4 * math.sqrt(count) + 8
+
+
+class _Selection:
+    """One selection: its memory on the device, and its kernels, which are launched in the order of the methods.
+
+    Args:
+        table: The gradients.
+        buffer: What they are added to.
+        room: How many candidates can be kept.
+        low: Key that candidates reach.
+        listed: Entries to select from, instead of the buffer.
+    """
+
+    def __init__(
+        self, table: Table, buffer: Array, room: int, low: int = 0, listed: tuple[Indices, Array] | None = None
+    ) -> None:
+        self._table, self._buffer, self._room = table, buffer, room
+        self._real, width = real_of(buffer), buffer.itemsize
+        self._size = buffer.size
+        self._sweep_tiles = blocks_for(self._size, _TILE)
+        compact_tiles = blocks_for(self._size if listed is None else listed[0].size, _SMALL_TILE)
+        statuses = 8 * (self._sweep_tiles + compact_tiles)
+        zeroed = _PLAN_BYTES + statuses
+        samples = 0 if listed else _STRATA
+        scratch = cupy.empty(zeroed + max(room * (4 + width) + 8, samples * width), np.uint8)
+        scratch.data.memset_async(0, zeroed)
+        self._plan = scratch[:_PLAN_BYTES]
+        self._sweep_statuses = scratch[_PLAN_BYTES : _PLAN_BYTES + 8 * self._sweep_tiles]
+        self._compact_statuses = scratch[_PLAN_BYTES + 8 * self._sweep_tiles : zeroed]
+        self._sample = scratch[zeroed:]  # its place is the candidates' afterwards
+        self._listed = np.int64(-1 if listed is None else listed[0].size)
+        self._values: Array = scratch[zeroed : zeroed + room * width]
+        self._indices: Array = scratch[zeroed + room * width :]
+        if listed is not None:
+            self._indices, self._values = listed
+        if low:
+            _MODULE.launch(f"set_threshold<{self._real}>", 1, self._plan, low, threads=32)
+        # The search also visits the buffer, where the candidates do not suffice.
+        self._blocks = max(1, min(_BLOCKS_PER_PROCESSOR * multiprocessors(), compact_tiles))
+
+    @property
+    def _step(self) -> tuple[Any, ...]:
+        return self._table.device, self._table.count, self._buffer, np.int64(self._size)
+
+    def estimate(self, scale: Any, sample: _Sample) -> None:
+        """Finds the threshold of the candidates."""
+        table = self._table
+        _MODULE.launch(
+            f"draw<{self._real}>",
+            blocks_for(sample.strata),
+            *(table.device, table.count, self._buffer, scale, np.int64(table.active), np.int32(sample.strata)),
+            *(self._plan, self._sample),
+        )
+        strata, low, high = np.array([sample.strata, sample.low, sample.high], np.int32)
+        _MODULE.launch(f"estimate<{self._real}>", 1, self._plan, self._sample, strata, low, high)
+
+    def sweep(self, scale: Any) -> None:
+        """Adds up, and lists the candidates."""
+        statuses, room = self._sweep_statuses, np.int64(self._room)
+        _MODULE.launch(
+            f"sweep<{self._real}>",
+            self._sweep_tiles,
+            *(*self._step, scale, self._plan, statuses, self._indices, self._values, room),
+        )
+
+    def search(self, k: int) -> None:
+        """Finds the k-th largest magnitude."""
+        for level in range(-(-_WIDTH[self._buffer.itemsize] // _DIGIT)):
+            _MODULE.launch(
+                f"digit<{self._real}>",
+                self._blocks,
+                *(np.int32(level), self._plan, self._values, self._listed, np.int64(self._room), np.int64(k)),
+                *self._step,
+            )
+
+    def found(self) -> int:
+        """The number of candidates; waits for it."""
+        return int(self._plan[8:16].view(np.int64)[0])
+
+    def compact(
+        self, count: int, threshold: Any = None, rest: tuple[Indices, Array] | None = None
+    ) -> tuple[Indices, Array]:
+        """Moves the entries out that were found, or all that reach a threshold; ``count`` is how many these are."""
+        indices, values = cupy.empty(count, np.int32), cupy.empty(count, self._buffer.dtype)
+        none = np.array([-1], f"i{self._buffer.itemsize}")[0]
+        buffer = None if self._listed >= 0 else self._buffer
+        _MODULE.launch(
+            f"compact<{self._real}>",
+            self._blocks,
+            *(self._plan, self._compact_statuses, self._indices, self._values, self._listed, np.int64(self._room)),
+            *(none if threshold is None else threshold, self._table.device, self._table.count, buffer),
+            *(np.int64(self._size), indices, values, *(rest or (None, None))),
+        )
+        return indices, values

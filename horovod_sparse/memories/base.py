@@ -1,0 +1,67 @@
+"""Common parts of the memories."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_sparse.accumulator import Accumulator
+from horovod_sparse.kernels.types import Array, Indices
+from horovod_sparse.vector import SparseVector
+
+
+def delivered(accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> Indices:
+    """Positions of entries that did not come back whole; rounding for the wire returns a small part of many.
+
+    Args:
+        accumulator: It, after the vector was taken out of it.
+        vector: The vector that was sent.
+        returned: The part of it that came back.
+
+    Returns:
+        int32, ascending. Zeros, as which a shared vector sends the positions that are held, do not count.
+    """
+    if vector.indices is None:
+        if returned.indices is None:  # a failed exchange
+            return np.empty_like(vector.values, shape=(0,), dtype=np.int32)
+        like = returned.indices
+        ranges = [
+            np.arange(start, start + part.size, dtype=np.int32, like=like) for start, part in accumulator.gradients
+        ]
+        return np.concatenate([returned.indices[:0], *ranges])
+    indices, values = vector.entries
+    there = values != 0
+    if len(vector) and len(returned):
+        at = np.minimum(np.searchsorted(indices, returned.entries[0]), len(vector) - 1)
+        whole = (indices[at] == returned.indices) & (values[at] == returned.values)
+        there[at[whole]] = False
+    positions: Indices = indices[there]
+    return positions
+
+
+def total(arrays: Sequence[Array], like: Array) -> NDArray[np.floating]:
+    """The sum of arrays, in the order given; zeros where there are none.
+
+    Args:
+        arrays: NumPy arrays.
+        like: Array of any device with the shape and dtype that they must have.
+
+    Raises:
+        ValueError: One has another shape or dtype.
+    """
+    result = np.zeros(like.shape, like.dtype)
+    for array in arrays:
+        require_fit(array, like)
+        result += array
+    return result
+
+
+def require_fit(array: Array, like: Array) -> None:
+    """ValueError unless an array of a state has the shape and dtype of what it is to replace."""
+    if array.shape != like.shape or array.dtype != like.dtype:
+        raise ValueError(
+            f"an array of shape {array.shape} and dtype {array.dtype} does not fit one of shape {like.shape} and "
+            f"dtype {like.dtype}: load the state with the model, configuration and bucket size it was saved with"
+        )

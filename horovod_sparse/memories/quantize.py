@@ -1,0 +1,82 @@
+"""Stochastic quantization: an unbiased error compressor (Alistarh et al., "QSGD", NIPS 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from horovod_sparse.kernels import kernels_for, to_device
+from horovod_sparse.kernels.types import Array, Indices
+from horovod_sparse.memories.base import require_fit
+from horovod_sparse.rules import Place
+
+
+class Quantization:
+    """Codes of 8 or 4 bits, and a scale for each block; each value is rounded up or down at random.
+
+    Args:
+        place: The bucket and the rank.
+        bits: Per element, 4 or 8.
+        seed: Of the generator; ranks, buckets and steps round independently of each other.
+        part: Tells those of one bucket apart.
+    """
+
+    def __init__(self, place: Place, bits: int, seed: int, part: int) -> None:
+        self._kernels = kernels_for(place.like)
+        self._place = place
+        self._bits, self._seed, self._part = bits, seed, part
+        self._factor = 1.0
+        self._encode(np.zeros(place.size, place.like.dtype, like=place.like), 0)
+
+    def _encode(self, buffer: Array, step: int) -> None:
+        self._codes, self._scales = self._kernels.quantize(buffer, self._bits, self._seed_of(step))
+        self._factor = 1.0
+
+    def _seed_of(self, step: int) -> int:
+        place = self._place
+        key = np.random.SeedSequence([self._seed, place.bucket, place.rank, self._part, step])
+        return int(key.generate_state(1, np.uint64)[0] >> 1)
+
+    def rescale(self, factor: float) -> None:
+        """Multiplies what is held; 0 forgets it."""
+        self._factor *= factor
+
+    def decode(self, buffer: Array, factor: float) -> None:
+        """Sets the buffer to factor * what is held."""
+        self._kernels.dequantize(self._codes, self._scales, buffer, self._bits, factor * self._factor)
+
+    def add_to(self, buffer: Array, factor: float) -> None:
+        """Adds factor * what is held to the buffer."""
+        self._kernels.dequantize(self._codes, self._scales, buffer, self._bits, factor * self._factor, add=True)
+
+    def update(self, buffer: Array, delivered: Indices, carried: float, step: int) -> None:
+        """Holds the buffer, and the part 1 - carried of what was held, which it adds to the buffer."""
+        del delivered  # they are not in the buffer any more
+        if carried != 1:
+            self.add_to(buffer, 1 - carried)
+        self._encode(buffer, step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Codes and scales, not copied, and the factor that they have got since."""
+        return {"codes": self._codes, "scales": self._scales, "factor": self._factor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over a state given by ``state_dict``; ValueError when it is of another size."""
+        require_fit(state["codes"], self._codes)
+        self._codes = to_device(state["codes"].copy(), self._codes)
+        self._scales = to_device(state["scales"].copy(), self._scales)
+        self._factor = float(state["factor"])
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Several states are decoded, added up and encoded again, which rounds them once more; one stays as it is."""
+        if len(states) == 1:
+            return states[0]
+        buffer = np.zeros(self._place.size, self._place.like.dtype)
+        kernels = kernels_for(buffer)
+        for state in states:
+            require_fit(state["codes"], self._codes)
+            kernels.dequantize(state["codes"], state["scales"], buffer, self._bits, float(state["factor"]), add=True)
+        codes, scales = kernels.quantize(buffer, self._bits, self._seed_of(0))  # step 0 is long gone
+        return {"codes": codes, "scales": scales, "factor": 1.0}

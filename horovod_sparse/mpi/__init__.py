@@ -1,0 +1,1 @@
+"""Everything between arrays and MPI; it knows no rule and no cost model."""

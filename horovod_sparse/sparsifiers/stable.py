@@ -1,0 +1,85 @@
+"""Stable top-k: the best blocks of all ranks together, kept for many steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from horovod_sparse.accumulator import Accumulator
+from horovod_sparse.kernels import kernels_for, to_device, to_host
+from horovod_sparse.kernels.types import Indices
+from horovod_sparse.rules import Place, RuleOptions, Step, whole
+from horovod_sparse.sparsifiers.base import Base
+from horovod_sparse.vector import SparseVector
+
+
+class StableTopK(Base):
+    """Takes the same blocks of consecutive elements on every rank, and chooses them anew only now and then.
+
+    A block's score is the squared L2 norm of the accumulated gradient in it, summed over the ranks. The k // block
+    best ones, at least one, are taken until the next choice. On the steps between nothing is searched for, and in all
+    steps only values need to travel. Too rare a choice costs accuracy; so does a block of the wrong size.
+
+    Positions that are held for now stay in the memory and travel as zeros.
+    """
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(RuleOptions):
+        """Options of StableTopK.
+
+        Attributes:
+            block: Elements of a block; the bucket's last one may have fewer.
+            refresh: Steps from one choice to the next; a change of the density asks for a choice, too.
+        """
+
+        block: int = whole(64, least=1)
+        refresh: int = whole(100, least=1)
+
+    shares_indices = True
+
+    def __init__(self, place: Place, options: Options) -> None:
+        super().__init__(place, options)
+        self._block = options.block
+        if self._block > place.size:
+            raise ValueError(
+                f"rank {place.rank}: block must not exceed the bucket's size, but is {self._block} for bucket "
+                f"{place.bucket} of {place.size} elements: choose a smaller block, or a larger dense_below, so that "
+                "small parameters do not make a bucket of their own"
+            )
+        self._until = 0  # the step of the next choice
+        self._blocks = np.empty_like(place.like, shape=(0,), dtype=np.int32)
+        self._positions: Indices = self._blocks
+
+    def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
+        """Moves the chosen blocks out of the accumulator."""
+        count = self._count(k)
+        if step.number >= self._until or count != len(self._blocks):
+            total = self._place.consensus(to_host(accumulator.block_scores(self._block)))
+            scores = to_device(total, accumulator.buffer)
+            everyone = np.arange(scores.size, dtype=np.int32, like=scores)
+            (best, _), _ = kernels_for(scores).cut(everyone, scores, count)
+            self._choose(best)
+            self._until = step.number + self._options.refresh
+        return accumulator.take_at(self._positions, shared=True)
+
+    def _count(self, k: int) -> int:
+        """Number of blocks that stand for k elements; from numbers that are the same on every rank."""
+        size, block = self._place.size, self._block
+        return max(1, k // block) if k < size else -(-size // block)
+
+    def _choose(self, blocks: Indices) -> None:
+        self._blocks = blocks
+        inside = np.arange(self._block, dtype=np.int64, like=blocks)  # int32 could overflow in the last block
+        positions = (blocks[:, None].astype(np.int64) * self._block + inside).ravel()
+        self._positions = positions[positions < self._place.size].astype(np.int32)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The blocks chosen, and the step of the next choice."""
+        return {"until": self._until, "blocks": self._blocks}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over a state given by ``state_dict``."""
+        self._until = int(state["until"])
+        self._choose(to_device(state["blocks"], self._place.like).copy())

@@ -1,0 +1,32 @@
+"""States of an exchange as tensors, which files hold, and as arrays, which the pipelines hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from horovod_sparse.kernels import copy_to_host
+
+
+def to_tensors(state: Any) -> Any:
+    """A copy of nested dictionaries, on the host, in which arrays have become tensors."""
+    return _convert(state, lambda array: torch.from_numpy(copy_to_host(array)))
+
+
+def to_arrays(state: Any) -> Any:
+    """Nested dictionaries in which tensors have become NumPy arrays, that share their memory where they can."""
+    return _convert(state, lambda tensor: tensor.cpu().numpy())
+
+
+def leader(state: dict[str, Any] | None) -> dict[str, Any]:
+    """A rank's state without its memories, which are large; no buckets where the exchange was Horovod's own."""
+    buckets = [] if state is None else state["buckets"]
+    return {"buckets": [{**bucket, "memory": {}} for bucket in buckets]}
+
+
+def _convert(state: Any, conversion: Callable[[Any], Any]) -> Any:
+    if isinstance(state, dict):
+        return {key: _convert(value, conversion) for key, value in state.items()}
+    return conversion(state) if hasattr(state, "dtype") else state

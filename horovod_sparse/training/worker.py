@@ -1,0 +1,206 @@
+"""Runs the buckets of one optimizer, each as soon as its gradients are there, in one order on every rank."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import torch
+
+from horovod_sparse import trace
+from horovod_sparse.mpi.lifetime import current_call, inside_mpi
+from horovod_sparse.mpi.traffic import Traffic
+from horovod_sparse.rules import Step
+from horovod_sparse.training.bucket import Bucket, Filling
+from horovod_sparse.watchdog.report import Progress
+
+
+class Worker:
+    """Exchanges buckets on one thread, so that the exchange overlaps the backward pass.
+
+    Hooks fire in any order and not on every rank alike; buckets start strictly in the order of their numbers,
+    so that the ranks' collectives always meet. One thread and one communicator belong to one worker alone.
+
+    Args:
+        buckets: All buckets, in the order of exchange; none where there is one rank.
+        conditions: Gives, for an index of a param group, a function that gives the conditions of the step in progress.
+            The first is called in the order of the program, the second on the worker's thread, where it may wait for
+            the device.
+        undoable: Whether a step counts only when ``confirm`` was called after it. The buckets must be undoable, too.
+    """
+
+    def __init__(
+        self, buckets: Sequence[Bucket], conditions: Callable[[int], Callable[[], Step]], undoable: bool = False
+    ) -> None:
+        self.buckets = buckets
+        self._conditions = conditions
+        self._undoable = undoable
+        self._bucket_of = {slot.parameter: bucket for bucket in buckets for slot in bucket.layout.slots}
+        self._lock = threading.Lock()  # autograd runs one thread a device, and each may fire hooks
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="horovod_sparse")
+        self._exchanged: list[Bucket] = []  # in a step that was not applied so far
+        self._step = -1
+        self._running: Bucket | None = None
+        self._begin()
+
+    def __contains__(self, parameter: torch.Tensor) -> bool:
+        """Tells if a parameter has a place in a bucket."""
+        return parameter in self._bucket_of
+
+    def _begin(self) -> None:
+        self._step += 1
+        self._next = 0
+        self._failed: BaseException | None = None
+        self._begun: list[Bucket] = []  # whose exchange has begun in this step
+        for bucket in self.buckets:
+            bucket.begin()
+
+    def put(self, parameter: torch.Tensor, gradient: torch.Tensor, hold: bool = False) -> Callable[[], torch.Tensor]:
+        """Hands in a gradient; starts the buckets that are complete and whose turn it is.
+
+        Args:
+            parameter: A parameter of this worker.
+            gradient: Its gradient, dense; overwritten with the result when it is contiguous.
+            hold: Keep the parameter's residual out of this step: it neither grows nor travels.
+
+        Returns:
+            A function that waits for the bucket and gives the reduced gradient, in the parameter's shape.
+        """
+        with self._lock:
+            self._undo()
+            bucket = self._bucket_of[parameter]
+            filling, result = bucket.filling, bucket.put(parameter, gradient, hold)
+            self._start()
+
+        def wait_for_result() -> torch.Tensor:
+            assert filling.done is not None, "a handle was waited for before its bucket was complete"
+            self._wait(filling.done, bucket)
+            filling.done.result()
+            return result()
+
+        return wait_for_result
+
+    def leave_out(self, parameter: torch.Tensor) -> None:
+        """Lets the bucket go without a parameter whose gradient takes another way in this step."""
+        with self._lock:
+            self._undo()
+            self._bucket_of[parameter].filling.waiting.discard(parameter)
+            self._start()
+
+    def _start(self) -> None:
+        while self._next < len(self.buckets) and not self.buckets[self._next].filling.waiting:
+            bucket = self.buckets[self._next]
+            # Read here, in the order of the program: a schedule may change it while the worker is still busy.
+            conditions = self._conditions(bucket.layout.group)
+            bucket.filling.done = self._thread.submit(self._run, bucket, bucket.filling, conditions)
+            self._next += 1
+
+    def _run(self, bucket: Bucket, filling: Filling, conditions: Callable[[], Step]) -> None:
+        if self._failed is not None:
+            # Where only this rank failed, the others are still in that bucket: to go on would be to wait for ever.
+            raise self._failed
+        self._running = bucket
+        self._begun.append(bucket)
+        try:
+            with inside_mpi():
+                bucket.exchange(filling, conditions)
+        except BaseException as error:
+            self._failed = error
+            raise
+        finally:
+            self._running = None
+
+    def _wait(self, done: Future[None], bucket: Bucket) -> None:
+        if not done.done():
+            with trace.span("wait", bucket=bucket.layout.number):
+                wait([done])
+
+    def finish(self) -> None:
+        """Waits for everything that was started, whatever became of it, and makes ready for the next step."""
+        for bucket in self.buckets:
+            if bucket.filling.done is not None:
+                self._wait(bucket.filling.done, bucket)
+        if self._undoable:
+            self._exchanged = self._begun
+        self._begin()
+
+    def confirm(self) -> None:
+        """The step that was exchanged has been applied."""
+        self._exchanged = []
+
+    def settle(self) -> None:
+        """Undoes a step that was exchanged, but not applied; to be called between steps."""
+        with self._lock:
+            self._undo()
+
+    def _undo(self) -> None:
+        for bucket in self._exchanged:
+            bucket.undo()
+        self._exchanged = []
+
+    def progress(self) -> Progress:
+        """Progress of the exchange; for other threads."""
+        running = self._running
+        if running is not None:
+            return Progress(self._step, running.layout.number, running.pipeline.stage)
+        if self._next < len(self.buckets):
+            return Progress(self._step, self._next, call=current_call())
+        return Progress(self._step + 1, 0)
+
+    @property
+    def traffic(self) -> Traffic:
+        """Payload this rank has sent and received so far, over all buckets."""
+        total = Traffic()
+        for bucket in self.buckets:
+            total.add(bucket.pipeline.traffic)
+        return total
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states of all buckets, as copies on the host; to be called between steps, after ``settle``."""
+        return {"buckets": [bucket.state_dict() for bucket in self.buckets]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over a state given by ``state_dict`` on the same rank of as many ranks.
+
+        Raises:
+            ValueError: The state belongs to another model, bucket size or configuration.
+        """
+        self._require_layout(state)
+        for bucket, saved in zip(self.buckets, state["buckets"], strict=True):
+            bucket.load_state_dict(saved)
+
+    def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """The state that goes on from those of another number of ranks; this worker itself stays as it is.
+
+        Args:
+            states: Those that this rank takes over, as ``state_dict`` gave them; there may be none.
+            leader: The old rank 0's, in which memories may be left out.
+
+        Returns:
+            A state for ``load_state_dict``, and what has not been carried over.
+
+        Raises:
+            ValueError: Buckets or memories are others than those of this worker.
+        """
+        if self.buckets and not leader["buckets"]:
+            return self.state_dict(), ["residuals start empty: it was saved by one rank, which exchanges nothing"]
+        if leader["buckets"] and not self.buckets:
+            return self.state_dict(), ["residuals are dropped: one rank alone exchanges nothing"]
+        self._require_layout(leader)
+        merged, notes = [], []
+        for number, bucket in enumerate(self.buckets):
+            state, more = bucket.merge([one["buckets"][number] for one in states], leader["buckets"][number])
+            merged.append(state)
+            notes += more
+        return {"buckets": merged}, list(dict.fromkeys(notes))
+
+    def _require_layout(self, state: Mapping[str, Any]) -> None:
+        mine = [bucket.layout.names for bucket in self.buckets]
+        theirs = [bucket["parameters"] for bucket in state["buckets"]]
+        if mine != theirs:
+            raise ValueError(
+                f"the state holds buckets of {theirs}, but this optimizer has {mine}: load it with the model, "
+                "bucket_bytes, dense_below and groups it was saved with"
+            )

@@ -1,0 +1,124 @@
+"""Backends of the kernels: every SIMD level of the CPU, and the device. The body of a test runs on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import devices  # before CuPy is imported
+import numpy as np
+import reference
+from hypothesis import strategies as st
+from inputs import Array, assert_same_bits, supported_levels, twin
+
+from horovod_sparse.kernels import cuda, to_host
+
+
+class OnHost(NamedTuple):
+    """An argument that is a NumPy array on every device."""
+
+    array: Array
+
+
+class Backend:
+    """Kernels, and how they are given arrays.
+
+    Args:
+        level: SIMD level of the CPU; None: the device.
+    """
+
+    def __init__(self, level: str | None) -> None:
+        self.level = level
+        self.name = f"cpu at {level}" if level else "cuda"
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def kernels(self) -> ModuleType:
+        if self.level is None:
+            return cuda
+        from horovod_sparse.kernels import cpu
+
+        return cpu
+
+    def put(self, x: Any) -> Any:
+        """Copies of arrays, nested as they are; on the CPU with the same layout."""
+        if isinstance(x, OnHost):
+            return x.array
+        if isinstance(x, (list, tuple)):
+            return type(x)(map(self.put, x))
+        if not isinstance(x, np.ndarray):
+            return x
+        return twin(x) if self.level else devices.on_device(x)
+
+    @contextmanager
+    def active(self, waiting: int = 0) -> Iterator[ModuleType]:
+        """Its kernels, at its level; they wait for the device so many times."""
+        if self.level is None:
+            with devices.waits(waiting):
+                yield self.kernels
+            return
+        before = self.kernels.simd_level()
+        self.kernels.use_simd(self.level)
+        yield self.kernels
+        self.kernels.use_simd(before)
+
+
+DEVICE = [Backend(None)]
+CPU = [Backend(level) for level in supported_levels()] if devices.CPU_KERNELS else []
+ALL = CPU + DEVICE
+ONE_OF_EACH = CPU[:1] + DEVICE
+# Of hypothesis' examples, the slow emulation tries one in four.
+SOME = st.sampled_from([ALL, CPU, CPU, CPU]) if devices.emulated() else st.just(ALL)
+
+
+def assert_parity(
+    name: str,
+    *arguments: Any,
+    on: Sequence[Backend] = ALL,
+    waiting: int = 0,
+    threads: Sequence[int] = (),
+    **options: Any,
+) -> Any:
+    """Run a kernel on backends; it returns what the reference does, and leaves the same in its arguments.
+
+    Args:
+        name: Of the kernel, and of its reference.
+        *arguments: NumPy arrays, also in lists and tuples, and numbers. They are copied.
+        on: Backends.
+        waiting: How often the device is waited for.
+        threads: Numbers of threads, each of which is tried where threads matter.
+        **options: Arguments by name, of both.
+
+    Returns:
+        The reference's result.
+    """
+    left = Backend("reference").put(arguments)
+    expected = getattr(reference, name)(*left, **options)
+    for backend in on:
+        for more in [{"threads": count} for count in (threads if backend.level else threads[:1])] or [{}]:
+            ours = backend.put(arguments)
+            with backend.active(waiting) as kernels:
+                result = getattr(kernels, name)(*ours, **options, **more)
+            where = f"{name} on {backend} {more or ''}"
+            assert_same(result, expected, f"{where}: the result")
+            assert_same(ours, left, f"{where}: what is left in the arguments")
+    return expected
+
+
+def assert_same(ours: Any, expected: Any, where: str = "") -> None:
+    """Same bits, nested; bfloat16 travels as its bits on the device."""
+    if isinstance(expected, (list, tuple)):
+        assert len(ours) == len(expected), where
+        for one, other in zip(ours, expected, strict=True):
+            assert_same(one, other, where)
+    elif isinstance(expected, np.ndarray):
+        host = to_host(ours)
+        assert_same_bits(host.view(expected.dtype) if host.dtype == np.uint16 else host, expected, where)
+    elif isinstance(expected, (float, np.floating)):
+        assert_same_bits(np.array(ours, np.float64), np.array(expected, np.float64), where)
+    else:
+        assert ours == expected, where

@@ -1,0 +1,49 @@
+"""Buckets whose pipeline notes what it is asked for."""
+
+from __future__ import annotations
+
+from horovod_sparse.compression import parse
+from horovod_sparse.mpi.traffic import Traffic
+from horovod_sparse.training import bucket
+from horovod_sparse.training.bucket import Bucket
+from horovod_sparse.training.layout import Member, plan
+
+
+class Recorder:
+    """Stands in for a pipeline: notes that it ran, and fails or waits when told to."""
+
+    def __init__(self, log, number, factor):
+        self.log, self.number, self.factor = log, number, factor
+        self.traffic = Traffic(10, 1)
+        self.stage = "exchange"
+        self.error = None
+        self.gate = None
+
+    def run(self, gradients, outputs, step):
+        if self.gate:
+            assert self.gate.wait(10)
+        self.log.append((self.number, [start for start, _ in gradients], step.learning_rate))
+        if self.error:
+            raise self.error
+        for _, output in outputs:
+            output *= self.factor
+
+    def undo(self):
+        self.log.append((self.number, "undone"))
+
+    def state_dict(self):
+        return {}
+
+
+def recording_buckets(monkeypatch, log, parameters, bucket_bytes=80, dense=False, factor=0.5):
+    """Buckets of parameters that are named by their numbers."""
+    made = []
+
+    def pipeline(sparse, size, like, comm, number, factor, undoable):
+        made.append((sparse, size, like.dtype))
+        return Recorder(log, number, factor)
+
+    monkeypatch.setattr(bucket, "pipeline_for", pipeline)
+    members = [Member(str(i), p, group=0, dense=dense) for i, p in enumerate(parameters)]
+    buckets = [Bucket(one, parse("topka"), None, factor, undoable=True) for one in plan(members, bucket_bytes)]
+    return buckets, made

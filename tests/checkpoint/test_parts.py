@@ -1,0 +1,65 @@
+"""A checkpoint fits an equal configuration, however it was written, and no other."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import horovod_sparse as hvs
+from horovod_sparse.checkpoint.parts import compare, load_others, shared_state
+
+SPEC = "oktopk:density=0.05,tau_threshold=3,threads=1,memory=conef,saving=0.5"
+DENSE = SimpleNamespace(state_dict=dict)
+
+
+def optimizer(spec):
+    return SimpleNamespace(compression=hvs.parse(spec), compression_state_dict=dict, state_dict=dict)
+
+
+def saved(one):
+    return shared_state(torch.nn.Linear(1, 1), one, {})["compression"]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SPEC,
+        "oktopk:saving=0.5,memory=conef,threads=1,tau_threshold=3,density=0.05",
+        SPEC.replace("threads=1", "threads=3"),
+        SPEC.replace("density=0.05", "density=0.2"),
+        f"{SPEC},bucket_bytes=100,dense_below=0",
+    ],
+    ids=["the same", "another order", "other threads", "another density", "another layout, which is compared itself"],
+)
+def test_an_equal_configuration_goes_on(spec):
+    assert compare(optimizer(spec), saved(optimizer(SPEC))) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("tau_threshold=3", "tau_threshold=4", r"collective\.tau_threshold=3 \(now 4\)"),
+        ("saving=0.5", "saving=0.4", r"memory\.saving=0\.5 \(now 0\.4\)"),
+        ("memory=conef,saving=0.5", "memory=none", r"memory=.*Contractive.* \(now .*NoMemory"),
+    ],
+)
+def test_an_option_that_matters_is_named(old, new, message):
+    with pytest.raises(ValueError, match=f"another compression, .*{message}.*load it with the one it was saved with"):
+        compare(optimizer(SPEC.replace(old, new)), saved(optimizer(SPEC)))
+
+
+def test_dense_and_sparse_say_what_becomes_of_the_residuals():
+    assert compare(DENSE, saved(optimizer(SPEC))) == ["residuals are dropped: the exchange is dense now"]
+    assert compare(optimizer(SPEC), saved(DENSE)) == ["residuals start empty: it was saved with a dense exchange"]
+    assert compare(DENSE, saved(DENSE)) == []
+
+
+def test_others_are_loaded_by_their_names():
+    loaded = []
+    scheduler = SimpleNamespace(load_state_dict=loaded.append)
+    notes = load_others({"scheduler": scheduler}, {"scheduler": {"epoch": 3}, "scaler": {}})
+    assert (loaded, notes) == ([{"epoch": 3}], ["the state of scaler is left out"])
+    with pytest.raises(ValueError, match="holds no state of warmup, only of scaler: load it with the names"):
+        load_others({"warmup": scheduler}, {"scaler": {}})

@@ -1,0 +1,73 @@
+"""Values in the format of the wire, through every collective that rounds; the laws themselves are with the others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from laws import NARROWER, Case, dense, everywhere, make, own_vector
+
+from horovod_sparse.collectives import COLLECTIVES
+from horovod_sparse.vector import SparseVector
+
+pytestmark = pytest.mark.mpi
+
+narrower = pytest.mark.parametrize(("wire", "dtype"), NARROWER)
+
+
+@narrower
+def test_numbers_of_any_magnitude_come_out_in_parts_that_make_them_up_exactly(comm, name, settings, wire, dtype):
+    if name == "dense":
+        return  # rounds nothing
+    size, rank, ranks = 1000, comm.Get_rank(), comm.Get_size()
+    generator = np.random.default_rng([7, rank])
+    values = (generator.standard_normal(size) * np.exp(generator.uniform(-40, 80, size))).astype(dtype)
+    values[np.arange(size) % ranks != rank] = 0  # each is one rank's number, so that sums are exact
+    vector = SparseVector(np.arange(size, dtype=np.int32), values, size, shared=True)
+    exchange = make(comm, name, dtype, **settings, wire=wire).allreduce(vector, size // 5)
+    came_back = sum(comm.allgather(dense(exchange.returned)))
+    assert everywhere(comm, np.array_equal(came_back + dense(exchange.total), sum(comm.allgather(values))))
+
+
+def bytes_sent(comm, name, dtype, density, **settings):
+    """In the second step, when thresholds are known."""
+    size = 100_000
+    indices = np.arange(0, size, round(1 / density), dtype=np.int32)
+    vector = SparseVector(indices, np.ones(indices.size, dtype), size, shared=True)
+    collective, counts = make(comm, name, dtype, **settings), []
+    for _ in range(2):
+        collective.allreduce(vector, indices.size)
+        counts.append(collective.traffic.bytes_sent)
+    return counts[1] - counts[0]
+
+
+# Dense regions of TopkDSA have no indices: they travel with half of the values.
+@narrower
+@pytest.mark.parametrize(
+    ("rule", "density", "index"),
+    [
+        *((name, 0.05, 4) for name in ("topka", "topkdsa", "gtopk", "oktopk", "hierarchical")),
+        ("topkdsa", 1, 2),
+        ("shared", 0.05, 0),
+    ],
+)
+def test_values_travel_in_as_many_bytes_as_the_format_has(comm, rule, density, index, wire, dtype):
+    nodes = {"node_ranks": 2} if rule == "hierarchical" else {}
+    full = bytes_sent(comm, rule, dtype, density, **nodes)
+    short = bytes_sent(comm, rule, dtype, density, wire=wire, **nodes)
+    expected = full * (index + np.dtype(wire if wire != "bfloat16" else "float16").itemsize)
+    expected /= index + np.dtype(dtype).itemsize
+    assert everywhere(comm, abs(short - expected) <= 0.02 * expected)
+    assert comm.Get_size() == 1 or comm.allreduce(short) > 0
+
+
+@pytest.mark.parametrize("rule", ["topkdsa", "gtopk", "oktopk", "shared"])
+def test_owners_round_what_they_sum(comm, rule):
+    vector = own_vector(Case(2000, "same indices"), comm)
+    total = make(comm, rule, wire="bfloat16").allreduce(vector, 500).total
+    assert everywhere(comm, not np.any(total.values.view(np.uint32) & 0xFFFF))
+
+
+@pytest.mark.parametrize("rule", sorted(set(COLLECTIVES) - {"dense"}))
+def test_an_unknown_format_is_refused(rule):
+    with pytest.raises(ValueError, match="wire must be one of float32, float16, bfloat16, not 'float8'"):
+        COLLECTIVES[rule].Options.read({"wire": "float8"})

@@ -1,0 +1,93 @@
+"""Bytes, messages and work of each algorithm: Table 1 of Li and Hoefler (PPoPP 2022), and what stands beside it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from horovod_sparse.costs.model import ALGORITHMS, LARGEST, Compute, predict
+from horovod_sparse.costs.network import Link, Node
+
+N, K = 25_000_000, 250_000
+IDLE = Compute(0, 0, 0, 0, 0)  # computes in no time
+CORE = Compute(select=0.3e-9, accumulate=0.25e-9, reduce=0.25e-9, merge=4e-9, cut=20e-9)
+ETHERNET = Link(alpha=25e-6, beta=8 / 1e9)
+
+
+def words(algorithm, ranks, k=K, size=N):
+    """Words of 4 bytes that a rank sends, but for the counts of entries."""
+    nbytes = predict(algorithm, size, k, ranks, ETHERNET, IDLE).nbytes
+    counts = 0 if algorithm in {"dense", "shared", "gtopk"} else 8 * (ranks - 1)
+    return (nbytes - counts) / 4
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 16, 64, 256, 1024, 4096])
+def test_bandwidth_is_that_of_table_1(ranks):
+    others = (ranks - 1) / ranks
+    assert words("dense", ranks) == pytest.approx(2 * N * others)
+    assert words("topka", ranks) == pytest.approx(2 * K * (ranks - 1))
+    assert 4 * K * others * 0.9 <= words("topkdsa", ranks) <= (2 * K + N) * others * (1 + 1e-9)
+    assert words("gtopk", ranks) == pytest.approx(4 * K * math.log2(ranks))
+    assert 2 * K * others <= words("oktopk", ranks) <= 6 * K * others
+    assert words("shared", ranks) == pytest.approx(2 * K * others)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ranks", "messages"),
+    [
+        ("dense", 8, 6),  # 2 log P
+        ("topka", 8, 3 + 7),  # counts, ring
+        ("topkdsa", 8, 7 + 3 + 7),  # to the owners, counts, ring
+        ("oktopk", 8, 7 + 3 + 7),
+        ("gtopk", 8, 6),
+        ("gtopk", 5, 6),  # a tree for 5 ranks is as deep as one for 8
+        ("shared", 8, 6),
+    ],
+)
+def test_latency_counts_the_messages_that_follow_each_other(algorithm, ranks, messages):
+    assert predict(algorithm, N, K, ranks, Link(1.0, 0.0), IDLE).latency == messages
+
+
+@pytest.mark.parametrize(("density", "ranks"), [(0.01, 2), (0.01, 8), (0.3, 3), (0.001, 64), (1.0, 4)])
+def test_fill_in_is_what_independent_selections_give(density, ranks):
+    k = round(density * N)
+    kept = 1 - math.prod(1 - density for _ in range(ranks))  # of a position, by at least one rank
+    gathered = min(2 * kept, 1) * N * (ranks - 1) / ranks
+    assert words("topkdsa", ranks, k) - 2 * k * (ranks - 1) / ranks == pytest.approx(gathered)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "k", "factor"),
+    [*((name, K, 6 / 8) for name in ("topka", "gtopk", "oktopk")), ("topkdsa", N, 8 / 12), ("shared", K, 1 / 2)],
+)
+def test_values_of_16_bits_save_a_quarter_of_an_entry_and_half_of_what_has_no_index(algorithm, k, factor):
+    full, half = (predict(algorithm, N, k, 8, ETHERNET, IDLE, wire=wire).nbytes for wire in (None, 2))
+    assert half == pytest.approx(factor * full, rel=1e-4)
+
+
+def test_an_entry_of_float64_has_twelve_bytes_and_a_dense_allreduce_knows_no_format():
+    single, double = (predict("gtopk", N, K, 8, ETHERNET, IDLE, itemsize=size).nbytes for size in (4, 8))
+    assert double == 1.5 * single
+    assert predict("dense", N, K, 8, ETHERNET, IDLE, wire=2) == predict("dense", N, K, 8, ETHERNET, IDLE)
+
+
+def test_dense_selects_nothing_and_shared_indices_are_not_searched_for():
+    searching = Compute(select=1.0, accumulate=0, reduce=0, merge=0, cut=0)
+    assert [name for name in ALGORITHMS if predict(name, N, K, 8, ETHERNET, searching).selection] == [
+        *LARGEST,
+        "hierarchical",
+    ]
+
+
+@pytest.mark.parametrize("algorithm", LARGEST)
+def test_what_arrives_is_merged(algorithm):
+    merging = Compute(0, 0, 0, merge=1.0, cut=0)
+    assert predict(algorithm, N, K, 8, ETHERNET, merging).merging >= K
+
+
+def test_a_node_sends_once_what_its_ranks_have_in_common():
+    node = Node(8, Link(2e-6, 1e-11))
+    flat, nested = (predict(name, N, K, 64, ETHERNET, CORE, node=node) for name in ("topka", "hierarchical"))
+    assert nested.nbytes < flat.nbytes / 5
+    assert predict("hierarchical", N, K, 8, ETHERNET, CORE, node=node).bandwidth < flat.bandwidth / 100

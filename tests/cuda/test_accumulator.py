@@ -1,0 +1,62 @@
+"""Accumulator on the device, and a sparsifier that takes whole blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import reference
+from devices import on_device, segments_on_device, to_host
+from inputs import assert_same_bits, normal
+
+from horovod_sparse.accumulator import Accumulator
+from horovod_sparse.rules import Place, Step
+from horovod_sparse.sparsifiers import StableTopK
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_an_accumulator_on_the_device(settled: bool) -> None:
+    """What was added up already counts like what is pending; its zeros make more tensors of it."""
+    segments, buffer = [(3, normal(70_000)), (70_100, normal(500, seed=1))], normal(71_000, seed=2)
+    expected = buffer.copy()
+    accumulator = Accumulator(on_device(buffer), segments_on_device(segments), 0.5)
+    sample = reference.sample(segments, buffer, 0.5, 7, 100)
+    reference.accumulate(segments, expected, 0.5)
+    if settled:
+        accumulator.settle()
+        segments = [
+            (start + i, part[i : i + 2**16] * 0) for start, part in segments for i in range(0, len(part), 2**16)
+        ]
+    assert_same_bits(to_host(accumulator.sample(7, 100)), sample)
+    moments = accumulator.moments()
+    wanted = reference.accumulate_moments(segments, expected if settled else buffer, 1.0 if settled else 0.5)
+    assert_same_bits(np.array(moments), np.array(wanted))
+    counts = reference.count_reaching(segments, expected, np.array([2.0, 0.5])).tolist()
+    assert accumulator.count_reaching([2.0, 0.5]) == counts
+    assert_same_bits(to_host(accumulator.block_scores(64)), reference.block_scores(segments, expected, 64))
+    assert_same_bits(to_host(accumulator.buffer), expected)
+
+
+def test_stable_top_k_takes_the_same_on_both_devices() -> None:
+    """The scores are agreed upon on the host."""
+    size, block, k = 3001, 64, 600
+    gradients, seen = [normal(size, seed=step) for step in range(3)], []
+    place = Place(size, on_device(np.zeros(0, np.float32)), consensus=lambda array: seen.append(array) or array)  # type: ignore[func-returns-value]
+    sparsifier = StableTopK(place, StableTopK.Options(block=block, refresh=2))
+    residual, expected = on_device(np.zeros(size, np.float32)), np.zeros(size, np.float32)
+    for step, gradient in enumerate(gradients):
+        accumulator = Accumulator(residual, [(0, on_device(gradient))])
+        vector = sparsifier.take(accumulator, k, Step(number=step))
+        reference.accumulate([(0, gradient)], expected)
+        if step % 2 == 0:
+            scores = reference.block_scores([(0, expected)], expected, block)
+            assert_same_bits(seen[-1], scores)
+            blocks = np.sort(np.argsort(-scores, kind="stable")[: k // block])
+            positions = (blocks[:, None] * block + np.arange(block)).ravel()
+            positions = positions[positions < size]
+        assert_same_bits(to_host(vector.indices), positions.astype(np.int32))
+        assert_same_bits(to_host(vector.values), expected[positions])
+        expected[positions] = 0
+        assert_same_bits(to_host(residual), expected)
+    assert len(seen) == 2
+    state = sparsifier.state_dict()
+    sparsifier.load_state_dict({**state, "blocks": to_host(state["blocks"])})

@@ -1,0 +1,270 @@
+"""The count sketch on every backend against the NumPy reference, and the laws that make it a compressor of errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cupy
+import numpy as np
+import pytest
+import reference
+from backends import ALL, CPU, ONE_OF_EACH, SOME, assert_parity
+from devices import on_device, to_host
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from inputs import REALS, SCALES, Array, arrays, assert_same_bits, normal
+
+from horovod_sparse.kernels import cuda
+
+# All backends compute the same, so that a law of one is a law of all.
+KERNELS: Any = CPU[0].kernels if CPU else reference
+ROWS = [1, 3, 5]
+NOTHING = np.empty(0, np.int32)
+SEEDS = st.integers(0, 2**63 - 1)
+# Empty, part of a vector, whole vectors, one section and a little more, and sections of different lengths.
+SIZES = [0, 1, 15, 16, 17, 300, 16384, 16385, 50_000]
+
+
+def new_sketch(size: int, rows: int, ratio: float = 0.3, dtype: Any = np.float32) -> Array:
+    return np.zeros(KERNELS.sketch_length(size, ratio, rows), dtype)
+
+
+def sketch_of(x: Array, rows: int, seed: int, ratio: float = 0.3) -> Array:
+    sketch = new_sketch(len(x), rows, ratio, x.dtype)
+    KERNELS.sketch_update(sketch, x, NOTHING, rows, seed)
+    return sketch
+
+
+def estimates(x: Array, rows: int, seed: int, ratio: float = 0.3) -> Array:
+    buffer = np.full_like(x, np.nan)
+    KERNELS.sketch_query(sketch_of(x, rows, seed, ratio), buffer, rows, seed)
+    return buffer
+
+
+def integers(n: int, seed: int = 0, dtype: Any = np.float32) -> Array:
+    """Numbers whose sums are exact."""
+    return np.random.default_rng(seed).integers(-100, 100, n).astype(dtype)
+
+
+# --- parity --------------------------------------------------------------------------------------------------------
+
+
+def positions(size: int, share: float) -> Array:
+    return np.flatnonzero(np.random.default_rng(4).random(size) < share).astype(np.int32)
+
+
+@given(data=st.data(), size=st.integers(0, 300), rows=st.sampled_from(ROWS), seed=SEEDS, factor=SCALES, on=SOME)
+def test_small_buckets(data: st.DataObject, size: int, rows: int, seed: int, factor: float, on: Any) -> None:
+    dtype = data.draw(st.sampled_from(REALS))
+    buffer = data.draw(arrays(dtype, size))
+    sketch = normal(KERNELS.sketch_length(size, data.draw(st.floats(0.01, 1)), rows)).astype(dtype)
+    assert_parity("sketch_update", sketch, buffer, positions(size, 0.3), rows, seed, factor, on=on)
+    assert_parity("sketch_query", sketch, buffer, rows, seed, factor, add=data.draw(st.booleans()), on=on)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("ratio", [0.001, 0.3])
+def test_every_size(size: int, rows: int, ratio: float) -> None:
+    """On the device, few counters have long lists of vectors, many have short ones."""
+    for dtype, on in zip(REALS, (ALL, ALL if size < 50_000 else CPU), strict=True):
+        sketch = normal(KERNELS.sketch_length(size, ratio, rows), seed=1).astype(dtype)
+        buffer = normal(size).astype(dtype)
+        for carried, share in ((0.0, 0.5), (1.0, 0.0), (0.3, 0.9)):
+            assert_parity("sketch_update", sketch, buffer, positions(size, share), rows, 7, carried, on=on)
+        for add in (False, True):
+            assert_parity("sketch_query", sketch, buffer, rows, 7, 0.7, add=add, on=on)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("size", [16384, 32_769])
+def test_sketches_as_long_as_their_buckets(rows: int, size: int) -> None:
+    sketch = normal(KERNELS.sketch_length(size, 1.0, rows), seed=1)
+    assert_parity("sketch_update", sketch, normal(size), positions(size, 0.1), rows, 3, 1.0)
+    assert_parity("sketch_query", sketch, normal(size), rows, 3, 1.0)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_more_sections_than_blocks(rows: int) -> None:
+    """A block goes through several sections, whose counters it copies first."""
+    size = 9 * 16_384 + 100
+    sketch = normal(KERNELS.sketch_length(size, 0.1, rows), seed=1)
+    assert_parity("sketch_update", sketch, normal(size), positions(size, 0.01), rows, 3, 0.5)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_deliveries_in_one_section_only(rows: int) -> None:
+    sketch = normal(KERNELS.sketch_length(40_000, 0.3, rows), seed=1)
+    for delivered in ([13_333], [13_343, 13_344], [26_671, 39_999], [0]):
+        assert_parity("sketch_update", sketch, normal(40_000), np.array(delivered, np.int32), rows, 3, 0.5)
+
+
+def test_counters_of_negative_zero_stay_where_no_position_is() -> None:
+    """The last vector has fewer positions than lanes."""
+    sketch = np.full(KERNELS.sketch_length(17, 1.0, 1), -0.0, np.float32)
+    for carried in (0.5, 0.0):
+        assert_parity("sketch_update", sketch, np.zeros(17, np.float32), positions(17, 0.5), 1, 3, carried)
+
+
+def test_positions_that_do_not_ascend_do_no_harm_elsewhere() -> None:
+    """On the device they are not checked, as the host would have to wait for them."""
+    sketch = cupy.zeros(cuda.sketch_length(40_000, 0.3, 1), np.float32)
+    wild = np.array([5, -7, 39_999, 2**31 - 1, 3, -(2**31), 20_000], np.int32)
+    for order in (wild, wild[::-1], np.sort(wild)):
+        cuda.sketch_update(sketch, on_device(normal(40_000)), on_device(order), 1, 0, 1.0)
+    assert np.isfinite(to_host(sketch)).all()
+
+
+def test_what_the_buffer_held_does_not_matter_to_a_query() -> None:
+    sketch, buffer = normal(KERNELS.sketch_length(300, 0.3, 1)), np.full(300, np.nan, np.float32)
+    assert_parity("sketch_query", sketch, buffer, 1, 7)
+    KERNELS.sketch_query(sketch, buffer, 1, 7)
+    assert np.isfinite(buffer).all()
+
+
+@given(size=st.integers(0, 10**6), ratio=st.floats(1e-6, 1), rows=st.sampled_from(ROWS))
+def test_length(size: int, ratio: float, rows: int) -> None:
+    length = assert_parity("sketch_length", size, ratio, rows, on=ONE_OF_EACH)
+    sections = -(-size // 16384)
+    assert length <= max(ratio * size, 16 * rows * sections)
+    assert length > ratio * size - 16 * rows
+    assert length >= 16 * rows * sections
+
+
+def test_length_of_the_largest_bucket() -> None:
+    assert 0.999 * 2**31 < assert_parity("sketch_length", 2**31 - 1, 1.0, 5, on=ONE_OF_EACH) < 2**31
+
+
+# --- laws ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("dtype", REALS, ids=str)
+def test_the_sketch_of_a_sum_is_the_sum_of_the_sketches(rows: int, dtype: Any) -> None:
+    a, b = integers(40_001, 0, dtype), integers(40_001, 1, dtype)
+    assert_same_bits(sketch_of(a + b, rows, 3), sketch_of(a, rows, 3) + sketch_of(b, rows, 3))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_what_is_taken_out_again_leaves_zeros(rows: int) -> None:
+    x = integers(20_000)
+    sketch = sketch_of(x, rows, 3)
+    assert np.count_nonzero(sketch) > 0.9 * len(sketch)
+    KERNELS.sketch_update(sketch, -x, NOTHING, rows, 3)
+    assert not sketch.any()
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("carried", [0.25, 1.0])
+def test_an_update_takes_out_what_the_buffer_was_made_of(rows: int, carried: float) -> None:
+    """Of a buffer gradient + carried * estimates, the gradient is added: nothing is encoded twice."""
+    x, gradient = integers(20_000), integers(20_000, 1)
+    sketch, buffer = sketch_of(x, rows, 3), gradient.copy()
+    KERNELS.sketch_query(sketch, buffer, rows, 3, carried, add=True)
+    KERNELS.sketch_update(sketch, buffer, NOTHING, rows, 3, carried)
+    assert_same_bits(sketch, sketch_of(x + gradient, rows, 3))
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_where_all_was_delivered_nothing_is_left(rows: int) -> None:
+    """Of all positions, and of those of whole sections: no counter is shared between sections."""
+    x = normal(40_000)
+    for stop in (40_000, 2 * 13_328):
+        sketch, buffer = sketch_of(x, rows, 3), estimates(x, rows, 3)
+        buffer[:stop] = 0
+        KERNELS.sketch_update(sketch, buffer, np.arange(stop, dtype=np.int32), rows, 3, 1.0)
+        left, untouched = np.empty_like(x), estimates(x, rows, 3)
+        KERNELS.sketch_query(sketch, left, rows, 3)
+        assert np.abs(left[: stop - 32]).max() < 1e-4
+        assert np.allclose(left[stop:], untouched[stop:], atol=1e-4)
+
+
+@settings(max_examples=50)
+@given(share=st.floats(0, 1), carried=st.floats(0, 1))
+def test_no_share_of_deliveries_makes_a_sketch_larger(share: float, carried: float) -> None:
+    x = normal(5000)
+    sketch, buffer = sketch_of(x, 1, 3), np.float32(carried) * estimates(x, 1, 3)
+    before = np.abs(sketch)
+    delivered = np.flatnonzero(np.random.default_rng(5).random(5000) < share).astype(np.int32)
+    buffer[delivered] = 0
+    KERNELS.sketch_update(sketch, buffer, delivered, 1, 3, carried)
+    assert np.all(np.abs(sketch) <= before + 1e-3)
+
+
+@settings(max_examples=50)
+@given(size=st.integers(1, 60_000), share=st.floats(0, 1, exclude_max=True), rows=st.sampled_from(ROWS), seed=SEEDS)
+def test_a_single_element_is_returned_exactly(size: int, share: float, rows: int, seed: int) -> None:
+    """Encoding and decoding agree on counters and signs; and what shares no counter with it stays zero."""
+    x = np.zeros(size, np.float32)
+    position = int(share * size)
+    x[position] = -1.7
+    result = estimates(x, rows, seed)
+    assert result[position] == x[position]
+    assert set(np.unique(np.abs(result))) <= {np.float32(0), np.float32(1.7)}
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_nan_stays_visible(rows: int) -> None:
+    x = normal(5000)
+    x[[70, 4999]] = np.nan, -np.inf
+    for backend in ALL:
+        sketch, buffer = backend.put(new_sketch(5000, rows)), backend.put(np.zeros_like(x))
+        with backend.active() as kernels:
+            kernels.sketch_update(sketch, backend.put(x), backend.put(NOTHING), rows, 2)
+            kernels.sketch_query(sketch, buffer, rows, 2)
+        result = to_host(buffer)
+        assert np.isnan(result[70]), backend
+        assert result[4999] == -np.inf, backend
+
+
+def test_seeds_and_rows_are_independent() -> None:
+    """All counters and signs of a pair of rows or seeds: as many agree as by chance."""
+    size, length = 16384, KERNELS.sketch_length(16384, 0.1, 3)
+    groups = length // 48
+    for left, right in [((0, 1), (1, 1)), ((1, 1), (2, 1)), ((0, 1), (0, 2)), ((1, 1), (0, 2))]:
+        (counters, signs), (others, other_signs) = (
+            reference.sketch_places(size, length, row, 3, seed) for row, seed in (left, right)
+        )
+        agree = np.mean(counters // 16 % groups == others // 16 % groups)
+        assert abs(agree - 1 / groups) < 5 * np.sqrt(1 / groups / (size / 16))
+        assert abs(np.mean(signs * other_signs)) < 5 / np.sqrt(size)
+
+
+# --- statistics over seeds -----------------------------------------------------------------------------------------
+
+TRIALS = 3000
+
+
+def many_estimates(x: Array, rows: int, ratio: float) -> Array:
+    return np.stack([estimates(x, rows, seed, ratio) for seed in range(TRIALS)])
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_the_mean_estimate_is_the_element(rows: int) -> None:
+    x = normal(1000).astype(np.float64)
+    result = many_estimates(x, rows, 0.5)
+    errors = result.mean(0) - x
+    deviations = errors / (result.std(0) / np.sqrt(TRIALS))
+    assert np.abs(deviations).max() < 5
+    assert abs(np.mean(deviations**2) - 1) < 0.3
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5])
+@pytest.mark.parametrize("x", [normal(1000), normal(999) ** 5, np.eye(1, 1000, 7, np.float32)[0] + 1])
+def test_the_variance_is_bounded_by_size_over_width(x: Array, ratio: float) -> None:
+    """Of one row: the bound, and not far from it, or there would be fewer counters than claimed."""
+    squares = np.sum((many_estimates(x.astype(np.float64), 1, ratio) - x) ** 2, axis=1)
+    bound = len(x) / KERNELS.sketch_length(len(x), ratio, 1) * np.sum(x.astype(np.float64) ** 2)
+    room = 5 * squares.std() / np.sqrt(TRIALS)
+    assert 0.9 * bound - room < squares.mean() < bound + room
+
+
+def test_the_variance_is_bounded_section_by_section() -> None:
+    """One section with all the mass, which gets no more than its share of the counters."""
+    n, trials = 40_000, 200
+    x = np.zeros(n)
+    x[:13_000] = normal(13_000)
+    squares = np.array([np.sum((estimates(x, 1, seed, 0.1) - x) ** 2) for seed in range(trials)])
+    bound = n / KERNELS.sketch_length(n, 0.1, 1) * np.sum(x**2)
+    assert squares.mean() < 1.02 * bound + 5 * squares.std() / np.sqrt(trials)
+    assert squares.mean() > 0.9 * bound

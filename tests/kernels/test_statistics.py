@@ -1,0 +1,425 @@
+"""Moments, counts, norms, scores and samples on every backend: what the NumPy reference computes, bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import reference
+from backends import ALL, CPU, ONE_OF_EACH, SOME, OnHost, assert_parity
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from inputs import (
+    FORMATS,
+    LAYOUTS,
+    REALS,
+    SCALES,
+    SHAPES,
+    Array,
+    as_given,
+    assert_same_bits,
+    buckets,
+    every_third,
+    layered,
+    normal,
+    odd_address,
+    read_only,
+    reversed_,
+)
+
+from horovod_sparse.kernels.types import Moments
+
+Shape = Callable[[int], Array]
+Segments = list[tuple[int, Array]]
+THREADS = st.integers(1, 3)
+THRESHOLDS = [0.0, -0.0, 5e-324, 1e-45, 0.3, 1.0, 1.5, 2.0, 3.0, 65504.0, 3.4e38, 1e300, np.inf]
+# Far above what float64 loses over these sizes, far below what a lost or repeated element makes.
+PRECISION = 1e-13
+
+_EXAMPLES = settings(max_examples=60)
+formats = pytest.mark.parametrize("format_", FORMATS, ids=str)
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+shapes = pytest.mark.parametrize("shape", SHAPES)
+dtypes = pytest.mark.parametrize("dtype", REALS, ids=str)
+
+
+def split(x: Array, cuts: list[int], gap: int) -> Segments:
+    """Segments that cover x between the cuts, with a gap of held positions in front of each but the first."""
+    bounds = pairwise([0, *cuts, len(x)])
+    return [(start + gap * i, x[start:stop]) for i, (start, stop) in enumerate(bounds)]
+
+
+def in_layout(layout: Callable[[Array], Array], segments: Segments) -> Segments:
+    return [(start, layout(part)) for start, part in segments]
+
+
+# Parts of tiles, and tensors that begin where the device's quads do not.
+CUTS = [4, 20_004, 20_005, 20_517]
+
+
+def many_small(count: int) -> Segments:
+    return [(40 * i, normal(i % 41, seed=i)) for i in range(count)]
+
+
+def any_active(segments: Segments) -> int:
+    return int(any(len(part) for _, part in segments))
+
+
+def places_of(on: Any, layout: Callable[[Array], Array]) -> Any:
+    """Backends for arrays of a layout, which only the CPU knows others of."""
+    return on if layout is as_given else CPU
+
+
+# --- accumulate_moments --------------------------------------------------------------------------------------------
+
+
+def assert_near(ours: float, expected: Any, terms: Any) -> None:
+    """Equal up to the rounding of float64 sums of terms with this sum of magnitudes."""
+    atol = PRECISION * float(terms) + 1e-300 if np.isfinite(terms) else 0
+    np.testing.assert_allclose(ours, np.float64(expected), rtol=0, atol=atol)
+
+
+def assert_moments(
+    segments: Segments, buffer: Array, scale: float = 1.0, threads: Any = (1,), on: Any = ALL
+) -> tuple[Any, ...]:
+    waiting = any_active(segments)
+    moments = assert_parity("accumulate_moments", segments, buffer, scale, threads=threads, waiting=waiting, on=on)
+    expected = buffer.copy()
+    reference.accumulate(segments, expected, scale)
+    count, total, squares, magnitudes, largest = reference.exact_moments(segments, expected)
+    assert moments[0] == count
+    assert_near(moments[1], total, magnitudes)
+    assert_near(moments[2], squares, squares)
+    assert_near(moments[3], magnitudes, magnitudes)
+    np.testing.assert_array_equal(moments[4], np.float64(largest))
+    result: tuple[Any, ...] = moments
+    return result
+
+
+@_EXAMPLES
+@given(bucket=buckets(), scale=SCALES, threads=THREADS, on=SOME)
+def test_moments_of_small_buckets(bucket: Any, scale: float, threads: int, on: Any) -> None:
+    assert_moments(*bucket, scale, [threads], on)
+
+
+@shapes
+@dtypes
+def test_moments_of_distributions(shape: Shape, dtype: Any) -> None:
+    """More than one block of positions, and a tile that ends in one."""
+    n = 40_003
+    buffer = shape(n).astype(dtype)
+    segments = [(0, normal(n // 2, seed=1)), (n // 2 + 11, buffer[n // 2 + 11 :].copy())]
+    assert_moments(segments, buffer, 0.7, [2])
+    assert_moments(segments, buffer, 0.0, [2], on=CPU)
+
+
+@formats
+@layouts
+@dtypes
+def test_moments_of_formats(format_: Any, layout: Callable[[Array], Array], dtype: Any) -> None:
+    segments = in_layout(layout, split(layered(40_000).astype(format_), CUTS, gap=4))
+    assert_moments(segments, normal(40_020, seed=1).astype(dtype), 0.9, [2], on=places_of(ALL, layout))
+
+
+def test_moments_of_many_small_tensors() -> None:
+    assert_moments(many_small(1000), normal(40_000), 0.5, [3])
+
+
+def test_moments_of_many_blocks() -> None:
+    """On the device, more blocks than a warp has threads."""
+    n = 33 * 32_768 + 5
+    assert_moments([(0, np.tile(layered(32_771), 33)[: n - 7])], np.zeros(n, np.float32), threads=[2])
+
+
+@dtypes
+@pytest.mark.parametrize("cuts", [[], [5, 70_001, 70_003, 250_000]])
+def test_bits_of_moments_depend_neither_on_level_nor_on_threads(dtype: Any, cuts: list[int]) -> None:
+    segments = split(layered(300_017), cuts, gap=7)
+    assert_moments(segments, normal(300_100, seed=1).astype(dtype), 0.3, [1, 2, 3, 5, 64], on=CPU)
+
+
+@pytest.mark.parametrize("size", [0, 5, 40_000])
+def test_without_segments_the_moments_are_zero(size: int) -> None:
+    buffer = np.full(size, np.nan, np.float32)
+    assert assert_moments([], buffer, 2.0, [2]) == Moments(0, 0.0, 0.0, 0.0, 0.0)
+    assert assert_moments([(0, buffer[:0])], buffer) == Moments(0, 0.0, 0.0, 0.0, 0.0)
+
+
+def test_held_positions_are_scaled_but_do_not_count() -> None:
+    buffer = np.array([1, 1000, np.nan, 2, np.inf], np.float32)
+    segments = [(0, np.array([-4], np.float32)), (3, np.array([1], np.float64))]
+    assert assert_moments(segments, buffer, 2.0) == Moments(2, 3.0, 29.0, 7.0, 5.0)
+
+
+@dtypes
+@pytest.mark.parametrize("at", [0, 7, 2999])
+def test_one_nan_makes_every_moment_nan(dtype: Any, at: int) -> None:
+    """Even where infinities and larger numbers come before and after it."""
+    gradient = np.tile([1.0, np.inf, 2.0], 1000).astype(dtype)
+    gradient[at] = np.nan
+    assert np.isnan(assert_moments([(0, gradient)], np.zeros(3000, dtype))[1:]).all()
+
+
+def test_infinities_of_both_signs_have_magnitudes() -> None:
+    moments = assert_moments([(0, np.array([np.inf, -np.inf, 1], np.float32))], np.zeros(3, np.float32))
+    assert np.isnan(moments[1])
+    assert moments[2:] == (np.inf, np.inf, np.inf)
+
+
+@pytest.mark.parametrize("size", [2.0**100, 2.0**-140])
+def test_squares_are_not_those_of_float32(size: float) -> None:
+    gradient = np.full(1000, -size, np.float32)
+    moments = assert_moments([(0, gradient)], np.zeros(1000, np.float32))
+    assert moments == Moments(1000, -1000 * size, 1000 * size**2, 1000 * size, size)
+    assert assert_parity("square_norm", [(0, gradient)], waiting=1) == 1000 * size**2
+
+
+# --- count_reaching ------------------------------------------------------------------------------------------------
+
+
+def assert_counts(segments: Segments, buffer: Array, thresholds: Any, threads: Any = (1,), on: Any = ALL) -> list[int]:
+    asked = np.array(thresholds, np.float64)
+    waiting = int(len(asked) > 0 and any_active(segments))
+    counts = assert_parity(
+        "count_reaching", segments, read_only(buffer), OnHost(asked), threads=threads, waiting=waiting, on=on
+    )
+    result: list[int] = counts.tolist()
+    return result
+
+
+@_EXAMPLES
+@given(
+    bucket=buckets(),
+    thresholds=st.lists(st.sampled_from(THRESHOLDS) | st.floats(0, 10), max_size=16),
+    threads=THREADS,
+    on=SOME,
+)
+def test_counts_of_small_buckets(bucket: Any, thresholds: list[float], threads: int, on: Any) -> None:
+    assert_counts(*bucket, thresholds, [threads], on)
+
+
+@shapes
+@dtypes
+def test_counts_of_distributions(shape: Shape, dtype: Any) -> None:
+    """Every threshold is a magnitude that occurs, so that it is met exactly; held positions split the bucket."""
+    buffer = shape(20_003).astype(dtype)
+    numbers = np.sort(np.abs(buffer[~np.isnan(buffer)]))
+    segments = split(np.zeros(15_000, np.float16), [3, 9_000], gap=2_000)
+    for count in (1, 4, 5, 16):
+        thresholds = numbers[np.linspace(0, len(numbers) - 1, count).astype(int)]
+        assert_counts(segments, buffer, thresholds, [1, 2, 3])
+
+
+def test_counts_in_more_tiles_than_blocks() -> None:
+    x = np.tile(layered(10_007), 10)
+    assert_counts(split(x, [50_001], gap=13), np.append(x, x[:13]), [0.01, 1.0])
+    assert_counts([(1, x)], np.append(x, x[:13])[1:], [0.01, 1.0])
+
+
+@dtypes
+def test_a_count_is_how_many_select_above_takes(dtype: Any) -> None:
+    segments = split(np.zeros(5_000, dtype), [17, 3_000], gap=100)
+    settled = layered(5_200).astype(dtype)
+    settled[::501] = np.nan
+    for threshold in THRESHOLDS:
+        indices, _ = assert_parity("select_above", segments, settled, threshold, waiting=1)
+        assert assert_counts(segments, settled, [threshold]) == [len(indices)]
+
+
+def test_the_values_of_the_gradients_do_not_count() -> None:
+    assert assert_counts([(30, np.full(50, np.nan))], np.arange(100, dtype=np.float32), [75, 0, 29.5]) == [5, 50, 50]
+
+
+@pytest.mark.parametrize("size", [0, 5])
+def test_without_segments_nothing_is_counted(size: int) -> None:
+    buffer = np.ones(size, np.float32)
+    assert assert_counts([], buffer, [0, 0, 0], [2]) == [0, 0, 0]
+    assert assert_counts([(0, buffer)], buffer, []) == []
+
+
+def test_thresholds_are_rounded_to_the_buffer() -> None:
+    """0.7 is above float32's nearest number to it, which reaches it nevertheless."""
+    nearest = np.full(100, 0.7, np.float32)
+    assert assert_counts([(0, nearest)], nearest, [0.7]) == [100]
+    assert assert_counts([(0, nearest)], nearest.astype(np.float64), [0.7]) == [0]
+
+
+# --- square_norm ---------------------------------------------------------------------------------------------------
+
+
+def assert_square_norm(segments: Segments, on: Any = ALL) -> float:
+    norm = assert_parity("square_norm", segments, waiting=any_active(segments), on=on)
+    exact = reference.exact_square_norm(segments)
+    assert_near(norm, exact, exact)
+    return float(norm)
+
+
+@_EXAMPLES
+@given(bucket=buckets(), on=SOME)
+def test_square_norms_of_small_buckets(bucket: Any, on: Any) -> None:
+    assert_square_norm(bucket[0], on)
+
+
+@formats
+@layouts
+def test_square_norms_of_formats(format_: Any, layout: Callable[[Array], Array]) -> None:
+    segments = in_layout(layout, split(layered(40_000).astype(format_), CUTS, gap=3))
+    assert_square_norm(segments, places_of(ALL, layout))
+
+
+def test_square_norm_of_many_tensors() -> None:
+    """More tensors than warps add them up, more tiles than a warp has threads, and tensors as long as a tile."""
+    lengths = [1, 2047, 2048, 2049, 70_000, 4096, *range(1, 40)]
+    starts = np.cumsum([0, *lengths[:-1]]).tolist()
+    assert_square_norm([(start, layered(length)) for start, length in zip(starts, lengths, strict=True)])
+
+
+def test_square_norm_of_nothing_is_zero() -> None:
+    for segments in ([], [(3, np.zeros(0, np.float32))]):
+        assert assert_square_norm(segments) == 0.0
+        for backend in ONE_OF_EACH:
+            assert type(backend.kernels.square_norm(backend.put(segments))) is float
+
+
+@formats
+def test_square_norm_of_what_is_not_finite(format_: Any) -> None:
+    gradient = np.ones(5000).astype(format_)
+    gradient[4321] = -np.inf
+    assert assert_square_norm([(0, gradient)]) == np.inf
+    gradient[1234] = np.nan
+    assert np.isnan(assert_square_norm([(0, gradient)]))
+
+
+# --- block_scores --------------------------------------------------------------------------------------------------
+
+
+def assert_scores(segments: Segments, buffer: Array, block: int, threads: Any = (1,), on: Any = ALL) -> Any:
+    return assert_parity("block_scores", segments, read_only(buffer), block, threads=threads, on=on)
+
+
+@_EXAMPLES
+@given(bucket=buckets(), block=st.integers(1, 400), threads=THREADS, on=SOME)
+def test_scores_of_small_buckets(bucket: Any, block: int, threads: int, on: Any) -> None:
+    assert_scores(*bucket, block, [threads], on)
+
+
+@shapes
+@dtypes
+def test_scores_of_distributions(shape: Shape, dtype: Any) -> None:
+    segments = split(np.zeros(15_000, np.float16), [3, 4, 4500, 12_000], gap=2_005)
+    for block in (64, 1000, 5000, 2**62):
+        assert_scores(segments, shape(25_003).astype(dtype), block, [1, 2, 5])
+
+
+def test_scores_between_many_small_tensors() -> None:
+    for block in (7, 64, 2048, 3000):
+        assert_scores(many_small(500), normal(20_000), block)
+
+
+def test_scores_of_one_long_block() -> None:
+    """On the device, more tiles than a warp has threads."""
+    assert_scores([(5, np.zeros(70_000, np.float32))], layered(70_011), 70_011)
+
+
+def test_the_scores_of_whole_blocks_are_their_square_norms() -> None:
+    buffer = layered(64 * 300)
+    norms = [reference.square_norm([(0, part)]) for part in np.split(buffer, 300)]
+    assert assert_scores([(0, buffer)], buffer, 64).tolist() == norms
+
+
+def test_held_positions_add_nothing_to_a_score() -> None:
+    buffer = np.array([1, np.nan, 2, 3, np.inf, 4, np.nan], np.float32)
+    assert assert_scores([(0, buffer[:1]), (2, buffer[:2]), (5, buffer[:1])], buffer, 3).tolist() == [5, 25, 0]
+
+
+@dtypes
+def test_an_empty_bucket_has_no_scores(dtype: Any) -> None:
+    assert_same_bits(assert_scores([], np.zeros(0, dtype), 7), np.zeros(0))
+
+
+# --- sample --------------------------------------------------------------------------------------------------------
+
+
+def assert_sample(segments: Segments, buffer: Array, scale: float, start: int, stride: int, on: Any = ALL) -> Any:
+    return assert_parity("sample", segments, read_only(buffer), scale, start, stride, on=on)
+
+
+@_EXAMPLES
+@given(bucket=buckets(), scale=SCALES, numbers=st.tuples(st.integers(0, 400), st.integers(0, 400)), on=SOME)
+def test_samples_of_small_buckets(bucket: Any, scale: float, numbers: tuple[int, int], on: Any) -> None:
+    start, behind = numbers
+    assert_sample(*bucket, scale, start, start + 1 + behind, on)
+
+
+@formats
+@layouts
+def test_samples_of_formats(format_: Any, layout: Callable[[Array], Array]) -> None:
+    segments = in_layout(layout, split(normal(40_000).astype(format_), CUTS, gap=3))
+    for start, stride in ((3, 7), (99, 100), (1000, 19_011), (20_004, 30_000), (39_999, 2**62), (40_000, 2**62)):
+        assert_sample(segments, normal(40_020, seed=1), 0.9, start, stride, places_of(ALL, layout))
+
+
+def test_samples_of_many_small_tensors() -> None:
+    """Many positions, and many tensors, lie between two that are sampled, and between a sample and its prefetch."""
+    for start, stride in ((0, 1), (5, 11), (300, 301)):
+        assert_sample(many_small(1500), normal(60_000), 1.3, start, stride)
+
+
+def test_the_samples_of_all_starts_are_the_sum() -> None:
+    segments, acc, stride = split(normal(10_007), [4_000], gap=50), normal(10_100, seed=1), 13
+    samples = [assert_sample(segments, acc, 0.5, start, stride) for start in range(stride)]
+    reference.accumulate(segments, acc, 0.5)
+    active = acc[reference.active_positions(segments)]
+    for start, drawn in enumerate(samples):
+        assert_same_bits(drawn, active[start::stride])
+
+
+@dtypes
+def test_no_position_gives_an_empty_sample(dtype: Any) -> None:
+    buffer = np.ones(5, dtype)
+    for segments, start in (([], 0), ([(2, buffer[:0])], 0), ([(0, buffer[:3])], 3)):
+        assert_same_bits(assert_sample(segments, buffer, 1.0, start, 4), np.zeros(0, dtype))
+
+
+# --- all_finite ----------------------------------------------------------------------------------------------------
+
+
+def assert_finite(segments: Segments, on: Any = ALL) -> bool:
+    return bool(assert_parity("all_finite", segments, waiting=any_active(segments), on=on))
+
+
+@_EXAMPLES
+@given(bucket=buckets(), on=SOME)
+def test_finite_small_buckets(bucket: Any, on: Any) -> None:
+    assert_finite(bucket[0], on)
+
+
+@formats
+@pytest.mark.parametrize("layout", [as_given, every_third, reversed_, odd_address])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_number_that_is_not_finite_is_found(format_: Any, layout: Callable[[Array], Array], bad: float) -> None:
+    """Wherever it is: between tiles, and in front of the device's first 16 bytes and behind the last."""
+    x = normal(9_000).astype(format_)
+    x[:2] = [ml_dtypes.finfo(format_).max, ml_dtypes.finfo(format_).tiny]
+    on = places_of(ONE_OF_EACH, layout)
+    assert assert_finite([(0, layout(x)), (9_000, x)], on)
+    for lead, at in ((0, 0), (0, 4095), (0, 4096), (0, 8_999), (1, 1), (3, 3), (5, 8_998), (1, 15), (7, 4_103)):
+        y = x.copy()
+        y[at] = bad
+        for backend in on:
+            whole = backend.put(layout(y))
+            assert not backend.kernels.all_finite([(0, backend.put(x)), (9_000, whole[lead:])])
+
+
+def test_what_is_beside_a_tensor_does_not_matter() -> None:
+    for backend in ONE_OF_EACH:
+        x = backend.put(np.array([np.nan, 1, 2, 3, 4, 5, 6, np.inf], np.float32))
+        all_finite = backend.kernels.all_finite
+        assert all_finite([(0, x[1:4]), (3, x[4:7])]) is True
+        assert all_finite([]) is True
+        assert all_finite([(0, x[:0])]) is True
+        assert all_finite([(0, x[1:4]), (3, x[4:])]) is False

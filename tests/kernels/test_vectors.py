@@ -1,0 +1,446 @@
+"""Sparse vectors on every backend: what the NumPy reference computes, bit by bit.
+
+The CPU refuses indices that are out of bounds or do not ascend; on the device, they do no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cupy
+import numpy as np
+import pytest
+import reference
+from backends import ALL, CPU, DEVICE, ONE_OF_EACH, SOME, assert_parity, assert_same
+from devices import on_device, to_host
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from inputs import (
+    BFLOAT16,
+    FORMATS,
+    REALS,
+    SCALES,
+    SHAPES,
+    Array,
+    arrays,
+    as_given,
+    gradients,
+    normal,
+    odd_address,
+    sparse_vectors,
+)
+
+from horovod_sparse.kernels import cuda
+from horovod_sparse.kernels.cuda import vectors as module
+from horovod_sparse.kernels.types import MAX_SIZE
+
+Vector = tuple[Array, Array]
+dtypes = pytest.mark.parametrize("dtype", REALS, ids=str)
+formats = pytest.mark.parametrize("format_", FORMATS, ids=str)
+EMPTY = np.zeros(0, np.int32), np.zeros(0, np.float32)
+
+
+def vector(rng: np.random.Generator, low: int, high: int, count: int, dtype: Any = np.float32) -> Vector:
+    """A vector of so many entries in low .. high."""
+    indices = low + np.sort(rng.choice(high - low, count, replace=False))
+    return indices.astype(np.int32), rng.standard_normal(count).astype(dtype)
+
+
+def some(n: int, share: float) -> Array:
+    """Ascending positions below n, about this share of them."""
+    return np.flatnonzero(np.random.default_rng(0).random(n) < share).astype(np.int32)
+
+
+# --- add -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(size=st.integers(0, 100), dtype=st.sampled_from(REALS), data=st.data(), on=SOME)
+def test_add(size: int, dtype: Any, data: st.DataObject, on: Any) -> None:
+    buffer = data.draw(arrays(dtype, size))
+    assert_parity("add", *data.draw(sparse_vectors(size, dtype)), buffer, on=on)
+    assert_parity("add", None, buffer[::-1].copy(), buffer, on=on)
+
+
+@dtypes
+@pytest.mark.parametrize("share", [0.01, 0.9, None])
+def test_add_to_many(share: float | None, dtype: Any) -> None:
+    n = 20_001
+    indices = None if share is None else some(n, share)
+    values = normal(n if indices is None else len(indices)).astype(dtype)
+    assert_parity("add", indices, values, normal(n, seed=1).astype(dtype))
+
+
+def test_add_ignores_what_is_outside() -> None:
+    """On the device, where the stand-in's arrays are fenced."""
+    indices = np.array([-(2**31), -1, 3, 0, 10, 2**31 - 1], np.int32)
+    buffer = on_device(np.zeros(10, np.float32))
+    cuda.add(on_device(indices), on_device(np.arange(1, 7, dtype=np.float32)), buffer)
+    assert to_host(buffer).tolist() == [4, 0, 0, 3, 0, 0, 0, 0, 0, 0]
+
+
+# --- scatter -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def scatters(draw: st.DrawFn) -> tuple[Array | None, Array, list[tuple[int, Array]], bool]:
+    """A vector, outputs, and whether one of these begins at an odd address."""
+    size, dtype = draw(st.integers(0, 120)), draw(st.sampled_from(REALS))
+    layout = draw(st.sampled_from([as_given, odd_address]))
+    outputs = [(start, layout(np.full(len(gradient), 9, gradient.dtype))) for start, gradient in draw(gradients(size))]
+    if draw(st.booleans()):
+        return None, draw(arrays(dtype, size)), outputs, layout is odd_address
+    return (*draw(sparse_vectors(size, dtype)), outputs, layout is odd_address)
+
+
+@given(case=scatters(), scale=SCALES, on=SOME)
+def test_scatter(case: Any, scale: float, on: Any) -> None:
+    *arguments, odd = case
+    assert_parity("scatter", *arguments, scale, on=CPU if odd else on)
+
+
+@formats
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.7, None])
+def test_scatter_to_many(format_: Any, share: float | None) -> None:
+    n = 30_000
+    indices = None if share is None else some(n, share)
+    values = normal(n if indices is None else len(indices))
+    outputs = [(5, np.ones(9_001, format_)), (9_010, np.ones(4_096, format_)), (20_000, np.ones(10_000, format_))]
+    assert_parity("scatter", indices, values, outputs, 0.25)
+
+
+def test_scatter_to_many_small_tensors() -> None:
+    outputs, indices = [(40 * i, np.ones(i % 41, FORMATS[i % 4])) for i in range(500)], some(20_000, 0.3)
+    assert_parity("scatter", indices, normal(len(indices)), outputs, 3.0)
+    assert_parity("scatter", None, normal(20_000), outputs, 3.0)
+
+
+@pytest.mark.parametrize("lead", range(9))
+def test_only_the_outputs_are_cleared(lead: int) -> None:
+    """On the device, memory is cleared 16 bytes at a time, but not in front of an output, nor behind it."""
+    for count in (0, 1, 5, 100, 4099):
+        whole = on_device(np.ones(count + 20, np.float16))
+        indices, values = on_device(np.array([1], np.int32)), on_device(np.array([3.0], np.float32))
+        cuda.scatter(indices, values, [(0, whole[lead : lead + count])])
+        expected = np.ones(count + 20, np.float16)
+        expected[lead : lead + count] = 0
+        expected[lead + 1 : lead + 2] = 3 if count > 1 else 1
+        assert_same(whole, expected)
+
+
+@pytest.mark.parametrize("format_", [np.dtype(np.float16), BFLOAT16], ids=str)
+@dtypes
+def test_scatter_rounds_to_nearest_even(format_: Any, dtype: Any) -> None:
+    """Every 16-bit number, the middles between neighbours, what lies just beside the middles, and random bits."""
+    every = np.arange(2**16, dtype=np.uint16).view(format_).astype(np.float32)
+    middles = (every[:-1] + every[1:]) / 2
+    beside = [np.nextafter(middles, np.float32(limit)) for limit in (-np.inf, np.inf)]
+    random = np.random.default_rng(0).integers(0, 2**32, 100_000, dtype=np.uint32).view(np.float32)
+    values = np.concatenate([every, middles, *beside, random]).astype(dtype)
+    assert_parity("scatter", None, values, [(0, np.ones(len(values), format_))])
+
+
+def test_scatter_at_the_ends_of_int32() -> None:
+    indices = np.array([0, 7, MAX_SIZE - 8, MAX_SIZE - 1], np.int32)
+    assert_parity("scatter", indices, normal(4), [(0, np.ones(8, np.float32)), (MAX_SIZE - 8, np.ones(8, np.float32))])
+
+
+def test_scatter_ignores_indices_below_zero() -> None:
+    output = on_device(np.ones(4, np.float32))
+    cuda.scatter(on_device(np.array([-3, -1, 2], np.int32)), on_device(np.full(3, 5.0)), [(0, output)])
+    assert to_host(output).tolist() == [0, 0, 5, 0]
+
+
+def test_scatter_by_a_scale_beyond_the_values() -> None:
+    """A scale need not be finite."""
+    assert_parity("scatter", np.array([1], np.int32), np.ones(1, np.float32), [(0, np.ones(2, np.float32))], 1e300)
+
+
+# --- exclude -------------------------------------------------------------------------------------------------------
+
+
+def assert_excluded(indices: Array, values: Array, others: Array, on: Any = ALL) -> Vector:
+    waiting = int(len(indices) > 0 and len(others) > 0)
+    kept: Vector = assert_parity("exclude", indices, values, others, waiting=waiting, on=on)
+    return kept
+
+
+@st.composite
+def exclusions(draw: st.DrawFn) -> tuple[Array, Array, Array]:
+    """A vector and others, some of which are in it."""
+    size = draw(st.sampled_from([0, 1, 50, 16384, 16385, 100_000]))
+    indices, values = draw(sparse_vectors(size, draw(st.sampled_from(REALS))))
+    others, _ = draw(sparse_vectors(size, np.dtype(np.float32)))
+    shared = indices[draw(arrays(np.dtype(np.float32), len(indices))) > 0]
+    return indices, values, np.union1d(others, shared).astype(np.int32)
+
+
+@settings(max_examples=60)
+@given(exclusion=exclusions(), on=SOME)
+def test_exclude(exclusion: Any, on: Any) -> None:
+    assert_excluded(*exclusion, on=on)
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (0, 100), (100, 0), (1025, 1), (20_000, 3), (3, 20_000), (10_000, 12_000)])
+@pytest.mark.parametrize("spread", [1, 3, 1000, 20_000])
+def test_exclude_from_many(counts: tuple[int, int], spread: int) -> None:
+    rng, size = np.random.default_rng(0), max(counts) * spread + 1
+    indices, others = (np.unique(rng.integers(0, size, count)).astype(np.int32) for count in counts)
+    assert_excluded(indices, normal(len(indices)).astype(REALS[spread % 2]), others)
+
+
+def test_exclude_all_none_and_beside() -> None:
+    indices = some(10**6, 0.005)
+    values = normal(len(indices))
+    assert len(assert_excluded(indices, values, indices)[0]) == 0
+    beside = np.setdiff1d(np.union1d(indices - 1, indices + 1), indices)
+    kept = assert_excluded(indices, values, beside[beside >= 0].astype(np.int32))
+    assert np.array_equal(kept[0], indices)
+
+
+def test_exclude_at_the_ends_of_int32() -> None:
+    last = 2**31 - 2
+    indices, values = np.array([0, 5, last - 1, last], np.int32), np.array([np.nan, -0.0, 3.0, 4.0])
+    assert assert_excluded(indices, values, np.array([5, last], np.int32))[0].tolist() == [0, last - 1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_exclude_reads_and_writes_nothing_beside_the_arrays(seed: int) -> None:
+    """On the device, whatever the indices are; the stand-in's arrays are fenced."""
+    rng = np.random.default_rng(seed)
+    indices, others = (rng.integers(-(2**31), 2**31, count).astype(np.int32) for count in (3000, 2000))
+    kept, _ = cuda.exclude(on_device(indices), on_device(normal(3000)), on_device(others))
+    assert 0 < kept.size <= 3000
+
+
+# --- merge_sum -----------------------------------------------------------------------------------------------------
+
+
+def assert_merged(vectors: list[Vector], size: int, on: Any = ALL) -> Vector:
+    waiting = int(sum(len(indices) > 0 for indices, _ in vectors) > 1)
+    merged: Vector = assert_parity("merge_sum", vectors, size, waiting=waiting, on=on)
+    return merged
+
+
+@pytest.fixture(params=[(10, 10), (15, 15), (10, 15)], ids=["narrow", "wide", "as chosen"])
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of few positions on the device, of many, and of as many as the density suggests."""
+    monkeypatch.setattr(module, "_NARROWEST", request.param[0])
+    monkeypatch.setattr(module, "_WIDEST", request.param[1])
+
+
+@st.composite
+def merges(draw: st.DrawFn) -> tuple[list[Vector], int]:
+    size = draw(st.sampled_from([0, 1, 50, 1024, 4097, 16384, 16385, 100_000]))
+    dtype = draw(st.sampled_from(REALS))
+    return draw(st.lists(sparse_vectors(size, dtype), min_size=1, max_size=6)), size
+
+
+@given(merge=merges(), on=SOME)
+def test_merge_sum(merge: Any, on: Any) -> None:
+    assert_merged(*merge, on=on)
+
+
+@pytest.mark.parametrize("density", [0.0, 0.0001, 0.01, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 64])
+@dtypes
+def test_merge_sum_of_many(count: int, density: float, dtype: Any) -> None:
+    rng, size = np.random.default_rng(0), 50_000
+    assert_merged([vector(rng, 0, size, round(density * size) * (r != 5), dtype) for r in range(count)], size, CPU)
+
+
+@pytest.mark.parametrize(("count", "size"), [(2, 40_000), (3, 40_000), (8, 8000), (21, 8000)])
+def test_merge_sum_in_tiles(tiles: None, count: int, size: int) -> None:
+    rng = np.random.default_rng(0)
+    for dtype, density in zip([*REALS, *REALS], (0.0005, 0.02, 0.3, 1.0), strict=True):
+        vectors = [vector(rng, 0, size, round(density * size) * (rank != 1), dtype) for rank in range(count)]
+        assert_merged(vectors, size, DEVICE)
+
+
+def test_the_tiles_suit_the_density() -> None:
+    """About 256 entries of each vector in a tile, and at most what fits a block."""
+    assert module._Merge.of(8_000_000, 8, 336_000_000) == module._Merge(15, 10_254, 82_040, 8_000_000)
+    assert module._Merge.of(80_000, 8, 1_000_000) == module._Merge(14, 62, 504, 80_000)
+    assert module._Merge.of(3000, 3, 1000) == module._Merge(10, 1, 6, 1000)
+
+
+@pytest.mark.parametrize("counts", [(0, 0), (0, 9), (1, 1), (1, 5000), (5000, 2), (4999, 5000), (5000, 5000)])
+@pytest.mark.parametrize("ranges", [(0, 0), (0, 4000), (0, 10_000), (10_000, 0)])
+def test_merge_sum_of_two(counts: tuple[int, int], ranges: tuple[int, int]) -> None:
+    """Vectors that are equal where they are, that overlap and that follow one another; either end is used up first."""
+    rng = np.random.default_rng(0)
+    for step in (1, 3):
+        vectors = []
+        for low, count in zip(ranges, counts, strict=True):
+            vectors.append((np.arange(low, low + step * count, step, dtype=np.int32), rng.standard_normal(count)))
+        assert_merged(vectors, 25_000, CPU)
+
+
+def test_merge_sum_of_two_in_a_full_bucket() -> None:
+    """The union has fewer entries than the two together, and memory is reserved for no more."""
+    rng = np.random.default_rng(0)
+    for counts in ((1000, 1000), (1000, 999), (700, 800), (3, 1000)):
+        assert_merged([vector(rng, 0, 1000, count) for count in counts], 1000)
+
+
+@pytest.mark.parametrize("size", [1023, 1024, 1025, 30_000])
+def test_merge_sum_in_a_full_bucket(tiles: None, size: int) -> None:
+    """There is room for as many sums as positions, though there are more entries."""
+    everything = np.arange(size, dtype=np.int32)
+    assert_merged([(everything, normal(size, seed=rank)) for rank in range(3)], size)
+
+
+@pytest.mark.parametrize("ranges", [(0, 0), (0, 4000), (10_000, 0), (24_000, 24_999)])
+def test_merge_sum_of_ranges(tiles: None, ranges: tuple[int, int]) -> None:
+    """Most tiles have no entries."""
+    rng, size = np.random.default_rng(0), 200_000
+    assert_merged([vector(rng, low, low + 3000, 1500) for low in ranges], size)
+
+
+@pytest.mark.parametrize("others", [0, 1, 5], ids="{} empty vectors more".format)
+def test_merge_sum_keeps_signed_zeros(others: int) -> None:
+    at = np.arange(4, dtype=np.int32)
+    first, second = np.array([0, 0, -0.0, -0.0], np.float32), np.array([0, -0.0, 0, -0.0], np.float32)
+    _, values = assert_merged([(at, first), (at, second), *[EMPTY] * others], 4)
+    np.testing.assert_array_equal(np.signbit(values), [False, False, False, True])
+    _, values = assert_merged([(at, first), *[EMPTY] * others], 4)
+    np.testing.assert_array_equal(np.signbit(values), [False, False, True, True])
+
+
+def test_values_are_added_in_the_order_of_the_vectors_and_zeros_stay() -> None:
+    at = np.array([7], np.int32)
+    big, one = np.array([1e30], np.float32), np.array([1.0], np.float32)
+    for vectors, total in (([big, -big, one], 1), ([one, big, -big], 0), ([one, -one], 0)):
+        indices, values = assert_merged([(at, value) for value in vectors], 8)
+        assert (indices.tolist(), values.tolist()) == ([7], [total])
+
+
+@pytest.mark.parametrize("others", [0, 1], ids="{} empty vectors more".format)
+def test_merge_sum_at_the_int32_limit(others: int) -> None:
+    """The reference would need as much memory as the bucket has positions."""
+    size = 2**31 - 1
+    first = np.array([size - 40_000, size - 1], np.int32), np.array([1.0, 2.0])
+    second = np.array([size - 2, size - 1], np.int32), np.array([3.0, 4.0])
+    vectors = [first, second, *[(EMPTY[0], np.zeros(0))] * others]
+    for backend in ALL:
+        with backend.active(1) as kernels:
+            merged = kernels.merge_sum(backend.put(vectors), size)
+        expected = np.array([size - 40_000, size - 2, size - 1], np.int32), np.array([1.0, 3.0, 6.0])
+        assert_same(merged, expected, str(backend))
+
+
+@dtypes
+def test_on_the_device_the_first_nan_stays_with_its_payload(dtype: Any) -> None:
+    bits = np.dtype(f"u{dtype.itemsize}").type
+    quiet = np.array([np.nan], dtype).view(bits)[0]
+    first, second = (np.array([quiet | bits(payload)], bits).view(dtype) for payload in (5, 9))
+    zero, at = np.zeros(1, dtype), on_device(np.array([3], np.int32))
+    for values in ([first, second, zero], [zero, first, second], [first, zero, zero]):
+        _, total = cuda.merge_sum([(at, on_device(one)) for one in values], 4)
+        assert to_host(total).view(bits)[0] == quiet | bits(5)
+
+
+def test_one_vector_with_entries_is_copied() -> None:
+    for backend in ONE_OF_EACH:
+        empty, given_ = backend.put((EMPTY[0], np.zeros(0))), backend.put((np.array([2, 5], np.int32), np.ones(2)))
+        with backend.active(0) as kernels:
+            sums = kernels.merge_sum([empty, given_, empty], 6)
+        given_[1][...] = 0
+        assert_same(sums, (np.array([2, 5], np.int32), np.ones(2)))
+
+
+@pytest.mark.parametrize(("count", "kept"), [(0, False), (4, False), (5, True), (10, True)])
+def test_little_is_kept_beside_the_sums(count: int, kept: bool) -> None:
+    """At least half of what was allotted on the device is used, or the rest is given back."""
+    allotted = cupy.arange(10, dtype=np.int32), cupy.zeros(10, np.float32)
+    indices, values = module._first(count, *allotted)
+    assert to_host(indices).tolist() == list(range(count))
+    assert (indices.data.ptr == allotted[0].data.ptr) == (values.data.ptr == allotted[1].data.ptr) == kept
+
+
+# --- merge_sum on the device: indices that are not what they should be ---------------------------------------------
+
+
+def test_entries_outside_of_the_bucket_are_left_out(tiles: None) -> None:
+    rng, size = np.random.default_rng(0), 5000
+    wild = np.array([-(2**31), -70_000, -1, *range(0, size, 7), size, size + 1, size + 2000, 2**31 - 1])
+    values, inside = normal(len(wild)), (wild >= 0) & (wild < size)
+    first, last = vector(rng, 0, size, 300), vector(rng, 0, size, 300)
+    ours = [DEVICE[0].put(one) for one in (first, (wild.astype(np.int32), values), last)]
+    expected = reference.merge_sum([first, (wild[inside].astype(np.int32), values[inside]), last], size)
+    assert_same(cuda.merge_sum(ours, size), expected)
+
+
+@pytest.mark.parametrize("size", [0, 9])
+def test_nothing_inside_of_the_bucket(size: int) -> None:
+    outside = [np.array([-5, -2], np.int32), np.array([9, 2**31 - 1], np.int32)]
+    for array in cuda.merge_sum([DEVICE[0].put((at, normal(2))) for at in outside], size):
+        assert array.size == 0
+
+
+@pytest.mark.parametrize("indices", ["random", "descending", "equal"])
+def test_nothing_is_written_beside_the_sums_whatever_the_indices_are(tiles: None, indices: str) -> None:
+    """The stand-in's arrays are fenced."""
+    rng, size, count = np.random.default_rng(0), 4000, 3000
+    wild = {
+        "random": rng.integers(-(2**31), 2**31, count),
+        "descending": np.arange(count)[::-1],
+        "equal": np.full(count, 5),
+    }[indices].astype(np.int32)
+    near = rng.integers(-10, size + 10, count).astype(np.int32)
+    vectors = [(wild, normal(count)), (near, normal(count)), vector(rng, 0, size, 1000)]
+    found = to_host(cuda.merge_sum(DEVICE[0].put(vectors), size)[0]).astype(np.int64)
+    assert len(found) > 0
+    assert np.all(np.diff(found) > 0)
+    assert found[0] >= 0
+    assert found[-1] < size
+
+
+# --- count_magnitudes ----------------------------------------------------------------------------------------------
+
+
+def width_of(dtype: Any) -> int:
+    return 8 * np.dtype(dtype).itemsize - 1
+
+
+def assert_counted(values: Array, prefix: int, shift: int, bits: int, on: Any = ALL) -> Array:
+    counts: Array = assert_parity("count_magnitudes", values, prefix, shift, bits, waiting=1, on=on)
+    return counts
+
+
+@given(data=st.data(), dtype=st.sampled_from(REALS), bits=st.integers(1, 16), size=st.integers(0, 200), on=SOME)
+def test_count_magnitudes(data: st.DataObject, dtype: Any, bits: int, size: int, on: Any) -> None:
+    """Most prefixes are those of a value."""
+    values, width = data.draw(arrays(dtype, size)), width_of(dtype)
+    known = [0, 2**width - 1, *reference.magnitude(values).tolist()]
+    prefix = data.draw(st.sampled_from(known) | st.integers(0, 2**width - 1))
+    assert_counted(values, prefix, data.draw(st.integers(0, width - bits)), bits, on)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@dtypes
+def test_counts_of_distributions(shape: Callable[[int], Array], dtype: Any) -> None:
+    values = shape(30_001).astype(dtype)
+    for bits in (5, 11, 16):
+        assert_counted(values, 0, width_of(dtype) - bits, bits)
+        assert_counted(values, int(reference.magnitude(values)[0]), width_of(dtype) - 8 - bits, bits)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@dtypes
+def test_counts_of_many_ranks_lead_to_the_kth_magnitude(shape: Callable[[int], Array], dtype: Any) -> None:
+    """Radix selection with summed counts, which is what the function is for."""
+    parts = np.array_split(shape(50_000).astype(dtype), [10, 10, 30_000])
+    ordered = np.sort(reference.magnitude(np.concatenate(parts)))[::-1]
+    for k in (1, 500, 50_000):
+        shift, prefix, left = width_of(dtype), 0, k
+        while shift > 0:
+            bits = min(11, shift)
+            shift -= bits
+            counts = sum(assert_counted(part, prefix, shift, bits, CPU or DEVICE) for part in parts)
+            reached = np.cumsum(counts[::-1])[::-1]
+            digit = int(np.flatnonzero(reached >= left)[-1])
+            left -= int(reached[digit] - counts[digit])
+            prefix |= digit << shift
+        assert prefix == ordered[k - 1]

@@ -1,0 +1,42 @@
+"""Contractive: the error, compressed; right in expectation, and never lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from rules import NOWHERE, assert_unbiased, eighths, held, made, normal, send, some, written
+
+from horovod_sparse.memories import Contractive
+
+SIZE = 400
+SKETCHES = [{"saving": 0.6}, {"saving": 0.9}, {"saving": 0.6, "rows": 3}]
+
+
+@pytest.mark.parametrize("options", [*SKETCHES, {"compressor": "quantize", "bits": 4}], ids=str)
+def test_in_expectation_what_is_held_is_what_was_not_delivered(options):
+    gradient, positions, samples = normal(0, SIZE), some(np.random.default_rng(1), SIZE, 40), []
+    for seed in range(300):
+        memory = made(Contractive, SIZE, seed=seed, **options)
+        _, delivered = send(memory, gradient, positions, returns=7)
+        samples.append(held(memory, SIZE))
+    assert_unbiased(samples, gradient - written(delivered))
+
+
+@pytest.mark.parametrize("options", SKETCHES, ids=str)
+def test_a_sketch_is_not_encoded_twice(options):
+    """Exactly: while nothing is delivered, the counters are those of the sum of all gradients."""
+    generator, (memory, expected) = np.random.default_rng(2), (made(Contractive, SIZE, **options) for _ in range(2))
+    gradients = [eighths(generator, SIZE) for _ in range(6)]
+    for gradient in gradients:
+        send(memory, gradient, NOWHERE)
+    send(expected, np.sum(gradients, 0), NOWHERE)
+    assert np.array_equal(memory.state_dict()["counters"], expected.state_dict()["counters"])
+
+
+@pytest.mark.parametrize(("saving", "k"), [(0.6, 5), (0.6, 200), (0.95, 5), (0.95, 40), (0.95, 390)])
+def test_a_sketch_stays_bounded_at_every_density(saving, k):
+    generator, memory, size = np.random.default_rng(3), made(Contractive, SIZE, saving=saving), []
+    for number in range(400):
+        accumulated, _ = send(memory, normal(number, SIZE), some(generator, SIZE, k))
+        size.append(np.linalg.norm(accumulated))
+    assert np.mean(size[200:]) < 2 * np.mean(size[:200])

@@ -1,0 +1,58 @@
+"""CountSketch: linear, within its bound, and as large as it says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from memories.test_compressed import filled
+from rules import LIKE, NOWHERE, made, normal, send
+
+from horovod_sparse.kernels import cpu
+from horovod_sparse.memories import Contractive
+from horovod_sparse.memories.sketch import CountSketch
+from horovod_sparse.rules import Place
+
+SIZE = 400
+
+
+def test_ranks_share_the_hash_and_buckets_do_not():
+    counters = [filled("sketch", **place).state_dict()["counters"] for place in ({}, {"rank": 1}, {"bucket": 1})]
+    assert np.array_equal(counters[0], counters[1])
+    assert not np.array_equal(counters[0], counters[2])
+
+
+def test_the_error_of_one_row_is_within_its_bound():
+    """E ||C(x) - x||^2 <= n/w ||x||^2, and not far below it: a bound that is never reached would show nothing."""
+    x, squares = normal(0, SIZE), []
+    for seed in range(400):
+        sketch = CountSketch(Place(SIZE, LIKE), 0.6, 1, seed, 0)
+        sketch.update(x.copy(), NOWHERE, 0.0, 0)
+        decoded = np.empty(SIZE, np.float32)
+        sketch.decode(decoded, 1.0)
+        squares.append(np.square(decoded - x).sum() / np.square(x).sum())
+    width = cpu.sketch_length(SIZE, 0.4, 1)
+    assert 0.5 * SIZE / width < np.mean(squares) <= SIZE / width
+
+
+def test_a_block_that_is_sent_takes_its_error_with_it():
+    """Sections of the sketch are stretches of the bucket: blocks of their size leave nothing behind, and no noise."""
+    size = 4 * 16_384
+    memory = made(Contractive, size, saving=0.9)
+    for section in range(4):
+        positions = np.arange(section * 16_384, (section + 1) * 16_384, dtype=np.int32)
+        send(memory, normal(section, size), positions)
+        after, _ = send(memory, np.zeros(size, np.float32), NOWHERE)
+        assert np.abs(after[positions]).max() < 1e-4
+
+
+@pytest.mark.parametrize("saving", [0.6, 0.9])
+def test_it_takes_the_memory_it_says(saving):
+    counters = made(Contractive, 200_000, saving=saving).state_dict()["counters"]
+    assert counters.nbytes <= (1 - saving + 0.01) * 200_000 * counters.itemsize
+
+
+def test_one_that_would_be_larger_than_the_residual_is_refused():
+    with pytest.raises(
+        ValueError, match="rank 2: a sketch of 16 counters is larger than the residual of bucket 5 with"
+    ):
+        made(Contractive, Place(10, LIKE, bucket=5, rank=2, ranks=4))

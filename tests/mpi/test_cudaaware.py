@@ -1,0 +1,83 @@
+"""cuda_aware: the environment says whether MPI takes arrays of the device, or the library does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import launch
+import pytest
+from devices import emulated
+from mpi4py import MPI
+
+from horovod_sparse.mpi import cudaaware
+
+
+@pytest.fixture
+def undecided(monkeypatch):
+    monkeypatch.delenv(cudaaware.VARIABLE, raising=False)
+    cudaaware.cuda_aware.cache_clear()
+    yield
+    cudaaware.cuda_aware.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("setting", "says", "expected"),
+    [("0", True, False), ("auto", True, True), ("auto", False, False), ("auto", None, False), (None, True, True)],
+)
+def test_the_environment_decides_or_the_library_is_asked_once(monkeypatch, undecided, setting, says, expected):
+    if setting is not None:
+        monkeypatch.setenv(cudaaware.VARIABLE, setting)
+    asked = []
+    monkeypatch.setattr(cudaaware, "ask_library", lambda: asked.append(1) or says)
+    assert [cudaaware.cuda_aware() for _ in range(3)] == [expected] * 3
+    assert len(asked) == (setting != "0")
+
+
+@pytest.mark.parametrize("setting", ["", "yes", "2", "AUTO"])
+def test_any_other_setting_is_refused(monkeypatch, undecided, setting):
+    monkeypatch.setenv(cudaaware.VARIABLE, setting)
+    with pytest.raises(ValueError, match=f"HOROVOD_SPARSE_CUDA_AWARE must be 0, 1 or auto, not '{setting}'"):
+        cudaaware.cuda_aware()
+
+
+def test_the_library_that_mpi4py_is_linked_to_is_asked():
+    assert MPI.Is_initialized()
+    names = [Path(name).name for name in cudaaware.mpi_libraries()]
+    assert names
+    assert all(name.startswith(("libmpi.so", "libmpich")) for name in names)
+
+
+INSIST = """
+import os, sys
+sys.path[:0] = sys.argv[1:]
+os.environ.update(HOROVOD_SPARSE_CUDA_AWARE="1", PYTHONPATH=os.pathsep.join(sys.argv[1:]))
+from mpi4py import MPI
+from horovod_sparse.mpi import cudaaware
+for mpi in ("yes", "crash", "garbage", ""):
+    os.environ["EMULATED_CUDA_AWARE_MPI"] = mpi
+    cudaaware.cuda_aware.cache_clear()
+    cudaaware._why_not.cache_clear()
+    for _ in range(2):
+        try:
+            print(cudaaware.cuda_aware())
+        except RuntimeError as error:
+            print(error)
+"""
+
+
+def test_a_wrong_setting_is_an_error_and_no_crash():
+    """Below mpirun, whose rank the process that tries it must not become."""
+    here = Path(__file__).parents[1]
+    folders = [str(here.parent), *([str(here / "cuda" / "emulation")] if emulated() else [])]
+    result = launch.python("-c", INSIST, *folders, ranks=1)
+    assert result.returncode == 0, result.stderr
+    answers = result.stdout.splitlines()
+    first, second = answers[::2], answers[1::2]
+    assert first == second
+    errors = ("a try ended with status -6", "of 1 bytes, others arrived than were sent", "a try ended with status 1")
+    if emulated():
+        assert first[0] == "True"
+        assert all(error in answer for error, answer in zip(errors, first[1:], strict=True))
+    for answer in first:
+        wrong = "HOROVOD_SPARSE_CUDA_AWARE is 1, but this MPI cannot send" in answer
+        assert answer == "True" or (wrong and "Set it to 0 or unset it" in answer)

@@ -1,0 +1,120 @@
+"""Rules at work without a training: how tests build them, and let them take a step of one bucket."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from horovod_sparse.accumulator import Accumulator
+from horovod_sparse.rules import Place, Step
+from horovod_sparse.vector import SparseVector
+
+Array = NDArray[Any]
+LIKE = np.zeros(0, np.float32)
+NOWHERE = np.empty(0, np.int32)
+SPREADS = ("normal", "wide", "flat", "shifted", "few", "sparse", "outliers")
+
+
+def made(rule: Any, where: int | Place, *more: Any, **options: Any) -> Any:
+    """A rule in a bucket of so many elements, or at a place, with some of its options."""
+    return rule(Place(where, LIKE) if isinstance(where, int) else where, *more, rule.Options(**options))
+
+
+def eighths(generator: np.random.Generator, size: Any, most: int = 64) -> Array:
+    """Numbers whose sums are exact in float32."""
+    return (generator.integers(-most, most, size) / 8).astype(np.float32)
+
+
+def normal(seed: int, size: int) -> Array:
+    return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+
+
+def spread(generator: np.random.Generator, kind: str, size: int) -> Array:
+    """Numbers that are spread in one of several ways; their sums are exact, and in float64 those of their squares."""
+    values = {
+        "normal": lambda: 100 * generator.standard_normal(size),
+        "wide": lambda: 10 * generator.standard_cauchy(size).clip(-1e4, 1e4),
+        "flat": lambda: generator.uniform(-100, 100, size),
+        "shifted": lambda: 500 + 100 * generator.standard_normal(size),
+        "few": lambda: generator.integers(-2, 3, size),
+        "sparse": lambda: 100 * (generator.random(size) < 0.02),
+        "outliers": lambda: np.where(generator.random(size) < 0.004, 3000, generator.standard_normal(size)),
+    }[kind]()
+    return (np.round(8 * values) / 8).astype(np.float32)
+
+
+def take(sparsifier: Any, gradient: Array, k: int, number: int = 0) -> tuple[SparseVector, Array]:
+    """The vector that a sparsifier takes out of a gradient, and the rest."""
+    accumulator = Accumulator(np.zeros_like(gradient), [(0, gradient)])
+    return sparsifier.take(accumulator, k, Step(number=number)), accumulator.settle()
+
+
+def passes(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
+    """A list to which the calls of these methods of every accumulator will be added."""
+    calls: list[str] = []
+    for name in names:
+        whole = getattr(Accumulator, name)
+        monkeypatch.setattr(
+            Accumulator, name, lambda *given, whole=whole, name=name: calls.append(name) or whole(*given)
+        )
+    return calls
+
+
+def opened(memory: Any, gradient: Array, scale: float = 1.0) -> Accumulator:
+    """The accumulator of a memory in a step with a gradient."""
+    return memory.open(Step(gradients=[(0, gradient)]), scale)
+
+
+def send(memory: Any, gradient: Array, what: Any, returns: int = 0, scale: float = 1.0) -> tuple[Array, SparseVector]:
+    """One step of a memory.
+
+    Args:
+        memory: It.
+        gradient: Of the whole bucket.
+        what: The positions that are sent, or how many of the largest; None: everything.
+        returns: So many of the entries sent, the last ones, come back.
+        scale: Factor on what was remembered.
+
+    Returns:
+        The accumulated gradient, written out, and what was sent and did not come back.
+    """
+    accumulator = opened(memory, gradient, scale)
+    accumulated = accumulator.settle().copy()
+    if what is None:
+        vector = accumulator.take_all()
+        memory.close(accumulator, vector, vector.nothing())
+        return accumulated, vector
+    vector = accumulator.take_largest(what) if isinstance(what, int) else accumulator.take_at(what, shared=True)
+    kept = len(vector) - returns
+    indices, values = vector.entries
+    memory.close(accumulator, vector, SparseVector(indices[kept:], values[kept:], vector.size))
+    return accumulated, SparseVector(indices[:kept], values[:kept], vector.size)
+
+
+def written(vector: SparseVector) -> Array:
+    """A vector written out."""
+    if vector.indices is None:
+        return vector.values
+    whole = np.zeros(vector.size, vector.values.dtype)
+    whole[vector.indices] = vector.values
+    return whole
+
+
+def held(memory: Any, size: int) -> Array:
+    """All that a memory would feed back, written out."""
+    return opened(memory, np.zeros(size, np.float32)).settle().copy()
+
+
+def some(generator: np.random.Generator, size: int, k: int) -> Array:
+    """Random positions, ascending."""
+    return np.sort(generator.permutation(size)[:k]).astype(np.int32)
+
+
+def assert_unbiased(samples: list[Array], expected: Array) -> None:
+    """The mean of the samples is what was expected, to five of the largest standard errors of an element's mean."""
+    error = np.std(samples, 0, ddof=1).max() / np.sqrt(len(samples))
+    assert error > 0
+    assert np.abs(np.mean(samples, 0) - expected).max() <= 5 * error

@@ -1,0 +1,91 @@
+"""DGCSampling: a threshold out of a sample, and never more than k entries."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rules import LIKE, SPREADS, made, normal, passes, spread, take
+
+from horovod_sparse.accumulator import Accumulator
+from horovod_sparse.rules import Place
+from horovod_sparse.sparsifiers import DGCSampling
+
+
+def published(acc, k, start):
+    """The rule as it is written down: one pass for each correction."""
+    magnitudes, size = np.abs(acc), acc.size
+    stride = max(1, size // max(math.ceil(size / 100), math.ceil(2 * size / k)))
+    sample = np.sort(magnitudes[start(stride) :: stride])[::-1]
+    threshold = float(sample[math.ceil(sample.size * k / size) - 1])
+    chosen = magnitudes >= np.float32(threshold)
+    for number in range(1, 11):
+        if np.count_nonzero(chosen) < 0.8 * k:
+            chosen = magnitudes >= np.float32(threshold * 0.8**number)
+    positions = np.flatnonzero(chosen)
+    return np.sort(positions[np.argsort(-magnitudes[positions], kind="stable")[:k]]), threshold
+
+
+@settings(max_examples=60)
+@given(
+    kind=st.sampled_from(SPREADS),
+    size=st.integers(2, 3000),
+    density=st.floats(0.001, 0.9),
+    seed=st.integers(0, 999),
+)
+def test_it_takes_what_the_published_rule_takes(kind, size, density, seed):
+    gradient, k = spread(np.random.default_rng(seed), kind, size), max(1, round(density * size))
+    place = Place(size, LIKE, bucket=1, rank=2, ranks=3)
+    sparsifier = made(DGCSampling, place, seed=seed)
+    for number in range(3):
+        expected, threshold = published(gradient, k, place.generator(seed, number, shared=False).integers)
+        if threshold > 0 and k < size:
+            assert np.array_equal(take(sparsifier, gradient, k, number)[0].indices, expected)
+
+
+@pytest.mark.parametrize("density", [0.001, 0.1])
+def test_of_many_gradients_nearly_k_leave_and_the_largest(density):
+    gradient, k = normal(0, 200_000), round(density * 200_000)
+    vector, rest = take(made(DGCSampling, gradient.size), gradient, k)
+    assert 0.8 * k <= len(vector) <= k
+    assert np.abs(vector.values).min() >= np.abs(rest).max()
+
+
+@pytest.mark.parametrize(("others", "expected"), [(0.11, 400), (0.1, 200)])
+def test_the_threshold_falls_at_most_ten_times(others, expected):
+    """Only what is sampled is large, and it is half of k; 0.8^10 of it is 0.107, and 0.8^9 is 0.134."""
+    start = int(Place(20_000, LIKE).generator(0, 0, shared=False).integers(100))
+    gradient = np.full(20_000, others, np.float32)
+    gradient[start::100] = 1
+    assert len(take(made(DGCSampling, gradient.size), gradient, 400)[0]) == expected
+
+
+def test_ranks_and_steps_sample_at_different_positions(monkeypatch):
+    starts = []
+    monkeypatch.setattr(
+        Accumulator, "sample", lambda self, start, stride: starts.append(start) or self.gradients[0][1][start::stride]
+    )
+    gradient = np.ones(100_000, np.float32)
+    for rank in range(2):
+        for number in range(5):
+            take(made(DGCSampling, Place(gradient.size, LIKE, rank=rank)), gradient, 1000, number)
+    assert len(set(starts)) > 5
+    assert starts[:5] != starts[5:]
+    assert all(0 <= start < 100 for start in starts)
+
+
+def test_one_pass_does_where_the_sample_is_right_and_never_more_than_three(monkeypatch):
+    calls = passes(monkeypatch, "settle", "count_reaching", "take_above", "take_largest")
+    gradient = normal(0, 100_000)
+    take(made(DGCSampling, gradient.size), gradient, 1000)
+    assert [call for call in calls if call != "settle"] == ["take_above"]
+    calls.clear()
+    gradient[::50] *= 1e4  # the sample has them all, or none
+    for number in range(60):
+        take(made(DGCSampling, gradient.size), gradient, 3000, number)
+    assert calls.count("count_reaching") > 0
+    assert calls.count("take_above") <= 60 + calls.count("count_reaching")
+    assert not calls.count("take_largest")

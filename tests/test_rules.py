@@ -1,0 +1,114 @@
+"""Terms that all rules share: place, step, options, and copies of a state."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from rules import LIKE
+
+from horovod_sparse.rules import Place, RuleOptions, Stateless, Step, number, one_of, snapshot, whole
+
+# --- place ---
+
+
+def draw(bucket=0, rank=0, seed=0, step=0, shared=True):
+    return Place(10, LIKE, bucket, rank, 4).generator(seed, step, shared=shared).integers(2**60)
+
+
+def test_a_shared_generator_is_the_same_on_every_rank_and_an_own_one_is_not():
+    assert len({draw(rank=rank) for rank in range(4)}) == 1
+    assert len({draw(rank=rank, shared=False) for rank in range(4)}) == 4
+
+
+def test_seeds_buckets_and_steps_draw_differently_and_nothing_else_does():
+    kinds = itertools.product(range(3), range(3), range(3), [False, True])
+    draws = [draw(bucket=bucket, seed=seed, step=step, shared=shared) for bucket, seed, step, shared in kinds]
+    assert len(set(draws)) == len(draws)
+    assert draw(1, 2, 3, 4, shared=False) == draw(1, 2, 3, 4, shared=False)
+
+
+def test_a_mean_is_the_sum_by_the_number_of_ranks():
+    assert Place(10, LIKE, ranks=4, consensus=lambda array: array + 6).mean([2, 4.0]) == [2.0, 2.5]
+    assert Place(10, LIKE).mean([2, 4.0]) == [2.0, 4.0]
+
+
+# --- step ---
+
+
+def test_a_gradient_becomes_an_update_by_the_learning_rate_and_without_the_loss_scale():
+    assert Step().unit == 1.0
+    assert Step(learning_rate=0.1, loss_scale=1024.0).unit == 0.1 / 1024
+    assert Step(learning_rate=0.0).unit == 0.0
+
+
+def test_the_norm_is_that_of_the_gradients_without_the_loss_scale():
+    gradients = [(0, np.full(2, 3, np.float32)), (5, np.full(1, 4, np.float16))]
+    assert Step(loss_scale=2.0, gradients=gradients).square_norm() == (9 + 9 + 16) / 4
+    assert Step().square_norm() == 0
+
+
+def test_epochs_are_counted_in_steps_or_told_and_never_guessed():
+    assert [Step(number=number, epoch=7).epochs(3) for number in range(7)] == [0, 0, 0, 1, 1, 1, 2]
+    assert Step(number=9, epoch=7).epochs(None) == 7
+    with pytest.raises(RuntimeError, match=r"call optimizer.set_epoch\(epoch\).*or give the compression steps_per_"):
+        Step(number=9).epochs(None)
+
+
+# --- options ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(RuleOptions):
+    count: int = whole(2, least=1, hint="two is usual")
+    share: float = number(0.5, lambda x: 0 < x <= 1, "in (0, 1]")
+    kind: str | None = one_of(None, "a", "b")
+    threads: int = whole(1, free=True)
+
+
+def test_an_option_is_checked_where_it_is_written():
+    with pytest.raises(ValueError, match="count must be a whole number of at least 1, not 0: two is usual"):
+        Options(count=0)
+
+
+def test_options_are_read_out_of_settings_and_compared_as_values():
+    options = Options.read({"share": 1, "kind": "a", "of_another_rule": 7})
+    assert options == Options(kind="a", share=1.0, threads=8)
+    assert hash(options) == hash(Options(kind="a", share=1.0, threads=8))
+    assert options != Options(kind="b", share=1)
+    assert options.known() == {"count", "share", "kind", "threads"}
+
+
+# --- state ---
+
+
+def test_what_has_no_state_takes_none():
+    Stateless().load_state_dict(Stateless().state_dict())
+    with pytest.raises(ValueError, match=r"Stateless has no state, .*\['step'\]"):
+        Stateless().load_state_dict({"step": 1})
+
+
+def state(size=3, dtype=np.float32):
+    return {"step": 1, "memory": {"residual": np.arange(size, dtype=dtype), "unit": 0.5}, "seen": [[0.1, 2.0]]}
+
+
+def test_a_copy_does_not_change_with_the_state_and_gives_its_memory_to_the_next_one():
+    live = state()
+    first = snapshot(live)
+    array = first["memory"]["residual"]
+    live["memory"]["residual"] += 7
+    live["step"] = 2
+    assert array.tolist() == [0, 1, 2]
+    assert (first["step"], first["memory"]["unit"], first["seen"]) == (1, 0.5, [[0.1, 2.0]])
+    assert snapshot(live, first)["memory"]["residual"] is array
+    assert array.tolist() == [7, 8, 9]
+
+
+@pytest.mark.parametrize("other", [state(size=4), state(dtype=np.float64), {"memory": {"velocity": np.ones(2)}}])
+def test_an_array_of_another_size_or_dtype_is_copied_anew(other):
+    copy = snapshot(other, snapshot(state()))
+    for key, array in other["memory"].items():
+        assert copy["memory"][key] is not array or not isinstance(array, np.ndarray)
+        np.testing.assert_array_equal(copy["memory"][key], array, strict=True)

@@ -1,0 +1,118 @@
+"""Horovod is built without CUDA, whatever nvcc lies around, unless operations on GPUs are asked for."""
+
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+import horovod_source
+from environment import SCRIPTS, InstallError
+
+TOOLS = Path(horovod_source.__file__).parent
+
+# Horovod's way of looking around, on a small scale: each file fails where the correction is missing.
+FILES = {
+    "setup.py": """
+import subprocess, sys
+from setuptools import setup
+if "bdist_wheel" in sys.argv:
+    subprocess.check_call(["cmake", "-P", "horovod/torch/CMakeLists.txt"])
+    subprocess.check_call(["cmake", "-P", "CMakeLists.txt"])
+setup(name="horovod", version="0.28.1", py_modules=[])
+""",
+    "horovod/torch/CMakeLists.txt": """
+    set(CMAKE_CXX_STANDARD 14)
+if(NOT CMAKE_CXX_STANDARD EQUAL 17)
+    message(FATAL_ERROR "torch needs C++17")
+endif()
+""",
+    "cmake/Modules/FindPytorch.cmake": """
+execute_process(COMMAND sh -c "command -v nvcc && echo True" OUTPUT_VARIABLE Pytorch_CUDA)
+string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)
+if(NOT Pytorch_CUDA STREQUAL "FALSE")
+    message(FATAL_ERROR "Could NOT find CUDAToolkit")
+endif()
+""",
+    "CMakeLists.txt": """
+include(cmake/Modules/FindPytorch.cmake)
+find_program(NVCC nvcc REQUIRED)
+if(NVCC)
+    enable_language(CUDA)
+endif()
+""",
+}
+
+BUILD = """
+from pathlib import Path
+from horovod_wheel import build_wheel
+from mpi_stack import Mpi
+mpi = Mpi(Path("/cluster/bin/mpicxx"), Path("/cluster/lib/libmpi.so.40"), "v4")
+print(build_wheel(mpi, Path.home() / "cache" / "key"))
+"""
+
+
+@pytest.fixture
+def source(tmp_path):
+    """The folder of the unpacked package."""
+    folder = tmp_path / "horovod-0.28.1"
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def environ(tmp_path):
+    """The variables of an ordinary user with an empty HOME, and with an nvcc without a toolkit in the way."""
+    nvcc = tmp_path / "bin" / "nvcc"
+    for folder in (nvcc.parent, tmp_path / "home"):
+        folder.mkdir()
+    nvcc.write_text("#!/bin/sh\nexit 1\n")
+    nvcc.chmod(0o755)
+    return {"HOME": str(tmp_path / "home"), "PATH": f"{nvcc.parent}:/usr/bin:/bin"}
+
+
+def run(command, environ, folder):
+    return subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_an_nvcc_in_the_way_does_not_matter(source, environ):
+    with tarfile.open(source.parent / "horovod-0.28.1.tar.gz", "w:gz") as archive:
+        archive.add(source, source.name)
+    environ |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(source.parent), "PYTHONPATH": str(TOOLS)}
+    done = run([sys.executable, "-c", BUILD], environ, "/")
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.splitlines()[-1]).exists()
+
+
+@pytest.mark.parametrize("name", ["HOROVOD_GPU_OPERATIONS", "HOROVOD_GPU_ALLREDUCE", "HOROVOD_GPU_BROADCAST"])
+@pytest.mark.parametrize(("value", "needed"), [("NCCL", True), ("", False)])
+def test_only_operations_on_gpus_need_the_toolkit(name, value, needed, source, environ):
+    horovod_source.correct(source, horovod_source.corrections({"HOROVOD_CUDA_HOME": "/usr/local/cuda", name: value}))
+    done = run([SCRIPTS / "cmake", "-P", "CMakeLists.txt"], environ, source)
+    assert ("Could NOT find CUDAToolkit" in done.stderr) == (done.returncode != 0) == needed
+
+
+@pytest.mark.parametrize(("file", "old", "new"), horovod_source.corrections({}))
+@pytest.mark.parametrize("times", [0, 2])
+def test_another_source_than_the_published_one_is_refused(file, old, new, times, source):
+    (source / file).write_text(f"    {old}\n" * times)
+    with pytest.raises(InstallError, match=rf"{file}.* {times} times instead of once: this is not Horovod 0\.28\.1"):
+        horovod_source.correct(source, [(file, old, new)])
+    assert (source / file).read_text() == f"    {old}\n" * times
+
+
+def test_a_source_without_the_file_is_refused(tmp_path):
+    with pytest.raises(InstallError, match=r"CMakeLists\.txt has .* 0 times"):
+        horovod_source.correct(tmp_path, horovod_source.corrections({}))
+
+
+def test_a_package_that_cannot_be_had_is_named_with_the_remedy(monkeypatch, tmp_path):
+    def fail(*arguments):
+        raise InstallError("No matching distribution found for horovod==0.28.1")
+
+    monkeypatch.setattr(horovod_source, "pip", fail)
+    with pytest.raises(InstallError, match=r"(?s)No matching distribution.*set PIP_FIND_LINKS.*0\.28\.1\.tar\.gz"):
+        horovod_source.unpack(tmp_path)

@@ -1,0 +1,152 @@
+"""A step that a GradScaler skips might as well not have happened, on every rank and in every bucket."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from laws import everywhere
+from states import same
+from training import loss_of, mlp, snapshot, train, wrap
+
+import horovod_sparse as hvs
+from horovod_sparse.collectives import auto
+from horovod_sparse.costs.formulas import Compute
+from horovod_sparse.costs.network import Link
+
+pytestmark = pytest.mark.mpi
+
+# Every memory, and everything else that has a state.
+CONFIGURATIONS = [
+    "topkdsa:density=0.1,memory=momentum,momentum=0.5",
+    "gtopk:density=0.1,memory=conef,saving=0.5",
+    "oktopk:density=0.1,memory=improved,version=2,compressor=quantize",
+    "stable:density=0.25,block=4,refresh=2",
+    "randomk:density=0.1,memory=partial,compressor=quantize",
+    "topka:density=0.1,sparsifier=reusedtopk,schedule=gravac,window=2",
+    "auto:density=0.1,schedule=accordion,interval=2",
+    "hierarchical:density=0.1,inner=topka,outer=oktopk,node_ranks=2",
+]
+OVERFLOWS = 3  # the step in which one rank's gradient does
+
+
+@pytest.fixture
+def one_network(monkeypatch):
+    """Two trainings measure twice, and auto might choose differently."""
+    monkeypatch.setattr(auto, "measure_link", lambda messenger, like: Link(50e-6, 8e-9))
+    monkeypatch.setattr(auto, "measure_compute", lambda messenger, like: Compute(1e-9, 1e-9, 0.0, 1e-9))
+
+
+class Training:
+    """A model whose loss is scaled; every step may be made to overflow."""
+
+    def __init__(self, comm, configuration, optimizer=torch.optim.SGD, **settings):
+        self.rank = comm.Get_rank()
+        self.model = mlp()
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        self.optimizer = wrap(
+            self.model,
+            hvs.parse(f"{configuration},dense_below=0,bucket_bytes=1200"),
+            optimizer(self.model.parameters(), lr=0.1, **settings),
+            grad_scaler=self.scaler,
+        )
+
+    def step(self, number, overflow_in=None):
+        """With the name of a parameter its gradient becomes infinite."""
+        self.optimizer.zero_grad()
+        self.optimizer.set_epoch(number)
+        hooks = []
+        if overflow_in is not None:
+            parameter = self.model.get_parameter(overflow_in)
+            hooks = [parameter.register_hook(lambda gradient: gradient * torch.inf)]
+        self.scaler.scale(loss_of(self.model, self.rank, number)).backward()
+        self.optimizer.synchronize()
+        with self.optimizer.skip_synchronize():
+            self.scaler.step(self.optimizer)
+        self.scaler.update()
+        for hook in hooks:
+            hook.remove()
+
+    def state(self):
+        return [snapshot(self.model), self.optimizer.compression_state_dict()]
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_a_skipped_step_leaves_no_trace(hvd, comm, configuration, one_network):
+    """The overflow is in the last bucket: the others had been exchanged. The loss scale is halved in both runs."""
+    here = "0.weight" if comm.Get_rank() == comm.Get_size() - 1 else None
+    disturbed, undisturbed = Training(comm, configuration), Training(comm, configuration)
+    for number in range(OVERFLOWS + 2):
+        disturbed.step(number, here if number == OVERFLOWS else None)
+        if number == OVERFLOWS:
+            undisturbed.scaler.update(4.0)
+        else:
+            undisturbed.step(number)
+    assert everywhere(comm, disturbed.scaler.get_scale() == 4.0)
+    assert everywhere(comm, same(disturbed.state(), undisturbed.state()))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "settings"),
+    [(torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {"fused": True})],
+    ids=["not called", "fused"],
+)
+def test_what_is_saved_after_a_skipped_step_is_the_state_before_it(hvd, comm, optimizer, settings):
+    """Also where step() is called all the same, and torch's kernel leaves the parameters as they are."""
+    training = Training(comm, "oktopk:density=0.1", optimizer, **settings)
+    for number in range(OVERFLOWS):
+        training.step(number)
+    before = training.state()
+    training.step(OVERFLOWS, "4.weight" if comm.Get_rank() == 0 else None)
+    assert everywhere(comm, same(training.state(), before))
+    training.step(OVERFLOWS + 1)
+    (parameters, saved), (old_parameters, old_saved) = training.state(), before
+    assert everywhere(comm, not same(parameters, old_parameters))
+    assert comm.Get_size() == 1 or everywhere(comm, not same(saved, old_saved))
+
+
+def test_a_step_in_which_a_bucket_fails_is_undone_in_those_before_it_and_only_there(hvd, comm, monkeypatch):
+    """The error reaches the program, which goes on."""
+    if comm.Get_size() == 1:
+        return  # one rank has no buckets
+    training, undisturbed = Training(comm, "oktopk:density=0.1"), Training(comm, "oktopk:density=0.1")
+    for number in range(OVERFLOWS):
+        training.step(number)
+        undisturbed.step(number)
+    first, failing, *later = training.optimizer._worker.buckets
+    before = first.state_dict()
+
+    def fails(vector, k):
+        raise OSError("the network is down")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(failing.pipeline.collective, "allreduce", fails)
+        with pytest.raises(OSError, match="the network is down"):
+            training.step(OVERFLOWS)
+    assert later
+    assert everywhere(comm, not same(first.state_dict(), before))
+    assert everywhere(comm, same(training.state(), undisturbed.state()))
+    for one in (training, undisturbed):
+        one.step(OVERFLOWS)
+    assert everywhere(comm, same(training.state(), undisturbed.state()))
+
+
+def test_a_state_that_is_loaded_is_not_undone(hvd, comm):
+    """Training goes back to a checkpoint right after a step that was skipped."""
+    training = Training(comm, "oktopk:density=0.1")
+    training.step(0)
+    state = training.optimizer.compression_state_dict()
+    training.step(1)
+    training.step(2, "4.weight" if comm.Get_rank() == 0 else None)
+    training.optimizer.load_compression_state_dict(state)
+    assert everywhere(comm, same(training.optimizer.compression_state_dict(), state))
+
+
+def test_a_scaler_that_is_switched_off_undoes_nothing(hvd, comm):
+    """Scripts keep a disabled scaler for training in full precision, and may apply gradients without step()."""
+    model, rank = mlp(), comm.Get_rank()
+    optimizer = wrap(model, grad_scaler=torch.amp.GradScaler("cpu", enabled=False))
+    train(optimizer, model, rank, [0])
+    once = optimizer.compression_state_dict()
+    loss_of(model, rank, 1).backward()
+    optimizer.synchronize()
+    assert comm.Get_size() == 1 or everywhere(comm, not same(once, optimizer.compression_state_dict()))

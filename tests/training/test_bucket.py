@@ -1,0 +1,61 @@
+"""A bucket takes gradients in any order and layout, and gives the results in the parameters' own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from buckets import recording_buckets
+
+from horovod_sparse.rules import Step
+
+
+@pytest.fixture
+def log():
+    return []
+
+
+def exchange(bucket, gradients, held=()):
+    results = [bucket.put(p, gradient, hold=p in held) for p, gradient in gradients.items()]
+    bucket.exchange(bucket.filling, lambda: Step(0.1))
+    return [result() for result in results]
+
+
+def test_held_parameters_are_written_but_not_read(monkeypatch, log):
+    parameters = [torch.zeros(10), torch.zeros(10)]
+    (bucket,), _ = recording_buckets(monkeypatch, log, parameters)
+    results = exchange(bucket, {p: torch.ones(10) for p in reversed(parameters)}, held={parameters[1]})
+    assert [result.tolist() for result in results] == [[0.5] * 10] * 2
+    assert log == [(0, [0], 0.1)]
+
+
+def test_a_gradient_in_another_layout_comes_back_in_the_parameters(monkeypatch, log):
+    p = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    (bucket,), _ = recording_buckets(monkeypatch, log, [p])
+    gradient = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    (result,) = exchange(bucket, {p: gradient})
+    assert torch.equal(result, gradient / 2)
+    assert result.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_next_step_begins_empty_and_the_results_of_the_last_stay(monkeypatch, log):
+    p = torch.zeros(10)
+    (bucket,), _ = recording_buckets(monkeypatch, log, [p])
+    result = bucket.put(p, torch.ones(10), hold=False)
+    bucket.exchange(bucket.filling, Step)
+    bucket.begin()
+    assert bucket.filling.waiting == {p}
+    assert result().tolist() == [0.5] * 10
+
+
+@pytest.mark.parametrize(("dtype", "sent"), [(torch.float16, np.float32), (torch.float64, np.float64)], ids=str)
+def test_its_pipeline_is_of_its_size_precision_and_kind(monkeypatch, log, dtype, sent):
+    for dense in (False, True):
+        _, made = recording_buckets(monkeypatch, log, [torch.zeros(7, dtype=dtype)], dense=dense)
+        ((sparse, size, like),) = made
+        assert (sparse.is_dense, size, like) == (dense, 7, sent)
+
+
+def test_its_state_has_the_names_of_its_parameters(monkeypatch, log):
+    (bucket,), _ = recording_buckets(monkeypatch, log, [torch.zeros(10), torch.zeros(10)])
+    assert bucket.state_dict() == {"parameters": ["0", "1"]}

@@ -1,0 +1,463 @@
+"""At density 1 our optimizer is Horovod's, whatever a training script does with it."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+
+import pytest
+import torch
+from laws import everywhere
+from torch import nn
+from training import (
+    Branches,
+    agree,
+    assert_parity,
+    averages,
+    batch,
+    loss_of,
+    mlp,
+    parity,
+    settings,
+    sgd,
+    snapshot,
+    train,
+    wrap,
+)
+
+import horovod_sparse as hvs
+
+pytestmark = pytest.mark.mpi
+
+EVERYTHING = hvs.Compression.topka(**settings(density=1.0))
+
+
+def wrapped(wrapper, model, **arguments):
+    """The model's SGD optimizer, wrapped."""
+    return wrapper(sgd(model), named_parameters=model.named_parameters(), **arguments)
+
+
+def every_torch_optimizer():
+    """All that Horovod's own tests step through; LBFGS and SparseAdam are not supported there either."""
+    values = (value for _, value in inspect.getmembers(torch.optim, inspect.isclass))
+    left_out = (torch.optim.Optimizer, torch.optim.LBFGS, torch.optim.SparseAdam)
+    kinds = [kind for kind in values if issubclass(kind, torch.optim.Optimizer) and kind not in left_out]
+    # The first steps before its state exists, the second takes matrices only.
+    quick = ("ASGD", "Muon", "AdamW")
+    return [pytest.param(kind, marks=() if kind.__name__ in quick else pytest.mark.full) for kind in kinds]
+
+
+@pytest.mark.parametrize("kind", every_torch_optimizer(), ids=lambda kind: kind.__name__)
+def test_every_optimizer_of_torch(hvd, comm, kind):
+    """Some layers without gradient on some ranks, a restart from rank 0's state, and on with training."""
+    rank = comm.Get_rank()
+
+    def build():
+        torch.manual_seed(9)
+        model = nn.Sequential(nn.Linear(12, 16, bias=False), nn.Linear(16, 4, bias=False))
+        return model, wrap(model, hvs.Compression.topka(**settings(density=0.2)), kind(model.parameters(), lr=0.01))
+
+    model, optimizer = build()
+    for step in range(3):
+        optimizer.zero_grad()
+        x, y = batch(rank, step)
+        hidden = model[0](x)
+        (model[1](hidden) - y if rank == 0 else hidden).square().mean().backward()
+        optimizer.step()
+    assert agree(comm, snapshot(model))
+    state = optimizer.state_dict()
+    restarted, fresh = build()
+    if rank == 0:
+        restarted.load_state_dict(model.state_dict())
+        fresh.load_state_dict(state)
+    if state["state"]:  # Horovod broadcasts nothing where there is none
+        fresh.param_groups[0]["lr"] = 0.01 if rank == 0 else 0.5
+    hvd.broadcast_optimizer_state(fresh, root_rank=0)  # steps fresh optimizers, which moves ASGD's parameters
+    hvd.broadcast_parameters(restarted.state_dict(), root_rank=0)
+    assert everywhere(comm, fresh.param_groups[0]["lr"] == 0.01)
+    assert everywhere(comm, all(map(torch.equal, snapshot(model), snapshot(restarted))))
+    assert agree(comm, train(fresh, restarted, rank, range(2)))
+
+
+@parity
+def test_adam_without_named_parameters(wrapper, rank):
+    model = mlp()
+    return train(wrapper(torch.optim.Adam(model.parameters(), lr=0.01)), model, rank)
+
+
+@parity
+def test_param_groups_with_learning_rates_of_their_own(wrapper, rank):
+    model = mlp()
+    groups = [{"params": model[0].parameters(), "lr": 0.3}, {"params": [*model[2].parameters()], "nesterov": True}]
+    groups += [{"params": model[4].parameters(), "lr": 0.01, "weight_decay": 1e-3}]
+    optimizer = wrapper(torch.optim.SGD(groups, lr=0.1, momentum=0.9), named_parameters=model.named_parameters())
+    return train(optimizer, model, rank)
+
+
+@parity
+def test_backward_passes_per_step_and_a_step_before_all_are_done(wrapper, rank):
+    model = mlp()
+    optimizer = wrapped(wrapper, model, backward_passes_per_step=2)
+    for step in range(5):
+        if step % 2 == 0:
+            optimizer.zero_grad()
+        (loss_of(model, rank, step) / 2).backward()
+        if step % 2 or step == 4:
+            optimizer.step()
+    return snapshot(model)
+
+
+@parity
+def test_clipping_between_synchronize_and_step(wrapper, rank):
+    model = mlp()
+    optimizer = wrapped(wrapper, model)
+    for step in range(3):
+        optimizer.zero_grad()
+        loss_of(model, rank, step).backward()
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    return snapshot(model)
+
+
+def test_step_after_synchronize_warns_and_exchanges_once(hvd, comm):
+    model = mlp()
+    optimizer = wrap(model)
+    loss_of(model, comm.Get_rank(), 0).backward()
+    optimizer.synchronize()
+    reduced = [p.grad.clone() for p in model.parameters()]
+    sent = optimizer.traffic.bytes_sent
+    if comm.Get_size() > 1:
+        with pytest.warns(UserWarning, match="without optimizer.skip_synchronize"):
+            optimizer.step()
+        assert everywhere(comm, sent > 0)
+    assert everywhere(comm, optimizer.traffic.bytes_sent == sent)
+    assert everywhere(comm, all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), reduced, strict=True)))
+
+
+def test_a_rank_without_backward_after_a_skipped_step_still_meets_the_others(hvd, comm):
+    """A GradScaler skips step() after synchronize(); the next step must not be taken for synchronized already."""
+    model, rank, ranks = mlp(), comm.Get_rank(), comm.Get_size()
+    optimizer = wrap(model, EVERYTHING)
+    loss_of(model, rank, 0).backward()
+    optimizer.synchronize()
+    optimizer.zero_grad()
+    if rank == 0:
+        loss_of(model, rank, 1).backward()
+    expected = comm.bcast([p.grad / ranks for p in model.parameters()] if rank == 0 else None)
+    optimizer.step()
+    if ranks > 1:
+        pairs = zip(model.parameters(), expected, strict=True)
+        assert everywhere(comm, all(torch.allclose(p.grad, gradient) for p, gradient in pairs))
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_zero_grad(hvd, comm, set_to_none):
+    def scenario(wrapper, rank):
+        model = mlp()
+        optimizer = wrapped(wrapper, model)
+        for step in range(3):
+            if wrapper is hvd.DistributedOptimizer:
+                model.zero_grad(set_to_none=set_to_none)  # Horovod's own takes no argument
+            else:
+                optimizer.zero_grad(set_to_none=set_to_none)
+                assert all((p.grad is None) == set_to_none for p in model.parameters()) or step == 0
+            loss_of(model, rank, step).backward()
+            optimizer.step()
+        return snapshot(model)
+
+    assert_parity(hvd, comm, scenario)
+
+
+def test_zero_grad_during_an_exchange_is_refused(hvd, comm):
+    model = mlp()
+    optimizer = wrap(model)
+    loss_of(model, comm.Get_rank(), 0).backward()
+    if comm.Get_size() > 1:
+        with pytest.raises(AssertionError, match="zero_grad"):
+            optimizer.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+SCHEDULES = {
+    "one cycle": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=10),
+    "from zero": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 2)),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_learning_rate_schedulers(hvd, comm, name):
+    def scenario(wrapper, rank):
+        model = mlp()
+        optimizer = wrapped(wrapper, model)
+        scheduler = SCHEDULES[name](optimizer)
+        for step in range(4):
+            train(optimizer, model, rank, [step])
+            scheduler.step()
+        return snapshot(model)
+
+    assert_parity(hvd, comm, scenario)
+
+
+BRANCHES = {
+    "none on some ranks": lambda rank, step: ("left", "right", "left right")[(rank + step) % 3],
+    "none on any rank": lambda rank, step: "left",
+    "another order on every rank": lambda rank, step: "left right" if (rank + step) % 2 else "right left",
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_gradients_of_parameters(hvd, comm, name):
+    def scenario(wrapper, rank):
+        model = Branches()
+        optimizer = wrapped(wrapper, model)
+        for step in range(4):
+            optimizer.zero_grad()
+            model(batch(rank, step)[0], BRANCHES[name](rank, step)).backward()
+            optimizer.step()
+        return snapshot(model)
+
+    assert_parity(hvd, comm, scenario)
+
+
+def test_ranks_without_any_backward_pass(hvd, comm):
+    def scenario(wrapper, rank):
+        model = mlp()
+        optimizer = wrapped(wrapper, model)
+        for step in range(3):
+            optimizer.zero_grad()
+            if rank == 0 or step == 0:
+                loss_of(model, rank, step).backward()
+            optimizer.step()
+        return snapshot(model)
+
+    if comm.Get_size() > 1:  # a single process has nobody to take a gradient from
+        assert_parity(hvd, comm, scenario)
+
+
+@parity
+def test_freezing_and_unfreezing(wrapper, rank):
+    model = mlp()
+    optimizer = wrapped(wrapper, model)
+    for step in range(4):
+        for p in model[step % 3 * 2].parameters():
+            p.requires_grad_(False)
+        train(optimizer, model, rank, [step])
+        for p in model.parameters():
+            p.requires_grad_(True)
+    return snapshot(model)
+
+
+@parity
+def test_two_optimizers_in_one_program(wrapper, rank):
+    """A GAN: each optimizer's parameters get gradients in the other's step, too."""
+    generator, critic = mlp(), nn.Linear(4, 1)
+    nn.init.constant_(critic.weight, 0.3)
+    nn.init.zeros_(critic.bias)
+    optimizers = [wrapped(wrapper, model) for model in (generator, critic)]
+    for step, (number, optimizer) in itertools.product(range(3), enumerate(optimizers)):
+        for model, learns in ((generator, number == 0), (critic, number == 1)):
+            model.zero_grad()
+            model.requires_grad_(learns)
+        critic(generator(batch(rank, step)[0])).square().mean().backward()
+        optimizer.step()
+    return snapshot(generator, critic)
+
+
+@parity
+def test_two_optimizers_that_exchange_at_the_same_time(wrapper, rank):
+    first, second = mlp(), mlp()
+    optimizers = [
+        wrapper(sgd(model), named_parameters=[(f"{name}.{key}", p) for key, p in model.named_parameters()])
+        for name, model in (("first", first), ("second", second))
+    ]
+    for step in range(3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        x, y = batch(rank, step)
+        order = (first, second) if rank % 2 else (second, first)
+        sum((model(x) - y).square().mean() for model in order).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return snapshot(first, second)
+
+
+class Tied(nn.Module):
+    """A parameter that two modules share."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.encoder, self.decoder = nn.Linear(12, 4, bias=False), nn.Linear(12, 4)
+        self.decoder.weight = self.encoder.weight
+
+    def forward(self, x):
+        return self.decoder(self.encoder(x) @ self.encoder.weight)
+
+
+@parity
+def test_a_parameter_shared_by_two_modules(wrapper, rank):
+    model = Tied()
+    return train(wrapped(wrapper, model), model, rank)
+
+
+class Embedded(nn.Module):
+    """An embedding with sparse gradients below a dense layer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.words = nn.Embedding(50, 6, sparse=True)
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x, embed=True):
+        if not embed:
+            return self.head(x[:, :6])
+        return self.head(self.words((x[:, 0].abs() * 10).long().clamp(max=49)))
+
+
+@pytest.mark.parametrize("sparse_as_dense", [False, True])
+def test_embeddings_with_sparse_gradients(hvd, comm, sparse_as_dense):
+    def scenario(wrapper, rank):
+        model = Embedded()
+        arguments = {"named_parameters": model.named_parameters(), "sparse_as_dense": sparse_as_dense}
+        return train(wrapper(sgd(model, momentum=0), **arguments), model, rank)
+
+    assert_parity(hvd, comm, scenario)
+
+
+def test_an_embedding_unused_on_some_ranks_after_the_first_step(hvd, comm):
+    """Horovod itself would hang here: the ranks without it would submit a dense gradient."""
+    model, rank = Embedded(), comm.Get_rank()
+    optimizer = wrap(model, EVERYTHING)
+    for step in range(3):
+        optimizer.zero_grad()
+        x, y = batch(rank, step)
+        (model(x, embed=step == 0 or rank == 0) - y).square().mean().backward()
+        expected = comm.bcast(None if model.words.weight.grad is None else model.words.weight.grad.to_dense())
+        optimizer.step()
+        if step:
+            got = model.words.weight.grad.to_dense()
+            assert everywhere(comm, torch.allclose(got, expected / comm.Get_size()))
+
+
+@pytest.mark.parametrize("name", ["sum", "predivide", "2 groups", "lists of groups"])
+def test_arguments(hvd, comm, name):
+    def scenario(wrapper, rank):
+        model = mlp()
+        arguments = {
+            "sum": {"op": hvd.Sum},
+            "predivide": {"gradient_predivide_factor": 2.0},
+            "2 groups": {"groups": 2},
+            "lists of groups": {
+                "groups": [[model[0].weight, model[4].weight], [model[2].weight, model[2].bias]],
+            },
+        }[name]
+        return train(wrapped(wrapper, model, **arguments), model, rank)
+
+    assert_parity(hvd, comm, scenario)
+
+
+def test_num_groups_warns(hvd, comm):
+    model = mlp()
+    with pytest.warns(DeprecationWarning, match="groups"):
+        optimizer = wrap(model, num_groups=2)
+    train(optimizer, model, comm.Get_rank(), steps=[0])
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float16, 2e-2), (torch.float64, 1e-12)], ids=str)
+def test_precisions(hvd, comm, dtype, rtol):
+    def scenario(wrapper, rank):
+        model = mlp(dtype)
+        return train(wrapped(wrapper, model), model, rank)
+
+    assert_parity(hvd, comm, scenario, rtol=rtol, atol=rtol)
+
+
+def test_bfloat16_gradients_are_averaged_in_float32(hvd, comm):
+    """Horovod 0.28 knows no bfloat16 on the CPU, so the reference is the sum in float32."""
+    model = mlp(torch.bfloat16)
+    optimizer = wrap(model, EVERYTHING)
+    for step in range(2):
+        optimizer.zero_grad()
+        expected = averages(model, comm, step)
+        loss_of(model, comm.Get_rank(), step).backward()
+        optimizer.synchronize()
+        for p, one in zip(model.parameters(), expected, strict=True):
+            assert everywhere(comm, p.grad.dtype == torch.bfloat16)
+            assert everywhere(comm, torch.allclose(p.grad.float(), one, rtol=2**-7, atol=1e-30))
+        with optimizer.skip_synchronize():
+            optimizer.step()
+
+
+def test_gradients_that_are_not_contiguous_keep_their_layout(hvd, comm):
+    """Horovod itself refuses them; its reference is the same model in the default layout."""
+
+    def scenario(wrapper, rank):
+        layout = torch.contiguous_format if wrapper is hvd.DistributedOptimizer else torch.channels_last
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8 * 2, 4))
+        model = model.to(memory_format=layout)
+        optimizer = wrapped(wrapper, model)
+        for step in range(2):
+            optimizer.zero_grad()
+            x = torch.randn(8, 3, 4, 3, generator=torch.Generator().manual_seed(10 * rank + step))
+            model(x.to(memory_format=layout)).square().mean().backward()
+            optimizer.step()
+            assert model[0].weight.grad.is_contiguous(memory_format=layout)
+        return snapshot(model)
+
+    assert_parity(hvd, comm, scenario)
+
+
+def test_process_sets(hvd, comm):
+    """Even and odd ranks train on their own; a rank outside a set takes its own steps, as with Horovod."""
+    ranks = comm.Get_size()
+    chosen = [list(range(first, ranks, 2)) for first in range(min(2, ranks))]
+    sets = [hvd.global_process_set if ranks == 1 else hvd.add_process_set(one) for one in chosen]
+    mine = comm.Get_rank() % len(sets)
+
+    def scenario(wrapper, rank):
+        results = []
+        for number, process_set in enumerate(sets):
+            model = mlp()
+            trained = train(wrapped(wrapper, model, process_set=process_set), model, comm.Get_rank())
+            results += trained if number == mine else []
+        return results
+
+    assert_parity(hvd, comm.Split(mine), scenario)
+    comm.Barrier()
+    for process_set in sets:
+        if process_set is not hvd.global_process_set:
+            hvd.remove_process_set(process_set)
+
+
+@parity
+def test_load_state_dict(wrapper, rank):
+    model = mlp()
+    optimizer = wrapped(wrapper, model)
+    saved = train(optimizer, model, rank, range(2))
+    state = optimizer.state_dict()
+    train(optimizer, model, rank, range(2))
+    with torch.no_grad():
+        for p, old in zip(model.parameters(), saved, strict=True):
+            p.copy_(old)
+    optimizer.load_state_dict(state)
+    return train(optimizer, model, rank, range(2))
+
+
+def test_horovods_own_compressors_give_horovods_own_optimizer(hvd, comm):
+    for compression in (hvd.Compression.none, hvd.Compression.fp16, hvs.parse("none"), hvs.Compression.fp16):
+        optimizer = wrap(mlp(), compression)
+        assert optimizer._compression in (hvd.Compression.none, hvd.Compression.fp16)
+        assert not hasattr(optimizer, "compression_state_dict")
+
+
+def test_the_class_is_the_wrapped_one_and_tells_its_compression(hvd, comm):
+    optimizer = wrap(mlp(), EVERYTHING)
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert type(optimizer).__name__ == "SGD"
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert optimizer.compression == EVERYTHING

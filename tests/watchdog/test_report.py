@@ -1,0 +1,120 @@
+"""A rank that stalls is named by those that wait for it, and ends the job where that is asked for."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import launch
+import pytest
+
+from horovod_sparse.watchdog.report import Limits, Progress, limits, report
+
+PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "stall.py"
+VARIABLES = ("CHECK_TIME_SECONDS", "SHUTDOWN_TIME_SECONDS", "CHECK_DISABLE")
+
+
+def configure(monkeypatch, *values):
+    for name, value in zip(VARIABLES, values, strict=True):
+        if value is None:
+            monkeypatch.delenv(f"HOROVOD_STALL_{name}", raising=False)
+        else:
+            monkeypatch.setenv(f"HOROVOD_STALL_{name}", value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "given", "expected"),
+    [
+        ((None, None, None), (None, None), (60, 0)),
+        (("30", "90", None), (None, None), (30, 90)),
+        (("30", "90", "0"), (None, None), (30, 90)),
+        (("30", "90", "1"), (None, None), (0, 0)),
+        (("30", "90", "1"), (5, 0.5), (5, 0.5)),
+        (("30", "90", None), (0, 0), (0, 0)),
+        (("", "", ""), (None, None), (60, 0)),
+    ],
+)
+def test_the_limits_are_those_given_or_horovods(monkeypatch, variables, given, expected):
+    configure(monkeypatch, *variables)
+    assert limits(*given) == Limits(*expected)
+
+
+@pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "soon"])
+def test_a_limit_that_is_no_time_is_refused(monkeypatch, value):
+    configure(monkeypatch, None, None, None)
+    with pytest.raises(ValueError, match=rf"stall_timeout must be a number of seconds.*not {value!r}"):
+        limits(value, None)
+    with pytest.raises(ValueError, match="stall_abort must be"):
+        limits(None, value)
+    configure(monkeypatch, str(value), None, None)
+    with pytest.raises(ValueError, match="HOROVOD_STALL_CHECK_TIME_SECONDS must be"):
+        limits(None, None)
+
+
+def test_a_wait_is_reported_again_and_again_and_ended_once():
+    assert [Limits(60, 90).after(waited) for waited in (0, 61, 90, 125)] == [60, 90, 120, 180]
+    assert Limits(0, 90).after(0) == 90
+    assert Limits(0, 0).after(0) == float("inf")
+
+
+def test_a_report_says_where_it_waits_and_where_every_other_rank_is():
+    mine = Progress(17, 2, "exchange")
+    answers = {
+        0: mine,
+        1: Progress(17, 2, ""),
+        2: Progress(17, 2, ""),
+        3: Progress(16, 2, ""),
+        4: None,
+        6: None,
+        7: Progress(17, 2, "agree"),
+        8: Progress(18, 0, ""),
+        9: mine,
+    }
+    text = report(mine, ["a", "b", "c", "d"], answers)
+    where, others = text.split(": ", 1)
+    assert where == "stage exchange of bucket 2 (a, b, c, ...) in step 17"
+    assert set(others.split("; ")) == {
+        "ranks 0, 9: waits there too",
+        "ranks 1-2: missing, its program has not come to bucket 2 of step 17",
+        "rank 3: missing, its program has not come to bucket 2 of step 16",
+        "ranks 4, 6: missing, gives no answer (stopped, or cut off from here)",
+        "rank 7: is in bucket 2 of step 17, stage agree",
+        "rank 8: has gone on, to before bucket 0 of step 18",
+    }
+
+
+def test_a_report_says_in_which_call_ranks_wait_between_two_steps():
+    mine = Progress(18, 0, call="preempted()")
+    answers = {0: mine, 1: Progress(18, 0), 2: Progress(17, 1), 3: Progress(18, 0, "agree"), 4: Progress(19, 0)}
+    where, others = report(mine, ["a"], answers).split(": ", 1)
+    assert where == "preempted() before bucket 0 of step 18"
+    assert set(others.split("; ")) == {
+        "rank 0: waits there too",
+        "rank 1: missing, its program has not come there",
+        "rank 2: missing, its program has not come to bucket 1 of step 17",
+        "rank 3: is in bucket 0 of step 18, stage agree",
+        "rank 4: has gone on, to before bucket 0 of step 19",
+    }
+
+
+def test_a_rank_that_sleeps_is_named_and_waited_for_and_one_that_stays_away_ends_the_job():
+    """Rank 1 sleeps after step 2, rank 2 is stopped for good in step 4; the limits are 3 and 6 seconds."""
+    result = launch.python(str(PROGRAM), ranks=3)
+    assert result.returncode != 0
+    assert result.stdout.count("has made step 3") == 3, result.stderr  # the one that slept was waited for
+    assert "has made step 4" not in result.stdout
+    between, within = "preempted() before bucket 0 of step 3", "stage agree of bucket 0 (2.weight) in step 4"
+    asleep, stopped = "rank 1: missing, its program has not come there", "rank 2: missing, gives no answer"
+    for rank, other, where, missing in [
+        (0, 2, between, asleep),
+        (2, 0, between, asleep),
+        (0, 1, within, stopped),
+        (1, 0, within, stopped),
+    ]:
+        pattern = rf"^rank {rank}: has waited [3-5] s in {re.escape(where)}: .*$"
+        (line,) = re.findall(pattern, result.stderr, re.MULTILINE)
+        assert missing in line
+        assert f"rank {other}: waits there too" in line
+    ended = rf"rank [01]: has waited ([6-9]|1[0-3]) s in {re.escape(within)}: .*ends all ranks after stall_abort=6 s"
+    assert re.search(ended, result.stderr)
+    assert len(re.findall("has waited", result.stderr)) <= 6, "a report of a stall that is over"
