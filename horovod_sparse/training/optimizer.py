@@ -14,9 +14,10 @@ from horovod.torch.optimizer import _DistributedOptimizer as _Horovod
 from mpi4py import MPI
 
 from horovod_sparse.compression import Sparse
+from horovod_sparse.mpi.agreement import agree
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.rules import Step
-from horovod_sparse.training.arguments import agree, facts
+from horovod_sparse.training.arguments import facts
 from horovod_sparse.training.bucket import Bucket
 from horovod_sparse.training.communicator import communicator
 from horovod_sparse.training.device import device_of

@@ -1,0 +1,43 @@
+"""Facts that must be the same on every rank are compared before anything is exchanged: ranks that differ would hang."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mpi4py import MPI
+
+
+def agree(comm: MPI.Intracomm, mine: Mapping[str, Any] | Exception) -> None:
+    """Makes sure that all ranks hold the same facts, or fails on all of them alike.
+
+    Args:
+        comm: The communicator; a collective call.
+        mine: This rank's facts by name, or the error that kept it from having any.
+
+    Raises:
+        ValueError: The facts differ between ranks, or another rank had an error.
+        Exception: This rank's own error.
+    """
+    everyone = comm.allgather(str(mine) if isinstance(mine, Exception) else mine)
+    if isinstance(mine, Exception):
+        raise mine
+    here = f"rank {comm.Get_rank()}"
+    for rank, theirs in enumerate(everyone):
+        if isinstance(theirs, str):
+            raise ValueError(f"{here}: rank {rank} could not begin: {theirs}")
+    first = everyone[0]
+    for rank, theirs in enumerate(everyone):
+        for fact in first:
+            if theirs[fact] != first[fact]:
+                raise ValueError(f"{here}: {_difference(fact, rank, theirs[fact], first[fact])}")
+
+
+def _difference(fact: str, rank: int, theirs: Any, first: Any) -> str:
+    if isinstance(theirs, dict) and isinstance(first, dict) and theirs.keys() == first.keys():
+        name = next(name for name in first if theirs[name] != first[name])
+        return _difference(f"{fact}.{name}", rank, theirs[name], first[name])
+    if isinstance(theirs, tuple) and isinstance(first, tuple):
+        pairs = [(a, b) for a, b in zip(theirs, first, strict=False) if a != b]
+        theirs, first = pairs[0] if pairs else (f"{len(theirs)} of them", f"{len(first)}")
+    return f"{fact} differs between ranks: rank {rank} has {theirs}, rank 0 has {first}: give every rank the same"
