@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("horovod_sparse")
 
 
+class NoBackwardError(RuntimeError):
+    """No rank had a backward pass in this step."""
+
+
 class Pipeline(Protocol):
     """One bucket's exchange; ``pipeline_for`` gives the one that a configuration asks for.
 
@@ -50,7 +54,7 @@ class Pipeline(Protocol):
             step: Conditions of this step.
 
         Raises:
-            RuntimeError: No rank had a backward pass. The memory is unchanged.
+            NoBackwardError: No rank had a backward pass. The memory is unchanged.
         """
         ...
 
@@ -125,8 +129,8 @@ class _Base:
         self.stage = name
         return trace.span(name, bucket=self._place.bucket, **details) if trace.recording else trace.NOTHING
 
-    def _no_backward(self) -> RuntimeError:
-        return RuntimeError(
+    def _no_backward(self) -> NoBackwardError:
+        return NoBackwardError(
             f"rank {self._place.rank}: step() or synchronize() without backward() on any of {self._place.ranks} ranks: "
             "call loss.backward() first"
         )
