@@ -14,7 +14,6 @@ FILES = {path.relative_to(PACKAGE): ast.parse(path.read_text()) for path in sort
 RULES = ("memories", "sparsifiers", "collectives", "schedules")
 MAY_IMPORT = {
     "trace": "",
-    "threshold": "",
     "kernels": "",
     "mpi": "kernels",
     "wire": "kernels",
@@ -25,8 +24,8 @@ MAY_IMPORT = {
     "watchdog": "mpi",
     "schedules": "rules",
     "memories": "rules kernels vector accumulator",
-    "sparsifiers": "rules kernels vector accumulator threshold",
-    "collectives": "rules kernels vector threshold wire mpi costs",
+    "sparsifiers": "rules kernels vector accumulator",
+    "collectives": "rules kernels vector wire mpi costs",
     "compression": "rules memories sparsifiers collectives schedules",
     "pipeline": "compression rules kernels vector accumulator mpi trace",
     "training": "pipeline compression rules kernels mpi trace watchdog",

@@ -15,7 +15,8 @@ from horovod_sparse.collectives import COLLECTIVES, auto
 from horovod_sparse.compression import Compression, Sparse
 from horovod_sparse.memories import MEMORIES
 from horovod_sparse.mpi.messenger import Messenger
-from horovod_sparse.pipeline import DensePipeline, pipeline_for
+from horovod_sparse.pipeline import pipeline_for
+from horovod_sparse.pipeline.dense import DensePipeline
 from horovod_sparse.rules import Place, Step, snapshot
 from horovod_sparse.sparsifiers import SPARSIFIERS
 
