@@ -23,12 +23,22 @@ from horovod_sparse import trace
 if TYPE_CHECKING:
     from horovod_sparse import checkpoint
     from horovod_sparse.compression import Compression, Sparse, parse
+    from horovod_sparse.pipeline.allreduce import SparseAllreduce
     from horovod_sparse.training.optimizer import DistributedOptimizer
     from horovod_sparse.vector import SparseVector
 
 __version__ = "0.1.0"
 
-__all__ = ["Compression", "DistributedOptimizer", "Sparse", "SparseVector", "checkpoint", "parse", "trace"]
+__all__ = [
+    "Compression",
+    "DistributedOptimizer",
+    "Sparse",
+    "SparseAllreduce",
+    "SparseVector",
+    "checkpoint",
+    "parse",
+    "trace",
+]
 
 # Loaded when asked for: `horovod-sparse check` must run where MPI does not start, and collectives where neither
 # torch nor Horovod is installed.
@@ -37,6 +47,7 @@ _MODULE_OF = {
     "Sparse": "compression",
     "parse": "compression",
     "DistributedOptimizer": "training.optimizer",
+    "SparseAllreduce": "pipeline.allreduce",
     "SparseVector": "vector",
 }
 

@@ -101,7 +101,7 @@ class Step:
         if self.epoch is None:
             raise RuntimeError(
                 "the density depends on the epoch, which is not known: call optimizer.set_epoch(epoch) at the start "
-                "of every epoch, or give the compression steps_per_epoch"
+                "of every epoch (a SparseAllreduce takes epoch=epoch), or give the compression steps_per_epoch"
             )
         return self.epoch
 

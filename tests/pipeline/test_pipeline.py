@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from laws import digest, everywhere, same_bits, thorough
+from laws import content, digest, everywhere, same_bits, thorough
 from reference_step import SELECT, Held, accumulate, exchange
 from rules import LIKE, assert_unbiased, eighths, held
 
@@ -58,13 +58,6 @@ def run(pipeline, gradient, **conditions):
 
 def remembered(pipeline):
     return pipeline.memory.state_dict()["residual"].astype(np.float64)
-
-
-def content(state):
-    """All that a state holds, but clocks; equal for states of the same bits."""
-    if isinstance(state, dict):
-        return {key: content(value) for key, value in state.items() if key != "seconds"}
-    return digest(state) if isinstance(state, np.ndarray) else state
 
 
 # --- what a step does ---
