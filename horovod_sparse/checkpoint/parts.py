@@ -13,7 +13,7 @@ _FREE = ("density", "dense_below", "bucket_bytes")
 
 
 def exchange_of(optimizer: Any) -> Any:
-    """What remembers the exchange: of a wrapped optimizer its own, or a ``SparseState`` itself; None: it is dense."""
+    """The exchange that remembers: a wrapped optimizer's, or a ``SparseState`` itself; None: it is dense."""
     return optimizer if hasattr(optimizer, "merge") else getattr(optimizer, "exchange", None)
 
 

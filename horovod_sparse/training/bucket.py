@@ -13,7 +13,7 @@ from horovod_sparse.compression import Sparse
 from horovod_sparse.pipeline import pipeline_for
 from horovod_sparse.rules import Step
 from horovod_sparse.training.device import Mark, real_dtype
-from horovod_sparse.training.layout import Layout
+from horovod_sparse.training.layout import Layout, Slot
 from horovod_sparse.training.state import to_arrays, to_tensors
 
 _WHOLE = Sparse.of(1.0, memory="none", collective="dense")
@@ -72,6 +72,11 @@ class Bucket:
             chosen = _WHOLE if layout.dense else sparse
             self.pipeline = pipeline_for(chosen, layout.size, like, comm, layout.number, factor, undoable)
 
+    @property
+    def missing(self) -> list[Slot]:
+        """Places whose gradients are not there yet in this step."""
+        return [slot for slot in self.layout.slots if slot.parameter in self.filling.waiting]
+
     def begin(self) -> None:
         """Makes ready for the next step."""
         self.filling = Filling(self.layout)
@@ -106,7 +111,7 @@ class Bucket:
             gradient = gradient.to(self._torch_device, self.layout.dtype)
         return gradient if gradient.is_contiguous() else gradient.contiguous()
 
-    def _held(self, filling: Filling, slots: Sequence[Any], tensors: Sequence[torch.Tensor]) -> set[torch.Tensor]:
+    def _held(self, filling: Filling, slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> set[torch.Tensor]:
         """Parameters whose residual neither grows nor travels in this step."""
         if not self._hold_zeros:
             return filling.held

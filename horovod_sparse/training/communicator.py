@@ -31,7 +31,7 @@ def communicator(members: Any = None) -> MPI.Intracomm | None:
         ValueError: The process set is not registered with Horovod.
         RuntimeError: Horovod or MPI cannot do what is needed; the message names the remedy.
     """
-    _require_threads()
+    require_threads()
     if isinstance(members, distributed.ProcessGroup):
         return _of_process_group(members)
     if members is None:
@@ -91,10 +91,18 @@ def _require_mpi(hvd: Any) -> None:
             f"rank {rank}: Horovod runs over Gloo here, but horovod_sparse exchanges over MPI: start the program with "
             "horovodrun --mpi, mpirun or srun --mpi=pmix"
         )
-    _require_threads(hvd.mpi_threads_supported())
+    require_threads(hvd.mpi_threads_supported())
 
 
-def _require_threads(supported: bool = True) -> None:
+def require_threads(supported: bool = True) -> None:
+    """Makes sure that several threads may call MPI at a time.
+
+    Args:
+        supported: Whether Horovod says so, too.
+
+    Raises:
+        RuntimeError: They may not.
+    """
     level = MPI.Query_thread()
     if level != MPI.THREAD_MULTIPLE or not supported:
         raise RuntimeError(

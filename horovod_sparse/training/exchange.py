@@ -92,7 +92,7 @@ class Exchange:
 
     def _conditions(self, group: int) -> Callable[[], Step]:
         groups, epoch, idle = self._owner.param_groups, self.epoch, self.idle
-        rate = groups[group].get("lr") if group < len(groups) else None
+        rate = groups[group].get("lr") if group >= 0 else None
 
         def conditions() -> Step:
             # The scale lies on the device, and reading it waits for the device. It changes between steps only.

@@ -1,8 +1,9 @@
-"""Horovod's own arguments, and its join()."""
+"""Horovod's own arguments, its join(), and the line of the program that a warning is about."""
 
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from typing import Any
 
@@ -13,6 +14,7 @@ from horovod.torch import mpi_ops
 from horovod_sparse.compression import Sparse
 from horovod_sparse.training.arguments import check_sparse, common_facts
 
+_LIBRARIES = ("horovod_sparse", "horovod", "torch")
 _joining: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -110,3 +112,11 @@ def _replace_join() -> None:
         return join_of_horovod(*arguments)
 
     library.horovod_torch_join = join
+
+
+def user_level() -> int:
+    """The stacklevel of a warning of the caller that names the line of the program which called this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
+        level, frame = level + 1, frame.f_back
+    return level

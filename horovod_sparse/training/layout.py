@@ -30,7 +30,7 @@ class Layout:
         slots: The parameters, back to back.
         size: Elements of all slots.
         dtype: What gradients are accumulated and sent in: float64 for float64 parameters, float32 for all others.
-        group: Index of the optimizer's param group, whose learning rate the residual follows.
+        group: Index of the optimizer's param group, whose learning rate the residual follows; -1: there is none.
         dense: It travels whole.
     """
 
@@ -59,7 +59,7 @@ class Member:
     Attributes:
         name: Its name, the same on every rank.
         parameter: The parameter.
-        group: Index of its param group.
+        group: Index of its param group; -1: it has none.
         together: Parameters with the same number that is not None share a bucket, whatever its size.
         dense: It is to travel whole, with others of the kind.
     """

@@ -14,7 +14,7 @@ import torch
 from horovod_sparse import trace
 from horovod_sparse.mpi.lifetime import current_call, inside_mpi
 from horovod_sparse.mpi.traffic import Traffic
-from horovod_sparse.pipeline import NoBackwardError
+from horovod_sparse.pipeline.base import NoBackwardError
 from horovod_sparse.rules import Step
 from horovod_sparse.training.bucket import Bucket, Filling
 from horovod_sparse.watchdog.report import Progress
