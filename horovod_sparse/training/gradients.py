@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from horovod_sparse.compression import Sparse
 from horovod_sparse.mpi.agreement import agree
 from horovod_sparse.mpi.lifetime import inside_mpi
+from horovod_sparse.training.amp import exchange_before_unscaling
 from horovod_sparse.training.arguments import parameter_facts
 from horovod_sparse.training.device import device_of
 from horovod_sparse.training.exchange import Exchange
@@ -65,6 +66,7 @@ class Gradients:
         self._frozen: list[torch.Tensor] = []  # parameters that have learned on no rank so far
         self._sparse_gradients: set[torch.Tensor] = set()  # parameters whose gradient is a sparse tensor
         self._densified: dict[torch.Tensor, torch.Tensor] = {}  # those of this step
+        self._complete = False  # a GradScaler has called synchronize(), not the user
         self._newer: weakref.ref[Any] | None = None  # the optimizer that has taken parameters over
         if comm is not None:
             factor = 1.0 if of_horovod["op"] == hvd.Sum else 1.0 / comm.Get_size()
@@ -78,6 +80,7 @@ class Gradients:
         self._admit([p for group in self.param_groups for p in group["params"]])
         if self.process_set.process_set_id == hvd.global_process_set.process_set_id:
             let_join(self)
+        exchange_before_unscaling()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, as ``torch.optim.Optimizer.add_param_group`` does; they are exchanged, too.
@@ -222,6 +225,12 @@ class Gradients:
             exchange.idle = False
         self._synchronized = True
 
+    def _complete_exchange(self) -> None:
+        """Synchronizes, for a GradScaler that comes between backward() and step()."""
+        if self._handles:
+            self.synchronize()
+            self._complete = True
+
     def _hand_in(self, parameters: Iterable[torch.Tensor]) -> None:
         """Hands in what no hook has handed in: other ranks may have gradients of it."""
         for p in parameters:
@@ -255,8 +264,8 @@ class Gradients:
             names = ", ".join(changed[:_SHOWN]) + (", ..." if len(changed) > _SHOWN else "")
             raise RuntimeError(
                 f"rank {hvd.rank()}: the gradients of {names} were changed between backward() and step(), while they "
-                "were on their way to the other ranks: call optimizer.synchronize() first, then clip or unscale them, "
-                "and step inside `with optimizer.skip_synchronize():`"
+                "were on their way to the other ranks: call optimizer.synchronize() first, then clip them, and "
+                "step inside `with optimizer.skip_synchronize():`"
             )
 
     def _abandon(self) -> None:

@@ -53,14 +53,14 @@ class _Optimizer(Gradients):
         if closure is not None:
             closure = self._exchanging(closure)
         elif self._should_synchronize:
-            if self._synchronized:
+            if self._synchronized and not self._complete:
                 warnings.warn(
                     "optimizer.step() was called without optimizer.skip_synchronize() after optimizer.synchronize(): "
                     "the gradients are exchanged once only, but say so: `with optimizer.skip_synchronize():`",
                     stacklevel=user_level(),
                 )
             self.synchronize()
-        self._synchronized = False
+        self._synchronized = self._complete = False
         result = super(self.__class__, self).step(closure)  # type: ignore[misc]
         # With fused=True the scaler calls step() in any case and leaves the decision to torch's kernel.
         overflow = getattr(self, "found_inf", None)
@@ -78,8 +78,9 @@ class _Optimizer(Gradients):
             self._synchronized = False
             if self._comm is None or not isinstance(self, torch.optim.LBFGS):
                 return loss
+            mine = loss.item() if isinstance(loss, torch.Tensor) else loss
             with inside_mpi("step(closure)"):
-                return self._comm.allreduce(float(loss)) / self._comm.Get_size()
+                return self._comm.allreduce(mine) / self._comm.Get_size()
 
         return exchanged
 
@@ -95,7 +96,7 @@ class _Optimizer(Gradients):
                 "optimizer.synchronize(): the gradients are on their way to the other ranks"
             )
         # A step that was skipped after synchronize() is over now: this rank must meet the others in the next one.
-        self._synchronized = False
+        self._synchronized = self._complete = False
         super(self.__class__, self).zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
