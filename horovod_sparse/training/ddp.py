@@ -259,7 +259,7 @@ class SparseState:
         return self._exchange
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything remembered on this rank, as copies; every rank has its own. To be called after ``optimizer.step()``.
+        """Everything remembered on this rank, as copies, to be called after ``optimizer.step()``; every rank has its own.
 
         Returns:
             Numbers, strings, lists and tensors only, so that ``torch.load(..., weights_only=True)`` reads it.

@@ -114,7 +114,7 @@ class Exchange:
         return self.worker.traffic
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything remembered on this rank, as copies: residuals, thresholds, densities; to be called between steps."""
+        """Everything remembered on this rank (residuals, thresholds, ...), as copies; to be called between steps."""
         self.worker.settle()
         return self.worker.state_dict()
 

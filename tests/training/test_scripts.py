@@ -47,6 +47,7 @@ def test_gradients_assigned_by_hand(wrapper, rank):
     return snapshot(model)
 
 
+@pytest.mark.full
 @parity
 def test_gradients_of_a_function(wrapper, rank):
     model = mlp()
@@ -268,7 +269,10 @@ def test_a_rank_that_has_joined_gives_nothing_as_in_stock(hvd, comm):
     assert agree(comm, snapshot(model))
 
 
-@pytest.mark.parametrize("spec", ["oktopk:tau_partition=2,tau_threshold=2", "gtopk:memory=residual", "topka:schedule=accordion"])
+SPECS = ["oktopk:tau_partition=2,tau_threshold=2", "gtopk:memory=residual", "topka:schedule=accordion"]
+
+
+@pytest.mark.parametrize("spec", SPECS)
 def test_nothing_is_lost_while_ranks_have_joined(hvd, comm, spec):
     rank, ranks, model = comm.Get_rank(), comm.Get_size(), Given()
     optimizer = wrap(
