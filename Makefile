@@ -14,6 +14,8 @@ LAW_RANKS ?= 4
 MORE_RANKS ?= 5 7 8 16
 # Left out of `make test`: what takes long.
 QUICK ?= and not full
+# What the wheel must install on: here, systems with glibc 2.34 (RHEL 9, Ubuntu 22.04, Debian 12) and later ones.
+PLATFORM ?= manylinux_2_34_$(shell uname -m)
 # Processes that share the tests that need one process.
 WORKERS ?= 2
 
@@ -33,7 +35,7 @@ SANITIZED = tests/cuda tests/kernels -m 'not mpi and not full' --ignore tests/ke
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help venv demo test test-all lint types test-serial test-mpi test-cuda test-slurm docs bench clean
+.PHONY: help venv demo test test-all lint types test-serial test-mpi test-cuda test-slurm docs wheel bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -87,6 +89,15 @@ test-slurm: $(STAMP)  ## the scripts of slurm/ on a SLURM of its own (as root it
 
 docs: $(STAMP)  ## the documentation, in docs/_build
 	python -m sphinx -W --keep-going -b html docs docs/_build
+
+# Built from the source package, so that nothing of an earlier build gets in. The tag is the oldest that the binary fits.
+wheel: $(STAMP)  ## the packages in dist: the source, and a wheel that needs no compiler to install
+	rm -rf build/packages
+	env -u HOROVOD_SPARSE_TEST_HOOKS python -m build --no-isolation --outdir build/packages
+	auditwheel repair --plat '$(PLATFORM)' --wheel-dir dist build/packages/*.whl || \
+	  { echo "The wheel does not fit $(PLATFORM): build it where compiler and glibc are older, such as in the image" \
+	         "of manylinux_2_28, or allow a newer one, as in: make wheel PLATFORM=manylinux_2_39_x86_64" >&2; exit 1; }
+	mv build/packages/*.tar.gz dist/
 
 bench: $(STAMP)  ## the benchmarks of the kernels (about two minutes)
 	python -m benchmarks.kernels.selection

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -41,6 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
         say(f"MPI: {mpi.library} ({mpi.version})")
         match_mpi4py(mpi)
         install(mpi, force)
+        provide_distutils()
     except InstallError as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
@@ -72,6 +74,13 @@ def installed_from(folder: Path) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return source is not None and f"/{folder.name}/" in source
+
+
+def provide_distutils() -> None:
+    """Installs setuptools where nothing else brings distutils, as in Python 3.12 and later: horovodrun imports it."""
+    if importlib.util.find_spec("distutils") is None:
+        say("installing setuptools, which has the distutils that horovodrun imports")
+        pip("install", "setuptools")
 
 
 def _install_wheel(wheel: Path) -> bool:

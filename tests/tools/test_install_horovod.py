@@ -85,6 +85,15 @@ def test_where_the_installed_horovod_came_from(source, expected, monkeypatch):
     assert install_horovod.installed_from(Path("/elsewhere/horovod/0123abcd")) is expected
 
 
+@pytest.mark.parametrize(("there", "actions"), [(True, []), (False, [("install", "setuptools")])])
+def test_horovodrun_finds_distutils_also_where_python_has_none(there, actions, monkeypatch):
+    done = []
+    monkeypatch.setattr(install_horovod.importlib.util, "find_spec", lambda name: there or None)
+    monkeypatch.setattr(install_horovod, "pip", lambda *arguments: done.append(arguments))
+    install_horovod.provide_distutils()
+    assert done == actions
+
+
 def test_an_error_ends_with_its_message_and_status_1(monkeypatch, capsys):
     def fail():
         raise InstallError("no mpicxx here. Run: module load openmpi")

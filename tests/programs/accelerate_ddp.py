@@ -1,0 +1,43 @@
+"""Trains with Accelerate, whose DDP exchange is its own or sparse: start it with mpirun."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from ddp_door import register, start
+from small_task import data, network, options, report
+from torch.utils.data import DataLoader, DistributedSampler
+
+
+def main() -> None:
+    chosen = options(__doc__)
+    start(chosen)
+    # Without LOCAL_RANK, Accelerator() takes every rank for one that is alone, unless it is told to use the CPU.
+    os.environ["LOCAL_RANK"] = os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=chosen.accumulate)
+    assert accelerator.num_processes == dist.get_world_size()
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.02, momentum=0.9)
+    model, optimizer = accelerator.prepare(net, optimizer)
+    register(model, optimizer.optimizer, chosen)
+    sampler = DistributedSampler(data(), seed=3)
+    batches, steps = DataLoader(data(), batch_size=8, sampler=sampler), 0
+    for epoch in range(chosen.epochs):
+        sampler.set_epoch(epoch)
+        for inputs, targets in batches:
+            with accelerator.accumulate(model):
+                accelerator.backward(torch.nn.functional.mse_loss(model(inputs), targets))
+                if accelerator.sync_gradients and chosen.clip:
+                    accelerator.clip_grad_norm_(model.parameters(), chosen.clip)
+                optimizer.step()
+                optimizer.zero_grad()
+                steps += accelerator.sync_gradients
+    report(dist.get_rank(), net, steps)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""Trains with Hugging Face's Trainer, which knows of one process only, and Horovod's door: start it with mpirun."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from horovod_door import clip, distribute
+from small_task import data, network, options, report
+from torch import nn
+from torch.utils.data import Dataset, DistributedSampler
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+
+class Network(nn.Module):
+    """The small task's network, as the Trainer wants it: it returns the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        outputs = self.net(inputs)
+        return {"loss": nn.functional.mse_loss(outputs, labels), "logits": outputs}
+
+
+class Share(Dataset[dict[str, torch.Tensor]]):
+    """The samples, as the Trainer wants them."""
+
+    def __len__(self) -> int:
+        return len(data())
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        inputs, labels = data()[index]
+        return {"inputs": inputs, "labels": labels}
+
+
+class SharedTrainer(Trainer):
+    """A Trainer that gives each rank its own share of the samples."""
+
+    def _get_train_sampler(self, *_: Any) -> DistributedSampler[Any]:
+        return DistributedSampler(self.train_dataset, num_replicas=hvd.size(), rank=hvd.rank(), seed=3)
+
+
+class Clip(TrainerCallback):
+    """Clips after the exchange; the Trainer's own max_grad_norm clips before it."""
+
+    def __init__(self, options: argparse.Namespace, optimizer: Any) -> None:
+        self.options, self.optimizer = options, optimizer
+
+    def on_pre_optimizer_step(self, *_: Any, model: nn.Module, **__: Any) -> None:
+        if self.options.clip:
+            clip(self.optimizer, model, self.options.clip)
+
+
+def alone() -> None:
+    """Makes Accelerate, which looks for other processes in these variables, believe that this one is alone."""
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "WORLD_SIZE", "LOCAL_RANK"):
+        os.environ.pop(name, None)
+
+
+def main() -> None:
+    chosen = options(__doc__)
+    hvd.init()
+    alone()
+    model = Network()
+    optimizer = distribute(torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9), model, chosen)
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(
+            output_dir=folder,
+            use_cpu=True,
+            per_device_train_batch_size=8,
+            num_train_epochs=chosen.epochs,
+            gradient_accumulation_steps=chosen.accumulate,
+            max_grad_norm=0,
+            save_strategy="no",
+            logging_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+        )
+        trainer = SharedTrainer(
+            model,
+            arguments,
+            train_dataset=Share(),
+            optimizers=(optimizer, schedule),
+            callbacks=[Clip(chosen, optimizer)],
+        )
+        trainer.train()
+    report(hvd.rank(), model.net, trainer.state.global_step)
+
+
+if __name__ == "__main__":
+    main()

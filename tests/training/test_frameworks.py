@@ -1,0 +1,63 @@
+"""Lightning, Accelerate and Hugging Face's Trainer train with both doors, and as with the dense exchange at density 1."""
+
+import functools
+import json
+from pathlib import Path
+
+import pytest
+
+import launch
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+HOROVOD = ["lightning_horovod", "trainer_horovod"]
+DDP = ["lightning_ddp", "accelerate_ddp"]
+SETTINGS = [(), ("--accumulate", "2"), ("--clip", "0.1")]
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
+
+each_program = pytest.mark.parametrize("program", HOROVOD + DDP)
+each_setting = pytest.mark.parametrize("setting", SETTINGS, ids=["plain", "accumulate", "clip"])
+
+
+@functools.cache
+def trained(program, *arguments):
+    """What the two ranks report."""
+    done = launch.python(str(PROGRAMS / f"{program}.py"), *arguments, ranks=2)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank"')]
+    assert sorted(report["rank"] for report in reports) == [0, 1]
+    return reports
+
+
+def dense(*setting):
+    """The two ranks of a training with Horovod's own exchange."""
+    return trained("lightning_horovod", *setting)
+
+
+@each_program
+@each_setting
+def test_the_dense_exchange_is_the_same_training_in_every_framework(program, setting):
+    for report in trained(program, *setting):
+        assert report["steps"] == dense(*setting)[0]["steps"]
+        assert report["loss"] == pytest.approx(dense(*setting)[0]["loss"], rel=1e-5)
+
+
+@each_program
+@each_setting
+def test_density_1_is_the_dense_training(program, setting):
+    first, second = trained(program, *setting, "--compression", "oktopk:density=1,dense_below=0")
+    assert first["digest"] == second["digest"]
+    assert first["steps"] == second["steps"] == dense(*setting)[0]["steps"]
+    assert first["loss"] == pytest.approx(dense(*setting)[0]["loss"], rel=1e-4)
+
+
+@each_program
+@each_setting
+def test_a_sparse_training_learns_and_has_the_same_bits_on_every_rank(program, setting):
+    sparse = ("--compression", "oktopk:density=0.05,dense_below=0")
+    first, second = trained(program, *setting, *sparse)
+    assert first["digest"] == second["digest"] != dense(*setting)[0]["digest"]
+    assert first["loss"] < UNTRAINED
+
+
+UNTRAINED = 0.7  # the network's loss before its first step is 0.75
