@@ -155,6 +155,9 @@ class SparseState:
         """The param groups of all optimizers."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
+    def place_named(self, names: Sequence[str]) -> None:
+        """DDP exchanges all parameters that learned when it was made."""
+
     def _receive(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         exchange = self._open({p.device for p in bucket.parameters()})
         exchange.epoch = self.epoch

@@ -122,6 +122,18 @@ class Gradients:
         learning: list[Any] = [p for p in parameters if p.requires_grad]
         self._hooks += [p.register_post_accumulate_grad_hook(hook) for p in learning]
 
+    def place_named(self, names: Sequence[str]) -> None:
+        """Makes a bucket for frozen parameters that learned in the training that is gone on with; a collective call.
+
+        Args:
+            names: Of the bucket's parameters, in its order. Where one is not known or has a place, nothing is done.
+        """
+        frozen = {self._parameter_names[p]: p for p in self._frozen}
+        if all(name in frozen for name in names):
+            chosen = [frozen[name] for name in reversed(names)]
+            self._frozen = [p for p in self._frozen if p not in set(chosen)]
+            self._place(chosen)
+
     def _take_over(self, parameters: Sequence[torch.Tensor]) -> None:
         """Ends the exchange of an optimizer that the same parameters belonged to: two would exchange each gradient."""
         for older in [

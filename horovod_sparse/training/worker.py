@@ -240,5 +240,5 @@ class Worker:
         if mine != theirs:
             raise ValueError(
                 f"the state holds buckets of {theirs}, but here they are {mine}: load it with the model, "
-                "bucket_bytes, dense_below and groups it was saved with"
+                "bucket_bytes, dense_below and groups it was saved with, and with the same parameters frozen at first"
             )
