@@ -296,7 +296,7 @@ class Gradients:
         """Takes part in the other ranks' steps, with nothing to give, while this rank is in ``hvd.join()``."""
         rank, exchange, frozen = hvd.rank(), self._exchange, [False] * len(self._frozen)
         assert exchange is not None
-        if not exchange.worker.buckets:
+        if self._newer is not None or not exchange.worker.buckets:
             return
         if exchange.undoable:
             raise ValueError(
