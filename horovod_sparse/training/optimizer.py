@@ -55,8 +55,10 @@ class _Optimizer(Gradients):
         elif self._should_synchronize:
             if self._synchronized and not self._complete:
                 warnings.warn(
-                    "optimizer.step() was called without optimizer.skip_synchronize() after optimizer.synchronize(): "
-                    "the gradients are exchanged once only, but say so: `with optimizer.skip_synchronize():`",
+                    # Begins as Horovod's own does: scripts may filter it.
+                    "optimizer.step() called without optimizer.skip_synchronize() context after "
+                    "optimizer.synchronize(): the gradients are exchanged once only, but say so: `with "
+                    "optimizer.skip_synchronize():`",
                     stacklevel=user_level(),
                 )
             self.synchronize()
