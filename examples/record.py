@@ -6,11 +6,10 @@ import argparse
 import hashlib
 import json
 import platform
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import horovod
-import horovod.torch as hvd
 import mpi4py
 import numpy as np
 import torch
@@ -19,6 +18,9 @@ from torch import nn
 
 import horovod_sparse
 from horovod_sparse import trace
+
+if TYPE_CHECKING:
+    from doors import Door  # the benchmarks import this module from elsewhere
 
 # Spans of train.py and of the library. "synchronize" is the time the script waits for the exchange.
 STAGES = ("forward", "backward", "select", "agree", "exchange", "apply", "synchronize", "update")
@@ -29,13 +31,15 @@ class Recorder:
 
     Args:
         args: train.py's arguments; written down as they are.
+        door: To the other ranks.
         model: The model.
-        optimizer: Its optimizer, as ``hvs.DistributedOptimizer`` returned it.
+        optimizer: Its optimizer.
         steps: Optimizer steps per epoch.
     """
 
-    def __init__(self, args: argparse.Namespace, model: nn.Module, optimizer: Any, steps: int) -> None:
+    def __init__(self, args: argparse.Namespace, door: Door, model: nn.Module, optimizer: Any, steps: int) -> None:
         self._args = args
+        self._door = door
         self._model = model
         self._count = sum(parameter.numel() for parameter in model.parameters())
         self._optimizer = optimizer
@@ -46,7 +50,7 @@ class Recorder:
         self._spent: dict[str, float] = {}
         self._sent = 0.0
         self._in_progress = False  # an epoch, whose spans have not been counted yet
-        if hvd.rank() == 0:
+        if door.rank == 0:
             args.output.mkdir(parents=True, exist_ok=True)  # fails before the training rather than after it
 
     def begin_epoch(self) -> None:
@@ -66,10 +70,10 @@ class Recorder:
         spent, self._densities = self._times(), self._densities_so_far()
         self._spent, self._in_progress = {}, False
         mine = [train_loss, seconds, self._bytes_sent(), *(spent[stage] for stage in STAGES)]
-        average = hvd.allreduce(torch.tensor(mine, dtype=torch.float64), op=hvd.Average, name="record")
+        average = self._door.sum(torch.tensor(mine, dtype=torch.float64)) / self._door.size
         mean_loss, seconds, sent, *stages = average.tolist()
         before = self._epochs[-1]["bytes_sent"] if self._epochs else 0.0
-        images = self._steps * self._args.batch_size * self._args.backward_passes_per_step * hvd.size()
+        images = self._steps * self._args.batch_size * self._args.backward_passes_per_step * self._door.size
         self._epochs.append(
             {
                 "epoch": len(self._epochs) + 1,
@@ -106,7 +110,7 @@ class Recorder:
             "epochs": self._epochs,
             "densities": self._densities_so_far() if self._in_progress else self._densities,
             "spent": self._times() if self._in_progress else {},
-            "sent": self._bytes_sent() if hasattr(self._optimizer, "traffic") else 0.0,
+            "sent": self._bytes_sent() if hasattr(self._door.exchange, "traffic") else 0.0,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -117,12 +121,12 @@ class Recorder:
     def _bytes_sent(self) -> float:
         """Gradient bytes this rank has sent so far.
 
-        Horovod counts none: a ring allreduce, which sends the fewest, sends 2 (P-1)/P of the gradients' bytes.
+        A dense exchange counts none: a ring allreduce, which sends the fewest, sends 2 (P-1)/P of the gradients' bytes.
         """
-        if hasattr(self._optimizer, "traffic"):
-            return self._sent + float(self._optimizer.traffic.bytes_sent)
+        if hasattr(self._door.exchange, "traffic"):
+            return self._sent + float(self._door.exchange.traffic.bytes_sent)
         width = 2 if self._args.compression == "fp16" else 4
-        per_step = 2 * (hvd.size() - 1) / hvd.size() * width * self._count
+        per_step = 2 * (self._door.size - 1) / self._door.size * width * self._count
         before = self._epochs[-1]["bytes_sent"] if self._epochs else 0.0
         return float(before + per_step * self._steps)
 
@@ -130,10 +134,10 @@ class Recorder:
         """Writes ``result.json``, and with --trace the last epoch's ``trace.json``; a collective call."""
         if self._args.trace:
             trace.export(self._args.output / "trace.json", MPI.COMM_WORLD)
-        if hvd.rank() == 0:
+        if self._door.rank == 0:
             result = {
                 "configuration": {key: _json_value(value) for key, value in vars(self._args).items()},
-                "ranks": hvd.size(),
+                "ranks": self._door.size,
                 "parameter_count": self._count,
                 "parameters": digest(self._model),
                 "steps_per_epoch": self._steps,
@@ -154,11 +158,12 @@ def digest(model: nn.Module) -> str:
 
 def versions() -> dict[str, str]:
     """Versions that the run's numbers depend on."""
+    horovod = sys.modules.get("horovod")  # not every machine has it
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "horovod": horovod.__version__,
+        **({"horovod": horovod.__version__} if horovod else {}),
         "horovod_sparse": horovod_sparse.__version__,
         "mpi4py": mpi4py.__version__,
         "mpi": MPI.Get_library_version().strip("\0").splitlines()[0],

@@ -28,13 +28,13 @@ STAGES = (
     ("update", "update"),
     ("step", "whole step"),
 )
-OF_HOROVOD = ("none", "fp16")
+DENSE = ("none", "fp16")  # compressions of Horovod and of DistributedDataParallel themselves
 NOTES = """\
 Loss and accuracy: last epoch, whole test part. Speed and times: median over epochs of the mean over ranks.
 * These run on a thread of their own beside backward: the stages overlap and do not add up to the whole step.
-"agree" is a tiny message that waits for the slowest rank; "wait" is what is left to do once backward has ended.
-Horovod's own exchange shows in "wait" alone. Its bytes are computed, not counted: 2 (P-1)/P times the gradients'
-size, which a ring sends."""
+"agree" is a tiny message that waits for the slowest rank; "wait" is what is left to do once backward has ended, with
+Horovod. DistributedDataParallel (door ddp) waits within backward. A dense exchange shows nowhere else, and its bytes
+are computed, not counted: 2 (P-1)/P times the gradients' size, which a ring sends."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +55,23 @@ class Run:
         return str(self.content["configuration"]["compression"])
 
     @property
+    def door(self) -> str:
+        """The run's --door."""
+        return str(self.content["configuration"].get("door", "horovod"))
+
+    @property
     def task(self) -> tuple[str, str]:
         """The run's --data and --model; accuracies of other ones are not comparable."""
         return self.content["configuration"]["data"], self.content["configuration"]["model"]
 
     @property
     def dense(self) -> bool:
-        """Tells whether the gradients travelled as Horovod itself sends them, unrounded."""
+        """Tells whether the gradients travelled whole and unrounded."""
         return self.compression == "none"
 
     @property
     def densities(self) -> dict[str, list[float]]:
-        """The density of every step, by bucket; empty where Horovod itself exchanged."""
+        """The density of every step, by bucket; empty where the exchange was dense."""
         return dict(self.content["densities"])
 
     @property
@@ -80,8 +85,10 @@ class Run:
         return [epoch[key] for epoch in self.content["epochs"]]
 
     def ms(self, stage: str) -> float | None:
-        """Milliseconds per step of a stage; None for the stages that Horovod's own exchange does not show."""
-        if self.compression in OF_HOROVOD and stage in ("select", "agree", "exchange", "apply"):
+        """Milliseconds per step of a stage; None for the stages that the run does not show."""
+        if self.compression in DENSE and stage in ("select", "agree", "exchange", "apply"):
+            return None
+        if self.door == "ddp" and stage == "synchronize":
             return None
         return float(median(epoch["ms_per_step"][stage] for epoch in self.content["epochs"]))
 
@@ -108,6 +115,7 @@ def summary(runs: Sequence[Run]) -> dict[str, Any]:
     """The table's numbers: accuracies as fractions, bytes and ms per step and rank."""
     numbers: dict[str, Any] = {
         run.name: {
+            "door": run.door,
             "compression": run.compression,
             "test_accuracy": run.last["test_accuracy"],
             "test_loss": run.last["test_loss"],
@@ -141,6 +149,7 @@ def table(runs: Sequence[Run]) -> str:
     numbers = summary(runs)["runs"].values()
     rows = [
         ("", [run.name for run in runs]),
+        ("door", [run.door for run in runs]),
         ("compression", [run.compression for run in runs]),
         ("test accuracy", [f"{one['test_accuracy']:.2%}" for one in numbers]),
         ("test loss", [f"{one['test_loss']:.4f}" for one in numbers]),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import horovod.torch as hvd
+from doors import Door
 from record import Recorder
 
 import horovod_sparse as hvs
@@ -57,20 +57,27 @@ class Saving:
 
     Args:
         args: train.py's arguments.
+        door: To the other ranks.
         preempted: Tells whether the run has to end; called once a step.
         recorder: Saved as well.
         **states: Model, optimizer and whatever else has a state.
     """
 
     def __init__(
-        self, args: argparse.Namespace, preempted: Callable[[], bool], recorder: Recorder, **states: Any
+        self,
+        args: argparse.Namespace,
+        door: Door,
+        preempted: Callable[[], bool],
+        recorder: Recorder,
+        **states: Any,
     ) -> None:
+        self._rank = door.rank
         self._every = args.checkpoint_every
         self._resume = args.resume
         self._checkpoints = hvs.checkpoint.Checkpoints(args.checkpoint, args.keep) if args.checkpoint else None
         self._preempted = preempted
         self._recorder = recorder
-        self._states = states
+        self._states = {"exchange": door.exchange, **states}
         self._began = 0.0
         self._kept = -1  # the step that was saved or loaded last
 
@@ -91,7 +98,7 @@ class Saving:
             restored = self._checkpoints.load(step=step, **self._states)
         except hvs.checkpoint.CheckpointError as error:
             # The same on every rank: one tells it.
-            sys.exit(f"train.py: {error} (--resume STEP)" if hvd.rank() == 0 else 1)
+            sys.exit(f"train.py: {error} (--resume STEP)" if self._rank == 0 else 1)
         if restored is None:
             return Position(images=images)
         self._recorder.load_state_dict(restored.data["recorder"])
@@ -101,7 +108,7 @@ class Saving:
             # The learning rate follows the share of the training that is done.
             self._states["scheduler"].last_epoch = position.epoch * steps + position.batch
         self._kept = position.step
-        say(f"goes on from step {position.step}")
+        self._say(f"goes on from step {position.step}")
         return position
 
     def begin(self, position: Position) -> None:
@@ -120,7 +127,7 @@ class Saving:
         if self._preempted():
             saved = self._save(position)
             if saved:
-                say(f"preempted at step {position.step}")
+                self._say(f"preempted at step {position.step}")
             return saved
         if position.step % self._every == 0 if self._every else position.batch == 0:
             self._save(position)
@@ -139,15 +146,14 @@ class Saving:
         try:
             self._checkpoints.save(position.step, data=data, **self._states)
         except hvs.checkpoint.CheckpointError as error:
-            say(f"warning: {error}; the training goes on")
+            self._say(f"warning: {error}; the training goes on")
             return False
         finally:
             self._began += time.perf_counter() - start
         self._kept = position.step
         return True
 
-
-def say(what: str) -> None:
-    """Prints a line, on rank 0."""
-    if hvd.rank() == 0:
-        print(f"train.py: {what}", flush=True)
+    def _say(self, what: str) -> None:
+        """Prints a line, on rank 0."""
+        if self._rank == 0:
+            print(f"train.py: {what}", flush=True)

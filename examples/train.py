@@ -1,10 +1,11 @@
-"""Trains an image classifier with Horovod, dense or sparse.
+"""Trains an image classifier with Horovod or DistributedDataParallel, dense or sparse.
 
     horovodrun -np 4 python examples/train.py --compression none --output runs/dense
     horovodrun -np 4 python examples/train.py --compression topka:density=0.01 --output runs/topka
     python examples/report.py runs/dense runs/topka --output runs
 
-A plain Horovod script, but for the lines marked "sparse" and the times it takes. Each run writes ``result.json``.
+A plain script, but for the lines marked "sparse" and the times it takes. Those that Horovod and DistributedDataParallel
+(``--door ddp``) write in two ways are in ``doors.py``. Each run writes ``result.json``.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 from data import Batches, Images, Split, load
+from doors import DENSE, DOORS, Door
 from models import MODELS, build
 from progress import progress_bar
 from record import Recorder
@@ -39,7 +40,7 @@ def main() -> None:
     args = parse_arguments()
     try:
         data = load(args.data)
-        compression = hvs.parse(args.compression)  # sparse
+        compression = args.compression if args.compression in DENSE else hvs.parse(args.compression)  # sparse
     except (OSError, ValueError) as error:
         sys.exit(f"train.py: {error}")
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -50,39 +51,42 @@ def main() -> None:
 
 def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Callable[[], bool]) -> None:
     """Trains on this rank's share of the data; rank 0 shows the progress and writes the results."""
-    hvd.init()
+    door = DOORS[args.door](args)
     torch.manual_seed(args.seed)
     model = build(args.model, data.channels, data.side, data.classes)
     scaler = torch.amp.GradScaler(args.device, enabled=args.amp)
-    optimizer = distribute(args, model, compression, scaler)
-    torch.manual_seed(args.seed + hvd.rank())  # every rank augments its images in its own way
-    sampler: DistributedSampler[Any] = DistributedSampler(data.train, hvd.size(), hvd.rank(), seed=args.seed)
+    if args.device == "cuda":
+        torch.cuda.set_device(door.local_rank % torch.cuda.device_count())  # ranks may share a GPU
+    replica = door.replicate(model)
+    optimizer = door.connect(build_optimizer(args, model), compression, scaler)
+    torch.manual_seed(args.seed + door.rank)  # every rank augments its images in its own way
+    sampler: DistributedSampler[Any] = DistributedSampler(data.train, door.size, door.rank, seed=args.seed)
     batches = build_batches(args, sampler)
     # With a generator of its own: the global one would otherwise depend on how often the loader was begun.
     loader = DataLoader(data.train, sampler=batches, batch_size=None, generator=torch.Generator())
     scheduler = build_scheduler(args, optimizer, len(loader))
-    recorder = Recorder(args, model, optimizer, len(loader))
+    recorder = Recorder(args, door, model, optimizer, len(loader))
     states = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
-    saving = Saving(args, preempted, recorder, **states)
-    position = saving.resume(args.batch_size * args.backward_passes_per_step * hvd.size(), len(loader))
+    saving = Saving(args, door, preempted, recorder, **states)
+    position = saving.resume(args.batch_size * args.backward_passes_per_step * door.size, len(loader))
     trace.enable()
-    with progress_bar(args.epochs * len(loader), show=hvd.rank() == 0) as bar:
+    with progress_bar(args.epochs * len(loader), show=door.rank == 0) as bar:
         bar.initial = bar.n = position.epoch * len(loader) + position.batch
         while position.epoch < args.epochs:
             sampler.set_epoch(position.epoch)
             batches.start = position.batch
             if isinstance(compression, hvs.Sparse):  # sparse: densities may follow the epoch
-                optimizer.set_epoch(position.epoch)
+                door.exchange.set_epoch(position.epoch)
             recorder.begin_epoch()
             saving.begin(position)
             for images, labels in loader:
-                position.advance(train_step(args, model, optimizer, scaler, images, labels))
+                position.advance(train_step(args, door, replica, optimizer, scaler, images, labels))
                 scheduler.step()
                 bar.update()
                 if position.batch < len(loader) and saving.leaves(position):
                     return
             seconds = saving.seconds
-            test_loss, accuracy = evaluate(args, model, data.test)
+            test_loss, accuracy = evaluate(args, door, model, data.test)
             recorder.end_epoch(position.loss / len(loader), test_loss, accuracy, seconds)
             bar.set_postfix(refresh=False, loss=f"{test_loss:.3f}", accuracy=f"{accuracy:.2%}")
             position.next_epoch()
@@ -92,25 +96,9 @@ def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Ca
     recorder.write()
 
 
-def distribute(args: argparse.Namespace, model: nn.Module, compression: Any, scaler: torch.amp.GradScaler) -> Any:
-    """Starts every rank from rank 0's parameters; the optimizer returned exchanges the gradients."""
-    # While they are on the CPU: for this, Horovod need not have been built with CUDA.
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    if args.device == "cuda":
-        torch.cuda.set_device(hvd.local_rank() % torch.cuda.device_count())  # ranks may share a GPU
-    model.to(args.device)
-    optimizer = build_optimizer(args, model)
-    return hvs.DistributedOptimizer(  # sparse: hvd.DistributedOptimizer in a plain Horovod script
-        optimizer,
-        named_parameters=model.named_parameters(),
-        backward_passes_per_step=args.backward_passes_per_step,
-        compression=compression,  # sparse
-        grad_scaler=scaler,  # sparse
-    )
-
-
 def train_step(
     args: argparse.Namespace,
+    door: Door,
     model: nn.Module,
     optimizer: Any,
     scaler: torch.amp.GradScaler,
@@ -124,43 +112,43 @@ def train_step(
     optimizer.zero_grad()
     for start in range(0, len(images), args.batch_size):
         part = slice(start, start + args.batch_size)
-        with trace.span("forward"), torch.autocast(args.device, torch.float16, enabled=args.amp):
-            loss = F.cross_entropy(model(images[part]), labels[part]) / args.backward_passes_per_step
-        with trace.span("backward"):
-            scaler.scale(loss).backward()
+        with nullcontext() if part.stop >= len(images) else door.accumulating():
+            with trace.span("forward"), torch.autocast(args.device, torch.float16, enabled=args.amp):
+                loss = F.cross_entropy(model(images[part]), labels[part]) / args.backward_passes_per_step
+            with trace.span("backward"):
+                scaler.scale(loss).backward()
         mean_loss += loss.item()
-    with trace.span("synchronize"):
-        optimizer.synchronize()
-    if args.clip:
-        scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), args.clip)
-    with trace.span("update"), optimizer.skip_synchronize():
-        scaler.step(optimizer)
+    with door.exchanged():
+        if args.clip:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+        with trace.span("update"):
+            scaler.step(optimizer)
     scaler.update()
     return mean_loss
 
 
 @torch.no_grad()
-def evaluate(args: argparse.Namespace, model: nn.Module, data: Images) -> tuple[float, float]:
+def evaluate(args: argparse.Namespace, door: Door, model: nn.Module, data: Images) -> tuple[float, float]:
     """Mean loss and accuracy over the whole test part, of which each rank computes a share."""
-    for name, buffer in model.named_buffers():  # batch normalization saw other images on every rank
+    for buffer in model.buffers():  # batch normalization saw other images on every rank
         if buffer.is_floating_point():
-            buffer.copy_(hvd.allreduce(buffer.cpu(), op=hvd.Average, name=f"buffer.{name}"))
+            buffer.copy_(door.sum(buffer) / door.size)
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64)
-    share = range(hvd.rank(), len(data), hvd.size())
+    share = range(door.rank, len(data), door.size)
     for start in range(0, len(share), args.batch_size):
         images, labels = (part.to(args.device) for part in data[share[start : start + args.batch_size]])
         logits = model(images)
         loss = F.cross_entropy(logits, labels, reduction="sum")
         correct = (logits.argmax(1) == labels).sum()
         sums += torch.tensor([loss.item(), correct.item(), len(labels)], dtype=torch.float64)
-    loss_sum, right, count = hvd.allreduce(sums, op=hvd.Sum, name="evaluate").tolist()
+    loss_sum, right, count = door.sum(sums).tolist()
     return loss_sum / count, right / count
 
 
 def build_optimizer(args: argparse.Namespace, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of the user's choice, before Horovod wraps it."""
+    """The optimizer of the user's choice."""
     parameters, common = model.parameters(), {"lr": args.lr, "weight_decay": args.weight_decay}
     if args.optimizer == "sgd":
         return torch.optim.SGD(parameters, momentum=args.momentum, **common)
@@ -181,7 +169,7 @@ def build_batches(args: argparse.Namespace, sampler: DistributedSampler[Any]) ->
     batches = Batches(sampler, images, drop_last=True)
     if not len(batches):
         sys.exit(
-            f"train.py: rank {hvd.rank()} has {len(sampler)} images, too few for one step of {images}: "
+            f"train.py: rank {sampler.rank} has {len(sampler)} images, too few for one step of {images}: "
             "lower --batch-size or --backward-passes-per-step, or start fewer ranks"
         )
     return batches
@@ -211,13 +199,14 @@ def positive(text: str) -> int:
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
-        description="Trains an image classifier with Horovod, dense or sparse.",
+        description="Trains an image classifier with Horovod or DistributedDataParallel, dense or sparse.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     add("--data", default="digits", help="digits, or cifar10:DIR with the folder of CIFAR-10's binary files")
     add("--model", default="cnn", choices=MODELS)
-    add("--compression", default="none", help="none (Horovod's dense exchange) or such as topka:density=0.01")
+    add("--door", default="horovod", choices=DOORS, help="who calls for the exchange; ddp: DistributedDataParallel")
+    add("--compression", default="none", help="none (the door's own dense exchange), or such as topka:density=0.01")
     add("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: of a node's GPUs, one for each rank")
     add("--amp", action="store_true", help="automatic mixed precision: float16 where it suffices, and a scaled loss")
     add("--optimizer", default="sgd", choices=("sgd", "adam", "adamw"))

@@ -76,9 +76,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return digest
 
 
-def assert_killed(training: Training, fault: str, reached: int) -> None:
+def assert_killed(training: Training, fault: str, reached: int, *arguments: str) -> None:
     """One more checkpoint is whole when the fault comes."""
-    result = training.run(fault)
+    result = training.run(fault, *arguments)
     assert result.returncode != 0, fault
     assert training.steps[-1] == reached, fault
     assert reached == EVERY or f"goes on from step {reached - EVERY}\n" in result.stdout, fault
@@ -102,6 +102,22 @@ def test_a_rank_is_killed_at_every_other_stage_of_a_step_and_of_a_checkpoint(und
     for number, fault in enumerate(KILLS):
         assert_killed(training, fault, EVERY * (number + 1))
     assert training.ends_as(undisturbed, training.run())
+
+
+@pytest.mark.full
+def test_a_training_through_ddp_goes_on_after_kills_and_through_the_other_door(
+    undisturbed: str, tmp_path: Path
+) -> None:
+    """The bits are those of the training through Horovod that nothing happened to."""
+    training, ddp = Training(tmp_path), ("--door", "ddp")
+    assert_killed(training, "kill:exchange@1@8", EVERY, *ddp)
+    assert_killed(training, "kill:fsync@1@1", 2 * EVERY, *ddp)
+    assert_killed(training, "kill:update@1@2", 3 * EVERY)
+    result = training.run("term:fsync@0@4", *ddp)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "preempted at step 9" in result.stdout
+    assert training.steps == [8, 9]
+    assert training.ends_as(undisturbed, training.run("none@0@0", *ddp))
 
 
 @pytest.mark.full

@@ -20,6 +20,7 @@ def write_run(
     bytes_per_step: float,
     model: str = "cnn",
     densities: dict[str, list[float]] | None = None,
+    **configuration: str,
 ) -> Path:
     """A folder as train.py would leave it; times of epoch e are e times the stage's place in STAGES."""
     epochs: list[dict[str, Any]] = [
@@ -37,7 +38,7 @@ def write_run(
         for number, accuracy in enumerate(accuracies, start=1)
     ]
     folder.mkdir()
-    configuration = {"data": "digits", "model": model, "compression": compression}
+    configuration = {"data": "digits", "model": model, "compression": compression, **configuration}
     content = {"configuration": configuration, "ranks": 4, "epochs": epochs, "densities": densities or {}}
     (folder / "result.json").write_text(json.dumps(content))
     return folder
@@ -82,6 +83,14 @@ def test_stages_that_horovod_does_not_show_are_left_blank(dense: Path, topka: Pa
     assert found["agree *"] == ["-", "8.00"]
     assert found["exchange *"] == ["-", "10.00"]
     assert found["apply *"] == ["-", "12.00"]
+
+
+def test_stages_that_ddp_does_not_show_are_left_blank(tmp_path: Path, dense: Path) -> None:
+    ddp = write_run(tmp_path / "ddp", "topka", [0.5], 1000, door="ddp")
+    found = rows(report.table([report.read(dense), report.read(ddp)]))
+    assert found["door"] == ["horovod", "ddp"]
+    assert found["wait"] == ["14.00", "-"]
+    assert found["exchange *"] == ["-", "5.00"]
 
 
 def test_columns_are_aligned(dense: Path, topka: Path) -> None:

@@ -1,4 +1,4 @@
-"""train.py as a user starts it: as one process and under mpirun."""
+"""train.py as a user starts it: as one process and under mpirun, through Horovod and DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ from train import main
 
 TRAIN = Path(__file__).resolve().parents[2] / "examples" / "train.py"
 TEST_IMAGES = 360
+
+
+DDP = ("--door", "ddp", "--warmup-epochs", "0")
+# train.py where Horovod is not installed.
+WITHOUT_HOROVOD = (
+    f"import runpy, sys; sys.modules['horovod'] = None; sys.path[0] = {str(TRAIN.parent)!r}; "
+    f"runpy.run_path({str(TRAIN)!r}, run_name='__main__')"
+)
 
 
 def train(*arguments: str, ranks: int | None = None) -> subprocess.CompletedProcess[str]:
@@ -103,3 +111,78 @@ def test_bad_arguments_end_before_horovod_starts(
     with pytest.raises(SystemExit) as left:
         main()
     assert message in str(left.value) + capsys.readouterr().err
+
+
+def test_ddp_trains_sparse_without_horovod(tmp_path: Path) -> None:
+    """Two backward passes a step, the first of which exchanges nothing, and times of every stage."""
+    arguments = [*DDP, "--compression", "topka:density=0.01", "--epochs", "1", "--clip", "5", "--batch-size", "16"]
+    arguments += ["--backward-passes-per-step", "2", "--trace", "--output", str(tmp_path)]
+    content = result(launch.python("-c", WITHOUT_HOROVOD, *arguments, ranks=2), tmp_path)
+    (epoch,) = content["epochs"]
+    assert content["ranks"] == 2
+    assert content["steps_per_epoch"] == 719 // 32
+    assert "horovod" not in content["versions"]
+    assert epoch["test_accuracy"] > 0.25
+    entries = 0.01 * content["parameter_count"]
+    assert 8 * entries * 0.9 < epoch["bytes_per_step"] < 8 * entries + 4 * 3000
+    stages = epoch["ms_per_step"]
+    assert all(stages[name] > 0 for name in ("forward", "backward", "select", "exchange", "apply"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 1}
+
+
+@pytest.mark.full
+@pytest.mark.timeout(250)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("oktopk:density=0.05,bucket_bytes=100000,dense_below=0", "--batch-size", "8", "--clip", "5"),
+        ("dgc:density=0.05,momentum=0.9", "--momentum", "0"),
+        ("topka:density=0.05,schedule=warmup,wire=float16", "--optimizer", "adamw", "--lr", "0.001"),
+    ],
+    ids=lambda settings: settings[0].partition(":")[0],
+)
+def test_both_doors_end_with_the_same_bits(settings: tuple[str, ...], tmp_path: Path) -> None:
+    common = ["--epochs", "2", "--backward-passes-per-step", "2", "--warmup-epochs", "1", "--compression", *settings]
+    ends = []
+    for door in ("horovod", "ddp"):
+        output = tmp_path / door
+        ends.append(result(train(*common, "--door", door, "--output", str(output), ranks=3), output))
+    one, other = ends
+    assert one["parameters"] == other["parameters"]
+    assert one["densities"] == other["densities"]
+    for name in ("test_accuracy", "bytes_sent", "lr"):
+        assert [epoch[name] for epoch in one["epochs"]] == [epoch[name] for epoch in other["epochs"]]
+    # MPI and Gloo add the ranks' losses in different orders.
+    losses = [[epoch[name] for epoch in end["epochs"] for name in ("train_loss", "test_loss")] for end in ends]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(450)
+def test_dense_and_at_density_1_both_doors_end_alike(tmp_path: Path) -> None:
+    losses = {}
+    for door, compression in (("horovod", "none"), ("ddp", "none"), ("ddp", "topka:density=1"), ("ddp", "fp16")):
+        output = tmp_path / f"{door}-{compression}"
+        arguments = ["--door", door, "--compression", compression, "--epochs", "2", "--output", str(output)]
+        (_, epoch) = result(train(*arguments, ranks=2), output)["epochs"]
+        losses[door, compression] = epoch["train_loss"]
+    expected = losses["horovod", "none"]
+    assert losses["ddp", "none"] == pytest.approx(expected, rel=1e-3)
+    assert losses["ddp", "topka:density=1"] == pytest.approx(expected, rel=1e-3)
+    assert losses["ddp", "fp16"] == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.full
+def test_ddp_trains_with_mixed_precision(tmp_path: Path) -> None:
+    arguments = [*DDP, "--amp", "--compression", "oktopk:density=0.05", "--clip", "5", "--epochs", "1"]
+    (epoch,) = result(train(*arguments, "--output", str(tmp_path), ranks=2), tmp_path)["epochs"]
+    assert epoch["test_accuracy"] > 0.4
+
+
+@pytest.mark.full
+def test_ddp_on_one_process(tmp_path: Path) -> None:
+    arguments = [*DDP, "--compression", "topka:density=0.01", "--epochs", "1", "--output", str(tmp_path)]
+    (epoch,) = result(train(*arguments), tmp_path)["epochs"]
+    assert epoch["test_accuracy"] > 0.7
+    assert epoch["bytes_sent"] == 0

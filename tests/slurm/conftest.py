@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cluster import Cluster, missing_programs
 
-NEED_SLURM = ("test_batch.py", "test_preemption.py", "test_shellcheck.py")
+NEED_SLURM = ("test_batch.py", "test_ddp.py", "test_preemption.py", "test_shellcheck.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
