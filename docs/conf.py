@@ -12,8 +12,8 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 exclude_patterns = ["_build"]
 
 # Users meet the optimizer's methods on what DistributedOptimizer returns, which is a class made at run time.
-optimizer.optimizer = optimizer._Overrides
-optimizer._Overrides.__qualname__ = "optimizer"
+optimizer.optimizer = optimizer._Optimizer
+optimizer._Optimizer.__qualname__ = "optimizer"
 
 html_theme = "furo"
 html_title = f"horovod_sparse {version}"

@@ -23,28 +23,42 @@ from horovod_sparse import trace
 if TYPE_CHECKING:
     from horovod_sparse import checkpoint
     from horovod_sparse.compression import Compression, Sparse, parse
+    from horovod_sparse.pipeline.allreduce import SparseAllreduce
+    from horovod_sparse.training import ddp
     from horovod_sparse.training.optimizer import DistributedOptimizer
     from horovod_sparse.vector import SparseVector
 
 __version__ = "0.1.0"
 
-__all__ = ["Compression", "DistributedOptimizer", "Sparse", "SparseVector", "checkpoint", "parse", "trace"]
+__all__ = [
+    "Compression",
+    "DistributedOptimizer",
+    "Sparse",
+    "SparseAllreduce",
+    "SparseVector",
+    "checkpoint",
+    "ddp",
+    "parse",
+    "trace",
+]
 
 # Loaded when asked for: `horovod-sparse check` must run where MPI does not start, and collectives where neither
 # torch nor Horovod is installed.
+_MODULES = {"checkpoint": "checkpoint", "ddp": "training.ddp"}
 _MODULE_OF = {
     "Compression": "compression",
     "Sparse": "compression",
     "parse": "compression",
     "DistributedOptimizer": "training.optimizer",
+    "SparseAllreduce": "pipeline.allreduce",
     "SparseVector": "vector",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Loads a public name from its module on first use."""
-    if name == "checkpoint":
-        return importlib.import_module("horovod_sparse.checkpoint")
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{_MODULES[name]}")
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -11,7 +11,8 @@ from typing import Any
 
 from horovod_sparse.collectives import COLLECTIVES, Collective, Dense, SharedIndices, TopkA
 from horovod_sparse.memories import MEMORIES, Memory, NoMemory, Residual
-from horovod_sparse.rules import ANYWHERE, Place, RuleOptions, is_number, number, whole
+from horovod_sparse.rules import ANYWHERE, Place
+from horovod_sparse.rules.options import RuleOptions, is_number, number, whole
 from horovod_sparse.schedules import SCHEDULES, Constant, Schedule
 from horovod_sparse.sparsifiers import SPARSIFIERS, Sparsifier, TopK
 

@@ -35,7 +35,7 @@ class Recorder:
         return {}
 
 
-def recording_buckets(monkeypatch, log, parameters, bucket_bytes=80, dense=False, factor=0.5):
+def recording_buckets(monkeypatch, log, parameters, bucket_bytes=80, dense=False, factor=0.5, hold_zeros=False):
     """Buckets of parameters that are named by their numbers."""
     made = []
 
@@ -45,5 +45,5 @@ def recording_buckets(monkeypatch, log, parameters, bucket_bytes=80, dense=False
 
     monkeypatch.setattr(bucket, "pipeline_for", pipeline)
     members = [Member(str(i), p, group=0, dense=dense) for i, p in enumerate(parameters)]
-    buckets = [Bucket(one, parse("topka"), None, factor, undoable=True) for one in plan(members, bucket_bytes)]
+    buckets = [Bucket(one, parse("topka"), None, factor, True, hold_zeros) for one in plan(members, bucket_bytes)]
     return buckets, made

@@ -14,7 +14,6 @@ FILES = {path.relative_to(PACKAGE): ast.parse(path.read_text()) for path in sort
 RULES = ("memories", "sparsifiers", "collectives", "schedules")
 MAY_IMPORT = {
     "trace": "",
-    "threshold": "",
     "kernels": "",
     "mpi": "kernels",
     "wire": "kernels",
@@ -25,8 +24,8 @@ MAY_IMPORT = {
     "watchdog": "mpi",
     "schedules": "rules",
     "memories": "rules kernels vector accumulator",
-    "sparsifiers": "rules kernels vector accumulator threshold",
-    "collectives": "rules kernels vector threshold wire mpi costs",
+    "sparsifiers": "rules kernels vector accumulator",
+    "collectives": "rules kernels vector wire mpi costs",
     "compression": "rules memories sparsifiers collectives schedules",
     "pipeline": "compression rules kernels vector accumulator mpi trace",
     "training": "pipeline compression rules kernels mpi trace watchdog",
@@ -70,7 +69,7 @@ def test_torch_horovod_and_mpi_stay_where_they_belong():
     rooms = {framework: {one for one, name in loaded if name == framework} for framework in ("torch", "mpi4py")}
     assert rooms == {
         "torch": {"training", "checkpoint"},
-        "mpi4py": {"mpi", "watchdog", "training", "checkpoint", "cli"},
+        "mpi4py": {"mpi", "watchdog", "pipeline", "training", "checkpoint", "cli"},
     }
     # Of Horovod, the compression has only the compressors, when asked for.
     assert {one for one, name in loaded if name == "horovod"} <= {"training", "checkpoint", "compression"}
@@ -106,6 +105,7 @@ loaded = {name.partition(".")[0] for name in sys.modules}
 sys.exit(f"loaded {sorted(loaded & set(sys.argv[1].split()))}" if loaded & set(sys.argv[1].split()) else 0)
 """
 STAGES = " ".join(f"horovod_sparse.{one}" for one in ("accumulator", "kernels", *RULES, "compression", "pipeline"))
+AVERAGE = "import numpy; horovod_sparse.SparseAllreduce(9, 'topka:density=0.5')(numpy.ones((3, 3)))"
 ADVISE = ["advise", "--parameters", "25.6M", "--ranks", "64", "--bandwidth", "10Gbit"]
 
 
@@ -116,8 +116,9 @@ ADVISE = ["advise", "--parameters", "25.6M", "--ranks", "64", "--bandwidth", "10
         ("horovod_sparse.compression", "horovod_sparse.parse('hierarchical:inner=gtopk')", "torch horovod mpi4py"),
         ("horovod_sparse.cli", f"horovod_sparse.cli.main({ADVISE})", "torch horovod mpi4py"),
         (STAGES, "", "torch horovod"),
+        ("horovod_sparse.pipeline", AVERAGE, "torch horovod"),
     ],
-    ids=["package", "parse", "advise", "stages"],
+    ids=["package", "parse", "advise", "stages", "arrays"],
 )
 def test_what_is_not_needed_is_not_loaded(names, statement, forbidden):
     result = launch.python("-c", CODE, forbidden, names, statement)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import horovod.torch as hvd
 import torch
+from mpi4py import MPI
 from torch import nn
 
 from horovod_sparse.checkpoint.folder import Folder
 from horovod_sparse.checkpoint.manifest import SHARED, Entry, Manifest, shard
-from horovod_sparse.checkpoint.parts import compare, load_others, own_state, shared_state
+from horovod_sparse.checkpoint.parts import compare, exchange_of, load_others, own_state, shared_state
 from horovod_sparse.checkpoint.state import require_loadable, set_generators
 from horovod_sparse.checkpoint.together import CALL, CheckpointError, together
 from horovod_sparse.mpi.lifetime import inside_mpi
@@ -52,26 +52,34 @@ class Checkpoints:
         directory: The folder, on a file system that all nodes share; made when something is saved. One training each.
         keep: Checkpoints to keep; older ones are deleted after a save. Which are older is told by when they were saved,
             not by their steps.
-        process_set: The ranks that train together.
+        process_set: The ranks that train together: a Horovod process set, a torch process group or an MPI communicator;
+            by default all.
 
     Raises:
         ValueError: keep is below 1, or this rank is not part of the process set.
     """
 
-    def __init__(
-        self, directory: str | os.PathLike[str], keep: int = 3, process_set: Any = hvd.global_process_set
-    ) -> None:
+    def __init__(self, directory: str | os.PathLike[str], keep: int = 3, process_set: Any = None) -> None:
         if keep < 1:
             raise ValueError(f"keep must be at least 1 checkpoint, not {keep}")
         comm = communicator(process_set)
         if comm is None:
-            raise ValueError(f"rank {hvd.rank()} is not part of {process_set}: make Checkpoints on its ranks only")
+            raise ValueError(
+                f"rank {MPI.COMM_WORLD.Get_rank()} is not part of {process_set}: make Checkpoints on its ranks only"
+            )
         self._comm = comm
         self._folder = Folder(Path(directory))
         self._keep = keep
 
     def save(
-        self, step: int, *, model: nn.Module, optimizer: Any, data: dict[str, Any] | None = None, **others: Any
+        self,
+        step: int,
+        *,
+        model: nn.Module,
+        optimizer: Any,
+        exchange: Any = None,
+        data: dict[str, Any] | None = None,
+        **others: Any,
     ) -> None:
         """Saves the state of the training. To be called after ``step()``, by all ranks at the same step.
 
@@ -80,7 +88,8 @@ class Checkpoints:
         Args:
             step: Number of the step; a checkpoint of the same step is replaced.
             model: Its parameters, from rank 0, and its buffers, from every rank.
-            optimizer: Of ``hvs.DistributedOptimizer``, with everything that its exchange remembers, or of Horovod's.
+            optimizer: Of ``hvs.DistributedOptimizer``, with everything that its exchange remembers, or any other.
+            exchange: A ``SparseState``, where one exchanges the gradients; by default what the optimizer holds.
             data: What else this rank needs to go on, such as its position in the data: numbers, strings, tensors, and
                 lists or dicts of them.
             **others: Schedulers, a GradScaler, or anything else that has ``state_dict``, from rank 0.
@@ -92,8 +101,9 @@ class Checkpoints:
         what = f"step {step} could not be saved"
         try:
             with together(self._comm, what):
-                own = own_state(model, optimizer, data or {})
-                shared = shared_state(model, optimizer, others) if self._rank == 0 else {}
+                exchange = exchange_of(exchange or optimizer)
+                own = own_state(model, exchange, data or {})
+                shared = shared_state(model, optimizer, exchange, others) if self._rank == 0 else {}
                 for name, state in (*own.items(), *shared.items()):
                     require_loadable(state, name)
                 if self._rank == 0:
@@ -130,7 +140,9 @@ class Checkpoints:
     def _rank(self) -> int:
         return self._comm.Get_rank()
 
-    def load(self, *, model: nn.Module, optimizer: Any, step: int | None = None, **others: Any) -> Restored | None:
+    def load(
+        self, *, model: nn.Module, optimizer: Any, exchange: Any = None, step: int | None = None, **others: Any
+    ) -> Restored | None:
         """Loads a checkpoint into objects that were made as in the run that saved it.
 
         On as many ranks, training then goes on with the bits of an uninterrupted run. On fewer or more ranks, the sum
@@ -138,7 +150,8 @@ class Checkpoints:
 
         Args:
             model: As ``save`` had it; and so are the others.
-            optimizer: Takes over residuals, thresholds, densities, and the state of the wrapped optimizer.
+            optimizer: Takes over its own state and, if it is wrapped, residuals, thresholds and densities.
+            exchange: A ``SparseState`` that takes these over.
             step: Which checkpoint; None: the one that was saved last.
             **others: By the names they were saved with.
 
@@ -165,7 +178,7 @@ class Checkpoints:
                 shards = [self._read(manifest, shard(rank)) for rank in mine]
         except CheckpointError as error:
             raise CheckpointError(f"{error}{self._offer(manifest)}") from error
-        return self._restore(manifest, shared, shards, model, optimizer, others)
+        return self._restore(manifest, shared, shards, model, optimizer, exchange_of(exchange or optimizer), others)
 
     def _restore(
         self,
@@ -174,12 +187,13 @@ class Checkpoints:
         shards: list[dict[str, Any]],
         model: nn.Module,
         optimizer: Any,
+        exchange: Any,
         others: dict[str, Any],
     ) -> Restored:
         what = f"step {manifest.step} cannot be loaded"
         with together(self._comm, what):
-            notes = compare(optimizer, shared["compression"])
-        exchange = shared["compression"] is not None and not notes
+            notes = compare(exchange, shared["compression"])
+        sparse = shared["compression"] is not None and not notes
         if manifest.ranks == self._comm.Get_size():
             (own,) = shards
             state, data = own["compression"], own["data"]
@@ -189,13 +203,13 @@ class Checkpoints:
             model_state = shared["model"]
             notes += self._new_ranks(manifest)
             with together(self._comm, what):
-                if exchange:
+                if sparse:
                     states = [one["compression"] for one in shards]
-                    state, more = optimizer.merge_compression_states(states, first)
+                    state, more = exchange.merge(states, first)
                     notes += more
         with together(self._comm, what):
-            if exchange:
-                optimizer.load_compression_state_dict(state)
+            if sparse:
+                exchange.load_state_dict(state)
             model.load_state_dict(model_state)
             optimizer.load_state_dict(shared["optimizer"])
             notes += load_others(others, shared["others"])

@@ -12,48 +12,49 @@ from horovod_sparse.checkpoint.state import buffers, generators
 _FREE = ("density", "dense_below", "bucket_bytes")
 
 
-def own_state(model: nn.Module, optimizer: Any, data: dict[str, Any]) -> dict[str, Any]:
+def exchange_of(optimizer: Any) -> Any:
+    """The exchange that remembers: a wrapped optimizer's, or a ``SparseState`` itself; None: it is dense."""
+    return optimizer if hasattr(optimizer, "merge") else getattr(optimizer, "exchange", None)
+
+
+def own_state(model: nn.Module, exchange: Any, data: dict[str, Any]) -> dict[str, Any]:
     """This rank's own part."""
     return {
-        "compression": optimizer.compression_state_dict() if _is_sparse(optimizer) else None,
+        "compression": None if exchange is None else exchange.state_dict(),
         "generators": generators(),
         "buffers": buffers(model, model.state_dict()),
         "data": data,
     }
 
 
-def shared_state(model: nn.Module, optimizer: Any, others: dict[str, Any]) -> dict[str, Any]:
+def shared_state(model: nn.Module, optimizer: Any, exchange: Any, others: dict[str, Any]) -> dict[str, Any]:
     """The part that is the same on all ranks."""
     return {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
-        "compression": _configuration(optimizer),
+        "compression": _configuration(exchange),
         "others": {name: other.state_dict() for name, other in others.items()},
     }
 
 
-def _configuration(optimizer: Any) -> dict[str, Any] | None:
-    """Facts that must be the same for a state to mean the same; None for Horovod's own optimizer."""
-    if not _is_sparse(optimizer):
+def _configuration(exchange: Any) -> dict[str, Any] | None:
+    """Facts that must be the same for a state to mean the same; None for a dense exchange."""
+    if exchange is None:
         return None
-    return {name: fact for name, fact in optimizer.compression.facts().items() if name not in _FREE}
+    return {name: fact for name, fact in exchange.compression.facts().items() if name not in _FREE}
 
 
-def _is_sparse(optimizer: Any) -> bool:
-    return hasattr(optimizer, "compression_state_dict")
-
-
-def compare(optimizer: Any, saved: dict[str, Any] | None) -> list[str]:
-    """Reasons why the state of the exchange that was saved is of no use to this optimizer; none where it is.
+def compare(exchange: Any, saved: dict[str, Any] | None) -> list[str]:
+    """Reasons why the state of the exchange that was saved is of no use to this one; none where it is.
 
     Args:
-        optimizer: To load into.
+        exchange: To load into; None: it is dense.
         saved: Of the shared part, ``compression``.
 
     Raises:
         ValueError: Both are sparse, but not alike.
     """
-    mine = _configuration(optimizer)
+    mine = _configuration(exchange)
     if mine is None:
         return ["residuals are dropped: the exchange is dense now"] if saved is not None else []
     if saved is None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 from mpi4py import MPI
 
@@ -16,7 +15,7 @@ from horovod_sparse.training.communicator import communicator
 
 
 @contextmanager
-def on_preemption(process_set: Any = hvd.global_process_set) -> Iterator[Callable[[], bool]]:
+def on_preemption(process_set: Any = None) -> Iterator[Callable[[], bool]]:
     """SIGUSR1 and SIGTERM no longer end this process inside the block, but are taken for notice of the end.
 
     SLURM sends SIGUSR1 where a job asks for it (``--signal``), and SIGTERM before it ends a job by force. What is being
@@ -24,7 +23,8 @@ def on_preemption(process_set: Any = hvd.global_process_set) -> Iterator[Callabl
     have their former effect again.
 
     Args:
-        process_set: The ranks that ask together.
+        process_set: The ranks that ask together: a Horovod process set, a torch process group or an MPI communicator;
+            by default all.
 
     Yields:
         A function that tells whether any of the ranks has had notice so far. A collective call, a message of one byte:
@@ -43,7 +43,9 @@ def on_preemption(process_set: Any = hvd.global_process_set) -> Iterator[Callabl
         nonlocal comm
         comm = comm or communicator(process_set)
         if comm is None:
-            raise ValueError(f"rank {hvd.rank()} is not part of {process_set}: call preempted() on its ranks only")
+            raise ValueError(
+                f"rank {MPI.COMM_WORLD.Get_rank()} is not part of {process_set}: call preempted() on its ranks only"
+            )
         anywhere = np.empty_like(noticed)
         with inside_mpi("preempted()"):
             comm.Allreduce(noticed.copy(), anywhere, op=MPI.MAX)

@@ -15,7 +15,8 @@ from horovod_sparse.collectives.topkdsa import TopkDSA
 from horovod_sparse.costs.formulas import Cost
 from horovod_sparse.costs.measure import measure_compute, measure_link
 from horovod_sparse.costs.model import table
-from horovod_sparse.rules import Place, RuleOptions
+from horovod_sparse.rules import Place
+from horovod_sparse.rules.options import RuleOptions
 from horovod_sparse.vector import SparseVector
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from horovod_sparse.rules import Place, RuleOptions, one_of
+from horovod_sparse.rules import Place
+from horovod_sparse.rules.options import RuleOptions, one_of
 from horovod_sparse.vector import SparseVector
 from horovod_sparse.wire import FORMATS, wire_for
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from horovod_sparse.collectives.base import Base, Exchange
 from horovod_sparse.kernels import kernels_for
-from horovod_sparse.rules import RuleOptions, Stateless
+from horovod_sparse.rules import Stateless
+from horovod_sparse.rules.options import RuleOptions
 from horovod_sparse.vector import SparseVector
 
 

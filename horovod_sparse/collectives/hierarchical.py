@@ -15,7 +15,8 @@ from horovod_sparse.collectives.oktopk import OkTopk
 from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
 from horovod_sparse.mpi.traffic import Traffic
-from horovod_sparse.rules import Place, RuleOptions, whole
+from horovod_sparse.rules import Place
+from horovod_sparse.rules.options import RuleOptions, whole
 from horovod_sparse.vector import SparseVector
 
 if TYPE_CHECKING:

@@ -17,8 +17,9 @@ from horovod_sparse.collectives.magnitude import kth_magnitude
 from horovod_sparse.collectives.split import split_reduce
 from horovod_sparse.kernels import to_device, to_host
 from horovod_sparse.kernels.types import Array, Indices
-from horovod_sparse.rules import Place, number, whole
-from horovod_sparse.threshold import LOW, UP, ReusedThreshold
+from horovod_sparse.rules import Place
+from horovod_sparse.rules.options import number, whole
+from horovod_sparse.rules.threshold import LOW, UP, ReusedThreshold
 from horovod_sparse.vector import SparseVector
 from horovod_sparse.wire import Entries, concatenate
 

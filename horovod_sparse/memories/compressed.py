@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from horovod_sparse.kernels.types import Array, Indices
 from horovod_sparse.memories.quantize import Quantization
 from horovod_sparse.memories.sketch import CountSketch
-from horovod_sparse.rules import Place, RuleOptions, number, one_of, whole
+from horovod_sparse.rules import Place
+from horovod_sparse.rules.options import RuleOptions, number, one_of, whole
 
 
 class ErrorCompressor(Protocol):

@@ -13,7 +13,8 @@ from horovod_sparse.kernels import kernels_for, to_device
 from horovod_sparse.memories.base import delivered
 from horovod_sparse.memories.compressed import CompressedOptions, compressor_for
 from horovod_sparse.memories.scratch import SCRATCH
-from horovod_sparse.rules import Place, Step, one_of
+from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules.options import one_of
 from horovod_sparse.vector import SparseVector
 
 

@@ -14,7 +14,8 @@ from horovod_sparse.kernels import kernels_for, to_device
 from horovod_sparse.kernels.types import Segments
 from horovod_sparse.memories.base import delivered, total
 from horovod_sparse.memories.residual import Residual
-from horovod_sparse.rules import Place, RuleOptions, Step, flag, number
+from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules.options import RuleOptions, flag, number
 from horovod_sparse.vector import SparseVector
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.memories.scratch import SCRATCH
-from horovod_sparse.rules import Place, RuleOptions, Stateless, Step
+from horovod_sparse.rules import Place, Stateless, Step
+from horovod_sparse.rules.options import RuleOptions
 from horovod_sparse.vector import SparseVector
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from horovod_sparse.memories.compressed import CompressedOptions
 from horovod_sparse.memories.conef import Contractive
-from horovod_sparse.rules import Place, number
+from horovod_sparse.rules import Place
+from horovod_sparse.rules.options import number
 
 
 class Partial(Contractive):

@@ -11,7 +11,8 @@ import numpy as np
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import to_device
 from horovod_sparse.memories.base import require_fit, total
-from horovod_sparse.rules import Place, RuleOptions, Step
+from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules.options import RuleOptions
 from horovod_sparse.vector import SparseVector
 
 

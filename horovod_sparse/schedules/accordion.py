@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from horovod_sparse.rules import Place, Step, number, whole
+from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules.options import number, whole
 from horovod_sparse.schedules.constant import Constant
 
 
@@ -54,12 +55,14 @@ class Accordion(Constant):
         return (self._options.high_density,) if self._high else super()._densities(step)
 
     def _decide(self, step: Step) -> None:
-        (square,) = self._place.mean([self._squares / self._steps])
-        norm, rate, change = math.sqrt(square), step.learning_rate, self._options.change
+        rate, change = step.learning_rate, self._options.change
+        fell_here = float(rate < (1 - change) * self._learning_rate)
+        # A rank that takes part in `hvd.join()` does not know the rate that the others have.
+        square, fell = self._place.mean([self._squares / self._steps, fell_here])
+        norm = math.sqrt(square)
         # Comparisons with NaN, what there was before the first interval, are false.
         steady = abs(self._norm - norm) <= change * self._norm
-        fell = rate < (1 - change) * self._learning_rate
-        self._high = not steady or fell
+        self._high = not steady or fell > 0
         self._norm, self._learning_rate = norm, rate
         self._squares, self._steps = 0.0, 0
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from horovod_sparse.rules import Place, RuleOptions, Stateless, Step, whole
+from horovod_sparse.rules import Place, Stateless, Step
+from horovod_sparse.rules.options import RuleOptions, whole
 
 
 class Constant(Stateless):

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from horovod_sparse.rules import Place, Step, is_number, whole
+from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules.options import is_number, whole
 from horovod_sparse.schedules.constant import Constant
 
 

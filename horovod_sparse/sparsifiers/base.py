@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from horovod_sparse.rules import Place, RuleOptions, Stateless, Step, whole
+from horovod_sparse.rules import Place, Stateless, Step
+from horovod_sparse.rules.options import RuleOptions, whole
 
 
 class Base(Stateless):

@@ -8,7 +8,8 @@ import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels.types import Indices
-from horovod_sparse.rules import Place, Step, flag
+from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules.options import flag
 from horovod_sparse.sparsifiers.base import Random
 from horovod_sparse.vector import SparseVector
 

@@ -9,9 +9,10 @@ import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.rules import Place, Step, number, whole
+from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules.options import number, whole
+from horovod_sparse.rules.threshold import LOW, UP, ReusedThreshold
 from horovod_sparse.sparsifiers.base import Fused
-from horovod_sparse.threshold import LOW, UP, ReusedThreshold
 from horovod_sparse.vector import SparseVector
 
 # So far above the band a step is cut back. With the published bands Ok-Topk then sends at most 6 k (P-1)/P words.

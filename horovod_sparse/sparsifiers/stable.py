@@ -10,7 +10,8 @@ import numpy as np
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import kernels_for, to_device, to_host
 from horovod_sparse.kernels.types import Indices
-from horovod_sparse.rules import Place, RuleOptions, Step, whole
+from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules.options import RuleOptions, whole
 from horovod_sparse.sparsifiers.base import Base
 from horovod_sparse.vector import SparseVector
 

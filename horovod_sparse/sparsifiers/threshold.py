@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.rules import Step, number
+from horovod_sparse.rules import Step
+from horovod_sparse.rules.options import number
 from horovod_sparse.sparsifiers.base import Fused
 from horovod_sparse.vector import SparseVector
 

@@ -1,4 +1,4 @@
-"""One bucket of an optimizer: its parameters, its pipeline, and the gradients of the step in progress."""
+"""One bucket of a model: its parameters, its pipeline, and the gradients of the step in progress."""
 
 from __future__ import annotations
 
@@ -12,32 +12,34 @@ from mpi4py import MPI
 from horovod_sparse.compression import Sparse
 from horovod_sparse.pipeline import pipeline_for
 from horovod_sparse.rules import Step
-from horovod_sparse.training.device import Mark
-from horovod_sparse.training.layout import Layout
+from horovod_sparse.training.device import Mark, real_dtype
+from horovod_sparse.training.layout import Layout, Slot
 from horovod_sparse.training.state import to_arrays, to_tensors
 
 _WHOLE = Sparse.of(1.0, memory="none", collective="dense")
+_HEAD = 64  # elements of a gradient that are looked at before all of them are
 
 
 class Filling:
     """A bucket's gradients of one step.
 
     Attributes:
+        gradients: What was handed in, and is overwritten with the result.
         waiting: Parameters whose gradients are not there yet.
-        done: The exchange; None before it was started.
+        done: Ends with the exchange, whatever became of it.
     """
 
     def __init__(self, layout: Layout) -> None:
-        self.waiting = {slot.parameter for slot in layout.slots}
         self.gradients: dict[torch.Tensor, torch.Tensor] = {}
+        self.waiting = {slot.parameter for slot in layout.slots}
         self.held: set[torch.Tensor] = set()
         self.ready: list[Mark] = []  # where the device stood when each gradient was handed in
         self.finished: Mark = None  # where it stands when the results are there
-        self.done: Future[None] | None = None
+        self.done: Future[None] = Future()
 
 
 class Bucket:
-    """Collects gradients, exchanges them and gives the results.
+    """Collects gradients, exchanges them and writes the results where they were.
 
     Args:
         layout: Its parameters.
@@ -45,50 +47,81 @@ class Bucket:
         comm: Communicator of the ranks that take part.
         factor: Factor on the totals: 1/P averages.
         undoable: Whether ``undo`` will be asked for.
+        hold_zeros: Whether a gradient of zeros only means that its parameter took no part in the step.
 
     Attributes:
         filling: The step in progress.
     """
 
-    def __init__(self, layout: Layout, sparse: Sparse, comm: MPI.Intracomm, factor: float, undoable: bool) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        sparse: Sparse,
+        comm: MPI.Intracomm,
+        factor: float,
+        undoable: bool,
+        hold_zeros: bool = False,
+    ) -> None:
         self.layout = layout
         self.filling = Filling(layout)
+        self._hold_zeros = hold_zeros
         self._device = layout.device
+        self._torch_device = layout.slots[0].parameter.device  # a parameter may be moved later
         with self._device.work():
             like = self._device.empty(layout.dtype)
             chosen = _WHOLE if layout.dense else sparse
             self.pipeline = pipeline_for(chosen, layout.size, like, comm, layout.number, factor, undoable)
 
+    @property
+    def missing(self) -> list[Slot]:
+        """Places whose gradients are not there yet in this step."""
+        return [slot for slot in self.layout.slots if slot.parameter in self.filling.waiting]
+
     def begin(self) -> None:
         """Makes ready for the next step."""
         self.filling = Filling(self.layout)
 
-    def put(self, parameter: torch.Tensor, gradient: torch.Tensor, hold: bool) -> Callable[[], torch.Tensor]:
-        """Takes a gradient, as ``Worker.put`` does; the function returned must be called after the exchange."""
+    def put(self, parameter: torch.Tensor, gradient: torch.Tensor, hold: bool) -> None:
+        """Takes a gradient, as ``Worker.put`` does."""
         filling = self.filling
-        filling.gradients[parameter] = gradient.detach().contiguous()
+        filling.gradients[parameter] = gradient
         filling.ready.append(self._device.mark())
         if hold:
             filling.held.add(parameter)
         filling.waiting.discard(parameter)
 
-        def result() -> torch.Tensor:
-            self._device.follow(filling.finished)
-            reduced = filling.gradients[parameter].view(parameter.shape)
-            if gradient.is_contiguous():
-                return reduced
-            return torch.empty_like(parameter).copy_(reduced)  # the parameter's own memory format: channels_last, e.g.
-
-        return result
-
     def exchange(self, filling: Filling, conditions: Callable[[], Step]) -> None:
         """Exchanges the gradients of a step; inside MPI, on whatever thread."""
         with self._device.work(after=filling.ready):
             slots = [slot for slot in self.layout.slots if slot.parameter in filling.gradients]
-            arrays = [(slot.start, self._device.array_of(filling.gradients[slot.parameter])) for slot in slots]
-            free = [pair for slot, pair in zip(slots, arrays, strict=True) if slot.parameter not in filling.held]
+            given = [filling.gradients[slot.parameter] for slot in slots]
+            tensors = [self._fitting(gradient) for gradient in given]
+            arrays = [(slot.start, self._device.array_of(tensor)) for slot, tensor in zip(slots, tensors, strict=True)]
+            held = self._held(filling, slots, tensors)
+            free = [pair for slot, pair in zip(slots, arrays, strict=True) if slot.parameter not in held]
             self.pipeline.run(free, arrays, conditions())
+            for gradient, tensor in zip(given, tensors, strict=True):
+                if tensor is not gradient:
+                    gradient.data.copy_(tensor)  # without a trace in its version, which tells changes by others
             filling.finished = self._device.mark()
+
+    def _fitting(self, gradient: torch.Tensor) -> torch.Tensor:
+        """A gradient as kernels take it; a copy where its memory format, or since then its model, is another one."""
+        if gradient.device != self._torch_device or real_dtype(gradient.dtype) != self.layout.dtype:
+            gradient = gradient.to(self._torch_device, self.layout.dtype)
+        return gradient if gradient.is_contiguous() else gradient.contiguous()
+
+    def _held(self, filling: Filling, slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> set[torch.Tensor]:
+        """Parameters whose residual neither grows nor travels in this step."""
+        if not self._hold_zeros:
+            return filling.held
+        heads = torch.stack([tensor.view(-1)[:_HEAD].any() for tensor in tensors]).tolist()
+        suspects = [pair for pair, head in zip(zip(slots, tensors, strict=True), heads, strict=True) if not head]
+        return filling.held | {slot.parameter for slot, tensor in suspects if not tensor.any()}
+
+    def follow(self, filling: Filling) -> None:
+        """Lets what this thread begins from now on come after the results."""
+        self._device.follow(filling.finished)
 
     def undo(self) -> None:
         """Goes back to the state before the step that was exchanged last."""

@@ -1,34 +1,55 @@
-"""From a Horovod process set to an MPI communicator of our own."""
+"""From the ranks that train together, as Horovod or torch know them, to an MPI communicator of our own."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 from mpi4py import MPI
+from torch import distributed
 
 # Create_group needs a tag of its own, apart from other libraries' groups.
 _TAG = 7211
 
 
-def communicator(process_set: Any = hvd.global_process_set) -> MPI.Intracomm | None:
-    """A new communicator of the ranks of a process set, in Horovod's rank order.
+def communicator(members: Any = None) -> MPI.Intracomm | None:
+    """A new communicator of the ranks that train together, in their order.
 
-    A collective call of the process set. Each optimizer needs a communicator of its own: two that exchange at the
-    same time must not meet each other's messages.
+    A collective call of these ranks. Each exchange needs a communicator of its own: two that exchange at the same time
+    must not meet each other's messages.
 
     Args:
-        process_set: Horovod process set; by default all ranks.
+        members: A Horovod process set, a torch process group, or an MPI communicator; None: all ranks, as Horovod
+            counts them where it is initialized.
 
     Returns:
-        The communicator, or None on a rank that the process set does not include.
+        The communicator, or None on a rank that is not a member.
 
     Raises:
         ValueError: The process set is not registered with Horovod.
         RuntimeError: Horovod or MPI cannot do what is needed; the message names the remedy.
     """
-    _require_mpi()
+    require_threads()
+    if isinstance(members, distributed.ProcessGroup):
+        return _of_process_group(members)
+    if members is None:
+        members = _horovods_ranks() or MPI.COMM_WORLD
+    if isinstance(members, MPI.Intracomm):
+        return members.Dup()
+    return _of_process_set(members)
+
+
+def _horovods_ranks() -> Any:
+    hvd = sys.modules.get("horovod.torch")
+    return hvd.global_process_set if hvd is not None and hvd.is_initialized() else None
+
+
+def _of_process_set(process_set: Any) -> MPI.Intracomm | None:
+    import horovod.torch as hvd
+
+    _require_mpi(hvd)
     if process_set.process_set_id is None:
         raise ValueError(f"rank {hvd.rank()}: {process_set} is not registered: pass it to hvd.add_process_set() first")
     if not process_set.included():
@@ -37,12 +58,29 @@ def communicator(process_set: Any = hvd.global_process_set) -> MPI.Intracomm | N
         return MPI.COMM_SELF.Dup()
     mine = torch.tensor([MPI.COMM_WORLD.Get_rank()])
     name = f"horovod_sparse.world_ranks.{process_set.process_set_id}"
-    ranks = hvd.allgather(mine, name=name, process_set=process_set).tolist()
+    return _group(hvd.allgather(mine, name=name, process_set=process_set).tolist())
+
+
+def _of_process_group(group: distributed.ProcessGroup) -> MPI.Intracomm | None:
+    if distributed.get_rank(group) < 0:
+        return None
+    ranks: list[Any] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(ranks, MPI.COMM_WORLD.Get_rank(), group=group)
+    if len(set(ranks)) < len(ranks):
+        raise RuntimeError(
+            f"rank {distributed.get_rank(group)}: torch counts {len(ranks)} processes here, MPI {len(set(ranks))}, as "
+            "no launcher of MPI started them: start the program with mpirun or srun --mpi=pmix instead of torchrun, "
+            "and call hvs.ddp.init_process_group()"
+        )
+    return _group(ranks)
+
+
+def _group(ranks: Sequence[int]) -> MPI.Intracomm:
     return MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl(ranks), tag=_TAG)
 
 
-def _require_mpi() -> None:
-    rank, level = hvd.rank(), MPI.Query_thread()
+def _require_mpi(hvd: Any) -> None:
+    rank = hvd.rank()
     if not hvd.mpi_built():
         raise RuntimeError(
             f"rank {rank}: this Horovod was built without MPI, which horovod_sparse exchanges over: rebuild it with "
@@ -53,9 +91,23 @@ def _require_mpi() -> None:
             f"rank {rank}: Horovod runs over Gloo here, but horovod_sparse exchanges over MPI: start the program with "
             "horovodrun --mpi, mpirun or srun --mpi=pmix"
         )
-    if level != MPI.THREAD_MULTIPLE or not hvd.mpi_threads_supported():
+    require_threads(hvd.mpi_threads_supported())
+
+
+def require_threads(supported: bool = True) -> None:
+    """Makes sure that several threads may call MPI at a time.
+
+    Args:
+        supported: Whether Horovod says so, too.
+
+    Raises:
+        RuntimeError: They may not.
+    """
+    level = MPI.Query_thread()
+    if level != MPI.THREAD_MULTIPLE or not supported:
         raise RuntimeError(
-            f"rank {rank}: MPI gives thread level {level}, but Horovod and horovod_sparse communicate from threads of "
-            f"their own and need MPI_THREAD_MULTIPLE ({MPI.THREAD_MULTIPLE}): import mpi4py or call hvd.init() before "
-            "anything else starts MPI, unset HOROVOD_MPI_THREADS_DISABLE, and use an MPI built with threads"
+            f"rank {MPI.COMM_WORLD.Get_rank()}: MPI gives thread level {level}, but horovod_sparse and Horovod "
+            f"communicate from threads of their own and need MPI_THREAD_MULTIPLE ({MPI.THREAD_MULTIPLE}): import "
+            "mpi4py or call hvd.init() before anything else starts MPI, unset HOROVOD_MPI_THREADS_DISABLE, and use an "
+            "MPI built with threads"
         )

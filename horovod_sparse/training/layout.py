@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -30,7 +30,7 @@ class Layout:
         slots: The parameters, back to back.
         size: Elements of all slots.
         dtype: What gradients are accumulated and sent in: float64 for float64 parameters, float32 for all others.
-        group: Index of the optimizer's param group, whose learning rate the residual follows.
+        group: Index of the optimizer's param group, whose learning rate the residual follows; -1: there is none.
         dense: It travels whole.
     """
 
@@ -59,7 +59,7 @@ class Member:
     Attributes:
         name: Its name, the same on every rank.
         parameter: The parameter.
-        group: Index of its param group.
+        group: Index of its param group; -1: it has none.
         together: Parameters with the same number that is not None share a bucket, whatever its size.
         dense: It is to travel whole, with others of the kind.
     """
@@ -71,12 +71,13 @@ class Member:
     dense: bool = False
 
 
-def plan(members: Iterable[Member], bucket_bytes: int) -> list[Layout]:
+def plan(members: Sequence[Member], bucket_bytes: int, first: int = 0) -> list[Layout]:
     """Divides parameters into buckets, in the order given.
 
     Args:
         members: The parameters in the order in which their gradients are expected.
         bucket_bytes: A bucket is closed before it would exceed this; a larger parameter has a bucket of its own.
+        first: Number of the first bucket.
 
     Returns:
         The buckets' layouts in the order of exchange, which is that in which they are expected to be complete.
@@ -84,25 +85,30 @@ def plan(members: Iterable[Member], bucket_bytes: int) -> list[Layout]:
     Raises:
         ValueError: A bucket would hold 2**31 elements or more.
     """
-    open_lists: dict[tuple[object, ...], list[Member]] = {}
-    closed: list[list[Member]] = []
-    members = list(members)
-    for member in members:
-        kind = (
-            real_dtype(member.parameter.dtype),
-            member.parameter.device,
-            member.group,
-            member.together,
-            member.dense,
-        )
-        current = open_lists.setdefault(kind, [])
-        if current and member.together is None and _bytes([*current, member]) > bucket_bytes:
+    open_lists: dict[tuple[object, ...], _Bucket] = {}
+    closed: list[_Bucket] = []
+    for expected, member in enumerate(members):
+        parameter, dtype = member.parameter, real_dtype(member.parameter.dtype)
+        kind = (dtype, parameter.device, member.group, member.together, member.dense)
+        nbytes = parameter.numel() * dtype.itemsize
+        current = open_lists.setdefault(kind, _Bucket())
+        if current.members and member.together is None and current.nbytes + nbytes > bucket_bytes:
             closed.append(current)
-            current = open_lists[kind] = []
-        current.append(member)
-    expected = {member.parameter: number for number, member in enumerate(members)}
-    lists = sorted([*closed, *open_lists.values()], key=lambda chosen: expected[chosen[-1].parameter])
-    return [_layout(number, chosen) for number, chosen in enumerate(lists)]
+            current = open_lists[kind] = _Bucket()
+        current.members.append(member)
+        current.nbytes += nbytes
+        current.complete = expected
+    in_order = sorted([*closed, *open_lists.values()], key=lambda bucket: bucket.complete)
+    return [_layout(number, bucket.members) for number, bucket in enumerate(in_order, first)]
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """A bucket in the making, its bytes so far, and where in the order the last of its gradients is expected."""
+
+    members: list[Member] = field(default_factory=list)
+    nbytes: int = 0
+    complete: int = 0
 
 
 def _layout(number: int, members: Sequence[Member]) -> Layout:
@@ -121,7 +127,3 @@ def _layout(number: int, members: Sequence[Member]) -> Layout:
     return Layout(
         number, tuple(slots), start, real_dtype(members[0].parameter.dtype), members[0].group, members[0].dense
     )
-
-
-def _bytes(members: Sequence[Member]) -> int:
-    return sum(member.parameter.numel() for member in members) * real_dtype(members[0].parameter.dtype).itemsize

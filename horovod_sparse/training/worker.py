@@ -1,10 +1,12 @@
-"""Runs the buckets of one optimizer, each as soon as its gradients are there, in one order on every rank."""
+"""Runs the buckets of one model, each as soon as its gradients are there, in one order on every rank."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ import torch
 from horovod_sparse import trace
 from horovod_sparse.mpi.lifetime import current_call, inside_mpi
 from horovod_sparse.mpi.traffic import Traffic
+from horovod_sparse.pipeline.base import NoBackwardError
 from horovod_sparse.rules import Step
 from horovod_sparse.training.bucket import Bucket, Filling
 from horovod_sparse.watchdog.report import Progress
@@ -24,63 +27,56 @@ class Worker:
     so that the ranks' collectives always meet. One thread and one communicator belong to one worker alone.
 
     Args:
-        buckets: All buckets, in the order of exchange; none where there is one rank.
         conditions: Gives, for an index of a param group, a function that gives the conditions of the step in progress.
             The first is called in the order of the program, the second on the worker's thread, where it may wait for
             the device.
         undoable: Whether a step counts only when ``confirm`` was called after it. The buckets must be undoable, too.
+
+    Attributes:
+        buckets: All buckets, in the order of exchange; none where there is one rank.
+        failed: The error that ended the step in progress; None: there was none so far.
     """
 
-    def __init__(
-        self, buckets: Sequence[Bucket], conditions: Callable[[int], Callable[[], Step]], undoable: bool = False
-    ) -> None:
-        self.buckets = buckets
+    def __init__(self, conditions: Callable[[int], Callable[[], Step]], undoable: bool = False) -> None:
+        self.buckets: list[Bucket] = []
+        self.failed: BaseException | None = None
         self._conditions = conditions
         self._undoable = undoable
-        self._bucket_of = {slot.parameter: bucket for bucket in buckets for slot in bucket.layout.slots}
+        self._bucket_of: dict[torch.Tensor, Bucket] = {}
         self._lock = threading.Lock()  # autograd runs one thread a device, and each may fire hooks
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="horovod_sparse")
         self._exchanged: list[Bucket] = []  # in a step that was not applied so far
-        self._step = -1
+        self._begun: list[Bucket] = []  # whose exchange has begun in this step
+        self._next = 0  # number of the bucket that starts next
+        self._step = 0
         self._running: Bucket | None = None
-        self._begin()
+
+    def add(self, buckets: Sequence[Bucket]) -> None:
+        """Appends buckets; they take part in the step in progress."""
+        self.buckets += buckets
+        self._bucket_of |= {slot.parameter: bucket for bucket in buckets for slot in bucket.layout.slots}
 
     def __contains__(self, parameter: torch.Tensor) -> bool:
         """Tells if a parameter has a place in a bucket."""
         return parameter in self._bucket_of
 
-    def _begin(self) -> None:
-        self._step += 1
-        self._next = 0
-        self._failed: BaseException | None = None
-        self._begun: list[Bucket] = []  # whose exchange has begun in this step
-        for bucket in self.buckets:
-            bucket.begin()
-
-    def put(self, parameter: torch.Tensor, gradient: torch.Tensor, hold: bool = False) -> Callable[[], torch.Tensor]:
+    def put(self, parameter: torch.Tensor, gradient: torch.Tensor, hold: bool = False) -> Bucket:
         """Hands in a gradient; starts the buckets that are complete and whose turn it is.
 
         Args:
             parameter: A parameter of this worker.
-            gradient: Its gradient, dense; overwritten with the result when it is contiguous.
+            gradient: Its gradient, dense; overwritten with the result.
             hold: Keep the parameter's residual out of this step: it neither grows nor travels.
 
         Returns:
-            A function that waits for the bucket and gives the reduced gradient, in the parameter's shape.
+            The bucket that it went to.
         """
+        bucket = self._bucket_of[parameter]
         with self._lock:
             self._undo()
-            bucket = self._bucket_of[parameter]
-            filling, result = bucket.filling, bucket.put(parameter, gradient, hold)
+            bucket.put(parameter, gradient, hold)
             self._start()
-
-        def wait_for_result() -> torch.Tensor:
-            assert filling.done is not None, "a handle was waited for before its bucket was complete"
-            self._wait(filling.done, bucket)
-            filling.done.result()
-            return result()
-
-        return wait_for_result
+        return bucket
 
     def leave_out(self, parameter: torch.Tensor) -> None:
         """Lets the bucket go without a parameter whose gradient takes another way in this step."""
@@ -94,41 +90,87 @@ class Worker:
             bucket = self.buckets[self._next]
             # Read here, in the order of the program: a schedule may change it while the worker is still busy.
             conditions = self._conditions(bucket.layout.group)
-            bucket.filling.done = self._thread.submit(self._run, bucket, bucket.filling, conditions)
+            self._thread.submit(self._run, bucket, bucket.filling, conditions)
             self._next += 1
 
     def _run(self, bucket: Bucket, filling: Filling, conditions: Callable[[], Step]) -> None:
-        if self._failed is not None:
-            # Where only this rank failed, the others are still in that bucket: to go on would be to wait for ever.
-            raise self._failed
+        # Where only this rank failed, the others are still in that bucket: to go on would be to wait for ever.
+        if self.failed is None:
+            self._begun.append(bucket)
+            try:
+                self._exchange(bucket, filling, conditions)
+            except BaseException as error:
+                self.failed = error
+        filling.done.set_result(None)
+
+    def _exchange(self, bucket: Bucket, filling: Filling, conditions: Callable[[], Step]) -> None:
         self._running = bucket
-        self._begun.append(bucket)
         try:
             with inside_mpi():
                 bucket.exchange(filling, conditions)
-        except BaseException as error:
-            self._failed = error
-            raise
         finally:
             self._running = None
 
-    def _wait(self, done: Future[None], bucket: Bucket) -> None:
-        if not done.done():
-            with trace.span("wait", bucket=bucket.layout.number):
-                wait([done])
+    @property
+    def filling(self) -> bool:
+        """Tells if gradients of a step were handed in that is not finished yet."""
+        return any(bucket.filling.gradients for bucket in self.buckets)
+
+    def collect(self) -> None:
+        """Waits until everything that was handed in has been exchanged; all buckets must be complete.
+
+        Raises:
+            BaseException: The error that ended the step.
+        """
+        assert self._next == len(self.buckets), "a result was waited for before its bucket was complete"
+        self._wait()
+        if self.failed is not None:
+            raise self.failed
+        for bucket in self.buckets:
+            bucket.follow(bucket.filling)
+
+    def _wait(self) -> None:
+        for bucket in self.buckets[: self._next]:
+            if not bucket.filling.done.done():
+                with trace.span("wait", bucket=bucket.layout.number):
+                    bucket.filling.done.result()
 
     def finish(self) -> None:
         """Waits for everything that was started, whatever became of it, and makes ready for the next step."""
-        for bucket in self.buckets:
-            if bucket.filling.done is not None:
-                self._wait(bucket.filling.done, bucket)
+        self._wait()
         if self._undoable:
             self._exchanged = self._begun
-        self._begin()
+        self.failed, self._begun, self._next = None, [], 0
+        self._step += 1
+        for bucket in self.buckets:
+            bucket.begin()
+
+    def stand_in(self, after_step: Callable[[], None], ended: Callable[[BaseException | None], None]) -> None:
+        """Takes part, from now on, with nothing to give, until no rank gives anything; for ``hvd.join()``.
+
+        Args:
+            after_step: Called after each step, on the worker's thread.
+            ended: Called when it is over, on that thread, with the error if there was one.
+        """
+        steps = [replace(self._conditions(bucket.layout.group)(), idle=True) for bucket in self.buckets]
+
+        def take_part() -> None:
+            try:
+                while True:
+                    for bucket, step in zip(self.buckets, steps, strict=True):
+                        self._exchange(bucket, Filling(bucket.layout), partial(replace, step))
+                    after_step()
+                    self._step += 1
+            except NoBackwardError:
+                ended(None)
+            except BaseException as error:
+                ended(error)
+
+        self._thread.submit(take_part)
 
     def confirm(self) -> None:
         """The step that was exchanged has been applied."""
-        self._exchanged = []
+        self._exchanged, self._begun = [], []
 
     def settle(self) -> None:
         """Undoes a step that was exchanged, but not applied; to be called between steps."""
@@ -201,6 +243,6 @@ class Worker:
         theirs = [bucket["parameters"] for bucket in state["buckets"]]
         if mine != theirs:
             raise ValueError(
-                f"the state holds buckets of {theirs}, but this optimizer has {mine}: load it with the model, "
+                f"the state holds buckets of {theirs}, but here they are {mine}: load it with the model, "
                 "bucket_bytes, dense_below and groups it was saved with"
             )

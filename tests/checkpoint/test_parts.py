@@ -8,18 +8,26 @@ import pytest
 import torch
 
 import horovod_sparse as hvs
-from horovod_sparse.checkpoint.parts import compare, load_others, shared_state
+from horovod_sparse.checkpoint.parts import compare, exchange_of, load_others, shared_state
 
 SPEC = "oktopk:density=0.05,tau_threshold=3,threads=1,memory=conef,saving=0.5"
-DENSE = SimpleNamespace(state_dict=dict)
+PLAIN = SimpleNamespace(state_dict=dict)
+DENSE = None
 
 
-def optimizer(spec):
-    return SimpleNamespace(compression=hvs.parse(spec), compression_state_dict=dict, state_dict=dict)
+def exchange(spec):
+    return SimpleNamespace(compression=hvs.parse(spec), state_dict=dict, merge=None)
 
 
 def saved(one):
-    return shared_state(torch.nn.Linear(1, 1), one, {})["compression"]
+    return shared_state(torch.nn.Linear(1, 1), PLAIN, one, {})["compression"]
+
+
+def test_the_exchange_is_the_one_given_or_that_of_the_exchange():
+    given = exchange(SPEC)
+    assert exchange_of(given) is given
+    assert exchange_of(SimpleNamespace(exchange=given)) is given
+    assert exchange_of(PLAIN) is DENSE
 
 
 @pytest.mark.parametrize(
@@ -34,7 +42,7 @@ def saved(one):
     ids=["the same", "another order", "other threads", "another density", "another layout, which is compared itself"],
 )
 def test_an_equal_configuration_goes_on(spec):
-    assert compare(optimizer(spec), saved(optimizer(SPEC))) == []
+    assert compare(exchange(spec), saved(exchange(SPEC))) == []
 
 
 @pytest.mark.parametrize(
@@ -47,12 +55,12 @@ def test_an_equal_configuration_goes_on(spec):
 )
 def test_an_option_that_matters_is_named(old, new, message):
     with pytest.raises(ValueError, match=f"another compression, .*{message}.*load it with the one it was saved with"):
-        compare(optimizer(SPEC.replace(old, new)), saved(optimizer(SPEC)))
+        compare(exchange(SPEC.replace(old, new)), saved(exchange(SPEC)))
 
 
 def test_dense_and_sparse_say_what_becomes_of_the_residuals():
-    assert compare(DENSE, saved(optimizer(SPEC))) == ["residuals are dropped: the exchange is dense now"]
-    assert compare(optimizer(SPEC), saved(DENSE)) == ["residuals start empty: it was saved with a dense exchange"]
+    assert compare(DENSE, saved(exchange(SPEC))) == ["residuals are dropped: the exchange is dense now"]
+    assert compare(exchange(SPEC), saved(DENSE)) == ["residuals start empty: it was saved with a dense exchange"]
     assert compare(DENSE, saved(DENSE)) == []
 
 

@@ -63,17 +63,19 @@ def start(
     layouts = plan([Member(str(i), p, group=0) for i, p in enumerate(parameters)], bucket_bytes=1 << 20)
     sparse, factor = parse(configuration), 1 / comm.Get_size()
     buckets = [Bucket(one, sparse, comm, factor, undoable) for one in layouts]
-    return Worker(buckets, lambda _: lambda: Step(0.1, epoch=0), undoable)
+    worker = Worker(lambda _: lambda: Step(0.1, epoch=0), undoable)
+    worker.add(buckets)
+    return worker
 
 
 def step(worker: Worker, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
     """What the parameters' gradients become."""
     parameters = {slot.name: slot.parameter for bucket in worker.buckets for slot in bucket.layout.slots}
-    handles = [
-        worker.put(parameters[str(i)], gradient.to(parameters[str(i)].device, copy=True), hold=i == 1)
-        for i, gradient in enumerate(gradients)
-    ]
-    results = [handle().cpu() for handle in handles]
+    given = [gradient.to(parameters[str(i)].device, copy=True) for i, gradient in enumerate(gradients)]
+    for i, gradient in enumerate(given):
+        worker.put(parameters[str(i)], gradient, hold=i == 1)
+    worker.collect()
+    results = [gradient.cpu() for gradient in given]
     worker.finish()
     return results
 

@@ -17,7 +17,9 @@ SAMPLES, FEATURES = 192, 16
 def options(description: str | None) -> argparse.Namespace:
     """The arguments of all these programs."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--compression", default="none", help="text of hvs.parse; none: Horovod's or DDP's own exchange")
+    parser.add_argument(
+        "--compression", default="none", help="text of hvs.parse; none: Horovod's or DDP's own exchange"
+    )
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--accumulate", type=int, default=1, help="backward passes per step")
     parser.add_argument("--clip", type=float, default=0.0, help="largest norm of the exchanged gradient; 0: any")

@@ -47,7 +47,14 @@ def test_a_learning_rate_that_dropped_asks_for_the_high_density():
 def test_the_norm_is_averaged_over_the_interval_and_the_ranks():
     summed = []
     densities([1.0, 3.0, 2.0], where=Place(2, LIKE, ranks=4, consensus=lambda array: summed.append(array) or array))
-    assert np.concatenate(summed) == pytest.approx([5.0])  # the mean square of this rank's steps
+    # The mean square of this rank's steps, and whether the learning rate fell here.
+    assert np.concatenate(summed) == pytest.approx([5.0, 0.0])
+
+
+def test_a_learning_rate_that_fell_on_another_rank_counts_here():
+    """A rank that takes part in hvd.join() does not know it."""
+    fell_there = Place(2, LIKE, ranks=2, consensus=lambda array: 2 * array + [0, 1])
+    assert densities([1.0] * 8, where=fell_there)[4:] == [HIGH] * 4
 
 
 def test_a_restored_one_goes_on():

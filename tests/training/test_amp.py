@@ -112,7 +112,7 @@ def test_a_step_in_which_a_bucket_fails_is_undone_in_those_before_it_and_only_th
     for number in range(OVERFLOWS):
         training.step(number)
         undisturbed.step(number)
-    first, failing, *later = training.optimizer._worker.buckets
+    first, failing, *later = training.optimizer._exchange.worker.buckets
     before = first.state_dict()
 
     def fails(vector, k):

@@ -9,7 +9,7 @@ import torch
 from laws import everywhere
 from states import same
 from torch import nn
-from training import averages, loss_of, mlp, settings, sgd, snapshot, train, wrap
+from training import agree, averages, loss_of, mlp, settings, sgd, snapshot, train, wrap
 
 import horovod_sparse
 import horovod_sparse as hvs
@@ -136,6 +136,7 @@ def test_step_without_backward_is_refused_and_training_goes_on(hvd, comm):
         return
     for step in range(2):
         before = snapshot(model)
+        optimizer.zero_grad()
         with pytest.raises(RuntimeError, match=rf"rank {rank}: .*without backward\(\)"):
             optimizer.step()
         assert everywhere(comm, same(snapshot(model), before))
@@ -149,7 +150,9 @@ def test_more_backward_passes_than_announced(hvd, comm):
     if comm.Get_size() > 1:
         with pytest.raises(AssertionError, match="backward_passes_per_step"):
             loss_of(model, comm.Get_rank(), 1).backward()
-    optimizer.step()
+        with pytest.raises(RuntimeError, match=r"the gradients of 4\.bias were changed between backward\(\) and step"):
+            optimizer.step()  # the second pass has added to one of them
+    assert agree(comm, train(optimizer, model, comm.Get_rank(), [2]))
 
 
 def test_devices_that_cannot_be_used(hvd, comm, monkeypatch):

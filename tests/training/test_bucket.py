@@ -16,9 +16,10 @@ def log():
 
 
 def exchange(bucket, gradients, held=()):
-    results = [bucket.put(p, gradient, hold=p in held) for p, gradient in gradients.items()]
+    for p, gradient in gradients.items():
+        bucket.put(p, gradient, hold=p in held)
     bucket.exchange(bucket.filling, lambda: Step(0.1))
-    return [result() for result in results]
+    return list(gradients.values())
 
 
 def test_held_parameters_are_written_but_not_read(monkeypatch, log):
@@ -32,20 +33,41 @@ def test_held_parameters_are_written_but_not_read(monkeypatch, log):
 def test_a_gradient_in_another_layout_comes_back_in_the_parameters(monkeypatch, log):
     p = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
     (bucket,), _ = recording_buckets(monkeypatch, log, [p])
-    gradient = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    (result,) = exchange(bucket, {p: gradient})
-    assert torch.equal(result, gradient / 2)
+    given = torch.randn(2, 3, 4, 5)
+    (result,) = exchange(bucket, {p: given.to(memory_format=torch.channels_last)})
+    assert torch.equal(result, given / 2)
     assert result.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_the_next_step_begins_empty_and_the_results_of_the_last_stay(monkeypatch, log):
     p = torch.zeros(10)
     (bucket,), _ = recording_buckets(monkeypatch, log, [p])
-    result = bucket.put(p, torch.ones(10), hold=False)
-    bucket.exchange(bucket.filling, Step)
+    (result,) = exchange(bucket, {p: torch.ones(10)})
     bucket.begin()
     assert bucket.filling.waiting == {p}
-    assert result().tolist() == [0.5] * 10
+    assert result.tolist() == [0.5] * 10
+
+
+def test_a_gradient_of_another_precision_is_exchanged_in_the_buckets(monkeypatch, log):
+    """The model may have changed after it was wrapped."""
+    p = torch.zeros(10)
+    (bucket,), _ = recording_buckets(monkeypatch, log, [p])
+    gradient = torch.ones(10, dtype=torch.float64)
+    version = gradient._version
+    exchange(bucket, {p: gradient})
+    assert gradient.tolist() == [0.5] * 10
+    assert gradient._version == version  # as for results that kernels write: only users count
+
+
+def test_gradients_of_zeros_are_held_where_that_is_asked_for(monkeypatch, log):
+    """Any element may be the one that is not zero."""
+    parameters = [torch.zeros(200) for _ in range(3)]
+    for hold_zeros, taken in [(False, [0, 200, 400]), (True, [0, 400])]:
+        (bucket,), _ = recording_buckets(monkeypatch, log, parameters, 4000, hold_zeros=hold_zeros)
+        first, second, third = torch.zeros(3, 200)
+        first[0] = third[199] = 1
+        exchange(bucket, dict(zip(parameters, (first, second, third), strict=True)))
+        assert log[-1][1] == taken
 
 
 @pytest.mark.parametrize(("dtype", "sent"), [(torch.float16, np.float32), (torch.float64, np.float64)], ids=str)

@@ -4,9 +4,8 @@ import functools
 import json
 from pathlib import Path
 
-import pytest
-
 import launch
+import pytest
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 HOROVOD = ["lightning_horovod", "trainer_horovod"]

@@ -40,7 +40,9 @@ def test_the_number_of_entries_stays_inside_its_band(hvd, comm, published):
         named_parameters=model.named_parameters(),
         compression=hvs.Compression.oktopk(density=0.02, published=published),
     )
-    recorded = [Recorded(bucket.pipeline.collective) for bucket in optimizer._worker.buckets if not bucket.layout.dense]
+    recorded = [
+        Recorded(bucket.pipeline.collective) for bucket in optimizer._exchange.worker.buckets if not bucket.layout.dense
+    ]
     shuffled = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(1 + rank))
     losses = []
     for step in range(STEPS):

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from laws import digest, everywhere, same_bits, thorough
+from laws import content, digest, everywhere, same_bits, thorough
 from reference_step import SELECT, Held, accumulate, exchange
 from rules import LIKE, assert_unbiased, eighths, held
 
@@ -15,7 +15,8 @@ from horovod_sparse.collectives import COLLECTIVES, auto
 from horovod_sparse.compression import Compression, Sparse
 from horovod_sparse.memories import MEMORIES
 from horovod_sparse.mpi.messenger import Messenger
-from horovod_sparse.pipeline import DensePipeline, pipeline_for
+from horovod_sparse.pipeline import pipeline_for
+from horovod_sparse.pipeline.dense import DensePipeline
 from horovod_sparse.rules import Place, Step, snapshot
 from horovod_sparse.sparsifiers import SPARSIFIERS
 
@@ -57,13 +58,6 @@ def run(pipeline, gradient, **conditions):
 
 def remembered(pipeline):
     return pipeline.memory.state_dict()["residual"].astype(np.float64)
-
-
-def content(state):
-    """All that a state holds, but clocks; equal for states of the same bits."""
-    if isinstance(state, dict):
-        return {key: content(value) for key, value in state.items() if key != "seconds"}
-    return digest(state) if isinstance(state, np.ndarray) else state
 
 
 # --- what a step does ---

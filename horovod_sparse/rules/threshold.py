@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 _Range: TypeAlias = tuple[Callable[[float], bool], str]
 
-# Ranges of the options, for ``rules.number``: the band's ends and the factors that nudge.
+# Ranges of the options, for ``options.number``: the band's ends and the factors that nudge.
 LOW: _Range = (lambda x: 0 < x <= 1, "in (0, 1]")
 UP: _Range = (lambda x: x >= 1, "at least 1")
 

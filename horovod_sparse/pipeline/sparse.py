@@ -1,183 +1,25 @@
-"""One bucket's way from gradients to the averaged gradient: the only file that knows all the stages."""
+"""The step of a bucket by four rules: the only file that calls all the stages."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from horovod_sparse import trace
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.compression import Sparse
-from horovod_sparse.kernels import kernels_for
-from horovod_sparse.kernels.types import Array, Segments
-from horovod_sparse.mpi.consensus import consensus_of
+from horovod_sparse.kernels.types import Segments
 from horovod_sparse.mpi.messenger import Messenger
 from horovod_sparse.mpi.traffic import Traffic
+from horovod_sparse.pipeline.base import PipelineBase
 from horovod_sparse.rules import Place, Step, snapshot
 from horovod_sparse.vector import SparseVector
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
 _LOG = logging.getLogger("horovod_sparse")
-
-
-class Pipeline(Protocol):
-    """One bucket's exchange; ``pipeline_for`` gives the one that a configuration asks for.
-
-    Attributes:
-        stage: The stage in progress, or the last one; for messages.
-    """
-
-    stage: str
-
-    @property
-    def traffic(self) -> Traffic:
-        """Payload this rank has sent and received for this bucket."""
-        ...
-
-    def run(self, gradients: Segments, outputs: Segments, step: Step) -> None:
-        """Exchanges one step's gradients.
-
-        Args:
-            gradients: This rank's gradients; positions in gaps are held (neither added to nor selected from).
-            outputs: Written with factor * total, in their own dtypes; may be the gradients' own arrays.
-            step: Conditions of this step.
-
-        Raises:
-            RuntimeError: No rank had a backward pass. The memory is unchanged.
-        """
-        ...
-
-    def undo(self) -> None:
-        """Goes back to the state before the step that was exchanged last."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything the next step depends on. Arrays are not copied: see ``rules.snapshot``."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over a state given by ``state_dict`` of the same configuration and bucket."""
-        ...
-
-    def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """The state that goes on from those of another number of ranks.
-
-        The sum of the memories over all ranks is what it was, as updates. State that is the same on all ranks comes
-        from the leader. What belongs to one rank or to a number of ranks stays as it is here, usually new.
-
-        Args:
-            states: Those that this rank takes over, with NumPy arrays; there may be none.
-            leader: The old rank 0's, in which the memory may be left out.
-
-        Returns:
-            A state for ``load_state_dict``, and notes on what was not carried over.
-
-        Raises:
-            ValueError: A memory does not fit.
-        """
-        ...
-
-
-def pipeline_for(
-    sparse: Sparse,
-    size: int,
-    like: Array,
-    comm: MPI.Intracomm,
-    number: int = 0,
-    factor: float = 1.0,
-    undoable: bool = False,
-) -> Pipeline:
-    """The pipeline of one bucket.
-
-    Args:
-        sparse: The configuration, the same on every rank.
-        size: Elements n of the bucket.
-        like: Array whose dtype (float32 or float64) and device the bucket takes.
-        comm: Communicator of the ranks that take part.
-        number: The bucket's number, for traces and messages.
-        factor: Factor on the totals: 1/P averages.
-        undoable: Whether ``undo`` will be asked for: it takes a copy of the state before every step, which a memory of
-            the bucket's size doubles.
-    """
-    place = Place(size, like[:0], number, comm.Get_rank(), comm.Get_size(), consensus_of(comm))
-    messenger = Messenger(comm)
-    if sparse.is_dense:
-        return DensePipeline(place, messenger, factor)
-    return SparsePipeline(sparse, place, messenger, factor, undoable)
-
-
-class _Base:
-    def __init__(self, place: Place, messenger: Messenger, factor: float) -> None:
-        self._place = place
-        self._messenger = messenger
-        self._factor = factor
-        self._kernels = kernels_for(place.like)
-        self.stage = "select"
-
-    def _stage(self, name: str, **details: Any) -> AbstractContextManager[None]:
-        self.stage = name
-        return trace.span(name, bucket=self._place.bucket, **details) if trace.recording else trace.NOTHING
-
-    def _no_backward(self) -> RuntimeError:
-        return RuntimeError(
-            f"rank {self._place.rank}: step() or synchronize() without backward() on any of {self._place.ranks} ranks: "
-            "call loss.backward() first"
-        )
-
-    def _scatter(self, total: SparseVector, outputs: Segments) -> None:
-        self._kernels.scatter(total.indices, total.values, outputs, self._factor)
-
-
-class DensePipeline(_Base):
-    """A bucket that always travels whole, without memory; one allreduce, in which ranks also say that they work.
-
-    Args:
-        place: The bucket and the rank.
-        messenger: Of the ranks that take part.
-        factor: Factor on the totals.
-    """
-
-    @property
-    def traffic(self) -> Traffic:
-        """Payload this rank has sent and received for this bucket."""
-        return self._messenger.traffic
-
-    def run(self, gradients: Segments, outputs: Segments, step: Step) -> None:
-        """Sums one step's gradients."""
-        size, like = self._place.size, self._place.like
-        with self._stage("exchange", entries=size):
-            # One element more counts the ranks that had a backward pass: no message of its own.
-            values = np.zeros(size + 1, like.dtype, like=like)
-            self._kernels.accumulate(gradients, values[:size])
-            values[size] = not step.idle
-            total = self._messenger.sum(values)
-            if not total[size]:
-                raise self._no_backward()
-        with self._stage("apply"):
-            self._scatter(SparseVector.full(total[:size]), outputs)
-
-    def undo(self) -> None:
-        """Nothing was changed."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing is remembered."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes an empty state."""
-        del state
-
-    def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """Nothing to carry over."""
-        del states, leader
-        return {}, []
 
 
 class _Plan(NamedTuple):
@@ -188,7 +30,7 @@ class _Plan(NamedTuple):
     dense: bool
 
 
-class SparsePipeline(_Base):
+class SparsePipeline(PipelineBase):
     """Memory, sparsifier, collective and schedule of one bucket.
 
     Law: total + sum over ranks of the new memory = sum over ranks of (scale * old memory + gradients), where

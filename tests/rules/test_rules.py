@@ -1,15 +1,14 @@
-"""Terms that all rules share: place, step, options, and copies of a state."""
+"""Terms that all rules share: place, step, and copies of a state."""
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from rules import LIKE
 
-from horovod_sparse.rules import Place, RuleOptions, Stateless, Step, number, one_of, snapshot, whole
+from horovod_sparse.rules import Place, Stateless, Step, snapshot
 
 # --- place ---
 
@@ -55,30 +54,6 @@ def test_epochs_are_counted_in_steps_or_told_and_never_guessed():
     assert Step(number=9, epoch=7).epochs(None) == 7
     with pytest.raises(RuntimeError, match=r"call optimizer.set_epoch\(epoch\).*or give the compression steps_per_"):
         Step(number=9).epochs(None)
-
-
-# --- options ---
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options(RuleOptions):
-    count: int = whole(2, least=1, hint="two is usual")
-    share: float = number(0.5, lambda x: 0 < x <= 1, "in (0, 1]")
-    kind: str | None = one_of(None, "a", "b")
-    threads: int = whole(1, free=True)
-
-
-def test_an_option_is_checked_where_it_is_written():
-    with pytest.raises(ValueError, match="count must be a whole number of at least 1, not 0: two is usual"):
-        Options(count=0)
-
-
-def test_options_are_read_out_of_settings_and_compared_as_values():
-    options = Options.read({"share": 1, "kind": "a", "of_another_rule": 7})
-    assert options == Options(kind="a", share=1.0, threads=8)
-    assert hash(options) == hash(Options(kind="a", share=1.0, threads=8))
-    assert options != Options(kind="b", share=1)
-    assert options.known() == {"count", "share", "kind", "threads"}
 
 
 # --- state ---

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod_sparse.threshold import ReusedThreshold
+from horovod_sparse.rules.threshold import ReusedThreshold
 
 K = 100
 

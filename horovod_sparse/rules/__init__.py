@@ -1,18 +1,15 @@
-"""Terms that all rules share (memories, sparsifiers, collectives, schedules): place, step, options and state."""
+"""Terms that all rules share (memories, sparsifiers, collectives, schedules): place, step and state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import MAX_SIZE, Array, Segments
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 # Sums a small array, of any device, over the ranks, with the same bits on all of them.
 Consensus: TypeAlias = Callable[[Array], Array]
@@ -104,98 +101,9 @@ class Step:
         if self.epoch is None:
             raise RuntimeError(
                 "the density depends on the epoch, which is not known: call optimizer.set_epoch(epoch) at the start "
-                "of every epoch, or give the compression steps_per_epoch"
+                "of every epoch (a SparseAllreduce takes epoch=epoch), or give the compression steps_per_epoch"
             )
         return self.epoch
-
-
-@dataclass(frozen=True, kw_only=True)
-class RuleOptions:
-    """Options of one rule: checked when they are written down, compared as values.
-
-    Fields that cannot change a result are left out of the comparison.
-
-    Raises:
-        ValueError: A value is of the wrong type or out of range.
-    """
-
-    def __post_init__(self) -> None:
-        """Checks each field as it was declared by ``whole``, ``number``, ``flag`` or ``one_of``."""
-        for one in fields(self):
-            check = one.metadata.get("check")
-            if check is not None:
-                check(one.name, getattr(self, one.name))
-
-    @classmethod
-    def read(cls, settings: Mapping[str, Any]) -> Self:
-        """Options out of settings, of which others may be for other rules."""
-        return cls(**{one.name: settings[one.name] for one in fields(cls) if one.name in settings})
-
-    def known(self) -> set[str]:
-        """Names of the settings that ``read`` takes."""
-        return {one.name for one in fields(self)}
-
-
-def whole(default: int | None, *, least: int = 0, hint: str = "", free: bool = False) -> Any:
-    """Declares an option that is a whole number; None is allowed where it is the default.
-
-    Args:
-        default: Its value where none is given.
-        least: The smallest value allowed.
-        hint: What to say to somebody who gave another value.
-        free: Whether the option cannot change a result.
-    """
-
-    def fits(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-    return _option(default, fits, f"a whole number of at least {least}", hint, free)
-
-
-def number(default: Any, fits: Callable[[float], bool], range_: str, *, hint: str = "", required: bool = False) -> Any:
-    """Declares an option that is a finite number; None is allowed where it is the default, unless it is required.
-
-    Args:
-        default: Its value where none is given.
-        fits: Tells whether a number is in range.
-        range_: The range in words, such as "in (0, 1]".
-        hint: What to say to somebody who gave another value.
-        required: Whether a value must be given although the default is None.
-    """
-
-    def is_one(value: Any) -> bool:
-        return is_number(value) and fits(value)
-
-    return _option(default, is_one, range_, hint, required=required)
-
-
-def flag(default: bool) -> Any:
-    """Declares an option that is true or false."""
-    return _option(default, lambda value: isinstance(value, bool), "True or False")
-
-
-def one_of(default: Any, *choices: Any, hint: str = "") -> Any:
-    """Declares an option that has one of a few values; None is allowed where it is the default."""
-
-    def is_one(value: Any) -> bool:
-        return value in choices and type(value) in map(type, choices)  # True equals 1
-
-    return _option(default, is_one, f"one of {', '.join(map(str, choices))}", hint)
-
-
-def is_number(value: object) -> bool:
-    """Tells whether a value is a finite number and no truth value."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf")
-
-
-def _option(
-    default: Any, fits: Callable[[Any], bool], range_: str, hint: str = "", free: bool = False, required: bool = False
-) -> Any:
-    def check(name: str, value: Any) -> None:
-        if not (default is None and value is None and not required) and not fits(value):
-            raise ValueError(f"{name} must be {range_}, not {value!r}" + (f": {hint}" if hint else ""))
-
-    return field(default=default, compare=not free, metadata={"check": check})
 
 
 class Stateless:

@@ -1,0 +1,104 @@
+"""One bucket's way from gradients to the averaged gradient: the only room that calls more than one stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from horovod_sparse.compression import Sparse
+from horovod_sparse.kernels.types import Array, Segments
+from horovod_sparse.mpi.consensus import consensus_of
+from horovod_sparse.mpi.messenger import Messenger
+from horovod_sparse.mpi.traffic import Traffic
+from horovod_sparse.pipeline.dense import DensePipeline
+from horovod_sparse.pipeline.sparse import SparsePipeline
+from horovod_sparse.rules import Place, Step
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class Pipeline(Protocol):
+    """One bucket's exchange; ``pipeline_for`` gives the one that a configuration asks for.
+
+    Attributes:
+        stage: The stage in progress, or the last one; for messages.
+    """
+
+    stage: str
+
+    @property
+    def traffic(self) -> Traffic:
+        """Payload this rank has sent and received for this bucket."""
+        ...
+
+    def run(self, gradients: Segments, outputs: Segments, step: Step) -> None:
+        """Exchanges one step's gradients.
+
+        Args:
+            gradients: This rank's gradients; positions in gaps are held (neither added to nor selected from).
+            outputs: Written with factor * total, in their own dtypes; may be the gradients' own arrays.
+            step: Conditions of this step.
+
+        Raises:
+            NoBackwardError: No rank had a backward pass. The memory is unchanged.
+        """
+        ...
+
+    def undo(self) -> None:
+        """Goes back to the state before the step that was exchanged last."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything the next step depends on. Arrays are not copied: see ``rules.snapshot``."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over a state given by ``state_dict`` of the same configuration and bucket."""
+        ...
+
+    def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """The state that goes on from those of another number of ranks.
+
+        The sum of the memories over all ranks is what it was, as updates. State that is the same on all ranks comes
+        from the leader. What belongs to one rank or to a number of ranks stays as it is here, usually new.
+
+        Args:
+            states: Those that this rank takes over, with NumPy arrays; there may be none.
+            leader: The old rank 0's, in which the memory may be left out.
+
+        Returns:
+            A state for ``load_state_dict``, and notes on what was not carried over.
+
+        Raises:
+            ValueError: A memory does not fit.
+        """
+        ...
+
+
+def pipeline_for(
+    sparse: Sparse,
+    size: int,
+    like: Array,
+    comm: MPI.Intracomm,
+    number: int = 0,
+    factor: float = 1.0,
+    undoable: bool = False,
+) -> Pipeline:
+    """The pipeline of one bucket.
+
+    Args:
+        sparse: The configuration, the same on every rank.
+        size: Elements n of the bucket.
+        like: Array whose dtype (float32 or float64) and device the bucket takes.
+        comm: Communicator of the ranks that take part.
+        number: The bucket's number, for traces and messages.
+        factor: Factor on the totals: 1/P averages.
+        undoable: Whether ``undo`` will be asked for: it takes a copy of the state before every step, which a memory of
+            the bucket's size doubles.
+    """
+    place = Place(size, like[:0], number, comm.Get_rank(), comm.Get_size(), consensus_of(comm))
+    messenger = Messenger(comm)
+    if sparse.is_dense:
+        return DensePipeline(place, messenger, factor)
+    return SparsePipeline(sparse, place, messenger, factor, undoable)

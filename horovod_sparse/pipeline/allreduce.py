@@ -1,0 +1,238 @@
+"""Sparse allreduce of arrays: the pipeline without torch, Horovod or an optimizer."""
+
+from __future__ import annotations
+
+import operator
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+import horovod_sparse
+from horovod_sparse.compression import Sparse, parse
+from horovod_sparse.kernels import copy_to_host, kernels_for
+from horovod_sparse.kernels.formats import FORMATS
+from horovod_sparse.kernels.types import MAX_SIZE, Array
+from horovod_sparse.mpi.agreement import agree
+from horovod_sparse.mpi.lifetime import inside_mpi
+from horovod_sparse.mpi.traffic import Traffic
+from horovod_sparse.pipeline import Pipeline, pipeline_for
+from horovod_sparse.rules import Step
+
+_CALL = "SparseAllreduce"  # in reports of stalls
+
+
+class SparseAllreduce:
+    """Averages arrays over the ranks, sparse and with error feedback between the calls.
+
+    ::
+
+        average = hvs.SparseAllreduce(weights.size, "topka:density=0.01")
+        for step in range(steps):
+            weights -= 0.1 * average(gradient(weights), learning_rate=0.1)
+
+    In each call a rank adds the array to its residual, sends the entries that the compression chooses, and keeps the
+    rest for later calls. Law: P * result + sum of the new residuals = sum of (residuals + arrays), over P ranks and up
+    to rounding; scaled where the learning rate changes. The result has the same bits on every rank.
+
+    One rank alone does all this, too, as if others were there: with density 0.01 it gets the hundredth of what it has
+    accumulated. ``DistributedOptimizer`` exchanges nothing there. Arrays of any size are sent as the compression says;
+    ``dense_below`` and ``bucket_bytes`` concern optimizers alone. A compression that applies momentum, such as
+    ``dgc``, leaves none to apply to the result.
+
+    To make one is a collective call, which also compares version, size and configuration. All ranks then make the same
+    calls in the same order; objects of one process have communicators of their own and do not disturb each other.
+
+    Args:
+        size: Elements n of the arrays.
+        compression: A ``Sparse``, usually from ``hvs.Compression``, or a text for ``hvs.parse``.
+        comm: Communicator of the ranks that take part, by default ``MPI.COMM_WORLD``. It is duplicated.
+
+    Raises:
+        TypeError: The communicator is none of mpi4py's, or not of one group of ranks.
+        ValueError: An argument is out of range, unknown, or not the same on every rank. Raised on all ranks.
+    """
+
+    def __init__(self, size: int, compression: Sparse | str, comm: MPI.Intracomm | None = None) -> None:
+        comm = MPI.COMM_WORLD if comm is None else comm
+        if not isinstance(comm, MPI.Intracomm):
+            raise TypeError(f"comm must be an intracommunicator of mpi4py, such as MPI.COMM_WORLD, not {comm!r}")
+        facts: dict[str, Any] | Exception = {}
+        try:
+            self._size, self._sparse = _checked_size(size), _configuration(compression)
+            version = horovod_sparse.__version__
+            facts = {"version of horovod_sparse": version, "size": size, "compression": self._sparse.facts()}
+        except Exception as error:
+            facts = error
+        with inside_mpi(_CALL):
+            self._comm = comm.Dup()
+            agree(self._comm, facts)
+        self._pipeline: Pipeline | None = None  # made for the first array
+        self._loaded: dict[str, Any] | None = None  # the state that it will begin with
+        self._calls = 0
+        self._kept = ("", "")  # precision and device of the residuals; empty: any
+
+    def __call__(self, array: Array, *, learning_rate: float = 1.0, epoch: int | None = None) -> Array:
+        """Averages an array over the ranks; a collective call.
+
+        16-bit arrays are accumulated and summed in float32. If an array of any rank has values that are not finite, the
+        arrays travel whole, every rank gets their mean with those values in it, and the residuals stay as they were.
+
+        Args:
+            array: NumPy or CuPy, of any shape with ``size`` elements; float32, float64, float16 or, of NumPy's,
+                bfloat16 (``ml_dtypes``). The first one decides on precision (float64 or not) and device. It is not
+                changed. A CuPy array's device must be the current one.
+            learning_rate: Factor by which the result will be applied. When it changes, residuals are rescaled, so that
+                they stay the same as updates.
+            epoch: For densities that depend on it; from 0.
+
+        Returns:
+            A new array of the same shape and dtype, on the same device.
+
+        Raises:
+            TypeError: It is an array of another library.
+            ValueError: Size, dtype, device or learning rate is wrong, or the ranks' differ. Raised on all ranks, and
+                nothing is changed.
+            RuntimeError: The density depends on the epoch, which was not given.
+            Exception: The exchange failed. The array is in the residual; it must not be handed in again.
+        """
+        with inside_mpi(_CALL):
+            facts: dict[str, Any] | Exception
+            try:
+                step = Step(_checked_rate(learning_rate), epoch=None if epoch is None else operator.index(epoch))
+                facts = {**self._facts(array), "learning rate": step.learning_rate, "epoch": step.epoch}
+            except Exception as error:
+                facts = error
+            self._agree(facts)
+            pipeline = self._pipeline or self._begin(array)
+            flat = array.ravel()  # in C order and contiguous
+            result = np.empty(self._size, array.dtype, like=array)
+            pipeline.run([(0, flat)], [(0, result)], step)
+            self._calls += 1
+            return result.reshape(array.shape)
+
+    def _facts(self, array: Array) -> dict[str, Any]:
+        """Facts of an array that must be the same on every rank; an error where it is none to be averaged."""
+        rank, device = f"rank {self._comm.Get_rank()}", _device(array)
+        if array.dtype not in FORMATS.values():
+            raise ValueError(
+                f"{rank}: arrays can be of {', '.join(FORMATS)}, not {array.dtype}: use array.astype('f4')"
+            )
+        if array.size != self._size:
+            raise ValueError(
+                f"{rank}: this SparseAllreduce is for arrays of {self._size} elements, not {array.size} (shape "
+                f"{array.shape}): make one for each size"
+            )
+        needed = (_precision(array), device)
+        if any(old not in ("", new) for old, new in zip(self._kept, needed, strict=True)):
+            kept = " on ".join(filter(None, self._kept))
+            raise ValueError(
+                f"{rank}: this SparseAllreduce keeps residuals of {kept}, but the array needs {' on '.join(needed)}: "
+                "make one for each"
+            )
+        return {"dtype": str(array.dtype), "device": device.partition(" ")[0], "number of the call": self._calls}
+
+    def _agree(self, facts: dict[str, Any] | Exception) -> None:
+        """Fails on all ranks alike unless all hold the same facts; one short message where they do."""
+        mine = -1 if isinstance(facts, Exception) else zlib.crc32(repr(facts).encode())
+        ends = np.array([mine, -mine], np.int64)
+        self._comm.Allreduce(MPI.IN_PLACE, ends, MPI.MAX)
+        if mine < 0 or ends[0] != -ends[1]:
+            agree(self._comm, facts)
+
+    def _begin(self, array: Array) -> Pipeline:
+        like = np.empty(0, _precision(array), like=array)
+        pipeline = pipeline_for(self._sparse, self._size, like, self._comm, factor=1 / self._comm.Get_size())
+        if self._loaded is not None:
+            pipeline.load_state_dict(self._loaded)
+        self._pipeline, self._loaded, self._kept = pipeline, None, (_precision(array), _device(array))
+        return pipeline
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that later calls depend on, as copies: nested dictionaries of NumPy arrays and plain values.
+
+        Every rank has its own. The residual is ``["pipeline"]["memory"]["residual"]``, with the default memory.
+        """
+        state = self._loaded if self._pipeline is None else self._pipeline.state_dict()
+        return {**self._identity(), "precision": self._kept[0], "calls": self._calls, "pipeline": _on_host(state)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what ``state_dict`` gave on the same rank of as many ranks, also before the first call.
+
+        Raises:
+            ValueError: The state is of another rank, size or compression. Or this object has been called already, and
+                the state is for arrays of another precision, or of an object that had not been called.
+        """
+        mine = self._identity()
+        if self._pipeline is not None:
+            mine["precision"] = self._kept[0]
+        for name, value in mine.items():
+            if state[name] != value:
+                raise ValueError(
+                    f"rank {mine['rank']}: the state is of {name} {state[name]!r}, this SparseAllreduce of {value!r}: "
+                    "load what the same rank of as many ranks gave, into one that was made alike"
+                )
+        if self._pipeline is not None:
+            self._pipeline.load_state_dict(state["pipeline"])
+        else:
+            self._loaded, self._kept = _on_host(state["pipeline"]), (state["precision"], "")
+        self._calls = state["calls"]
+
+    def _identity(self) -> dict[str, Any]:
+        rank, ranks = self._comm.Get_rank(), self._comm.Get_size()
+        return {"size": self._size, "rank": rank, "ranks": ranks, "compression": self._sparse.facts()}
+
+    @property
+    def compression(self) -> Sparse:
+        """The configuration."""
+        return self._sparse
+
+    @property
+    def traffic(self) -> Traffic:
+        """Payload that this rank has sent and received so far."""
+        return Traffic() if self._pipeline is None else self._pipeline.traffic
+
+
+def _checked_size(size: Any) -> int:
+    if not isinstance(size, (int, np.integer)) or not 0 < size <= MAX_SIZE:
+        raise ValueError(f"size must be a whole number from 1 to {MAX_SIZE}, not {size!r}")
+    return int(size)
+
+
+def _checked_rate(rate: Any) -> float:
+    if not 0 <= rate < float("inf"):
+        raise ValueError(f"learning_rate must be a finite number of at least 0, not {rate!r}")
+    return float(rate)
+
+
+def _configuration(compression: Any) -> Sparse:
+    # Those of Horovod would load it.
+    if isinstance(compression, str) and compression.partition(":")[0] not in ("none", "fp16"):
+        compression = parse(compression)
+    if not isinstance(compression, Sparse):
+        raise ValueError(
+            f"{compression!r} is no sparse compression: give hvs.Compression.topka(density=0.01), its text "
+            "'topka:density=0.01' or the like; 'dense' averages whole arrays"
+        )
+    return compression
+
+
+def _device(array: Any) -> str:
+    try:
+        kind = kernels_for(array).__name__.rpartition(".")[2]
+    except TypeError as error:
+        raise TypeError(f"{error}: np.asarray(array) makes one of JAX's and PyTorch's arrays on the host") from error
+    return "cpu" if kind == "cpu" else f"{kind} {array.device.id}"
+
+
+def _precision(array: Array) -> str:
+    return "float64" if array.dtype == np.float64 else "float32"
+
+
+def _on_host(state: Any) -> Any:
+    """A copy of nested dictionaries, in which arrays of the device have become NumPy's."""
+    if isinstance(state, dict):
+        return {key: _on_host(value) for key, value in state.items()}
+    return copy_to_host(state) if hasattr(state, "dtype") else state

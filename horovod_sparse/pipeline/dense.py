@@ -1,0 +1,59 @@
+"""A bucket without sparsifier and memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from horovod_sparse.kernels.types import Segments
+from horovod_sparse.mpi.traffic import Traffic
+from horovod_sparse.pipeline.base import PipelineBase
+from horovod_sparse.rules import Step
+from horovod_sparse.vector import SparseVector
+
+
+class DensePipeline(PipelineBase):
+    """A bucket that always travels whole, without memory; one allreduce, in which ranks also say that they work.
+
+    Args:
+        place: The bucket and the rank.
+        messenger: Of the ranks that take part.
+        factor: Factor on the totals.
+    """
+
+    @property
+    def traffic(self) -> Traffic:
+        """Payload this rank has sent and received for this bucket."""
+        return self._messenger.traffic
+
+    def run(self, gradients: Segments, outputs: Segments, step: Step) -> None:
+        """Sums one step's gradients."""
+        size, like = self._place.size, self._place.like
+        with self._stage("exchange", entries=size):
+            # One element more counts the ranks that had a backward pass: no message of its own.
+            values = np.zeros(size + 1, like.dtype, like=like)
+            self._kernels.accumulate(gradients, values[:size])
+            values[size] = not step.idle
+            total = self._messenger.sum(values)
+            if not total[size]:
+                raise self._no_backward()
+        with self._stage("apply"):
+            self._scatter(SparseVector.full(total[:size]), outputs)
+
+    def undo(self) -> None:
+        """Nothing was changed."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing is remembered."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes an empty state."""
+        del state
+
+    def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """Nothing to carry over."""
+        del states, leader
+        return {}, []

@@ -1,0 +1,339 @@
+"""A communication hook for torch's DistributedDataParallel, and its process group from MPI.
+
+::
+
+    hvs.ddp.init_process_group()
+    model = DistributedDataParallel(model)
+    state = hvs.ddp.SparseState(hvs.Compression.oktopk(density=0.01), optimizer=optimizer)
+    model.register_comm_hook(state, hvs.ddp.sparse_hook)
+"""
+
+# Without `from __future__ import annotations`: DDP looks at those of the hook, and wants types.
+
+import threading
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch import distributed
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+from horovod_sparse.compression import Sparse
+from horovod_sparse.mpi.agreement import agree
+from horovod_sparse.mpi.lifetime import inside_mpi
+from horovod_sparse.mpi.traffic import Traffic
+from horovod_sparse.training.arguments import check_devices, check_sparse, common_facts
+from horovod_sparse.training.bucket import Bucket
+from horovod_sparse.training.communicator import communicator
+from horovod_sparse.training.device import device_of
+from horovod_sparse.training.exchange import Exchange
+from horovod_sparse.training.layout import Member
+from horovod_sparse.training.processgroup import init_process_group
+from horovod_sparse.training.worker import Worker
+from horovod_sparse.watchdog.report import limits
+
+__all__ = ["SparseState", "init_process_group", "sparse_hook"]
+
+
+class _Delivery:
+    """A bucket of DDP that waits for buckets of ours, which need not be the same.
+
+    Args:
+        buffer: Its memory, which results are written to.
+        worker: Exchanges our buckets.
+    """
+
+    def __init__(self, buffer: torch.Tensor, worker: Worker) -> None:
+        self._buffer = buffer
+        self._worker = worker
+        self._lock = threading.Lock()
+        self._waiting = 1  # for all parameters to be handed in
+        devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
+        self.future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+
+    def wait_for(self, buckets: Iterable[Bucket]) -> None:
+        """Puts the delivery off until what was handed in to these buckets is exchanged."""
+        for bucket in set(buckets):
+            with self._lock:
+                self._waiting += 1
+            bucket.filling.done.add_done_callback(self.arrived)
+
+    def arrived(self, _: object = None) -> None:
+        """One of the things that are waited for has happened; the last one lets DDP go on."""
+        with self._lock:
+            self._waiting -= 1
+            complete = not self._waiting
+        if complete:
+            # On our stream, which DDP's then waits for.
+            with device_of(self._buffer.device).work():
+                if isinstance(self._worker.failed, Exception):
+                    self.future.set_exception(self._worker.failed)  # type: ignore[arg-type]
+                else:
+                    self.future.set_result(self._buffer)
+
+
+class SparseState:
+    """State of ``sparse_hook``: the exchange of one DDP model, and what it remembers of each parameter.
+
+    Nothing is exchanged when it is made. In the first backward pass the ranks compare what must be the same.
+
+    Args:
+        compression: Usually from ``hvs.Compression`` or ``hvs.parse``.
+        optimizer: The optimizer of the model, or several. Residuals follow their learning rates. May be given later, as
+            the attribute, before the first backward pass; without any, residuals stay as gradients.
+        named_parameters: Pairs of name and parameter, usually ``model.named_parameters()``: names for messages.
+        process_group: That of the DDP model; None: all.
+        grad_scaler: The scaler that multiplies the loss: as for ``DistributedOptimizer``. Needs the optimizer.
+        stall_timeout: Seconds, as for ``DistributedOptimizer``.
+        stall_abort: Seconds, as for ``DistributedOptimizer``.
+
+    Raises:
+        ValueError: An argument is out of range.
+    """
+
+    def __init__(
+        self,
+        compression: Sparse,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+        named_parameters: Iterable[tuple[str, torch.Tensor]] = (),
+        process_group: distributed.ProcessGroup | None = None,
+        *,
+        grad_scaler: torch.amp.GradScaler | None = None,
+        stall_timeout: float | None = None,
+        stall_abort: float | None = None,
+    ) -> None:
+        if not isinstance(compression, Sparse):
+            raise ValueError(
+                f"unknown compression {compression!r}: give hvs.Compression.topka(density=0.01) or the like; for a "
+                "dense exchange register no hook"
+            )
+        limits(stall_timeout, stall_abort)
+        self.compression = compression
+        self.optimizer = optimizer
+        self.epoch: int | None = None
+        self.process_group = process_group
+        self._names = {p: name for name, p in named_parameters}
+        self._grad_scaler = grad_scaler
+        self._stall = (stall_timeout, stall_abort)
+        self._loaded: Mapping[str, Any] | None = None  # a state for an exchange that is still to be made
+        self._exchange: Exchange | None = None
+        # Parameters without a place so far, in the first step, with their gradients.
+        self._unplaced: list[tuple[torch.Tensor, torch.Tensor, _Delivery]] = []
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells the epoch that begins, as ``DistributedSampler.set_epoch`` is told.
+
+        Args:
+            epoch: From 0; the same on every rank.
+        """
+        self.epoch = epoch
+
+    @property
+    def group(self) -> distributed.ProcessGroup:
+        """The process group."""
+        group = self.process_group or distributed.group.WORLD
+        assert group is not None, "torch.distributed is not initialized"
+        return group
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizers."""
+        given = [] if self.optimizer is None else self.optimizer
+        return [given] if isinstance(given, torch.optim.Optimizer) else list(given)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The param groups of all optimizers."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def _receive(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        exchange = self._open({p.device for p in bucket.parameters()})
+        exchange.epoch = self.epoch
+        if bucket.index() == 0 and exchange.worker.filling:
+            exchange.worker.finish()
+        buffer = bucket.buffer()
+        if exchange.ranks == 1 or buffer.is_sparse or not buffer.is_floating_point():
+            future: torch.futures.Future[torch.Tensor] = allreduce_hook(self.group, bucket)
+        else:
+            future = self._hand_in(exchange.worker, bucket)
+        if bucket.is_last():
+            self._place(exchange)
+        return future
+
+    def _hand_in(self, worker: Worker, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        delivery = _Delivery(bucket.buffer(), worker)
+        pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
+        unplaced = [(p, gradient, delivery) for p, gradient in pairs if p not in worker]
+        delivery.wait_for([worker.put(p, gradient, not p.requires_grad) for p, gradient in pairs if p in worker])
+        if unplaced:
+            self._unplaced += unplaced
+        else:
+            delivery.arrived()
+        return delivery.future
+
+    def _place(self, exchange: Exchange) -> None:
+        """All buckets of DDP were there: gives parameters places that have none."""
+        unplaced, self._unplaced = self._unplaced, []
+        if unplaced:
+            # DDP's buckets begin with the last layers, and have the order of the layers in themselves.
+            deliveries = list(dict.fromkeys(delivery for *_, delivery in reversed(unplaced)))
+            of_model = [p for one in deliveries for p, _, delivery in unplaced if delivery is one]
+            self._add(exchange, of_model)
+            for p, gradient, delivery in unplaced:
+                delivery.wait_for([exchange.worker.put(p, gradient, not p.requires_grad)])
+            for delivery in deliveries:
+                delivery.arrived()
+        missing = [slot.name for bucket in exchange.worker.buckets for slot in bucket.missing]
+        if missing:
+            raise ValueError(
+                f"rank {MPI.COMM_WORLD.Get_rank()}: the state has places for {', '.join(missing[:3])}, which this DDP "
+                "model does not exchange: give each model a SparseState of its own, with its named_parameters"
+            )
+
+    def _add(self, exchange: Exchange, parameters: Sequence[torch.Tensor]) -> None:
+        """Gives parameters places; a collective call."""
+        groups = self.param_groups
+        group_of = {p: number for number, group in enumerate(groups) for p in group["params"]}
+        position = {p: place for place, p in enumerate(group_of)}
+        in_order = sorted(parameters, key=lambda p: position.get(p, len(position)))
+        # Names of one kind where users give none: those that Horovod gives.
+        names = {p: f"{number}.{i}" for number, group in enumerate(groups) for i, p in enumerate(group["params"])}
+        names |= self._names
+        named = {names.get(p, f"parameter {i}"): p for i, p in enumerate(in_order)}
+        members = [
+            Member(
+                name,
+                named[name],
+                group_of.get(named[name], -1),
+                dense=named[name].numel() < self.compression.dense_below,
+            )
+            for name in exchange.order(list(named))
+            if named[name].numel()
+        ]
+        exchange.add(members)
+        if self._loaded is not None:
+            exchange.load_state_dict(self._loaded)
+            self._loaded = None
+
+    def _open(self, devices: Iterable[torch.device] = ()) -> Exchange:
+        """The exchange; made, and agreed on, at the first call, which is collective."""
+        if self._exchange is None:
+            comm = communicator(self.group)
+            assert comm is not None
+            with inside_mpi("SparseState"):
+                agree(comm, self._facts(devices))
+            stall = limits(*self._stall)
+            owner, ranks = weakref.proxy(self), comm.Get_size()
+            exchange = Exchange(self.compression, comm, owner, 1 / ranks, self._grad_scaler, stall, hold_zeros=True)
+            for optimizer in self.optimizers:
+                optimizer.register_step_post_hook(_confirmation(weakref.ref(exchange.worker)))
+            self._exchange = exchange
+        return self._exchange
+
+    def _facts(self, devices: Iterable[torch.device]) -> dict[str, Any] | Exception:
+        """Facts that must be the same on every rank, or the error in them on this one."""
+        try:
+            check_devices(devices)
+            check_sparse(self.compression, self.optimizers)
+            if any(hasattr(optimizer, "_allreduce_delay") for optimizer in self.optimizers):
+                raise ValueError(
+                    "the optimizer is wrapped by a DistributedOptimizer, and gradients would be exchanged twice: "
+                    "give the plain one"
+                )
+            if self._grad_scaler is not None and self._grad_scaler.is_enabled() and len(self.optimizers) != 1:
+                raise ValueError(
+                    f"a grad_scaler tells by one optimizer whether a step was skipped, but there are "
+                    f"{len(self.optimizers)}: set state.optimizer before the first backward pass"
+                )
+            named = [(str(number), p) for number, group in enumerate(self.param_groups) for p in group["params"]]
+            return common_facts(self.compression, named, *self._stall)
+        except ValueError as error:
+            return ValueError(f"rank {MPI.COMM_WORLD.Get_rank()}: {error}")
+
+    def _between_steps(self) -> Exchange | None:
+        if self._exchange is not None and self._exchange.worker.filling:
+            self._exchange.worker.finish()
+        return self._exchange
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything remembered on this rank, as copies, to be called after ``optimizer.step()``; every rank has its own.
+
+        Returns:
+            Numbers, strings, lists and tensors only, so that ``torch.load(..., weights_only=True)`` reads it.
+        """
+        exchange = self._between_steps()
+        if exchange is None or self._loaded is not None:
+            return dict(self._loaded or {"buckets": []})
+        return exchange.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over a state given by ``state_dict`` on the same rank of as many ranks.
+
+        Raises:
+            ValueError: The state belongs to another model, bucket size or configuration. Before the first step the
+                parameters are not known: it is raised then.
+        """
+        exchange = self._between_steps()
+        if exchange is not None and exchange.worker.buckets:
+            exchange.load_state_dict(state)
+        else:
+            self._loaded = state
+
+    def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """The state that goes on from those of another number of ranks, as ``Exchange.merge``; a collective call.
+
+        Raises:
+            ValueError: A state belongs to another model, bucket size or configuration, or the parameters are not known.
+        """
+        self._between_steps()
+        exchange = self._open()
+        if not exchange.worker.buckets:
+            known = list(self._names) or [p for group in self.param_groups for p in group["params"]]
+            if not known:
+                raise ValueError("the parameters are not known yet: give SparseState the optimizer or named_parameters")
+            self._add(exchange, [p for p in known if p.requires_grad])
+        return exchange.merge(states, leader)
+
+    @property
+    def traffic(self) -> Traffic:
+        """Payload this rank has sent and received so far, parameters that travel dense included."""
+        return Traffic() if self._exchange is None else self._exchange.traffic
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The configuration and what is remembered, without process group, communicator, optimizer and scaler."""
+        return {"compression": self.compression, "epoch": self.epoch, "stall": self._stall, "state": self.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Goes on from there in the default process group; the optimizer is to be given again, as the attribute."""
+        timeout, abort = state["stall"]
+        SparseState.__init__(self, state["compression"], stall_timeout=timeout, stall_abort=abort)
+        self.epoch = state["epoch"]
+        self._loaded = state["state"] if state["state"]["buckets"] else None
+
+
+def sparse_hook(state: SparseState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Averages one bucket of DDP, sparse; for ``model.register_comm_hook(state, hvs.ddp.sparse_hook)``.
+
+    Args:
+        state: Of this model alone.
+        bucket: Its gradients. What is not of floating point, or sparse (embeddings), is exchanged as DDP itself does.
+
+    Returns:
+        A future of the bucket's buffer, which then holds the mean over the ranks.
+    """
+    return state._receive(bucket)
+
+
+def _confirmation(worker: weakref.ref[Worker]) -> Any:
+    """A hook for an optimizer that tells a worker that a step was applied."""
+
+    def confirm(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        overflow, alive = getattr(optimizer, "found_inf", None), worker()
+        # With fused=True a GradScaler calls step() in any case and leaves the decision to torch's kernel.
+        if alive is not None and not (overflow is not None and overflow.item()):
+            alive.confirm()
+
+    return confirm

@@ -1,0 +1,144 @@
+"""The exchange of one model's gradients, whichever door they come through."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from horovod_sparse.compression import Sparse
+from horovod_sparse.mpi.lifetime import inside_mpi
+from horovod_sparse.mpi.traffic import Traffic
+from horovod_sparse.rules import Step
+from horovod_sparse.training.bucket import Bucket
+from horovod_sparse.training.layout import Layout, Member, plan
+from horovod_sparse.training.worker import Worker
+from horovod_sparse.watchdog.abort import abort_on_error
+from horovod_sparse.watchdog.report import Limits
+from horovod_sparse.watchdog.watch import Watch
+
+
+class Exchange:
+    """Buckets, the worker that exchanges them and what they remember from step to step.
+
+    Args:
+        sparse: The configuration.
+        comm: A communicator of its own; one rank alone exchanges nothing.
+        owner: Has ``param_groups``, whose learning rates the residuals follow.
+        factor: Factor on the totals: 1/P averages.
+        grad_scaler: The scaler that multiplies the loss.
+        stall: How long a bucket may wait.
+        hold_zeros: Whether a gradient of zeros only means that its parameter took no part in the step.
+
+    Attributes:
+        compression: The configuration.
+        ranks: Number of ranks P.
+        worker: Takes the gradients.
+        epoch: In progress, where somebody told.
+        idle: Whether gradients are collected although this rank had no backward pass.
+    """
+
+    def __init__(
+        self,
+        sparse: Sparse,
+        comm: MPI.Intracomm,
+        owner: Any,
+        factor: float,
+        grad_scaler: torch.amp.GradScaler | None,
+        stall: Limits,
+        hold_zeros: bool = False,
+    ) -> None:
+        self.compression = sparse
+        self.ranks = comm.Get_size()  # a rank that leaves ends MPI: it is not asked later
+        self.epoch: int | None = None
+        self.idle = False
+        self.undoable = grad_scaler is not None and grad_scaler.is_enabled()
+        self._comm = comm
+        self._owner = owner
+        self._factor = factor
+        self._grad_scaler = grad_scaler
+        self._hold_zeros = hold_zeros
+        self._names: list[list[str]] = []  # of the parameters of each bucket
+        self.worker = Worker(self._conditions, self.undoable)
+        if self.ranks > 1:
+            abort_on_error()
+            Watch(comm, weakref.WeakMethod(self.worker.progress), self._names, stall)
+
+    def order(self, names: list[str]) -> list[str]:
+        """Some names in the order that rank 0 has them in; a collective call."""
+        with inside_mpi("the exchange of new parameters"):
+            in_order: list[str] = self._comm.bcast(names)
+        return in_order
+
+    def add(self, members: Sequence[Member]) -> None:
+        """Gives parameters places in new buckets; a collective call.
+
+        Args:
+            members: In the order of the forward pass, which is the same on every rank.
+        """
+        if self.ranks == 1:
+            return
+        # Backward reaches the last layer first.
+        layouts = plan(members[::-1], self.compression.bucket_bytes, len(self.worker.buckets))
+        self._names += [layout.names for layout in layouts]
+        with inside_mpi("the exchange of new parameters"):
+            self.worker.add([self._bucket(layout) for layout in layouts])
+
+    def _bucket(self, layout: Layout) -> Bucket:
+        return Bucket(layout, self.compression, self._comm, self._factor, self.undoable, self._hold_zeros)
+
+    def _conditions(self, group: int) -> Callable[[], Step]:
+        groups, epoch, idle = self._owner.param_groups, self.epoch, self.idle
+        rate = groups[group].get("lr") if group >= 0 else None
+
+        def conditions() -> Step:
+            # The scale lies on the device, and reading it waits for the device. It changes between steps only.
+            scale = 1.0 if self._grad_scaler is None else self._grad_scaler.get_scale()
+            return Step(1.0 if rate is None else float(rate), scale, epoch, idle)
+
+        return conditions
+
+    def anywhere(self, flags: Sequence[bool]) -> list[bool]:
+        """Which of some flags are set on any of the ranks; a collective call between steps."""
+        mine = bytearray(flags)
+        with inside_mpi("synchronize()"):
+            self._comm.Allreduce(MPI.IN_PLACE, mine, op=MPI.MAX)
+        return [bool(flag) for flag in mine]
+
+    @property
+    def traffic(self) -> Traffic:
+        """Payload this rank has sent and received so far, parameters that travel dense included."""
+        return self.worker.traffic
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything remembered on this rank (residuals, thresholds, ...), as copies; to be called between steps."""
+        self.worker.settle()
+        return self.worker.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over a state given by ``state_dict`` on the same rank of as many ranks; to be called between steps.
+
+        Raises:
+            ValueError: The state belongs to another model, bucket size or configuration.
+        """
+        self.worker.settle()
+        self.worker.load_state_dict(state)
+
+    def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """The state that goes on from those of another number of ranks; the sum of the residuals stays what it was.
+
+        Args:
+            states: Those that this rank takes over, as ``state_dict`` gave them; there may be none.
+            leader: The old rank 0's, in which memories may be left out.
+
+        Returns:
+            A state for ``load_state_dict``, and notes on what has not been carried over.
+
+        Raises:
+            ValueError: A state belongs to another model, bucket size or configuration.
+        """
+        self.worker.settle()
+        return self.worker.merge(states, leader)

@@ -1,0 +1,355 @@
+"""The way of an optimizer's gradients: from hooks to buckets, and back to ``p.grad``."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from horovod.common.util import split_list
+from horovod.torch.optimizer import _DistributedOptimizer as _Horovod
+from mpi4py import MPI
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from horovod_sparse.compression import Sparse
+from horovod_sparse.mpi.agreement import agree
+from horovod_sparse.mpi.lifetime import inside_mpi
+from horovod_sparse.training.amp import exchange_before_unscaling
+from horovod_sparse.training.arguments import parameter_facts
+from horovod_sparse.training.device import device_of
+from horovod_sparse.training.exchange import Exchange
+from horovod_sparse.training.horovod import let_join, numbered, user_level
+from horovod_sparse.training.layout import Member
+from horovod_sparse.watchdog.abort import abort
+from horovod_sparse.watchdog.report import Limits
+
+_SHOWN = 3  # names of parameters that a message holds
+# The optimizer that each parameter's hooks belong to.
+_owners: Any = WeakTensorKeyDictionary()
+
+
+class Gradients:
+    """A part of the wrapped optimizer; laid over Horovod's functions like ``_Optimizer``."""
+
+    # A gradient on its way: as it was handed in, and its version then; or Horovod's handle; or None, when the backward
+    # passes of this step are not all done.
+    _handles: dict[torch.Tensor, tuple[Any, Any]]
+    _parameter_names: dict[torch.Tensor, str]
+    _allreduce_delay: dict[torch.Tensor, int]
+    _requires_update: set[torch.Tensor]
+    _synchronized: bool
+    _should_synchronize: bool
+    _sparse_allreduce_grad_async: Callable[..., tuple[Any, Any]]
+    op: Any
+    sparse_as_dense: bool
+    backward_passes_per_step: int
+    param_groups: list[dict[str, Any]]
+    process_set: Any
+
+    def __init__(
+        self,
+        params: Any,
+        named_parameters: Any,
+        sparse: Sparse,
+        comm: MPI.Intracomm | None,
+        grad_scaler: torch.amp.GradScaler | None,
+        stall: Limits,
+        **of_horovod: Any,
+    ) -> None:
+        self._sparse = sparse
+        self._comm = comm
+        self._exchange: Exchange | None = None
+        self._hooks: list[Any] = []
+        self._frozen: list[torch.Tensor] = []  # parameters that have learned on no rank so far
+        self._sparse_gradients: set[torch.Tensor] = set()  # parameters whose gradient is a sparse tensor
+        self._densified: dict[torch.Tensor, torch.Tensor] = {}  # those of this step
+        self._complete = False  # a GradScaler has called synchronize(), not the user
+        self._newer: weakref.ref[Any] | None = None  # the optimizer that has taken parameters over
+        if comm is not None:
+            factor = 1.0 if of_horovod["op"] == hvd.Sum else 1.0 / comm.Get_size()
+            self._exchange = Exchange(sparse, comm, weakref.proxy(self), factor, grad_scaler, stall)
+        _Horovod.__init__(self, params, named_parameters, hvd.Compression.none, **of_horovod)
+
+    def _register_hooks(self) -> None:
+        """Called by Horovod's constructor where there is more than one rank."""
+        if self._exchange is None or self._exchange.ranks == 1:
+            return  # a process set of one rank has nothing to exchange
+        self._admit([p for group in self.param_groups for p in group["params"]])
+        if self.process_set.process_set_id == hvd.global_process_set.process_set_id:
+            let_join(self)
+        exchange_before_unscaling()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters, as ``torch.optim.Optimizer.add_param_group`` does; they are exchanged, too.
+
+        A collective call: all ranks of the process set add the same parameters, between two steps.
+
+        Raises:
+            ValueError: The parameters differ between ranks.
+            RuntimeError: Called between backward() and step().
+        """
+        super(self.__class__, self).add_param_group(param_group)  # type: ignore[misc]
+        if not hasattr(self, "_requires_update"):
+            return  # in the constructor, before Horovod's part
+        if self._handles:
+            raise RuntimeError(
+                f"rank {hvd.rank()}: add_param_group() between backward() and step(): call it after step()"
+            )
+        added = set(self.param_groups[-1]["params"])
+        for name, p in numbered(self):  # type: ignore[arg-type]
+            if p in added:
+                self._parameter_names.setdefault(p, name)
+                self._allreduce_delay.setdefault(p, self.backward_passes_per_step)
+        if self._exchange is not None and self._comm is not None and self._exchange.ranks > 1:
+            named = [(self._parameter_names[p], p) for p in self.param_groups[-1]["params"]]
+            with inside_mpi("add_param_group()"):
+                agree(self._comm, {"parameter": parameter_facts(named)})
+            self._admit(self.param_groups[-1]["params"])
+
+    def _admit(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Lets parameters take part that learn, and notes the others."""
+        self._take_over(parameters)
+        self._frozen += [p for p in parameters if not p.requires_grad]
+        self._place([p for p in parameters if p.requires_grad])
+
+    def _place(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Gives parameters places in buckets, and hooks."""
+        assert self._exchange is not None
+        self._exchange.add(_members(self, parameters))
+        self._requires_update.update(parameters)
+        hook = _hook(weakref.ref(self))
+        learning: list[Any] = [p for p in parameters if p.requires_grad]
+        self._hooks += [p.register_post_accumulate_grad_hook(hook) for p in learning]
+
+    def _take_over(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Ends the exchange of an optimizer that the same parameters belonged to: two would exchange each gradient."""
+        for older in {_owners[p]() for p in parameters if p in _owners} - {None, self}:
+            older._hand_over(self)
+            warnings.warn(
+                f"rank {hvd.rank()}: parameters that another DistributedOptimizer exchanges were wrapped once more: "
+                "from now on, only the new optimizer exchanges them, and the old one refuses to step",
+                stacklevel=user_level(),
+            )
+        _owners.update({p: weakref.ref(self) for p in parameters})
+
+    def _hand_over(self, newer: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._newer = [], weakref.ref(newer)
+        self._handles.clear()
+
+    def _accumulated(self, p: torch.Tensor) -> None:
+        """A backward pass has added to a parameter's gradient."""
+        delay = self._allreduce_delay[p] - 1
+        if delay < 0:
+            raise AssertionError(
+                f"rank {hvd.rank()}: the gradient of {self._parameter_names[p]} was computed more than "
+                f"backward_passes_per_step={self.backward_passes_per_step} times before step(): raise it to accumulate "
+                "gradients locally"
+            )
+        assert p.grad is not None
+        assert not p.grad.requires_grad, (
+            "backward(create_graph=True) keeps gradients in use that are exchanged in place"
+        )
+        self._allreduce_delay[p] = delay
+        self._handles[p] = (None, None) if delay else self._allreduce_grad_async(p)
+
+    def _allreduce_grad_async(self, p: torch.Tensor) -> tuple[Any, Any]:
+        """Hands a gradient to its bucket; those that are not ours take Horovod's way."""
+        assert self._exchange is not None
+        worker = self._exchange.worker
+        if p.grad is None:
+            p.grad = _no_gradient(p, sparse=p in self._sparse_gradients and not self.sparse_as_dense)
+        if p.grad.is_sparse:
+            self._sparse_gradients.add(p)
+            if not self.sparse_as_dense:
+                return self._gather(p)
+        if p not in worker:
+            handle: tuple[Any, Any] = _Horovod._allreduce_grad_async(self, p)
+            return handle
+        gradient = p.grad
+        if gradient.is_sparse:
+            gradient = self._densified[p] = gradient.to_dense()
+        # A frozen parameter's residual must not be flushed into it: it waits until the parameter learns again.
+        worker.put(p, gradient, hold=not p.requires_grad)
+        return p.grad, p.grad._version
+
+    def _gather(self, p: torch.Tensor) -> tuple[Any, Any]:
+        """Leaves a sparse gradient to Horovod."""
+        assert self._exchange is not None
+        if not (device_of(p.device).horovod_reaches or hvd.cuda_built()):
+            raise RuntimeError(
+                f"rank {hvd.rank()}: {self._parameter_names[p]} on {p.device} has a sparse gradient, which is "
+                "left to Horovod, but this Horovod was built without CUDA: give sparse_as_dense=True"
+            )
+        if p in self._exchange.worker:
+            self._exchange.worker.leave_out(p)
+        return self._sparse_allreduce_grad_async(p, self._parameter_names[p])
+
+    def synchronize(self) -> None:
+        """Completes the exchange; every ``p.grad`` then holds the reduced gradient.
+
+        Raises:
+            RuntimeError: No rank had a backward pass since the last step; raised on all ranks. Or gradients were
+                changed while they were on their way.
+        """
+        exchange = self._exchange
+        if exchange is None or exchange.ranks == 1:
+            self._synchronized = True
+            return
+        if self._newer is not None:
+            raise RuntimeError(
+                f"rank {hvd.rank()}: parameters of this optimizer were wrapped once more, and a newer one exchanges "
+                "them: use that one"
+            )
+        if self._synchronized and not self._handles:
+            return  # the gradients are reduced already; to exchange them again would count them twice
+        exchange.idle = not self._handles and all(p.grad is None for p in self._requires_update)
+        try:
+            self._hand_in(self._requires_update)
+            exchange.worker.collect()
+            if self._frozen:
+                self._admit_learning(exchange)
+            self._take_results()
+        except BaseException:
+            self._abandon()
+            if exchange.idle:  # the zeros handed in are no gradients
+                for p in self._requires_update:
+                    p.grad = None
+            raise
+        finally:
+            exchange.worker.finish()
+            exchange.idle = False
+        self._synchronized = True
+
+    def _complete_exchange(self) -> None:
+        """Synchronizes, for a GradScaler that comes between backward() and step()."""
+        if self._handles:
+            self.synchronize()
+            self._complete = True
+
+    def _hand_in(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Hands in what no hook has handed in: other ranks may have gradients of it."""
+        for p in parameters:
+            if self._handles.get(p, (None, None))[0] is None:
+                self._handles[p] = self._allreduce_grad_async(p)
+
+    def _admit_learning(self, exchange: Exchange) -> None:
+        """Lets parameters take part that were frozen when the optimizer was made, and learn now on any rank."""
+        learning = exchange.anywhere([p.requires_grad for p in self._frozen])
+        new = [p for p, learns in zip(self._frozen, learning, strict=True) if learns]
+        if not new:
+            return
+        self._frozen = [p for p, learns in zip(self._frozen, learning, strict=True) if not learns]
+        self._place(new)
+        self._hand_in(new)
+        exchange.worker.collect()
+
+    def _take_results(self) -> None:
+        changed = []
+        for p, (handle, version) in self._handles.items():
+            self._allreduce_delay[p] = self.backward_passes_per_step
+            if not isinstance(handle, torch.Tensor):
+                _take_from_horovod(p, handle)
+            elif p.grad is not handle or handle._version != version:
+                changed.append(self._parameter_names[p])
+            elif p in self._densified:
+                handle.zero_().add_(self._densified[p].to_sparse())
+        self._densified.clear()
+        self._handles.clear()
+        if changed:
+            names = ", ".join(changed[:_SHOWN]) + (", ..." if len(changed) > _SHOWN else "")
+            raise RuntimeError(
+                f"rank {hvd.rank()}: the gradients of {names} were changed between backward() and step(), while they "
+                "were on their way to the other ranks: call optimizer.synchronize() first, then clip them, and "
+                "step inside `with optimizer.skip_synchronize():`"
+            )
+
+    def _abandon(self) -> None:
+        """Makes ready for a next step after one that failed."""
+        for handle, _ in self._handles.values():
+            if isinstance(handle, int):  # Horovod's own: not waited for, its name would stay taken
+                hvd.synchronize(handle)
+        self._handles.clear()
+        self._densified.clear()
+        for p in self._allreduce_delay:
+            self._allreduce_delay[p] = self.backward_passes_per_step
+
+    def _stand_in(self) -> None:
+        """Takes part in the other ranks' steps, with nothing to give, while this rank is in ``hvd.join()``."""
+        rank, exchange, frozen = hvd.rank(), self._exchange, [False] * len(self._frozen)
+        assert exchange is not None
+        if not exchange.worker.buckets:
+            return
+        if exchange.undoable:
+            raise ValueError(
+                f"rank {rank}: hvd.join() cannot go with a grad_scaler: this rank would not learn which steps the "
+                "others skip: let every rank take as many steps (equal shares of the data, drop_last=True)"
+            )
+        if self._handles:
+            raise ValueError(f"rank {rank}: hvd.join() between backward() and step(): call it after step()")
+
+        def after_step() -> None:
+            if frozen and any(exchange.anywhere(frozen)):
+                raise RuntimeError(
+                    "a parameter that was frozen began to learn meanwhile: let it learn after hvd.join()"
+                )
+
+        def ended(error: BaseException | None) -> None:
+            if error is not None:
+                abort(f"failed in the other ranks' steps, as it is in hvd.join(): {error!r}")
+
+        exchange.worker.stand_in(after_step, ended)
+
+
+def _hook(optimizer: weakref.ref[Any]) -> Callable[[torch.Tensor], None]:
+    def hook(p: torch.Tensor) -> None:
+        alive = optimizer()
+        if alive is not None:
+            alive._accumulated(p)
+
+    return hook
+
+
+def _take_from_horovod(p: torch.Tensor, handle: Any) -> None:
+    output = handle() if callable(handle) else hvd.synchronize(handle)
+    assert p.grad is not None
+    if p.grad.is_sparse:
+        p.grad.zero_().add_(output)
+    else:
+        p.grad.set_(output)
+
+
+def _members(optimizer: Any, parameters: Sequence[torch.Tensor]) -> list[Member]:
+    """Those of some parameters that travel in buckets, in rank 0's order."""
+    named = {optimizer._parameter_names[p]: p for p in parameters}
+    in_order = [named[name] for name in optimizer._exchange.order(list(named))]
+    group_of = {p: number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    together = _together(optimizer._groups, in_order)
+    least = optimizer._sparse.dense_below
+    return [
+        Member(optimizer._parameter_names[p], p, group_of[p], together.get(p), dense=p.numel() < least)
+        for p in in_order
+        if p.is_floating_point() and p.numel()
+    ]
+
+
+def _together(
+    groups: int | list[list[torch.Tensor]] | None, parameters: Sequence[torch.Tensor]
+) -> dict[torch.Tensor, int]:
+    """Number of the group of each parameter that the user put into one."""
+    if not groups:
+        return {}
+    lists = groups if isinstance(groups, list) else split_list(list(parameters), groups)
+    return {p: number for number, group in enumerate(lists) for p in group}
+
+
+def _no_gradient(p: torch.Tensor, sparse: bool) -> torch.Tensor:
+    """A zero gradient: another rank may have a real one."""
+    if not sparse:
+        return torch.zeros_like(p)
+    no_rows = torch.empty(1, 0, dtype=torch.int64, device=p.device)
+    return torch.sparse_coo_tensor(no_rows, p.detach().new_empty(0, *p.shape[1:]), p.shape, check_invariants=True)

@@ -1,0 +1,338 @@
+"""Arrays are averaged over the ranks, by parts: nothing is lost from call to call, and all ranks get the same."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from exchanges import every_device
+from hypothesis import given
+from hypothesis import strategies as st
+from laws import content, digest, everywhere, examples, same_bits
+from mpi4py import MPI
+from rules import eighths
+
+from horovod_sparse.compression import Compression, Sparse
+from horovod_sparse.kernels import to_host
+from horovod_sparse.pipeline.allreduce import SparseAllreduce
+
+pytestmark = pytest.mark.mpi
+law = pytest.mark.law
+
+# One for each kind of state: none, thresholds, random positions, velocities, blocks that stay, a schedule's.
+COMPRESSIONS = [
+    "topka:density=0.05",
+    "gtopk:density=0.05",
+    "oktopk:density=0.05,tau_threshold=4",
+    "randomk:density=0.05",
+    "dgc:density=0.05",
+    "stable:density=0.1,block=8,refresh=3",
+    "accordion:density=0.05,interval=1,steps_per_epoch=2",
+]
+every_compression = pytest.mark.parametrize("compression", COMPRESSIONS)
+DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
+
+
+def own(comm, *seed):
+    return np.random.default_rng([*seed, comm.Get_rank()])
+
+
+def residual(average):
+    return average.state_dict()["pipeline"]["memory"]["residual"].astype(np.float64)
+
+
+def total(comm, array):
+    return comm.allreduce(np.asarray(array, np.float64))
+
+
+# --- what is averaged ---
+
+
+@law
+@pytest.mark.parametrize("compression", ["topka:density=0.05", "gtopk:density=0.05", "oktopk:density=0.05"])
+def test_results_and_residuals_are_the_sum_of_the_arrays(comm, compression):
+    average, generator, ranks = SparseAllreduce(300, compression, comm), own(comm, 1), comm.Get_size()
+    arrays, results = np.zeros((2, 3, 100))
+    for _ in range(30):
+        array = generator.standard_normal((3, 100))
+        result = average(array)
+        assert same_bits(comm, result)
+        arrays += array
+        results += result
+    kept = total(comm, residual(average)).reshape(3, 100)
+    assert everywhere(comm, np.allclose(ranks * results + kept, total(comm, arrays), rtol=1e-12, atol=1e-12))
+    assert everywhere(comm, 0 < np.count_nonzero(result) < 2 * ranks * 15)
+
+
+@law
+@pytest.mark.parametrize("compression", ["topka:density=1.0", "dense", "oktopk:density=0.1,dense_steps=9"])
+def test_what_travels_whole_is_the_plain_mean(comm, compression):
+    average, factor = SparseAllreduce(100, compression, comm), 1 / comm.Get_size()
+    for number in range(3):
+        array = eighths(own(comm, number), 100).astype(np.float64)
+        assert everywhere(comm, np.array_equal(average(array), factor * comm.allreduce(array)))
+
+
+@law
+def test_all_of_a_signal_that_stays_is_delivered_in_time(comm):
+    """The residuals stop growing, so that the share that is missing falls as the number of calls rises."""
+    average, signal = SparseAllreduce(16, "topka:density=0.125", comm), own(comm, 2).uniform(0.5, 1.5, 16)
+    owed, delivered = [], np.zeros(16)
+    for number in range(1, 161):
+        delivered += average(signal)
+        if number % 80 == 0:
+            owed.append(residual(average).max())
+    mean = total(comm, signal) / comm.Get_size()
+    assert everywhere(comm, abs(owed[1] - owed[0]) < 0.2 * owed[0])
+    assert everywhere(comm, np.all(np.abs(delivered / 160 / mean - 1) < 0.15))
+
+
+@law
+@given(data=st.data())
+@examples(30)
+def test_the_result_has_the_shape_and_dtype_of_the_array_which_is_not_changed(comm, data):
+    shape = tuple(data.draw(st.lists(st.integers(1, 5), max_size=3), label="shape"))
+    dtype = data.draw(st.sampled_from(DTYPES), label="dtype")
+    layout = data.draw(st.sampled_from(["C", "F", "strided", "read-only"]), label="layout")
+    whole = eighths(own(comm, 3), (*shape, 2)).astype(dtype)
+    array = whole[..., 0] if layout == "strided" else whole[..., 0].copy("F" if layout == "F" else "C")
+    array.flags.writeable = layout != "read-only"
+    before = array.tobytes()
+    result = SparseAllreduce(array.size, "dense", comm)(array)
+    mean, ours = total(comm, array) / comm.Get_size(), result.astype(np.float64)
+    assert everywhere(comm, (result.shape, result.dtype) == (shape, np.dtype(dtype)))
+    assert everywhere(comm, np.all(np.abs(ours - mean) <= 2 * float(ml_dtypes.finfo(dtype).eps) * np.abs(mean)))
+    assert everywhere(comm, array.tobytes() == before and not np.shares_memory(array, result))
+
+
+@every_device
+def test_arrays_of_the_device_get_the_bits_of_those_of_the_host(comm, put):
+    arrays = own(comm, 4).standard_normal((5, 8, 40)).astype(np.float32)
+    there, here = (SparseAllreduce(320, "topka:density=0.05", comm) for _ in range(2))
+    for array in arrays:
+        given_, expected = put(array), here(array)
+        result = there(given_)
+        assert type(result) is type(given_)
+        assert everywhere(comm, digest(result) == digest(expected))
+        assert everywhere(comm, np.array_equal(to_host(given_), array))
+    assert everywhere(comm, content(there.state_dict()) == content(here.state_dict()))
+
+
+@law
+def test_one_rank_alone_selects_too_and_small_arrays_are_no_exception():
+    average = SparseAllreduce(10, "topka:density=0.1", MPI.COMM_SELF)
+    results = [average(np.arange(10.0)).tolist() for _ in range(2)]
+    assert results == [[0] * 9 + [9], [0] * 8 + [16, 0]]
+
+
+@law
+def test_what_is_owed_stays_the_same_as_an_update_when_the_learning_rate_changes(comm):
+    average, generator = SparseAllreduce(100, "topka:density=0.05", comm), own(comm, 5)
+    updates, results = np.zeros((2, 100))
+    for rate in (1.0, 1.0, 0.25, 2.0, 0.5):
+        array = generator.standard_normal(100)
+        results += rate * average(array, learning_rate=rate)
+        updates += rate * array
+    kept = 0.5 * total(comm, residual(average))
+    assert everywhere(comm, np.allclose(comm.Get_size() * results + kept, total(comm, updates)))
+
+
+def test_the_density_follows_the_epoch(comm):
+    """As many entries are left out as the residual keeps of a first array without zeros."""
+    compression, array = "topka:schedule=warmup,warmup_densities=(0.5,0.1)", own(comm, 6).uniform(1, 2, 1000)
+    kept = []
+    for epoch in range(3):
+        average = SparseAllreduce(1000, compression, comm)
+        average(array, epoch=epoch)
+        kept.append(np.count_nonzero(residual(average)))
+    assert everywhere(comm, kept == [500, 900, 990])
+    with pytest.raises(RuntimeError, match="a SparseAllreduce takes epoch=epoch"):
+        average(array)
+
+
+# --- state ---
+
+
+@law
+@every_compression
+def test_a_state_goes_on_with_the_same_bits(comm, compression):
+    """In an object that was used, in one that was not, and in one that gave the state on before its first call."""
+    used, new, third, one = (SparseAllreduce(200, compression, comm) for _ in range(4))
+    arrays = own(comm, 7).standard_normal((9, 200)).astype(np.float32)
+    for array in arrays[:4]:
+        one(array, learning_rate=0.5)
+    used(arrays[5])
+    state = one.state_dict()
+    before = content(state)
+    used.load_state_dict(state)
+    new.load_state_dict(state)
+    third.load_state_dict(new.state_dict())
+    assert content(new.state_dict()) == before
+    for array in arrays[4:]:
+        results = [average(array, learning_rate=0.25) for average in (one, used, new, third)]
+        assert everywhere(comm, all(np.array_equal(result, results[0]) for result in results))
+    assert everywhere(comm, content(new.state_dict()) == content(used.state_dict()) == content(one.state_dict()))
+    assert everywhere(comm, content(state) == before)  # a copy
+
+
+def test_a_state_of_something_else_is_refused(comm):
+    def begun(size=100, compression="topka:density=0.1", dtype="f4"):
+        average = SparseAllreduce(size, compression, comm)
+        average(np.ones(size, dtype))
+        return average
+
+    average = begun()
+    for other, what in [
+        (begun(size=50), "size 50.* 100"),
+        (begun(compression="topka:density=0.2"), "compression .*0.2.*0.1"),
+        (begun(dtype="f8"), "precision 'float64'.* 'float32'"),
+        (SparseAllreduce(100, "topka:density=0.1", comm), "precision ''.* 'float32'"),
+    ]:
+        with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: the state is of {what}.*: load what the same"):
+            average.load_state_dict(other.state_dict())
+    with pytest.raises(ValueError, match="the state is of rank 99"):
+        average.load_state_dict({**average.state_dict(), "rank": 99})
+
+
+def test_a_state_that_only_one_rank_has_loaded_is_noticed(comm):
+    average, other = (SparseAllreduce(100, "randomk:density=0.1", comm) for _ in range(2))
+    last = comm.Get_size() - 1
+    other(np.ones(100))
+    if comm.Get_rank() == last:
+        average.load_state_dict(other.state_dict())
+    if comm.Get_size() == 1:
+        assert np.array_equal(average(np.ones(100)), other(np.ones(100)))
+        return
+    with pytest.raises(ValueError, match=rf"number of the call differs .* rank {last} has 1, rank 0 has 0"):
+        average(np.ones(100))
+
+
+# --- what goes wrong ---
+
+
+def wrong(kind, array):
+    return {
+        "size": (array[:-1], {}),
+        "dtype": (array.astype(np.int32), {}),
+        "precision": (array.astype(np.float64), {}),
+        "library": (array.tolist(), {}),
+        "rate": (array, {"learning_rate": float("nan")}),
+        "epoch": (array, {"epoch": 0.5}),
+    }[kind]
+
+
+@law
+@pytest.mark.parametrize(
+    ("kind", "error", "message"),
+    [
+        ("size", ValueError, r"for arrays of 100 elements, not 99 \(shape \(99,\)\): make one for each size"),
+        ("dtype", ValueError, r"can be of float64, .*, not int32: use array.astype"),
+        ("precision", ValueError, "residuals of float32 on cpu, but the array needs float64 on cpu: make one for each"),
+        ("library", TypeError, r"not builtins.list: np.asarray\(array\)"),
+        ("rate", ValueError, "learning_rate must be a finite number of at least 0, not nan"),
+        ("epoch", TypeError, "float"),
+    ],
+)
+def test_a_mistake_of_one_rank_is_an_error_on_all_and_changes_nothing(comm, kind, error, message):
+    average, array = SparseAllreduce(100, "topka:density=0.1", comm), own(comm, 8).random(100, np.float32)
+    average(array)
+    before, last = content(average.state_dict()), comm.Get_size() - 1
+    given_, conditions = wrong(kind, array) if comm.Get_rank() == last else (array, {})
+    mine = comm.Get_rank() == last
+    with pytest.raises(error if mine else ValueError, match=message if mine else f"rank {last} could not begin: "):
+        average(given_, **conditions)
+    assert everywhere(comm, content(average.state_dict()) == before)
+    assert same_bits(comm, average(array))
+
+
+def test_ranks_that_differ_are_told_so(comm):
+    average, last = SparseAllreduce(100, "topka:density=0.1", comm), comm.Get_rank() == comm.Get_size() - 1
+    if comm.Get_size() == 1:
+        assert average(np.ones(100), learning_rate=0.5).sum() == 10
+        return
+    with pytest.raises(ValueError, match=r"learning rate differs .* has 0.5, rank 0 has 1.0"):
+        average(np.ones(100), learning_rate=0.5 if last else 1.0)
+    with pytest.raises(ValueError, match=r"dtype differs .* has float16, rank 0 has float32"):
+        average(np.ones(100, "f2" if last else "f4"))
+    with pytest.raises(ValueError, match=r"size differs .* has 7, rank 0 has 100"):
+        SparseAllreduce(7 if last else 100, "topka:density=0.1", comm)
+    with pytest.raises(ValueError, match=r"compression.density differs .* has 0.2, rank 0 has 0.1"):
+        SparseAllreduce(100, Sparse.of(0.2 if last else 0.1), comm)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((0, "topka"), ValueError, "size must be a whole number from 1 to 2147483647, not 0"),
+        ((1.5, "topka"), ValueError, "size must be a whole number .*, not 1.5"),
+        ((9, "none"), ValueError, "'none' is no sparse compression: .*'dense' averages whole arrays"),
+        ((9, "fp16"), ValueError, "'fp16' is no sparse compression"),
+        ((9, Compression), ValueError, "is no sparse compression"),
+        ((9, "gzip"), ValueError, "unknown compression 'gzip'; known are"),
+        ((9, "topka", MPI.COMM_NULL), TypeError, "comm must be an intracommunicator of mpi4py"),
+    ],
+)
+def test_arguments_are_checked(arguments, error, message):
+    with pytest.raises(error, match=message):
+        SparseAllreduce(*arguments)
+
+
+@law
+def test_values_that_are_not_finite_reach_every_rank_and_stay_nowhere(comm):
+    average, array = SparseAllreduce(100, "topka:density=0.1", comm), own(comm, 9).random(100)
+    average(array)
+    before, bad = residual(average), array.copy()
+    if comm.Get_rank() == 0:
+        bad[17] = np.nan
+    result = average(bad)
+    assert everywhere(comm, np.flatnonzero(np.isnan(result)).tolist() == [17])
+    assert everywhere(comm, np.array_equal(residual(average), before))
+    assert everywhere(comm, np.isfinite(average(array)).all())
+
+
+def test_an_exchange_that_fails_leaves_everything_in_the_residual(comm, monkeypatch):
+    average, array = SparseAllreduce(100, "topka:density=0.1", comm), own(comm, 10).random(100)
+    first = average(array)
+
+    def fail(vector, k):
+        raise OSError("the network is down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(average._pipeline.collective, "allreduce", fail)
+        with pytest.raises(OSError, match="down"):
+            average(array)
+    results = first + average(array)
+    kept = total(comm, residual(average))
+    assert everywhere(comm, np.allclose(comm.Get_size() * results + kept, total(comm, 3 * array)))
+
+
+# --- communicators and messages ---
+
+
+@law
+def test_messages_of_the_program_are_not_met(comm):
+    """Neither does a receive of any message take one of ours, nor do we take one that was meant for it."""
+    note, rank = np.zeros(1), comm.Get_rank()
+    average = SparseAllreduce(100, "oktopk:density=0.1", comm)
+    waiting = comm.Irecv(note)  # from anybody, whatever the tag
+    sent = comm.Isend(np.full(1, 7.0), (rank + 1) % comm.Get_size(), 1)
+    assert same_bits(comm, average(own(comm, 11).random(100)))
+    MPI.Request.Waitall([waiting, sent])
+    assert everywhere(comm, note[0] == 7)
+
+
+def test_groups_of_ranks_average_among_themselves(comm):
+    group = comm.Split(comm.Get_rank() % 2)
+    average = SparseAllreduce(3, "dense", group)
+    members = range(comm.Get_rank() % 2, comm.Get_size(), 2)
+    assert everywhere(comm, np.allclose(average(np.full(3, float(comm.Get_rank()))), np.mean(members)))
+    group.Free()
+    assert everywhere(comm, average(np.ones(3)).tolist() == [1, 1, 1])  # has one of its own
+
+
+def test_traffic_is_that_of_the_selection(comm):
+    average, ranks = SparseAllreduce(10_000, "topka:density=0.01", comm), comm.Get_size()
+    assert average.traffic.bytes_sent == 0
+    average(own(comm, 12).random(10_000, np.float32))
+    assert average.traffic.bytes_sent == (8 + 8 * 100) * (ranks - 1)  # the length goes first
+    assert average.compression == Compression.topka(density=0.01)

@@ -1,0 +1,30 @@
+"""Options of rules: checked where they are written, compared as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from horovod_sparse.rules.options import RuleOptions, number, one_of, whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(RuleOptions):
+    count: int = whole(2, least=1, hint="two is usual")
+    share: float = number(0.5, lambda x: 0 < x <= 1, "in (0, 1]")
+    kind: str | None = one_of(None, "a", "b")
+    threads: int = whole(1, free=True)
+
+
+def test_an_option_is_checked_where_it_is_written():
+    with pytest.raises(ValueError, match="count must be a whole number of at least 1, not 0: two is usual"):
+        Options(count=0)
+
+
+def test_options_are_read_out_of_settings_and_compared_as_values():
+    options = Options.read({"share": 1, "kind": "a", "of_another_rule": 7})
+    assert options == Options(kind="a", share=1.0, threads=8)
+    assert hash(options) == hash(Options(kind="a", share=1.0, threads=8))
+    assert options != Options(kind="b", share=1)
+    assert options.known() == {"count", "share", "kind", "threads"}

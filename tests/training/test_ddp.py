@@ -1,0 +1,376 @@
+"""The door for DistributedDataParallel: DDP's results at density 1, the optimizer's bits, and nothing lost or lent."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from contextlib import nullcontext
+
+import pytest
+import torch
+from laws import everywhere
+from states import same
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from training import Branches, Given, agree, loss_of, mlp, settings, sgd, snapshot, train, wrap
+
+import horovod_sparse as hvs
+from horovod_sparse.checkpoint import Checkpoints
+from horovod_sparse.training import processgroup
+
+pytestmark = pytest.mark.mpi
+
+EVERYTHING = hvs.Compression.topka(**settings(density=1.0))
+SPARSE = hvs.Compression.topka(**settings())
+SPECS = ["topka", "oktopk:tau_partition=2,tau_threshold=2", "gtopk:memory=residual", "oktopk:wire=bfloat16"]
+
+
+@pytest.fixture(scope="module")
+def group(comm):
+    """torch's process group of all ranks; as many DDP buckets as a test asks for."""
+    hvs.ddp.init_process_group()
+    yield
+    distributed.destroy_process_group()
+
+
+def parsed(spec):
+    return hvs.parse(f"{spec}{',' if ':' in spec else ':'}density=0.05,dense_below=0,bucket_bytes=1200")
+
+
+def replicate(model, compression=None, optimizer=None, state=None, **of_ddp):
+    """DDP with small buckets, which it makes anew after the first step."""
+    replica = DistributedDataParallel(model, **{"bucket_cap_mb": 0.001, **of_ddp})
+    if compression is None and state is None:
+        return replica, None
+    state = state or hvs.ddp.SparseState(compression, optimizer)
+    replica.register_comm_hook(state, hvs.ddp.sparse_hook)
+    return replica, state
+
+
+def near(comm, parameters, expected, tolerance=1e-5):
+    """Whether parameters are the same but for rounding, on all ranks."""
+    pairs = zip(parameters, expected, strict=True)
+    return everywhere(comm, all(torch.allclose(one, other, rtol=tolerance, atol=tolerance) for one, other in pairs))
+
+
+def trained(comm, model, compression=None, steps=4, **of_ddp):
+    """The parameters after some steps."""
+    optimizer = sgd(model, momentum=0)
+    replica, state = replicate(model, compression, optimizer, **of_ddp)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(replica, comm.Get_rank(), step).backward()
+        optimizer.step()
+    return snapshot(model), state
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("view", [False, True], ids=["", "view"])
+def test_at_density_1_it_is_ddps_own_allreduce(group, comm, dtype, view):
+    options = {"gradient_as_bucket_view": view, "static_graph": view}
+    expected, _ = trained(comm, mlp(dtype), **options)
+    ours, state = trained(comm, mlp(dtype), EVERYTHING, **options)
+    tolerance = {torch.bfloat16: 3e-2, torch.float16: 4e-3}.get(dtype, 1e-5)
+    assert near(comm, ours, expected, tolerance)
+    assert agree(comm, ours)
+    assert everywhere(comm, (state.traffic.bytes_sent > 0) == (comm.Get_size() > 1))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_it_has_the_bits_of_the_optimizer(hvd, group, comm, spec):
+    """Over steps in which DDP has made its buckets anew; so what is remembered belongs to parameters."""
+    model, rank = mlp(), comm.Get_rank()
+    optimizer = wrap(model, parsed(spec))
+    expected = train(optimizer, model, rank, range(6))
+    ours, state = trained(comm, mlp(), parsed(spec), steps=6)
+    assert everywhere(comm, same(ours, expected))
+    assert agree(comm, ours)
+    if comm.Get_size() > 1:
+        first, second = optimizer.compression_state_dict(), state.state_dict()
+        for bucket, other in zip(first["buckets"], second["buckets"], strict=True):
+            assert everywhere(comm, same({**bucket, "parameters": 0}, {**other, "parameters": 0}))
+
+
+def test_without_an_optimizer_residuals_stay_gradients(group, comm):
+    """So it is while the learning rate is constant, with any optimizer."""
+    expected, _ = trained(comm, mlp(), SPARSE)
+    model = mlp()
+    optimizer = sgd(model, momentum=0)
+    replica, state = replicate(model, SPARSE)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(replica, comm.Get_rank(), step).backward()
+        optimizer.step()
+    assert everywhere(comm, same(snapshot(model), expected))
+    assert everywhere(comm, all(bucket["unit"] == 1 / comm.Get_size() for bucket in state.state_dict()["buckets"]))
+
+
+class Loss(nn.Module):
+    """``Given``, so that its loss is the forward pass, which DDP looks at."""
+
+    def __init__(self):
+        super().__init__()
+        self.given = Given()
+
+    def forward(self, rank, step, parts=("first", "second")):
+        pairs = zip(self.given.named_parameters(), self.given.gradients(rank, step), strict=True)
+        return sum((p * gradient).sum() for (name, p), gradient in pairs if name in parts)
+
+    def total(self, rank, step, parts=("first", "second")):
+        names = [name for name, _ in self.given.named_parameters()]
+        pairs = zip(names, self.given.gradients(rank, step), strict=True)
+        return sum(gradient.double().sum().item() for name, gradient in pairs if name in parts)
+
+
+def owed(state):
+    buckets = state.state_dict()["buckets"]
+    return sum(bucket["unit"] * bucket["memory"]["residual"].double().sum().item() for bucket in buckets)
+
+
+USES = {
+    "all": lambda rank, step: ("first", "second"),
+    "other ones on every rank": lambda rank, step: (("first", "second"), ("first",), ("second",))[(rank + step) % 3],
+    "one on no rank": lambda rank, step: ("second",) if step % 2 else ("first", "second"),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("spec", SPECS[:3])
+def test_nothing_is_lost_or_counted_twice(group, comm, spec, use):
+    """Also where a parameter took no part, and DDP leaves its gradient as it was."""
+    rank, ranks, model = comm.Get_rank(), comm.Get_size(), Loss()
+    optimizer = sgd(model, lr=1, momentum=0)
+    replica, state = replicate(model, parsed(spec), optimizer, find_unused_parameters=use != "all")
+    given = 0.0
+    for step in range(8):
+        parts = USES[use](rank, step)
+        optimizer.zero_grad()
+        replica(rank, step, parts).backward()
+        optimizer.step()
+        given += model.total(rank, step, parts)
+    if ranks > 1:
+        total = model.given.moved() + comm.allreduce(owed(state))
+        assert everywhere(comm, total == pytest.approx(comm.allreduce(given) / ranks, abs=1e-3))
+        assert everywhere(comm, owed(state) != 0)
+    assert agree(comm, snapshot(model))
+
+
+def test_gradients_that_were_accumulated_without_an_exchange_travel_once(group, comm):
+    rank, results = comm.Get_rank(), []
+    for compression in (None, EVERYTHING):
+        model = mlp()
+        optimizer = sgd(model)
+        replica, _ = replicate(model, compression, optimizer)
+        for step in range(6):
+            with nullcontext() if step % 2 else replica.no_sync():
+                loss_of(replica, rank, step).backward()
+            if step % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        results.append(snapshot(model))
+    assert near(comm, *results)
+
+
+def test_uneven_inputs_with_ddps_join(group, comm):
+    rank, results = comm.Get_rank(), []
+    for compression in (None, EVERYTHING):
+        model = mlp()
+        optimizer = sgd(model)
+        replica, _ = replicate(model, compression, optimizer)
+        with replica.join():
+            for step in range(2 + rank):
+                optimizer.zero_grad()
+                loss_of(replica, rank, step).backward()
+                optimizer.step()
+        results.append(snapshot(model))
+    assert near(comm, *results)
+    assert agree(comm, results[1])
+
+
+def test_two_models_that_learn_in_turns_and_at_once(group, comm):
+    rank = comm.Get_rank()
+    results = []
+    for compression in (None, EVERYTHING):
+        models = [mlp(), Branches()]
+        optimizers = [sgd(model) for model in models]
+        pairs = zip(models, optimizers, strict=True)
+        replicas = [replicate(model, compression, optimizer)[0] for model, optimizer in pairs]
+        for step in range(4):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss = loss_of(replicas[0], rank, step)
+            x = torch.full((2, 12), 0.1 * (rank + step))
+            (loss + replicas[1](x, "left right")).backward() if step % 2 else loss.backward()
+            for optimizer in optimizers[: 1 + step % 2]:
+                optimizer.step()
+        results.append(snapshot(*models))
+    assert near(comm, *results)
+
+
+def test_a_part_of_the_ranks(group, comm):
+    ranks = comm.Get_size()
+    chosen = list(range(ranks - 1, ranks)) if ranks < 3 else [1, 2]
+    part = distributed.new_group(chosen)
+    if comm.Get_rank() in chosen:
+        model = mlp()
+        optimizer = sgd(model)
+        state = hvs.ddp.SparseState(EVERYTHING, optimizer, model.named_parameters(), process_group=part)
+        replica = DistributedDataParallel(model, process_group=part)
+        replica.register_comm_hook(state, hvs.ddp.sparse_hook)
+        loss_of(replica, comm.Get_rank(), 0).backward()
+        mine = torch.cat([p.grad.view(-1) for p in model.parameters()])
+        own = torch.autograd.grad(loss_of(model, comm.Get_rank(), 0), list(model.parameters()))
+        own = torch.cat([gradient.view(-1) for gradient in own])
+        distributed.all_reduce(own, group=part)
+        assert torch.allclose(mine, own / len(chosen), atol=1e-6)
+    comm.Barrier()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_grad_scaler_skips_leaves_no_trace(group, comm, fused):
+    rank, results = comm.Get_rank(), []
+    for overflow in (False, True):
+        model, scaler = mlp(), torch.amp.GradScaler("cpu", init_scale=1024.0, backoff_factor=1 - 2**-24)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+        state = hvs.ddp.SparseState(SPARSE, optimizer, grad_scaler=scaler)
+        replica, _ = replicate(model, state=state)
+        for step in [0, 1, "overflow", 2, 3] if overflow else range(4):
+            optimizer.zero_grad()
+            loss = loss_of(replica, rank, 9 if step == "overflow" else step)
+            if step == "overflow" and rank == comm.Get_size() - 1:
+                loss = loss + (model[4].weight * torch.inf).sum()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update(new_scale=1024.0)
+        results.append([snapshot(model), state.state_dict()])
+    assert everywhere(comm, same(*results))
+
+
+def test_the_state_goes_on_in_a_new_one_by_a_pickle_and_by_a_checkpoint(group, comm, tmp_path):
+    """With the bits of a training that was not interrupted."""
+    tmp_path = comm.bcast(tmp_path)
+    rank, expected = comm.Get_rank(), trained(comm, mlp(), SPARSE, steps=6)[0]
+    for way in ("state_dict", "pickle", "deepcopy", "checkpoint"):
+        parameters, state = trained(comm, mlp(), SPARSE, steps=3)
+        model = mlp()
+        optimizer = sgd(model, momentum=0)
+        other = hvs.ddp.SparseState(SPARSE, optimizer)
+        if way == "state_dict":
+            other.load_state_dict(state.state_dict())
+        elif way in ("pickle", "deepcopy"):
+            pickled = pickle.dumps(state)
+            other = pickle.loads(pickled) if way == "pickle" else copy.deepcopy(state)  # noqa: S301 - our own
+            other.optimizer = optimizer
+        for p, value in zip(model.parameters(), parameters, strict=True):
+            p.data.copy_(value)
+        if way == "checkpoint":
+            checkpoints = Checkpoints(tmp_path / "checkpoints")
+            checkpoints.save(3, model=model, optimizer=optimizer, exchange=state)
+            checkpoints.load(model=model, optimizer=optimizer, exchange=other)
+        assert everywhere(comm, same(other.state_dict(), state.state_dict()))
+        replica, _ = replicate(model, state=other)
+        for step in range(3, 6):
+            optimizer.zero_grad()
+            loss_of(replica, rank, step).backward()
+            optimizer.step()
+        assert everywhere(comm, same(snapshot(model), expected)), way
+
+
+def test_states_of_another_number_of_ranks_are_merged_before_the_first_step(group, comm):
+    rank, ranks = comm.Get_rank(), comm.Get_size()
+    if ranks == 1:
+        return
+    _, state = trained(comm, mlp(), SPARSE)
+    old = comm.allgather(state.state_dict())
+    mine = [*old, *old][rank::ranks]  # as if twice as many had saved
+    model = mlp()
+    other = hvs.ddp.SparseState(SPARSE, sgd(model, momentum=0))
+    merged, _ = other.merge(mine, old[0])
+    other.load_state_dict(merged)
+    assert everywhere(comm, comm.allreduce(owed(other)) == pytest.approx(2 * comm.allreduce(owed(state)), rel=1e-4))
+    with pytest.raises(ValueError, match="give SparseState the optimizer or named_parameters"):
+        hvs.ddp.SparseState(SPARSE).merge(mine, old[0])
+
+
+def test_sparse_gradients_take_the_way_of_ddp(group, comm):
+    """Embeddings: what DDP itself would do with them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(30, 12, sparse=True), nn.Linear(12, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    replica, _ = replicate(model, EVERYTHING, optimizer)
+    for step in range(3):
+        optimizer.zero_grad()
+        replica(torch.tensor([comm.Get_rank(), 7, step])).square().mean().backward()
+        optimizer.step()
+    assert everywhere(comm, model[0].weight.grad.is_sparse)
+    assert agree(comm, snapshot(model))
+
+
+@pytest.mark.full
+def test_a_compiled_model(group, comm):
+    expected, _ = trained(comm, mlp(), SPARSE)
+    model = mlp()
+    trained(comm, torch.compile(model, backend="eager"), SPARSE, bucket_cap_mb=2)
+    assert near(comm, snapshot(model), expected)
+
+
+@pytest.mark.full
+def test_a_compiled_model_with_the_optimizer(hvd, comm):
+    expected, model = mlp(), mlp()
+    train(wrap(expected, SPARSE), expected, comm.Get_rank())
+    compiled = torch.compile(model, backend="eager")
+    train(wrap(compiled, SPARSE), compiled, comm.Get_rank())
+    assert near(comm, snapshot(model), snapshot(expected))
+
+
+def fails(comm, message, make):
+    """Expects an error on every rank, in the first backward pass."""
+    replica = make()
+    loss = loss_of(replica, comm.Get_rank(), 0)
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        loss.backward()
+    comm.Barrier()
+
+
+def test_bad_input_is_refused_on_every_rank(hvd, group, comm):
+    rank, last = comm.Get_rank(), comm.Get_rank() == comm.Get_size() - 1
+    with pytest.raises(ValueError, match=r"unknown compression 'topka'.*register no hook"):
+        hvs.ddp.SparseState("topka")
+    with pytest.raises(ValueError, match="stall_abort must be"):
+        hvs.ddp.SparseState(SPARSE, stall_abort=-1)
+    model = mlp()
+    fails(comm, f"rank {rank}: .*wrapped by a Distrib", lambda: replicate(model, SPARSE, wrap(model))[0])
+    fails(comm, f"rank {rank}: .*SGD has momentum", lambda: replicate(mlp(), hvs.Compression.dgc(), sgd(model))[0])
+    scaled = hvs.ddp.SparseState(SPARSE, grad_scaler=torch.amp.GradScaler("cpu"))
+    fails(comm, f"rank {rank}: a grad_scaler .*set state.optimizer", lambda: replicate(mlp(), state=scaled)[0])
+    if comm.Get_size() > 1:
+        differing = hvs.Compression.topka(**settings(density=0.2 if last else 0.1))
+        fails(comm, rf"rank {rank}: compression\.density differs", lambda: replicate(mlp(), differing)[0])
+        shared = trained(comm, mlp(), SPARSE)[1]
+        fails(comm, f"rank {rank}: the state has places for .*its own", lambda: replicate(mlp(), state=shared)[0])
+
+
+def test_an_error_in_the_exchange_is_raised_by_backward_and_training_goes_on(group, comm):
+    if comm.Get_size() == 1:
+        return
+    model, rank = mlp(), comm.Get_rank()
+    optimizer = sgd(model, momentum=0)
+    replica, state = replicate(model, hvs.Compression.topka(**settings(), schedule="accordion"), optimizer)
+    loss = loss_of(replica, rank, 0)
+    with pytest.raises(RuntimeError, match="set_epoch"):
+        loss.backward()
+    comm.Barrier()
+    state.set_epoch(0)
+    before = snapshot(model)
+    for step in range(2):
+        optimizer.zero_grad()
+        loss_of(replica, rank, step).backward()
+        optimizer.step()
+    assert everywhere(comm, not same(snapshot(model), before))
+    assert agree(comm, snapshot(model))
+
+
+def test_without_threads_of_mpi_nothing_is_begun(comm, monkeypatch):
+    monkeypatch.setattr(processgroup.require_threads.__globals__["MPI"], "Query_thread", lambda: 2)
+    with pytest.raises(RuntimeError, match=r"thread level 2.*MPI_THREAD_MULTIPLE"):
+        hvs.ddp.init_process_group()

@@ -1,0 +1,380 @@
+"""What scripts for stock Horovod do: gradients by hand, closures, clipping, joining, wrapping once more."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from contextlib import nullcontext
+from functools import partial
+
+import pytest
+import torch
+from laws import everywhere
+from states import same
+from torch import nn
+from training import (
+    Given,
+    agree,
+    assert_parity,
+    loss_of,
+    mlp,
+    owed,
+    parity,
+    settings,
+    sgd,
+    snapshot,
+    train,
+    wrap,
+)
+
+import horovod_sparse as hvs
+
+pytestmark = pytest.mark.mpi
+
+EVERYTHING = hvs.Compression.topka(**settings(density=1.0))
+
+
+@parity
+def test_gradients_assigned_by_hand(wrapper, rank):
+    """No hook sees them."""
+    model = mlp()
+    optimizer = wrapper(sgd(model), named_parameters=model.named_parameters())
+    for step in range(3):
+        parameters = list(model.parameters())
+        for p, gradient in zip(parameters, torch.autograd.grad(loss_of(model, rank, step), parameters), strict=True):
+            p.grad = gradient
+        optimizer.step()
+    return snapshot(model)
+
+
+@pytest.mark.full
+@parity
+def test_gradients_of_a_function(wrapper, rank):
+    model = mlp()
+    optimizer = wrapper(sgd(model), named_parameters=model.named_parameters())
+
+    def loss(parameters, step):
+        functional = partial(torch.func.functional_call, model, parameters)
+        x, y = torch.full((8, 12), 0.1 * (rank + step)), torch.full((8, 4), float(rank))
+        return nn.functional.mse_loss(functional(x), y)
+
+    for step in range(3):
+        gradients = torch.func.grad(loss)({name: p.detach() for name, p in model.named_parameters()}, step)
+        for name, p in model.named_parameters():
+            p.grad = gradients[name]
+        optimizer.step()
+    return snapshot(model)
+
+
+def test_a_model_that_changes_its_precision_once_wrapped(hvd, comm):
+    """Stock exchanges its gradients in the new one; only where every rank does it can be told."""
+
+    def scenario(wrapper, rank):
+        model = mlp()
+        optimizer = wrapper(sgd(model), named_parameters=model.named_parameters())
+        model.double()
+        return train(optimizer, model, rank)
+
+    assert_parity(hvd, comm, scenario, rtol=1e-3, atol=1e-5)  # our sums stay float32
+
+
+@parity
+def test_sgd_with_a_closure_is_the_plain_loop(wrapper, rank):
+    """Stock lets the ranks diverge: its plain loop is what is compared with."""
+    model = mlp()
+    optimizer = wrapper(sgd(model), named_parameters=model.named_parameters())
+    if not hasattr(optimizer, "compression"):
+        return train(optimizer, model, rank)
+    losses = []
+    for step in range(3):
+
+        def closure(step=step):
+            optimizer.zero_grad()
+            loss = loss_of(model, rank, step)
+            loss.backward()
+            return loss
+
+        losses.append(optimizer.step(closure).item())
+    assert losses[0] == pytest.approx(loss_of(mlp(), rank, 0).item())  # this rank's own, as in torch
+    return snapshot(model)
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_lbfgs_is_its_manual_form(hvd, comm, search):
+    """It decides by the loss, which differs from rank to rank: it is given the mean."""
+    rank, results = comm.Get_rank(), []
+    for manual in (True, False):
+        model = mlp()
+        optimizer = wrap(model, EVERYTHING, torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn=search))
+
+        def closure(model=model, optimizer=optimizer, manual=manual):
+            optimizer.zero_grad()
+            loss = loss_of(model, rank, 0)
+            loss.backward()
+            if not manual:
+                return loss
+            optimizer.synchronize()
+            return comm.allreduce(loss.item()) / comm.Get_size()
+
+        for _ in range(2):
+            if manual:
+                with optimizer.skip_synchronize():
+                    optimizer.step(closure)
+            else:
+                optimizer.step(closure)
+        results.append(snapshot(model))
+    assert agree(comm, results[1])
+    assert everywhere(comm, all(map(torch.allclose, *results)))
+
+
+def test_lbfgs_with_sparse_gradients_earns_a_warning_in_the_users_line(hvd, comm):
+    model = mlp()
+    with pytest.warns(UserWarning, match="LBFGS .*density=1") as caught:
+        hvs.DistributedOptimizer(
+            torch.optim.LBFGS(model.parameters()), model.named_parameters(), hvs.Compression.topka(0.1)
+        )
+    assert everywhere(comm, caught[0].filename == __file__)
+
+
+def clip(model, optimizer):
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+
+def replace(model, optimizer):
+    for p in model.parameters():
+        p.grad = p.grad / 2
+
+
+def forget(model, optimizer):
+    model.zero_grad()
+
+
+@pytest.mark.parametrize("change", [clip, replace, forget])
+def test_gradients_changed_on_their_way_are_never_taken_in_silence(hvd, comm, change):
+    model, rank = mlp(), comm.Get_rank()
+    optimizer = wrap(model)
+    loss_of(model, rank, 0).backward()
+    change(model, optimizer)
+    if comm.Get_size() == 1:
+        optimizer.step()  # they go nowhere
+        return
+    before = snapshot(model)
+    message = rf"rank {rank}: the gradients of .* were changed between backward.*optimizer\.synchronize\(\) first"
+    with pytest.raises(RuntimeError, match=message):
+        optimizer.step()
+    assert everywhere(comm, same(snapshot(model), before))
+    assert agree(comm, train(optimizer, model, rank))
+
+
+@pytest.mark.parametrize("unscale", [True, False])
+def test_a_grad_scaler_finds_exchanged_gradients(hvd, comm, unscale):
+    """Scripts for one process call nothing between backward() and what the scaler does to the gradients."""
+    rank, results = comm.Get_rank(), []
+    for by_hand in (True, False):
+        model, scaler = mlp(), torch.amp.GradScaler("cpu", init_scale=1024.0)
+        optimizer = wrap(model, EVERYTHING, sgd(model), grad_scaler=scaler)
+        for step in range(3):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, rank, step)).backward()
+            if by_hand:
+                optimizer.synchronize()
+            if unscale:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            with optimizer.skip_synchronize() if by_hand else nullcontext():
+                scaler.step(optimizer)
+            scaler.update()
+        results.append(snapshot(model))
+    assert everywhere(comm, same(*results))
+    assert agree(comm, results[0])
+
+
+def reduced(model, optimizer, comm, step):
+    """Whether an exchange gives every parameter that learns the mean gradient."""
+    optimizer.zero_grad()
+    learning = [p for p in model.parameters() if p.requires_grad]
+    mine = torch.autograd.grad(loss_of(model, comm.Get_rank(), step), learning)
+    expected = [torch.from_numpy(comm.allreduce(one.numpy()) / comm.Get_size()) for one in mine]
+    loss_of(model, comm.Get_rank(), step).backward()
+    optimizer.synchronize()
+    right = all(torch.allclose(p.grad, mean, atol=1e-7) for p, mean in zip(learning, expected, strict=True))
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    return everywhere(comm, right)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_parameters_of_a_group_that_is_added_are_exchanged(hvd, comm, named):
+    model = mlp()
+    names = list(model.named_parameters()) if named else None
+    optimizer = hvs.DistributedOptimizer(torch.optim.SGD(model[0].parameters(), lr=0.1), names, EVERYTHING)
+    for step in range(2):
+        for p in [*model[2].parameters(), *model[4].parameters()]:
+            p.requires_grad_(False)
+        assert reduced(model, optimizer, comm, step)
+    model.requires_grad_(True)
+    optimizer.add_param_group({"params": [*model[2].parameters(), *model[4].parameters()], "lr": 0.01})
+    for step in range(3):
+        assert reduced(model, optimizer, comm, step)
+    assert agree(comm, snapshot(model))
+
+
+def test_groups_that_differ_between_ranks_are_refused(hvd, comm):
+    model, rank = mlp(), comm.Get_rank()
+    optimizer = wrap(model[0], EVERYTHING)
+    if comm.Get_size() > 1:
+        with pytest.raises(ValueError, match=rf"rank {rank}: parameter differs between ranks"):
+            optimizer.add_param_group({"params": [model[2].weight if rank else model[4].weight]})
+
+
+@pytest.mark.parametrize("where", ["everywhere", "on one rank"])
+def test_parameters_that_are_unfrozen_are_exchanged_from_then_on(hvd, comm, where):
+    model = mlp()
+    model[0].requires_grad_(False)
+    model[2].weight.requires_grad_(False)
+    optimizer = wrap(model, EVERYTHING)
+    assert reduced(model, optimizer, comm, 0)
+    before = len(optimizer.compression_state_dict()["buckets"])
+    if where == "everywhere":
+        model.requires_grad_(True)
+        for step in range(1, 4):
+            assert reduced(model, optimizer, comm, step)
+    elif comm.Get_rank() == comm.Get_size() - 1:
+        model[0].requires_grad_(True)
+    train(optimizer, model, comm.Get_rank())
+    assert agree(comm, snapshot(model))
+    after = len(optimizer.compression_state_dict()["buckets"])
+    assert everywhere(comm, (after > before) == (comm.Get_size() > 1))
+
+
+def uneven(wrapper, hvd, steps):
+    """Ranks with more and more steps; every rank's parameters, and who joined last."""
+    model = mlp()
+    optimizer = wrapper(sgd(model), named_parameters=model.named_parameters())
+    parameters = train(optimizer, model, hvd.rank(), range(steps))
+    last = hvd.join()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=last)
+    hvd.broadcast_optimizer_state(optimizer, root_rank=last)
+    return parameters, last, optimizer, model
+
+
+def test_a_rank_that_has_joined_gives_nothing_as_in_stock(hvd, comm):
+    rank = comm.Get_rank()
+    stock, last_of_stock, *_ = uneven(hvd.DistributedOptimizer, hvd, 2 + 2 * rank)
+    ours, last, optimizer, model = uneven(partial(hvs.DistributedOptimizer, compression=EVERYTHING), hvd, 2 + 2 * rank)
+    assert everywhere(comm, last == last_of_stock == comm.Get_size() - 1)
+    close = [torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in zip(stock, ours, strict=True)]
+    assert everywhere(comm, all(close))
+    train(optimizer, model, rank)  # and on with the next epoch
+    assert agree(comm, snapshot(model))
+
+
+SPECS = ["oktopk:tau_partition=2,tau_threshold=2", "gtopk:memory=residual", "topka:schedule=accordion"]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_nothing_is_lost_while_ranks_have_joined(hvd, comm, spec):
+    rank, ranks, model = comm.Get_rank(), comm.Get_size(), Given()
+    optimizer = wrap(
+        model, hvs.parse(f"{spec},density=0.05,dense_below=0,bucket_bytes=1200"), sgd(model, lr=1, momentum=0)
+    )
+    optimizer.set_epoch(0)
+    steps = 2 + 3 * rank
+    given = 0.0
+    for step in range(steps):
+        optimizer.zero_grad()
+        model.loss(rank, step).backward()
+        optimizer.step()
+        given += model.total(rank, step)
+    hvd.join()
+    if ranks == 1:
+        return
+    # The last rank has taken all steps; the others' parameters stand still, but what they owe is theirs.
+    moved = comm.bcast(model.moved(), root=ranks - 1)
+    assert everywhere(
+        comm, moved + comm.allreduce(owed(optimizer)) == pytest.approx(comm.allreduce(given) / ranks, abs=1e-3)
+    )
+
+
+@pytest.mark.parametrize("obstacle", ["grad_scaler", r"between backward\(\) and step"])
+def test_where_joining_is_impossible_the_error_names_it(hvd, comm, obstacle):
+    if comm.Get_size() == 1:
+        return
+    model = mlp()
+    scaler = torch.amp.GradScaler("cpu") if obstacle == "grad_scaler" else None
+    optimizer = wrap(model, grad_scaler=scaler)
+    if scaler is None:
+        loss_of(model, comm.Get_rank(), 0).backward()
+    with pytest.raises(ValueError, match=rf"rank \d: hvd\.join\(\) .*{obstacle}"):
+        hvd.join()
+    if scaler is None:
+        optimizer.step()
+
+
+def test_what_is_wrapped_already_is_refused(hvd, comm):
+    for wrapper in (hvd.DistributedOptimizer, wrap_sgd):
+        optimizer = wrapper(sgd(mlp(), momentum=0))
+        with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: this optimizer is wrapped .*plain one"):
+            hvs.DistributedOptimizer(optimizer, compression=EVERYTHING)
+
+
+def wrap_sgd(optimizer):
+    return hvs.DistributedOptimizer(optimizer, compression=EVERYTHING)
+
+
+def test_a_model_whose_optimizer_is_made_anew_belongs_to_the_new_one(hvd, comm):
+    model, rank = mlp(), comm.Get_rank()
+    old = wrap_sgd(sgd(model))
+    train(old, model, rank, [0])
+    if comm.Get_size() == 1:
+        return
+    with pytest.warns(UserWarning, match="wrapped once more.*only the new optimizer") as caught:
+        new = hvs.DistributedOptimizer(sgd(model), compression=EVERYTHING)
+    assert everywhere(comm, caught[0].filename == __file__)
+    sent = old.traffic.bytes_sent
+    assert agree(comm, train(new, model, rank))
+    assert everywhere(comm, old.traffic.bytes_sent == sent)
+    with pytest.raises(RuntimeError, match=rf"rank {rank}: .*a newer one exchanges them"):
+        old.step()
+    del old
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wrap_sgd(sgd(mlp()))
+
+
+@parity
+def test_the_state_of_an_optimizer_that_has_trained_is_kept(wrapper, rank):
+    """Stock drops it: there, it is wrapped before. One step on one batch, the same on all ranks, needs no exchange."""
+    model = mlp()
+    plain = sgd(model)
+
+    def first(optimizer):
+        loss_of(model, 0, 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    if wrapper.__module__ == "functools":
+        first(plain)
+        optimizer = wrapper(plain, named_parameters=model.named_parameters())
+    else:
+        optimizer = wrapper(plain, named_parameters=model.named_parameters())
+        first(optimizer)
+    return train(optimizer, model, rank)
+
+
+def test_a_copy_is_refused(hvd, comm):
+    with pytest.raises(TypeError, match=r"cannot be copied.*state_dict\(\)"):
+        copy.deepcopy(wrap_sgd(sgd(mlp())))
+
+
+def test_an_error_of_the_exchange_names_the_users_line_first(hvd, comm):
+    model = mlp()
+    optimizer = wrap(model, hvs.Compression.topka(**settings(), schedule="accordion"))
+    loss_of(model, comm.Get_rank(), 0).backward()
+    if comm.Get_size() == 1:
+        return
+    with pytest.raises(RuntimeError, match=r"optimizer\.set_epoch") as caught:
+        optimizer.step()
+    frames = [str(entry.path) for entry in caught.traceback]
+    assert everywhere(comm, frames[0] == __file__)
+    assert everywhere(comm, not [path for path in frames if "concurrent" in path or "threading" in path])
