@@ -1,4 +1,4 @@
-"""Lightning, Accelerate and Hugging Face's Trainer train with both doors, and as with the dense exchange at density 1."""
+"""Lightning, Accelerate and Hugging Face's Trainer train through both doors; at density 1 as with a dense exchange."""
 
 import functools
 import json
