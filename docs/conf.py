@@ -1,7 +1,11 @@
 """Sphinx configuration; `make docs` builds with warnings as errors."""
 
+from sphinx.ext.autodoc.mock import mock
+
 import horovod_sparse
-from horovod_sparse.training import optimizer
+
+with mock(["horovod"]):  # built where it is not installed, too
+    from horovod_sparse.training import optimizer
 
 project = "horovod_sparse"
 author = "the horovod_sparse authors"

@@ -71,8 +71,10 @@ def test_torch_horovod_and_mpi_stay_where_they_belong():
         "torch": {"training", "checkpoint"},
         "mpi4py": {"mpi", "watchdog", "pipeline", "training", "checkpoint", "cli"},
     }
-    # Of Horovod, the compression has only the compressors, when asked for.
-    assert {one for one, name in loaded if name == "horovod"} <= {"training", "checkpoint", "compression"}
+    # One door is Horovod's. Else, a communicator knows its process sets, and the compression its compressors.
+    of_horovod = {(str(path), local) for path, name, _, local in IMPORTS if name.partition(".")[0] == "horovod"}
+    door = {(f"training/{name}.py", False) for name in ("optimizer", "gradients", "horovod")}
+    assert of_horovod == door | {("training/communicator.py", True), ("compression.py", True)}
     by_rules = {name for path, name, checking, _ in IMPORTS if room(path) in (*RULES, "costs") and not checking}
     assert {name for name in by_rules if name.startswith("horovod_sparse.mpi")} <= {"horovod_sparse.mpi.traffic"}
 
@@ -116,9 +118,10 @@ ADVISE = ["advise", "--parameters", "25.6M", "--ranks", "64", "--bandwidth", "10
         ("horovod_sparse.compression", "horovod_sparse.parse('hierarchical:inner=gtopk')", "torch horovod mpi4py"),
         ("horovod_sparse.cli", f"horovod_sparse.cli.main({ADVISE})", "torch horovod mpi4py"),
         (STAGES, "", "torch horovod"),
+        ("horovod_sparse", "horovod_sparse.ddp.SparseState, horovod_sparse.checkpoint.Checkpoints", "horovod"),
         ("horovod_sparse.pipeline", AVERAGE, "torch horovod"),
     ],
-    ids=["package", "parse", "advise", "stages", "arrays"],
+    ids=["package", "parse", "advise", "stages", "without Horovod", "arrays"],
 )
 def test_what_is_not_needed_is_not_loaded(names, statement, forbidden):
     result = launch.python("-c", CODE, forbidden, names, statement)

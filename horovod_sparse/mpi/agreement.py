@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,18 +20,21 @@ def agree(comm: MPI.Intracomm, mine: Mapping[str, Any] | Exception) -> None:
         ValueError: The facts differ between ranks, or another rank had an error.
         Exception: This rank's own error.
     """
-    everyone = comm.allgather(str(mine) if isinstance(mine, Exception) else mine)
+    rank = comm.Get_rank()
+    # A digest first: facts of large models are long, and ranks are many.
+    mark = str(mine) if isinstance(mine, Exception) else hashlib.sha256(repr(mine).encode()).digest()
+    everyone = comm.allgather(mark)
     if isinstance(mine, Exception):
         raise mine
-    here = f"rank {comm.Get_rank()}"
-    for rank, theirs in enumerate(everyone):
+    for other, theirs in enumerate(everyone):
         if isinstance(theirs, str):
-            raise ValueError(f"{here}: rank {rank} could not begin: {theirs}")
-    first = everyone[0]
-    for rank, theirs in enumerate(everyone):
-        for fact in first:
-            if theirs[fact] != first[fact]:
-                raise ValueError(f"{here}: {_difference(fact, rank, theirs[fact], first[fact])}")
+            raise ValueError(f"rank {rank}: rank {other} could not begin: {theirs}")
+    if len(set(everyone)) == 1:
+        return
+    first = comm.bcast(mine)
+    differences = [_difference(fact, rank, mine[fact], first[fact]) for fact in first if mine[fact] != first[fact]]
+    for difference in filter(None, comm.allgather(differences[0] if differences else None)):
+        raise ValueError(f"rank {rank}: {difference}")
 
 
 def _difference(fact: str, rank: int, theirs: Any, first: Any) -> str:

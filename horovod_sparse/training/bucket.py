@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,6 +17,7 @@ from horovod_sparse.training.layout import Layout, Slot
 from horovod_sparse.training.state import to_arrays, to_tensors
 
 _WHOLE = Sparse.of(1.0, memory="none", collective="dense")
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # that kernels read and write
 _HEAD = 64  # elements of a gradient that are looked at before all of them are
 
 
@@ -29,9 +30,9 @@ class Filling:
         done: Ends with the exchange, whatever became of it.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, parameters: Iterable[torch.Tensor] = ()) -> None:
         self.gradients: dict[torch.Tensor, torch.Tensor] = {}
-        self.waiting = {slot.parameter for slot in layout.slots}
+        self.waiting = set(parameters)
         self.held: set[torch.Tensor] = set()
         self.ready: list[Mark] = []  # where the device stood when each gradient was handed in
         self.finished: Mark = None  # where it stands when the results are there
@@ -63,10 +64,12 @@ class Bucket:
         hold_zeros: bool = False,
     ) -> None:
         self.layout = layout
-        self.filling = Filling(layout)
+        self._parameters = frozenset(slot.parameter for slot in layout.slots)
+        self.filling = Filling(self._parameters)
         self._hold_zeros = hold_zeros
         self._device = layout.device
         self._torch_device = layout.slots[0].parameter.device  # a parameter may be moved later
+        self._dtypes = [dtype for dtype in _DTYPES if real_dtype(dtype) == layout.dtype]
         with self._device.work():
             like = self._device.empty(layout.dtype)
             chosen = _WHOLE if layout.dense else sparse
@@ -79,7 +82,7 @@ class Bucket:
 
     def begin(self) -> None:
         """Makes ready for the next step."""
-        self.filling = Filling(self.layout)
+        self.filling = Filling(self._parameters)
 
     def put(self, parameter: torch.Tensor, gradient: torch.Tensor, hold: bool) -> None:
         """Takes a gradient, as ``Worker.put`` does."""
@@ -107,7 +110,7 @@ class Bucket:
 
     def _fitting(self, gradient: torch.Tensor) -> torch.Tensor:
         """A gradient as kernels take it; a copy where its memory format, or since then its model, is another one."""
-        if gradient.device != self._torch_device or real_dtype(gradient.dtype) != self.layout.dtype:
+        if gradient.dtype not in self._dtypes or gradient.device != self._torch_device:
             gradient = gradient.to(self._torch_device, self.layout.dtype)
         return gradient if gradient.is_contiguous() else gradient.contiguous()
 

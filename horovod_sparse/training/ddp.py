@@ -26,7 +26,6 @@ from horovod_sparse.mpi.agreement import agree
 from horovod_sparse.mpi.lifetime import inside_mpi
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.training.arguments import check_devices, check_sparse, common_facts
-from horovod_sparse.training.bucket import Bucket
 from horovod_sparse.training.communicator import communicator
 from horovod_sparse.training.device import device_of
 from horovod_sparse.training.exchange import Exchange
@@ -54,14 +53,21 @@ class _Delivery:
         devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
         self.future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
 
-    def wait_for(self, buckets: Iterable[Bucket]) -> None:
-        """Puts the delivery off until what was handed in to these buckets is exchanged."""
-        for bucket in set(buckets):
+    def hand_in(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Hands in all gradients of this bucket: pairs of a parameter, which has a place, and its gradient."""
+        fillings = []
+        for p, gradient in pairs:
+            bucket = self._worker.bucket_of(p)
+            assert bucket is not None
+            self._worker.put(bucket, p, gradient, hold=not p.requires_grad)
+            fillings.append(bucket.filling)
+        for filling in dict.fromkeys(fillings):
             with self._lock:
                 self._waiting += 1
-            bucket.filling.done.add_done_callback(self.arrived)
+            filling.done.add_done_callback(self._arrived)
+        self._arrived()
 
-    def arrived(self, _: object = None) -> None:
+    def _arrived(self, _: object = None) -> None:
         """One of the things that are waited for has happened; the last one lets DDP go on."""
         with self._lock:
             self._waiting -= 1
@@ -149,6 +155,9 @@ class SparseState:
         """The param groups of all optimizers."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
+    def place_named(self, names: Sequence[str]) -> None:
+        """DDP exchanges all parameters that learned when it was made."""
+
     def _receive(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         exchange = self._open({p.device for p in bucket.parameters()})
         exchange.epoch = self.epoch
@@ -166,12 +175,11 @@ class SparseState:
     def _hand_in(self, worker: Worker, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         delivery = _Delivery(bucket.buffer(), worker)
         pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
-        unplaced = [(p, gradient, delivery) for p, gradient in pairs if p not in worker]
-        delivery.wait_for([worker.put(p, gradient, not p.requires_grad) for p, gradient in pairs if p in worker])
+        unplaced = [pair for pair in pairs if worker.bucket_of(pair[0]) is None]
         if unplaced:
-            self._unplaced += unplaced
+            self._unplaced += [(p, gradient, delivery) for p, gradient in pairs]
         else:
-            delivery.arrived()
+            delivery.hand_in(pairs)
         return delivery.future
 
     def _place(self, exchange: Exchange) -> None:
@@ -181,11 +189,9 @@ class SparseState:
             # DDP's buckets begin with the last layers, and have the order of the layers in themselves.
             deliveries = list(dict.fromkeys(delivery for *_, delivery in reversed(unplaced)))
             of_model = [p for one in deliveries for p, _, delivery in unplaced if delivery is one]
-            self._add(exchange, of_model)
-            for p, gradient, delivery in unplaced:
-                delivery.wait_for([exchange.worker.put(p, gradient, not p.requires_grad)])
-            for delivery in deliveries:
-                delivery.arrived()
+            self._add(exchange, [p for p in of_model if exchange.worker.bucket_of(p) is None])
+            for one in reversed(deliveries):
+                one.hand_in([(p, gradient) for p, gradient, delivery in unplaced if delivery is one])
         missing = [slot.name for bucket in exchange.worker.buckets for slot in bucket.missing]
         if missing:
             raise ValueError(
@@ -259,7 +265,7 @@ class SparseState:
         return self._exchange
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything remembered on this rank, as copies, to be called after ``optimizer.step()``; every rank has its own.
+        """Everything remembered on this rank, as copies; every rank has its own. Call it after ``optimizer.step()``.
 
         Returns:
             Numbers, strings, lists and tensors only, so that ``torch.load(..., weights_only=True)`` reads it.

@@ -62,7 +62,7 @@ class Host:
 
     def array_of(self, tensor: torch.Tensor) -> Array:
         """A flat NumPy view; bfloat16 as that of ml_dtypes."""
-        flat = tensor.detach().view(-1)
+        flat = tensor.view(-1)
         if tensor.dtype == torch.bfloat16:  # unknown to NumPy itself
             return flat.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
         array: Array = flat.numpy()

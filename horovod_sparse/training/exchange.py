@@ -27,7 +27,8 @@ class Exchange:
     Args:
         sparse: The configuration.
         comm: A communicator of its own; one rank alone exchanges nothing.
-        owner: Has ``param_groups``, whose learning rates the residuals follow.
+        owner: Has ``param_groups``, whose learning rates the residuals follow, and ``place_named``, which is asked to
+            make a bucket for parameters of some names.
         factor: Factor on the totals: 1/P averages.
         grad_scaler: The scaler that multiplies the loss.
         stall: How long a bucket may wait.
@@ -125,7 +126,14 @@ class Exchange:
             ValueError: The state belongs to another model, bucket size or configuration.
         """
         self.worker.settle()
+        self._grow(state)
         self.worker.load_state_dict(state)
+
+    def _grow(self, state: Mapping[str, Any]) -> None:
+        """Makes places for parameters that learned when a state was saved, and have not learned here so far."""
+        if self.ranks > 1:
+            for bucket in state["buckets"][len(self.worker.buckets) :]:
+                self._owner.place_named(bucket["parameters"])
 
     def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """The state that goes on from those of another number of ranks; the sum of the residuals stays what it was.
@@ -141,4 +149,5 @@ class Exchange:
             ValueError: A state belongs to another model, bucket size or configuration.
         """
         self.worker.settle()
+        self._grow(leader)
         return self.worker.merge(states, leader)

@@ -12,7 +12,6 @@ import torch
 from horovod.common.util import split_list
 from horovod.torch.optimizer import _DistributedOptimizer as _Horovod
 from mpi4py import MPI
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from horovod_sparse.compression import Sparse
 from horovod_sparse.mpi.agreement import agree
@@ -27,8 +26,7 @@ from horovod_sparse.watchdog.abort import abort
 from horovod_sparse.watchdog.report import Limits
 
 _SHOWN = 3  # names of parameters that a message holds
-# The optimizer that each parameter's hooks belong to.
-_owners: Any = WeakTensorKeyDictionary()
+_exchanging: weakref.WeakSet[Any] = weakref.WeakSet()  # the optimizers whose hooks are in place
 
 
 class Gradients:
@@ -124,22 +122,37 @@ class Gradients:
         learning: list[Any] = [p for p in parameters if p.requires_grad]
         self._hooks += [p.register_post_accumulate_grad_hook(hook) for p in learning]
 
+    def place_named(self, names: Sequence[str]) -> None:
+        """Makes a bucket for frozen parameters that learned in the training that is gone on with; a collective call.
+
+        Args:
+            names: Of the bucket's parameters, in its order. Where one is not known or has a place, nothing is done.
+        """
+        frozen = {self._parameter_names[p]: p for p in self._frozen}
+        if all(name in frozen for name in names):
+            chosen = [frozen[name] for name in reversed(names)]
+            self._frozen = [p for p in self._frozen if p not in set(chosen)]
+            self._place(chosen)
+
     def _take_over(self, parameters: Sequence[torch.Tensor]) -> None:
         """Ends the exchange of an optimizer that the same parameters belonged to: two would exchange each gradient."""
-        for older in {_owners[p]() for p in parameters if p in _owners} - {None, self}:
+        for older in [
+            one for one in _exchanging if one is not self and not one._requires_update.isdisjoint(parameters)
+        ]:
             older._hand_over(self)
             warnings.warn(
                 f"rank {hvd.rank()}: parameters that another DistributedOptimizer exchanges were wrapped once more: "
                 "from now on, only the new optimizer exchanges them, and the old one refuses to step",
                 stacklevel=user_level(),
             )
-        _owners.update({p: weakref.ref(self) for p in parameters})
+        _exchanging.add(self)
 
     def _hand_over(self, newer: Any) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._newer = [], weakref.ref(newer)
         self._handles.clear()
+        _exchanging.discard(self)
 
     def _accumulated(self, p: torch.Tensor) -> None:
         """A backward pass has added to a parameter's gradient."""
@@ -167,14 +180,15 @@ class Gradients:
             self._sparse_gradients.add(p)
             if not self.sparse_as_dense:
                 return self._gather(p)
-        if p not in worker:
+        bucket = worker.bucket_of(p)
+        if bucket is None:
             handle: tuple[Any, Any] = _Horovod._allreduce_grad_async(self, p)
             return handle
         gradient = p.grad
         if gradient.is_sparse:
             gradient = self._densified[p] = gradient.to_dense()
         # A frozen parameter's residual must not be flushed into it: it waits until the parameter learns again.
-        worker.put(p, gradient, hold=not p.requires_grad)
+        worker.put(bucket, p, gradient, hold=not p.requires_grad)
         return p.grad, p.grad._version
 
     def _gather(self, p: torch.Tensor) -> tuple[Any, Any]:
@@ -185,8 +199,9 @@ class Gradients:
                 f"rank {hvd.rank()}: {self._parameter_names[p]} on {p.device} has a sparse gradient, which is "
                 "left to Horovod, but this Horovod was built without CUDA: give sparse_as_dense=True"
             )
-        if p in self._exchange.worker:
-            self._exchange.worker.leave_out(p)
+        bucket = self._exchange.worker.bucket_of(p)
+        if bucket is not None:
+            self._exchange.worker.leave_out(bucket, p)
         return self._sparse_allreduce_grad_async(p, self._parameter_names[p])
 
     def synchronize(self) -> None:
@@ -209,7 +224,8 @@ class Gradients:
             return  # the gradients are reduced already; to exchange them again would count them twice
         exchange.idle = not self._handles and all(p.grad is None for p in self._requires_update)
         try:
-            self._hand_in(self._requires_update)
+            self._hand_in(self._requires_update.difference(self._handles))
+            self._hand_in([p for p, (handle, _) in self._handles.items() if handle is None])
             exchange.worker.collect()
             if self._frozen:
                 self._admit_learning(exchange)
@@ -234,8 +250,7 @@ class Gradients:
     def _hand_in(self, parameters: Iterable[torch.Tensor]) -> None:
         """Hands in what no hook has handed in: other ranks may have gradients of it."""
         for p in parameters:
-            if self._handles.get(p, (None, None))[0] is None:
-                self._handles[p] = self._allreduce_grad_async(p)
+            self._handles[p] = self._allreduce_grad_async(p)
 
     def _admit_learning(self, exchange: Exchange) -> None:
         """Lets parameters take part that were frozen when the optimizer was made, and learn now on any rank."""
@@ -250,13 +265,13 @@ class Gradients:
 
     def _take_results(self) -> None:
         changed = []
+        self._allreduce_delay = dict.fromkeys(self._allreduce_delay, self.backward_passes_per_step)
         for p, (handle, version) in self._handles.items():
-            self._allreduce_delay[p] = self.backward_passes_per_step
             if not isinstance(handle, torch.Tensor):
                 _take_from_horovod(p, handle)
             elif p.grad is not handle or handle._version != version:
                 changed.append(self._parameter_names[p])
-            elif p in self._densified:
+            elif self._densified and p in self._densified:
                 handle.zero_().add_(self._densified[p].to_sparse())
         self._densified.clear()
         self._handles.clear()
@@ -275,8 +290,7 @@ class Gradients:
                 hvd.synchronize(handle)
         self._handles.clear()
         self._densified.clear()
-        for p in self._allreduce_delay:
-            self._allreduce_delay[p] = self.backward_passes_per_step
+        self._allreduce_delay = dict.fromkeys(self._allreduce_delay, self.backward_passes_per_step)
 
     def _stand_in(self) -> None:
         """Takes part in the other ranks' steps, with nothing to give, while this rank is in ``hvd.join()``."""

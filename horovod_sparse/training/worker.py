@@ -56,33 +56,29 @@ class Worker:
         self.buckets += buckets
         self._bucket_of |= {slot.parameter: bucket for bucket in buckets for slot in bucket.layout.slots}
 
-    def __contains__(self, parameter: torch.Tensor) -> bool:
-        """Tells if a parameter has a place in a bucket."""
-        return parameter in self._bucket_of
+    def bucket_of(self, parameter: torch.Tensor) -> Bucket | None:
+        """The bucket in which a parameter has its place; None: it has none."""
+        return self._bucket_of.get(parameter)
 
-    def put(self, parameter: torch.Tensor, gradient: torch.Tensor, hold: bool = False) -> Bucket:
+    def put(self, bucket: Bucket, parameter: torch.Tensor, gradient: torch.Tensor, hold: bool = False) -> None:
         """Hands in a gradient; starts the buckets that are complete and whose turn it is.
 
         Args:
+            bucket: That of the parameter.
             parameter: A parameter of this worker.
             gradient: Its gradient, dense; overwritten with the result.
             hold: Keep the parameter's residual out of this step: it neither grows nor travels.
-
-        Returns:
-            The bucket that it went to.
         """
-        bucket = self._bucket_of[parameter]
         with self._lock:
             self._undo()
             bucket.put(parameter, gradient, hold)
             self._start()
-        return bucket
 
-    def leave_out(self, parameter: torch.Tensor) -> None:
+    def leave_out(self, bucket: Bucket, parameter: torch.Tensor) -> None:
         """Lets the bucket go without a parameter whose gradient takes another way in this step."""
         with self._lock:
             self._undo()
-            self._bucket_of[parameter].filling.waiting.discard(parameter)
+            bucket.filling.waiting.discard(parameter)
             self._start()
 
     def _start(self) -> None:
@@ -158,7 +154,7 @@ class Worker:
             try:
                 while True:
                     for bucket, step in zip(self.buckets, steps, strict=True):
-                        self._exchange(bucket, Filling(bucket.layout), partial(replace, step))
+                        self._exchange(bucket, Filling(), partial(replace, step))
                     after_step()
                     self._step += 1
             except NoBackwardError:
@@ -244,5 +240,5 @@ class Worker:
         if mine != theirs:
             raise ValueError(
                 f"the state holds buckets of {theirs}, but here they are {mine}: load it with the model, "
-                "bucket_bytes, dense_below and groups it was saved with"
+                "bucket_bytes, dense_below and groups it was saved with, and with the same parameters frozen at first"
             )

@@ -73,7 +73,8 @@ def step(worker: Worker, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
     parameters = {slot.name: slot.parameter for bucket in worker.buckets for slot in bucket.layout.slots}
     given = [gradient.to(parameters[str(i)].device, copy=True) for i, gradient in enumerate(gradients)]
     for i, gradient in enumerate(given):
-        worker.put(parameters[str(i)], gradient, hold=i == 1)
+        p = parameters[str(i)]
+        worker.put(worker.bucket_of(p), p, gradient, hold=i == 1)
     worker.collect()
     results = [gradient.cpu() for gradient in given]
     worker.finish()

@@ -247,6 +247,30 @@ def test_parameters_that_are_unfrozen_are_exchanged_from_then_on(hvd, comm, wher
     assert everywhere(comm, (after > before) == (comm.Get_size() > 1))
 
 
+def test_a_training_goes_on_whose_parameters_were_unfrozen_one_after_the_other(hvd, comm):
+    """The script that goes on wraps the optimizer as the first one did."""
+
+    def frozen():
+        model = mlp()
+        model[0].requires_grad_(False)
+        model[2].requires_grad_(False)
+        return model, wrap(model)
+
+    rank = comm.Get_rank()
+    model, optimizer = frozen()
+    for step, layer in enumerate([4, 2, 0]):
+        model[layer].requires_grad_(True)
+        train(optimizer, model, rank, [step])
+    state, parameters = optimizer.compression_state_dict(), snapshot(model)
+    expected = train(optimizer, model, rank, range(3, 6))
+    other, restored = frozen()
+    restored.load_compression_state_dict(state)
+    for p, value in zip(other.parameters(), parameters, strict=True):
+        p.data.copy_(value)
+    other.requires_grad_(True)
+    assert everywhere(comm, same(train(restored, other, rank, range(3, 6)), expected))
+
+
 def uneven(wrapper, hvd, steps):
     """Ranks with more and more steps; every rank's parameters, and who joined last."""
     model = mlp()

@@ -36,7 +36,7 @@ def put(worker, *parameters):
     """Hands in ones; gives where the results will be."""
     gradients = [torch.ones(10) for _ in parameters]
     for p, gradient in zip(parameters, gradients, strict=True):
-        worker.put(p, gradient)
+        worker.put(worker.bucket_of(p), p, gradient)
     return gradients
 
 
@@ -60,7 +60,7 @@ def test_a_bucket_waits_for_the_one_before_it(worker, parameters, log):
 
 
 def test_a_parameter_left_out_is_not_waited_for(worker, parameters, log):
-    worker.leave_out(parameters[0])
+    worker.leave_out(worker.bucket_of(parameters[0]), parameters[0])
     put(worker, *parameters[1:])
     worker.collect()
     assert log == [(0, [10], 0.1), (1, [0, 10], 0.1)]
