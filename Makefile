@@ -60,6 +60,7 @@ test: lint types test-serial test-mpi  ## lint, types and every law at 1 to 4 ra
 test-all: lint types  ## all of that, and what takes long: more ranks, every kill, packages, every architecture
 	$(MAKE) test-serial QUICK=
 	$(MAKE) test-mpi QUICK=
+	python tools/mpitest.py --ranks 1 2 4 -- -m 'mpi and slow' tests/training/test_scripts.py tests/training/test_ddp.py
 	python tools/mpitest.py --ranks $(MORE_RANKS) -- -m 'mpi and law' $(LAWS)
 
 lint: $(STAMP)  ## style

@@ -61,6 +61,7 @@ class Gradients:
         self._comm = comm
         self._exchange: Exchange | None = None
         self._hooks: list[Any] = []
+        self._unhooked: list[torch.Tensor] = []  # parameters with places, but without hooks
         self._frozen: list[torch.Tensor] = []  # parameters that have learned on no rank so far
         self._sparse_gradients: set[torch.Tensor] = set()  # parameters whose gradient is a sparse tensor
         self._densified: dict[torch.Tensor, torch.Tensor] = {}  # those of this step
@@ -89,23 +90,25 @@ class Gradients:
             ValueError: The parameters differ between ranks.
             RuntimeError: Called between backward() and step().
         """
-        super(self.__class__, self).add_param_group(param_group)  # type: ignore[misc]
-        if not hasattr(self, "_requires_update"):
-            return  # in the constructor, before Horovod's part
-        if self._handles:
+        wrapped = hasattr(self, "_requires_update")  # not in the constructor, before Horovod's part
+        if wrapped and self._handles:
             raise RuntimeError(
                 f"rank {hvd.rank()}: add_param_group() between backward() and step(): call it after step()"
             )
-        added = set(self.param_groups[-1]["params"])
-        for name, p in numbered(self):  # type: ignore[arg-type]
-            if p in added:
-                self._parameter_names.setdefault(p, name)
-                self._allreduce_delay.setdefault(p, self.backward_passes_per_step)
-        if self._exchange is not None and self._comm is not None and self._exchange.ranks > 1:
-            named = [(self._parameter_names[p], p) for p in self.param_groups[-1]["params"]]
+        super(self.__class__, self).add_param_group(param_group)  # type: ignore[misc]
+        if not wrapped or self._exchange is None or self._comm is None or self._exchange.ranks == 1:
+            return
+        added = self.param_groups[-1]["params"]
+        names = {p: name for name, p in numbered(self)} | self._parameter_names  # type: ignore[arg-type]
+        try:
             with inside_mpi("add_param_group()"):
-                agree(self._comm, {"parameter": parameter_facts(named)})
-            self._admit(self.param_groups[-1]["params"])
+                agree(self._comm, {"parameter": parameter_facts((names[p], p) for p in added)})
+        except ValueError:
+            self.param_groups.pop()
+            raise
+        self._parameter_names |= {p: names[p] for p in added}
+        self._allreduce_delay |= dict.fromkeys(added, self.backward_passes_per_step)
+        self._admit(added)
 
     def _admit(self, parameters: Sequence[torch.Tensor]) -> None:
         """Lets parameters take part that learn, and notes the others."""
@@ -118,9 +121,15 @@ class Gradients:
         assert self._exchange is not None
         self._exchange.add(_members(self, parameters))
         self._requires_update.update(parameters)
+        self._unhooked += parameters
+        self._hook()
+
+    def _hook(self) -> None:
+        """Gives parameters hooks; torch has none for one that is frozen on this rank."""
         hook = _hook(weakref.ref(self))
-        learning: list[Any] = [p for p in parameters if p.requires_grad]
+        learning: list[Any] = [p for p in self._unhooked if p.requires_grad]
         self._hooks += [p.register_post_accumulate_grad_hook(hook) for p in learning]
+        self._unhooked = [p for p in self._unhooked if not p.requires_grad]
 
     def place_named(self, names: Sequence[str]) -> None:
         """Makes a bucket for frozen parameters that learned in the training that is gone on with; a collective call.
@@ -136,9 +145,8 @@ class Gradients:
 
     def _take_over(self, parameters: Sequence[torch.Tensor]) -> None:
         """Ends the exchange of an optimizer that the same parameters belonged to: two would exchange each gradient."""
-        for older in [
-            one for one in _exchanging if one is not self and not one._requires_update.isdisjoint(parameters)
-        ]:
+        others = [one for one in _exchanging if one is not self]
+        for older in [one for one in others if not one._requires_update.isdisjoint(parameters)]:
             older._hand_over(self)
             warnings.warn(
                 f"rank {hvd.rank()}: parameters that another DistributedOptimizer exchanges were wrapped once more: "
@@ -227,6 +235,8 @@ class Gradients:
             self._hand_in(self._requires_update.difference(self._handles))
             self._hand_in([p for p, (handle, _) in self._handles.items() if handle is None])
             exchange.worker.collect()
+            if self._unhooked:
+                self._hook()
             if self._frozen:
                 self._admit_learning(exchange)
             self._take_results()
@@ -296,7 +306,7 @@ class Gradients:
         """Takes part in the other ranks' steps, with nothing to give, while this rank is in ``hvd.join()``."""
         rank, exchange, frozen = hvd.rank(), self._exchange, [False] * len(self._frozen)
         assert exchange is not None
-        if not exchange.worker.buckets:
+        if self._newer is not None or not exchange.worker.buckets:
             return
         if exchange.undoable:
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import weakref
 from typing import Any
@@ -107,6 +108,7 @@ def _replace_join() -> None:
     join_of_horovod = library.horovod_torch_join
 
     def join(*arguments: Any) -> Any:
+        gc.collect()  # an optimizer that nobody refers to may be gone on the other ranks already
         for optimizer in list(_joining):
             optimizer._stand_in()
         return join_of_horovod(*arguments)
