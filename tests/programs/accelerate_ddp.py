@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from ddp_door import register, start
+from ddp_door import register
 from small_task import data, network, options, report
 from torch.utils.data import DataLoader, DistributedSampler
+
+import horovod_sparse as hvs
 
 
 def main() -> None:
     chosen = options(__doc__)
-    start(chosen)
-    # Without LOCAL_RANK, Accelerator() takes every rank for one that is alone, unless it is told to use the CPU.
-    os.environ["LOCAL_RANK"] = os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]
+    hvs.ddp.init_process_group("gloo")
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=chosen.accumulate)
     assert accelerator.num_processes == dist.get_world_size()
     net = network()

@@ -6,11 +6,13 @@ import argparse
 
 import torch
 import torch.distributed as dist
-from ddp_door import register, start
+from ddp_door import register
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from small_task import data, network, options, report
 from torch.utils.data import DataLoader, DistributedSampler
+
+import horovod_sparse as hvs
 
 
 class Learner(LightningModule):
@@ -35,7 +37,7 @@ class Learner(LightningModule):
 
 def main() -> None:
     chosen = options(__doc__)
-    start(chosen)
+    hvs.ddp.init_process_group("gloo")
     learner = Learner(chosen)
     sampler = DistributedSampler(data(), seed=3)
     trainer = Trainer(

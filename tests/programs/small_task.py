@@ -17,9 +17,7 @@ SAMPLES, FEATURES = 192, 16
 def options(description: str | None) -> argparse.Namespace:
     """The arguments of all these programs."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument(
-        "--compression", default="none", help="text of hvs.parse; none: Horovod's or DDP's own exchange"
-    )
+    parser.add_argument("--compression", default="none", help="text of hvs.parse; none: a dense exchange")
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--accumulate", type=int, default=1, help="backward passes per step")
     parser.add_argument("--clip", type=float, default=0.0, help="largest norm of the exchanged gradient; 0: any")
@@ -41,7 +39,7 @@ def network() -> nn.Module:
 
 
 def report(rank: int, net: nn.Module, steps: int) -> None:
-    """Prints the rank, a digest of its parameters, its loss on all samples and its number of steps, as a line of JSON."""
+    """Prints a digest of this rank's parameters, its loss on all samples and its number of steps, as a line of JSON."""
     digest = hashlib.sha256()
     for parameter in net.parameters():
         digest.update(parameter.detach().numpy().tobytes())

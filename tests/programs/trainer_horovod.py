@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from typing import Any
 
 import horovod.torch as hvd
 import torch
-from horovod_door import clip, distribute
+from horovod_door import distribute
 from small_task import data, network, options, report
 from torch import nn
 from torch.utils.data import Dataset, DistributedSampler
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 
 class Network(nn.Module):
@@ -40,21 +39,17 @@ class Share(Dataset[dict[str, torch.Tensor]]):
 
 
 class SharedTrainer(Trainer):
-    """A Trainer that gives each rank its own share of the samples."""
+    """A Trainer that gives each rank its own share of the samples, and exchanges before it clips."""
 
     def _get_train_sampler(self, *_: Any) -> DistributedSampler[Any]:
         return DistributedSampler(self.train_dataset, num_replicas=hvd.size(), rank=hvd.rank(), seed=3)
 
-
-class Clip(TrainerCallback):
-    """Clips after the exchange; the Trainer's own max_grad_norm clips before it."""
-
-    def __init__(self, options: argparse.Namespace, optimizer: Any) -> None:
-        self.options, self.optimizer = options, optimizer
-
-    def on_pre_optimizer_step(self, *_: Any, model: nn.Module, **__: Any) -> None:
-        if self.options.clip:
-            clip(self.optimizer, model, self.options.clip)
+    def training_step(self, *arguments: Any, **settings: Any) -> torch.Tensor:
+        loss = super().training_step(*arguments, **settings)
+        # The norm of the gradients is taken next, by a function that writes them, also where nothing is clipped.
+        if self.accelerator.sync_gradients:
+            self.optimizer.optimizer.synchronize()
+        return loss
 
 
 def alone() -> None:
@@ -77,7 +72,7 @@ def main() -> None:
             per_device_train_batch_size=8,
             num_train_epochs=chosen.epochs,
             gradient_accumulation_steps=chosen.accumulate,
-            max_grad_norm=0,
+            max_grad_norm=chosen.clip,
             save_strategy="no",
             logging_strategy="no",
             report_to=[],
@@ -88,7 +83,6 @@ def main() -> None:
             arguments,
             train_dataset=Share(),
             optimizers=(optimizer, schedule),
-            callbacks=[Clip(chosen, optimizer)],
         )
         trainer.train()
     report(hvd.rank(), model.net, trainer.state.global_step)
