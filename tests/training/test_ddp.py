@@ -53,11 +53,12 @@ def near(comm, parameters, expected, tolerance=1e-5):
     return everywhere(comm, all(torch.allclose(one, other, rtol=tolerance, atol=tolerance) for one, other in pairs))
 
 
-def trained(comm, model, compression=None, steps=4, **of_ddp):
-    """The parameters after some steps."""
+def trained(comm, model, compression=None, steps=4, rates=(0.1,), **of_ddp):
+    """The parameters after some steps, of which the last ones have the last learning rate."""
     optimizer = sgd(model, momentum=0)
     replica, state = replicate(model, compression, optimizer, **of_ddp)
     for step in range(steps):
+        optimizer.param_groups[0]["lr"] = rates[min(step, len(rates) - 1)]
         optimizer.zero_grad()
         loss_of(replica, comm.Get_rank(), step).backward()
         optimizer.step()
@@ -78,11 +79,13 @@ def test_at_density_1_it_is_ddps_own_allreduce(group, comm, dtype, view):
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_it_has_the_bits_of_the_optimizer(hvd, group, comm, spec):
-    """Over steps in which DDP has made its buckets anew; so what is remembered belongs to parameters."""
-    model, rank = mlp(), comm.Get_rank()
+    """Also after DDP has made its buckets anew, as what is remembered belongs to parameters; and by learning rates."""
+    model, rank, rates = mlp(), comm.Get_rank(), (0.1, 0.1, 0.1, 0.01)
     optimizer = wrap(model, parsed(spec))
-    expected = train(optimizer, model, rank, range(6))
-    ours, state = trained(comm, mlp(), parsed(spec), steps=6)
+    train(optimizer, model, rank, range(3))
+    optimizer.param_groups[0]["lr"] = rates[-1]
+    expected = train(optimizer, model, rank, range(3, 6))
+    ours, state = trained(comm, mlp(), parsed(spec), steps=6, rates=rates)
     assert everywhere(comm, same(ours, expected))
     assert agree(comm, ours)
     if comm.Get_size() > 1:
