@@ -12,7 +12,7 @@ from laws import everywhere
 from torch import nn
 
 from horovod_sparse import Compression, DistributedOptimizer
-from horovod_sparse.training import layout, optimizer
+from horovod_sparse.training import gradients, layout
 
 pytestmark = pytest.mark.mpi
 
@@ -23,7 +23,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.device]:
         yield torch.device("cuda", 0)
         return
     pretended = EmulatedDevice()
-    for module in (layout, optimizer):
+    for module in (layout, gradients):
         monkeypatch.setattr(module, "device_of", lambda _: pretended)
     yield torch.device("cpu")
 
