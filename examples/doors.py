@@ -74,9 +74,9 @@ class Horovod:
         with self.exchange.skip_synchronize():
             yield
 
-    def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over the ranks, on the CPU."""
-        total: Tensor = self._hvd.allreduce(tensor.cpu(), op=self._hvd.Sum)
+    def sum(self, tensor: Tensor, name: str) -> Tensor:
+        """The sum over the ranks, on the CPU; Horovod lets those meet that have the same name."""
+        total: Tensor = self._hvd.allreduce(tensor.cpu(), op=self._hvd.Sum, name=name)
         return total
 
 
@@ -122,8 +122,9 @@ class DDP:
         """Around what is done with the mean of all ranks' gradients, which backward() has left."""
         return nullcontext()
 
-    def sum(self, tensor: Tensor) -> Tensor:
+    def sum(self, tensor: Tensor, name: str) -> Tensor:
         """The sum over the ranks, on the CPU."""
+        del name  # collectives meet in the order of the program
         total = tensor.to(self._args.device, copy=True)  # where NCCL is
         distributed.all_reduce(total)
         return total.cpu()

@@ -70,7 +70,7 @@ class Recorder:
         spent, self._densities = self._times(), self._densities_so_far()
         self._spent, self._in_progress = {}, False
         mine = [train_loss, seconds, self._bytes_sent(), *(spent[stage] for stage in STAGES)]
-        average = self._door.sum(torch.tensor(mine, dtype=torch.float64)) / self._door.size
+        average = self._door.sum(torch.tensor(mine, dtype=torch.float64), "record") / self._door.size
         mean_loss, seconds, sent, *stages = average.tolist()
         before = self._epochs[-1]["bytes_sent"] if self._epochs else 0.0
         images = self._steps * self._args.batch_size * self._args.backward_passes_per_step * self._door.size

@@ -131,9 +131,9 @@ def train_step(
 @torch.no_grad()
 def evaluate(args: argparse.Namespace, door: Door, model: nn.Module, data: Images) -> tuple[float, float]:
     """Mean loss and accuracy over the whole test part, of which each rank computes a share."""
-    for buffer in model.buffers():  # batch normalization saw other images on every rank
+    for name, buffer in model.named_buffers():  # batch normalization saw other images on every rank
         if buffer.is_floating_point():
-            buffer.copy_(door.sum(buffer) / door.size)
+            buffer.copy_(door.sum(buffer, f"buffer.{name}") / door.size)
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64)
     share = range(door.rank, len(data), door.size)
@@ -143,7 +143,7 @@ def evaluate(args: argparse.Namespace, door: Door, model: nn.Module, data: Image
         loss = F.cross_entropy(logits, labels, reduction="sum")
         correct = (logits.argmax(1) == labels).sum()
         sums += torch.tensor([loss.item(), correct.item(), len(labels)], dtype=torch.float64)
-    loss_sum, right, count = door.sum(sums).tolist()
+    loss_sum, right, count = door.sum(sums, "evaluate").tolist()
     return loss_sum / count, right / count
 
 
