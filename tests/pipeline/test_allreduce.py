@@ -75,7 +75,7 @@ def test_what_travels_whole_is_the_plain_mean(comm, compression):
 
 @law
 def test_all_of_a_signal_that_stays_is_delivered_in_time(comm):
-    """An entry waits for some n / k calls, however many there are: the share that is missing falls with their number."""
+    """An entry waits for some n / k calls, so that the share that is missing falls as their number rises."""
     average, signal = SparseAllreduce(16, "topka:density=0.125", comm), own(comm, 2).uniform(0.5, 1.5, 16)
     delivered, n_to_k = np.zeros(16), 8
     for _ in range(160):
