@@ -20,7 +20,7 @@ from horovod_sparse.training.amp import exchange_before_unscaling
 from horovod_sparse.training.arguments import parameter_facts
 from horovod_sparse.training.device import device_of
 from horovod_sparse.training.exchange import Exchange
-from horovod_sparse.training.horovod import let_join, numbered, user_level
+from horovod_sparse.training.horovod import Use, let_join, numbered, user_level
 from horovod_sparse.training.layout import Member
 from horovod_sparse.watchdog.abort import abort
 from horovod_sparse.watchdog.report import Limits
@@ -65,6 +65,7 @@ class Gradients:
         self._frozen: list[torch.Tensor] = []  # parameters that have learned on no rank so far
         self._sparse_gradients: set[torch.Tensor] = set()  # parameters whose gradient is a sparse tensor
         self._densified: dict[torch.Tensor, torch.Tensor] = {}  # those of this step
+        self._use = Use()
         self._complete = False  # a GradScaler has called synchronize(), not the user
         self._newer: weakref.ref[Any] | None = None  # the optimizer that has taken parameters over
         if comm is not None:
@@ -230,6 +231,7 @@ class Gradients:
             )
         if self._synchronized and not self._handles:
             return  # the gradients are reduced already; to exchange them again would count them twice
+        self._use.note()
         exchange.idle = not self._handles and all(p.grad is None for p in self._requires_update)
         try:
             self._hand_in(self._requires_update.difference(self._handles))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import gc
+import itertools
 import sys
 import weakref
 from typing import Any
@@ -93,6 +93,30 @@ def _check_sparse(optimizer: torch.optim.Optimizer, compression: Sparse, op: Any
         raise ValueError(f"{error}; or use compression=hvd.Compression.none") from error
 
 
+class Use:
+    """When an optimizer was made and has exchanged last, in the order of the program; all ranks make the same ones.
+
+    One that nobody uses any more may be gone on another rank and still be here: to take part for it would be to wait
+    for ever. In use are those that have exchanged since the newest optimizer was made, and the new ones.
+    """
+
+    _events = itertools.count(1)
+    _newest = 0  # when any of them was made last
+    _last = 0  # when any of them has exchanged last
+
+    def __init__(self) -> None:
+        self._made = Use._newest = next(Use._events)
+        self._exchanged = 0
+
+    def note(self) -> None:
+        """It exchanges a step."""
+        self._exchanged = Use._last = next(Use._events)
+
+    def __bool__(self) -> bool:
+        """Tells if it is in use."""
+        return self._exchanged > Use._newest or (not self._exchanged and self._made > Use._last)
+
+
 def let_join(optimizer: Any) -> None:
     """Lets the exchange of an optimizer go on, with nothing to give, while this rank waits in ``hvd.join()``.
 
@@ -108,9 +132,9 @@ def _replace_join() -> None:
     join_of_horovod = library.horovod_torch_join
 
     def join(*arguments: Any) -> Any:
-        gc.collect()  # an optimizer that nobody refers to may be gone on the other ranks already
         for optimizer in list(_joining):
-            optimizer._stand_in()
+            if optimizer._use:
+                optimizer._stand_in()
         return join_of_horovod(*arguments)
 
     library.horovod_torch_join = join

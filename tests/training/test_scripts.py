@@ -293,6 +293,25 @@ def test_a_rank_that_has_joined_gives_nothing_as_in_stock(hvd, comm):
     assert agree(comm, snapshot(model))
 
 
+def test_an_optimizer_that_nobody_uses_any_more_is_not_waited_for(hvd, comm):
+    """It may be gone on one rank, and here still."""
+    rank = comm.Get_rank()
+    kept = [wrap(mlp()), wrap(mlp())]
+    model = mlp()
+    kept.append(wrap(model, EVERYTHING))
+    train(kept[-1], model, rank, range(2))
+    if rank == 0:
+        kept = kept[-1:]
+    newest = mlp()
+    optimizer = wrap(newest, EVERYTHING)
+    train(optimizer, newest, rank, range(rank))  # none at all on rank 0
+    hvd.join()
+    everywhere(comm, True)
+    for one in kept[:-1]:
+        if comm.Get_size() > 1:
+            assert one.exchange.worker._thread.submit(lambda: "free").result(5) == "free"
+
+
 SPECS = ["oktopk:tau_partition=2,tau_threshold=2", "gtopk:memory=residual", "topka:schedule=accordion"]
 
 
