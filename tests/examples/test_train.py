@@ -113,6 +113,7 @@ def test_bad_arguments_end_before_horovod_starts(
     assert message in str(left.value) + capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_ddp_trains_sparse_without_horovod(tmp_path: Path) -> None:
     """Two backward passes a step, the first of which exchanges nothing, and times of every stage."""
     arguments = [*DDP, "--compression", "topka:density=0.01", "--epochs", "1", "--clip", "5", "--batch-size", "16"]

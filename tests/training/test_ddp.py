@@ -65,7 +65,14 @@ def trained(comm, model, compression=None, steps=4, rates=(0.1,), **of_ddp):
     return snapshot(model), state
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+DTYPES = [
+    torch.float32,
+    torch.bfloat16,
+    *[pytest.param(one, marks=pytest.mark.full) for one in (torch.float64, torch.float16)],
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("view", [False, True], ids=["", "view"])
 def test_at_density_1_it_is_ddps_own_allreduce(group, comm, dtype, view):
     options = {"gradient_as_bucket_view": view, "static_graph": view}
