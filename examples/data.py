@@ -1,7 +1,9 @@
-"""Data sets of the examples: scikit-learn's digits and CIFAR-10. Reading them executes no code."""
+"""Data sets of the examples: scikit-learn's digits, Fashion-MNIST and CIFAR-10. Reading them executes no code."""
 
 from __future__ import annotations
 
+import gzip
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -18,6 +20,9 @@ CIFAR10_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 CIFAR10_TEST = ("test_batch.bin",)
 CIFAR10_RECORD = 1 + 3 * 32 * 32  # a label, then the red, green and blue planes row by row
 CIFAR10_CLASSES = 10
+FASHION_MNIST = {
+    part: tuple(f"{part}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1")) for part in ("train", "t10k")
+}
 
 
 @dataclass(frozen=True)
@@ -99,18 +104,21 @@ def load(spec: str) -> Split:
     """Reads a data set.
 
     Args:
-        spec: ``digits`` or ``cifar10:DIR``, DIR being the folder of CIFAR-10's binary files.
+        spec: ``digits``, ``fashion-mnist:DIR``, DIR being the folder of its IDX files (also as .gz), or
+            ``cifar10:DIR``, DIR being the folder of CIFAR-10's binary files.
 
     Raises:
-        ValueError: The name is unknown, or a file is truncated or no CIFAR-10 file.
-        FileNotFoundError: Files are missing; the message says where to download them.
+        ValueError: The name is unknown, or a file is truncated or of another kind.
+        FileNotFoundError: Files are missing; the message says where to get them.
     """
     name, _, folder = spec.partition(":")
     if spec == "digits":
         return _digits()
     if name == "cifar10" and folder:
         return _cifar10(Path(folder))
-    raise ValueError(f"unknown data {spec!r}; known are: digits, cifar10:DIR")
+    if name == "fashion-mnist" and folder:
+        return _fashion_mnist(Path(folder))
+    raise ValueError(f"unknown data {spec!r}; known are: digits, fashion-mnist:DIR, cifar10:DIR")
 
 
 def _digits() -> Split:
@@ -166,6 +174,35 @@ def _records(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
             f"it is not a file of the 'CIFAR-10 binary version' from {CIFAR10_PAGE}"
         )
     return records
+
+
+def _fashion_mnist(folder: Path) -> Split:
+    """70,000 pictures of clothes, 28 x 28 pixels (Xiao et al. 2017)."""
+    parts = {}
+    for part, names in FASHION_MNIST.items():
+        images, labels = (_read_idx(folder, name) for name in names)
+        if images.ndim != 3 or labels.shape != images.shape[:1]:
+            raise ValueError(f"{folder}: {names[0]} holds {images.shape} and {names[1]} {labels.shape} bytes")
+        parts[part] = torch.from_numpy(images.copy())[:, None], torch.from_numpy(labels.astype(np.int64))
+    normalization = Normalization(largest=255, mean=(0.2860,), std=(0.3530,))
+    return Split(train=Images(*parts["train"], normalization), test=Images(*parts["t10k"], normalization), classes=10)
+
+
+def _read_idx(folder: Path, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    """An IDX file of bytes: two zeros, the type, the number of dimensions, big-endian lengths, and the bytes."""
+    plain, packed = folder / name, folder / f"{name}.gz"
+    if not plain.is_file() and not packed.is_file():
+        raise FileNotFoundError(
+            f"{folder} lacks {name} and {packed.name}: Debian's package dataset-fashion-mnist puts them into "
+            "/usr/share/datasets/fashion-mnist (`apt-get download` and `dpkg -x` need no root)"
+        )
+    content = plain.read_bytes() if plain.is_file() else gzip.decompress(packed.read_bytes())
+    dimensions = content[3] if content[:3] == b"\0\0\x08" and len(content) > 4 else 0
+    start = 4 + 4 * dimensions
+    shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]
+    if not dimensions or len(content) != start + math.prod(shape):
+        raise ValueError(f"{folder / name} is truncated, or no IDX file of bytes: get it again")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def flip_and_crop(images: Tensor, padding: int = 4) -> Tensor:

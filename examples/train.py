@@ -203,7 +203,7 @@ def parse_arguments() -> argparse.Namespace:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--data", default="digits", help="digits, or cifar10:DIR with the folder of CIFAR-10's binary files")
+    add("--data", default="digits", help="digits, fashion-mnist:DIR (IDX files), or cifar10:DIR (binary files)")
     add("--model", default="cnn", choices=MODELS)
     add("--door", default="horovod", choices=DOORS, help="who calls for the exchange; ddp: DistributedDataParallel")
     add("--compression", default="none", help="none (the door's own dense exchange), or such as topka:density=0.01")

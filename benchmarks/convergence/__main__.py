@@ -14,8 +14,8 @@ from tools.mpitest import launch
 
 RANKS = 4
 
-# Seconds after which mpirun is ended: for the start, and for a run, which takes some 8 s on two cores.
-_START, _RUN = 120, 60
+# Seconds after which mpirun is ended: for the start, and for a run, which takes some 80 s on two cores.
+_START, _RUN = 180, 600
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = build_parser().parse_args(words)
     if options.report is not None:
-        return _report(options.report)
+        return _report(options.report, options.page)
     if shutil.which("mpirun") is None:
         print("convergence: mpirun is not on PATH: run `make venv`, or load the module of your MPI", file=sys.stderr)
         return 1
@@ -39,9 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _report(options.output)
 
 
-def _report(folder: Path) -> int:
+def _report(folder: Path, page: Path | None = None) -> int:
     try:
-        print(report(folder))
+        print(report(folder, page))
     except (OSError, ValueError) as error:
         print(f"convergence: {error}", file=sys.stderr)
         return 1

@@ -1,108 +1,140 @@
-"""Report of the convergence benchmark: a table and a figure for each task, and which published orderings hold."""
+"""Report of the convergence benchmark: a table and the verdicts for each source, and figures."""
 
 from __future__ import annotations
 
-import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
-from benchmarks.convergence.claims import orderings
-from benchmarks.convergence.figures import plot
-from benchmarks.convergence.results import Results
-from benchmarks.convergence.runs import BETAS, SIZES, partial_name
+from benchmarks.convergence.claims import CLAIMS, Claim
+from benchmarks.convergence.figures import plot_grid, plot_overview
+from benchmarks.convergence.results import Interval, Results, read_records, records_path
+from benchmarks.convergence.runs import BETAS, PARTIAL, RUNS, SIZES, partial_name
 
-NOTES = """\
-Metric after the last step, over the whole test part: mean of the seeds (in brackets: how many) and, after ±, half the
-distance from the smallest to the largest. To dense: to the dense run of the same momentum. MB sent: by a rank in the
-whole training, mean of the ranks; reduction: of them, against dense. Horovod's own exchange counts no bytes; a ring
-sends 2 (P-1)/P times the gradients'. Residual: what the memory of rank 0 keeps from step to step."""
+# Lines of a page between which the report of a source stands.
+_BEGIN, _END = "<!-- begin {} -->", "<!-- end {} -->"
 
 
-def report(folder: Path) -> str:
-    """Writes ``report.md`` and a figure for each task from ``result.json``; returns the text.
+def report(folder: Path, page: Path | None = None) -> str:
+    """Writes ``report.md`` and the figures of a folder's records; returns the text.
+
+    Args:
+        folder: With ``records.jsonl``.
+        page: A page in which what stands between the marks of each source is written anew, too.
 
     Raises:
-        ValueError: The folder has no result.json, or one of something else.
+        ValueError: The folder has no records.
     """
-    results = read(folder / "result.json")
-    tables = [table(results, task) for task in results.tasks]
-    text = "\n\n".join([*tables, NOTES, partial_table(results), orderings(results)]) + "\n"
+    path = records_path(folder)
+    results = Results(read_records(path))
+    if not results.records:
+        raise ValueError(f"{path} holds no records: run `python -m benchmarks.convergence` first")
+    parts = sections(results)
+    text = "\n\n".join(f"## {source}\n\n{part}" for source, part in parts.items()) + "\n"
     (folder / "report.md").write_text(text)
+    if page is not None:
+        page.write_text(filled(page.read_text(), parts))
     for task in results.tasks:
-        plot(results, task, folder / f"{task}.png")
+        plot_overview(results, task, folder / f"{task}.png")
+    plot_grid(results, folder / "grid.png")
     return text
 
 
-def read(path: Path) -> Results:
-    """The results of a file.
+def filled(page: str, parts: dict[str, str]) -> str:
+    """A page in which each part stands between its marks, instead of what stood there.
 
     Raises:
-        ValueError: There is no such file, or it holds no results.
+        ValueError: The page has no place for a part.
     """
-    try:
-        content = json.loads(path.read_text())
-        return Results(content["ranks"], content["records"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} holds no results ({type(error).__name__}: {error}): run `python -m benchmarks.convergence` first"
-        ) from error
+    for source, part in parts.items():
+        begin, end = _BEGIN.format(source), _END.format(source)
+        if begin not in page or end not in page:
+            raise ValueError(f"the page has no place for {source!r}: give it the lines {begin!r} and {end!r}")
+        page = f"{page[: page.index(begin)]}{begin}\n\n{part}\n\n{page[page.index(end) :]}"
+    return page
 
 
-def table(results: Results, task: str) -> str:
-    """The runs of a task as Markdown."""
-    first = results.of(task, results.runs(task)[0])[0]
+def sections(results: Results) -> dict[str, str]:
+    """The report of each source that there are records for, as Markdown."""
+    sources = list(dict.fromkeys([run.group for run in RUNS.values()]))
+    parts = {}
+    for source in sources:
+        claims = [claim for claim in CLAIMS if claim.source == source]
+        names = {run.name for run in RUNS.values() if run.group == source}.union(*(claim.runs for claim in claims))
+        shown = [run for run in RUNS if run in names and any(results.of(task, run) for task in results.tasks)]
+        if source == PARTIAL and shown:
+            parts[source] = partial_table(results)
+        elif shown:
+            parts[source] = "\n\n".join(filter(None, [table(results, shown), verdicts(results, claims)]))
+    return parts
+
+
+def table(results: Results, runs: Sequence[str]) -> str:
+    """Runs as a Markdown table, with a pair of columns for each task."""
+    tasks = [task for task in results.tasks if any(results.of(task, run) for run in runs)]
+    metrics = {task: next(record["metric"] for record in results.records if record["task"] == task) for task in tasks}
+    pairs = [f"{task}: {metrics[task]} | to dense" for task in tasks]
     lines = [
-        f"## {task}",
-        "",
-        f"{first['parameters']:,} parameters, {results.ranks} ranks, {first['steps']} steps.",
-        "",
-        f"| run | compression | {first['metric']} | to dense | MB sent | reduction | residual |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        f"| run | compression | {' | '.join(pairs)} | bytes | residual | ms |",
+        f"| --- | --- |{' ---: | ---: |' * len(tasks)} ---: | ---: | ---: |",
     ]
-    return "\n".join([*lines, *(_row(results, task, run) for run in results.runs(task))])
+    return "\n".join([*lines, *(_row(results, tasks, run) for run in runs)])
 
 
-def partial_table(results: Results) -> str:
-    """The digits' accuracy for every part of the error that is not fed back and every size of the sketch."""
-    lines = [
-        "## Partial feedback",
-        "",
-        "Accuracy on digits by the size of the sketch relative to the residual's.",
-        "",
-        f"| not fed back | {' | '.join(f'{size:.0%}' for size in SIZES)} |",
-        f"| --- |{' ---: |' * len(SIZES)}",
-    ]
-    for beta in BETAS:
-        cells = [_accuracy(results, partial_name(beta, size)) for size in SIZES]
-        lines.append(f"| {f'β = {beta:g}' if beta else 'nothing (ConEF)'} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _accuracy(results: Results, run: str) -> str:
-    records = results.of("digits", run)
-    return _metric(results, "digits", run)[0] if records else "not measured"
-
-
-def _row(results: Results, task: str, run: str) -> str:
-    records = results.of(task, run)
-    cells = [
-        run,
-        f"`{records[0]['spec']}`",
-        *_metric(results, task, run),
-        f"{mean(record['bytes_sent'] for record in records) / 1e6:.2f}",
-        f"{results.reduction(task, run):.1f}x",
-        f"{records[0]['residual_bytes'] / 1e3:,.0f} KB",
+def _row(results: Results, tasks: Sequence[str], run: str) -> str:
+    cells = [run, f"`{RUNS[run].spec}`"]
+    for task in tasks:
+        cells += _metric(results, task, run) if results.of(task, run) else ("", "")
+    # Bytes, memory and time of the first task that has the run: the models are of about one size.
+    task = next(task for task in tasks if results.of(task, run))
+    reduction, kept = results.reduction(task, run), results.of(task, run)[0]["residual_bytes"]
+    times = results.milliseconds(task, run)
+    cells += [
+        "" if math.isnan(reduction) else f"1/{reduction:.1f}",
+        f"{kept / 1e3:,.0f} KB",
+        f"{times['select'] + times['apply']:.1f}" if times["select"] else "",
     ]
     return f"| {' | '.join(cells)} |"
 
 
 def _metric(results: Results, task: str, run: str) -> tuple[str, str]:
-    """The metric and its difference to the dense baseline."""
-    records, finals, diverged = results.of(task, run), results.finals(task, run), results.diverged(task, run)
+    """The metric and the loss against the dense baseline."""
+    records, diverged = results.of(task, run), results.diverged(task, run)
     if diverged:
         return f"diverged ({diverged} of {len(records)})", ""
-    scale, unit = (100, " %") if records[0]["metric"] == "accuracy" else (1, "")
-    value, spread = scale * mean(finals), scale * (max(finals) - min(finals)) / 2
-    dense = [] if records[0]["baseline"] == run else results.baseline(task, run)
-    difference = f"{value - scale * mean(dense):+.2f}" if dense else ""
-    return f"{value:.2f}{unit} ± {spread:.2f} ({len(records)})", difference
+    finals = [*results.finals(task, run).values()]
+    value = f"{100 * mean(finals):.2f} %" if records[0]["metric"] == "accuracy" else f"{mean(finals):.2f}"
+    return f"{value} ({len(records)})", "" if RUNS[run].baseline == run else _loss(results.loss(task, run))
+
+
+def _loss(loss: Interval) -> str:
+    if not loss.seeds:
+        return ""
+    return f"{loss.middle:+.2f}" + ("" if math.isinf(loss.error) else f" ± {loss.error:.2f}")
+
+
+def verdicts(results: Results, claims: Sequence[Claim]) -> str:
+    """Claims as a Markdown table: the word, and the loss that it rests on with half of its interval."""
+    found = {claim.name: on for claim in claims if (on := dict(claim.verdicts(results)))}
+    tasks = [task for task in results.tasks if any(task in on for on in found.values())]
+    if not tasks:
+        return ""
+    lines = [f"| published | {' | '.join(tasks)} |", f"| --- |{' --- |' * len(tasks)}"]
+    for name, on in found.items():
+        cells = [f"**{on[task].word}** ({on[task].numbers})" if task in on else "" for task in tasks]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def partial_table(results: Results) -> str:
+    """The digits' accuracy for every part of the error that is not fed back and every size of the sketch."""
+    lines = [
+        f"| not fed back | {' | '.join(f'{size:.0%}' for size in SIZES)} |",
+        f"| --- |{' ---: |' * len(SIZES)}",
+    ]
+    for beta in BETAS:
+        names = [partial_name(beta, size) for size in SIZES]
+        cells = [_metric(results, "digits", name)[0] if results.of("digits", name) else "" for name in names]
+        lines.append(f"| {f'β = {beta:g}' if beta else 'nothing (ConEF)'} | {' | '.join(cells)} |")
+    return "\n".join(lines)

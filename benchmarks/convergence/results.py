@@ -1,16 +1,79 @@
-"""The records of the convergence benchmark, by task and run, averaged over the seeds."""
+"""The records of the convergence benchmark, by task and run, and what their seeds say about differences."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean
+from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
-from benchmarks.convergence.runs import DENSE, PARTIAL
+from scipy.stats import t as student
+
+from benchmarks.convergence.runs import DENSE, PARTIAL, RUNS
 
 Record = Mapping[str, Any]
+
+CONFIDENCE = 0.90  # of an interval: what lies outside is refused at 5 % on either side
+
+
+def records_path(folder: Path) -> Path:
+    """The file of the records in a folder of results."""
+    return folder / "records.jsonl"
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a file; none where there is none.
+
+    Raises:
+        ValueError: The file holds something else.
+    """
+    if not path.exists():
+        return []
+    try:
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        return [dict(record) for record in records if record["run"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} holds no records ({type(error).__name__}: {error})") from error
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A difference, and where it lies with 90 % confidence, by Student's t over the seeds.
+
+    Attributes:
+        middle: The mean.
+        error: Standard error of the mean; infinite for a single seed.
+        seeds: How many it rests on.
+    """
+
+    middle: float
+    error: float
+    seeds: int
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> Interval:
+        """The interval of the mean of some numbers, one a seed."""
+        count = len(numbers)
+        error = stdev(numbers) / math.sqrt(count) if count > 1 and all(map(math.isfinite, numbers)) else math.inf
+        return cls(mean(numbers) if count else math.nan, error, count)
+
+    @property
+    def half(self) -> float:
+        """Half of its width."""
+        return float(student.ppf((1 + CONFIDENCE) / 2, self.seeds - 1)) * self.error if self.seeds > 1 else math.inf
+
+    @property
+    def low(self) -> float:
+        """Its lower end."""
+        return self.middle - self.half
+
+    @property
+    def high(self) -> float:
+        """Its upper end."""
+        return self.middle + self.half
 
 
 @dataclass(frozen=True)
@@ -18,11 +81,9 @@ class Results:
     """All records.
 
     Attributes:
-        ranks: Number of ranks.
         records: One for each task, run and seed, as ``train`` returns them.
     """
 
-    ranks: int
     records: Sequence[Record]
 
     @property
@@ -35,14 +96,13 @@ class Results:
         return [run for names in self.groups(task).values() for run in names]
 
     def groups(self, task: str) -> dict[str, list[str]]:
-        """Names of the runs of each group of a task, but for those of partial feedback."""
-        group_of = {
-            record["run"]: record["group"]
-            for record in self.records
-            if record["task"] == task and record["group"] != PARTIAL
-        }
-        names = dict.fromkeys(group_of.values())
-        return {name: [run for run, group in group_of.items() if group == name] for name in names}
+        """Names of the runs of each group of a task, in the order of RUNS, but for those of partial feedback."""
+        made = {record["run"] for record in self.records if record["task"] == task}
+        groups: dict[str, list[str]] = {}
+        for run in RUNS.values():
+            if run.name in made and run.group != PARTIAL:
+                groups.setdefault(run.group, []).append(run.name)
+        return groups
 
     def of(self, task: str, run: str) -> list[Record]:
         """A run's records, one a seed; none where it was not made."""
@@ -52,35 +112,40 @@ class Results:
         """For how many seeds a run diverged."""
         return sum(record["final"] is None for record in self.of(task, run))
 
-    def finals(self, task: str, run: str) -> list[float]:
-        """The metric after the last step, of each seed that did not diverge."""
-        return [record["final"] for record in self.of(task, run) if record["final"] is not None]
+    def finals(self, task: str, run: str) -> dict[int, float]:
+        """The metric after the last step by seed, of those that did not diverge."""
+        return {record["seed"]: record["final"] for record in self.of(task, run) if record["final"] is not None}
 
     def bytes_per_step(self, task: str, run: str) -> float:
         """Bytes that a rank sends in a step, mean over the seeds; NaN where none came to an evaluation."""
         lasts = [record["curve"][-1] for record in self.of(task, run) if record["curve"]]
         return mean(last["bytes_sent"] / last["step"] for last in lasts) if lasts else math.nan
 
+    def milliseconds(self, task: str, run: str) -> dict[str, float]:
+        """Milliseconds of a step in each stage, the least of the seeds, as other load only adds to it."""
+        stages = [record["stages"] for record in self.of(task, run)]
+        return {name: min(one[name] for one in stages) for name in stages[0]}
+
     def reduction(self, task: str, run: str) -> float:
         """Ratio of the bytes that dense training sends to those of a run; NaN where one of them is not known."""
         return self.bytes_per_step(task, DENSE) / self.bytes_per_step(task, run)
 
-    def baseline(self, task: str, run: str) -> list[float]:
-        """The metric of the dense run that a run is compared with, as ``finals``; empty without such a run."""
-        return self.finals(task, self.of(task, run)[0]["baseline"])
+    def loss(self, task: str, run: str, than: str | None = None) -> Interval:
+        """Loss of a run against another, in percent.
 
-    def loss(self, task: str, run: str) -> float:
-        """Loss of a run against its dense baseline, in percent; infinite where a seed diverged.
+        Points of accuracy, or by how much the perplexity is larger; seed by seed, as runs of one seed share parameters
+        and data. Negative for a run that is better, infinite where a seed diverged.
 
-        Points of accuracy, or by how much the perplexity is larger. Negative for a run that is better than dense.
-        NaN without a dense run.
+        Args:
+            task: The task.
+            run: The run.
+            than: The other one; None: its dense baseline.
         """
-        dense = self.baseline(task, run)
-        if not dense:
-            return math.nan
+        other = RUNS[run].baseline if than is None else than
+        mine, theirs = self.finals(task, run), self.finals(task, other)
         if self.diverged(task, run):
-            return math.inf
-        final = mean(self.finals(task, run))
+            return Interval(math.inf, 0.0, len(mine))
+        seeds = sorted(mine.keys() & theirs.keys())
         if self.of(task, run)[0]["metric"] == "accuracy":
-            return 100 * (mean(dense) - final)
-        return 100 * (final / mean(dense) - 1)
+            return Interval.of([100 * (theirs[seed] - mine[seed]) for seed in seeds])
+        return Interval.of([100 * (mine[seed] / theirs[seed] - 1) for seed in seeds])

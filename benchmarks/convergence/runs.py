@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-DENSE = "dense"
-# Names of the tasks; tasks.py has the rest, and takes torch.
-TASKS = ("digits", "lstm", "transformer")
+DENSE, PLAIN, ADAM = "dense", "dense-plain", "dense-adam"
+# Names of the tasks; tasks/ has the rest, and takes torch.
+FASHION, STDLIB = "fashion-mnist", "stdlib"
+LARGE, SMALL = (FASHION, STDLIB), ("digits", "lstm", "transformer")
+
+SEEDS, HEADLINE_SEEDS = 3, 5
 
 
 @dataclass(frozen=True)
@@ -18,59 +21,108 @@ class Run:
     Attributes:
         name: Its name, for the command line and the report.
         group: Runs of one group stand together in the report.
-        spec: As ``hvs.parse`` reads it; ``none`` is Horovod's own exchange. Buckets are the task's, and no parameter is
-            too small to be compressed.
-        momentum: Of SGD; 0 where the memory has the momentum.
+        spec: As ``hvs.parse`` reads it; ``none`` and ``fp16`` are Horovod's own exchange, ``powersgd:rank=4`` is
+            torch's hook of DistributedDataParallel. Buckets are the task's, and no parameter is too small to be
+            compressed.
+        optimizer: ``momentum``, ``sgd`` without, or ``adam``; the task has the learning rate of each.
         baseline: Name of the dense run that it is compared with: that of the same momentum, be it the memory's.
-        quick: Whether it is one of the few of --quick.
-        tasks: Names of the tasks that it is trained on.
+        tasks: Names of the large tasks that it is trained on.
+        headline: Those of them on which it is about the project's main sources, and has more seeds.
+        quick: Whether it is trained on the small tasks.
+        seeds: How many, elsewhere than in the headline.
     """
 
     name: str
     group: str
     spec: str
-    momentum: float = 0.9
+    optimizer: str = "momentum"
     baseline: str = DENSE
+    tasks: Sequence[str] = LARGE
+    headline: Sequence[str] = ()
     quick: bool = False
-    tasks: Sequence[str] = TASKS
+    seeds: int = SEEDS
+
+    def seeds_on(self, task: str) -> int:
+        """Number of seeds that the report rests on."""
+        return HEADLINE_SEEDS if task in self.headline else self.seeds
 
 
 # An entry of a random selection waits for some ten steps, then its whole sum is sent. Momentum would go on in that
 # direction for ten steps more, which diverges at learning rates that suit all others.
-_PLAIN: dict[str, Any] = {"momentum": 0.0, "baseline": "dense-plain"}
+_SGD: dict[str, Any] = {"optimizer": "sgd", "baseline": PLAIN}
+_ADAM: dict[str, Any] = {"optimizer": "adam", "baseline": ADAM, "tasks": (FASHION,)}
+_DGC: dict[str, Any] = {"optimizer": "sgd"}  # the memory has the momentum
+_GRAVAC = "cf_max=1000,cf_step=2,window=50"
+_ACCORDION = "interval=1,steps_per_epoch=150"
+BLOCKS, REFRESHES, _DENSITY = (1, 64, 512, 4096), (5, 20, 100), 0.02
+# Of the grid: its corners and what is best of it.
+_BEST = (64, 5)
+_CORNERS = ((1, 5), (1, 100), (4096, 5), (4096, 100))
 
 _ALL = (
-    Run(DENSE, "dense", "none", quick=True),
+    Run(DENSE, "dense", "none", headline=LARGE, quick=True),
+    Run("fp16", "dense", "fp16"),
+    *(Run(f"powersgd-{rank}", "PowerSGD", f"powersgd:rank={rank}") for rank in (1, 2, 4)),
     Run("topka", "top-k", "topka:density=0.01", quick=True),
     Run("topka-nofeedback", "top-k", "topka:density=0.01,memory=none", quick=True),
     Run("topka-bfloat16", "top-k", "topka:density=0.01,wire=bfloat16"),
     Run("gtopk", "top-k", "gtopk:density=0.01", quick=True),
     Run("oktopk", "top-k", "oktopk:density=0.01", quick=True),
-    Run("gaussiank", "thresholds", "gaussiank:density=0.01", quick=True),
-    Run("redsync", "thresholds", "redsync:density=0.01"),
-    Run("dgc", "thresholds", "dgc:density=0.01", momentum=0.0, quick=True),
-    Run("dgc-warmup", "thresholds", "dgc:density=0.01,schedule=warmup,warmup=4,steps_per_epoch=20", momentum=0.0),
-    Run("stable-b1", "blocks", "stable:density=0.1,block=1,refresh=20"),
-    Run("stable-b16", "blocks", "stable:density=0.1,block=16,refresh=20", quick=True),
-    Run("stable-b64", "blocks", "stable:density=0.1,block=64,refresh=20"),
-    Run("stable-b512", "blocks", "stable:density=0.1,block=512,refresh=20"),
-    Run("stable-b16-r5", "blocks", "stable:density=0.1,block=16,refresh=5"),
-    Run("stable-b16-r100", "blocks", "stable:density=0.1,block=16,refresh=100"),
-    Run("gravac", "adaptive", "gravac:cf_min=10,cf_max=1000,cf_step=3,window=20,eps=0.3", quick=True),
-    Run("fixed-10", "adaptive", "topka:density=0.1"),
-    Run("fixed-1000", "adaptive", "topka:density=0.001"),
-    Run("accordion", "adaptive", "accordion:density=0.001,high_density=0.1,interval=1,steps_per_epoch=20"),
-    Run("dense-plain", "random", "none", quick=True, **_PLAIN),
-    Run("randomk", "random", "randomk:density=0.1", **_PLAIN),
-    Run("randomk-nofeedback", "random", "randomk:density=0.1,memory=none", **_PLAIN),
-    Run("randomblock", "random", "randomblock:density=0.1", quick=True, **_PLAIN),
-    Run("randomblock-nofeedback", "random", "randomblock:density=0.1,memory=none", quick=True, **_PLAIN),
-    Run("conef-60", "random", "conef:density=0.1,saving=0.6", quick=True, **_PLAIN),
-    Run("conef-90", "random", "conef:density=0.1,saving=0.9", quick=True, **_PLAIN),
-    Run("conef-4bit", "random", "conef:density=0.1,compressor=quantize,bits=4", **_PLAIN),
+    Run("gaussiank", "top-k", "gaussiank:density=0.01", quick=True),
+    Run("topka-1000", "Yoon and Oh", "topka:density=0.001", headline=(FASHION,)),
+    Run("randomk-1000-none", "Yoon and Oh", "randomk:density=0.001,memory=none", headline=(FASHION,)),
+    Run("oktopk-2%", "Stable Top-K", "oktopk:density=0.02", tasks=(STDLIB,), headline=(STDLIB,)),
+    Run("stable-4.4%", "Stable Top-K", "stable:density=0.044,block=64,refresh=5", tasks=(STDLIB,)),
+    Run(PLAIN, "ConEF", "none", "sgd", PLAIN, headline=(STDLIB,), quick=True),
+    Run("randomblock-none", "ConEF", "randomblock:density=0.1,memory=none", headline=(STDLIB,), quick=True, **_SGD),
+    Run("randomblock", "ConEF", "randomblock:density=0.1", headline=(STDLIB,), quick=True, **_SGD),
+    Run("conef-60", "ConEF", "conef:density=0.1,saving=0.6", headline=(STDLIB,), quick=True, **_SGD),
+    Run("conef-80", "ConEF", "conef:density=0.1,saving=0.8", **_SGD),
+    Run("conef-90", "ConEF", "conef:density=0.1,saving=0.9", headline=(STDLIB,), quick=True, **_SGD),
+    Run("iconef-60", "ConEF", "conef:density=0.1,saving=0.6,memory=improved", tasks=(FASHION,), **_SGD),
+    Run("iconef-90", "ConEF", "conef:density=0.1,saving=0.9,memory=improved", tasks=(FASHION,), **_SGD),
+    Run(ADAM, "ConEF with Adam", "none", "adam", ADAM, tasks=(FASHION,)),
+    Run("randomblock-adam", "ConEF with Adam", "randomblock:density=0.1", **_ADAM),
+    Run("iconef-90-adam", "ConEF with Adam", "conef:density=0.1,saving=0.9,memory=improved", **_ADAM),
+    Run("gravac-0.7", "GraVAC", f"gravac:cf_min=10,eps=0.7,{_GRAVAC}", headline=(FASHION,), quick=True),
+    Run("gravac-0.9", "GraVAC", f"gravac:cf_min=10,eps=0.9,{_GRAVAC}"),
+    Run("topka-10", "GraVAC", "topka:density=0.1"),
+    *(
+        Run(f"{name}-{factor}", "GraVAC", f"{name}:density={1 / factor:g}", tasks=(FASHION,), **settings)
+        for name, settings in (("dgc", _DGC), ("redsync", {}), ("randomk", _SGD))
+        for factor in (10, 1000)
+    ),
+    Run("gravac-randomk", "Accordion", f"gravac:cf_min=1.5,eps=0.7,{_GRAVAC},sparsifier=randomk,collective=shared"),
+    Run(
+        "accordion-randomk",
+        "Accordion",
+        f"accordion:density=0.001,high_density=0.667,{_ACCORDION},sparsifier=randomk,collective=shared",
+    ),
+    Run("accordion", "Accordion", f"accordion:density=0.001,high_density=0.1,{_ACCORDION}", quick=True),
 )
 
-# How small a sketch may be, for each part of the error that is not fed back.
+
+def grid_name(block: int, refresh: int) -> str:
+    """Name of the run with a size of blocks and a number of steps between their choices."""
+    return f"stable-b{block}-r{refresh}"
+
+
+def _grid() -> Iterator[Run]:
+    for block in BLOCKS:
+        for refresh in REFRESHES:
+            cell = (block, refresh)
+            yield Run(
+                grid_name(*cell),
+                "Stable Top-K",
+                f"stable:density={_DENSITY},block={block},refresh={refresh}",
+                tasks=(STDLIB,),
+                headline=(STDLIB,) if cell == _BEST else (),
+                quick=cell == _BEST,
+                seeds=SEEDS if cell in _CORNERS else 1,
+            )
+
+
+# How small a sketch may be, for each part of the error that is not fed back; on digits.
 PARTIAL = "partial"  # the group; it has a table of its own
 BETAS, SIZES = (0.0, 0.1, 0.5, 0.9), (0.4, 0.1, 0.03, 0.01)
 
@@ -78,7 +130,7 @@ BETAS, SIZES = (0.0, 0.1, 0.5, 0.9), (0.4, 0.1, 0.03, 0.01)
 def _partial(beta: float, size: float) -> Run:
     memory = f"partial,beta={beta:g}" if beta else "conef"
     spec = f"conef:density=0.1,saving={1 - size:g},memory={memory}"
-    return Run(partial_name(beta, size), PARTIAL, spec, tasks=("digits",), **_PLAIN)
+    return Run(partial_name(beta, size), PARTIAL, spec, tasks=("digits",), **_SGD)
 
 
 def partial_name(beta: float, size: float) -> str:
@@ -86,7 +138,7 @@ def partial_name(beta: float, size: float) -> str:
     return f"partial-{beta:g}-{size:g}"
 
 
-RUNS = {run.name: run for run in (*_ALL, *(_partial(beta, size) for beta in BETAS for size in SIZES))}
+RUNS = {run.name: run for run in (*_ALL, *_grid(), *(_partial(beta, size) for beta in BETAS for size in SIZES))}
 
 
 @dataclass(frozen=True)
@@ -112,10 +164,8 @@ class Job:
             "task": self.task,
             "run": run.name,
             "seed": self.seed,
-            "group": run.group,
             "spec": run.spec,
-            "momentum": run.momentum,
-            "baseline": run.baseline,
+            "optimizer": run.optimizer,
             "steps": self.steps,
         }
 

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
+from benchmarks.convergence.runs import SMALL
 from benchmarks.convergence.tasks import TASKS
 from horovod_sparse.memories import Residual
 from horovod_sparse.rules import Place, Step
@@ -63,7 +64,7 @@ def record(task_name: str, steps: int, density: float) -> tuple[Recorder, Record
     """Trains, and notes gradients and accumulated gradients."""
     task = TASKS[task_name]
     torch.manual_seed(0)
-    model, (samples, _) = task.build(), task.load()
+    model, (samples, _) = task.build(), task.load(Path())
     parameters = list(model.parameters())
     size = sum(p.numel() for p in parameters)
     place = Place(size, np.empty(0, np.float32))
@@ -127,7 +128,7 @@ def plot(task_name: str, recorders: tuple[Recorder, Recorder], path: Path) -> No
 def main(arguments: Sequence[str] | None = None, show: Callable[[str], None] = print) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--task", choices=TASKS, default="lstm")
+    parser.add_argument("--task", choices=SMALL, default="lstm")
     parser.add_argument("--steps", type=int, default=320)
     parser.add_argument("--density", type=float, default=0.01, help="that is sent")
     parser.add_argument("--output", type=Path, default=Path("runs/stability.png"))

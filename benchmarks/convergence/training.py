@@ -1,4 +1,4 @@
-"""Trains one configuration on one task and measures what it sends, keeps and reaches."""
+"""Trains one configuration on one task and measures what it sends, keeps, takes and reaches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import itertools
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import horovod.torch as hvd
@@ -17,15 +16,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 from torch.optim.lr_scheduler import LambdaLR
 
-import horovod_sparse as hvs
+from benchmarks.convergence.exchanges import Exchanged, PowerSGD, exchange
 from benchmarks.convergence.runs import Job
 from benchmarks.convergence.tasks import Samples, Task
 from examples.schedule import learning_rate_factor
 from horovod_sparse import trace
 
-EVALUATIONS = 10
 WARMUP = 0.1  # of the steps
-_TEST_BATCH = 64
+_TEST_BATCH = 250
+# What a compression computes, and what it waits for; see horovod_sparse.trace.
+STAGES = ("select", "agree", "exchange", "apply")
 
 Record = dict[str, Any]
 
@@ -41,52 +41,58 @@ def train(task: Task, samples: tuple[Samples, Samples], job: Job) -> Record:
     Returns:
         The job's settings and the outcome. ``curve`` has a point for each evaluation (see ``measure``). Of the last
         one: ``final``, the metric, None where the run diverged; ``bytes_sent`` and ``entries_sent`` of a rank.
-        ``residual_bytes``: see there. ``seconds``: of the whole run.
+        ``residual_bytes``: see ``Exchanged``. ``stages``: milliseconds a step in each of ``STAGES``, mean of the ranks.
+        ``seconds``: of the steps.
     """
-    start = time.perf_counter()
     torch.manual_seed(job.seed)  # all ranks start from the same parameters
     trace.clear()
     model = task.build()
-    optimizer, scheduler = build_optimizer(task, job, model)
-    every = max(1, job.steps // EVALUATIONS)
+    exchanged = exchange(model, optimizer_for(task, job, model), job.run.spec, task.bucket_bytes)
+    warmup = round(WARMUP * job.steps)
+    # Steps, not a cosine: what follows a decay of the learning rate, as Accordion does, is to see one.
+    scheduler = LambdaLR(exchanged.optimizer, lambda step: learning_rate_factor("step", step, warmup, job.steps))
+    every = max(1, job.steps // task.evaluations)
     curve: list[dict[str, float]] = []
-    train_losses: list[float] = []
+    losses: list[Tensor] = []
+    seconds, since = 0.0, time.perf_counter()
     order = batches(len(samples[0]), task.batch, job.seed)
     for step, batch in enumerate(itertools.islice(order, job.steps), start=1):
-        train_losses.append(train_step(model, optimizer, *samples[0][batch]))
+        losses.append(train_step(exchanged, *samples[0][batch]))
         scheduler.step()
         if step % every == 0 or step == job.steps:
-            point = measure(task.metric, model, optimizer, samples[1], float(np.mean(train_losses)), step)
+            seconds += time.perf_counter() - since
+            point = measure(task.metric, model, exchanged, samples[1], torch.stack(losses).mean().item(), step)
             if not math.isfinite(point["train_loss"] + point["value"]):
                 break
             curve.append(point)
-            train_losses.clear()
+            losses.clear()
+            since = time.perf_counter()
     last = curve[-1] if curve else {"step": 0, "bytes_sent": 0.0, "entries_sent": 0.0}
     record = {
         **job.settings(),
+        "ranks": hvd.size(),
         "metric": task.metric,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "final": last["value"] if last["step"] == job.steps else None,
         "bytes_sent": last["bytes_sent"],
         "entries_sent": last["entries_sent"],
-        "residual_bytes": residual_bytes(optimizer),
+        "residual_bytes": exchanged.residual_bytes(),
+        "stages": stages(step),
         "curve": curve,
-        "seconds": time.perf_counter() - start,
+        "seconds": round(seconds, 1),
     }
-    del model, optimizer, scheduler
+    del model, exchanged, scheduler
     gc.collect()  # they hold each other, and the optimizer a thread
     return record
 
 
-def build_optimizer(task: Task, job: Job, model: nn.Module) -> tuple[Any, LambdaLR]:
-    """The optimizer that exchanges the gradients as the job's configuration says, and its learning rate."""
-    compression = hvs.parse(job.run.spec)
-    if isinstance(compression, hvs.Sparse):
-        compression = replace(compression, dense_below=0, bucket_bytes=task.bucket_bytes)
-    sgd = torch.optim.SGD(model.parameters(), lr=task.lr, momentum=job.run.momentum)
-    optimizer = hvs.DistributedOptimizer(sgd, named_parameters=model.named_parameters(), compression=compression)
-    warmup = round(WARMUP * job.steps)
-    return optimizer, LambdaLR(optimizer, lambda step: learning_rate_factor("cosine", step, warmup, job.steps))
+def optimizer_for(task: Task, job: Job, model: nn.Module) -> torch.optim.Optimizer:
+    """The plain optimizer of a run."""
+    lr, decay = task.rates[job.run.optimizer], task.weight_decay
+    if job.run.optimizer == "adam":
+        return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=decay)
+    momentum = 0.9 if job.run.optimizer == "momentum" else 0.0
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=decay)
 
 
 def batches(count: int, batch: int, seed: int) -> Iterator[list[int]]:
@@ -101,28 +107,28 @@ def batches(count: int, batch: int, seed: int) -> Iterator[list[int]]:
     random = np.random.default_rng(seed)
     while True:
         steps = count // (batch * ranks)
-        order = random.permutation(count)[: steps * batch * ranks]
-        yield from order.reshape(steps, ranks, batch)[:, rank].tolist()
+        order = random.permutation(count)[: steps * batch * ranks].reshape(steps, ranks, batch)[:, rank]
+        yield from (mine.tolist() for mine in order)
 
 
-def train_step(model: nn.Module, optimizer: Any, inputs: Tensor, labels: Tensor) -> float:
+def train_step(exchanged: Exchanged | PowerSGD, inputs: Tensor, labels: Tensor) -> Tensor:
     """One update; returns this rank's mean loss."""
-    optimizer.zero_grad()
-    loss = F.cross_entropy(model(inputs).flatten(0, -2), labels.flatten())
+    exchanged.optimizer.zero_grad()
+    loss = F.cross_entropy(exchanged.forward(inputs).flatten(0, -2), labels.flatten())
     loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-    return loss.item()
+    exchanged.optimizer.step()
+    return loss.detach()
 
 
 def measure(
-    metric: str, model: nn.Module, optimizer: Any, test: Samples, train_loss: float, step: int
+    metric: str, model: nn.Module, exchanged: Exchanged | PowerSGD, test: Samples, train_loss: float, step: int
 ) -> dict[str, float]:
     """A point of the learning curve; a collective call, the same result on every rank.
 
     Args:
         metric: ``accuracy`` or ``perplexity``.
         model: The model.
-        optimizer: Its optimizer.
+        exchanged: It, with its exchange.
         test: The test part, of which each rank computes a share.
         train_loss: This rank's mean loss since the last point.
         step: Steps so far.
@@ -131,7 +137,7 @@ def measure(
         ``step``; ``value``, the metric on the whole test part; ``train_loss``, ``bytes_sent`` and ``entries_sent`` so
         far, mean of the ranks.
     """
-    mine = [*evaluate(model, test), train_loss, *traffic(model, optimizer, step)]
+    mine = [*evaluate(model, test), train_loss, *exchanged.traffic(step)]
     sums = hvd.allreduce(torch.tensor(mine, dtype=torch.float64), op=hvd.Sum, name="measure")
     loss, correct, count = sums[:3]
     value = correct / count if metric == "accuracy" else torch.exp(loss / count)
@@ -157,30 +163,9 @@ def evaluate(model: nn.Module, test: Samples) -> tuple[float, int, int]:
     return loss, correct, count
 
 
-def traffic(model: nn.Module, optimizer: Any, steps: int) -> tuple[float, float]:
-    """Bytes and gradient entries that this rank has sent so far.
-
-    Horovod counts none: a ring allreduce, which sends the fewest bytes, sends 2 (P-1)/P of the gradients'.
-    """
-    if hasattr(optimizer, "traffic"):
-        entries = sum(span.details["entries"] for span in trace.spans() if span.name == "exchange")
-        return float(optimizer.traffic.bytes_sent), float(entries)
-    entries = steps * sum(parameter.numel() for parameter in model.parameters())
-    return 2 * (hvd.size() - 1) / hvd.size() * 4 * entries, float(entries)
-
-
-def residual_bytes(optimizer: Any) -> int:
-    """Bytes of the arrays that this rank's memories keep from one step to the next, over all buckets.
-
-    It is what ``compression_state_dict`` holds of them. A memory that forgets keeps nothing, though the selection
-    needs a scratch buffer of the bucket's size.
-    """
-    if not hasattr(optimizer, "compression_state_dict"):
-        return 0
-    return sum(_nbytes(bucket.get("memory")) for bucket in optimizer.compression_state_dict()["buckets"])
-
-
-def _nbytes(state: Any) -> int:
-    if isinstance(state, dict):
-        return sum(_nbytes(value) for value in state.values())
-    return state.nbytes if isinstance(state, Tensor) else 0
+def stages(steps: int) -> dict[str, float]:
+    """Milliseconds a step in each stage of the pipeline, mean of the ranks; a collective call."""
+    totals = trace.totals()
+    mine = torch.tensor([totals.get(stage, 0.0) for stage in STAGES], dtype=torch.float64)
+    means = hvd.allreduce(mine, op=hvd.Average, name="stages") * 1e3 / steps
+    return {stage: round(mean, 3) for stage, mean in zip(STAGES, means.tolist(), strict=True)}

@@ -1,51 +1,45 @@
 """Ranks of `python -m benchmarks.convergence`: train one configuration after the other.
 
-Starting torch and Horovod takes as long as a run, so all runs share the processes. Rank 0 prints a line for each and
-writes ``result.json`` anew, so that what is done is kept.
+Starting torch and Horovod takes as long as a small run, so all runs share the processes. Rank 0 prints a line for each
+and appends it to ``records.jsonl``, so that what is done is kept.
 """
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import time
 
 import horovod.torch as hvd
 import torch
+from mpi4py import MPI
 
 from benchmarks.convergence.arguments import build_parser, jobs
+from benchmarks.convergence.results import read_records, records_path
 from benchmarks.convergence.tasks import TASKS
 from benchmarks.convergence.training import Record, train
-from examples.record import versions, write_json
 from horovod_sparse import trace
 
 
 def main() -> None:
     """Trains what the command line asks for; the arguments are those of `python -m benchmarks.convergence`."""
     options = build_parser().parse_args()
+    until = time.monotonic() + 60 * options.minutes
     hvd.init()
     torch.set_num_threads(1)  # the ranks share the cores
     trace.enable()  # it counts the entries
-    path = options.output / "result.json"
-    records = read(path) if options.resume else {}
-    waiting = [job for job in jobs(options) if not any(job.made(record) for record in records.values())]
-    samples = {name: TASKS[name].load() for name in {job.task for job in waiting}}
+    path = records_path(options.output)
+    records = read_records(path)
+    waiting = [job for job in jobs(options) if not any(job.made(record) for record in records)]
+    samples = {name: TASKS[name].load(options.fashion_mnist) for name in {job.task for job in waiting}}
     for number, job in enumerate(waiting, start=1):
+        if MPI.COMM_WORLD.bcast(time.monotonic() > until):
+            print(f"{len(waiting) - number + 1} runs are left for the next call") if hvd.rank() == 0 else None
+            break
         record = train(TASKS[job.task], samples[job.task], job)
-        records[_key(record)] = record
         if hvd.rank() == 0:
-            content = {"ranks": hvd.size(), "versions": versions(), "records": list(records.values())}
-            write_json(path, content)
+            with path.open("a") as file:
+                file.write(json.dumps(record) + "\n")
             print(f"{number}/{len(waiting)} {summary(record)}", flush=True)
-
-
-def read(path: Path) -> dict[tuple[str, str, int], Record]:
-    """The records of an earlier call, by task, run and seed; none where there was none."""
-    records = json.loads(path.read_text())["records"] if path.exists() else []
-    return {_key(record): record for record in records}
-
-
-def _key(record: Record) -> tuple[str, str, int]:
-    return record["task"], record["run"], record["seed"]
 
 
 def summary(record: Record) -> str:

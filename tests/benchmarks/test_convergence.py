@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.convergence.__main__ import main
 from benchmarks.convergence.arguments import build_parser, jobs
-from benchmarks.convergence.runs import DENSE, RUNS, Job
+from benchmarks.convergence.runs import DENSE, LARGE, RUNS, SMALL, Job
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,22 +19,33 @@ def asked(*words):
     return jobs(build_parser().parse_args(words))
 
 
-def test_everything_is_every_run_on_every_task_with_every_seed():
+def test_everything_is_every_run_on_its_tasks_with_its_seeds():
     found = asked()
-    assert len(found) == len(set(found)) == 3 * sum(len(run.tasks) for run in RUNS.values())
-    assert {job.steps for job in found} == {300}
+    assert len(found) == len(set(found)) == sum(run.seeds_on(task) for run in RUNS.values() for task in run.tasks)
+    assert {job.steps for job in found if job.task == "fashion-mnist"} == {2340}
+    assert [job.seed for job in found] == sorted(job.seed for job in found), "early results show the whole picture"
 
 
-def test_quick_is_less_of_the_same():
+def test_the_headline_is_a_part_of_everything_with_five_seeds():
+    found = asked("--headline")
+    assert set(found) < set(asked())
+    assert {job.task for job in found} == {*LARGE}
+    for job in found:
+        assert sum(other.run == job.run and other.task == job.task for other in found) == 5
+
+
+def test_quick_is_the_small_tasks_with_one_seed():
     found = asked("--quick")
-    assert {(job.task, job.run, job.seed) for job in found} < {(job.task, job.run, job.seed) for job in asked()}
+    assert {job.task for job in found} == {*SMALL}
+    assert {job.seed for job in found} == {0}
     assert {job.run.name for job in found} >= {DENSE, "topka"}
     assert {job.steps for job in found} == {200}
 
 
-def test_what_is_given_wins_over_quick():
-    found = asked("--quick", "--runs", "dense-plain", "--tasks", "lstm", "--seeds", "2", "--steps", "7")
-    assert found == [Job("lstm", RUNS["dense-plain"], seed, 7) for seed in (0, 1)]
+def test_what_is_named_is_trained():
+    found = asked("--runs", "topka-10", "--tasks", "stdlib", "--seeds", "2", "--steps", "7")
+    assert found == [Job("stdlib", RUNS["topka-10"], seed, 7) for seed in (0, 1)]
+    assert asked("--runs", "dense", "--tasks", "lstm", "--seeds", "1") == [Job("lstm", RUNS["dense"], 0, 200)]
 
 
 @pytest.mark.parametrize("words", [["--runs", "dense,topkb"], ["--tasks", "digitz"], ["--seeds", "0"]])
@@ -48,13 +59,13 @@ def test_a_record_is_of_a_training_with_the_same_settings_only():
     job = Job("digits", RUNS["topka"], 0, 10)
     record = {**job.settings(), "final": 0.5}
     assert job.made(record)
-    for name, other in {"steps": 20, "spec": "topka:density=0.1", "momentum": 0.0, "seed": 1}.items():
+    for name, other in {"steps": 20, "spec": "topka:density=0.1", "optimizer": "adam", "seed": 1}.items():
         assert not job.made({**record, name: other})
 
 
 def test_a_folder_without_results_is_named(tmp_path, capsys):
     assert main(["--report", str(tmp_path)]) == 1
-    assert f"{tmp_path / 'result.json'} holds no results" in capsys.readouterr().err
+    assert f"{tmp_path / 'records.jsonl'} holds no records" in capsys.readouterr().err
 
 
 # What the command line starts, on two ranks.
@@ -68,16 +79,20 @@ def test_what_is_missing_is_trained_and_everything_written(tmp_path, monkeypatch
         "final": 0.5,
         "bytes_sent": 1e9,
         "residual_bytes": 0,
+        "stages": {"select": 0.0, "apply": 0.0},
         "curve": [{"step": 4, "value": 0.5, "bytes_sent": 1e9}],
     }
-    (tmp_path / "result.json").write_text(json.dumps({"ranks": 2, "records": [dense]}))
-    words = ["-c", ON_TWO, "--tasks", "digits", "--steps", "4", "--seeds", "1", "--resume"]
-    done = launch.python(*words, "--runs", "dense,topka", "--output", str(tmp_path))
+    path = tmp_path / "records.jsonl"
+    path.write_text(json.dumps(dense) + "\n")
+    words = ["-c", ON_TWO, "--tasks", "digits", "--steps", "4", "--seeds", "1"]
+    done = launch.python(*words, "--runs", "dense,topka,powersgd-2", "--output", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1/1 digits topka seed 0: accuracy" in done.stdout
-    content = json.loads((tmp_path / "result.json").read_text())
-    assert content["records"][0] == dense, "it is not trained again"
-    assert [record["run"] for record in content["records"]] == ["dense", "topka"]
-    assert content["ranks"] == 2
+    records = list(map(json.loads, path.read_text().splitlines()))
+    assert records[0] == dense, "it is not trained again"
+    assert [(record["run"], record.get("ranks")) for record in records] == [("dense", None), ("topka", 2)]
     assert "| topka | `topka:density=0.01` |" in (tmp_path / "report.md").read_text()
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
+    again = launch.python(*words, "--runs", "dense,topka", "--minutes", "0", "--output", str(tmp_path))
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert list(map(json.loads, path.read_text().splitlines())) == records

@@ -1,4 +1,4 @@
-"""Report of the convergence benchmark: averages, table, verdicts, figures."""
+"""Report of the convergence benchmark: averages, intervals, verdicts, tables, figures."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import json
 import math
 
 import pytest
+from scipy.stats import ttest_1samp
 
-from benchmarks.convergence.claims import CLAIMS, Claim, fewer_bytes, near, orderings, worse
-from benchmarks.convergence.report import read, report, table
-from benchmarks.convergence.results import Results
+from benchmarks.convergence.claims import CLAIMS, CONTRADICTED, HOLDS, UNDECIDED, Claim, fewer_bytes, near, worse
+from benchmarks.convergence.report import filled, report, sections, table, verdicts
+from benchmarks.convergence.results import Interval, Results, read_records
 from benchmarks.convergence.runs import RUNS
 
 
-def record(task, run, finals, bytes_sent, group="group", baseline="dense"):
+def record(task, run, finals, bytes_sent):
     """A run's records, one for each seed; a final of None diverged before its second evaluation."""
-    metric = "accuracy" if task == "digits" else "perplexity"
     return [
         {
             "task": task,
             "run": run,
             "seed": seed,
-            "group": group,
-            "baseline": baseline,
-            "spec": f"{run}:density=0.01",
+            "spec": RUNS[run].spec,
             "steps": 20,
-            "metric": metric,
+            "ranks": 4,
+            "metric": "accuracy" if task == "fashion-mnist" else "perplexity",
             "parameters": 1000,
             "final": final,
             "bytes_sent": bytes_sent if final is not None else bytes_sent / 2,
             "entries_sent": 10.0,
             "residual_bytes": 4000,
+            "stages": {"select": 2.0 + seed, "agree": 1.0, "exchange": 1.0, "apply": 0.5},
             "curve": [
                 {"step": step, "value": final or 0.1, "train_loss": 1.0, "bytes_sent": bytes_sent * step / 20}
                 for step in ((10, 20) if final is not None else (10,))
@@ -43,13 +43,14 @@ def record(task, run, finals, bytes_sent, group="group", baseline="dense"):
 
 @pytest.fixture
 def results():
-    records = record("digits", "dense", [0.9, 0.92, 0.94], 4e6, group="dense")
-    records += record("digits", "late", [0.5, 0.5, 0.5], 1e6, group="other")
-    records += record("digits", "sparse", [0.88, 0.9, 0.89], 1e5)
-    records += record("digits", "wild", [0.9, None, 0.9], 1e5)
-    records += record("lstm", "dense", [20.0], 4e6, group="dense")
-    records += record("lstm", "sparse", [22.0], 1e6)
-    return Results(4, records)
+    records = record("fashion-mnist", "dense", [0.9, 0.92, 0.94], 4e6)
+    records += record("fashion-mnist", "topka", [0.899, 0.9185, 0.9392], 1e5)  # 0.1, 0.15, 0.08 points behind
+    records += record("fashion-mnist", "gtopk", [0.88, 0.90, 0.925], 5e4)
+    records += record("fashion-mnist", "oktopk", [0.9, 0.905, 0.945], 5e4)
+    records += record("fashion-mnist", "dgc-10", [0.9, None, 0.9], 1e5)
+    records += record("stdlib", "dense", [20.0], 4e6)
+    records += record("stdlib", "topka", [22.0], 1e6)
+    return Results(records)
 
 
 def cells(text, run):
@@ -57,102 +58,137 @@ def cells(text, run):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_a_row_holds_mean_spread_and_comparison_with_dense(results):
-    text = table(results, "digits")
-    assert cells(text, "sparse")[2:] == ["89.00 % ± 1.00 (3)", "-3.00", "0.10", "40.0x", "4 KB"]
-    assert cells(text, "dense")[2:] == ["92.00 % ± 2.00 (3)", "", "4.00", "1.0x", "4 KB"]
-    assert cells(table(results, "lstm"), "sparse")[2:4] == ["22.00 ± 0.00 (1)", "+2.00"]
+def test_a_row_holds_mean_and_comparison_with_dense_on_each_task(results):
+    text = table(results, ["dense", "topka", "gtopk"])
+    assert cells(text, "topka")[1:] == [
+        "`topka:density=0.01`",
+        "91.89 % (3)",
+        "+0.11 ± 0.02",
+        "22.00 (1)",
+        "+10.00",
+        "1/40.0",
+        "4 KB",
+        "2.5",
+    ]
+    assert cells(text, "dense")[2:6] == ["92.00 % (3)", "", "20.00 (1)", ""]
+    assert cells(text, "gtopk")[4:6] == ["", ""], "not measured there"
 
 
 def test_divergence_is_told_and_does_not_count_as_saving(results):
-    assert cells(table(results, "digits"), "wild")[2:4] == ["diverged (1 of 3)", ""]
-    assert results.reduction("digits", "wild") == pytest.approx(40)
+    assert cells(table(results, ["dgc-10"]), "dgc-10")[2:4] == ["diverged (1 of 3)", ""]
+    assert results.reduction("fashion-mnist", "dgc-10") == pytest.approx(40)
 
 
-def test_runs_of_a_group_stand_together(results):
-    again = Results(4, [*results.records, *record("digits", "new", [0.9], 1, group="other")])
-    assert again.runs("digits") == ["dense", "late", "new", "sparse", "wild"]
+def test_a_loss_is_points_of_accuracy_or_percent_of_perplexity_seed_by_seed(results):
+    loss = results.loss("fashion-mnist", "topka")
+    assert (loss.middle, loss.seeds) == (pytest.approx(0.11), 3)
+    assert loss.error == pytest.approx(0.0360555 / math.sqrt(3), rel=1e-4)
+    assert results.loss("stdlib", "topka").middle == pytest.approx(10)
+    assert math.isinf(results.loss("stdlib", "topka").half), "one seed says nothing about the next"
+    assert results.loss("fashion-mnist", "dgc-10").middle == math.inf
+    assert results.loss("fashion-mnist", "topka", "gtopk").middle == pytest.approx(-1.72333, rel=1e-4)
 
 
-def test_a_loss_is_points_of_accuracy_or_percent_of_perplexity(results):
-    assert results.loss("digits", "sparse") == pytest.approx(3)
-    assert results.loss("lstm", "sparse") == pytest.approx(10)
-    assert results.loss("digits", "wild") == math.inf
-    assert results.loss("digits", "dense") == 0
-    assert math.isnan(Results(4, record("digits", "sparse", [0.9], 1)).loss("digits", "sparse"))
+def test_only_seeds_that_both_runs_have_are_compared(results):
+    more = Results([*results.records, *record("fashion-mnist", "fp16", [0.9, 0.92, 0.94, 0.5], 1)])
+    assert more.loss("fashion-mnist", "fp16").middle == pytest.approx(0)
+    assert more.loss("fashion-mnist", "fp16").seeds == 3
 
 
-def test_a_run_is_compared_with_its_own_baseline(results):
-    plain = record("digits", "plain", [0.8], 4e6, baseline="plain")
-    slow = record("digits", "slow", [0.75], 1e6, baseline="plain")
-    both = Results(4, [*results.records, *plain, *slow])
-    assert both.loss("digits", "slow") == pytest.approx(5)
-    assert cells(table(both, "digits"), "slow")[3] == "-5.00"
-    assert cells(table(both, "digits"), "plain")[3] == ""
-    alone = Results(4, [*results.records, *slow])
-    assert cells(table(alone, "digits"), "slow")[3] == ""
-    assert "not measured" in orderings(alone, [Claim("slow", ["slow"], near("slow", "dense", within=9))])
+@pytest.mark.parametrize("numbers", [[0.1, 0.5], [0.2, 0.1, 0.4, -0.3], [1.0, 1.5, 0.9, 1.1, 1.2]])
+def test_an_interval_holds_just_what_a_test_at_5_percent_does_not_refuse(numbers):
+    interval = Interval.of(numbers)
+    for end, side in ((interval.low, "greater"), (interval.high, "less")):
+        assert ttest_1samp(numbers, end, alternative=side).pvalue == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize(
-    ("check", "holds"),
+    ("claim", "word"),
     [
-        (near("sparse", "dense", within=4), True),
-        (near("sparse", "dense", within=2), False),
-        (near("dense", "sparse", within=0), True),
-        (near("wild", "dense", within=50), False),
-        (worse("late", than="sparse", by=35), True),
-        (worse("late", than="sparse", by=45), False),
-        (worse("wild", than="sparse", by=45), True),
-        (worse("wild", than="wild", by=0), False),
-        (fewer_bytes("sparse", "dense", factor=39), True),
-        (fewer_bytes("sparse", "dense", factor=41), False),
+        (near("", "", "topka", "dense"), HOLDS),
+        (near("", "", "gtopk", "dense"), CONTRADICTED),
+        (near("", "", "dense", "gtopk"), CONTRADICTED),  # better by more than the tolerance is not near either
+        (near("", "", "oktopk", "dense"), UNDECIDED),
+        (near("", "", "dgc-10", "dense"), CONTRADICTED),
+        (worse("", "", "gtopk", "dense"), HOLDS),
+        (worse("", "", "dense", "gtopk"), CONTRADICTED),
+        (worse("", "", "gtopk", "dense", by=6), CONTRADICTED),
+        (worse("", "", "gtopk", "dense", by=3.5), UNDECIDED),
+        (worse("", "", "oktopk", "dense"), UNDECIDED),
+        (worse("", "", "dgc-10", "dense", by=9), HOLDS),
+        (fewer_bytes("", "", "topka", "dense", 39), HOLDS),
+        (fewer_bytes("", "", "topka", "dense", 41), CONTRADICTED),
     ],
 )
-def test_checks_compare_the_means(results, check, holds):
-    assert check(results, "digits").holds is holds
+def test_verdicts_are_two_sided(results, claim, word):
+    verdict = dict(claim.verdicts(results))["fashion-mnist"]
+    assert verdict.word == word, verdict.numbers
+
+
+def test_one_seed_decides_nothing(results):
+    for claim in (near("", "", "topka", "dense"), worse("", "", "topka", "dense")):
+        assert dict(claim.verdicts(results))["stdlib"].word == UNDECIDED
 
 
 def test_each_claim_is_judged_on_every_task_that_has_its_runs(results):
     claims = [
-        Claim("sparse is near", ["sparse"], near("sparse", "dense", within=5)),
-        Claim("late is late", ["late", "sparse"], worse("late", than="sparse", by=1)),
-        Claim("nobody knows", ["unknown"], near("unknown", "dense", within=5)),
+        near("", "topka is near", "topka", "dense"),
+        worse("", "gtopk is worse", "gtopk", "dense"),
+        Claim("", "nobody knows", ("powersgd-1",), near("", "", "powersgd-1", "dense").check),
     ]
-    assert orderings(results, claims).splitlines()[2:] == [
-        "- sparse is near:",
-        "  - digits: holds (sparse +3.0 %, dense +0.0 %)",
-        "  - lstm: DOES NOT HOLD (sparse +10.0 %, dense +0.0 %)",
-        "- late is late:",
-        "  - digits: holds (late +42.0 %, sparse +3.0 %)",
-        "- nobody knows: not measured",
+    assert verdicts(results, claims).splitlines() == [
+        "| published | fashion-mnist | stdlib |",
+        "| --- | --- | --- |",
+        "| topka is near | **holds** (+0.11 ± 0.06) | **undecided** (+10.00 one seed) |",
+        "| gtopk is worse | **holds** (+1.83 ± 0.49) |  |",
     ]
 
 
-def test_claims_are_about_runs_that_exist():
+def test_claims_are_about_runs_that_exist_and_are_made_on_one_task_together():
     for claim in CLAIMS:
         assert {*claim.runs} <= RUNS.keys()
+        assert set.intersection(*({*RUNS[run].tasks} for run in claim.runs)), claim.name
+        assert claim.source in {run.group for run in RUNS.values()}
 
 
-def test_every_run_is_compared_with_a_dense_one():
-    assert {RUNS[run.baseline].spec for run in RUNS.values()} == {"none"}
+def test_every_run_is_compared_with_a_dense_one_of_its_tasks():
+    for run in RUNS.values():
+        assert RUNS[run.baseline].spec == "none"
+        assert {*run.tasks} <= {*RUNS[run.baseline].tasks} or run.group == "partial"
 
 
 def test_the_report_is_written_anew_from_the_numbers(results, tmp_path):
-    content = {"ranks": 4, "versions": {}, "records": results.records}
-    (tmp_path / "result.json").write_text(json.dumps(content))
-    text = report(tmp_path)
+    lines = [json.dumps(one) for one in results.records]
+    (tmp_path / "records.jsonl").write_text("\n".join(lines) + "\n")
+    parts = sections(results)
+    marks = "\n".join(f"<!-- begin {source} -->\nold\n<!-- end {source} -->" for source in parts)
+    page = tmp_path / "page.md"
+    page.write_text(f"# Page\n{marks}\nend\n")
+    text = report(tmp_path, page)
     assert (tmp_path / "report.md").read_text() == text
-    assert table(results, "digits") in text
-    assert "## Published orderings" in text
-    for task in ("digits", "lstm"):
-        assert (tmp_path / f"{task}.png").read_bytes().startswith(b"\x89PNG")
+    assert all(f"-->\n\n{part}\n\n<!-- end" in page.read_text() for part in parts.values())
+    assert "\nold\n" not in page.read_text()
+    assert page.read_text().endswith("\nend\n")
+    assert filled(page.read_text(), parts) == page.read_text()
+    for name in ("fashion-mnist", "stdlib", "grid"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("content", [None, "", "{}", "[1]"])
-def test_a_folder_without_results_is_named(tmp_path, content):
-    path = tmp_path / "result.json"
+def test_a_page_without_a_place_is_refused(results):
+    with pytest.raises(ValueError, match="no place for 'dense'.*<!-- begin dense -->"):
+        filled("# Page", sections(results))
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_a_folder_without_records_is_named(tmp_path, content):
     if content is not None:
-        path.write_text(content)
-    with pytest.raises(ValueError, match=r"result\.json holds no results .*benchmarks\.convergence"):
-        read(path)
+        (tmp_path / "records.jsonl").write_text(content)
+    with pytest.raises(ValueError, match=r"records\.jsonl holds no records: .*benchmarks\.convergence"):
+        report(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "{}", "[1]", "3"])
+def test_a_file_of_something_else_is_refused(tmp_path, content):
+    (tmp_path / "records.jsonl").write_text(content)
+    with pytest.raises(ValueError, match=r"records\.jsonl holds no records"):
+        read_records(tmp_path / "records.jsonl")

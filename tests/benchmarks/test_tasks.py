@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from benchmarks.convergence.tasks import TASKS, VOCABULARY, WINDOW, encode
+from benchmarks.convergence.runs import LARGE, SMALL
+from benchmarks.convergence.tasks import TASKS
+from benchmarks.convergence.tasks.text import STDLIB_VOCABULARY, VOCABULARY, WINDOW, encode
+
+SEVERAL = [pytest.param(TASKS[name], id=name) for name in SMALL]
+SEVERAL.append(pytest.param(TASKS["stdlib"], id="stdlib", marks=pytest.mark.full))  # reads 30 MB
 
 
-@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
+@pytest.mark.parametrize("task", SEVERAL)
 def test_a_model_gives_logits_for_every_label(task):
-    train, test = task.load()
+    train, test = task.load(Path())
     for part in (train, test):
         inputs, labels = part[[0, len(part) - 1]]
         logits = task.build()(inputs)
@@ -18,14 +25,35 @@ def test_a_model_gives_logits_for_every_label(task):
         assert 0 <= labels.min() <= labels.max() < logits.shape[-1]
 
 
-@pytest.mark.parametrize("name", ["lstm", "transformer"])
+@pytest.mark.parametrize("name", LARGE)
+def test_models_of_the_tasks_that_decide_have_a_million_parameters(name):
+    assert sum(parameter.numel() for parameter in TASKS[name].build().parameters()) > 1_000_000
+
+
+def test_the_cnn_takes_pictures_of_28_pixels():
+    assert TASKS["fashion-mnist"].build()(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+
+
+@pytest.mark.full
+def test_files_of_the_library_are_in_one_part_each_and_the_test_part_is_a_tenth():
+    train, test = TASKS["stdlib"].load(Path())
+    assert len(train) > 5_000_000
+    assert 900 <= len(test) <= 1100
+    for part in (train, test):
+        words, following = part[range(0, len(part), len(part) // 500)]
+        assert 0 <= words.min() <= words.max() < STDLIB_VOCABULARY
+        assert (following == 0).float().mean() < 0.2
+
+
+@pytest.mark.parametrize("name", ["lstm", "transformer", "stdlib"])
 def test_a_language_model_does_not_look_ahead(name):
     torch.manual_seed(0)
     model = TASKS[name].build().eval()
-    words = torch.randint(VOCABULARY, (1, WINDOW))
+    vocabulary = STDLIB_VOCABULARY if name == "stdlib" else VOCABULARY
+    words = torch.randint(vocabulary, (1, WINDOW))
     for changed in (0, WINDOW // 2, WINDOW - 1):
         others = words.clone()
-        others[0, changed] = (words[0, changed] + 1) % VOCABULARY
+        others[0, changed] = (words[0, changed] + 1) % vocabulary
         same = (model(words) == model(others)).all(-1)[0]
         assert same[:changed].all()
         assert not same[changed]
@@ -63,7 +91,7 @@ def test_a_paragraph_counts_once():
 
 
 def test_the_text_is_large_enough_and_known_words_are_most_of_it():
-    train, test = TASKS["lstm"].load()
+    train, test = TASKS["lstm"].load(Path())
     assert len(train) > 50_000
     assert len(test) > 100
     for part in (train, test):

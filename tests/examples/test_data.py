@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from data import CIFAR10_PAGE, CIFAR10_RECORD, CIFAR10_TEST, CIFAR10_TRAIN, flip_and_crop, load
+from data import CIFAR10_PAGE, CIFAR10_RECORD, CIFAR10_TEST, CIFAR10_TRAIN, FASHION_MNIST, flip_and_crop, load
 
 PER_FILE = 4
 
@@ -115,7 +117,7 @@ def test_file_of_another_format_is_named(cifar10: Path) -> None:
 
 @pytest.mark.parametrize("spec", ["mnist", "cifar10", "cifar10:", "digits:here"])
 def test_unknown_data_set_lists_the_known_ones(spec: str) -> None:
-    with pytest.raises(ValueError, match=f"unknown data '{spec}'; known are: digits, cifar10:DIR"):
+    with pytest.raises(ValueError, match=f"unknown data '{spec}'; known are: digits, fashion-mnist:DIR, cifar10:DIR"):
         load(spec)
 
 
@@ -135,3 +137,55 @@ def test_flip_and_crop_moves_all_channels_alike() -> None:
     moved = flip_and_crop(red.expand(-1, 3, -1, -1))
     assert torch.equal(moved[:, 0], moved[:, 1])
     assert torch.equal(moved[:, 0], moved[:, 2])
+
+
+def idx(array: np.ndarray) -> bytes:
+    """An IDX file of an array of bytes."""
+    return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
+
+
+@pytest.fixture
+def fashion_mnist(tmp_path: Path) -> Path:
+    """A folder of Fashion-MNIST files with a few random pictures each, the training part packed."""
+    random = np.random.default_rng(0)
+    for part, (images, labels) in FASHION_MNIST.items():
+        for name, array in (
+            (images, random.integers(0, 256, (PER_FILE, 28, 28), np.uint8)),
+            (labels, np.arange(4, dtype=np.uint8)),
+        ):
+            content = idx(array)
+            (tmp_path / (f"{name}.gz" if part == "train" else name)).write_bytes(
+                gzip.compress(content) if part == "train" else content
+            )
+    return tmp_path
+
+
+def test_fashion_mnist_is_read_plain_and_packed(fashion_mnist: Path) -> None:
+    data = load(f"fashion-mnist:{fashion_mnist}")
+    assert (data.channels, data.side, data.classes) == (1, 28, 10)
+    for part in (data.train, data.test):
+        assert part.labels.tolist() == [0, 1, 2, 3]
+        assert part.images.shape == (PER_FILE, 1, 28, 28)
+    content = (fashion_mnist / FASHION_MNIST["t10k"][0]).read_bytes()
+    assert data.test.images.numpy().tobytes() == content[16:]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda c: c[:-1], lambda c: c + b"x", lambda c: b"\0\0\x0d" + c[3:], lambda c: b"", lambda c: c[:5]]
+)
+def test_a_damaged_idx_file_is_refused(fashion_mnist: Path, damage: Any) -> None:
+    path = fashion_mnist / FASHION_MNIST["t10k"][0]
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match=r"t10k-images-idx3-ubyte is truncated, or no IDX file"):
+        load(f"fashion-mnist:{fashion_mnist}")
+
+
+def test_pictures_without_labels_are_refused(fashion_mnist: Path) -> None:
+    (fashion_mnist / FASHION_MNIST["t10k"][1]).write_bytes(idx(np.zeros(3, np.uint8)))
+    with pytest.raises(ValueError, match=r"holds \(4, 28, 28\) and .* \(3,\)"):
+        load(f"fashion-mnist:{fashion_mnist}")
+
+
+def test_missing_files_of_fashion_mnist_are_named_with_a_place_to_get_them(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"lacks train-images-idx3-ubyte and .*\.gz: .*dataset-fashion-mnist"):
+        load(f"fashion-mnist:{tmp_path}")

@@ -1,0 +1,27 @@
+"""Tasks that show on two cores what a compression does to training: two that decide, three that are quick."""
+
+from __future__ import annotations
+
+from benchmarks.convergence.tasks.images import fashion_cnn, read_digits, read_fashion
+from benchmarks.convergence.tasks.samples import Samples, Task, Windows
+from benchmarks.convergence.tasks.text import (
+    WordLSTM,
+    WordTransformer,
+    read_reference,
+    read_stdlib,
+    stdlib_transformer,
+)
+from examples import models
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task("fashion-mnist", "accuracy", fashion_cnn, read_fashion, 32, 0.05, 0.2, weight_decay=5e-4),
+        Task("stdlib", "perplexity", stdlib_transformer, read_stdlib, 4, 0.2, 1.0),
+        Task("digits", "accuracy", lambda: models.cnn(1, 10), read_digits, 16, 0.05, 0.05),
+        Task("lstm", "perplexity", WordLSTM, read_reference, 6, 1.0, 1.0),
+        Task("transformer", "perplexity", WordTransformer, read_reference, 6, 0.15, 0.15),
+    )
+}
+
+__all__ = ["TASKS", "Samples", "Task", "Windows"]
