@@ -3,11 +3,11 @@
     python -m benchmarks.convergence --quick                # small tasks, one seed
     python -m benchmarks.convergence --headline             # the rows that the main sources are about
     python -m benchmarks.convergence --minutes 60           # everything, as far as an hour takes it
-    python -m benchmarks.convergence --report docs/data     # tables and figures again, without training
+    python -m benchmarks.convergence --report runs/convergence    # tables and figures again, without training
 
-Four ranks on this machine, under one mpirun. Every finished run is a line of records.jsonl, and is not trained again; a
-call goes on where the last one ended. Writes report.md and a figure for each task. Two cores take 5 minutes for --quick,
-75 for --headline, 6 hours for everything. Start it in the repository's root.
+Four ranks on this machine, under one mpirun. Every finished run is a line of records.jsonl, and is not trained again:
+a call goes on where the last one ended. Writes report.md and a figure for each task. Two cores take 5 minutes for
+--quick, 75 for --headline, 5 hours for everything. Start it in the repository's root.
 """
 
 from __future__ import annotations

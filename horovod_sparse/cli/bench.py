@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 _NOTES = """\
 # min, avg, max: median over the iterations of the fastest rank, the mean of the ranks and the slowest rank
 # select, agree, exchange, apply: the parts, each of the rank that took least and waited for nobody
+# stable: a step between two choices of blocks; every hundredth one chooses, which costs about as much as topk
 # algbw: dense bytes / time of the slowest rank; busbw: algbw * 2 (P-1)/P; wire and messages: sent by a rank, mean"""
 # One for each collective; the others differ in what they select, which is not timed apart.
-PRESETS = ("topka", "topkdsa", "gtopk", "oktopk", "randomblock", "hierarchical", "auto", "dense")
+PRESETS = ("topka", "topkdsa", "gtopk", "oktopk", "randomblock", "stable", "hierarchical", "auto", "dense")
 
 # Head, unit, width, format and attribute of a row.
 _COLUMNS: tuple[tuple[str, str, int, str, str], ...] = (
@@ -88,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     comm = MPI.COMM_WORLD
     first = comm.Get_rank() == 0
     try:
-        named = configurations(options.algorithms, options.density)
+        named = configurations(options.algorithms, options.density, options.begin // 4)
         problem = comm.bcast(plot.unwritable(options.json, plot=options.plot))
     except ValueError as error:
         problem = str(error)
@@ -109,18 +110,29 @@ def run(options: argparse.Namespace) -> int:
     return int(any(row.wrong for row in rows))
 
 
-def configurations(algorithms: list[str] | None, densities: list[float]) -> list[tuple[str, Sparse]]:
+def configurations(algorithms: list[str] | None, densities: list[float], smallest: int) -> list[tuple[str, Sparse]]:
     """The presets to measure, by name; one that is dense once, whatever the densities.
 
+    Args:
+        algorithms: Names; None: all.
+        densities: Of the sparse ones.
+        smallest: Elements of the smallest vector.
+
     Raises:
-        ValueError: A name is unknown.
+        ValueError: A name is unknown, or the vector is too small for it.
     """
     from horovod_sparse.compression import parse
+    from horovod_sparse.sparsifiers import StableTopK
 
+    block = StableTopK.Options().block
     named = []
-    for name in algorithms or PRESETS:
+    for name in algorithms or [name for name in PRESETS if name != "stable" or smallest >= block]:
         if name not in PRESETS:
             raise ValueError(f"unknown algorithm {name!r}; known are: {', '.join(PRESETS)}")
+        if name == "stable" and smallest < block:
+            raise ValueError(
+                f"stable takes blocks of {block} elements, but -b asks for vectors of {smallest}: raise it"
+            )
         if name == "dense":
             named.append((name, parse(name)))
         else:

@@ -175,7 +175,7 @@ def test_the_report_is_written_anew_from_the_numbers(results, tmp_path):
 
 
 def test_a_page_without_a_place_is_refused(results):
-    with pytest.raises(ValueError, match="no place for 'dense'.*<!-- begin dense -->"):
+    with pytest.raises(ValueError, match=r"no place for .dense.: .*<!-- begin dense -->"):
         filled("# Page", sections(results))
 
 

@@ -19,7 +19,8 @@ sys.exit(3 if {"torch", "horovod"} & set(sys.modules) else status)
 REFUSED = """
 import sys
 from horovod_sparse.cli import main
-for wrong in (["--algorithms", "topka,ringtopk"], ["--json", "/nowhere/rows.json"]):
+SMALL = ["-b", "252", "-e", "252"]
+for wrong in (["--algorithms", "topka,ringtopk"], ["--json", "/nowhere/rows.json"], [*SMALL, "--algorithms", "stable"]):
     try:
         status = main(["bench", "collectives", *wrong])
     except SystemExit as left:
@@ -110,3 +111,4 @@ def test_all_ranks_leave_and_one_says_why():
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("unknown algorithm 'ringtopk'; known are: topka") == 1
     assert done.stderr.count("the folder /nowhere does not exist") == 1
+    assert done.stderr.count("stable takes blocks of 64 elements, but -b asks for vectors of 63") == 1

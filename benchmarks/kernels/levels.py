@@ -1,0 +1,106 @@
+"""Times compression in two levels against direct compression, as GraVAC's publication does.
+
+    python -m benchmarks.kernels.levels --sizes 25M --factors 100,1000 --rounds 5
+
+The levels are k entries at the lowest factor (10), and the largest of these at a higher one. `direct` finds the
+higher one's entries alone, `both` those of both factors, each out of the whole vector, and `levels` those of both in
+two levels. Each by exact selection through an Accumulator, as in a training, and by torch.topk of magnitudes that are
+given. The ratios are those of the smallest times.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from benchmarks import command_line
+from benchmarks.kernels.selection import CpuInput, machine
+from horovod_sparse.accumulator import Accumulator
+from horovod_sparse.cli.units import count, listed
+
+LOWEST = 10  # compression factor
+
+
+class Levels:
+    """Contenders on one vector.
+
+    Args:
+        size: Its elements.
+        factor: The higher compression factor.
+    """
+
+    def __init__(self, size: int, factor: int) -> None:
+        self._given = CpuInput(size, 1 / LOWEST, 1)
+        self._magnitudes = torch.from_numpy(abs(self._given.initial + self._given.gradient))
+        self._many, self._few = self._given.k, max(1, size // factor)
+
+    def _accumulator(self) -> Accumulator:
+        self._given.reset()
+        return Accumulator(self._given.buffer, [(0, self._given.gradient)])
+
+    def ours(self) -> dict[str, Callable[[Accumulator], Any]]:
+        """Ways to select out of an accumulator."""
+        many, few = self._many, self._few
+
+        def both(accumulator: Accumulator) -> None:
+            accumulator.put_back(accumulator.take_largest(many))
+            accumulator.take_largest(few)
+
+        return {
+            "direct": lambda accumulator: accumulator.take_largest(few),
+            "both": both,
+            "levels": lambda accumulator: accumulator.take_largest(many).cut(few),
+        }
+
+    def sorting(self) -> dict[str, Callable[[Accumulator], Any]]:
+        """The same by torch.topk."""
+        values, many, few = self._magnitudes, self._many, self._few
+        return {
+            "direct": lambda _: values.topk(few, sorted=False),
+            "both": lambda _: (values.topk(many, sorted=False), values.topk(few, sorted=False)),
+            "levels": lambda _: values.topk(many, sorted=False).values.topk(few, sorted=False),
+        }
+
+    def measure(self, ways: Mapping[str, Callable[[Accumulator], Any]], rounds: int) -> dict[str, float]:
+        """Smallest milliseconds of each way over interleaved rounds."""
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(rounds):
+            for name, way in ways.items():
+                accumulator = self._accumulator()
+                begin = time.perf_counter()
+                way(accumulator)
+                times[name].append(1e3 * (time.perf_counter() - begin))
+        return {name: min(found) for name, found in times.items()}
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = command_line("kernels.levels", __doc__)
+    parser.add_argument("--sizes", type=listed(count), default="25M")
+    parser.add_argument("--factors", type=listed(int), default="100,1000")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    print("   ".join(f"{name}: {value}" for name, value in machine().items()))
+    print(
+        f"{'n':>12}{'factor':>8}{'by':>12}{'direct':>10}{'both':>10}{'levels':>10}{'both/levels':>13}{'direct/levels':>15}"
+    )
+    for size, factor in itertools.product(options.sizes, options.factors):
+        levels = Levels(size, factor)
+        for name, ways in (("ours", levels.ours()), ("torch.topk", levels.sorting())):
+            ms = levels.measure(ways, options.rounds)
+            print(
+                f"{size:12,}{factor:8}{name:>12}{ms['direct']:10.1f}{ms['both']:10.1f}{ms['levels']:10.1f}"
+                f"{ms['both'] / ms['levels']:13.2f}{ms['direct'] / ms['levels']:15.2f}",
+                flush=True,
+            )
+    print(f"load average at the end: {os.getloadavg()}")
+
+
+if __name__ == "__main__":
+    main()
