@@ -47,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--output", type=Path, default=Path("runs/convergence"), help="folder for the results")
     add("--report", type=Path, metavar="DIR", help="train nothing; write tables and figures of DIR/records.jsonl anew")
-    add("--page", type=Path, help="with --report: write the tables into this page, too, between its marks")
+    add("--page", type=Path, help="with --report: where its tables go, between marks")
     return parser
 
 

@@ -17,11 +17,11 @@ _BEGIN, _END = "<!-- begin {} -->", "<!-- end {} -->"
 
 
 def report(folder: Path, page: Path | None = None) -> str:
-    """Writes ``report.md`` and the figures of a folder's records; returns the text.
+    """Writes the tables and the figures of a folder's records; returns the tables.
 
     Args:
-        folder: With ``records.jsonl``.
-        page: A page in which what stands between the marks of each source is written anew, too.
+        folder: With ``records.jsonl``; the figures go there.
+        page: Where the tables go, between the marks of each source; None: ``report.md`` in the folder.
 
     Raises:
         ValueError: The folder has no records.
@@ -32,8 +32,9 @@ def report(folder: Path, page: Path | None = None) -> str:
         raise ValueError(f"{path} holds no records: run `python -m benchmarks.convergence` first")
     parts = sections(results)
     text = "\n\n".join(f"## {source}\n\n{part}" for source, part in parts.items()) + "\n"
-    (folder / "report.md").write_text(text)
-    if page is not None:
+    if page is None:
+        (folder / "report.md").write_text(text)
+    else:
         page.write_text(filled(page.read_text(), parts))
     for task in results.tasks:
         plot_overview(results, task, folder / f"{task}.png")

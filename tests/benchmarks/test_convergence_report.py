@@ -164,8 +164,9 @@ def test_the_report_is_written_anew_from_the_numbers(results, tmp_path):
     marks = "\n".join(f"<!-- begin {source} -->\nold\n<!-- end {source} -->" for source in parts)
     page = tmp_path / "page.md"
     page.write_text(f"# Page\n{marks}\nend\n")
-    text = report(tmp_path, page)
+    text = report(tmp_path)
     assert (tmp_path / "report.md").read_text() == text
+    assert report(tmp_path, page) == text
     assert all(f"-->\n\n{part}\n\n<!-- end" in page.read_text() for part in parts.values())
     assert "\nold\n" not in page.read_text()
     assert page.read_text().endswith("\nend\n")
