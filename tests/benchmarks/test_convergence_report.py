@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 from scipy.stats import ttest_1samp
@@ -193,3 +194,9 @@ def test_a_file_of_something_else_is_refused(tmp_path, content):
     (tmp_path / "records.jsonl").write_text(content)
     with pytest.raises(ValueError, match=r"records\.jsonl holds no records"):
         read_records(tmp_path / "records.jsonl")
+
+
+def test_the_published_page_shows_the_published_records():
+    docs = Path(__file__).resolve().parents[2] / "docs"
+    page = (docs / "results.md").read_text()
+    assert filled(page, sections(Results(read_records(docs / "data" / "records.jsonl")))) == page
