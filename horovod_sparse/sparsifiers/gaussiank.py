@@ -15,17 +15,16 @@ from horovod_sparse.rules import Step
 from horovod_sparse.sparsifiers.base import Fused
 from horovod_sparse.vector import SparseVector
 
-_CORRECTIONS = 3
-# Below a threshold that too few reach, where corrections may have to be counted on. Products of them are exact.
-_LOWER = (0.25, 0.5, 0.75)
+_EVALUATIONS = 3
 
 
 class GaussianK(Fused):
     """Takes what reaches the k-th magnitude that a normal distribution of the same moments would have.
 
     The threshold is abs(mean) - deviation * Phi^-1(density / 2). Where fewer than 2/3 k reach it, it is multiplied by
-    0.5, where more than 4/3 k do, by 1.5, at most three times. Whatever then reaches it is taken: about k entries if
-    gradients are nearly normal. If none does, as with constant gradients, exactly the k largest are.
+    0.5, where more than 4/3 k do, by 1.5. Three thresholds are evaluated at most, as by the authors, and what reaches
+    the last of them is taken: about k entries if gradients are nearly normal. If none does, as with constant
+    gradients, exactly the k largest are.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -39,22 +38,27 @@ class GaussianK(Fused):
         threshold = _threshold(moments, k)
         if not 0 < threshold < math.inf:  # all is zero, all is wanted, or something has overflowed
             return accumulator.take_largest(k, self._threads)
-        vector = accumulator.take_above(threshold, self._threads)
-        lower: dict[float, int] = {}
-        if len(vector) < 2 / 3 * k:
-            # One pass that only reads, for all that may follow, and one that takes: never more, whereas to take after
-            # each correction would be one to three. Where too many were taken, no pass is needed: if fewer than 2/3 k
-            # of them reach 1.5 times the threshold, its next value, 0.75 times, takes in too many for certain.
-            counts = accumulator.count_reaching([threshold * factor for factor in _LOWER], self._threads)
-            lower = dict(zip(_LOWER, counts, strict=True))
-        vector = self._at(_corrected(vector, threshold, lower, k), threshold, vector, accumulator)
+        vector = self._evaluated_last(accumulator, threshold, k)
         return vector if len(vector) else accumulator.take_largest(k, self._threads)
 
-    def _at(self, factor: float, threshold: float, vector: SparseVector, accumulator: Accumulator) -> SparseVector:
-        """The entries that reach a multiple of the threshold, given those that reach the threshold itself."""
-        if factor < 1:
-            return vector.plus(accumulator.take_above(factor * threshold, self._threads))
-        return accumulator.keep_largest(vector, _count(vector, factor * threshold))
+    def _evaluated_last(self, accumulator: Accumulator, threshold: float, k: int) -> SparseVector:
+        """Moves what reaches the last of the thresholds out of the accumulator.
+
+        Every threshold below all others is a pass, which takes what reaches it: two at most, and one as a rule, since
+        what a higher one leaves behind is cut off again among the entries that were taken.
+        """
+        vector = accumulator.take_above(threshold, self._threads)
+        factor = lowest = 1.0
+        count = len(vector)
+        for _ in range(_EVALUATIONS - 1):
+            if 2 / 3 * k <= count <= 4 / 3 * k:
+                break
+            factor *= 0.5 if count < 2 / 3 * k else 1.5
+            if factor < lowest:
+                vector = vector.plus(accumulator.take_above(factor * threshold, self._threads))
+                lowest = factor
+            count = _count(vector, factor * threshold)
+        return accumulator.keep_largest(vector, count) if factor > lowest else vector
 
 
 def _threshold(moments: Moments, k: int) -> float:
@@ -65,27 +69,6 @@ def _threshold(moments: Moments, k: int) -> float:
     deviation = math.sqrt(max(0.0, moments.squares / moments.count - mean * mean))
     # The absolute mean: a change of all signs must not change what is chosen.
     return abs(mean) - deviation * NormalDist().inv_cdf(k / moments.count / 2)
-
-
-def _corrected(vector: SparseVector, threshold: float, lower: dict[float, int], k: int) -> float:
-    """The factor on the threshold after all corrections.
-
-    Args:
-        vector: All that reach the threshold.
-        threshold: Theirs.
-        lower: How many more reach the threshold times each of some factors below 1.
-        k: How many should.
-    """
-    factor = 1.0
-    for _ in range(_CORRECTIONS):
-        count = _count(vector, factor * threshold) + lower.get(factor, 0)
-        if count < 2 / 3 * k:
-            factor *= 0.5
-        elif count > 4 / 3 * k:
-            factor *= 1.5
-        else:
-            break
-    return factor
 
 
 def _count(vector: SparseVector, threshold: float) -> int:
