@@ -11,10 +11,11 @@ from typing import Any
 
 from horovod_sparse.collectives import COLLECTIVES, Collective, Dense, SharedIndices, TopkA
 from horovod_sparse.memories import MEMORIES, Memory, NoMemory, Residual
+from horovod_sparse.memories.compressed import CompressedOptions
 from horovod_sparse.rules import ANYWHERE, Place
 from horovod_sparse.rules.options import RuleOptions, is_number, number, whole
 from horovod_sparse.schedules import SCHEDULES, Constant, Schedule
-from horovod_sparse.sparsifiers import SPARSIFIERS, Sparsifier, TopK
+from horovod_sparse.sparsifiers import SPARSIFIERS, RandomBlock, RandomK, Sparsifier, TopK
 
 _KINDS: dict[str, Mapping[str, type[Any]]] = {
     "sparsifier": SPARSIFIERS,
@@ -110,6 +111,21 @@ class Sparse(RuleOptions):
             raise ValueError(
                 f"schedule {self._name('schedule')!r} sends the largest of what was selected, but the sparsifier "
                 f"{name!r} selects the same positions on every rank: use one that looks at magnitudes, such as topk"
+            )
+        self._check_sketch()
+
+    def _check_sketch(self) -> None:
+        """A sketch is right in expectation only where what is sent does not depend on what it reads."""
+        if not isinstance(self.memory, CompressedOptions) or self.memory.compressor != "sketch":
+            return
+        drawn = isinstance(self.sparsifier, (RandomBlock.Options, RandomK.Options))
+        if not drawn or not isinstance(self.collective, SharedIndices.Options):
+            raise ValueError(
+                f"memory {self._name('memory')!r} with compressor 'sketch' needs positions that are drawn at random "
+                f"and all applied, but has sparsifier {self._name('sparsifier')!r} with collective "
+                f"{self._name('collective')!r}: a choice by magnitude prefers what the sketch overestimates, and more "
+                "is delivered than was fed in, or less: use compressor='quantize', or sparsifier randomblock or "
+                "randomk with collective 'shared'"
             )
 
     def k(self, size: int, density: float | None = None) -> int:

@@ -75,7 +75,21 @@ def test_a_value_of_a_wrong_type_or_out_of_range_is_refused_with_name_and_value(
         ),
         ("topka:wire=float8", "wire must be one of float32, float16, bfloat16, not 'float8'"),
         ("conef:rows=2", "rows must be one of 1, 3, 5, not 2: their median is taken"),
-        ("conef:memory=partial,beta=0", r"beta must be in \(0, 1\], not 0: .*share of the error that stays behind"),
+        ("conef:memory=partial,beta=0", r"beta must be in \(0, 1\), not 0: .*share of the error that stays behind"),
+        ("conef:memory=partial,beta=1", r"beta must be in \(0, 1\), not 1: .*nothing is fed back grows for ever"),
+        (
+            "conef:memory=improved,version=1",
+            "version 1 does not go with compressor 'sketch': .*compressor='quantize', or",
+        ),
+        (
+            "topka:memory=conef",
+            "memory 'conef' with compressor 'sketch' needs .* 'topk' with .* use compressor='quantize'",
+        ),
+        ("stable:memory=partial", "drawn at random .* has sparsifier 'stable' with collective 'shared': .*='quantize'"),
+        (
+            "conef:memory=improved,collective=gtopk",
+            "all applied, .* 'randomblock' with collective 'gtopk': .* 'shared'",
+        ),
         ("dgc:momentum=1", r"momentum must be in \[0, 1\), not 1"),
         ("oktopk:tau_partition=0", "tau_partition must be a whole number of at least 1, not 0"),
         ("oktopk:throttle=0", "throttle must be a whole number of at least 1, not 0"),
@@ -222,9 +236,10 @@ def test_build_makes_what_was_named(kind):
     from horovod_sparse.mpi.messenger import Messenger
 
     registry = {"sparsifier": SPARSIFIERS, "memory": MEMORIES, "collective": COLLECTIVES, "schedule": SCHEDULES}[kind]
+    others = {"shared": {"sparsifier": "randomk"}, "threshold": {"threshold": 1.0}}
+    others |= {one: {"sparsifier": "randomk", "collective": "shared"} for one in MEMORIES}
     for name, rule in registry.items():
-        settings = {"sparsifier": "randomk"} if name == "shared" else {"threshold": 1.0} if name == "threshold" else {}
-        sparse = hvs.Sparse.of(0.1, **{kind: name, **settings})
+        sparse = hvs.Sparse.of(0.1, **{kind: name}, **others.get(name, {}))
         parts = sparse.build(Place(100, LIKE.astype(np.float64)), Messenger(MPI.COMM_SELF))
         assert [type(part) for part in parts].count(rule) == 1
         assert type(getattr(sparse, kind)) is rule.Options

@@ -14,7 +14,13 @@ from horovod_sparse.rules.options import RuleOptions, number, one_of, whole
 
 
 class ErrorCompressor(Protocol):
-    """Holds an approximation of a vector of the bucket's size, right in expectation, in less memory."""
+    """Holds an approximation of a vector of the bucket's size, right in expectation, in less memory.
+
+    Attributes:
+        carries: Tells that an update leaves what was read where it is, and adds only what is new.
+    """
+
+    carries: bool
 
     def rescale(self, factor: float) -> None:
         """Multiplies what is held; 0 forgets it."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import kernels_for, to_device
+from horovod_sparse.kernels.types import Indices
 from horovod_sparse.memories.base import delivered
 from horovod_sparse.memories.compressed import CompressedOptions, compressor_for
 from horovod_sparse.memories.scratch import SCRATCH
@@ -22,21 +23,32 @@ class ImprovedContractive:
     """p = g + e + q, where q' = C(p - D - e') is what e' does not hold of the error p - D.
 
     Version 1: e' = C(p - D), by an error compressor of its own. Version 2: e' = Q(p - D), the largest entries of the
-    error, as many as were sent, kept as they are.
+    error, as many as were sent, kept as they are. What a sketch q holds already stays there: e' then takes the largest
+    of what is new, so that nothing is held twice.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(CompressedOptions):
-        """Options of improved ConEF. Quantization is the better compressor for version 1.
-
-        A second sketch of the same size is less exact than none where the first one's error is larger than what it
-        holds.
+        """Options of improved ConEF.
 
         Attributes:
-            version: 1 or 2.
+            version: 1, which needs quantization, or 2.
+
+        Raises:
+            ValueError: A value is out of range, or version 1 is to have sketches.
         """
 
         version: int = one_of(2, 1, 2)
+
+        def __post_init__(self) -> None:
+            """Checks that the version can have the compressor."""
+            super().__post_init__()
+            if self.version == 1 and self.compressor == "sketch":
+                raise ValueError(
+                    "version 1 does not go with compressor 'sketch': a sketch misses more than it was given, a second "
+                    "one of what the first one missed still more, and fed back to each other both grow without bound: "
+                    "use compressor='quantize', or version=2"
+                )
 
     replaces_momentum = False
 
@@ -70,10 +82,22 @@ class ImprovedContractive:
             self._error.update(accumulator.buffer, gone, 1.0, self._step)
             self._error.add_to(accumulator.buffer, -1.0)
         else:
-            self._entries = accumulator.take_largest(min(len(vector), accumulator.size // 2))
-            gone = np.union1d(gone, self._entries.entries[0])
+            self._entries = self._take_entries(accumulator, 0 if vector.indices is None else len(vector), gone)
         self._rest.update(accumulator.buffer, gone, 1.0, self._step)
         SCRATCH.give_back(accumulator.buffer)
+
+    def _take_entries(self, accumulator: Accumulator, k: int, gone: Indices) -> SparseVector:
+        """Moves the k largest entries out of the buffer, of what the rest does not hold already; none that are gone."""
+        buffer = accumulator.buffer
+        came_back = buffer[gone]
+        if self._rest.carries:
+            self._rest.add_to(buffer, -1.0)
+        buffer[gone] = 0
+        entries = accumulator.take_largest(min(k, accumulator.size // 2))
+        if self._rest.carries:
+            self._rest.add_to(buffer, 1.0)
+        buffer[gone] = came_back
+        return entries
 
     def state_dict(self) -> dict[str, Any]:
         """Both parts of the error."""

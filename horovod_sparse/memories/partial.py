@@ -18,11 +18,16 @@ class Partial(Contractive):
         """Options of partial error feedback.
 
         Attributes:
-            beta: Share of the error that is not fed back in a step, in (0, 1].
+            beta: Share of the error that is not fed back in a step, in (0, 1). Of 1, nothing would ever be fed back,
+                and the error would grow without bound.
         """
 
         beta: float = number(
-            0.5, lambda x: 0 < x <= 1, "in (0, 1]", hint="it is the share of the error that stays behind"
+            0.5,
+            lambda x: 0 < x < 1,
+            "in (0, 1)",
+            hint="it is the share of the error that stays behind, and an error of which nothing is fed back grows for "
+            "ever",
         )
 
     def __init__(self, place: Place, options: Options) -> None:

@@ -23,6 +23,8 @@ class Quantization:
         part: Tells those of one bucket apart.
     """
 
+    carries = False
+
     def __init__(self, place: Place, bits: int, seed: int, part: int) -> None:
         self._kernels = kernels_for(place.like)
         self._place = place

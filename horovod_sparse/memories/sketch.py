@@ -31,6 +31,8 @@ class CountSketch:
         ValueError: The bucket is too small for a sketch to save anything.
     """
 
+    carries = True
+
     def __init__(self, place: Place, saving: float, rows: int, seed: int, part: int) -> None:
         self._kernels = kernels_for(place.like)
         length = self._kernels.sketch_length(place.size, 1 - saving, rows)

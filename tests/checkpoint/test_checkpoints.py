@@ -28,7 +28,7 @@ COMPRESSIONS = [
     "gravac:density=0.2,window=2,cf_max=40",
     "auto:density=0.1,sparsifier=stable,block=8,refresh=3",
     pytest.param("topka:density=0.05,memory=momentum,momentum=0.9", marks=pytest.mark.full),
-    pytest.param("gtopk:density=0.05,memory=improved,version=2", marks=pytest.mark.full),
+    pytest.param("randomblock:density=0.05,memory=improved,version=2", marks=pytest.mark.full),
     pytest.param("hierarchical:density=0.05,node_ranks=2", marks=pytest.mark.full),
 ]
 

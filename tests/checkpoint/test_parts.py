@@ -10,7 +10,7 @@ import torch
 import horovod_sparse as hvs
 from horovod_sparse.checkpoint.parts import compare, exchange_of, load_others, shared_state
 
-SPEC = "oktopk:density=0.05,tau_threshold=3,threads=1,memory=conef,saving=0.5"
+SPEC = "oktopk:density=0.05,tau_threshold=3,threads=1,memory=conef,compressor=quantize,bits=8"
 PLAIN = SimpleNamespace(state_dict=dict)
 DENSE = None
 
@@ -34,7 +34,7 @@ def test_the_exchange_is_the_one_given_or_that_of_the_exchange():
     "spec",
     [
         SPEC,
-        "oktopk:saving=0.5,memory=conef,threads=1,tau_threshold=3,density=0.05",
+        "oktopk:compressor=quantize,bits=8,memory=conef,threads=1,tau_threshold=3,density=0.05",
         SPEC.replace("threads=1", "threads=3"),
         SPEC.replace("density=0.05", "density=0.2"),
         f"{SPEC},bucket_bytes=100,dense_below=0",
@@ -49,8 +49,8 @@ def test_an_equal_configuration_goes_on(spec):
     ("old", "new", "message"),
     [
         ("tau_threshold=3", "tau_threshold=4", r"collective\.tau_threshold=3 \(now 4\)"),
-        ("saving=0.5", "saving=0.4", r"memory\.saving=0\.5 \(now 0\.4\)"),
-        ("memory=conef,saving=0.5", "memory=none", r"memory=.*Contractive.* \(now .*NoMemory"),
+        ("bits=8", "bits=4", r"memory\.bits=8 \(now 4\)"),
+        ("memory=conef,compressor=quantize,bits=8", "memory=none", r"memory=.*Contractive.* \(now .*NoMemory"),
     ],
 )
 def test_an_option_that_matters_is_named(old, new, message):

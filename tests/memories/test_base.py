@@ -22,7 +22,7 @@ KINDS = [
     ("conef", {}, 1e-6),
     ("conef", {"compressor": "quantize"}, 0.02),
     ("partial", {"compressor": "quantize", "beta": 0.25}, 0.02),
-    ("improved", {"version": 1}, 1e-6),
+    ("improved", {"version": 1, "compressor": "quantize"}, 0.02),
     ("improved", {"version": 2}, 1e-6),
     ("improved", {"version": 1, "compressor": "quantize", "bits": 4}, 0.2),
 ]

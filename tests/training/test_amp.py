@@ -18,10 +18,10 @@ pytestmark = pytest.mark.mpi
 # Every memory, and everything else that has a state.
 CONFIGURATIONS = [
     "topkdsa:density=0.1,memory=momentum,momentum=0.5",
-    "gtopk:density=0.1,memory=conef,saving=0.5",
+    "gtopk:density=0.1,memory=conef,compressor=quantize",
     "oktopk:density=0.1,memory=improved,version=2,compressor=quantize",
     "stable:density=0.25,block=4,refresh=2",
-    "randomk:density=0.1,memory=partial,compressor=quantize",
+    "randomk:density=0.1,memory=partial,saving=0.5",
     "topka:density=0.1,sparsifier=reusedtopk,schedule=gravac,window=2",
     "auto:density=0.1,schedule=accordion,interval=2",
     "hierarchical:density=0.1,inner=topka,outer=oktopk,node_ranks=2",
