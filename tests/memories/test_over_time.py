@@ -32,7 +32,7 @@ OPTIONS = {
     "momentum": [{"nesterov": nesterov, "masking": masking} for nesterov in (False, True) for masking in (False, True)],
 }
 # Of the compressors; the others are in the full suite.
-QUICK = [{"saving": 0.6}, {"compressor": "quantize", "bits": 4}]
+QUICK = [{"saving": 0.6}, {"saving": 0.9}, {"compressor": "quantize", "bits": 4}]
 
 
 @dataclass
@@ -123,9 +123,9 @@ def is_sketch(name, options):
 
 def is_quick(name, options, sparsifier, kind):
     if not is_compressed(name):
-        return options.get("masking", True) and (sparsifier, kind) in (("topk", "stationary"), ("randomk", "noisy"))
+        return options.get("masking", True) and (sparsifier, kind) in (("topk", "stationary"), ("randomblock", "noisy"))
     compressor = {key: value for key, value in options.items() if key not in ("beta", "version")}
-    signals = [("randomblock" if is_sketch(name, options) else "topk", "stationary"), ("randomk", "noisy")]
+    signals = [("randomblock" if is_sketch(name, options) else "topk", "stationary"), ("randomblock", "noisy")]
     return compressor in QUICK and options.get("beta", 0.5) == 0.5 and (sparsifier, kind) in signals
 
 
