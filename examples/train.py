@@ -11,6 +11,7 @@ A plain script, but for the lines marked "sparse" and the times it takes. Those 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -40,8 +41,10 @@ def main() -> None:
     args = parse_arguments()
     try:
         data = load(args.data)
+        for module in args.rules:  # sparse: which registers rules of its own
+            importlib.import_module(module)
         compression = args.compression if args.compression in DENSE else hvs.parse(args.compression)  # sparse
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, ImportError) as error:
         sys.exit(f"train.py: {error}")
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("train.py: --device cuda, but torch finds no GPU here: see `horovod-sparse check`")
@@ -207,6 +210,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--model", default="cnn", choices=MODELS)
     add("--door", default="horovod", choices=DOORS, help="who calls for the exchange; ddp: DistributedDataParallel")
     add("--compression", default="none", help="none (the door's own dense exchange), or such as topka:density=0.01")
+    add("--rules", action="append", default=[], metavar="MODULE", help="rules of your own, such as sorted_topk")
     add("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: of a node's GPUs, one for each rank")
     add("--amp", action="store_true", help="automatic mixed precision: float16 where it suffices, and a scaled loss")
     add("--optimizer", default="sgd", choices=("sgd", "adam", "adamw"))

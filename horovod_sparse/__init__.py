@@ -22,11 +22,11 @@ from horovod_sparse import trace
 
 if TYPE_CHECKING:
     from horovod_sparse import checkpoint
-    from horovod_sparse.compression import Compression, Sparse, parse
+    from horovod_sparse.compression import Compression, Sparse, parse, register
     from horovod_sparse.pipeline.allreduce import SparseAllreduce
+    from horovod_sparse.rules import SparseVector
     from horovod_sparse.training import ddp
     from horovod_sparse.training.optimizer import DistributedOptimizer
-    from horovod_sparse.vector import SparseVector
 
 __version__ = "0.1.0"
 
@@ -39,6 +39,7 @@ __all__ = [
     "checkpoint",
     "ddp",
     "parse",
+    "register",
     "trace",
 ]
 
@@ -49,9 +50,10 @@ _MODULE_OF = {
     "Compression": "compression",
     "Sparse": "compression",
     "parse": "compression",
+    "register": "compression",
     "DistributedOptimizer": "training.optimizer",
     "SparseAllreduce": "pipeline.allreduce",
-    "SparseVector": "vector",
+    "SparseVector": "rules",
 }
 
 

@@ -5,28 +5,47 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from horovod_sparse.collectives import COLLECTIVES, Collective, Dense, SharedIndices, TopkA
 from horovod_sparse.memories import MEMORIES, Memory, NoMemory, Residual
 from horovod_sparse.memories.compressed import CompressedOptions
 from horovod_sparse.rules import ANYWHERE, Place
 from horovod_sparse.rules.options import RuleOptions, is_number, number, whole
+from horovod_sparse.rules.registry import Registry
 from horovod_sparse.schedules import SCHEDULES, Constant, Schedule
 from horovod_sparse.sparsifiers import SPARSIFIERS, RandomBlock, RandomK, Sparsifier, TopK
 
-_KINDS: dict[str, Mapping[str, type[Any]]] = {
-    "sparsifier": SPARSIFIERS,
-    "memory": MEMORIES,
-    "collective": COLLECTIVES,
-    "schedule": SCHEDULES,
-}
-# The rule that options are of, and its name.
-_RULES: dict[str, dict[type[Any], tuple[str, type[Any]]]] = {
-    kind: {rule.Options: (name, rule) for name, rule in rules.items()} for kind, rules in _KINDS.items()
-}
+_KINDS = {rules.kind: rules for rules in (SPARSIFIERS, MEMORIES, COLLECTIVES, SCHEDULES)}
+_Rule = TypeVar("_Rule", bound=type)
+
+
+def register(kind: str, name: str) -> Callable[[_Rule], _Rule]:
+    """Gives a rule of your own a name, by which ``Sparse.of``, the presets and ``parse`` know it from then on.
+
+    A decorator of the class::
+
+        @hvs.register("sparsifier", "mine")
+        class Mine: ...
+
+    Every rank registers the same rules, before it makes a configuration; to import their module does it. A class of
+    the same module and name takes the place of the one before, as when a module is loaded anew.
+
+    Args:
+        kind: "sparsifier", "memory", "collective" or "schedule".
+        name: An identifier that no rule of this kind has.
+
+    Returns:
+        A function that takes the class and gives it back.
+
+    Raises:
+        ValueError: The kind is unknown, the name is none or taken, or the class lacks something that its protocol
+            (``Sparsifier``, ``Memory``, ``Collective``, ``Schedule``) asks for.
+    """
+    rules: Registry = _lookup("kind of rule", kind, _KINDS)
+    return rules.register(name)
 
 
 @dataclass(frozen=True)
@@ -83,7 +102,7 @@ class Sparse(RuleOptions):
             ValueError: A name or an option is unknown, or a value is out of range.
         """
         names = {"sparsifier": sparsifier, "memory": memory, "collective": collective, "schedule": schedule}
-        rules = {kind: _lookup(kind, name, _KINDS[kind]).Options.read(settings) for kind, name in names.items()}
+        rules = {kind: _KINDS[kind].find(name).Options.read(settings) for kind, name in names.items()}
         own = {name: settings[name] for name in ("dense_below", "bucket_bytes") if name in settings}
         known = {"dense_below", "bucket_bytes"}.union(*(options.known() for options in rules.values()))
         for name in settings:
@@ -93,13 +112,8 @@ class Sparse(RuleOptions):
     def __post_init__(self) -> None:
         """Checks everything that can be checked before a communicator and a model are there."""
         super().__post_init__()
-        for kind, rules in _RULES.items():
-            options = getattr(self, kind)
-            if type(options) not in rules:
-                raise ValueError(
-                    f"{kind} must be the options of one of {', '.join(_KINDS[kind])}, such as "
-                    f"{next(iter(rules)).__qualname__}(), not {options!r}: Sparse.of() takes names"
-                )
+        for kind in _KINDS:
+            self._name(kind)
         sparsifier, schedule = self._make("sparsifier", ANYWHERE), self._make("schedule", ANYWHERE, self.density)
         name = self._name("sparsifier")
         if isinstance(self.collective, SharedIndices.Options) and not sparsifier.shares_indices:
@@ -145,7 +159,7 @@ class Sparse(RuleOptions):
     @property
     def replaces_momentum(self) -> bool:
         """True where the memory applies momentum itself, so that the optimizer must have none."""
-        return bool(_RULES["memory"][type(self.memory)][1].replaces_momentum)
+        return bool(self._rule("memory").replaces_momentum)
 
     def build(self, place: Place, messenger: Any) -> tuple[Memory, Sparsifier, Collective, Schedule]:
         """One bucket's four parts.
@@ -166,16 +180,21 @@ class Sparse(RuleOptions):
         )
 
     def facts(self) -> dict[str, Any]:
-        """Everything that can change a result, as plain values: equal for equal configurations."""
-        facts: dict[str, Any] = _plain(self)
-        return facts
+        """Everything that can change a result, as plain values: equal for equal configurations.
+
+        Raises:
+            ValueError: A rule is not registered in this process, as where the configuration came from another one.
+        """
+        return {"rules": {kind: self._name(kind) for kind in _KINDS}, **_plain(self)}
 
     def _make(self, kind: str, *arguments: Any) -> Any:
-        options = getattr(self, kind)
-        return _RULES[kind][type(options)][1](*arguments, options)
+        return self._rule(kind)(*arguments, getattr(self, kind))
+
+    def _rule(self, kind: str) -> Any:
+        return _KINDS[kind][self._name(kind)]
 
     def _name(self, kind: str) -> str:
-        return _RULES[kind][type(getattr(self, kind))][0]
+        return _KINDS[kind].name_of(getattr(self, kind))
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The vector that travels: some positions of a bucket and their values."""
+"""The vector that travels, some positions of a bucket and their values; and what an exchange makes of it."""
 
 from __future__ import annotations
 
@@ -75,3 +75,16 @@ class SparseVector:
     def nbytes(self) -> int:
         """Bytes of indices and values together, what one copy of the vector costs on the wire."""
         return int(self.values.nbytes + (0 if self.indices is None else self.indices.nbytes))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchange:
+    """Result of a sparse allreduce.
+
+    Attributes:
+        total: The reduced vector, the same bits on every rank.
+        returned: The part of this rank's vector that total does not hold; it goes back to this rank's memory.
+    """
+
+    total: SparseVector
+    returned: SparseVector

@@ -45,6 +45,15 @@ def comm() -> Any:
 
 
 @pytest.fixture
+def own_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a test register rules, which are forgotten after it."""
+    from horovod_sparse.compression import _KINDS
+
+    for registry in _KINDS.values():
+        monkeypatch.setattr(registry, "_rules", dict(registry))
+
+
+@pytest.fixture
 def put(request: pytest.FixtureRequest, comm: Any) -> Any:
     """Puts arrays on the host or the device, whose messages take a way to MPI; see ``exchanges.every_way``."""
     from exchanges import through

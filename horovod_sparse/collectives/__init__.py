@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from horovod_sparse.collectives.auto import Auto
-from horovod_sparse.collectives.base import Exchange
 from horovod_sparse.collectives.dense import Dense
 from horovod_sparse.collectives.gtopk import GTopk
 from horovod_sparse.collectives.hierarchical import Hierarchical
@@ -13,8 +12,8 @@ from horovod_sparse.collectives.oktopk import OkTopk
 from horovod_sparse.collectives.shared import SharedIndices
 from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
-from horovod_sparse.rules import Place
-from horovod_sparse.vector import SparseVector
+from horovod_sparse.rules import Exchange, Place, SparseVector
+from horovod_sparse.rules.registry import Registry
 
 if TYPE_CHECKING:
     from horovod_sparse.mpi.messenger import Messenger
@@ -62,16 +61,20 @@ class Collective(Protocol):
         ...
 
 
-COLLECTIVES: dict[str, type[Collective]] = {
-    "topka": TopkA,
-    "topkdsa": TopkDSA,
-    "gtopk": GTopk,
-    "oktopk": OkTopk,
-    "shared": SharedIndices,
-    "hierarchical": Hierarchical,
-    "auto": Auto,
-    "dense": Dense,
-}
+COLLECTIVES = Registry(
+    "collective",
+    Collective,
+    {
+        "topka": TopkA,
+        "topkdsa": TopkDSA,
+        "gtopk": GTopk,
+        "oktopk": OkTopk,
+        "shared": SharedIndices,
+        "hierarchical": Hierarchical,
+        "auto": Auto,
+        "dense": Dense,
+    },
+)
 
 __all__ = [
     "COLLECTIVES",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from horovod_sparse.collectives.base import Base, Exchange
+from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.gtopk import GTopk
 from horovod_sparse.collectives.oktopk import OkTopk
 from horovod_sparse.collectives.topka import TopkA
@@ -15,9 +15,8 @@ from horovod_sparse.collectives.topkdsa import TopkDSA
 from horovod_sparse.costs.formulas import Cost
 from horovod_sparse.costs.measure import measure_compute, measure_link
 from horovod_sparse.costs.model import table
-from horovod_sparse.rules import Place
+from horovod_sparse.rules import Exchange, Place, SparseVector
 from horovod_sparse.rules.options import RuleOptions
-from horovod_sparse.vector import SparseVector
 
 if TYPE_CHECKING:
     from horovod_sparse.mpi.messenger import Messenger

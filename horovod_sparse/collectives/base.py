@@ -7,27 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from horovod_sparse.rules import Place
+from horovod_sparse.rules import Exchange, Place, SparseVector
 from horovod_sparse.rules.options import RuleOptions, one_of
-from horovod_sparse.vector import SparseVector
 from horovod_sparse.wire import FORMATS, wire_for
 
 if TYPE_CHECKING:
     from horovod_sparse.mpi.messenger import Messenger
     from horovod_sparse.mpi.traffic import Traffic
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Exchange:
-    """Result of a sparse allreduce.
-
-    Attributes:
-        total: The reduced vector, the same bits on every rank.
-        returned: The part of this rank's vector that total does not hold; it goes back to this rank's memory.
-    """
-
-    total: SparseVector
-    returned: SparseVector
 
 
 class Base:

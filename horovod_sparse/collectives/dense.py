@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from horovod_sparse.collectives.base import Base, Exchange
+from horovod_sparse.collectives.base import Base
 from horovod_sparse.kernels import kernels_for
-from horovod_sparse.rules import Stateless
+from horovod_sparse.rules import Exchange, SparseVector, Stateless
 from horovod_sparse.rules.options import RuleOptions
-from horovod_sparse.vector import SparseVector
 
 
 class Dense(Stateless, Base):

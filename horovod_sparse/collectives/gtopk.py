@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from horovod_sparse.collectives.base import Base, Exchange
-from horovod_sparse.rules import Stateless
-from horovod_sparse.vector import SparseVector
+from horovod_sparse.collectives.base import Base
+from horovod_sparse.rules import Exchange, SparseVector, Stateless
 
 
 class GTopk(Stateless, Base):

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from horovod_sparse.collectives.base import Base, Exchange
+from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.dense import Dense
 from horovod_sparse.collectives.gtopk import GTopk
 from horovod_sparse.collectives.oktopk import OkTopk
 from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
 from horovod_sparse.mpi.traffic import Traffic
-from horovod_sparse.rules import Place
+from horovod_sparse.rules import Exchange, Place, SparseVector
 from horovod_sparse.rules.options import RuleOptions, whole
-from horovod_sparse.vector import SparseVector
 
 if TYPE_CHECKING:
     from horovod_sparse.mpi.messenger import Messenger

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from horovod_sparse.collectives.balance import balance
-from horovod_sparse.collectives.base import Base, Exchange
+from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.magnitude import kth_magnitude
 from horovod_sparse.collectives.split import split_reduce
 from horovod_sparse.kernels import to_device, to_host
 from horovod_sparse.kernels.types import Array, Indices
-from horovod_sparse.rules import Place
+from horovod_sparse.rules import Exchange, Place, SparseVector
 from horovod_sparse.rules.options import number, whole
 from horovod_sparse.rules.threshold import LOW, UP, ReusedThreshold
-from horovod_sparse.vector import SparseVector
 from horovod_sparse.wire import Entries, concatenate
 
 if TYPE_CHECKING:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from horovod_sparse.collectives.base import Base, Exchange
+from horovod_sparse.collectives.base import Base
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.rules import Stateless
-from horovod_sparse.vector import SparseVector
+from horovod_sparse.rules import Exchange, SparseVector, Stateless
 
 
 class SharedIndices(Stateless, Base):

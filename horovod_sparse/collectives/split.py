@@ -10,7 +10,7 @@ import numpy as np
 
 from horovod_sparse.kernels import kernels_for, to_device, to_host
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.vector import SparseVector
+from horovod_sparse.rules import SparseVector
 from horovod_sparse.wire import Entries, Exact
 
 if TYPE_CHECKING:

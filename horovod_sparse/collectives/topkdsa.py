@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from horovod_sparse.collectives.base import Base, Exchange
+from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.split import split_reduce
 from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.rules import Stateless
+from horovod_sparse.rules import Exchange, SparseVector, Stateless
 from horovod_sparse.rules.options import whole
-from horovod_sparse.vector import SparseVector
 from horovod_sparse.wire import Entries, Exact, concatenate
 
 

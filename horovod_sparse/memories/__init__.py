@@ -13,6 +13,7 @@ from horovod_sparse.memories.none import NoMemory
 from horovod_sparse.memories.partial import Partial
 from horovod_sparse.memories.residual import Residual
 from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules.registry import Registry
 from horovod_sparse.vector import SparseVector
 
 
@@ -70,14 +71,18 @@ class Memory(Protocol):
         ...
 
 
-MEMORIES: dict[str, type[Memory]] = {
-    "residual": Residual,
-    "none": NoMemory,
-    "conef": Contractive,
-    "partial": Partial,
-    "improved": ImprovedContractive,
-    "momentum": MomentumCorrection,
-}
+MEMORIES = Registry(
+    "memory",
+    Memory,
+    {
+        "residual": Residual,
+        "none": NoMemory,
+        "conef": Contractive,
+        "partial": Partial,
+        "improved": ImprovedContractive,
+        "momentum": MomentumCorrection,
+    },
+)
 
 __all__ = [
     "MEMORIES",

@@ -9,8 +9,7 @@ from horovod_sparse import trace
 from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import Segments
 from horovod_sparse.mpi.messenger import Messenger
-from horovod_sparse.rules import Place
-from horovod_sparse.vector import SparseVector
+from horovod_sparse.rules import Place, SparseVector
 
 
 class NoBackwardError(RuntimeError):

@@ -10,8 +10,7 @@ import numpy as np
 from horovod_sparse.kernels.types import Segments
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline.base import PipelineBase
-from horovod_sparse.rules import Step
-from horovod_sparse.vector import SparseVector
+from horovod_sparse.rules import SparseVector, Step
 
 
 class DensePipeline(PipelineBase):

@@ -10,14 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from horovod_sparse import trace
-from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.compression import Sparse
 from horovod_sparse.kernels.types import Segments
 from horovod_sparse.mpi.messenger import Messenger
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline.base import PipelineBase
-from horovod_sparse.rules import Place, Step, snapshot
-from horovod_sparse.vector import SparseVector
+from horovod_sparse.rules import Accumulator, Place, SparseVector, Step, snapshot
 
 _LOG = logging.getLogger("horovod_sparse")
 
@@ -111,7 +109,7 @@ class SparsePipeline(PipelineBase):
             try:
                 exchange = self.collective.allreduce(vector, k)
             except BaseException:
-                self.memory.close(accumulator, vector, returned=vector)  # nothing arrived anywhere: nothing is lost
+                self.memory.close(accumulator, vector, vector)  # nothing arrived anywhere: nothing is lost
                 raise
         with self._stage("apply"):
             self.memory.close(accumulator, vector, exchange.returned)

@@ -1,4 +1,9 @@
-"""Terms that all rules share (memories, sparsifiers, collectives, schedules): place, step and state."""
+"""Terms that all rules share (memories, sparsifiers, collectives, schedules), and all that one of your own needs.
+
+A rule is told its ``Place`` when it is built and the ``Step`` when it is called. Its options are declared by
+``RuleOptions``, ``whole``, ``number``, ``flag`` and ``one_of``. It works on an ``Accumulator`` or a ``SparseVector``;
+a collective gives an ``Exchange``.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,29 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import MAX_SIZE, Array, Segments
+from horovod_sparse.rules.options import RuleOptions, flag, number, one_of, whole
+from horovod_sparse.vector import Exchange, SparseVector
+
+__all__ = [
+    "ANYWHERE",
+    "Accumulator",
+    "Consensus",
+    "Exchange",
+    "Place",
+    "RuleOptions",
+    "SparseVector",
+    "Stateless",
+    "Step",
+    "alone",
+    "flag",
+    "number",
+    "one_of",
+    "snapshot",
+    "whole",
+]
 
 # Sums a small array, of any device, over the ranks, with the same bits on all of them.
 Consensus: TypeAlias = Callable[[Array], Array]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules.registry import Registry
 from horovod_sparse.schedules.accordion import Accordion
 from horovod_sparse.schedules.constant import Constant
 from horovod_sparse.schedules.gravac import GraVAC
@@ -50,11 +51,15 @@ class Schedule(Protocol):
         ...
 
 
-SCHEDULES: dict[str, type[Schedule]] = {
-    "constant": Constant,
-    "warmup": WarmUp,
-    "gravac": GraVAC,
-    "accordion": Accordion,
-}
+SCHEDULES = Registry(
+    "schedule",
+    Schedule,
+    {
+        "constant": Constant,
+        "warmup": WarmUp,
+        "gravac": GraVAC,
+        "accordion": Accordion,
+    },
+)
 
 __all__ = ["SCHEDULES", "Accordion", "Constant", "GraVAC", "Schedule", "WarmUp"]

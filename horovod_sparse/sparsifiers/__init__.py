@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules.registry import Registry
 from horovod_sparse.sparsifiers.dgc import DGCSampling
 from horovod_sparse.sparsifiers.gaussiank import GaussianK
 from horovod_sparse.sparsifiers.multilevel import MultiLevel
@@ -48,18 +49,22 @@ class Sparsifier(Protocol):
         ...
 
 
-SPARSIFIERS: dict[str, type[Sparsifier]] = {
-    "topk": TopK,
-    "reusedtopk": ReusedTopK,
-    "randomblock": RandomBlock,
-    "randomk": RandomK,
-    "threshold": Threshold,
-    "gaussiank": GaussianK,
-    "dgc": DGCSampling,
-    "redsync": RedSync,
-    "stable": StableTopK,
-    "multilevel": MultiLevel,
-}
+SPARSIFIERS = Registry(
+    "sparsifier",
+    Sparsifier,
+    {
+        "topk": TopK,
+        "reusedtopk": ReusedTopK,
+        "randomblock": RandomBlock,
+        "randomk": RandomK,
+        "threshold": Threshold,
+        "gaussiank": GaussianK,
+        "dgc": DGCSampling,
+        "redsync": RedSync,
+        "stable": StableTopK,
+        "multilevel": MultiLevel,
+    },
+)
 
 __all__ = [
     "SPARSIFIERS",

@@ -1,0 +1,125 @@
+"""Rules by their names, which are the names of configurations; users add their own."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, TypeVar
+
+from horovod_sparse.rules.options import RuleOptions
+
+_Rule = TypeVar("_Rule", bound=type)
+
+# Names that settings have for the configuration itself.
+RESERVED = ("density", "sparsifier", "memory", "collective", "schedule", "dense_below", "bucket_bytes")
+
+
+class Registry(Mapping[str, Any]):
+    """The rules of one kind by their names.
+
+    Args:
+        kind: "sparsifier", "memory", "collective" or "schedule".
+        protocol: The methods and attributes that a rule of this kind has.
+        rules: Those that are there from the start.
+    """
+
+    def __init__(self, kind: str, protocol: type, rules: Mapping[str, type]) -> None:
+        self.kind = kind
+        self._protocol = protocol
+        self._rules: dict[str, type] = dict(rules)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._rules[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rules)
+
+    def __len__(self) -> int:
+        return len(self._rules)
+
+    def find(self, name: Any) -> Any:
+        """The rule of a name.
+
+        Raises:
+            ValueError: There is none.
+        """
+        if not isinstance(name, str) or name not in self._rules:
+            raise ValueError(
+                f"unknown {self.kind} {name!r}; known are: {', '.join(self)}; one of your own has to be registered "
+                "first, on every rank (import its module)"
+            )
+        return self._rules[name]
+
+    def name_of(self, options: Any) -> str:
+        """The name of the rule that options are of.
+
+        Raises:
+            ValueError: They are of none of these rules.
+        """
+        for name, rule in self._rules.items():
+            if rule.Options is type(options):  # type: ignore[attr-defined]
+                return name
+        raise ValueError(
+            f"{self.kind} must be the options of one of {', '.join(self)}, such as "
+            f"{next(iter(self._rules.values())).__qualname__}.Options(), not {options!r}: Sparse.of() takes names, and "
+            "a rule of your own has to be registered on every rank (import its module)"
+        )
+
+    def register(self, name: Any) -> Callable[[_Rule], _Rule]:
+        """Decorates a class, which from then on is the rule of this name; see ``horovod_sparse.register``."""
+        if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
+            raise ValueError(f"the name of a {self.kind} must be an identifier, such as my_{self.kind}, not {name!r}")
+
+        def add(rule: _Rule) -> _Rule:
+            known = self._rules.get(name)
+            if known is not None and _whole_name(known) != _whole_name(rule):
+                raise ValueError(f"there is a {self.kind} {name!r} already, {_whole_name(known)}: choose another name")
+            self.check(rule)
+            self._rules[name] = rule
+            return rule
+
+        return add
+
+    def check(self, rule: Any) -> None:
+        """Makes sure that a class has what this kind of rule must have.
+
+        Raises:
+            ValueError: Something is missing or cannot be used; names it.
+        """
+        if not isinstance(rule, type):
+            raise ValueError(f"a {self.kind} must be a class, not {rule!r}")
+        about = f"the {self.kind} {rule.__qualname__}"
+        _check_options(about, vars(rule).get("Options"))
+        for name in self._protocol.__annotations__:
+            if not hasattr(rule, name):
+                raise ValueError(f"{about} lacks the attribute {name}: see {self._protocol.__qualname__}")
+        for name, expected in vars(self._protocol).items():
+            if isinstance(expected, property) and not hasattr(rule, name):
+                raise ValueError(f"{about} lacks the property {name}: see {self._protocol.__qualname__}")
+            if inspect.isfunction(expected) and (name == "__init__" or name[0] != "_"):
+                _check_method(about, getattr(rule, name, None), name, inspect.signature(expected))
+
+
+def _whole_name(rule: type) -> str:
+    return f"{rule.__module__}.{rule.__qualname__}"
+
+
+def _check_options(about: str, options: Any) -> None:
+    if not (isinstance(options, type) and issubclass(options, RuleOptions)):
+        raise ValueError(f"{about} must have a class Options of its own, nested in it and derived from RuleOptions")
+    if "__dataclass_params__" not in vars(options) or not is_dataclass(options):
+        raise ValueError(f"Options of {about} must be a dataclass: put @dataclass(frozen=True, kw_only=True) above it")
+    for one in fields(options):
+        if one.name in RESERVED:
+            raise ValueError(f"{about} has an option {one.name!r}, which the configuration has, too: rename it")
+        if one.default is MISSING and one.default_factory is MISSING:
+            raise ValueError(f"the option {one.name!r} of {about} has no default: declare it by whole, number or such")
+
+
+def _check_method(about: str, method: Any, name: str, expected: inspect.Signature) -> None:
+    try:
+        inspect.signature(method).bind(*expected.parameters)
+    except TypeError:
+        raise ValueError(f"{about} must have a method {name}({', '.join(expected.parameters)})") from None

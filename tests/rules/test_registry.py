@@ -1,0 +1,206 @@
+"""Rules of one's own: what is asked of them, and that they are known wherever a name is."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+import horovod_sparse as hvs
+from horovod_sparse.collectives import COLLECTIVES
+from horovod_sparse.memories import MEMORIES
+from horovod_sparse.rules import RuleOptions, Stateless, whole
+from horovod_sparse.schedules import SCHEDULES, Constant
+from horovod_sparse.sparsifiers import SPARSIFIERS
+
+REGISTRIES = (SPARSIFIERS, MEMORIES, COLLECTIVES, SCHEDULES)
+pytestmark = pytest.mark.usefixtures("own_rules")
+
+
+class First(Stateless):
+    """Takes the first positions from ``start`` on."""
+
+    shares_indices = replicated = True
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(RuleOptions):
+        start: int = whole(0)
+
+    def __init__(self, place, options):
+        self.start = options.start
+
+    def take(self, accumulator, k, step):
+        positions = np.arange(self.start, min(self.start + k, accumulator.size), dtype=np.int32)
+        return accumulator.take_at(positions, shared=True)
+
+
+def first(**changes):
+    """Another class like First, with some of its attributes changed; None: taken away."""
+    kept = {**vars(Stateless), **vars(First), **changes}
+    return type("Changed", (), {name: value for name, value in kept.items() if value is not None})
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoDefault(RuleOptions):
+    start: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken(RuleOptions):
+    density: int = whole(0)
+
+
+class Derived(First.Options):
+    pass
+
+
+@pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.kind)
+def test_the_rules_that_are_there_have_what_is_asked_of_others(registry):
+    for rule in registry.values():
+        registry.check(rule)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (first, "a sparsifier must be a class, not <function first"),
+        (first(Options=None), "sparsifier Changed must have a class Options of its own, nested in it and derived from"),
+        (type("Inherited", (First,), {}), "sparsifier Inherited must have a class Options of its own"),
+        (first(Options=int), "sparsifier Changed must have a class Options of its own"),
+        (
+            first(Options=Derived),
+            r"Options of .* Changed must be a dataclass: put @dataclass\(frozen=True, kw_only=True",
+        ),
+        (first(Options=NoDefault), "option 'start' of .* Changed has no default: declare it by whole, number or such"),
+        (first(Options=Taken), "has an option 'density', which the configuration has, too: rename it"),
+        (first(shares_indices=None), "lacks the attribute shares_indices: see Sparsifier"),
+        (first(take=None), r"sparsifier Changed must have a method take\(self, accumulator, k, step\)"),
+        (first(take=lambda self, accumulator, k: None), r"must have a method take\(self, accumulator, k, step\)"),
+        (first(__init__=lambda self, place: None), r"must have a method __init__\(self, place, options\)"),
+        (first(state_dict=None), r"must have a method state_dict\(self\)"),
+    ],
+)
+def test_a_class_that_lacks_something_is_refused_with_what_it_lacks(rule, message):
+    with pytest.raises(ValueError, match=message):
+        hvs.register("sparsifier", "changed")(rule)
+    assert "changed" not in SPARSIFIERS
+
+
+def test_a_collective_must_count_its_traffic():
+    rule = type("Silent", (COLLECTIVES["topka"],), {"Options": COLLECTIVES["topka"].Options, "traffic": None})
+    COLLECTIVES.check(rule)
+    methods = {name: value for one in reversed(rule.__mro__) for name, value in vars(one).items()}
+    del methods["traffic"]
+    with pytest.raises(ValueError, match="the collective Bare lacks the property traffic: see Collective"):
+        COLLECTIVES.check(type("Bare", (), {key: methods[key] for key in methods if key not in ("__dict__",)}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("sparsifiers", "first", "unknown kind of rule 'sparsifiers'; known are: sparsifier, memory, collective, sch"),
+        ("sparsifier", "my first", "the name of a sparsifier must be an identifier, such as my_spars.*not 'my first'"),
+        ("memory", "None", "the name of a memory must be an identifier, such as my_memory, not 'None'"),
+        ("sparsifier", 1, "must be an identifier, .*not 1"),
+        ("sparsifier", "topk", "there is a sparsifier 'topk' already, horovod_sparse.sparsifiers.topk.TopK: choose an"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused(kind, name, message):
+    with pytest.raises(ValueError, match=message):
+        hvs.register(kind, name)(First)
+
+
+def test_a_rule_is_known_by_its_name_from_then_on():
+    with pytest.raises(ValueError, match=r"unknown sparsifier 'first'; known are: topk, .*own has to be registered"):
+        hvs.parse("topka:sparsifier=first")
+    assert hvs.register("sparsifier", "first")(First) is First
+    sparse = hvs.parse("randomblock:density=0.1,sparsifier=first,start=5")
+    assert sparse == hvs.Sparse.of(0.1, sparsifier="first", collective="shared", start=5)
+    assert sparse == hvs.Sparse(0.1, sparsifier=First.Options(start=5), collective=COLLECTIVES["shared"].Options())
+    assert sparse.facts()["rules"]["sparsifier"] == "first"
+    assert pickle.loads(pickle.dumps(sparse)) == sparse  # noqa: S301 - our own
+    with pytest.raises(ValueError, match="start must be a whole number of at least 0, not -1"):
+        hvs.parse("topka:sparsifier=first,start=-1")
+    average = hvs.SparseAllreduce(100, sparse)
+    assert average(np.ones(100, np.float32)).nonzero()[0].tolist() == list(range(5, 15))
+
+
+def test_a_module_that_is_loaded_anew_registers_anew():
+    for _ in range(2):
+        hvs.register("sparsifier", "first")(First)
+    again = type("First", (First,), {"Options": Derived, "__module__": __name__})
+    again.Options = dataclass(frozen=True, kw_only=True)(type("Options", (RuleOptions,), {}))
+    hvs.register("sparsifier", "first")(again)
+    assert SPARSIFIERS["first"] is again
+    with pytest.raises(
+        ValueError, match=r"there is a sparsifier 'first' already, .*test_registry.First: choose anothe"
+    ):
+        hvs.register("sparsifier", "first")(first())
+
+
+def test_a_configuration_of_a_rule_that_is_not_registered_here_says_so(monkeypatch):
+    """As one that came from another rank by a pickle."""
+    hvs.register("sparsifier", "first")(First)
+    sparse = hvs.parse("topka:sparsifier=first")
+    monkeypatch.delitem(SPARSIFIERS._rules, "first")
+    for use in (sparse.facts, lambda: hvs.SparseAllreduce(10, sparse)):
+        with pytest.raises(ValueError, match=r"not .*First.Options.* has to be registered on every rank \(import its"):
+            use()
+
+
+def test_schedules_and_memories_can_be_registered_too():
+    class Half(Constant):
+        @dataclass(frozen=True, kw_only=True)
+        class Options(Constant.Options):
+            pass
+
+        def densities(self, step):
+            return [0.5 * one for one in super().densities(step)]
+
+    class Kept(MEMORIES["residual"]):
+        @dataclass(frozen=True, kw_only=True)
+        class Options(RuleOptions):
+            pass
+
+    hvs.register("schedule", "half")(Half)
+    hvs.register("memory", "kept")(Kept)
+    average = hvs.SparseAllreduce(100, "topka:density=0.1,schedule=half,memory=kept")
+    assert np.count_nonzero(average(np.arange(1, 101, dtype=np.float32))) == 5
+
+
+@pytest.mark.mpi
+def test_a_rank_that_has_not_registered_a_rule_is_told_and_no_rank_waits(comm):
+    missing = comm.Get_size() > 1 and comm.Get_rank() == comm.Get_size() - 1
+    if not missing:
+        hvs.register("sparsifier", "first")(First)
+    if comm.Get_size() == 1:
+        assert hvs.SparseAllreduce(10, "topka:sparsifier=first", comm)
+        return
+    expected = "unknown sparsifier 'first'; known are: .*has to be registered first, on every rank"
+    with pytest.raises(ValueError, match=expected if missing else rf"rank {comm.Get_size() - 1} could not begin: "):
+        hvs.SparseAllreduce(10, "topka:sparsifier=first", comm)
+
+
+@pytest.mark.mpi
+def test_rules_of_different_names_are_told_apart_between_ranks(comm):
+    for name in ("one", "two"):
+        hvs.register("sparsifier", name)(type(name, (First,), {"Options": first_options()}))
+    name = "two" if comm.Get_rank() else "one"
+    if comm.Get_size() == 1:
+        return
+    with pytest.raises(
+        ValueError, match=r"compression.rules.sparsifier differs between ranks: rank . has two, rank 0 ha"
+    ):
+        hvs.SparseAllreduce(10, f"topka:sparsifier={name}", comm)
+
+
+def first_options():
+    """Options of the same names and values as those of any other rule made here."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(First.Options):
+        pass
+
+    return Options
