@@ -26,9 +26,7 @@ def balance(messenger: Messenger, wire: Exact, entries: Entries, counts: Sequenc
         This rank's share, and the size of every rank's.
     """
     rank, ranks = messenger.rank, messenger.ranks
-    # Where a rank's entries begin among all, now and afterwards.
-    held = np.cumsum([0, *counts]).tolist()
-    share = [r * held[-1] // ranks for r in range(ranks + 1)]
+    held, share = _bounds(counts)
     outgoing = [_common(held, rank, share, other) for other in range(ranks)]
     targets = [other for other, (begin, end) in enumerate(outgoing) if begin < end and other != rank]
     messages = (wire.pack(_part(entries, *(at - held[rank] for at in outgoing[other]))) for other in targets)
@@ -43,6 +41,28 @@ def balance(messenger: Messenger, wire: Exact, entries: Entries, counts: Sequenc
     for one in sends:
         one.wait()
     return concatenate([_part(entries, 0, 0), *parts]), np.diff(share).tolist()
+
+
+def saving(counts: Sequence[int]) -> int:
+    """Entries by which ``balance`` shortens the longest way of a gathering; negative where it lengthens it.
+
+    Every rank's entries go round a ring in P-1 steps, each of which takes as long as the largest of them: (P-1) max.
+    Balancing leaves (P-1) times the mean, after the rank that gives away or takes in most has done so.
+
+    Args:
+        counts: The number of entries of every rank.
+    """
+    ranks, (held, share) = len(counts), _bounds(counts)
+    shares = np.diff(share)
+    stay = [max(0, end - begin) for begin, end in (_common(held, rank, share, rank) for rank in range(ranks))]
+    moved = np.maximum(counts, shares) - stay
+    return int((ranks - 1) * (max(counts) - shares.max()) - moved.max())
+
+
+def _bounds(counts: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Where every rank's entries begin among all, and the end of the last one's: now, and in equal shares."""
+    held = np.cumsum([0, *counts]).tolist()
+    return held, [rank * held[-1] // len(counts) for rank in range(len(counts) + 1)]
 
 
 def _common(held: Sequence[int], holder: int, share: Sequence[int], owner: int) -> tuple[int, int]:

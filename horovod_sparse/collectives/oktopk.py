@@ -1,7 +1,7 @@
 """Ok-Topk: balanced split and reduce, a global threshold, and an allgather of what passes it.
 
-Li and Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning" (PPoPP 2022); at most 6 k (P-1)/P words
-per rank, whatever P.
+Li and Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning" (PPoPP 2022). A volume that does not grow
+with P; docs/collectives/oktopk.md proves what bounds it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from horovod_sparse.collectives.balance import balance
+from horovod_sparse.collectives.balance import balance, saving
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.magnitude import kth_magnitude
 from horovod_sparse.collectives.split import split_reduce
@@ -25,8 +25,9 @@ from horovod_sparse.wire import Entries, concatenate
 if TYPE_CHECKING:
     from horovod_sparse.mpi.messenger import Messenger
 
-# The largest owner holds more than so many times the mean: the entries are spread evenly first.
-_IMBALANCE = 4
+# Bytes by which the longest way of the gathering must become shorter for the entries to be spread evenly first: what
+# that takes, a message or a few, is not for nothing (20 us at 10 Gbit/s are 25 kB).
+_WORTH = 2**16
 
 
 class OkTopk(Base):
@@ -79,7 +80,7 @@ class OkTopk(Base):
         kept, counts = self._select(sums, k)
         mine, error = self._round(SparseVector(*kept, vector.size))
         kept = mine.entries
-        if max(counts) * len(counts) > _IMBALANCE * sum(counts):
+        if saving(counts) * self._wire.entry >= _WORTH:
             kept, counts = balance(self._messenger, self._wire, kept, counts)
         indices, values = self._gather(kept, counts)
         total = SparseVector(indices, values, vector.size, shared=True)

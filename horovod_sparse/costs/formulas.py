@@ -141,9 +141,10 @@ def _gtopk(problem: Problem, network: Network) -> Cost:
 def _oktopk(problem: Problem, network: Network, handed_in: float | None = None) -> Cost:
     """4 k (P-1)/P words: 2 k to the owners, 2 k gathered.
 
-    Left out: balancing a skewed result (at most 2 k more), and thresholds and regions that are found anew every 32
-    steps or less often. Entries are merged twice, as in TopkDSA; comparing the sums with the threshold and finding
-    what came back takes as long again, joining what was gathered as long as merging it once.
+    Left out: balancing a skewed result (at most 2 k (P-1)/P more), regions that no longer fit, and thresholds and
+    regions that are found anew every 32 steps or less often. Entries are merged twice, as in TopkDSA; comparing the
+    sums with the threshold and finding what came back takes as long again, joining what was gathered as long as merging
+    it once.
     """
     entries = problem.k if handed_in is None else handed_in
     gathered = network.allgather(problem.entry * problem.k)

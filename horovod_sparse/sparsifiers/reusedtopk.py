@@ -15,7 +15,7 @@ from horovod_sparse.rules.threshold import LOW, UP, ReusedThreshold
 from horovod_sparse.sparsifiers.base import Fused
 from horovod_sparse.vector import SparseVector
 
-# So far above the band a step is cut back. With the published bands Ok-Topk then sends at most 6 k (P-1)/P words.
+# So far above the band a step is cut back, which bounds what Ok-Topk sends.
 _CUT = 4 / 3
 
 

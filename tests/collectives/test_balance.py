@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws import everywhere, examples
 
-from horovod_sparse.collectives.balance import balance
+from horovod_sparse.collectives.balance import balance, saving
 from horovod_sparse.mpi.messenger import Messenger
 from horovod_sparse.wire import Exact
-
-pytestmark = [pytest.mark.mpi, pytest.mark.law]
 
 WIRE = Exact(np.dtype(np.float32))
 
 
+@pytest.mark.mpi
+@pytest.mark.law
 @examples(20)
 @given(seed=st.integers(0, 2**31), most=st.sampled_from([0, 1, 5, 300]))
 def test_shares_are_equal_and_ascend_with_the_ranks(comm, seed, most):
@@ -31,8 +31,52 @@ def test_shares_are_equal_and_ascend_with_the_ranks(comm, seed, most):
     assert everywhere(comm, np.array_equal(values, indices))
 
 
+@pytest.mark.mpi
+@pytest.mark.law
 def test_only_what_changes_hands_travels(comm):
     messenger = Messenger(comm)
     entries = (np.arange(8, dtype=np.int32) + 8 * messenger.rank, np.ones(8, np.float32))
     balance(messenger, WIRE, entries, [8] * messenger.ranks)
     assert messenger.traffic.bytes_sent == 0
+
+
+def ways(counts):
+    """Longest ways of a gathering, as it is and after balancing; what a rank sends and receives at most after it.
+
+    All in entries, which are moved one by one here.
+    """
+    ranks, whole = len(counts), sum(counts)
+    holders = np.repeat(np.arange(ranks), counts)
+    shares = [(rank + 1) * whole // ranks - rank * whole // ranks for rank in range(ranks)]
+    owners = np.repeat(np.arange(ranks), shares)
+    moved = holders != owners
+    given, taken = np.bincount(holders[moved], minlength=ranks), np.bincount(owners[moved], minlength=ranks)
+    plain, balanced = (sum(max(np.roll(sizes, step)) for step in range(1, ranks)) for sizes in (counts, shares))
+    sent = given + whole - np.roll(shares, -1)
+    return plain, max(*given, *taken) + balanced, max(sent), max(taken + whole - shares)
+
+
+@pytest.mark.parametrize("ranks", range(2, 17))
+@settings(max_examples=40)
+@given(data=st.data())
+def test_the_shorter_way_is_taken_and_bounded_at_every_number_of_ranks(ranks, data):
+    kinds = st.one_of(st.just(0), st.integers(0, 3), st.integers(0, 1000))
+    counts = data.draw(st.lists(kinds, min_size=ranks, max_size=ranks))
+    if data.draw(st.booleans()):  # all on one rank
+        counts = [sum(counts) * (rank == counts[0] % ranks) for rank in range(ranks)]
+    plain, balanced, sent, received = ways(counts)
+    assert saving(counts) == plain - balanced
+    whole, others = sum(counts), ranks - 1
+    assert min(plain, balanced) <= 2 * whole * others / ranks + others
+    assert sent <= 2 * whole * others / ranks + 2
+    assert received <= whole
+    assert whole - min(counts) <= min(2 * whole * others / ranks, whole)  # what is sent and received without it
+
+
+def test_balancing_pays_where_one_rank_has_far_more_from_three_ranks_on():
+    """Four times the mean, which three and four ranks cannot have, is not what matters."""
+    assert saving([900, 0]) == 0
+    assert saving([900, 0, 0]) == 1800 - 1200
+    assert saving([0, 0, 900, 0]) == 2700 - 675 - 675
+    assert saving([300, 200, 200, 200]) < 3 * 300 / 4
+    assert saving([225] * 4) == 0
