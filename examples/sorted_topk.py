@@ -15,22 +15,17 @@ import numpy as np
 import torch
 
 import horovod_sparse as hvs
-from horovod_sparse.rules import Accumulator, Place, RuleOptions, SparseVector, Stateless, Step
+from horovod_sparse.rules import Accumulator, RuleOptions, SparseVector, Step
+from horovod_sparse.sparsifiers import Base
 
 
 @hvs.register("sparsifier", "sorttopk")
-class SortedTopK(Stateless):
+class SortedTopK(Base):
     """Takes exactly the k largest magnitudes; torch decides between equal ones."""
-
-    shares_indices = False
-    replicated = True
 
     @dataclass(frozen=True, kw_only=True)
     class Options(RuleOptions):
         """It has none."""
-
-    def __init__(self, place: Place, options: Options) -> None:
-        pass
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
         """Moves the k largest magnitudes out of the accumulator, or all where there are fewer than k."""

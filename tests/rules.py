@@ -10,7 +10,28 @@ from numpy.typing import NDArray
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules.testing.memories import held, opened, send
+from horovod_sparse.rules.testing.values import dense as written
+from horovod_sparse.rules.testing.values import eighths
 from horovod_sparse.vector import SparseVector
+
+__all__ = [
+    "LIKE",
+    "NOWHERE",
+    "SPREADS",
+    "assert_unbiased",
+    "eighths",
+    "held",
+    "made",
+    "normal",
+    "opened",
+    "passes",
+    "send",
+    "some",
+    "spread",
+    "take",
+    "written",
+]
 
 Array = NDArray[Any]
 LIKE = np.zeros(0, np.float32)
@@ -21,11 +42,6 @@ SPREADS = ("normal", "wide", "flat", "shifted", "few", "sparse", "outliers")
 def made(rule: Any, where: int | Place, *more: Any, **options: Any) -> Any:
     """A rule in a bucket of so many elements, or at a place, with some of its options."""
     return rule(Place(where, LIKE) if isinstance(where, int) else where, *more, rule.Options(**options))
-
-
-def eighths(generator: np.random.Generator, size: Any, most: int = 64) -> Array:
-    """Numbers whose sums are exact in float32."""
-    return (generator.integers(-most, most, size) / 8).astype(np.float32)
 
 
 def normal(seed: int, size: int) -> Array:
@@ -61,51 +77,6 @@ def passes(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
             Accumulator, name, lambda *given, whole=whole, name=name: calls.append(name) or whole(*given)
         )
     return calls
-
-
-def opened(memory: Any, gradient: Array, scale: float = 1.0) -> Accumulator:
-    """The accumulator of a memory in a step with a gradient."""
-    return memory.open(Step(gradients=[(0, gradient)]), scale)
-
-
-def send(memory: Any, gradient: Array, what: Any, returns: int = 0, scale: float = 1.0) -> tuple[Array, SparseVector]:
-    """One step of a memory.
-
-    Args:
-        memory: It.
-        gradient: Of the whole bucket.
-        what: The positions that are sent, or how many of the largest; None: everything.
-        returns: So many of the entries sent, the last ones, come back.
-        scale: Factor on what was remembered.
-
-    Returns:
-        The accumulated gradient, written out, and what was sent and did not come back.
-    """
-    accumulator = opened(memory, gradient, scale)
-    accumulated = accumulator.settle().copy()
-    if what is None:
-        vector = accumulator.take_all()
-        memory.close(accumulator, vector, vector.nothing())
-        return accumulated, vector
-    vector = accumulator.take_largest(what) if isinstance(what, int) else accumulator.take_at(what, shared=True)
-    kept = len(vector) - returns
-    indices, values = vector.entries
-    memory.close(accumulator, vector, SparseVector(indices[kept:], values[kept:], vector.size))
-    return accumulated, SparseVector(indices[:kept], values[:kept], vector.size)
-
-
-def written(vector: SparseVector) -> Array:
-    """A vector written out."""
-    if vector.indices is None:
-        return vector.values
-    whole = np.zeros(vector.size, vector.values.dtype)
-    whole[vector.indices] = vector.values
-    return whole
-
-
-def held(memory: Any, size: int) -> Array:
-    """All that a memory would feed back, written out."""
-    return opened(memory, np.zeros(size, np.float32)).settle().copy()
 
 
 def some(generator: np.random.Generator, size: int, k: int) -> Array:

@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "wire": "kernels",
     "vector": "kernels",
     "accumulator": "kernels vector",
-    "rules": "kernels vector accumulator",
+    "rules": "kernels vector accumulator mpi",  # mpi: its tests for users alone
     "costs": "kernels mpi",
     "watchdog": "mpi",
     "schedules": "rules",

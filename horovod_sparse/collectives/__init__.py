@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 from horovod_sparse.collectives.auto import Auto
+from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.dense import Dense
 from horovod_sparse.collectives.gtopk import GTopk
 from horovod_sparse.collectives.hierarchical import Hierarchical
@@ -79,6 +80,7 @@ COLLECTIVES = Registry(
 __all__ = [
     "COLLECTIVES",
     "Auto",
+    "Base",
     "Collective",
     "Dense",
     "Exchange",

@@ -60,7 +60,7 @@ def saving(counts: Sequence[int]) -> int:
 
 
 def _bounds(counts: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Where every rank's entries begin among all, and the end of the last one's: now, and in equal shares."""
+    """Positions among all at which every rank's entries begin, and the last one's end: now, and in equal shares."""
     held = np.cumsum([0, *counts]).tolist()
     return held, [rank * held[-1] // len(counts) for rank in range(len(counts) + 1)]
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.rules import Place, Step
 from horovod_sparse.rules.registry import Registry
+from horovod_sparse.sparsifiers.base import Base
 from horovod_sparse.sparsifiers.dgc import DGCSampling
 from horovod_sparse.sparsifiers.gaussiank import GaussianK
 from horovod_sparse.sparsifiers.multilevel import MultiLevel
@@ -68,6 +69,7 @@ SPARSIFIERS = Registry(
 
 __all__ = [
     "SPARSIFIERS",
+    "Base",
     "DGCSampling",
     "GaussianK",
     "MultiLevel",

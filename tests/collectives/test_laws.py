@@ -19,13 +19,13 @@ from laws import (
     everywhere,
     examples,
     make,
-    own_vector,
     placed,
     same_bits,
 )
 
 from horovod_sparse.kernels import to_host
 from horovod_sparse.mpi import transport
+from horovod_sparse.rules.testing.collectives import check_restored
 from horovod_sparse.vector import SparseVector
 
 pytestmark = [pytest.mark.mpi, pytest.mark.law]
@@ -158,16 +158,7 @@ def test_what_is_sent_is_received(comm, name, settings):
 
 
 def test_a_restored_collective_goes_on_with_the_same_bits(comm, name, settings):
-    first, second = make(comm, name, **settings), make(comm, name, **settings)
-    steps = [own_vector(Case(3000, "same indices", seed), comm) for seed in range(4)]
-    for vector in steps[:2]:
-        first.decide(3000, 150)
-        first.allreduce(vector, 150)
-    second.load_state_dict(first.state_dict())
-    for vector in steps[2:]:
-        assert first.decide(3000, 150) == second.decide(3000, 150)
-        one, other = first.allreduce(vector, 150), second.allreduce(vector, 150)
-        assert everywhere(comm, digest_of(one.total, one.returned) == digest_of(other.total, other.returned))
+    check_restored(comm, lambda: make(comm, name, **settings))
 
 
 def test_a_sub_communicator_exchanges_among_its_own_ranks(comm, name, settings):

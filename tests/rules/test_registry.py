@@ -13,32 +13,30 @@ from horovod_sparse.collectives import COLLECTIVES
 from horovod_sparse.memories import MEMORIES
 from horovod_sparse.rules import RuleOptions, Stateless, whole
 from horovod_sparse.schedules import SCHEDULES, Constant
-from horovod_sparse.sparsifiers import SPARSIFIERS
+from horovod_sparse.sparsifiers import SPARSIFIERS, Base
 
 REGISTRIES = (SPARSIFIERS, MEMORIES, COLLECTIVES, SCHEDULES)
 pytestmark = pytest.mark.usefixtures("own_rules")
 
 
-class First(Stateless):
+class First(Base):
     """Takes the first positions from ``start`` on."""
 
-    shares_indices = replicated = True
+    shares_indices = True
 
     @dataclass(frozen=True, kw_only=True)
     class Options(RuleOptions):
         start: int = whole(0)
 
-    def __init__(self, place, options):
-        self.start = options.start
-
     def take(self, accumulator, k, step):
-        positions = np.arange(self.start, min(self.start + k, accumulator.size), dtype=np.int32)
+        start = self._options.start
+        positions = np.arange(start, min(start + k, accumulator.size), dtype=np.int32)
         return accumulator.take_at(positions, shared=True)
 
 
 def first(**changes):
     """Another class like First, with some of its attributes changed; None: taken away."""
-    kept = {**vars(Stateless), **vars(First), **changes}
+    kept = {**vars(Stateless), **vars(Base), **vars(First), **changes}
     return type("Changed", (), {name: value for name, value in kept.items() if value is not None})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import random
 
 import numpy as np
@@ -11,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rules import made, take
 
-from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules import Place
+from horovod_sparse.rules.testing import sparsifiers as testing
 from horovod_sparse.sparsifiers import SPARSIFIERS
 
 # Options with which each works in a bucket of any size, and as often as possible in another way than in the last step.
@@ -40,50 +39,20 @@ def layouts(draw):
     return size, draw(st.sampled_from([[(0, size)], list(zip(cuts[::2], cuts[1::2], strict=False))]))
 
 
-def eighths(rng, size, spread, dtype):
-    """Numbers whose sums are exact; the larger the spread, the fewer are zero or equal."""
-    return (rng.integers(-spread, spread + 1, size) / 8).astype(dtype)
-
-
 @every_rule
 @settings(max_examples=30)
 @given(
     layout=layouts(),
     k=st.integers(1, 320),
     spread=st.sampled_from([0, 1, 200, 100_000]),
-    dtype=st.sampled_from([np.float32, np.float64]),
+    dtype=st.sampled_from(["float32", "float64"]),
     seed=st.integers(0, 999),
 )
 def test_nothing_is_lost_and_a_restored_one_takes_the_same(name, options, layout, k, spread, dtype, seed):
     size, parts = layout
-    rng, sparsifier = np.random.default_rng(seed), build(name, options, size, dtype)
-    buffer = eighths(rng, size, spread, dtype)
-    active = np.zeros(size, bool)
-    for start, stop in parts:
-        active[start:stop] = True
-    for number, scale in enumerate((0.5, 1.0, 1.0)):
-        gradient = eighths(rng, size, spread, dtype)
-        segments = [(start, gradient[start:stop]) for start, stop in parts]
-        before = buffer * dtype(scale) + np.where(active, gradient, 0)
-
-        restored, same = build(name, options, size, dtype), buffer.copy()
-        restored.load_state_dict(copy.deepcopy(sparsifier.state_dict()))
-        again = restored.take(Accumulator(same, segments, scale), k, Step(number=number))
-        accumulator = Accumulator(buffer, segments, scale)
-        vector = sparsifier.take(accumulator, k, Step(number=number))
-        accumulator.settle()
-
-        assert (vector.indices.dtype, vector.values.dtype, vector.size) == (np.int32, dtype, size)
-        assert (np.diff(vector.indices) > 0).all()
-        after = buffer.copy()
-        after[vector.indices] += vector.values
-        assert np.array_equal(after, before)
-        assert not buffer[vector.indices][active[vector.indices]].any()
-        assert not vector.values[~active[vector.indices]].any()  # what is held stays
-        assert vector.shared == sparsifier.shares_indices
-        assert np.array_equal(again.indices, vector.indices)
-        assert np.array_equal(again.values, vector.values)
-        assert np.array_equal(same, buffer)
+    bucket = testing.Bucket(size, tuple(parts), k, spread, dtype)
+    failures, _ = testing.take(lambda: build(name, options, size, dtype), bucket, np.random.default_rng(seed))
+    assert not failures
 
 
 @every_rule
@@ -97,14 +66,7 @@ def test_all_elements_may_be_asked_for(name, options, size):
 @every_rule
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38, 1e-45])
 def test_extreme_numbers_neither_hang_nor_crash(name, options, bad):
-    rng = np.random.default_rng(0)
-    for share in (0.01, 1.0):
-        gradient = rng.standard_normal(1000).astype(np.float32)
-        gradient[rng.random(1000) < share] = bad
-        sparsifier, buffer = build(name, options, 1000), np.zeros(1000, np.float32)
-        for number in range(3):
-            vector = sparsifier.take(Accumulator(buffer, [(0, gradient)]), 10, Step(number=number))
-            assert (np.diff(vector.indices) > 0).all()
+    testing.take_extreme(build(name, options, 1000), bad)
 
 
 @every_rule

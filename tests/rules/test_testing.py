@@ -1,0 +1,196 @@
+"""The laws that users test their rules by: the package's own rules obey them, and whatever breaks one is found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from horovod_sparse.collectives import COLLECTIVES, TopkA
+from horovod_sparse.memories import MEMORIES, Residual
+from horovod_sparse.rules import Exchange, SparseVector
+from horovod_sparse.rules.testing import check_collective, check_memory, check_schedule, check_sparsifier
+from horovod_sparse.schedules import SCHEDULES, Constant
+from horovod_sparse.sparsifiers import SPARSIFIERS, TopK
+
+pytestmark = [pytest.mark.mpi, pytest.mark.law]
+
+OPTIONS = {
+    "threshold": {"threshold": 2.0},
+    "stable": {"block": 1, "refresh": 2},
+    "multilevel": {"cf_min": 2.0},
+    "hierarchical": {"node_ranks": 2},
+}
+
+
+@pytest.mark.parametrize("name", SPARSIFIERS)
+def test_sparsifiers(comm, name):
+    check_sparsifier(comm, SPARSIFIERS[name], **OPTIONS.get(name, {}))
+
+
+# The others compress what they hold, drop it, or add to it.
+@pytest.mark.parametrize("name", ["residual"])
+def test_memories(comm, name):
+    check_memory(comm, MEMORIES[name])
+
+
+# What this consists of, all of them obey in tests/collectives/test_laws.py.
+@pytest.mark.parametrize("name", ["topka", "oktopk"])
+def test_collectives(comm, name):
+    check_collective(comm, COLLECTIVES[name], **OPTIONS.get(name, {}))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules(comm, name):
+    check_schedule(comm, SCHEDULES[name], dense_steps=3)
+
+
+# --- what breaks a law ---
+
+
+class Loses(TopK):
+    def take(self, accumulator, k, step):
+        vector = super().take(accumulator, k, step)
+        return replace(vector, values=vector.values * np.float32(0.5))
+
+
+class Copies(TopK):
+    def take(self, accumulator, k, step):
+        vector = super().take(accumulator, k, step)
+        accumulator.put_back(vector)
+        return vector
+
+
+class Unsorted(TopK):
+    def take(self, accumulator, k, step):
+        vector = super().take(accumulator, k, step)
+        return replace(vector, indices=vector.indices[::-1].copy(), values=vector.values[::-1].copy())
+
+
+class Forgets(TopK):
+    """Takes one more in every step, and saves nothing of it."""
+
+    steps = 0
+
+    def take(self, accumulator, k, step):
+        self.steps += 1
+        return super().take(accumulator, k + self.steps, step)
+
+
+class SharesInNameOnly(TopK):
+    shares_indices = True
+
+    def take(self, accumulator, k, step):
+        return replace(super().take(accumulator, k, step), shared=True)
+
+
+@pytest.mark.parametrize(
+    ("rule", "law"),
+    [
+        (Loses, "nothing is lost"),
+        (Copies, "nothing is lost"),
+        (Copies, "what was taken is gone"),
+        (Unsorted, "positions ascend"),
+        (Forgets, "a restored one takes the same"),
+        (SharesInNameOnly, "ranks that share positions have the same"),
+    ],
+)
+def test_a_sparsifier_that_breaks_a_law_is_found(comm, rule, law):
+    if rule is SharesInNameOnly and comm.Get_size() == 1:
+        check_sparsifier(comm, rule)
+        return
+    with pytest.raises(AssertionError, match=f"does not hold: rank .*{law}, in Bucket"):
+        check_sparsifier(comm, rule)
+
+
+class Drops(Residual):
+    def close(self, accumulator, vector, returned):
+        super().close(accumulator, vector, returned.nothing())
+
+
+class HalvesSum(Residual):
+    def merge(self, states):
+        return {"residual": 0.5 * super().merge(states)["residual"]}
+
+
+class Amnesia(Residual):
+    def load_state_dict(self, state):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("rule", "law"),
+    [
+        (Drops, "what was fed in is delivered or held; .*a failed exchange gives everything back"),
+        (HalvesSum, "merged states hold their sum"),
+        (Amnesia, "a restored one goes on"),
+    ],
+)
+def test_a_memory_that_breaks_a_law_is_found(comm, rule, law):
+    with pytest.raises(AssertionError, match=law):
+        check_memory(comm, rule)
+
+
+class Lossy(TopkA):
+    def _allreduce(self, vector, k):
+        exchange = super()._allreduce(vector, k)
+        return Exchange(exchange.total.cut(1)[0], exchange.returned)
+
+
+class Alone(TopkA):
+    """Gives every rank its own vector."""
+
+    def _allreduce(self, vector, k):
+        return Exchange(vector, vector.nothing())
+
+
+class Overwrites(TopkA):
+    def allreduce(self, vector, k):
+        exchange = super().allreduce(SparseVector(vector.indices, vector.values.copy(), vector.size), k)
+        vector.values[:] = 0
+        return exchange
+
+
+@pytest.mark.parametrize(
+    ("rule", "law"),
+    [(Lossy, "nothing is lost"), (Alone, "nothing is lost"), (Overwrites, "the argument is not changed")],
+)
+def test_a_collective_that_breaks_a_law_is_found(comm, rule, law):
+    if rule is Alone and comm.Get_size() == 1:
+        check_collective(comm, rule)
+        return
+    with pytest.raises(AssertionError, match=f"does not hold: rank .*{law}, in Case"):
+        check_collective(comm, rule)
+
+
+class Rises(Constant):
+    weighs = True
+
+    def densities(self, step):
+        return (0.1, 0.2)
+
+
+class ByRank(Constant):
+    def __init__(self, place, density, options):
+        super().__init__(place, density / (1 + place.rank), options)
+
+
+class Counts(Constant):
+    steps = 0
+
+    def densities(self, step):
+        self.steps += 1
+        return (1 / self.steps,)
+
+
+@pytest.mark.parametrize(
+    ("rule", "law"),
+    [(Rises, "densities descend"), (ByRank, "all ranks have the same"), (Counts, "a restored one goes on, in step 1")],
+)
+def test_a_schedule_that_breaks_a_law_is_found(comm, rule, law):
+    if rule is ByRank and comm.Get_size() == 1:
+        check_schedule(comm, rule)
+        return
+    with pytest.raises(AssertionError, match=law):
+        check_schedule(comm, rule)
