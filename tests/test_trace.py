@@ -1,14 +1,17 @@
-"""Spans, their totals, and the file that Perfetto opens."""
+"""Spans, their totals, and the file that Perfetto opens; on a device, whose work goes on after the host's."""
 
 from __future__ import annotations
 
 import json
+import random
 import threading
 import time
 
 import pytest
+from asynchronous import AsynchronousDevice, Clock
 
 from horovod_sparse import trace
+from horovod_sparse.trace import device as device_module
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +83,131 @@ def test_an_export_that_fails_leaves_the_old_file(tmp_path):
     with pytest.raises(TypeError):
         trace.export(tmp_path / "trace.json")
     assert (tmp_path / "trace.json").read_bytes() == before
+
+
+MS = 1_000_000
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A device that spans are taken on, in a time of its own."""
+    clock = Clock()
+    monkeypatch.setattr(device_module, "time", clock)
+    launching = AsynchronousDevice(clock)
+    trace.enable(device=launching)
+    yield launching
+    trace.enable(False)
+
+
+def lengths():
+    return [(one.name, one.duration) for one in trace.spans()]
+
+
+def test_a_span_on_a_device_is_as_long_as_the_work_it_launched_and_waits_for_nothing(device):
+    waits, before = device.waits, device.clock.now
+    with trace.span("forward"):
+        device.launch(20 * MS)
+        device.clock.work(1 * MS)
+    with trace.span("backward"):
+        device.launch(40 * MS)
+    assert (device.waits, device.clock.now - before) == (waits, 1 * MS)
+    assert lengths() == [("forward", 20 * MS), ("backward", 40 * MS)]
+    forward, backward = trace.spans()
+    assert backward.start == forward.start + forward.duration
+
+
+def test_a_device_that_waits_for_the_host_is_at_it_as_long_as_the_host(device):
+    """A message: the host waits for what it sends, and the device for what arrives."""
+    with trace.span("select"):
+        device.launch(3 * MS)
+    with trace.span("exchange"):
+        device.synchronize()
+        device.clock.work(10 * MS)
+        device.launch(2 * MS)
+    assert lengths() == [("select", 3 * MS), ("exchange", 12 * MS)]
+
+
+def test_work_that_the_host_waits_for_in_no_span_is_still_that_of_its_span(device):
+    """``loss.item()`` behind the block waits for forward: the time is forward's and not lost."""
+    with trace.span("forward"):
+        device.launch(30 * MS)
+    device.synchronize()
+    with trace.span("backward"):
+        device.launch(50 * MS)
+    assert lengths() == [("forward", 30 * MS), ("backward", 50 * MS)]
+
+
+def test_every_thread_is_timed_on_its_own_stream(device):
+    def exchange():
+        with device.stream("beside"), trace.span("select"):
+            device.launch(5 * MS)
+
+    with trace.span("backward"):
+        device.launch(40 * MS)
+        worker = threading.Thread(target=exchange, name="worker")
+        worker.start()
+        worker.join()
+    with trace.span("synchronize"):
+        device.follow("beside")
+    assert lengths() == [("select", 5 * MS), ("backward", 40 * MS), ("synchronize", 0)]
+    select, backward, _ = trace.spans()
+    assert (select.start, select.thread, backward.thread) == (backward.start, "worker", "MainThread")
+
+
+def test_spans_of_a_device_lie_on_the_time_of_the_host(device):
+    offset = trace._epoch
+    for _ in range(300):  # hours of work, read now and then
+        device.clock.work(40_000 * MS)
+        begin = device.clock.now
+        with trace.span("step"):
+            device.launch(7 * MS)
+        trace.mark("density", density=0.5)
+        step, mark = trace.spans()
+        assert (step.start - offset, step.duration) == (pytest.approx(begin, abs=3000), 7 * MS)
+        assert (mark.start - offset, mark.duration) == (pytest.approx(begin + 7 * MS, abs=3000), 0)
+        trace.clear()
+
+
+def test_hundreds_of_steps_are_timed_without_a_wait_and_without_a_heap_of_events(device, monkeypatch):
+    monkeypatch.setattr(device_module, "_MOST_LAUNCHED", 50)
+    numbers = random.Random(0)
+    launched, waits, most = [], device.waits, 0
+    for step in range(500):
+        for name in ("forward", "backward"):
+            launched.append((name, numbers.randrange(1, 9) * MS))
+            with trace.span(name, step=step):
+                device.launch(launched[-1][1])
+        device.clock.work(8 * MS)  # the host is behind in some steps, and ahead of the device in others
+        most = max(most, device.events)
+    assert device.waits == waits
+    assert most < 300
+    assert lengths() == launched
+    assert trace.totals()["forward"] == pytest.approx(sum(ns for name, ns in launched if name == "forward") / 1e9)
+
+
+def test_a_host_that_is_far_ahead_is_not_held_up(device, monkeypatch):
+    monkeypatch.setattr(device_module, "_MOST_LAUNCHED", 50)
+    waits = device.waits
+    for _ in range(200):
+        with trace.span("backward"):
+            device.launch(MS)
+    assert (device.waits, device.clock.now) == (waits, 0)
+    assert lengths() == [("backward", MS)] * 200
+
+
+def test_clearing_forgets_what_the_device_has_not_done_yet_and_the_host_can_be_timed_again(device):
+    with trace.span("forward"):
+        device.launch(20 * MS)
+    trace.clear()
+    assert trace.spans() == ()
+    with trace.span("backward"):
+        device.launch(20 * MS)
+    trace.enable()
+    with trace.span("host"):
+        device.launch(20 * MS)
+    backward, host = trace.spans()
+    assert (backward.name, backward.duration) == ("backward", 20 * MS)
+    assert host.duration < 20 * MS
 
 
 @pytest.mark.mpi

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from devices import on_device, to_host
 from inputs import assert_same_bits, normal
 
+from horovod_sparse import trace
 from horovod_sparse.kernels import cuda
 from horovod_sparse.training.device import device_of
 
@@ -130,3 +132,24 @@ def test_work_comes_after_what_was_marked_and_before_what_follows(device: Any) -
             done = device.mark()
         device.follow(done)
         assert torch.equal(total.clone().view(4096, 4096), product)
+
+
+def test_spans_are_as_long_as_the_device_works_and_wait_for_nothing(device: Any) -> None:
+    cycles = 200_000_000  # a tenth of a second
+    torch.cuda._sleep(1000)
+    trace.clear()
+    trace.enable(device=torch.cuda)
+    begin = time.perf_counter()
+    with trace.span("backward"):
+        torch.cuda._sleep(cycles)
+    with device.work(), trace.span("select"):
+        torch.cuda._sleep(cycles // 2)
+    launched = time.perf_counter() - begin
+    backward, select = trace.spans()
+    done = time.perf_counter() - begin
+    trace.enable(False)
+    trace.clear()
+    assert launched * 1e9 < 0.2 * backward.duration
+    assert select.duration == pytest.approx(backward.duration / 2, rel=0.3)
+    assert max(one.start + one.duration for one in (backward, select)) - backward.start <= done * 1e9
+    assert abs(backward.start / 1e9 - time.time()) < 60

@@ -10,46 +10,33 @@ Off until ``enable()`` is called; a span then costs about a microsecond, otherwi
 
 The pipeline records ``select`` (accumulate and select), ``agree``, ``exchange`` and ``apply`` per bucket, and marks the
 ``density`` in force and what a schedule weighed (``weigh``, with the gains); the optimizer records ``wait``.
+
+A GPU is still at work when the host leaves the block. With ``enable(device=torch.cuda)`` a span is the device's time
+instead: from when this thread's stream gets to the block until it has done what the block launched. No span waits for
+it; ``spans``, ``totals``, ``export``, ``clear`` and ``enable`` do.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
+
+from horovod_sparse.trace.chrome import Span, write
+from horovod_sparse.trace.device import Device, DeviceTime
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One stretch of work.
-
-    Attributes:
-        name: The stage.
-        start: Begin in ns since the epoch, by the monotonic clock.
-        duration: Length in ns.
-        thread: Name of the thread that did the work.
-        details: What else is known, such as the bucket's number.
-    """
-
-    name: str
-    start: int
-    duration: int
-    thread: str
-    details: dict[str, Any]
-
+__all__ = ["NOTHING", "Device", "Span", "clear", "enable", "export", "mark", "recording", "span", "spans", "totals"]
 
 _spans: list[Span] = []
 recording = False
+_device_time: DeviceTime | None = None
 NOTHING = nullcontext()
 # perf_counter has no defined zero; anchored to the epoch once, the ranks' spans line up as well as their clocks do.
 _epoch = time.time_ns() - time.perf_counter_ns()
@@ -73,10 +60,39 @@ class _Recorder:
         _spans.append(Span(self._name, self._start + _epoch, duration, thread, self._details))
 
 
-def enable(on: bool = True) -> None:
-    """Starts (or with ``on=False`` stops) recording."""
-    global recording
+class _DeviceRecorder:
+    __slots__ = ("_details", "_name", "_start", "_time")
+
+    def __init__(self, device_time: DeviceTime, name: str, details: dict[str, Any]) -> None:
+        self._time = device_time
+        self._name = name
+        self._details = details
+
+    def __enter__(self) -> None:
+        self._start = self._time.event()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._time.add(self._name, self._details, self._start, self._time.event())
+
+
+def enable(on: bool = True, device: Device | None = None) -> None:
+    """Starts (or with ``on=False`` stops) recording.
+
+    Args:
+        on: Whether to record.
+        device: ``torch.cuda`` where the work is done on a GPU; this process may use one of them. None: the host.
+    """
+    global recording, _device_time
+    _read_device()
+    _device_time = DeviceTime(device, _epoch, _spans) if on and device is not None else None
     recording = on
+
+
+def _read_device() -> None:
+    if _device_time is not None:
+        _device_time.read()
 
 
 def span(name: str, **details: Any) -> AbstractContextManager[None]:
@@ -86,7 +102,9 @@ def span(name: str, **details: Any) -> AbstractContextManager[None]:
         name: The stage.
         **details: Shown with the span, such as ``bucket=3``; JSON values.
     """
-    return _Recorder(name, details) if recording else NOTHING
+    if not recording:
+        return NOTHING
+    return _Recorder(name, details) if _device_time is None else _DeviceRecorder(_device_time, name, details)
 
 
 def mark(name: str, **details: Any) -> None:
@@ -96,18 +114,25 @@ def mark(name: str, **details: Any) -> None:
         name: What happened.
         **details: Shown with it; JSON values.
     """
-    if recording:
+    if not recording:
+        return
+    if _device_time is None:
         now = time.perf_counter_ns() + _epoch
         _spans.append(Span(name, now, 0, threading.current_thread().name, details))
+    else:
+        event = _device_time.event()
+        _device_time.add(name, details, event, event)
 
 
 def spans() -> tuple[Span, ...]:
     """The spans recorded so far, in the order they ended."""
+    _read_device()
     return tuple(_spans)
 
 
 def clear() -> None:
     """Forgets the spans recorded so far."""
+    _read_device()
     _spans.clear()
 
 
@@ -127,32 +152,5 @@ def export(path: str | os.PathLike[str], comm: MPI.Intracomm | None = None) -> N
         comm: When given, a collective call: rank 0 writes the spans of all ranks. Otherwise this process' own.
     """
     ranks = [spans()] if comm is None else comm.gather(spans(), root=0)
-    if ranks is None:
-        return
-    events = [event for rank, recorded in enumerate(ranks) for event in _events(rank, recorded)]
-    target = Path(path)
-    beside = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    beside.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-    beside.replace(target)
-
-
-def _events(rank: int, recorded: tuple[Span, ...]) -> list[dict[str, Any]]:
-    """One rank's spans as trace events; times in microseconds, as the format wants them."""
-    threads = {name: number for number, name in enumerate(sorted({one.thread for one in recorded}))}
-    names = [{"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}]
-    names += [
-        {"ph": "M", "name": "thread_name", "pid": rank, "tid": number, "args": {"name": name}}
-        for name, number in threads.items()
-    ]
-    return names + [
-        {
-            "ph": "X",
-            "name": one.name,
-            "pid": rank,
-            "tid": threads[one.thread],
-            "ts": one.start / 1e3,
-            "dur": one.duration / 1e3,
-            "args": one.details,
-        }
-        for one in recorded
-    ]
+    if ranks is not None:
+        write(path, ranks)
