@@ -56,7 +56,8 @@ class Horovod:
         self.exchange = hvs.DistributedOptimizer(  # sparse: hvd.DistributedOptimizer in a plain script
             optimizer,
             named_parameters=self._model.named_parameters(),
-            backward_passes_per_step=self._args.backward_passes_per_step,
+            # With one pass more than there are, no gradient is due before synchronize().
+            backward_passes_per_step=self._args.backward_passes_per_step + self._args.no_overlap,
             compression=compression,  # sparse
             grad_scaler=scaler,  # sparse
         )

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
 from doors import Door
 from record import Recorder
+from torch import Tensor
 
 import horovod_sparse as hvs
 
@@ -23,7 +25,7 @@ class Position:
         step: Optimizer steps so far.
         epoch: Epochs completed.
         batch: Steps of the epoch in progress.
-        loss: Sum of this rank's losses over these steps.
+        loss: Sum of this rank's losses over these steps; left on the device until it is needed.
         seconds: Time that these steps took this rank, in earlier runs.
         images: In a step of all ranks.
     """
@@ -31,11 +33,11 @@ class Position:
     step: int = 0
     epoch: int = 0
     batch: int = 0
-    loss: float = 0.0
+    loss: Tensor | float = 0.0
     seconds: float = 0.0
     images: int = 0
 
-    def advance(self, loss: float) -> None:
+    def advance(self, loss: Tensor | float) -> None:
         """Counts a step."""
         self.step += 1
         self.batch += 1
@@ -72,6 +74,7 @@ class Saving:
         **states: Any,
     ) -> None:
         self._rank = door.rank
+        self._device = args.device
         self._every = args.checkpoint_every
         self._resume = args.resume
         self._checkpoints = hvs.checkpoint.Checkpoints(args.checkpoint, args.keep) if args.checkpoint else None
@@ -117,7 +120,9 @@ class Saving:
 
     @property
     def seconds(self) -> float:
-        """Time that the epoch has taken this rank so far, without interruptions."""
+        """Time that the epoch has taken this rank so far, without interruptions; what was launched is waited for."""
+        if self._device == "cuda":
+            torch.cuda.synchronize()
         return time.perf_counter() - self._began
 
     def leaves(self, position: Position) -> bool:
@@ -140,8 +145,10 @@ class Saving:
 
     def _save(self, position: Position) -> bool:
         assert self._checkpoints is not None
+        seconds = self.seconds
         start = time.perf_counter()
-        position.seconds = self.seconds if position.batch else 0.0
+        position.seconds = seconds if position.batch else 0.0
+        position.loss = float(position.loss)
         data = {"position": asdict(position), "recorder": self._recorder.state_dict()}
         try:
             self._checkpoints.save(position.step, data=data, **self._states)

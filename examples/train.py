@@ -48,6 +48,8 @@ def main() -> None:
         sys.exit(f"train.py: {error}")
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("train.py: --device cuda, but torch finds no GPU here: see `horovod-sparse check`")
+    if args.no_overlap and args.door != "horovod":
+        sys.exit("train.py: --no-overlap needs --door horovod: DistributedDataParallel exchanges within backward()")
     with hvs.checkpoint.on_preemption() if args.checkpoint else nullcontext(lambda: False) as preempted:
         train(args, data, compression, preempted)
 
@@ -72,7 +74,7 @@ def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Ca
     states = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
     saving = Saving(args, door, preempted, recorder, **states)
     position = saving.resume(args.batch_size * args.backward_passes_per_step * door.size, len(loader))
-    trace.enable()
+    trace.enable(device=torch.cuda if args.device == "cuda" else None)
     with progress_bar(args.epochs * len(loader), show=door.rank == 0) as bar:
         bar.initial = bar.n = position.epoch * len(loader) + position.batch
         while position.epoch < args.epochs:
@@ -90,7 +92,7 @@ def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Ca
                     return
             seconds = saving.seconds
             test_loss, accuracy = evaluate(args, door, model, data.test)
-            recorder.end_epoch(position.loss / len(loader), test_loss, accuracy, seconds)
+            recorder.end_epoch(float(position.loss) / len(loader), test_loss, accuracy, seconds)
             bar.set_postfix(refresh=False, loss=f"{test_loss:.3f}", accuracy=f"{accuracy:.2%}")
             position.next_epoch()
             if saving.leaves(position):
@@ -107,10 +109,14 @@ def train_step(
     scaler: torch.amp.GradScaler,
     images: Tensor,
     labels: Tensor,
-) -> float:
-    """One update from ``backward_passes_per_step`` batches; returns this rank's mean loss."""
+) -> Tensor:
+    """One update from ``backward_passes_per_step`` batches.
+
+    Returns:
+        This rank's mean loss, in float64 and on the device: whoever reads it waits for the device.
+    """
     images, labels = images.to(args.device), labels.to(args.device)
-    mean_loss = 0.0
+    mean_loss = torch.zeros((), dtype=torch.float64, device=args.device)
     model.train()
     optimizer.zero_grad()
     for start in range(0, len(images), args.batch_size):
@@ -120,7 +126,7 @@ def train_step(
                 loss = F.cross_entropy(model(images[part]), labels[part]) / args.backward_passes_per_step
             with trace.span("backward"):
                 scaler.scale(loss).backward()
-        mean_loss += loss.item()
+        mean_loss += loss.detach()
     with door.exchanged():
         if args.clip:
             scaler.unscale_(optimizer)
@@ -221,6 +227,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--warmup-epochs", type=int, default=3, help="epochs of linear warm-up")
     add("--batch-size", type=positive, default=32, help="images per rank and backward pass")
     add("--backward-passes-per-step", type=positive, default=1)
+    add("--no-overlap", action="store_true", help="exchange after backward, not beside it, so that times add up")
     add("--clip", type=float, default=0.0, help="largest norm of the gradient; 0 for no clipping")
     add("--epochs", type=positive, default=20)
     add("--seed", type=int, default=0)

@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import launch
 import pytest
-from train import main
+import saving
+import torch
+from asynchronous import AsynchronousDevice, Clock
+from torch.utils._python_dispatch import TorchDispatchMode
+from train import main, train_step
 
 TRAIN = Path(__file__).resolve().parents[2] / "examples" / "train.py"
 TEST_IMAGES = 360
@@ -101,6 +108,7 @@ def test_two_ranks_train_dense_and_charge_a_ring(tmp_path: Path) -> None:
         (["--compression", "topk"], "train.py: unknown compression 'topk'; known are: "),
         (["--data", "cifar10:nowhere"], "nowhere lacks data_batch_1.bin"),
         (["--device", "cuda"], "torch finds no GPU"),
+        (["--door", "ddp", "--no-overlap"], "--no-overlap needs --door horovod"),
         (["--epochs", "0"], "argument --epochs: invalid positive value: '0'"),
     ],
 )
@@ -111,6 +119,54 @@ def test_bad_arguments_end_before_horovod_starts(
     with pytest.raises(SystemExit) as left:
         main()
     assert message in str(left.value) + capsys.readouterr().err
+
+
+class NothingIsRead(TorchDispatchMode):
+    """Lets no number out of a tensor, for which the host would wait for the device."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert function is not torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_step_does_not_wait_for_its_loss() -> None:
+    """Otherwise the wait would lie between the spans, and the time of forward and backward with it."""
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    door = SimpleNamespace(accumulating=nullcontext, exchanged=nullcontext)
+    args = Namespace(device="cpu", batch_size=4, backward_passes_per_step=2, amp=False, clip=0)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    images, labels = torch.rand(8, 1, 4, 4), torch.arange(8) % 3
+    expected = torch.nn.functional.cross_entropy(model(images), labels).item()
+    with NothingIsRead():
+        loss = train_step(args, door, model, optimizer, scaler, images, labels)
+    assert float(loss) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_time_of_an_epoch_includes_what_the_device_still_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    device = AsynchronousDevice(clock)
+    monkeypatch.setattr(saving, "time", clock)
+    monkeypatch.setattr(torch.cuda, "synchronize", device.synchronize)
+    args = Namespace(device="cuda", checkpoint=None, checkpoint_every=0, resume="none")
+    door = SimpleNamespace(rank=0, exchange=None)
+    run = saving.Saving(args, door, lambda: False, SimpleNamespace())
+    run.begin(saving.Position(seconds=2.0))
+    device.launch(3_000_000_000)
+    assert run.seconds == pytest.approx(5.0)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("compression", ["none", "topka:density=0.01"])
+def test_without_overlap_the_times_add_up_and_the_result_stays(compression: str, tmp_path: Path) -> None:
+    common = ["--compression", compression, "--epochs", "2", "--warmup-epochs", "0"]
+    beside = result(train(*common, "--output", str(tmp_path / "beside"), ranks=2), tmp_path / "beside")
+    after = result(train(*common, "--no-overlap", "--output", str(tmp_path / "after"), ranks=2), tmp_path / "after")
+    assert after["parameters"] == beside["parameters"]
+    stages = after["epochs"][-1]["ms_per_step"]
+    exchange = sum(stages[stage] for stage in ("select", "agree", "exchange", "apply"))
+    assert exchange <= stages["synchronize"]
+    assert sum(stages[stage] for stage in ("forward", "backward", "synchronize", "update")) <= stages["step"]
 
 
 @pytest.mark.full
