@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import figures
 import pytest
 import report
 
@@ -20,7 +21,7 @@ def write_run(
     bytes_per_step: float,
     model: str = "cnn",
     densities: dict[str, list[float]] | None = None,
-    **configuration: str,
+    **configuration: str | bool,
 ) -> Path:
     """A folder as train.py would leave it; times of epoch e are e times the stage's place in STAGES."""
     epochs: list[dict[str, Any]] = [
@@ -131,8 +132,60 @@ def test_command_prints_and_writes_everything(
 
 def test_runs_of_different_length_and_perfect_ones_are_drawn(tmp_path: Path, dense: Path) -> None:
     perfect = write_run(tmp_path / "perfect", "topka", [1.0], 1)
-    report.plot([report.read(dense), report.read(perfect)], tmp_path / "curves.png")
+    figures.plot([report.read(dense), report.read(perfect)], tmp_path / "curves.png")
     assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+def test_the_parts_of_a_step_are_those_of_the_publication(dense: Path, topka: Path, tmp_path: Path) -> None:
+    """Of a dense exchange, which shows no stages, communication is what the script waits for."""
+    output = tmp_path / "report"
+    report.main([str(dense), str(topka), "--output", str(output)])
+    runs = json.loads((output / "summary.json").read_text())["runs"]
+    steps = {"forward": 2.0, "backward": 4.0, "update": 16.0}
+    assert runs["dense"]["parts_in_ms"] == {**steps, "compression": 0.0, "communication": 14.0}
+    assert runs["topka"]["parts_in_ms"] == {**steps, "compression": 6.0 + 12.0, "communication": 8.0 + 10.0}
+    lines = (output / "breakdown.md").read_text().splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (lines[0], *lines[2:4])]
+    assert [dict(zip(cells[0], row, strict=True))["samples/s"] for row in cells[1:]] == ["2,000", "2,000"]
+    assert dict(zip(cells[0], cells[2], strict=True)) == {
+        "run": "topka",
+        "--compression": "`topka:density=0.01`",
+        "forward": "2.00",
+        "backward": "4.00",
+        "compression": "18.00",
+        "communication": "18.00",
+        "update": "16.00",
+        "whole step": "18.00",
+        "exchange": "beside backward",
+        "samples/s": "2,000",
+    }
+
+
+def test_bars_are_stacked_in_the_order_of_the_parts(
+    dense: Path, topka: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib import pyplot as plt
+
+    monkeypatch.setattr(plt, "close", lambda figure: None)
+    runs = [report.read(dense), report.read(topka)]
+    figures.plot_breakdown(runs, tmp_path / "breakdown.png")
+    times, speed = plt.gcf().axes
+    for number, run in enumerate(runs):
+        top = 0.0
+        for (part, ms), bars in zip(run.parts().items(), times.containers, strict=True):
+            bar = bars[number]
+            assert (bars.get_label(), bar.get_y(), bar.get_height()) == (part, top, ms)
+            top += ms
+    assert [bar.get_height() for bar in speed.containers[0]] == [2000, 2000]
+    assert times.get_legend() is None, "it would lie over the bars"
+    assert (tmp_path / "breakdown.png").stat().st_size > 10_000
+
+
+def test_runs_without_overlap_say_so(tmp_path: Path, dense: Path) -> None:
+    late = write_run(tmp_path / "late", "topka", [0.5], 1000, no_overlap=True)
+    lines = report.breakdown([report.read(dense), report.read(late)]).splitlines()
+    assert "| beside backward |" in lines[2]
+    assert "| after backward |" in lines[3]
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", WITHOUT_EPOCHS, "[1]"])
