@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from horovod_sparse.kernels import kernels_for
-from horovod_sparse.kernels.types import Array
+from horovod_sparse.kernels import kernels_for, to_device
+from horovod_sparse.kernels.types import Array, Indices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +53,12 @@ class SparseVector:
         assert self.indices is not None
         largest, rest = kernels_for(self.values).cut(self.indices, self.values, k)
         return SparseVector(largest[0], largest[1], self.size), SparseVector(rest[0], rest[1], self.size)
+
+    def part(self, places: Indices) -> SparseVector:
+        """The entries at some places of the vector; ascending ones, on any device."""
+        indices, values = self.entries
+        there = to_device(places, values)
+        return SparseVector(indices[there], values[there], self.size, self.shared)
 
     def without(self, other: SparseVector) -> SparseVector:
         """The entries whose index another vector, which has indices, does not hold."""

@@ -8,7 +8,7 @@ a collective gives an ``Exchange``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -57,6 +57,7 @@ class Place:
         rank: This rank.
         ranks: Ranks P that take part.
         consensus: Sums numbers over them; a collective call each time.
+        shared: What rules of all buckets of one model share, by its class.
     """
 
     size: int
@@ -65,14 +66,16 @@ class Place:
     rank: int = 0
     ranks: int = 1
     consensus: Consensus = alone
+    shared: dict[type[Any], Any] = field(default_factory=dict)
 
-    def generator(self, seed: int, step: int, *, shared: bool) -> np.random.Generator:
+    def generator(self, seed: int, step: int, *, shared: bool, level: int = 0) -> np.random.Generator:
         """A generator for one step of this bucket, the same on every rank or this rank's own.
 
-        It is made from its arguments alone: the number of the step is all the state that a checkpoint needs.
+        It is made from its arguments alone: the number of the step is all the state that a checkpoint needs. Draws that
+        follow in the same step have a level of their own.
         """
         whose = 0 if shared else 1 + self.rank
-        return np.random.default_rng([seed, self.bucket, step, whose])
+        return np.random.default_rng([seed, self.bucket, step, whose, *([level] if level else [])])
 
     def mean(self, numbers: Sequence[float]) -> list[float]:
         """Numbers averaged over the ranks, with the same bits on all of them; a collective call."""

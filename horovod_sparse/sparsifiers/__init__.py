@@ -30,15 +30,24 @@ class Sparsifier(Protocol):
         Options: Nested dataclass of its options.
         shares_indices: Tells that all ranks choose the same positions, so that only values need to travel.
         replicated: Tells that the state is the same on every rank, so that another number of ranks can take it over.
+        narrows: Tells that a part of a vector can be sent alone.
     """
 
     shares_indices: bool
     replicated: bool
+    narrows: bool
 
     def __init__(self, place: Place, options: Any) -> None: ...
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
         """Moves about k entries out of the accumulator, in a step that is the same on every rank."""
+        ...
+
+    def narrow(self, vector: SparseVector, k: int, step: Step) -> SparseVector:
+        """About k entries of a vector that was taken in the same step; asked for only where it ``narrows``.
+
+        Ranks that share the indices of the vector share those of its part.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]:

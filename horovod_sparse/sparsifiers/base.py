@@ -9,6 +9,7 @@ import numpy as np
 
 from horovod_sparse.rules import Place, Stateless, Step
 from horovod_sparse.rules.options import RuleOptions, whole
+from horovod_sparse.vector import SparseVector
 
 
 class Base(Stateless):
@@ -17,6 +18,7 @@ class Base(Stateless):
     Attributes:
         shares_indices: Tells that all ranks choose the same positions, so that only values need to travel.
         replicated: Tells that the state is the same on every rank, so that another number of ranks can take it over.
+        narrows: Tells that a part of a vector can be sent alone.
 
     Args:
         place: The bucket and the rank.
@@ -25,10 +27,16 @@ class Base(Stateless):
 
     shares_indices = False
     replicated = True
+    narrows = True
 
     def __init__(self, place: Place, options: Any) -> None:
         self._place = place
         self._options = options
+
+    def narrow(self, vector: SparseVector, k: int, step: Step) -> SparseVector:
+        """The k largest magnitudes of a vector that was taken."""
+        del step
+        return vector.cut(k)[0]
 
 
 class Fused(Base):
@@ -62,6 +70,6 @@ class Random(Base):
 
         seed: int = whole(0)
 
-    def _draw(self, step: Step, *, shared: bool) -> np.random.Generator:
+    def _draw(self, step: Step, *, shared: bool, level: int = 0) -> np.random.Generator:
         """This step's generator, the same on every rank or this rank's own."""
-        return self._place.generator(self._options.seed, step.number, shared=shared)
+        return self._place.generator(self._options.seed, step.number, shared=shared, level=level)

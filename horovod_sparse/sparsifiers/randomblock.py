@@ -26,9 +26,18 @@ class RandomBlock(Random):
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
         """Moves the block out of the accumulator."""
-        size = accumulator.size
-        start = int(self._draw(step, shared=True).integers(max(size, 1)))
+        size, start = accumulator.size, self._start(accumulator.size, step)
         stop = start + min(k, size)
         wrapped = np.arange(max(0, stop - size), dtype=np.int32)
         positions = np.concatenate([wrapped, np.arange(start, min(stop, size), dtype=np.int32)])
         return accumulator.take_at(positions, shared=True)
+
+    def _start(self, size: int, step: Step) -> int:
+        return int(self._draw(step, shared=True).integers(max(size, 1)))
+
+    def narrow(self, vector: SparseVector, k: int, step: Step) -> SparseVector:
+        """The first k positions of the block: a block from a random start, too."""
+        taken = len(vector)
+        wrapped = max(0, self._start(vector.size, step) + taken - vector.size)  # these come first in the vector
+        places = np.arange(wrapped, wrapped + min(k, taken), dtype=np.int32) % max(taken, 1)
+        return vector.part(np.sort(places))

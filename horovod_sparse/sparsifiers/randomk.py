@@ -40,6 +40,11 @@ class RandomK(Random):
         positions = _subset(generator, accumulator.size, min(k, accumulator.size))
         return accumulator.take_at(positions, shared=self.shares_indices)
 
+    def narrow(self, vector: SparseVector, k: int, step: Step) -> SparseVector:
+        """The entries at k positions of those that were taken, any k equally likely; the largest would be no chance."""
+        generator = self._draw(step, shared=self.shares_indices, level=len(vector))
+        return vector.part(_subset(generator, len(vector), min(k, len(vector))))
+
 
 def _subset(generator: np.random.Generator, size: int, k: int) -> Indices:
     """So many positions below ``size``, ascending, in a time that depends on k rather than on ``size``.

@@ -39,6 +39,7 @@ class StableTopK(Base):
         refresh: int = whole(100, least=1)
 
     shares_indices = True
+    narrows = False  # which of its blocks are best, ranks would have to agree on in every step
 
     def __init__(self, place: Place, options: Options) -> None:
         super().__init__(place, options)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rules import LIKE, made, take
 
-from horovod_sparse.rules import Place
+from horovod_sparse.rules import Place, Step
 from horovod_sparse.sparsifiers import RandomBlock
 
 
@@ -35,3 +35,14 @@ def test_every_position_has_its_turn():
     for number in range(100):
         seen[take(sparsifier, np.ones(50, np.float32), 5, number)[0].indices] = True
     assert seen.all()
+
+
+@settings(max_examples=60)
+@given(size=st.integers(1, 60), k=st.integers(1, 70), part=st.integers(0, 70), number=st.integers(0, 50))
+def test_a_part_is_the_block_that_a_smaller_k_would_have_taken(size, k, part, number):
+    sparsifier, values = made(RandomBlock, size), np.arange(1, size + 1, dtype=np.float32)
+    narrowed = sparsifier.narrow(take(sparsifier, values, k, number)[0], part, Step(number=number))
+    expected = take(sparsifier, values, min(part, k), number)[0]
+    assert narrowed.shared
+    assert np.array_equal(narrowed.indices, expected.indices)
+    assert np.array_equal(narrowed.values, expected.values)

@@ -63,3 +63,45 @@ def test_memory_depends_on_k_and_not_on_the_size():
     finally:
         tracemalloc.stop()
     assert peak < 100 * k
+
+
+# --- a part of what was taken, as GraVAC sends it ---
+
+
+@settings(max_examples=60)
+@given(size=st.integers(1, 200), k=st.integers(1, 210), part=st.integers(0, 210), number=st.integers(0, 50))
+def test_a_part_holds_so_many_of_the_entries_and_is_the_same_on_every_rank(size, k, part, number):
+    parts = []
+    for rank in range(2):
+        sparsifier = made(RandomK, Place(size, LIKE, rank=rank, ranks=2))
+        values = np.arange(1, size + 1, dtype=np.float32) * (rank + 1)
+        vector = take(sparsifier, values, k, number)[0]
+        parts.append(sparsifier.narrow(vector, part, Step(number=number)))
+        assert len(parts[-1]) == min(part, len(vector))
+        assert np.array_equal(parts[-1].values, values[parts[-1].indices])
+        assert np.isin(parts[-1].indices, vector.indices).all()
+    assert np.array_equal(parts[0].indices, parts[1].indices)
+    assert all(one.shared for one in parts)
+
+
+def test_every_part_is_equally_likely_whatever_the_magnitudes():
+    sparsifier, draws = made(RandomK, 6), 3000
+    values = 10.0 ** np.arange(6, dtype=np.float32)
+    seen = Counter()
+    for number in range(draws):
+        vector = take(sparsifier, values, 4, number)[0]
+        seen[tuple(sparsifier.narrow(vector, 2, Step(number=number)).indices.tolist())] += 1
+    subsets = list(itertools.combinations(range(6), 2))
+    expected = draws / len(subsets)
+    chi_square = sum((seen[subset] - expected) ** 2 / expected for subset in subsets)
+    assert chi_square < 14 + 4 * 28**0.5
+
+
+def test_ranks_that_draw_their_own_positions_draw_their_own_parts():
+    def part(rank):
+        sparsifier = made(RandomK, Place(1000, LIKE, rank=rank, ranks=2), shared=False)
+        # Of vectors at the same positions, to see that the second draw differs.
+        vector = take(made(RandomK, 1000), np.ones(1000, np.float32), 100)[0]
+        return set(sparsifier.narrow(vector, 20, Step()).indices.tolist())
+
+    assert part(0) != part(1)
