@@ -121,10 +121,11 @@ class Sparse(RuleOptions):
                 f"collective 'shared' sends values without indices, but the sparsifier {name!r} chooses "
                 "different indices on each rank: use randomblock, randomk or stable"
             )
-        if schedule.weighs and sparsifier.shares_indices:
+        if schedule.weighs and not sparsifier.narrows:
             raise ValueError(
-                f"schedule {self._name('schedule')!r} sends the largest of what was selected, but the sparsifier "
-                f"{name!r} selects the same positions on every rank: use one that looks at magnitudes, such as topk"
+                f"schedule {self._name('schedule')!r} sends a part of what was selected, but the sparsifier {name!r} "
+                "selects whole blocks for many steps, of which ranks would choose different ones: use another one, "
+                "such as topk or randomk"
             )
         self._check_sketch()
 

@@ -39,7 +39,7 @@ def recording_buckets(monkeypatch, log, parameters, bucket_bytes=80, dense=False
     """Buckets of parameters that are named by their numbers."""
     made = []
 
-    def pipeline(sparse, size, like, comm, number, factor, undoable):
+    def pipeline(sparse, size, like, comm, number, factor, undoable, shared):
         made.append((sparse, size, like.dtype))
         return Recorder(log, number, factor)
 

@@ -84,6 +84,7 @@ def pipeline_for(
     number: int = 0,
     factor: float = 1.0,
     undoable: bool = False,
+    shared: dict[type[Any], Any] | None = None,
 ) -> Pipeline:
     """The pipeline of one bucket.
 
@@ -96,8 +97,10 @@ def pipeline_for(
         factor: Factor on the totals: 1/P averages.
         undoable: Whether ``undo`` will be asked for: it takes a copy of the state before every step, which a memory of
             the bucket's size doubles.
+        shared: What rules of all buckets of one model share; None: the bucket is alone.
     """
-    place = Place(size, like[:0], number, comm.Get_rank(), comm.Get_size(), consensus_of(comm))
+    shared = {} if shared is None else shared
+    place = Place(size, like[:0], number, comm.Get_rank(), comm.Get_size(), consensus_of(comm), shared)
     messenger = Messenger(comm)
     if sparse.is_dense:
         return DensePipeline(place, messenger, factor)

@@ -64,24 +64,27 @@ class SparsePipeline(PipelineBase):
         if self._undoable:
             with self._stage("select"):
                 self._before = snapshot(self.state_dict(), self._before)
-        poisoned, active = self._agree(gradients, step)
+        poisoned, active, epoch = self._agree(gradients, step)
         if poisoned:
             self._send_whole(gradients, outputs)
         else:
-            self._send_sparse(replace(step, number=self._steps, gradients=gradients), active, outputs)
+            self._send_sparse(replace(step, number=self._steps, gradients=gradients, epoch=epoch), active, outputs)
 
-    def _agree(self, gradients: Segments, step: Step) -> tuple[bool, int]:
-        """Tells if a rank's gradients are not finite, and how many elements take part, in the mean over the ranks."""
+    def _agree(self, gradients: Segments, step: Step) -> tuple[bool, int, int | None]:
+        """Tells if a rank's gradients are not finite, how many elements take part, in the mean, and the epoch."""
         elements = sum([array.size for _, array in gradients])
         with self._stage("select"):
             finite = self._kernels.all_finite(gradients)
         with self._stage("agree"):
-            mine = np.array([not finite, not step.idle, elements], np.int64)
-            poisoned, working, active = self._place.consensus(mine).tolist()
+            # A rank in `hvd.join()` is not told of epochs: it learns them from those that work. 0 stands for none.
+            told = 0 if step.idle or step.epoch is None else step.epoch + 1
+            mine = np.array([not finite, not step.idle, elements, told], np.int64)
+            poisoned, working, active, epochs = self._place.consensus(mine).tolist()
         if not working:
             raise self._no_backward()
         # The same on every rank, also where parameters are held on some of them only.
-        return bool(poisoned), active // self._place.ranks
+        epoch = step.epoch if not step.idle else epochs // working - 1 if epochs else None
+        return bool(poisoned), active // self._place.ranks, epoch
 
     def _send_whole(self, gradients: Segments, outputs: Segments) -> None:
         """Sends the gradients whole and leaves the memory alone.
@@ -128,27 +131,20 @@ class SparsePipeline(PipelineBase):
         if plan.dense:
             return accumulator.take_all(), 1.0, plan.ks[0]
         vector = self.sparsifier.take(accumulator, plan.ks[0], step)
-        if not self.schedule.weighs:
+        if len(plan.ks) == 1:
             return vector, plan.densities[0], plan.ks[0]
         levels = [vector]
         for k in plan.ks[1:]:
-            levels.append(levels[-1].cut(k)[0])  # not out of the whole bucket again
-        gains = self._gains(accumulator, levels)
-        chosen = self.schedule.choose(gains)
+            levels.append(self.sparsifier.narrow(levels[-1], k, step))  # not out of the whole bucket again
+        square_norm = self._kernels.square_norm
+        squares = [square_norm([(0, level.values)]) for level in levels]
+        chosen, gains = self.schedule.choose(squares, lambda: square_norm(accumulator.active()))
         trace.mark("weigh", bucket=self._place.bucket, step=self._steps, gains=gains, chosen=chosen)
         if chosen is None:
             accumulator.put_back(vector)
             return accumulator.take_all(), 1.0, plan.ks[0]
         accumulator.put_back(vector.without(levels[chosen]))
         return levels[chosen], plan.densities[chosen], plan.ks[chosen]
-
-    def _gains(self, accumulator: Accumulator, levels: Sequence[SparseVector]) -> list[float]:
-        """The share of the accumulated gradient's squared norm in each of the vectors, averaged over the ranks."""
-        square_norm = self._kernels.square_norm
-        squares = [square_norm([(0, level.values)]) for level in levels]
-        rest = square_norm(accumulator.active())
-        whole, *parts = self._place.mean([squares[0] + rest, *squares])
-        return [part / whole if whole > 0 else 1.0 for part in parts]
 
     def _note(self, density: float) -> None:
         if trace.recording:

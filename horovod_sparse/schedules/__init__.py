@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from horovod_sparse.rules import Place, Step
@@ -20,7 +20,7 @@ class Schedule(Protocol):
 
     Attributes:
         Options: Nested dataclass of its options.
-        weighs: Tells that ``choose`` has to be asked. It costs a pass over what is left after the selection.
+        weighs: Tells that it gives several candidates.
     """
 
     weighs: bool
@@ -28,17 +28,21 @@ class Schedule(Protocol):
     def __init__(self, place: Place, density: float, options: Any) -> None: ...
 
     def densities(self, step: Step) -> Sequence[float]:
-        """The candidates of this step, descending; only the first one if the schedule does not weigh. 1: everything.
+        """The candidates of this step, descending; one only if the schedule does not weigh. 1: everything.
 
         Called once in every step that is not refused for a gradient that is not finite.
         """
         ...
 
-    def choose(self, gains: Sequence[float]) -> int | None:
-        """The number of the candidate that is sent; None: everything.
+    def choose(self, squares: Sequence[float], rest: Callable[[], float]) -> tuple[int | None, Sequence[float]]:
+        """The choice between several candidates, once the entries of each are known on this rank.
 
         Args:
-            gains: For each candidate the share of the accumulated gradient's squared norm in it, averaged over ranks.
+            squares: For each candidate the squared norm of its entries.
+            rest: Gives that of all that the first one leaves behind; a pass over it.
+
+        Returns:
+            The number of the candidate that is sent, None for everything, and the gains that the choice rests on.
         """
         ...
 

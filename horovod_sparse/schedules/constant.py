@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,13 +38,14 @@ class Constant(Stateless):
 
     def densities(self, step: Step) -> Sequence[float]:
         """1 during the dense steps at the start, then those of the rule."""
-        return (1.0,) if step.number < self._options.dense_steps else self._densities(step)
+        densities = self._densities(step)
+        return (1.0,) if step.number < self._options.dense_steps else densities
 
     def _densities(self, step: Step) -> Sequence[float]:
         del step
         return (self._density,)
 
-    def choose(self, gains: Sequence[float]) -> int | None:
+    def choose(self, squares: Sequence[float], rest: Callable[[], float]) -> tuple[int | None, Sequence[float]]:
         """The one candidate."""
-        del gains
-        return 0
+        del squares, rest
+        return 0, ()

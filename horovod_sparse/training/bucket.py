@@ -49,6 +49,7 @@ class Bucket:
         factor: Factor on the totals: 1/P averages.
         undoable: Whether ``undo`` will be asked for.
         hold_zeros: Whether a gradient of zeros only means that its parameter took no part in the step.
+        shared: What rules of all buckets of the model share; None: the bucket is alone.
 
     Attributes:
         filling: The step in progress.
@@ -62,6 +63,7 @@ class Bucket:
         factor: float,
         undoable: bool,
         hold_zeros: bool = False,
+        shared: dict[type[Any], Any] | None = None,
     ) -> None:
         self.layout = layout
         self._parameters = frozenset(slot.parameter for slot in layout.slots)
@@ -73,7 +75,8 @@ class Bucket:
         with self._device.work():
             like = self._device.empty(layout.dtype)
             chosen = _WHOLE if layout.dense else sparse
-            self.pipeline = pipeline_for(chosen, layout.size, like, comm, layout.number, factor, undoable)
+            number = layout.number
+            self.pipeline = pipeline_for(chosen, layout.size, like, comm, number, factor, undoable, shared)
 
     @property
     def missing(self) -> list[Slot]:

@@ -63,6 +63,7 @@ class Exchange:
         self._grad_scaler = grad_scaler
         self._hold_zeros = hold_zeros
         self._names: list[list[str]] = []  # of the parameters of each bucket
+        self._shared: dict[type[Any], Any] = {}  # by the rules of all buckets
         self.worker = Worker(self._conditions, self.undoable)
         if self.ranks > 1:
             abort_on_error()
@@ -89,7 +90,8 @@ class Exchange:
             self.worker.add([self._bucket(layout) for layout in layouts])
 
     def _bucket(self, layout: Layout) -> Bucket:
-        return Bucket(layout, self.compression, self._comm, self._factor, self.undoable, self._hold_zeros)
+        settings = (self._comm, self._factor, self.undoable, self._hold_zeros, self._shared)
+        return Bucket(layout, self.compression, *settings)
 
     def _conditions(self, group: int) -> Callable[[], Step]:
         groups, epoch, idle = self._owner.param_groups, self.epoch, self.idle

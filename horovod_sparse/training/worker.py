@@ -174,7 +174,7 @@ class Worker:
             self._undo()
 
     def _undo(self) -> None:
-        for bucket in self._exchanged:
+        for bucket in reversed(self._exchanged):  # the first one knows what all share as it was before the step
             bucket.undo()
         self._exchanged = []
 

@@ -193,22 +193,26 @@ def test_a_step_that_is_not_finite_decides_nothing_and_leaves_all_as_it_was(comm
         assert everywhere(comm, content(pipeline.state_dict()) == before)
 
 
-def test_the_schedule_is_told_the_number_of_the_step_and_the_gains_of_what_it_weighs(comm):
-    pipeline = build(comm, 100, 0.1, schedule="gravac", cf_max=100.0, cf_step=10.0, dense_steps=1)
+def test_the_schedule_is_told_the_number_of_the_step_and_the_squares_of_what_it_weighs(comm):
+    settings = {"cf_max": 100.0, "cf_step": 10.0, "dense_steps": 1, "window": 1, "eps": 0.5}
+    pipeline = build(comm, 100, 0.1, schedule="gravac", **settings)
     gradient, seen = np.array([4.0] * 1 + [2.0] * 9 + [1.0] * 90, np.float32), []
     choose = pipeline.schedule.choose
-    pipeline.schedule.choose = lambda gains: seen.append(gains) or choose(gains)
-    with_trace = []
-    for _ in range(2):
-        trace.clear()
-        trace.enable()
-        try:
+    pipeline.schedule.choose = lambda squares, rest: seen.append([*squares, rest()]) or choose(squares, rest)
+    trace.clear()
+    trace.enable()
+    try:
+        for _ in range(4):
             run(pipeline, gradient)
-        finally:
-            trace.enable(False)
-        with_trace.append([one.details["density"] for one in trace.spans() if one.name == "density"])
-    assert seen == [[pytest.approx(52 / 142), pytest.approx(16 / 142)]]
-    assert with_trace == [[1.0], [1.0]]  # dense by its number, then for want of gain
+    finally:
+        trace.enable(False)
+    densities = [one.details["density"] for one in trace.spans() if one.name == "density"]
+    # Dense by its number; the first window; dense for want of gain, 52 / 142.
+    assert densities == [1.0, 0.1, 1.0, 1.0]
+    weighed = [one.details for one in trace.spans() if one.name == "weigh"]
+    assert seen[0] == [52, 16, 90]
+    assert weighed[1]["gains"] == pytest.approx([52 / 142, 16 / 142])
+    assert [one["chosen"] for one in weighed] == [0, None, None]
     assert everywhere(comm, not remembered(pipeline).any())
 
 

@@ -12,7 +12,7 @@ from horovod_sparse.schedules import SCHEDULES, Constant
 def test_every_step_has_the_density_configured():
     schedule = made(Constant, 10, 0.25)
     assert [schedule.densities(Step(number=number)) for number in range(5)] == [(0.25,)] * 5
-    assert (schedule.weighs, schedule.choose([1.0]), schedule.state_dict()) == (False, 0, {})
+    assert (schedule.weighs, schedule.choose([1.0], float), schedule.state_dict()) == (False, (0, ()), {})
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -1,82 +1,315 @@
-"""GraVAC: the three-way rule, scaling up by saturation, and settling."""
+"""GraVAC: one decision for the model by moving averages, the search for a factor, and settling."""
 
 from __future__ import annotations
 
+import itertools
+import math
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rules import made
+from rules import LIKE, made
 
-from horovod_sparse.rules import Step
+from horovod_sparse.rules import Place, Step
 from horovod_sparse.schedules import GraVAC
 
-
-def factors(schedule):
-    """Compression factors of the lowest density in force and of the candidate."""
-    return [pytest.approx(1 / density) for density in schedule.densities(Step())]
+WINDOW = 4
 
 
-def window(schedule, gains, steps=4):
-    return [schedule.choose(gains) for _ in range(steps)]
+@pytest.fixture
+def clock(monkeypatch):
+    """The time, which a test may set forward."""
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    return now
 
 
-def build(**options):
-    return made(GraVAC, 10, 0.1, **{"cf_max": 80.0, "window": 4, "eps": 0.7, "omega": 0.01, **options})
+def build(places=1, **options):
+    """The schedules of one model's buckets; a bucket's number is given by its place in the list."""
+    shared = {}
+    options = {"cf_max": 80.0, "window": WINDOW, "eps": 0.7, "omega": 0.01, **options}
+    return [made(GraVAC, Place(10, LIKE, bucket, shared=shared), 0.1, **options) for bucket in range(places)]
+
+
+def step(schedules, gains, norm=1.0, rest=0.0, **conditions):
+    """A step in which each bucket's gradient has a norm, and both factors' entries the gains' share of its square.
+
+    Gains are the two factors', or given by factor.
+
+    Returns:
+        The factor that was sent: None, everything.
+    """
+    gradients, chosen = [(0, np.array([norm]))], set()
+    for schedule in schedules:
+        factors = [round(1 / one) for one in schedule.densities(Step(gradients=gradients, **conditions))]
+        pair = [gains[factor] for factor in factors] if isinstance(gains, dict) else gains
+        number, _ = schedule.choose([gain * norm**2 for gain in pair], lambda: rest)
+        chosen.add(None if number is None else factors[number])
+    assert len(chosen) == 1  # one decision for all buckets
+    return chosen.pop()
+
+
+def steps(schedules, gains, count=WINDOW, **more):
+    return [step(schedules, gains, **more) for _ in range(count)]
+
+
+def factors(schedules):
+    """Compression factors of the lowest density in force and of the candidate, in the next step."""
+    search = schedules[0]._search
+    return [round(search.lowest), round(search.candidate)]
+
+
+# --- the three-way rule ---
 
 
 @pytest.mark.parametrize(
-    ("gains", "expected"), [((0.9, 0.8), 1), ((0.9, 0.7), 1), ((0.9, 0.69), 0), ((0.7, 0.1), 0), ((0.69, 0.1), None)]
+    ("gains", "expected"),
+    [((0.9, 0.8), 20), ((0.9, 0.71), 20), ((0.9, 0.69), 10), ((0.71, 0.1), 10), ((0.69, 0.1), None)],
 )
-def test_the_candidate_is_sent_if_its_gain_suffices_else_the_lowest_else_everything(gains, expected):
-    assert build().choose(gains) == expected
+def test_the_first_window_sends_the_lowest_and_then_the_candidate_if_its_gain_suffices_else_that_else_everything(
+    gains, expected
+):
+    schedules = build()
+    assert steps(schedules, gains) == [10] * WINDOW
+    assert steps(schedules, gains, WINDOW) == [expected] * WINDOW
+
+
+def test_a_gain_is_a_share_of_the_gradient_or_of_what_is_accumulated():
+    """The entries' squares are 0.8 and 0.75; those of the gradient are 1, and 3 of residual and gradient together."""
+    assert step_after_the_first_window("gradient") == 20
+    assert step_after_the_first_window("accumulated") is None
+
+
+def step_after_the_first_window(gain):
+    schedules = build(gain=gain)
+    return steps(schedules, (0.8, 0.75), WINDOW + 1, rest=2.2)[-1]
+
+
+def test_gains_are_moving_averages_over_the_window():
+    """A single step weighs 2 / (window + 1) of the average, and decides about later steps, not its own."""
+    schedules = build(window=99, cf_max=1e6)
+    assert steps(schedules, (0.9, 0.8), 190)[-1] == 20
+    assert step(schedules, (0.0, 0.0)) == 20
+    assert step(schedules, (0.9, 0.8)) == 20
+    average = schedules[0]._search.gains[0]
+    assert average == pytest.approx(0.9 * (1 - 0.02), abs=1e-3)
+    sent = steps(schedules, (0.0, 0.0), 40)
+    # 0.9 (1 - 2/100)^n falls below 0.7 after 12 or 13 more steps.
+    assert 11 <= sent.index(None) <= 13
+    assert set(sent[sent.index(None) :]) == {None}
+
+
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+def test_what_is_scaled_with_the_loss_weighs_as_much_as_before(scale):
+    schedules = build()
+    steps(schedules, (0.9, 0.9), 2 * WINDOW)
+    unscaled = schedules[0]._search.state_dict()["averages"]
+    scaled = build()
+    for number in range(2 * WINDOW):
+        loss_scale = scale if number % 3 else 1.0
+        step(scaled, (0.9, 0.9), norm=loss_scale, loss_scale=loss_scale)
+    assert scaled[0]._search.state_dict()["averages"] == unscaled
+
+
+# --- one model ---
+
+
+@given(
+    gains=st.lists(
+        st.tuples(st.integers(0, 8), st.integers(0, 8)).map(lambda pair: (max(pair), min(pair))), max_size=60
+    )
+)
+@settings(max_examples=40)
+def test_several_buckets_decide_as_one_with_all_their_parameters(gains):
+    """Also where a bucket is left out of a step because a gradient was not finite. Sums are exact."""
+    several, one = build(4), build()
+    for number, pair in enumerate(gains):
+        pair = [gain / 8 for gain in pair]
+        taking_part = several if number % 5 else several[:: 1 + number % 2]
+        assert step(taking_part, pair) == step(one, pair, norm=math.sqrt(len(taking_part)))
+        assert factors(several) == factors(one)
+
+
+def test_a_step_costs_one_message_whatever_the_number_of_buckets():
+    messages, shared = [], {}
+    place = {"ranks": 3, "shared": shared, "consensus": lambda array: messages.append(array) or 3 * array}
+    schedules = [made(GraVAC, Place(10, LIKE, bucket, **place), 0.1) for bucket in range(5)]
+    steps(schedules, (0.9, 0.8), 11)
+    assert len(messages) == 10  # the last step is told in the next one
+
+
+def test_a_bucket_that_is_added_later_takes_part():
+    several = build(2)
+    steps(several, (0.9, 0.8), 3)
+    more = [
+        *several,
+        made(GraVAC, Place(10, LIKE, 2, shared=several[0]._place.shared), 0.1, cf_max=80.0, window=WINDOW),
+    ]
+    assert steps(more, (0.9, 0.8), 3) == [10, 20, 20]
+
+
+def test_ranks_that_idle_do_not_lower_the_averages():
+    """Half of the ranks stop: averages and decisions are as if they had never been there."""
+    busy, alone = [4], build(cf_max=1e6)
+    place = Place(10, LIKE, ranks=4, consensus=lambda sums: np.append(busy[0] * sums[:-1], 4 * sums[-1]))
+    among_others = [made(GraVAC, place, 0.1, cf_max=1e6, window=WINDOW)]
+    for number in range(10 * WINDOW):
+        busy[0] = 4 if number < WINDOW or number % 7 == 0 else 2
+        assert step(among_others, (0.8, 0.75)) == step(alone, (0.8, 0.75))
+    assert among_others[0]._search.gains == alone[0]._search.gains
+
+
+def test_an_idle_rank_adds_nothing_of_its_own():
+    schedules = build()
+    steps(schedules, (0.9, 0.8), 2)
+    before = schedules[0]._search.gains
+    steps(schedules, (50.0, 50.0), 3, idle=True)
+    assert schedules[0]._search.gains == pytest.approx(before)
+
+
+# --- the search ---
 
 
 def test_the_lowest_factor_rises_to_a_candidate_that_loses_nothing():
-    schedule = build()
-    assert factors(schedule) == [10, 20]
-    window(schedule, (0.9, 0.9))
-    assert factors(schedule) == [20, 40]
+    schedules = build()
+    steps(schedules, (0.9, 0.9), 2 * WINDOW + 1)
+    assert factors(schedules) == [20, 40]
+    steps(schedules, (0.9, 0.5), WINDOW)
+    assert factors(schedules) == [20, 80]
 
 
-def test_a_window_is_judged_by_its_mean():
-    schedule = build()
-    for gains in ((0.9, 0.7), (0.9, 0.9), (0.9, 1.1), (0.9, 0.9)):
-        schedule.choose(gains)
-    assert factors(schedule)[0] == 20
+def test_each_candidate_has_its_own_window(clock):
+    schedules = build(cf_max=70.0)
+    candidates = []
+    for _ in range(4 * WINDOW + 1):
+        step(schedules, (0.9, 0.8))
+        candidates.append(factors(schedules)[1])
+    # The first window has none of its own. A step counts in the next one.
+    assert candidates == [20] * 2 * WINDOW + [40] * WINDOW + [70] * WINDOW + [factors(schedules)[1]]
 
 
-def test_when_all_are_seen_the_smallest_is_settled_on_whose_gain_times_throughput_is_close_to_the_best(monkeypatch):
-    """Throughput doubles from 20 to 40 and hardly more to 80; gains are about the same."""
-    now = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    schedule = build()
-    for seconds, gain in ((4.0, 0.80), (2.0, 0.80), (1.99, 0.80)):
-        now[0] += seconds
-        window(schedule, (0.9, gain))
-    assert factors(schedule) == [10, 40]
-    window(schedule, (0.9, 0.9), steps=50)
-    assert factors(schedule) == [10, 40]
-    assert schedule.choose((0.6, 0.5)) is None  # too little gain still sends everything
+def sent(schedules, clock, seconds_of, gains_of, count, gap=None):
+    """Steps whose time depends on the factor that they are sent by."""
+    chosen = []
+    for number in range(count):
+        factor = step(schedules, gains_of)
+        clock[0] += seconds_of[factor]
+        if gap is not None and number % gap == 0:
+            clock[0] += 1000.0
+        chosen.append(factor)
+    return chosen
 
 
-def test_the_last_candidate_is_cf_max():
-    schedule, seen = build(cf_max=70.0), []
-    for _ in range(3):
-        seen.append(1 / schedule.densities(Step())[1])
-        window(schedule, (0.9, 0.8))
-    assert seen == pytest.approx([20, 40, 70])
+SECONDS = {None: 9.0, 10: 8.0, 20: 4.0, 40: 2.0, 80: 1.99}
+GAINS = {10: 0.95, 20: 0.8, 40: 0.8, 80: 0.8}
+
+
+@pytest.mark.parametrize("gap", [None, 3])
+def test_when_all_are_seen_the_smallest_is_settled_on_whose_gain_times_throughput_is_close_to_the_best(clock, gap):
+    """Throughput doubles from 20 to 40 and hardly more to 80. Time between steps does not count."""
+    schedules = build(window=10)
+    sent(schedules, clock, SECONDS, GAINS, 41, gap)
+    assert factors(schedules) == [10, 40]
+    assert set(sent(schedules, clock, SECONDS, GAINS, 300, gap)[1:]) == {40}
+    assert factors(schedules) == [10, 40]
+    steps(schedules, (0.5, 0.4), 100)
+    assert step(schedules, (0.5, 0.4)) is None  # too little gain still sends everything
+
+
+def test_throughput_belongs_to_the_factor_that_was_sent(clock):
+    """80 is tried once and has no gain: the rest of its window takes the time of others, which says nothing of it."""
+    schedules = build(window=10)
+    seconds, gains = {10: 8.0, 20: 4.0, 40: 6.0, 80: 4.0}, {10: 0.95, 20: 0.8, 40: 0.71, 80: 0.1}
+    assert sent(schedules, clock, seconds, gains, 41).count(80) == 1
+    assert factors(schedules) == [10, 20]
+
+
+def test_where_no_candidate_has_the_gain_to_be_sent_the_lowest_is_settled_on(clock):
+    schedules = build(window=10)
+    chosen = sent(schedules, clock, dict.fromkeys(SECONDS, 8.0), {10: 0.95, 20: 0.5, 40: 0.5, 80: 0.3}, 41)
+    assert chosen.count(10) == 39  # 40 and 80 are tried once
+    assert factors(schedules) == [10, 10]
+
+
+def test_over_hundreds_of_steps_the_raw_gain_bears_high_factors_and_the_accumulated_one_none(clock):
+    """Top-k with error feedback of noise with some signal: the residual outgrows the gradient."""
+    sent = simulated("gradient", clock)
+    assert sorted({*sent[41:]} - {10}) == [20, 40, 80]
+    assert set(sent[-100:]) == {80}
+    assert set(simulated("accumulated", clock)[41:]) == {None}
+
+
+def simulated(gain, clock, size=400, count=500):
+    """Factors that were sent; None: everything. A step takes longer where more is sent."""
+    schedules, residual, generator = build(gain=gain, window=40), np.zeros(size), np.random.default_rng(1)
+    signal, sent = generator.standard_normal(size), []
+    for _ in range(count):
+        gradient = 0.3 * signal + generator.standard_normal(size)
+        acc = residual + gradient
+        order = np.argsort(-np.abs(acc))
+        densities = schedules[0].densities(Step(gradients=[(0, gradient)]))
+        parts = [order[: round(size * density)] for density in densities]
+        rest = np.sum(acc**2) - np.sum(acc[parts[0]] ** 2)
+        number, _ = schedules[0].choose([float(np.sum(acc[part] ** 2)) for part in parts], lambda rest=rest: rest)
+        residual = acc.copy()
+        residual[slice(None) if number is None else parts[number]] = 0
+        clock[0] += 1 + (1 if number is None else densities[number])
+        sent.append(None if number is None else round(1 / densities[number]))
+    return sent
+
+
+# --- state ---
 
 
 @settings(max_examples=40)
 @given(
-    gains=st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)).map(lambda pair: (max(pair), min(pair))), max_size=60)
+    gains=st.lists(st.tuples(st.floats(0, 2), st.floats(0, 2)).map(lambda pair: (max(pair), min(pair))), max_size=60),
+    restored=st.sets(st.integers(0, 59)),
 )
-def test_a_restored_one_goes_on_and_factors_stay_in_their_range(gains):
-    one = build()
-    for pair in gains:
-        state, other = one.state_dict(), build()
-        other.load_state_dict(state)
-        assert other.densities(Step()) == one.densities(Step())
-        assert other.choose(pair) == one.choose(pair)
-        lowest, candidate = (1 / density for density in one.densities(Step()))
-        assert 10 * 0.999 <= lowest <= candidate * 1.001 <= 80 * 1.002
+def test_a_restored_one_goes_on_and_factors_stay_in_their_range(gains, restored):
+    """Until it settles, which time has a part in."""
+    one, other = build(2, cf_max=1e6), build(2, cf_max=1e6)
+    for number, pair in enumerate(gains):
+        if number in restored:
+            states, other = [schedule.state_dict() for schedule in other], build(2, cf_max=1e6)
+            for schedule, state in zip(other, states, strict=True):
+                schedule.load_state_dict(state)
+        assert step(one, pair) == step(other, pair)
+        lowest, candidate = factors(one)
+        assert factors(other) == [lowest, candidate]
+        assert 10 <= lowest <= candidate
+
+
+@pytest.mark.parametrize("buckets", [1, 3])
+def test_a_step_that_is_undone_leaves_no_trace(buckets):
+    """Also in a step that ends a window. Buckets are undone in reverse order."""
+    one, other = build(buckets, cf_max=1e6), build(buckets, cf_max=1e6)
+    for number in range(5 * WINDOW):
+        pair = (0.9, 0.9 - 0.01 * (number % 7))
+        assert step(one, pair) == step(other, pair)
+        for done in range(1, buckets + 1):
+            states = []
+            for schedule in one[:done]:
+                states.append(schedule.state_dict())
+                schedule.densities(Step(gradients=[(0, np.ones(1))]))
+                schedule.choose([7.0, 7.0], lambda: 0.0)
+            for schedule, state in reversed(list(zip(one[:done], states, strict=True))):
+                schedule.load_state_dict(state)
+    assert same_but_times(one[0].state_dict(), other[0].state_dict())
+
+
+def same_but_times(one, other):
+    return all(one[key] == other[key] for key in one.keys() - {"seen"}) and one.keys() == other.keys()
+
+
+def test_squares_that_overflow_are_left_out():
+    schedules = build()
+    steps(schedules, (0.9, 0.8), WINDOW)
+    step(schedules, (math.inf, math.inf))
+    assert steps(schedules, (0.9, 0.8), WINDOW)[-1] == 20
+    assert all(math.isfinite(one) for one in itertools.chain(*schedules[0]._search._averages))
+
+
+def test_gradients_of_zeros_are_compressed():
+    assert None not in steps(build(), (0.0, 0.0), 9 * WINDOW, norm=0.0)

@@ -23,6 +23,7 @@ CONFIGURATIONS = [
     "stable:density=0.25,block=4,refresh=2",
     "randomk:density=0.1,memory=partial,saving=0.5",
     "topka:density=0.1,sparsifier=reusedtopk,schedule=gravac,window=2",
+    "gravac:cf_min=2,sparsifier=randomk,collective=shared,window=1,gain=accumulated,cf_max=1e6",
     "auto:density=0.1,schedule=accordion,interval=2",
     "hierarchical:density=0.1,inner=topka,outer=oktopk,node_ranks=2",
 ]
