@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "rules": "kernels vector accumulator mpi",  # mpi: its tests for users alone
     "costs": "kernels mpi",
     "watchdog": "mpi",
-    "schedules": "rules",
+    "schedules": "rules kernels",
     "memories": "rules kernels vector accumulator",
     "sparsifiers": "rules kernels vector accumulator",
     "collectives": "rules kernels wire mpi costs",

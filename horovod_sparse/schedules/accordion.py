@@ -7,16 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from horovod_sparse.kernels import kernels_for, to_device
 from horovod_sparse.rules import Place, Step
 from horovod_sparse.rules.options import number, whole
 from horovod_sparse.schedules.constant import Constant
 
+_ROUNDING = 1e-9  # of a mean of equal learning rates
+
 
 class Accordion(Constant):
-    """Compares the gradients' norm with that of the interval before: a large change asks for the high density.
+    """Compares the norm of an epoch's summed gradient with that of ``interval`` epochs before.
 
-    So does a learning rate that fell by as much. The norm is the root of the mean square over an interval's steps and
-    over the ranks. The first interval has nothing to be compared with, and the high density.
+    A large change asks for the high density, any other comparison for the low one. A learning rate that is lower than
+    in the epoch before asks for the high one at once, until the next comparison. Until the first one the density is
+    high.
+
+    In every ``interval``-th epoch each rank sums its own gradients, in a buffer of the bucket's size; the noise of
+    single steps cancels out. The norm is the root of the mean square over the ranks; the authors take one rank's.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -25,8 +34,8 @@ class Accordion(Constant):
 
         Attributes:
             high_density: The high one.
-            interval: Epochs from one decision to the next.
-            change: Relative change of the norm, or fall of the learning rate, above which the density is high.
+            interval: Epochs from one comparison to the next.
+            change: Relative change of the norm from which on the density is high.
             steps_per_epoch: So many steps count as an epoch; None: ``optimizer.set_epoch`` tells epochs.
         """
 
@@ -39,38 +48,53 @@ class Accordion(Constant):
         super().__init__(place, density, options)
         if density > options.high_density:
             raise ValueError(f"high_density must be at least density ({density}), not {options.high_density}")
-        self._number = 0  # of the interval
-        self._squares, self._steps = 0.0, 0  # of the interval so far, on this rank
-        self._norm = math.nan  # of the interval before
-        self._learning_rate = math.nan  # at its end
+        self._epoch = -1  # in progress; -1: none so far
+        self._sum = np.empty_like(place.like, shape=(0,))  # of this rank's gradients in the epoch; empty: not wanted
+        self._scale = 1.0  # their loss scale
+        self._steps = 0  # that they are the sum of
+        self._norm = math.nan  # at the last comparison
+        self._learning_rate = math.nan  # of the epoch
         self._high = True
 
     def _densities(self, step: Step) -> Sequence[float]:
-        number = step.epochs(self._options.steps_per_epoch) // self._options.interval
-        if number != self._number and self._steps > 0:
-            self._decide(step)
-        self._number = number
-        self._squares += step.square_norm()
-        self._steps += 1
+        epoch = step.epochs(self._options.steps_per_epoch)
+        if epoch != self._epoch:
+            self._begin(epoch, step)
+        if self._sum.size and not step.idle:
+            scale, self._scale = step.loss_scale / self._scale, step.loss_scale
+            kernels_for(self._sum).accumulate(step.gradients, self._sum, scale)
+            self._steps += 1
         return (self._options.high_density,) if self._high else super()._densities(step)
 
-    def _decide(self, step: Step) -> None:
-        rate, change = step.learning_rate, self._options.change
-        fell_here = float(rate < (1 - change) * self._learning_rate)
-        # A rank that takes part in `hvd.join()` does not know the rate that the others have.
-        square, fell = self._place.mean([self._squares / self._steps, fell_here])
-        norm = math.sqrt(square)
-        # Comparisons with NaN, what there was before the first interval, are false.
-        steady = abs(self._norm - norm) <= change * self._norm
-        self._high = not steady or fell > 0
-        self._norm, self._learning_rate = norm, rate
-        self._squares, self._steps = 0.0, 0
+    def _begin(self, epoch: int, step: Step) -> None:
+        """Ends an epoch and begins one; a collective call."""
+        known, works = float(self._steps > 0), float(not step.idle)  # a rank in `hvd.join()` does not know the rate
+        numbers = [self._square_norm(), known, works * step.learning_rate, works]
+        square, known, rate, works = self._place.mean(numbers)
+        if self._sum.size and known:
+            norm = math.sqrt(square / known)
+            # What there was before the first norm is NaN, with which comparisons are false.
+            self._high = not abs(self._norm - norm) < self._options.change * self._norm
+            self._norm = norm
+        rate = rate / works if works else self._learning_rate
+        self._high |= rate < self._learning_rate * (1 - _ROUNDING)
+        self._epoch, self._learning_rate, self._steps = epoch, rate, 0
+        wanted = self._place.size if epoch % self._options.interval == 0 else 0
+        self._sum = np.zeros_like(self._place.like, shape=(wanted,))
+
+    def _square_norm(self) -> float:
+        """Of the mean gradient of this rank's steps; 0 where there were none."""
+        if not self._steps:
+            return 0.0
+        square: float = kernels_for(self._sum).square_norm([(0, self._sum)])
+        return square / (self._scale * self._steps) ** 2
 
     def state_dict(self) -> dict[str, Any]:
-        """The interval so far, and what it will be compared with."""
+        """The epoch so far, and what it will be compared with. The sum is the buffer itself, not a copy."""
         return {
-            "number": self._number,
-            "squares": self._squares,
+            "epoch": self._epoch,
+            "sum": self._sum,
+            "scale": self._scale,
             "steps": self._steps,
             "norm": self._norm,
             "learning_rate": self._learning_rate,
@@ -79,6 +103,7 @@ class Accordion(Constant):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a state given by ``state_dict``."""
-        self._number, self._steps = int(state["number"]), int(state["steps"])
-        self._squares, self._norm = float(state["squares"]), float(state["norm"])
+        self._sum = to_device(state["sum"].copy(), self._place.like)
+        self._epoch, self._steps = int(state["epoch"]), int(state["steps"])
+        self._scale, self._norm = float(state["scale"]), float(state["norm"])
         self._learning_rate, self._high = float(state["learning_rate"]), bool(state["high"])

@@ -1,4 +1,4 @@
-"""Accordion: the high density where gradients change, the low one in between."""
+"""Accordion: the high density where the summed gradient changes or the learning rate falls, the low one in between."""
 
 from __future__ import annotations
 
@@ -10,58 +10,170 @@ from horovod_sparse.rules import Place, Step
 from horovod_sparse.schedules import Accordion
 
 LOW, HIGH = 0.01, 0.2
+DIRECTION = np.array([0.6, 0.8])
 
 
-def built(where=2):
-    return made(Accordion, where, LOW, high_density=HIGH, interval=2)
+def built(where=2, **options):
+    return made(Accordion, where, LOW, **{"high_density": HIGH, "interval": 2, **options})
 
 
-def density(schedule, epoch, norm, rate=1.0):
-    gradients = [(0, np.array([0.6, 0.8], np.float64) * norm * 8)]
-    return schedule.densities(Step(rate, 8.0, epoch, number=epoch, gradients=gradients))[0]
+def density(schedule, epoch, gradient, rate=1.0, scale=8.0, **conditions):
+    gradients = [(0, (np.asarray(gradient) * scale).astype(np.float32))]
+    return schedule.densities(Step(rate, scale, epoch, gradients=gradients, **conditions))[0]
 
 
-def densities(norms, rates=None, where=2):
-    """One step an epoch, intervals of two epochs; the density of each epoch."""
-    schedule, rates = built(where), rates or [1.0] * len(norms)
-    return [density(schedule, epoch, *step) for epoch, step in enumerate(zip(norms, rates, strict=True))]
+def densities(norms, rates=None, where=2, steps=3, **options):
+    """The density of each epoch, in all steps of which the gradient is the same."""
+    schedule, seen = built(where, **options), []
+    for epoch, (norm, rate) in enumerate(zip(norms, rates or [1.0] * len(norms), strict=True)):
+        here = {density(schedule, epoch, norm * DIRECTION, rate) for _ in range(steps)}
+        assert len(here) == 1
+        seen.append(here.pop())
+    return seen
 
 
-def test_the_density_is_high_until_two_norms_can_be_compared_and_low_once_they_agree():
-    assert densities([1.0, 1.0, 0.9, 0.9, 0.8, 0.8]) == [HIGH] * 4 + [LOW] * 2
+# --- the norm ---
 
 
-@pytest.mark.parametrize(("norm", "expected"), [(0.45, HIGH), (0.55, LOW), (1.45, LOW), (1.55, HIGH)])
+def test_the_density_is_high_until_two_epochs_can_be_compared_and_low_once_they_agree():
+    """An epoch in two counts, the first one included; it is compared when it is over."""
+    assert densities([1.0] * 6) == [HIGH] * 3 + [LOW] * 3
+    assert densities([1.0] * 24, interval=10) == [HIGH] * 11 + [LOW] * 13
+
+
+@pytest.mark.parametrize(("norm", "expected"), [(0.49, HIGH), (0.51, LOW), (1.49, LOW), (1.51, HIGH), (0.5, HIGH)])
 def test_a_change_of_the_norm_by_half_asks_for_the_high_density(norm, expected):
-    assert densities([1.0, 1.0, norm, norm, norm])[4] == expected
+    assert densities([1.0, 9.0, norm, 9.0, 9.0])[3:] == [expected] * 2
 
 
 def test_the_high_density_ends_when_the_norm_settles():
-    assert densities([1, 1, 1, 1, 9, 9, 9, 9, 9])[4:] == [LOW, LOW, HIGH, HIGH, LOW]
+    assert densities([1, 0, 1, 0, 9, 0, 9, 0])[3:] == [LOW, LOW, HIGH, HIGH, LOW]
 
 
-def test_a_learning_rate_that_dropped_asks_for_the_high_density():
-    assert densities([1.0] * 8, [1.0] * 4 + [0.1] * 4)[4:] == [HIGH, HIGH, LOW, LOW]
+def test_a_norm_of_zero_is_left_with_the_high_density():
+    assert densities([0, 0, 1, 0])[3] == HIGH
 
 
-def test_the_norm_is_averaged_over_the_interval_and_the_ranks():
-    summed = []
-    densities([1.0, 3.0, 2.0], where=Place(2, LIKE, ranks=4, consensus=lambda array: summed.append(array) or array))
-    # The mean square of this rank's steps, and whether the learning rate fell here.
-    assert np.concatenate(summed) == pytest.approx([5.0, 0.0])
+def noisy(signals, size=200, steps=300, seed=0):
+    """The density of each epoch, where the gradient of a step is a signal and noise of norm 1."""
+    schedule, generator, seen = built(size), np.random.default_rng(seed), []
+    direction = generator.standard_normal(size)
+    direction /= np.linalg.norm(direction)
+    for epoch, signal in enumerate(signals):
+        for _ in range(steps):
+            noise = generator.standard_normal(size) / np.sqrt(size)
+            here = density(schedule, epoch, signal * direction + noise)
+        seen.append(here)
+    return seen
 
 
-def test_a_learning_rate_that_fell_on_another_rank_counts_here():
-    """A rank that takes part in hvd.join() does not know it."""
-    fell_there = Place(2, LIKE, ranks=2, consensus=lambda array: 2 * array + [0, 1])
-    assert densities([1.0] * 8, where=fell_there)[4:] == [HIGH] * 4
+def test_noise_of_single_steps_does_not_hide_that_the_signal_changes():
+    """Steps' norms are all about 1, whereas the mean gradient's falls from 0.5 to 0.2, and stays."""
+    assert noisy([0.5, 0.5, 0.5, 0.5, 0.2, 0.2, 0.2, 0.2])[3:] == [LOW, LOW, HIGH, HIGH, LOW]
+
+
+def test_the_first_steps_count_also_where_everything_travels_in_them():
+    """Were they left out, the norm of the first epoch would be that of its end."""
+    schedule, seen = built(dense_steps=2), []
+    for epoch in range(4):
+        for number in range(3):
+            gradient = (1.0 if epoch or number == 2 else -0.5) * DIRECTION
+            seen.append(density(schedule, epoch, gradient, number=3 * epoch + number))
+    assert seen == [1.0, 1.0, *[HIGH] * 10]
+
+
+@pytest.mark.parametrize("scales", [(1.0,), (8.0, 1024.0), (65536.0, 1.0, 0.25)])
+def test_the_loss_scale_may_change_within_an_epoch(scales):
+    schedule, seen = built(), []
+    for number in range(18):
+        scale = scales[number % len(scales)]
+        seen.append(density(schedule, number // 3, (1.0 if number < 12 else 0.4) * DIRECTION, scale=scale))
+    assert seen == [HIGH] * 9 + [LOW] * 6 + [HIGH] * 3
+    assert schedule._norm == pytest.approx(0.4)
+
+
+def test_what_is_held_for_an_epoch_is_not_in_its_sum():
+    schedule = built(3)
+    for epoch in (0, 1):
+        schedule.densities(Step(epoch=epoch, gradients=[(2, np.ones(1, np.float32))]))
+    assert schedule._norm == 1
+
+
+# --- the learning rate ---
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.99])
+def test_any_fall_of_the_learning_rate_asks_for_the_high_density_at_once_and_until_the_next_comparison(rate):
+    rates = [1.0] * 5 + [rate] * 6
+    assert densities([1.0] * 11, rates, interval=4) == [HIGH] * 9 + [LOW] * 2
+    assert densities([1.0] * 14, [1.0] * 6 + [rate] * 8, interval=4)[4:] == [HIGH, LOW, HIGH, HIGH, HIGH, *[LOW] * 5]
+
+
+def test_a_learning_rate_that_rises_asks_for_nothing():
+    assert densities([1.0] * 6, [0.1 * epoch for epoch in range(6)])[3:] == [LOW] * 3
+
+
+def test_a_learning_rate_that_falls_in_every_epoch_keeps_the_density_high():
+    """As of a cosine: every epoch is one of decay."""
+    assert densities([1.0] * 20, [1 - 0.01 * epoch for epoch in range(20)]) == [HIGH] * 20
+
+
+# --- ranks ---
+
+
+def ranks(number, told, working=None, size=2):
+    """A place among ranks that all say what this one does; those that do not work say nothing."""
+
+    def consensus(numbers):
+        told.append(numbers)
+        return numbers * (number if working is None else working)
+
+    return Place(size, LIKE, ranks=number, consensus=consensus)
+
+
+def test_the_norm_is_the_root_of_the_mean_square_over_the_ranks_and_told_once_an_epoch():
+    told = []
+    densities([1.0, 3.0, 2.0, 1.0], [1.0, 1.0, 0.5, 0.5], where=ranks(4, told))
+    # Square of the norm of the epoch's mean gradient, if it counted, whether it did; the rate of the next epoch.
+    assert np.array(told) == pytest.approx(np.array([[0, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0.5, 1], [4, 1, 0.5, 1]]))
+
+
+def test_ranks_that_idle_change_neither_the_norm_nor_the_rate():
+    told = []
+    assert densities([1.0] * 6, where=ranks(3, told, working=2)) == [HIGH] * 3 + [LOW] * 3
+
+
+def test_an_idle_rank_follows_the_others():
+    """It adds nothing, and takes over what is told: here that the learning rate of two others fell."""
+    place = Place(2, LIKE, ranks=3, consensus=lambda numbers: numbers + np.array([2.0, 2, 2 * rate, 2]))
+    schedule, seen = built(place), []
+    for epoch in range(8):
+        rate = 1.0 if epoch < 5 else 0.1
+        seen.append(density(schedule, epoch, [7.0, 7.0], rate=9.0, idle=True))
+    assert seen == [HIGH] * 3 + [LOW] * 2 + [HIGH] * 2 + [LOW]
+    assert schedule._norm == 1
+
+
+# --- state ---
 
 
 def test_a_restored_one_goes_on():
-    norms, schedule, seen = [1.0, 2.0, 0.5, 0.5, 3.0, 1.0, 1.0, 1.1, 1.0, 1.0, 1.0], built(), []
-    for epoch, norm in enumerate(norms):
-        seen.append(density(schedule, epoch, norm))
+    generator, schedule, seen, expected, whole = np.random.default_rng(3), built(), [], [], built()
+    for number in range(300):
+        epoch, rate = number // 7, 1.0 if number < 150 else 0.5
+        gradient = (1 + (epoch // 5) % 3) * DIRECTION + generator.standard_normal(2)
+        scale = 2.0 ** (number // 40)
+        expected.append(density(whole, epoch, gradient, rate, scale))
+        seen.append(density(schedule, epoch, gradient, rate, scale))
         state, schedule = schedule.state_dict(), built()
         schedule.load_state_dict(state)
-    assert seen == densities(norms)
+    assert seen == expected
     assert {LOW, HIGH} == set(seen)
+
+
+def test_the_buffer_is_there_in_epochs_that_count_only():
+    schedule, sizes = built(50), []
+    for epoch in range(4):
+        schedule.densities(Step(epoch=epoch, gradients=[(0, np.ones(50, np.float32))]))
+        sizes.append(schedule.state_dict()["sum"].size)
+    assert sizes == [50, 0, 50, 0]

@@ -312,7 +312,12 @@ def test_an_optimizer_that_nobody_uses_any_more_is_not_waited_for(hvd, comm):
             assert one.exchange.worker._thread.submit(lambda: "free").result(5) == "free"
 
 
-SPECS = ["oktopk:tau_partition=2,tau_threshold=2", "gtopk:memory=residual", "topka:schedule=accordion"]
+SPECS = [
+    "oktopk:tau_partition=2,tau_threshold=2",
+    "gtopk:memory=residual",
+    "topka:schedule=accordion,interval=1,high_density=0.3",
+    "topka:schedule=gravac,window=2,cf_step=1.5",
+]
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -321,10 +326,10 @@ def test_nothing_is_lost_while_ranks_have_joined(hvd, comm, spec):
     optimizer = wrap(
         model, hvs.parse(f"{spec},density=0.05,dense_below=0,bucket_bytes=1200"), sgd(model, lr=1, momentum=0)
     )
-    optimizer.set_epoch(0)
     steps = 2 + 3 * rank
     given = 0.0
     for step in range(steps):
+        optimizer.set_epoch(step // 2)  # which those that have joined are not told
         optimizer.zero_grad()
         model.loss(rank, step).backward()
         optimizer.step()
