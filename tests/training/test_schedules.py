@@ -97,3 +97,30 @@ def test_a_restored_optimizer_goes_on_with_its_schedule(hvd, comm):
     second.load_compression_state_dict(first.compression_state_dict())
     pairs = ((first, one), (second, other))
     assert everywhere(comm, same(*(train(*pair, rank, range(7, 13)) for pair in pairs)))
+
+
+def test_gravac_decides_once_for_all_buckets_also_for_those_that_come_later(hvd, comm):
+    """A layer learns from the tenth step on."""
+    model, rank = mlp(), comm.Get_rank()
+    model[2].requires_grad_(False)
+    compression = hvs.Compression.gravac(2, window=3, cf_step=1.5, cf_max=1e6, dense_below=0, bucket_bytes=1200)
+    optimizer = wrap(model, compression)
+    trace.clear()
+    trace.enable()
+    try:
+        for step in range(24):
+            if step == 10:
+                model[2].requires_grad_(True)
+            optimizer.zero_grad()
+            loss_of(model, rank, step).backward()
+            optimizer.step()
+            weighed = [span.details for span in trace.spans() if span.name == "weigh"]
+            trace.clear()
+            if comm.Get_size() > 1:
+                assert {one["bucket"] for one in weighed} == set(range(len(optimizer.exchange.worker.buckets)))
+                assert len({one["chosen"] for one in weighed}) == 1
+                assert comm.bcast(weighed) == weighed
+    finally:
+        trace.enable(False)
+        trace.clear()
+    assert agree(comm, snapshot(model))
