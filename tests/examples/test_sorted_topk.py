@@ -11,11 +11,13 @@ from typing import Any
 import launch
 import numpy as np
 import pytest
+from mpi4py import MPI
 from rules import made
 
 import horovod_sparse as hvs
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.rules import Step
+from horovod_sparse.rules.testing import check_sparsifier
 from horovod_sparse.sparsifiers import TopK
 
 TRAIN = Path(__file__).resolve().parents[2] / "examples" / "train.py"
@@ -46,6 +48,10 @@ def test_it_selects_what_topk_selects(rule: Any, dtype: Any, held: bool) -> None
             np.testing.assert_array_equal(getattr(vectors[0], name), getattr(vectors[1], name), strict=True)
         np.testing.assert_array_equal(*buffers)
     assert np.abs(buffers).max() > 1
+
+
+def test_it_obeys_the_laws(rule: Any) -> None:
+    check_sparsifier(MPI.COMM_SELF, rule)
 
 
 def test_a_configuration_takes_it_by_its_name(rule: Any) -> None:

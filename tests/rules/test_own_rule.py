@@ -31,9 +31,8 @@ def page(tmp_path):
 def test_the_example_is_a_rule_like_any_other(page, comm):
     assert SPARSIFIERS["strided"] is page.Strided
     page.test_strided()
-    average, totals = hvs.SparseAllreduce(100, page.compression, comm), []
-    for _ in range(500):
-        totals.append(average(np.full(100, comm.Get_rank(), np.float32)))
+    average, gradient = hvs.SparseAllreduce(100, page.compression, comm), np.full(100, comm.Get_rank(), np.float32)
+    totals = [average(gradient) for _ in range(500)]
     assert all(np.count_nonzero(total) == (comm.Get_size() > 1) for total in totals)
     # Every position had its turn each hundred steps, and lost nothing in between.
     np.testing.assert_allclose(sum(totals[400:]), 100 * (comm.Get_size() - 1) / 2, rtol=1e-5)
