@@ -87,7 +87,7 @@ class PowerSGD:
 
     def traffic(self, steps: int) -> tuple[float, float]:
         """As ``Exchanged.traffic``; the factors and small gradients are summed by ring allreduces of float32."""
-        _, _, compressed = self._state.compression_stats()
+        _, _, compressed = self._state.compression_stats()  # type: ignore[no-untyped-call]
         entries = compressed + min(steps, POWERSGD_START) * self._size
         return ring(4 * entries), float(entries)
 
@@ -107,7 +107,8 @@ def exchange(model: nn.Module, optimizer: torch.optim.Optimizer, spec: str, buck
 
 def ring(nbytes: float) -> float:
     """Bytes that a rank sends in a ring allreduce of so many."""
-    return 2 * (hvd.size() - 1) / hvd.size() * nbytes
+    ranks: int = hvd.size()
+    return 2 * (ranks - 1) / ranks * nbytes
 
 
 def _nbytes(state: Any) -> int:

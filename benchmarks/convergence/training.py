@@ -47,7 +47,7 @@ def train(task: Task, samples: tuple[Samples, Samples], job: Job) -> Record:
     torch.manual_seed(job.seed)  # all ranks start from the same parameters
     trace.clear()
     model = task.build()
-    exchanged = exchange(model, optimizer_for(task, job, model), job.run.spec, task.bucket_bytes)
+    exchanged = exchange(model, optimizer_for(task, job, model), job.spec, task.bucket_bytes)
     warmup = round(WARMUP * job.steps)
     # Steps, not a cosine: what follows a decay of the learning rate, as Accordion does, is to see one.
     scheduler = LambdaLR(exchanged.optimizer, lambda step: learning_rate_factor("step", step, warmup, job.steps))

@@ -8,6 +8,7 @@ from pathlib import Path
 import launch
 import pytest
 
+import horovod_sparse as hvs
 from benchmarks.convergence.__main__ import main
 from benchmarks.convergence.arguments import build_parser, jobs
 from benchmarks.convergence.runs import DENSE, LARGE, RUNS, SMALL, Job
@@ -96,3 +97,11 @@ def test_what_is_missing_is_trained_and_everything_written(tmp_path, monkeypatch
     again = launch.python(*words, "--runs", "dense,topka", "--minutes", "0", "--output", str(tmp_path))
     assert again.returncode == 0, again.stdout + again.stderr
     assert list(map(json.loads, path.read_text().splitlines())) == records
+
+
+def test_windows_are_parts_of_the_training():
+    assert Job("digits", RUNS["gravac-0.7"], 0, 80).spec.endswith("window=10")
+    assert Job("digits", RUNS["topka"], 0, 80).spec == RUNS["topka"].spec
+    for run in RUNS.values():
+        if not run.spec.startswith("powersgd"):
+            hvs.parse(Job("digits", run, 0, 80).spec)

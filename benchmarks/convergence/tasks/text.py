@@ -113,7 +113,7 @@ def read_stdlib(folder: Path) -> tuple[Samples, Samples]:
     parts: tuple[list[Path], list[Path]] = ([], [])
     for path in paths:
         parts[zlib.crc32(path.relative_to(root).as_posix().encode()) % 10 == 0].append(path)
-    train, test = number(*(map(_read_words, part) for part in parts), STDLIB_VOCABULARY)
+    train, test = number(map(_read_words, parts[0]), map(_read_words, parts[1]), STDLIB_VOCABULARY)
     return Windows(train, WINDOW, stride=1), Windows(test, WINDOW, stride=max(WINDOW, len(test) // _STDLIB_TEST))
 
 
