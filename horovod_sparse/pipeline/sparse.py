@@ -28,13 +28,21 @@ class _Plan(NamedTuple):
     dense: bool
 
 
+class _Units(NamedTuple):
+    """Factors that make what the memory holds an update, and a mean of gradients; 0: nothing is held yet."""
+
+    update: float = 0.0
+    gradient: float = 0.0
+
+
 class SparsePipeline(PipelineBase):
     """Memory, sparsifier, collective and schedule of one bucket.
 
     Law: total + sum over ranks of the new memory = sum over ranks of (scale * old memory + gradients), where
     scale = old unit / new unit. The unit is learning rate / loss scale * factor: what the memory holds times the
     unit is an update, also where another number of ranks takes the memory over. A unit of 0, as some warm-ups start
-    with, allows no such scale; the last other one stays in force.
+    with, allows no such scale; the last other one stays in force. In a step for a scale-free optimizer, the unit is
+    1 / loss scale * factor. Both are remembered, so that a state may go on with either.
 
     Args:
         sparse: The configuration.
@@ -47,7 +55,7 @@ class SparsePipeline(PipelineBase):
     def __init__(self, sparse: Sparse, place: Place, messenger: Messenger, factor: float, undoable: bool) -> None:
         super().__init__(place, messenger, factor)
         self._sparse = sparse
-        self._unit = 0.0  # of what the memory holds; 0: nothing yet
+        self._units = _Units()
         self._steps = 0
         self._density = 0.0  # in force in the last step
         self._undoable = undoable
@@ -100,13 +108,14 @@ class SparsePipeline(PipelineBase):
             self._scatter(exchange.total, outputs)
 
     def _send_sparse(self, step: Step, active: int, outputs: Segments) -> None:
-        unit = step.unit * self._factor
+        units = _Units(step.unit * self._factor, self._factor / step.loss_scale)
         with self._stage("select"):
             plan = self._plan(step, active)
-            scale = self._unit / unit if self._unit > 0 and unit > 0 else 1.0
+            carry = _ratio(self._units.gradient, units.gradient)
+            scale = carry if step.scale_free else _ratio(self._units.update, units.update)
             accumulator = self.memory.open(step, scale)
             vector, density, k = self._take(accumulator, plan, step)
-            self._unit = unit or self._unit
+            self._units = _Units(units.update or self._units.update, units.gradient)
             self._note(density)
         with self._stage("exchange", entries=vector.values.size):
             try:
@@ -160,7 +169,8 @@ class SparsePipeline(PipelineBase):
     def state_dict(self) -> dict[str, Any]:
         """The state of the four parts on this rank, the unit of the memory and the number of steps."""
         return {
-            "unit": self._unit,
+            "unit": self._units.update,
+            "gradient_unit": self._units.gradient,
             "steps": self._steps,
             "memory": self.memory.state_dict(),
             "sparsifier": self.sparsifier.state_dict(),
@@ -171,7 +181,7 @@ class SparsePipeline(PipelineBase):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over a state given by ``state_dict`` of the same configuration and bucket."""
         self.memory.load_state_dict(state["memory"])
-        self._unit, self._steps = float(state["unit"]), int(state["steps"])
+        self._units, self._steps = _Units(float(state["unit"]), float(state["gradient_unit"])), int(state["steps"])
         self.sparsifier.load_state_dict(state["sparsifier"])
         self.collective.load_state_dict(state["collective"])
         self.schedule.load_state_dict(state["schedule"])
@@ -179,7 +189,7 @@ class SparsePipeline(PipelineBase):
     def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """The state that goes on from those of another number of ranks."""
         mine, notes = self.state_dict(), []
-        merged = {**mine, **{key: leader[key] for key in ("unit", "steps", "schedule")}}
+        merged = {**mine, **{key: leader[key] for key in ("unit", "gradient_unit", "steps", "schedule")}}
         merged["memory"] = self.memory.merge([state["memory"] for state in states])
         if self.sparsifier.replicated:
             merged["sparsifier"] = leader["sparsifier"]
@@ -188,3 +198,7 @@ class SparsePipeline(PipelineBase):
         if mine["collective"]:
             notes.append(f"thresholds and regions of {type(self.collective).__name__} start anew")
         return merged, notes
+
+
+def _ratio(old: float, new: float) -> float:
+    return old / new if old > 0 and new > 0 else 1.0

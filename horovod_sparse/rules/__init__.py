@@ -98,6 +98,8 @@ class Step:
         idle: This rank had no backward pass in this step.
         number: Steps of this bucket before this one, without those in which a gradient was not finite.
         gradients: This rank's gradients of the bucket.
+        scale_free: The optimizer divides by the gradients' own scale, as Adam does, so that what is held back counts as
+            a gradient, whatever the learning rate; not as an update.
     """
 
     learning_rate: float = 1.0
@@ -106,6 +108,7 @@ class Step:
     idle: bool = False
     number: int = 0
     gradients: Segments = ()
+    scale_free: bool = False
 
     @property
     def unit(self) -> float:

@@ -11,6 +11,7 @@ import horovod_sparse
 from horovod_sparse.compression import Sparse
 from horovod_sparse.mpi.cudaaware import cuda_aware
 from horovod_sparse.training.device import device_of
+from horovod_sparse.training.units import check_unit, unit_for
 from horovod_sparse.watchdog.report import limits
 
 
@@ -19,20 +20,24 @@ def common_facts(
     named: Iterable[tuple[str, torch.Tensor]],
     stall_timeout: float | None,
     stall_abort: float | None,
+    residual_unit: str | None,
+    optimizers: Sequence[torch.optim.Optimizer],
 ) -> dict[str, Any]:
     """Facts that every door compares between ranks.
 
     Hyperparameters are left out: a user may set them on rank 0 alone and broadcast them afterwards.
 
     Raises:
-        ValueError: A limit of the stall is no number of seconds.
+        ValueError: A limit of the stall is no number of seconds, or the unit is none.
     """
     limits(stall_timeout, stall_abort)
+    check_unit(residual_unit)
     return {
         "version of horovod_sparse": horovod_sparse.__version__,
         "compression": compression.facts() if isinstance(compression, Sparse) else repr(compression),
         "stall_timeout": stall_timeout,
         "stall_abort": stall_abort,
+        "residual_unit": tuple(unit_for(optimizer, residual_unit) for optimizer in optimizers),
         "parameter": parameter_facts(named),
     }
 

@@ -31,6 +31,7 @@ from horovod_sparse.training.device import device_of
 from horovod_sparse.training.exchange import Exchange
 from horovod_sparse.training.layout import Member
 from horovod_sparse.training.processgroup import init_process_group
+from horovod_sparse.training.units import check_unit
 from horovod_sparse.training.worker import Worker
 from horovod_sparse.watchdog.report import limits
 
@@ -93,6 +94,7 @@ class SparseState:
         named_parameters: Pairs of name and parameter, usually ``model.named_parameters()``: names for messages.
         process_group: That of the DDP model; None: all.
         grad_scaler: The scaler that multiplies the loss: as for ``DistributedOptimizer``. Needs the optimizer.
+        residual_unit: "update" or "gradient", as for ``DistributedOptimizer``; None: by each optimizer's class.
         stall_timeout: Seconds, as for ``DistributedOptimizer``.
         stall_abort: Seconds, as for ``DistributedOptimizer``.
 
@@ -108,6 +110,7 @@ class SparseState:
         process_group: distributed.ProcessGroup | None = None,
         *,
         grad_scaler: torch.amp.GradScaler | None = None,
+        residual_unit: str | None = None,
         stall_timeout: float | None = None,
         stall_abort: float | None = None,
     ) -> None:
@@ -117,15 +120,17 @@ class SparseState:
                 "dense exchange register no hook"
             )
         limits(stall_timeout, stall_abort)
+        check_unit(residual_unit)
         self.compression = compression
+        self._exchange: Exchange | None = None
         self.optimizer = optimizer
         self.epoch: int | None = None
         self.process_group = process_group
         self._names = {p: name for name, p in named_parameters}
         self._grad_scaler = grad_scaler
+        self._residual_unit = residual_unit
         self._stall = (stall_timeout, stall_abort)
         self._loaded: Mapping[str, Any] | None = None  # a state for an exchange that is still to be made
-        self._exchange: Exchange | None = None
         # Parameters without a place so far, in the first step, with their gradients.
         self._unplaced: list[tuple[torch.Tensor, torch.Tensor, _Delivery]] = []
 
@@ -154,6 +159,10 @@ class SparseState:
     def param_groups(self) -> list[dict[str, Any]]:
         """The param groups of all optimizers."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def optimizer_of(self, group: int) -> torch.optim.Optimizer:
+        """The optimizer of a param group."""
+        return [optimizer for optimizer in self.optimizers for _ in optimizer.param_groups][group]
 
     def place_named(self, names: Sequence[str]) -> None:
         """DDP exchanges all parameters that learned when it was made."""
@@ -233,7 +242,8 @@ class SparseState:
                 agree(comm, self._facts(devices))
             stall = limits(*self._stall)
             owner, ranks = weakref.proxy(self), comm.Get_size()
-            exchange = Exchange(self.compression, comm, owner, 1 / ranks, self._grad_scaler, stall, hold_zeros=True)
+            conditions = (self._grad_scaler, stall, True, self._residual_unit)
+            exchange = Exchange(self.compression, comm, owner, 1 / ranks, *conditions)
             for optimizer in self.optimizers:
                 optimizer.register_step_post_hook(_confirmation(weakref.ref(exchange.worker)))
             self._exchange = exchange
@@ -255,7 +265,7 @@ class SparseState:
                     f"{len(self.optimizers)}: set state.optimizer before the first backward pass"
                 )
             named = [(str(number), p) for number, group in enumerate(self.param_groups) for p in group["params"]]
-            return common_facts(self.compression, named, *self._stall)
+            return common_facts(self.compression, named, *self._stall, self._residual_unit, self.optimizers)
         except ValueError as error:
             return ValueError(f"rank {MPI.COMM_WORLD.Get_rank()}: {error}")
 
@@ -310,12 +320,24 @@ class SparseState:
 
     def __getstate__(self) -> dict[str, Any]:
         """The configuration and what is remembered, without process group, communicator, optimizer and scaler."""
-        return {"compression": self.compression, "epoch": self.epoch, "stall": self._stall, "state": self.state_dict()}
+        return {
+            "compression": self.compression,
+            "epoch": self.epoch,
+            "residual_unit": self._residual_unit,
+            "stall": self._stall,
+            "state": self.state_dict(),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Goes on from there in the default process group; the optimizer is to be given again, as the attribute."""
         timeout, abort = state["stall"]
-        SparseState.__init__(self, state["compression"], stall_timeout=timeout, stall_abort=abort)
+        SparseState.__init__(
+            self,
+            state["compression"],
+            residual_unit=state["residual_unit"],
+            stall_timeout=timeout,
+            stall_abort=abort,
+        )
         self.epoch = state["epoch"]
         self._loaded = state["state"] if state["state"]["buckets"] else None
 

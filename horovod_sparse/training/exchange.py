@@ -15,6 +15,7 @@ from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.rules import Step
 from horovod_sparse.training.bucket import Bucket
 from horovod_sparse.training.layout import Layout, Member, plan
+from horovod_sparse.training.units import ResidualUnits
 from horovod_sparse.training.worker import Worker
 from horovod_sparse.watchdog.abort import abort_on_error
 from horovod_sparse.watchdog.report import Limits
@@ -27,12 +28,13 @@ class Exchange:
     Args:
         sparse: The configuration.
         comm: A communicator of its own; one rank alone exchanges nothing.
-        owner: Has ``param_groups``, whose learning rates the residuals follow, and ``place_named``, which is asked to
-            make a bucket for parameters of some names.
+        owner: Has ``param_groups``, whose learning rates the residuals follow, ``optimizer_of``, which tells whose they
+            are, and ``place_named``, which is asked to make a bucket for parameters of some names.
         factor: Factor on the totals: 1/P averages.
         grad_scaler: The scaler that multiplies the loss.
         stall: How long a bucket may wait.
         hold_zeros: Whether a gradient of zeros only means that its parameter took no part in the step.
+        residual_unit: Of the residuals; None: by the optimizers' classes.
 
     Attributes:
         compression: The configuration.
@@ -51,6 +53,7 @@ class Exchange:
         grad_scaler: torch.amp.GradScaler | None,
         stall: Limits,
         hold_zeros: bool = False,
+        residual_unit: str | None = None,
     ) -> None:
         self.compression = sparse
         self.ranks = comm.Get_size()  # a rank that leaves ends MPI: it is not asked later
@@ -64,6 +67,7 @@ class Exchange:
         self._hold_zeros = hold_zeros
         self._names: list[list[str]] = []  # of the parameters of each bucket
         self._shared: dict[type[Any], Any] = {}  # by the rules of all buckets
+        self._units = ResidualUnits(residual_unit, comm.Get_rank())
         self.worker = Worker(self._conditions, self.undoable)
         if self.ranks > 1:
             abort_on_error()
@@ -96,11 +100,15 @@ class Exchange:
     def _conditions(self, group: int) -> Callable[[], Step]:
         groups, epoch, idle = self._owner.param_groups, self.epoch, self.idle
         rate = groups[group].get("lr") if group >= 0 else None
+        optimizer: Any = None if rate is None else self._owner.optimizer_of(group)
 
         def conditions() -> Step:
             # The scale lies on the device, and reading it waits for the device. It changes between steps only.
             scale = 1.0 if self._grad_scaler is None else self._grad_scaler.get_scale()
-            return Step(1.0 if rate is None else float(rate), scale, epoch, idle)
+            if rate is None:
+                return Step(1.0, scale, epoch, idle)
+            self._units.note(optimizer, group, float(rate))
+            return Step(float(rate), scale, epoch, idle, scale_free=self._units.scale_free(optimizer))
 
         return conditions
 

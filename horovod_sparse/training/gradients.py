@@ -54,6 +54,7 @@ class Gradients:
         sparse: Sparse,
         comm: MPI.Intracomm | None,
         grad_scaler: torch.amp.GradScaler | None,
+        residual_unit: str | None,
         stall: Limits,
         **of_horovod: Any,
     ) -> None:
@@ -70,7 +71,8 @@ class Gradients:
         self._newer: weakref.ref[Any] | None = None  # the optimizer that has taken parameters over
         if comm is not None:
             factor = 1.0 if of_horovod["op"] == hvd.Sum else 1.0 / comm.Get_size()
-            self._exchange = Exchange(sparse, comm, weakref.proxy(self), factor, grad_scaler, stall)
+            owner = weakref.proxy(self)
+            self._exchange = Exchange(sparse, comm, owner, factor, grad_scaler, stall, residual_unit=residual_unit)
         _Horovod.__init__(self, params, named_parameters, hvd.Compression.none, **of_horovod)
 
     def _register_hooks(self) -> None:
@@ -131,6 +133,11 @@ class Gradients:
         learning: list[Any] = [p for p in self._unhooked if p.requires_grad]
         self._hooks += [p.register_post_accumulate_grad_hook(hook) for p in learning]
         self._unhooked = [p for p in self._unhooked if not p.requires_grad]
+
+    def optimizer_of(self, group: int) -> Any:
+        """The optimizer of a param group."""
+        del group
+        return self
 
     def place_named(self, names: Sequence[str]) -> None:
         """Makes a bucket for frozen parameters that learned in the training that is gone on with; a collective call.

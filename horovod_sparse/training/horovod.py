@@ -41,7 +41,12 @@ def facts(
         chosen = ("op", "backward_passes_per_step", "sparse_as_dense")
         return {
             **common_facts(
-                compression, named or numbered(optimizer), arguments["stall_timeout"], arguments["stall_abort"]
+                compression,
+                named or numbered(optimizer),
+                arguments["stall_timeout"],
+                arguments["stall_abort"],
+                arguments["residual_unit"],
+                [optimizer],
             ),
             **{name: repr(arguments[name]) for name in chosen},
             "groups": groups,

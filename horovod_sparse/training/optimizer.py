@@ -195,6 +195,7 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
     process_set: Any = hvd.global_process_set,
     *,
     grad_scaler: torch.amp.GradScaler | None = None,
+    residual_unit: str | None = None,
     stall_timeout: float | None = None,
     stall_abort: float | None = None,
 ) -> Any:
@@ -220,6 +221,10 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
         grad_scaler: The scaler that multiplies the loss. When its scale changes, residuals change with it, so that they
             stay the same as updates. When it skips a step, residuals and thresholds are as before that step, for which
             it takes a copy of them.
+        residual_unit: What a residual stays the same as when the learning rate changes: "update" for optimizers whose
+            steps are learning rate times gradient, such as SGD; "gradient" for those that divide by the gradients' own
+            scale, such as Adam. None: by the optimizer's class; one that is not torch's counts as the latter if its
+            param groups have ``betas`` or ``eps``.
         stall_timeout: Seconds. When a bucket has waited so long for other ranks, each rank that waits logs a warning
             with the bucket, the stage and the missing ranks, and again after as many more; 0: never. By default
             ``HOROVOD_STALL_CHECK_TIME_SECONDS``, or 60.
@@ -250,14 +255,14 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
     comm = communicator(process_set)
     named = None if named_parameters is None else list(named_parameters)
     if comm is not None:
-        stall = {"stall_timeout": stall_timeout, "stall_abort": stall_abort}
-        agree(comm, facts(optimizer, named, compression, {**arguments, **stall}))
+        own = {"stall_timeout": stall_timeout, "stall_abort": stall_abort, "residual_unit": residual_unit}
+        agree(comm, facts(optimizer, named, compression, {**arguments, **own}))
     if isinstance(compression, Sparse):
         _warn_of_line_search(optimizer, compression)
         kind = type(optimizer)
         cls = type(kind.__name__, (kind,), {**vars(_Horovod), **_OVERRIDES})
-        stall_limits = limits(stall_timeout, stall_abort)
-        wrapped = cls(optimizer.param_groups, named, compression, comm, grad_scaler, stall_limits, **arguments)
+        of_exchange = (compression, comm, grad_scaler, residual_unit, limits(stall_timeout, stall_abort))
+        wrapped = cls(optimizer.param_groups, named, *of_exchange, **arguments)
     else:
         wrapped = hvd.DistributedOptimizer(optimizer, named, compression, **arguments)
     wrapped.state.update(optimizer.state)  # it may have trained before, or been loaded
