@@ -162,6 +162,11 @@ class Sparse(RuleOptions):
         """True where the memory applies momentum itself, so that the optimizer must have none."""
         return bool(self._rule("memory").replaces_momentum)
 
+    @property
+    def momentum(self) -> Any:
+        """Options of the momentum that the memory applies, as of ``MomentumCorrection``; None: it applies none."""
+        return self.memory if self.replaces_momentum else None
+
     def build(self, place: Place, messenger: Any) -> tuple[Memory, Sparsifier, Collective, Schedule]:
         """One bucket's four parts.
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import kernels_for, to_device
-from horovod_sparse.kernels.types import Segments
 from horovod_sparse.memories.base import delivered, total
 from horovod_sparse.memories.residual import Residual
 from horovod_sparse.rules import Place, Step
@@ -24,8 +23,8 @@ class MomentumCorrection(Residual):
 
     With Nesterov's momentum, u = m (u + g) and v = v + u + g.
 
-    The optimizer that it serves must have no momentum of its own. When learning rate or loss scale change, u is
-    rescaled like v, so that both stay the same as updates.
+    The optimizer that it serves must have no momentum of its own. v is rescaled as every residual. u is a gradient, as
+    in torch's SGD: it follows the loss scale, but not the learning rate.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -35,9 +34,10 @@ class MomentumCorrection(Residual):
         Attributes:
             momentum: m, in [0, 1).
             nesterov: Nesterov's momentum.
-            masking: Clear u where v was sent (factor masking), so that old directions are not followed for long.
-            max_norm: Clip this rank's gradient of the bucket to a norm of max_norm / sqrt(P) before it is added; None:
-                do not. In the unit of the gradients, a loss scale included.
+            masking: Clear u where v was selected and sent (factor masking), so that old directions are not followed for
+                long. What travels whole does not wait: there u stays.
+            max_norm: Whoever hands gradients in clips this rank's whole gradient, without the loss scale, to a norm of
+                max_norm / sqrt(P); None: it is not clipped.
         """
 
         momentum: float = number(0.9, lambda x: 0 <= x < 1, "in [0, 1)")
@@ -45,19 +45,23 @@ class MomentumCorrection(Residual):
         masking: bool = flag(True)
         max_norm: float | None = number(None, lambda x: x > 0, "above 0", hint="None does not clip")
 
+        def clip(self, norm: float, ranks: int) -> float:
+            """Factor on a rank's whole gradient of this norm; 1 where it is small enough, or not finite."""
+            most = math.inf if self.max_norm is None else self.max_norm / math.sqrt(ranks)
+            return most / norm if most < norm < math.inf else 1.0
+
     replaces_momentum = True
 
     def __init__(self, place: Place, options: Options) -> None:
         super().__init__(place, options)
         self._momentum, self._nesterov, self._masking = options.momentum, options.nesterov, options.masking
-        self._largest_norm = math.inf if options.max_norm is None else options.max_norm / math.sqrt(place.ranks)
         self._velocity = np.zeros_like(self._residual)
 
     def open(self, step: Step, scale: float) -> Accumulator:
         """Updates u; what is pending is u itself."""
-        gradients = self._clip(step.gradients)
-        if scale != 1:
-            self._velocity *= self._velocity.dtype.type(scale)
+        gradients = step.gradients
+        if step.carry != 1:
+            self._velocity *= self._velocity.dtype.type(step.carry)
         pending = [(start, self._velocity[start : start + gradient.size]) for start, gradient in gradients]
         kernels = kernels_for(self._residual)
         if self._nesterov:
@@ -71,25 +75,10 @@ class MomentumCorrection(Residual):
                 kernels.accumulate([(0, gradient)], part, self._momentum)
         return Accumulator(self._residual, pending, scale)
 
-    def _clip(self, gradients: Segments) -> Segments:
-        if math.isinf(self._largest_norm):
-            return gradients
-        kernels = kernels_for(self._residual)
-        norm = math.sqrt(kernels.square_norm(gradients))
-        if norm <= self._largest_norm:
-            return gradients
-        clipped = []
-        for start, gradient in gradients:
-            wide = np.zeros_like(self._residual, shape=gradient.shape)
-            kernels.accumulate([(0, gradient)], wide)
-            wide *= wide.dtype.type(self._largest_norm / norm)
-            clipped.append((start, wide))
-        return clipped
-
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
-        """Adds to v what came back, and clears u where something was delivered."""
+        """Adds to v what came back, and clears u where something was selected and delivered."""
         super().close(accumulator, vector, returned)
-        if self._masking:
+        if self._masking and vector.indices is not None:
             self._velocity[delivered(accumulator, vector, returned)] = 0
 
     def state_dict(self) -> dict[str, Any]:

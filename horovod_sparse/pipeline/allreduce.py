@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import zlib
 from collections.abc import Mapping
@@ -85,7 +86,8 @@ class SparseAllreduce:
                 bfloat16 (``ml_dtypes``). The first one decides on precision (float64 or not) and device. It is not
                 changed. A CuPy array's device must be the current one.
             learning_rate: Factor by which the result will be applied. When it changes, residuals are rescaled, so that
-                they stay the same as updates.
+                they stay the same as updates. For an optimizer that divides by the gradients' own scale, such as Adam,
+                leave it at 1: residuals then stay the same as gradients.
             epoch: For densities that depend on it; from 0.
 
         Returns:
@@ -107,11 +109,25 @@ class SparseAllreduce:
                 facts = error
             self._agree(facts)
             pipeline = self._pipeline or self._begin(array)
-            flat = array.ravel()  # in C order and contiguous
+            flat = self._clipped(array.ravel())  # in C order and contiguous
             result = np.empty(self._size, array.dtype, like=array)
             pipeline.run([(0, flat)], [(0, result)], step)
             self._calls += 1
             return result.reshape(array.shape)
+
+    def _clipped(self, flat: Array) -> Array:
+        """The array, or a wide copy of it, whose norm is what the momentum of the compression allows."""
+        momentum = self._sparse.momentum
+        if momentum is None or momentum.max_norm is None:
+            return flat
+        kernels = kernels_for(flat)
+        factor = momentum.clip(math.sqrt(kernels.square_norm([(0, flat)])), self._comm.Get_size())
+        if factor == 1:
+            return flat
+        wide = np.zeros(self._size, _precision(flat), like=flat)
+        kernels.accumulate([(0, flat)], wide)
+        wide *= wide.dtype.type(factor)
+        return wide
 
     def _facts(self, array: Array) -> dict[str, Any]:
         """Facts of an array that must be the same on every rank; an error where it is none to be averaged."""

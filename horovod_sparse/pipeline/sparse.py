@@ -113,7 +113,7 @@ class SparsePipeline(PipelineBase):
             plan = self._plan(step, active)
             carry = _ratio(self._units.gradient, units.gradient)
             scale = carry if step.scale_free else _ratio(self._units.update, units.update)
-            accumulator = self.memory.open(step, scale)
+            accumulator = self.memory.open(replace(step, carry=carry), scale)
             vector, density, k = self._take(accumulator, plan, step)
             self._units = _Units(units.update or self._units.update, units.gradient)
             self._note(density)

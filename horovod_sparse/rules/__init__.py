@@ -100,6 +100,7 @@ class Step:
         gradients: This rank's gradients of the bucket.
         scale_free: The optimizer divides by the gradients' own scale, as Adam does, so that what is held back counts as
             a gradient, whatever the learning rate; not as an update.
+        carry: Factor that gives gradients of earlier steps this step's loss scale, and its part in the mean.
     """
 
     learning_rate: float = 1.0
@@ -109,6 +110,7 @@ class Step:
     number: int = 0
     gradients: Segments = ()
     scale_free: bool = False
+    carry: float = 1.0
 
     @property
     def unit(self) -> float:

@@ -55,7 +55,7 @@ def check_sparse(compression: Sparse, optimizers: Sequence[torch.optim.Optimizer
             there are no kernels.
     """
     for optimizer in optimizers:
-        if compression.replaces_momentum and _has_momentum(optimizer):
+        if compression.replaces_momentum and has_momentum(optimizer):
             raise ValueError(
                 f"the compression applies momentum before the selection, but the optimizer {type(optimizer).__name__} "
                 "has momentum, too: give the optimizer momentum=0 (betas=(0, ...)) and the momentum to the "
@@ -79,5 +79,6 @@ def check_devices(devices: Iterable[torch.device]) -> None:
         raise ValueError(str(error)) from error
 
 
-def _has_momentum(optimizer: torch.optim.Optimizer) -> bool:
+def has_momentum(optimizer: torch.optim.Optimizer) -> bool:
+    """Tells if an optimizer has momentum of its own."""
     return any(group.get("momentum") or group.get("betas", (0,))[0] for group in optimizer.param_groups)

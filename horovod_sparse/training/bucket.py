@@ -10,6 +10,7 @@ import torch
 from mpi4py import MPI
 
 from horovod_sparse.compression import Sparse
+from horovod_sparse.kernels import kernels_for
 from horovod_sparse.pipeline import pipeline_for
 from horovod_sparse.rules import Step
 from horovod_sparse.training.device import Mark, real_dtype
@@ -95,6 +96,21 @@ class Bucket:
         if hold:
             filling.held.add(parameter)
         filling.waiting.discard(parameter)
+
+    def square_norm(self, filling: Filling) -> float:
+        """Sum of squares of this rank's gradients of a step, without those held; float64."""
+        with self._device.work(after=filling.ready):
+            taking_part = filling.gradients.keys() - filling.held
+            slots = [slot for slot in self.layout.slots if slot.parameter in taking_part]
+            tensors = [self._fitting(filling.gradients[slot.parameter]) for slot in slots]
+            arrays = [(slot.start, self._device.array_of(tensor)) for slot, tensor in zip(slots, tensors, strict=True)]
+            return float(kernels_for(arrays[0][1]).square_norm(arrays)) if arrays else 0.0
+
+    def scale(self, filling: Filling, factor: float) -> None:
+        """Multiplies this rank's gradients of a step."""
+        with self._device.work(after=filling.ready):
+            for gradient in filling.gradients.values():
+                gradient.data.mul_(factor)  # without a trace in its version, which tells changes by others
 
     def exchange(self, filling: Filling, conditions: Callable[[], Step]) -> None:
         """Exchanges the gradients of a step; inside MPI, on whatever thread."""

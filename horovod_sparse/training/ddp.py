@@ -30,6 +30,7 @@ from horovod_sparse.training.communicator import communicator
 from horovod_sparse.training.device import device_of
 from horovod_sparse.training.exchange import Exchange
 from horovod_sparse.training.layout import Member
+from horovod_sparse.training.momentum import apply_momentum
 from horovod_sparse.training.processgroup import init_process_group
 from horovod_sparse.training.units import check_unit
 from horovod_sparse.training.worker import Worker
@@ -90,7 +91,9 @@ class SparseState:
     Args:
         compression: Usually from ``hvs.Compression`` or ``hvs.parse``.
         optimizer: The optimizer of the model, or several. Residuals follow their learning rates. May be given later, as
-            the attribute, before the first backward pass; without any, residuals stay as gradients.
+            the attribute, before the first backward pass; without any, residuals stay as gradients. A compression that
+            applies momentum needs it: it applies that of small parameters and of the weight decay in the optimizer's
+            step.
         named_parameters: Pairs of name and parameter, usually ``model.named_parameters()``: names for messages.
         process_group: That of the DDP model; None: all.
         grad_scaler: The scaler that multiplies the loss: as for ``DistributedOptimizer``. Needs the optimizer.
@@ -148,6 +151,18 @@ class SparseState:
         group = self.process_group or distributed.group.WORLD
         assert group is not None, "torch.distributed is not initialized"
         return group
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None:
+        """The optimizer of the model, or several."""
+        return self._optimizer
+
+    @optimizer.setter
+    def optimizer(self, given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None) -> None:
+        self._optimizer = given
+        for optimizer in self.optimizers:
+            # Not in the first backward pass: that may be inside of the first step already, in a closure.
+            apply_momentum(optimizer, self.compression, self._exchange)
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -245,6 +260,7 @@ class SparseState:
             conditions = (self._grad_scaler, stall, True, self._residual_unit)
             exchange = Exchange(self.compression, comm, owner, 1 / ranks, *conditions)
             for optimizer in self.optimizers:
+                apply_momentum(optimizer, self.compression, exchange)
                 optimizer.register_step_post_hook(_confirmation(weakref.ref(exchange.worker)))
             self._exchange = exchange
         return self._exchange
@@ -258,6 +274,11 @@ class SparseState:
                 raise ValueError(
                     "the optimizer is wrapped by a DistributedOptimizer, and gradients would be exchanged twice: "
                     "give the plain one"
+                )
+            if self.compression.replaces_momentum and not self.optimizers:
+                raise ValueError(
+                    "the compression applies momentum, that of small parameters in the optimizer's step: give "
+                    "SparseState the optimizer, or set state.optimizer before the first backward pass"
                 )
             if self._grad_scaler is not None and self._grad_scaler.is_enabled() and len(self.optimizers) != 1:
                 raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,7 +69,9 @@ class Exchange:
         self._names: list[list[str]] = []  # of the parameters of each bucket
         self._shared: dict[type[Any], Any] = {}  # by the rules of all buckets
         self._units = ResidualUnits(residual_unit, comm.Get_rank())
-        self.worker = Worker(self._conditions, self.undoable)
+        momentum = sparse.momentum
+        clip = None if momentum is None or momentum.max_norm is None else partial(momentum.clip, ranks=self.ranks)
+        self.worker = Worker(self._conditions, self.undoable, clip)
         if self.ranks > 1:
             abort_on_error()
             Watch(comm, weakref.WeakMethod(self.worker.progress), self._names, stall)

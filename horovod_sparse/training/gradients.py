@@ -22,6 +22,7 @@ from horovod_sparse.training.device import device_of
 from horovod_sparse.training.exchange import Exchange
 from horovod_sparse.training.horovod import Use, let_join, numbered, user_level
 from horovod_sparse.training.layout import Member
+from horovod_sparse.training.momentum import apply_momentum
 from horovod_sparse.watchdog.abort import abort
 from horovod_sparse.watchdog.report import Limits
 
@@ -74,6 +75,7 @@ class Gradients:
             owner = weakref.proxy(self)
             self._exchange = Exchange(sparse, comm, owner, factor, grad_scaler, stall, residual_unit=residual_unit)
         _Horovod.__init__(self, params, named_parameters, hvd.Compression.none, **of_horovod)
+        apply_momentum(self, sparse, self._exchange)  # type: ignore[arg-type]
 
     def _register_hooks(self) -> None:
         """Called by Horovod's constructor where there is more than one rank."""

@@ -70,6 +70,9 @@ class _Optimizer(Gradients):
             self._exchange.worker.confirm()
         return result
 
+    # Torch calls an optimizer's step hooks around the step of the user's class, once, and when the gradients are there.
+    step.hooked = True  # type: ignore[attr-defined]
+
     def _exchanging(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """A closure after which gradients are reduced."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,17 +32,25 @@ class Worker:
             The first is called in the order of the program, the second on the worker's thread, where it may wait for
             the device.
         undoable: Whether a step counts only when ``confirm`` was called after it. The buckets must be undoable, too.
+        clip: Gives a factor on all gradients of this rank, for the norm of all of them without the loss scale. It is
+            known when they are there: then no bucket starts before all are complete.
 
     Attributes:
         buckets: All buckets, in the order of exchange; none where there is one rank.
         failed: The error that ended the step in progress; None: there was none so far.
     """
 
-    def __init__(self, conditions: Callable[[int], Callable[[], Step]], undoable: bool = False) -> None:
+    def __init__(
+        self,
+        conditions: Callable[[int], Callable[[], Step]],
+        undoable: bool = False,
+        clip: Callable[[float], float] | None = None,
+    ) -> None:
         self.buckets: list[Bucket] = []
         self.failed: BaseException | None = None
         self._conditions = conditions
         self._undoable = undoable
+        self._clip = clip
         self._bucket_of: dict[torch.Tensor, Bucket] = {}
         self._lock = threading.Lock()  # autograd runs one thread a device, and each may fire hooks
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="horovod_sparse")
@@ -82,6 +91,12 @@ class Worker:
             self._start()
 
     def _start(self) -> None:
+        buckets = self.buckets[self._next :]
+        if self._clip is not None and buckets:
+            if any(bucket.filling.waiting for bucket in buckets):
+                return
+            fillings = [(bucket, bucket.filling) for bucket in buckets]
+            self._thread.submit(self._clip_all, fillings, self._conditions(buckets[0].layout.group), self._clip)
         while self._next < len(self.buckets) and not self.buckets[self._next].filling.waiting:
             bucket = self.buckets[self._next]
             # Read here, in the order of the program: a schedule may change it while the worker is still busy.
@@ -98,6 +113,21 @@ class Worker:
             except BaseException as error:
                 self.failed = error
         filling.done.set_result(None)
+
+    def _clip_all(
+        self,
+        fillings: Sequence[tuple[Bucket, Filling]],
+        conditions: Callable[[], Step],
+        clip: Callable[[float], float],
+    ) -> None:
+        try:
+            squares = sum(bucket.square_norm(filling) for bucket, filling in fillings)
+            factor = clip(math.sqrt(squares) / conditions().loss_scale)
+            if factor != 1:
+                for bucket, filling in fillings:
+                    bucket.scale(filling, factor)
+        except BaseException as error:
+            self.failed = error
 
     def _exchange(self, bucket: Bucket, filling: Filling, conditions: Callable[[], Step]) -> None:
         self._running = bucket

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rules import LIKE, eighths, made, normal, opened, send
+from rules import eighths, made, normal, opened, send
 
 from horovod_sparse.memories import MomentumCorrection
 from horovod_sparse.rules import Place, Step
@@ -52,18 +54,37 @@ def test_every_step_is_the_published_recursion(size, k, seed, nesterov, masking,
         assert np.array_equal(state(memory), (residual, velocity))
 
 
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_without_masking_and_at_density_one_it_is_torchs_momentum(nesterov):
-    parameter = torch.zeros(20, requires_grad=True)
+@pytest.mark.parametrize("masking", [False, True], ids=["", "masking"])
+@pytest.mark.parametrize("nesterov", [False, True], ids=["", "nesterov"])
+def test_at_density_one_it_is_torchs_momentum(nesterov, masking):
+    """Whatever the learning rate does: torch's buffer is a gradient."""
+    parameter = torch.zeros(20, requires_grad=True, dtype=torch.float64)
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9, nesterov=nesterov)
-    memory = made(MomentumCorrection, 20, momentum=0.9, nesterov=nesterov, masking=False)
-    ours = np.zeros(20, np.float32)
-    for seed in range(5):
-        gradient = normal(seed, 20)
+    place = Place(20, np.zeros(0))
+    memory = made(MomentumCorrection, place, momentum=0.9, nesterov=nesterov, masking=masking)
+    ours, before = np.zeros(20), 1.0
+    for seed in range(60):
+        gradient, rate = normal(seed, 20).astype(np.float64), (0.1, 0.01, 0.03)[seed // 20]
+        optimizer.param_groups[0]["lr"] = rate
         parameter.grad = torch.from_numpy(gradient.copy())
         optimizer.step()
-        ours -= np.float32(0.1) * send(memory, gradient, None)[1].values
-    np.testing.assert_allclose(ours, parameter.detach().numpy(), rtol=1e-5, atol=1e-6)
+        accumulator = memory.open(Step(gradients=[(0, gradient)]), before / rate)
+        vector = accumulator.take_all()
+        memory.close(accumulator, vector, vector.nothing())
+        ours, before = ours - rate * vector.values, rate
+    np.testing.assert_allclose(ours, parameter.detach().numpy(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("nesterov", [False, True], ids=["", "nesterov"])
+def test_the_velocity_follows_the_loss_scale_and_the_residual_its_unit(nesterov):
+    memory = made(MomentumCorrection, 4, momentum=0.5, nesterov=nesterov)
+    first, second = np.array([[8, 4, 2, 1], [16, 0, -8, 4]], np.float32)
+    send(memory, first, 0)
+    residual, velocity = state(memory)
+    expected = reference(4 * residual, 0.25 * velocity, second, np.float32(0.5), nesterov)
+    accumulator = memory.open(Step(gradients=[(0, second)], carry=0.25), 4.0)
+    assert np.array_equal(accumulator.settle(), expected[0])
+    assert np.array_equal(state(memory), expected)
 
 
 def test_an_entry_that_came_back_in_part_counts_as_delivered():
@@ -77,7 +98,8 @@ def test_an_entry_that_came_back_in_part_counts_as_delivered():
     assert velocity.tolist() == [0, 1, 4, 2]
 
 
-def test_a_dense_step_clears_everything_but_what_is_held():
+def test_what_travels_whole_keeps_its_velocity():
+    """Nothing of it has waited, so that nothing is out of date."""
     memory = made(MomentumCorrection, 4)
     send(memory, np.ones(4, np.float32), 0)
     accumulator = memory.open(Step(gradients=[(1, np.ones(2, np.float32))]), 1.0)
@@ -85,13 +107,10 @@ def test_a_dense_step_clears_everything_but_what_is_held():
     memory.close(accumulator, vector, vector.nothing())
     residual, velocity = state(memory)
     assert residual.tolist() == [1, 0, 0, 1]
-    assert velocity.tolist() == [1, 0, 0, 1]
+    assert velocity.tolist() == pytest.approx([1, 1.9, 1.9, 1])
 
 
-@pytest.mark.parametrize(("gradient", "expected"), [([3, 4], [0.6, 0.8]), ([0.5, 0], [0.5, 0])])
-def test_this_ranks_gradient_is_clipped_to_its_share_of_the_norm(gradient, expected):
-    memory, gradient = made(MomentumCorrection, Place(2, LIKE, ranks=4), max_norm=2.0), np.array(gradient, np.float32)
-    before = gradient.copy()
-    send(memory, gradient, 0)
-    assert state(memory)[1] == pytest.approx(expected)
-    assert np.array_equal(gradient, before)
+@pytest.mark.parametrize(("norm", "factor"), [(5, 0.2), (1.0, 1), (0.0, 1), (math.inf, 1), (math.nan, 1)])
+def test_a_norm_is_clipped_to_this_ranks_share_of_it(norm, factor):
+    assert MomentumCorrection.Options(max_norm=2.0).clip(norm, ranks=4) == factor
+    assert MomentumCorrection.Options().clip(norm, ranks=4) == 1

@@ -74,6 +74,21 @@ def test_what_travels_whole_is_the_plain_mean(comm, compression):
 
 
 @law
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+def test_with_momentum_each_ranks_array_is_clipped_by_its_own_norm(comm, dtype):
+    ranks = comm.Get_size()
+    average = SparseAllreduce(64, "dgc:density=1.0,max_norm=1.0", comm)
+    array = (own(comm, 7).standard_normal(64) * (1 + comm.Get_rank())).astype(dtype)
+    before = array.copy()
+    factor = 1 / np.sqrt(ranks) / np.linalg.norm(array.astype(np.float64))
+    expected = comm.allreduce(factor * array.astype(np.float64)) / ranks
+    assert everywhere(comm, np.allclose(average(array).astype(np.float64), expected, rtol=0.01, atol=1e-3))
+    assert everywhere(comm, np.array_equal(array, before))
+    whole = average(np.full(64, np.nan, dtype))
+    assert everywhere(comm, not np.isfinite(whole.astype(np.float64)).any())
+
+
+@law
 def test_all_of_a_signal_that_stays_is_delivered_in_time(comm):
     """An entry waits for some n / k calls, so that the share that is missing falls as their number rises."""
     average, signal = SparseAllreduce(16, "topka:density=0.125", comm), own(comm, 2).uniform(0.5, 1.5, 16)

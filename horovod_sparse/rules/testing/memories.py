@@ -48,8 +48,8 @@ def check_memory(comm: Any, rule: Any, error: float = 0.0, steps: int = 200, **o
 
 
 def opened(memory: Any, gradient: NDArray[Any], scale: float = 1.0) -> Accumulator:
-    """The accumulator of a memory in a step with a gradient."""
-    accumulator: Accumulator = memory.open(Step(gradients=[(0, gradient)]), scale)
+    """The accumulator of a memory in a step with a gradient, whose loss scale differs from that before it."""
+    accumulator: Accumulator = memory.open(Step(gradients=[(0, gradient)], carry=scale), scale)
     return accumulator
 
 
