@@ -25,7 +25,7 @@ class Run:
         spec: As ``hvs.parse`` reads it, STEPS standing for the steps of the training; ``none`` and ``fp16`` are
             Horovod's own exchange, ``powersgd:rank=4`` is torch's hook of DistributedDataParallel. Buckets are the
             task's, and no parameter is too small to be compressed.
-        optimizer: ``momentum``, ``sgd`` without, or ``adam``; the task has the learning rate of each.
+        optimizer: ``momentum``, ``memory``, where the memory has the momentum, ``sgd`` without, or ``adam``.
         baseline: Name of the dense run that it is compared with: that of the same momentum, be it the memory's.
         tasks: Names of the large tasks that it is trained on.
         headline: Those of them on which it is about the project's main sources, and has more seeds.
@@ -52,7 +52,7 @@ class Run:
 # direction for ten steps more, which diverges at learning rates that suit all others.
 _SGD: dict[str, Any] = {"optimizer": "sgd", "baseline": PLAIN}
 _ADAM: dict[str, Any] = {"optimizer": "adam", "baseline": ADAM, "tasks": (FASHION,)}
-_DGC: dict[str, Any] = {"optimizer": "sgd"}  # the memory has the momentum
+_DGC: dict[str, Any] = {"optimizer": "memory"}
 # The search goes on to the end: on one machine, without a network, no factor's throughput is better than another's.
 _GRAVAC = "cf_max=1000,cf_step=2,window=STEPS/8"
 _ACCORDION = "interval=1,steps_per_epoch=STEPS/10"

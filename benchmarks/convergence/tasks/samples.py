@@ -72,4 +72,4 @@ class Task:
     @property
     def rates(self) -> dict[str, float]:
         """Largest learning rate of each kind of optimizer that runs name."""
-        return {"momentum": self.lr, "sgd": self.plain_lr, "adam": self.adam_lr}
+        return {"momentum": self.lr, "memory": self.lr, "sgd": self.plain_lr, "adam": self.adam_lr}
