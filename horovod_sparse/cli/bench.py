@@ -121,10 +121,10 @@ def configurations(algorithms: list[str] | None, densities: list[float], smalles
     Raises:
         ValueError: A name is unknown, or the vector is too small for it.
     """
-    from horovod_sparse.compression import parse
-    from horovod_sparse.sparsifiers import StableTopK
+    from horovod_sparse.compression import Compression, parse
 
-    block = StableTopK.Options().block
+    stable: Any = Compression.stable().sparsifier
+    block: int = stable.block
     named = []
     for name in algorithms or [name for name in PRESETS if name != "stable" or smallest >= block]:
         if name not in PRESETS:
