@@ -191,7 +191,10 @@ class Sparse(RuleOptions):
         Raises:
             ValueError: A rule is not registered in this process, as where the configuration came from another one.
         """
-        return {"rules": {kind: self._name(kind) for kind in _KINDS}, **_plain(self)}
+        facts: dict[str, Any] = _plain(self)
+        for kind in _KINDS:
+            facts[kind]["of"] = self._name(kind)
+        return facts
 
     def _make(self, kind: str, *arguments: Any) -> Any:
         return self._rule(kind)(*arguments, getattr(self, kind))

@@ -154,7 +154,7 @@ def test_what_does_not_fit_is_refused(hvd, comm, run, folder):
     checkpoints.save(1, **run.states)
     other = Training("topka:density=0.05,memory=none", comm.Get_rank())
     message = refusal(comm, lambda: checkpoints.load(**other.states))
-    assert "saved with another compression, memory.of=Residual.Options (now NoMemory.Options): load it" in message
+    assert "saved with another compression, memory.of=residual (now none): load it" in message
     assert "intact" not in message
     for spec in ("topka:density=0.1", "topka:threads=2,memory=residual,density=0.05"):
         alike = Training(spec, comm.Get_rank())

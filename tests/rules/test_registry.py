@@ -117,7 +117,7 @@ def test_a_rule_is_known_by_its_name_from_then_on():
     sparse = hvs.parse("randomblock:density=0.1,sparsifier=first,start=5")
     assert sparse == hvs.Sparse.of(0.1, sparsifier="first", collective="shared", start=5)
     assert sparse == hvs.Sparse(0.1, sparsifier=First.Options(start=5), collective=COLLECTIVES["shared"].Options())
-    assert sparse.facts()["rules"]["sparsifier"] == "first"
+    assert sparse.facts()["sparsifier"]["of"] == "first"
     assert pickle.loads(pickle.dumps(sparse)) == sparse  # noqa: S301 - our own
     with pytest.raises(ValueError, match="start must be a whole number of at least 0, not -1"):
         hvs.parse("topka:sparsifier=first,start=-1")
@@ -189,7 +189,7 @@ def test_rules_of_different_names_are_told_apart_between_ranks(comm):
     if comm.Get_size() == 1:
         return
     with pytest.raises(
-        ValueError, match=r"compression.rules.sparsifier differs between ranks: rank . has two, rank 0 ha"
+        ValueError, match=r"compression.sparsifier.of differs between ranks: rank . has two, rank 0 ha"
     ):
         hvs.SparseAllreduce(10, f"topka:sparsifier={name}", comm)
 
