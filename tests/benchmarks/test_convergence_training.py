@@ -29,6 +29,8 @@ def _recording(hvd):
     yield
     trace.enable(False)
     trace.clear()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def outcome(spec, steps=3, task=DIGITS):
