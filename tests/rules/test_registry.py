@@ -188,9 +188,7 @@ def test_rules_of_different_names_are_told_apart_between_ranks(comm):
     name = "two" if comm.Get_rank() else "one"
     if comm.Get_size() == 1:
         return
-    with pytest.raises(
-        ValueError, match=r"compression.sparsifier.of differs between ranks: rank . has two, rank 0 ha"
-    ):
+    with pytest.raises(ValueError, match=r"compression.sparsifier.of differs between ranks: rank . has two, rank 0 ha"):
         hvs.SparseAllreduce(10, f"topka:sparsifier={name}", comm)
 
 
