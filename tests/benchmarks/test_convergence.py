@@ -73,6 +73,7 @@ def test_a_folder_without_results_is_named(tmp_path, capsys):
 ON_TWO = "from benchmarks.convergence import __main__ as one; one.RANKS = 2; raise SystemExit(one.main())"
 
 
+@pytest.mark.full
 def test_what_is_missing_is_trained_and_everything_written(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     dense = {**Job("digits", RUNS[DENSE], seed=0, steps=4).settings(), "metric": "accuracy", "parameters": 1}

@@ -66,6 +66,7 @@ def test_a_module_that_is_not_there_ends_train_with_its_name(monkeypatch: pytest
         main()
 
 
+@pytest.mark.full
 def test_train_takes_rules_of_ones_own(tmp_path: Path) -> None:
     arguments = ["--rules", "sorted_topk", "--compression", "topka:density=0.01,sparsifier=sorttopk", "--epochs", "1"]
     arguments += ["--warmup-epochs", "0", "--output", str(tmp_path)]
