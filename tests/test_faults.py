@@ -84,6 +84,7 @@ def assert_killed(training: Training, fault: str, reached: int, *arguments: str)
     assert reached == EVERY or f"goes on from step {reached - EVERY}\n" in result.stdout, fault
 
 
+@pytest.mark.full
 def test_kills_during_an_exchange_and_a_save_and_a_preemption_leave_no_trace(undisturbed: str, tmp_path: Path) -> None:
     training = Training(tmp_path)
     assert_killed(training, "kill:exchange@1@8", EVERY)

@@ -64,10 +64,12 @@ def test_horovods_own_exchange_is_charged_as_a_ring():
     assert record["residual_bytes"] == 0
 
 
+@pytest.mark.full
 def test_half_precision_is_charged_half():
     assert outcome("fp16")["bytes_sent"] == outcome("none")["bytes_sent"] / 2
 
 
+@pytest.mark.full
 def test_powersgd_is_charged_for_what_its_hook_sums():
     steps = POWERSGD_START + 2
     record = outcome("powersgd:rank=2", steps=steps)
@@ -78,6 +80,7 @@ def test_powersgd_is_charged_for_what_its_hook_sums():
     assert record["residual_bytes"] > 4 * sum(n * m for n, m in sizes if 2 * 2 * (n + m) < n * m)
 
 
+@pytest.mark.full
 def test_our_own_dense_exchange_trains_the_same_model():
     one, other = outcome("none"), outcome("dense")
     assert [point["value"] for point in one["curve"]] == [point["value"] for point in other["curve"]]
@@ -86,6 +89,7 @@ def test_our_own_dense_exchange_trains_the_same_model():
         assert other["entries_sent"] == one["entries_sent"]
 
 
+@pytest.mark.full
 def test_feedback_keeps_what_the_model_has_parameters_and_none_keeps_nothing():
     kept = 4 * PARAMETERS if horovod.torch.size() > 1 else 0
     assert outcome("topka:density=0.01")["residual_bytes"] == kept
@@ -98,6 +102,7 @@ def test_nothing_is_too_small_to_be_compressed():
         assert record["entries_sent"] == pytest.approx(3 * 0.01 * PARAMETERS, rel=0.01)
 
 
+@pytest.mark.full
 def test_the_curve_ends_with_the_last_step_and_all_ranks_have_it():
     record = outcome("topka:density=0.01", steps=23)
     assert [point["step"] for point in record["curve"]] == [4, 8, 12, 16, 20, 23]

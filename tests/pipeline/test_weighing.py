@@ -17,7 +17,12 @@ from horovod_sparse.rules import Step, snapshot, tally
 
 pytestmark = pytest.mark.mpi
 
-COMBINATIONS = [("topk", "topka"), ("reusedtopk", "oktopk"), ("randomk", "shared"), ("randomblock", "shared")]
+COMBINATIONS = [
+    ("topk", "topka"),
+    pytest.param("reusedtopk", "oktopk", marks=pytest.mark.full),
+    ("randomk", "shared"),
+    pytest.param("randomblock", "shared", marks=pytest.mark.full),
+]
 every_combination = pytest.mark.parametrize(("sparsifier", "collective"), COMBINATIONS)
 
 
@@ -98,7 +103,7 @@ def test_nothing_is_lost_in_hundreds_of_steps_and_all_ranks_send_alike(comm, cho
 
 
 @pytest.mark.law
-@pytest.mark.parametrize("gain", ["gradient", "accumulated"])
+@pytest.mark.parametrize("gain", ["gradient", pytest.param("accumulated", marks=pytest.mark.full)])
 def test_two_buckets_decide_as_one_of_all_their_parameters(comm, chosen, gain):
     """The second bucket's gradients are those of the first one in another order, so that both send the same values."""
     two, one, generator = (*(Model(comm, buckets, 800 // buckets, gain=gain) for buckets in (2, 1)), own(comm, 2))
@@ -131,7 +136,7 @@ def test_a_restored_model_goes_on_with_the_same_bits(comm, sparsifier, collectiv
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("done", [1, 2, 3])
+@pytest.mark.parametrize("done", [1, *(pytest.param(done, marks=pytest.mark.full) for done in (2, 3))])
 def test_a_step_that_is_undone_in_some_buckets_leaves_no_trace(comm, done):
     model, other = (Model(comm, 3, 100, undoable=True) for _ in range(2))
     generator, bad = own(comm, 5), own(comm, 6)

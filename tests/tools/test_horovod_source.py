@@ -78,6 +78,7 @@ def run(command, environ, folder):
     return subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.full
 def test_an_nvcc_in_the_way_does_not_matter(source, environ):
     with tarfile.open(source.parent / "horovod-0.28.1.tar.gz", "w:gz") as archive:
         archive.add(source, source.name)

@@ -13,6 +13,7 @@ from horovod_sparse.training.communicator import communicator
 PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "split_world.py"
 
 
+@pytest.mark.full
 def test_horovod_on_a_part_of_the_mpi_job_in_another_order():
     result = launch.python(str(PROGRAM), ranks=4)
     assert result.returncode == 0, result.stderr

@@ -85,7 +85,7 @@ def near(one, other, tolerance=1e-9):
 CASES = [
     ("Horovod", {}, {}),
     ("Horovod", {"nesterov": True, "masking": False}, {"weight_decay": 0.05}),
-    ("Horovod", {}, {"weight_decay": 0.05, "maximize": True}),
+    pytest.param("Horovod", {}, {"weight_decay": 0.05, "maximize": True}, marks=pytest.mark.full),
     pytest.param("DDP", {"nesterov": True, "masking": False}, {"weight_decay": 0.05}, marks=pytest.mark.slow),
 ]
 
@@ -118,6 +118,7 @@ def test_ten_gradients_that_stay(hvd, comm):
 
 
 @pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("passing", [{"backward_passes_per_step": 2}, {"groups": 2}], ids=str)
 def test_with_several_backward_passes_and_with_groups(hvd, comm, passing):
     passes = passing.get("backward_passes_per_step", 1)
@@ -140,7 +141,7 @@ def test_with_several_backward_passes_and_with_groups(hvd, comm, passing):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
-@pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
+@pytest.mark.parametrize("fused", [False, pytest.param(True, marks=pytest.mark.full)], ids=["", "fused"])
 def test_a_loss_scale_that_changes_and_steps_that_are_skipped_leave_no_trace(hvd, group, comm, door, fused):
     expected = plain(comm, mlp(torch.float64), weight_decay=0.05)
     model, scaler, rank = mlp(torch.float64), torch.amp.GradScaler("cpu", init_scale=1024.0), comm.Get_rank()

@@ -97,6 +97,7 @@ def test_a_report_says_in_which_call_ranks_wait_between_two_steps():
     }
 
 
+@pytest.mark.full
 def test_a_rank_that_sleeps_is_named_and_waited_for_and_one_that_stays_away_ends_the_job():
     """Rank 1 sleeps after step 2, rank 2 is stopped for good in step 4; the limits are 3 and 6 seconds."""
     result = launch.python(str(PROGRAM), ranks=3)
