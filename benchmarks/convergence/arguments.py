@@ -23,8 +23,8 @@ from benchmarks.convergence.runs import HEADLINE_SEEDS, LARGE, RUNS, SMALL, Job,
 from horovod_sparse.cli.units import at_least, listed
 
 QUICK_STEPS = 200
-# Steps of a training of each task: 5 epochs of Fashion-MNIST with 4 ranks of 32 pictures.
-STEPS = {"fashion-mnist": 5 * 468, "stdlib": 1000, **dict.fromkeys(SMALL, QUICK_STEPS)}
+# Steps of a training of each task: 5 epochs of Fashion-MNIST with 4 ranks of 64 pictures.
+STEPS = {"fashion-mnist": 5 * 234, "stdlib": 1000, **dict.fromkeys(SMALL, QUICK_STEPS)}
 
 
 def build_parser() -> argparse.ArgumentParser:
