@@ -18,7 +18,7 @@ FAMILIES = {
     "dense": (DENSE, "fp16"),
     "PowerSGD": ("powersgd-4", "powersgd-2", "powersgd-1"),
     "top-k": ("topka-10", "topka", "topka-1000"),
-    "Ok-Topk": ("oktopk-2%", "oktopk"),
+    "Ok-Topk": ("oktopk-10%", "oktopk"),
     "gTop-k": ("gtopk",),
     "GraVAC": ("gravac-0.7",),
     "Stable Top-K": (grid_name(64, 5),),
@@ -69,7 +69,7 @@ def plot_grid(results: Results, path: Path) -> None:
             axes.annotate(
                 f"blocks of {block}", points[-1], (6, 0), textcoords="offset points", va="center", color=f"C{number}"
             )
-    for name in (DENSE, "oktopk-2%"):
+    for name in (DENSE, "oktopk-10%"):
         finals = results.finals(STDLIB, name)
         if finals:
             axes.axhline(mean(finals.values()), color="black", linewidth=1, linestyle="--")

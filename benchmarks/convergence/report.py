@@ -12,6 +12,7 @@ from benchmarks.convergence.figures import plot_grid, plot_overview
 from benchmarks.convergence.results import Interval, Results, read_records, records_path
 from benchmarks.convergence.runs import BETAS, PARTIAL, RUNS, SIZES, partial_name
 
+_NOTHING = "Not measured yet."
 # Lines of a page between which the report of a source stands.
 _BEGIN, _END = "<!-- begin {} -->", "<!-- end {} -->"
 
@@ -31,7 +32,7 @@ def report(folder: Path, page: Path | None = None) -> str:
     if not results.records:
         raise ValueError(f"{path} holds no records: run `python -m benchmarks.convergence` first")
     parts = sections(results)
-    text = "\n\n".join(f"## {source}\n\n{part}" for source, part in parts.items()) + "\n"
+    text = "\n\n".join(f"## {source}\n\n{part}" for source, part in parts.items() if part != _NOTHING) + "\n"
     if page is None:
         (folder / "report.md").write_text(text)
     else:
@@ -57,7 +58,7 @@ def filled(page: str, parts: dict[str, str]) -> str:
 
 
 def sections(results: Results) -> dict[str, str]:
-    """The report of each source that there are records for, as Markdown."""
+    """The report of each source, as Markdown."""
     sources = list(dict.fromkeys([run.group for run in RUNS.values()]))
     parts = {}
     for source in sources:
@@ -66,8 +67,9 @@ def sections(results: Results) -> dict[str, str]:
         shown = [run for run in RUNS if run in names and any(results.of(task, run) for task in results.tasks)]
         if source == PARTIAL and shown:
             parts[source] = partial_table(results)
-        elif shown:
-            parts[source] = "\n\n".join(filter(None, [table(results, shown), verdicts(results, claims)]))
+        else:
+            tables = [table(results, shown), verdicts(results, claims)] if shown else [_NOTHING]
+            parts[source] = "\n\n".join(filter(None, tables))
     return parts
 
 
