@@ -16,7 +16,7 @@ from examples import models
 TASKS = {
     task.name: task
     for task in (
-        Task("fashion-mnist", "accuracy", fashion_cnn, read_fashion, 64, 0.1, 0.4, 1.5e-3, weight_decay=5e-4),
+        Task("fashion-mnist", "accuracy", fashion_cnn, read_fashion, 64, 0.1, 0.1, 1.5e-3, weight_decay=5e-4),
         Task("stdlib", "perplexity", stdlib_transformer, read_stdlib, 4, 0.2, 0.25),
         Task("digits", "accuracy", lambda: models.cnn(1, 10), read_digits, 16, 0.05, 0.05),
         Task("lstm", "perplexity", WordLSTM, read_reference, 6, 1.0, 1.0),
