@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs pytest at each number of ranks, up to the first failure; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", required=True, help="numbers of ranks, one run for each")
-    parser.add_argument("--limit", type=float, default=600, help="seconds after which a run is ended")
+    parser.add_argument("--limit", type=float, default=1200, help="seconds after which a run is ended")
     parser.add_argument("pytest", nargs="*", help="pytest's arguments, after --")
     options = parser.parse_args(arguments)
     if shutil.which("mpirun") is None:
