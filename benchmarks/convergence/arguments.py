@@ -67,7 +67,7 @@ def jobs(options: argparse.Namespace) -> list[Job]:
     runs = [RUNS[name] for name in options.runs or RUNS]
     pairs = [(task, run) for task in options.tasks or STEPS for run in runs if _wanted(task, run, options)]
     return [
-        Job(task, run, seed, options.steps or STEPS[task])
+        Job(task, run, seed, options.steps or run.longer * STEPS[task])
         for seed, (task, run) in itertools.product(range(HEADLINE_SEEDS), pairs)
         if seed < min(_seeds(task, run, options), options.seeds or HEADLINE_SEEDS)
     ]

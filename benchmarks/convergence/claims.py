@@ -139,8 +139,19 @@ CLAIMS = (
         "iconef-90-adam",
         "randomblock-adam",
     ),
-    *(near(_GRAVAC, f"GraVAC with eps = {eps} ends near dense", f"gravac-{eps}", DENSE) for eps in (0.7, 0.9)),
-    fewer_bytes(_GRAVAC, "GraVAC (eps = 0.7) sends 13 to 289 times fewer bytes than dense", "gravac-0.7", DENSE, 13),
+    worse(
+        f"{_STABLE} with Adam",
+        "Ok-Topk at the same density ends worse than Stable Top-K, with Adam",
+        "oktopk-10%-adam",
+        f"{_BEST}-adam",
+    ),
+    *(near(_GRAVAC, f"GraVAC with eps = {eps} ends near dense", f"gravac-{eps}", DENSE) for eps in (0.49, 0.7, 0.9)),
+    *(
+        fewer_bytes(
+            _GRAVAC, f"GraVAC (eps = {eps}) sends 13 to 289 times fewer bytes than dense", f"gravac-{eps}", DENSE, 13
+        )
+        for eps in (0.49, 0.7)
+    ),
     fewer_bytes(_GRAVAC, "GraVAC (eps = 0.7) sends fewer bytes than a fixed factor of 10", "gravac-0.7", "topka-10", 1),
     *(
         worse(_GRAVAC, f"a fixed factor of 1000 ({name}) ends worse than GraVAC", f"{name}-1000", "gravac-0.7")
@@ -158,4 +169,7 @@ CLAIMS = (
     *(near("PowerSGD", f"rank {rank} ends near dense", f"powersgd-{rank}", DENSE) for rank in (1, 2, 4)),
     worse("PowerSGD", "top-k at 1 % ends behind rank 4", "topka", "powersgd-4"),
     near("PowerSGD", "fp16 ends near dense", "fp16", DENSE),
+    near("Longer", "Top-k at 1 % ends near dense", "topka-4x", "dense-4x"),
+    worse("Longer", "Ok-Topk at the same density ends worse than Stable Top-K", "oktopk-10%-4x", f"{_BEST}-4x"),
+    near("Longer", "error feedback ends near SGD", "randomblock-4x", "dense-plain-4x"),
 )
