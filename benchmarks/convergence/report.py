@@ -74,8 +74,9 @@ def sections(results: Results) -> dict[str, str]:
 
 
 def table(results: Results, runs: Sequence[str]) -> str:
-    """Runs as a Markdown table, with a pair of columns for each task."""
-    tasks = [task for task in results.tasks if any(results.of(task, run) for run in runs)]
+    """Runs as a Markdown table, with a pair of columns for each task that has more of them than the baselines."""
+    compared = [run for run in runs if RUNS[run].baseline != run] or runs
+    tasks = [task for task in results.tasks if any(results.of(task, run) for run in compared)] or results.tasks
     metrics = {task: next(record["metric"] for record in results.records if record["task"] == task) for task in tasks}
     pairs = [f"{task}: {metrics[task]} | to dense" for task in tasks]
     lines = [

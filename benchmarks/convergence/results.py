@@ -12,7 +12,7 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from benchmarks.convergence.runs import DENSE, PARTIAL, RUNS
+from benchmarks.convergence.runs import DENSE, LARGE, PARTIAL, RUNS, SMALL
 
 Record = Mapping[str, Any]
 
@@ -88,8 +88,9 @@ class Results:
 
     @property
     def tasks(self) -> list[str]:
-        """Names of the tasks."""
-        return list(dict.fromkeys(record["task"] for record in self.records))
+        """Names of the tasks, the large ones first."""
+        made = {record["task"] for record in self.records}
+        return [task for task in (*LARGE, *SMALL) if task in made]
 
     def runs(self, task: str) -> list[str]:
         """Names of a task's runs, group by group."""
