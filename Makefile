@@ -59,7 +59,9 @@ test: lint types test-serial test-mpi  ## lint, types and every law at 1 to 4 ra
 
 test-all: lint types  ## all of that, and what takes long: more ranks, every kill, packages, every architecture
 	$(MAKE) test-serial QUICK=
-	$(MAKE) test-mpi QUICK= RANKS="1 2" LAW_RANKS=4
+	python tools/mpitest.py --ranks $(THOROUGH_RANKS) -- -m 'mpi' tests
+	python tools/mpitest.py --ranks 1 2 -- -m 'mpi and not slow and not full' tests
+	python tools/mpitest.py --ranks 4 -- -m 'mpi and law' $(LAWS)
 	python tools/mpitest.py --ranks 1 2 4 -- -m 'mpi and slow' tests/training/test_scripts.py tests/training/test_ddp.py
 	python tools/mpitest.py --ranks $(MORE_RANKS) -- -m 'mpi and law' $(LAWS)
 

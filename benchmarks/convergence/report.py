@@ -83,11 +83,13 @@ def table(results: Results, runs: Sequence[str]) -> str:
         f"| run | compression | {' | '.join(pairs)} | bytes | residual | ms |",
         f"| --- | --- |{' ---: | ---: |' * len(tasks)} ---: | ---: | ---: |",
     ]
-    return "\n".join([*lines, *(_row(results, tasks, run) for run in runs)])
+    return "\n".join(
+        [*lines, *(_row(results, tasks, run) for run in runs if any(results.of(one, run) for one in tasks))]
+    )
 
 
 def _row(results: Results, tasks: Sequence[str], run: str) -> str:
-    cells = [run, f"`{RUNS[run].spec}`"]
+    cells = [run, f"`{next(results.of(task, run)[0]['spec'] for task in tasks if results.of(task, run))}`"]
     for task in tasks:
         cells += _metric(results, task, run) if results.of(task, run) else ("", "")
     # Bytes, memory and time of the first task that has the run: the models are of about one size.
