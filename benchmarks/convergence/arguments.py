@@ -7,7 +7,7 @@
 
 Four ranks on this machine, under one mpirun. Every finished run is a line of records.jsonl, and is not trained again:
 a call goes on where the last one ended. Writes report.md and a figure for each task. Two cores take 5 minutes for
---quick, 75 for --headline, 5 hours for everything. Start it in the repository's root.
+--quick, 95 for --headline, 7 hours for everything. Start it in the repository's root.
 """
 
 from __future__ import annotations

@@ -65,27 +65,27 @@ def sections(results: Results) -> dict[str, str]:
         claims = [claim for claim in CLAIMS if claim.source == source]
         names = {run.name for run in RUNS.values() if run.group == source}.union(*(claim.runs for claim in claims))
         shown = [run for run in RUNS if run in names and any(results.of(task, run) for task in results.tasks)]
-        if source == PARTIAL and shown:
+        if not any(RUNS[run].group == source for run in shown):
+            parts[source] = _NOTHING
+        elif source == PARTIAL:
             parts[source] = partial_table(results)
         else:
-            tables = [table(results, shown), verdicts(results, claims)] if shown else [_NOTHING]
-            parts[source] = "\n\n".join(filter(None, tables))
+            parts[source] = "\n\n".join(filter(None, [table(results, shown), verdicts(results, claims)]))
     return parts
 
 
 def table(results: Results, runs: Sequence[str]) -> str:
     """Runs as a Markdown table, with a pair of columns for each task that has more of them than the baselines."""
     compared = [run for run in runs if RUNS[run].baseline != run] or runs
-    tasks = [task for task in results.tasks if any(results.of(task, run) for run in compared)] or results.tasks
+    tasks = [task for task in results.tasks if any(results.of(task, run) for run in compared)]
     metrics = {task: next(record["metric"] for record in results.records if record["task"] == task) for task in tasks}
     pairs = [f"{task}: {metrics[task]} | to dense" for task in tasks]
     lines = [
         f"| run | compression | {' | '.join(pairs)} | bytes | residual | ms |",
         f"| --- | --- |{' ---: | ---: |' * len(tasks)} ---: | ---: | ---: |",
     ]
-    return "\n".join(
-        [*lines, *(_row(results, tasks, run) for run in runs if any(results.of(one, run) for one in tasks))]
-    )
+    made = [run for run in runs if any(results.of(task, run) for task in tasks)]
+    return "\n".join([*lines, *(_row(results, tasks, run) for run in made)])
 
 
 def _row(results: Results, tasks: Sequence[str], run: str) -> str:

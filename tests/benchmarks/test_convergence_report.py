@@ -200,3 +200,22 @@ def test_the_published_page_shows_the_published_records():
     docs = Path(__file__).resolve().parents[2] / "docs"
     page = (docs / "results.md").read_text()
     assert filled(page, sections(Results(read_records(docs / "data" / "records.jsonl")))) == page
+
+
+def test_large_tasks_come_first_in_whatever_order_they_were_trained():
+    records = [one for task in ("digits", "stdlib", "fashion-mnist") for one in record(task, "dense", [0.9], 1.0)]
+    assert Results(records).tasks == ["fashion-mnist", "stdlib", "digits"]
+
+
+def test_a_source_of_which_only_the_baseline_was_trained_is_not_measured(results):
+    parts = sections(results)
+    assert parts["PowerSGD"] == parts["ConEF"] == "Not measured yet."
+    assert "| topka |" in parts["top-k"]
+
+
+def test_a_table_has_the_tasks_of_what_is_compared_and_configurations_as_they_ran():
+    records = record("fashion-mnist", "dense", [0.9], 4e6) + record("stdlib", "dense", [20.0], 4e6)
+    records += [{**one, "spec": "gravac:window=146"} for one in record("stdlib", "gravac-0.7", [21.0], 1e6)]
+    text = table(Results(records), ["dense", "gravac-0.7"])
+    assert "fashion-mnist" not in text
+    assert cells(text, "gravac-0.7")[1] == "`gravac:window=146`"
