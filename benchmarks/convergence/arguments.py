@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help=f"{', '.join(SMALL)}, one seed, the most important runs")
     add("--headline", action="store_true", help="only the rows that the main sources are about, with all their seeds")
     add("--tasks", type=_names(STEPS), help=f"of {','.join(STEPS)}")
-    add("--runs", type=_names(RUNS), help=f"of {','.join(RUNS)}")
+    add("--runs", type=_names(RUNS), help=f"of {','.join(RUNS)}".replace("%", "%%"))
     add("--seeds", type=at_least(1), help="at most so many")
     add("--steps", type=at_least(1), help="of a run, as the task has them by default")
     add("--minutes", type=float, default=math.inf, help="begin no run after so many")
