@@ -119,8 +119,15 @@ class Results:
 
     def bytes_per_step(self, task: str, run: str) -> float:
         """Bytes that a rank sends in a step, mean over the seeds; NaN where none came to an evaluation."""
+        return self._per_step("bytes_sent", task, run)
+
+    def floats_per_step(self, task: str, run: str) -> float:
+        """Values, without indices, that a rank hands in for a step; mean and NaN as for bytes."""
+        return self._per_step("entries_sent", task, run)
+
+    def _per_step(self, what: str, task: str, run: str) -> float:
         lasts = [record["curve"][-1] for record in self.of(task, run) if record["curve"]]
-        return mean(last["bytes_sent"] / last["step"] for last in lasts) if lasts else math.nan
+        return mean(last[what] / last["step"] for last in lasts) if lasts else math.nan
 
     def milliseconds(self, task: str, run: str) -> dict[str, float]:
         """Milliseconds of a step in each stage, the least of the seeds, as other load only adds to it."""

@@ -79,6 +79,9 @@ _ALL = (
     Run("topka-bfloat16", "top-k", "topka:density=0.01,wire=bfloat16", tasks=(STDLIB,)),
     Run("gtopk", "top-k", "gtopk:density=0.01", quick=True),
     Run("oktopk", "top-k", "oktopk:density=0.01", quick=True),
+    # The bytes that topka sends at 1 %.
+    Run("gtopk-2%", "top-k", "gtopk:density=0.02", tasks=(STDLIB,), seeds=1),
+    Run("oktopk-2%", "top-k", "oktopk:density=0.02", tasks=(STDLIB,), seeds=1),
     Run("gaussiank", "top-k", "gaussiank:density=0.01", tasks=(STDLIB,), quick=True),
     Run("topka-1000", "Yoon and Oh", "topka:density=0.001", headline=(FASHION,)),
     Run("randomk-1000-none", "Yoon and Oh", "randomk:density=0.001,memory=none", tasks=(FASHION,), headline=(FASHION,)),
@@ -120,6 +123,15 @@ _ALL = (
         "Accordion",
         f"gravac:cf_min=1.5,cf_max=1000,cf_step=2,window=STEPS/11,eps=0.49,{_RANDOM}",
         tasks=(FASHION,),
+        **_SGD,
+    ),
+    # Half of a random selection has half of its squares: 0.49 is a coin's toss, this is not.
+    Run(
+        "gravac-randomk-0.4",
+        "Accordion",
+        f"gravac:cf_min=1.5,cf_max=1000,cf_step=2,window=STEPS/11,eps=0.4,{_RANDOM}",
+        tasks=(FASHION,),
+        seeds=1,
         **_SGD,
     ),
     Run(

@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 from scipy.stats import ttest_1samp
 
-from benchmarks.convergence.claims import CLAIMS, CONTRADICTED, HOLDS, UNDECIDED, Claim, fewer_bytes, near, worse
+from benchmarks.convergence.claims import (
+    CLAIMS,
+    CONTRADICTED,
+    HOLDS,
+    UNDECIDED,
+    Claim,
+    fewer_bytes,
+    fewer_floats,
+    near,
+    worse,
+)
 from benchmarks.convergence.report import filled, report, sections, table, verdicts
 from benchmarks.convergence.results import Interval, Results, read_records
 from benchmarks.convergence.runs import RUNS
@@ -33,7 +43,13 @@ def record(task, run, finals, bytes_sent):
             "residual_bytes": 4000,
             "stages": {"select": 2.0 + seed, "agree": 1.0, "exchange": 1.0, "apply": 0.5},
             "curve": [
-                {"step": step, "value": final or 0.1, "train_loss": 1.0, "bytes_sent": bytes_sent * step / 20}
+                {
+                    "step": step,
+                    "value": final or 0.1,
+                    "train_loss": 1.0,
+                    "bytes_sent": bytes_sent * step / 20,
+                    "entries_sent": bytes_sent * step / 20 / (4 if run == "dense" else 8),
+                }
                 for step in ((10, 20) if final is not None else (10,))
             ],
             "seconds": 1.0,
@@ -119,6 +135,8 @@ def test_an_interval_holds_just_what_a_test_at_5_percent_does_not_refuse(numbers
         (worse("", "", "dgc-10", "dense", by=9), HOLDS),
         (fewer_bytes("", "", "topka", "dense", 39), HOLDS),
         (fewer_bytes("", "", "topka", "dense", 41), CONTRADICTED),
+        (fewer_floats("", "", "topka", "dense", 79), HOLDS),
+        (fewer_floats("", "", "topka", "dense", 81), CONTRADICTED),
     ],
 )
 def test_verdicts_are_two_sided(results, claim, word):
