@@ -89,7 +89,9 @@ def table(results: Results, runs: Sequence[str]) -> str:
 
 
 def _row(results: Results, tasks: Sequence[str], run: str) -> str:
-    cells = [run, f"`{next(results.of(task, run)[0]['spec'] for task in tasks if results.of(task, run))}`"]
+    spec = next(results.of(task, run)[0]["spec"] for task in tasks if results.of(task, run))
+    of_torch = spec.startswith("powersgd:")  # nothing that hvs.parse reads
+    cells = [run, f"torch's hook, {spec.partition(':')[2]}" if of_torch else f"`{spec}`"]
     for task in tasks:
         cells += _metric(results, task, run) if results.of(task, run) else ("", "")
     # Bytes, memory and time of the first task that has the run: the models are of about one size.
