@@ -37,7 +37,7 @@ def report(folder: Path, page: Path | None = None) -> str:
         (folder / "report.md").write_text(text)
     else:
         page.write_text(filled(page.read_text(), parts))
-    for task in results.tasks:
+    for task in filter(results.runs, results.tasks):
         plot_overview(results, task, folder / f"{task}.png")
     plot_grid(results, folder / "grid.png")
     return text
