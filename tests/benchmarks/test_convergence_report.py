@@ -237,3 +237,15 @@ def test_a_table_has_the_tasks_of_what_is_compared_and_configurations_as_they_ra
     text = table(Results(records), ["dense", "gravac-0.7"])
     assert "fashion-mnist" not in text
     assert cells(text, "gravac-0.7")[1] == "`gravac:window=146`"
+
+
+def test_what_is_no_configuration_of_ours_is_not_shown_as_one():
+    records = record("stdlib", "dense", [20.0], 4e6) + record("stdlib", "powersgd-2", [21.0], 1e6)
+    assert cells(table(Results(records), ["dense", "powersgd-2"]), "powersgd-2")[1] == "torch's hook, rank=2"
+
+
+def test_a_task_of_partial_feedback_alone_has_no_overview(tmp_path):
+    lines = [json.dumps(one) for one in record("digits", "partial-0.1-0.4", [0.9], 1e5)]
+    (tmp_path / "records.jsonl").write_text("\n".join(lines) + "\n")
+    assert "| β = 0.1 | 90.00 % (1) |" in report(tmp_path)
+    assert not (tmp_path / "digits.png").exists()
