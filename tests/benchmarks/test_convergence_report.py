@@ -247,5 +247,5 @@ def test_what_is_no_configuration_of_ours_is_not_shown_as_one():
 def test_a_task_of_partial_feedback_alone_has_no_overview(tmp_path):
     lines = [json.dumps(one) for one in record("digits", "partial-0.1-0.4", [0.9], 1e5)]
     (tmp_path / "records.jsonl").write_text("\n".join(lines) + "\n")
-    assert "| β = 0.1 | 90.00 % (1) |" in report(tmp_path)
+    assert "| β = 0.1 | 0.90 (1) |" in report(tmp_path)
     assert not (tmp_path / "digits.png").exists()
