@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
@@ -13,6 +14,17 @@ from matplotlib.ticker import EngFormatter, NullFormatter, PercentFormatter
 from benchmarks.convergence.results import Interval, Results
 from benchmarks.convergence.runs import BLOCKS, DENSE, REFRESHES, STDLIB, grid_name
 
+# Where a family's names stand, so that they do not lie on each other: offset in points, and which edge is there.
+_SIDES = {
+    "dense": ((0, 7), "center", "bottom"),
+    "PowerSGD": ((7, 0), "left", "center"),
+    "top-k": ((-3, 4), "right", "bottom"),
+    "Ok-Topk": ((-7, 0), "right", "center"),
+    "gTop-k": ((-7, 0), "right", "center"),
+    "GraVAC": ((0, -7), "center", "top"),
+    "Stable Top-K": ((0, -7), "center", "top"),
+}
+_CEILING = 60  # perplexity
 # What a user chooses between, by family: the other runs are variants, which the tables have.
 FAMILIES = {
     "dense": (DENSE, "fp16"),
@@ -41,7 +53,7 @@ def plot_overview(results: Results, task: str, path: Path) -> None:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     else:
         axes.invert_yaxis()  # up is better in every figure
-    axes.margins(0.12, 0.1)
+    axes.margins(0.2, 0.1)
     axes.grid(which="both", alpha=0.25)
     figure.savefig(path, format="png", dpi=120)
 
@@ -54,29 +66,43 @@ def _draw_family(axes: Axes, results: Results, task: str, family: str, runs: Seq
     axes.errorbar(places, list(map(mean, finals)), errors, color=colour, marker="o", capsize=3, linewidth=1)
     for run, place, values in zip(runs, places, finals, strict=True):
         name = family if run.startswith("stable") else run
-        axes.annotate(name, (place, mean(values)), (0, 7), textcoords="offset points", ha="center", color=colour)
+        offset, across, along = _SIDES[family]
+        axes.annotate(
+            name, (place, mean(values)), offset, textcoords="offset points", ha=across, va=along, color=colour
+        )
 
 
 def plot_grid(results: Results, path: Path) -> None:
-    """Draws the perplexity of Stable Top-K over the steps between two choices, a line for each size of blocks."""
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    """Draws the perplexity of Stable Top-K over the steps between two choices, a line for each size of blocks.
+
+    What diverged, or ended above ``_CEILING``, is a cross at the upper edge.
+    """
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     for number, block in enumerate(BLOCKS):
-        cells = [(refresh, results.finals(STDLIB, grid_name(block, refresh))) for refresh in REFRESHES]
-        points = [(refresh, mean(finals.values())) for refresh, finals in cells if finals]
-        if points:
-            axes.plot(*zip(*points, strict=True), marker="o", color=f"C{number}")
-            axes.annotate(
-                f"blocks of {block}", points[-1], (6, 0), textcoords="offset points", va="center", color=f"C{number}"
-            )
-    for name in (DENSE, "oktopk-10%"):
-        finals = results.finals(STDLIB, name)
-        if finals:
-            axes.axhline(mean(finals.values()), color="black", linewidth=1, linestyle="--")
-            axes.annotate(name, (REFRESHES[0], mean(finals.values())), (0, 3), textcoords="offset points")
-    axes.set(xscale="log", xlabel="steps between two choices of blocks", ylabel="test perplexity")
+        names = {refresh: grid_name(block, refresh) for refresh in REFRESHES}
+        finals = {refresh: _final(results, name) for refresh, name in names.items() if results.of(STDLIB, name)}
+        near = {refresh: final for refresh, final in finals.items() if final < _CEILING}
+        axes.plot([*near], [*near.values()], marker="o", color=f"C{number}", label=f"blocks of {block}")
+        # Beside each other where they would lie on each other.
+        beyond = [refresh * 1.08 ** (number - 1.5) for refresh in finals.keys() - near.keys()]
+        axes.plot(beyond, [_CEILING] * len(beyond), marker="x", linestyle="", color=f"C{number}", markersize=8)
+    for name, style in ((DENSE, "-"), ("oktopk-10%", "--")):
+        if results.of(STDLIB, name):
+            axes.axhline(_final(results, name), color="black", linewidth=1, linestyle=style, label=name)
+    axes.plot([], [], marker="x", linestyle="", color="grey", label=f"diverged, or above {_CEILING}")
+    axes.set_ylim(20, 1.06 * _CEILING)
+    axes.set(xscale="log", yscale="log", xlabel="steps between two choices of blocks", ylabel="test perplexity")
+    axes.set_xlim(REFRESHES[0] / 1.5, REFRESHES[-1] * 1.5)
     axes.set_xticks(REFRESHES, [str(refresh) for refresh in REFRESHES])
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.margins(x=0.25)
+    axes.set_yticks(range(20, _CEILING + 1, 10), [str(tick) for tick in range(20, _CEILING + 1, 10)])
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.25)
+    figure.legend(loc="outside right upper")
     figure.savefig(path, format="png", dpi=120)
+
+
+def _final(results: Results, run: str) -> float:
+    """Mean perplexity of a run; infinite where a seed diverged."""
+    return math.inf if results.diverged(STDLIB, run) else mean(results.finals(STDLIB, run).values())
