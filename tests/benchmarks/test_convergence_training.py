@@ -55,6 +55,7 @@ def test_the_order_depends_on_the_seed_and_changes_every_epoch():
     assert first != next(one)
 
 
+@pytest.mark.full
 def test_horovods_own_exchange_is_charged_as_a_ring():
     record = outcome("none")
     assert record["entries_sent"] == 3 * PARAMETERS

@@ -25,9 +25,9 @@ pytestmark = pytest.mark.mpi
 COMPRESSIONS = [
     "oktopk:density=0.05,tau_threshold=3,tau_partition=2",
     "randomk:density=0.05,memory=conef,compressor=quantize",
-    "gravac:density=0.2,window=2,cf_max=1e6",
     "accordion:density=0.05,steps_per_epoch=2,interval=2",
-    "auto:density=0.1,sparsifier=stable,block=8,refresh=3",
+    pytest.param("gravac:density=0.2,window=2,cf_max=1e6", marks=pytest.mark.full),
+    pytest.param("auto:density=0.1,sparsifier=stable,block=8,refresh=3", marks=pytest.mark.full),
     pytest.param("topka:density=0.05,memory=momentum,momentum=0.9", marks=pytest.mark.full),
     pytest.param("randomblock:density=0.05,memory=improved,version=2", marks=pytest.mark.full),
     pytest.param("hierarchical:density=0.05,node_ranks=2", marks=pytest.mark.full),
