@@ -72,7 +72,7 @@ types: $(STAMP)  ## types, strictly
 test-serial: $(STAMP)  ## the tests that need one process
 	python -m pytest -n $(WORKERS) --dist worksteal -m 'not mpi $(QUICK)'
 
-# Beside Horovod's background thread the laws would take three times as long.
+# The laws on their own: beside Horovod, its background thread would take the cores from them.
 test-mpi: $(STAMP)  ## the tests under mpirun
 	python tools/mpitest.py --ranks $(LAW_RANKS) -- -m 'mpi and law $(QUICK)' $(LAWS)
 	python tools/mpitest.py --ranks $(RANKS) -- -m 'mpi and not law $(QUICK)' tests

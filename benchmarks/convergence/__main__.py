@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -28,8 +27,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("convergence: mpirun is not on PATH: run `make venv`, or load the module of your MPI", file=sys.stderr)
         return 1
     options.output.mkdir(parents=True, exist_ok=True)
-    # Horovod's thread looks for work once a millisecond by default, which takes half of the cores that the ranks share.
-    os.environ.setdefault("HOROVOD_CYCLE_TIME", "10")
     # `-m mpi4py` ends all ranks where one fails.
     program = [sys.executable, "-m", "mpi4py", "-m", "benchmarks.convergence.worker", *words]
     error = launch(["mpirun", "-np", str(RANKS), *program], _START + _RUN * len(jobs(options)))
