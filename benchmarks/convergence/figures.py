@@ -16,11 +16,11 @@ from benchmarks.convergence.runs import BLOCKS, DENSE, REFRESHES, STDLIB, grid_n
 
 # Where a family's names stand, so that they do not lie on each other: offset in points, and which edge is there.
 _SIDES = {
-    "dense": ((0, 7), "center", "bottom"),
+    "dense": ((4, 5), "left", "bottom"),
     "PowerSGD": ((7, 0), "left", "center"),
     "top-k": ((-3, 4), "right", "bottom"),
     "Ok-Topk": ((-7, 0), "right", "center"),
-    "gTop-k": ((-7, 0), "right", "center"),
+    "gTop-k": ((0, -7), "center", "top"),
     "GraVAC": ((0, -7), "center", "top"),
     "Stable Top-K": ((0, -7), "center", "top"),
 }
