@@ -20,7 +20,7 @@ _SIDES = {
     "PowerSGD": ((7, 0), "left", "center"),
     "top-k": ((-3, 4), "right", "bottom"),
     "Ok-Topk": ((-7, 0), "right", "center"),
-    "gTop-k": ((0, -7), "center", "top"),
+    "gTop-k": ((0, 5), "center", "bottom"),
     "GraVAC": ((0, -7), "center", "top"),
     "Stable Top-K": ((0, -7), "center", "top"),
 }
