@@ -37,7 +37,9 @@ class Pipeline(Protocol):
 
         Args:
             gradients: This rank's gradients; positions in gaps are held (neither added to nor selected from).
-            outputs: Written with factor * total, in their own dtypes; may be the gradients' own arrays.
+            outputs: Written with factor * total, in their own dtypes; may be the gradients' own arrays, which saves
+                a pass over them: where all are, the sweep leaves zeros in them, into which the total is written. An
+                exchange that fails may leave them zero: what they held is in the memory then.
             step: Conditions of this step.
 
         Raises:
@@ -95,13 +97,13 @@ def pipeline_for(
         comm: Communicator of the ranks that take part.
         number: The bucket's number, for traces and messages.
         factor: Factor on the totals: 1/P averages.
-        undoable: Whether ``undo`` will be asked for: it takes a copy of the state before every step, which a memory of
-            the bucket's size doubles.
+        undoable: Whether ``undo`` will be asked for: the state before every step is kept, which doubles a memory of
+            the bucket's size.
         shared: What rules of all buckets of one model share; None: the bucket is alone.
     """
     shared = {} if shared is None else shared
-    place = Place(size, like[:0], number, comm.Get_rank(), comm.Get_size(), consensus_of(comm), shared)
+    place = Place(size, like[:0], number, comm.Get_rank(), comm.Get_size(), consensus_of(comm), shared, undoable)
     messenger = Messenger(comm)
     if sparse.is_dense:
         return DensePipeline(place, messenger, factor)
-    return SparsePipeline(sparse, place, messenger, factor, undoable)
+    return SparsePipeline(sparse, place, messenger, factor)

@@ -20,6 +20,11 @@ from horovod_sparse.rules import Accumulator, Place, SparseVector, Step, snapsho
 _LOG = logging.getLogger("horovod_sparse")
 
 
+# Elements from which on one more message takes less time than a pass over the gradients: then the selection tells
+# whether everything was finite.
+_LATE = 1 << 20
+
+
 class _Plan(NamedTuple):
     """One step's decision: the candidates' densities and entries, descending, and whether all is sent instead."""
 
@@ -49,17 +54,17 @@ class SparsePipeline(PipelineBase):
         place: The bucket and the rank.
         messenger: Of the ranks that take part.
         factor: Factor on the totals.
-        undoable: Whether ``undo`` will be asked for.
     """
 
-    def __init__(self, sparse: Sparse, place: Place, messenger: Messenger, factor: float, undoable: bool) -> None:
+    def __init__(self, sparse: Sparse, place: Place, messenger: Messenger, factor: float) -> None:
         super().__init__(place, messenger, factor)
         self._sparse = sparse
         self._units = _Units()
         self._steps = 0
         self._density = 0.0  # in force in the last step
-        self._undoable = undoable
-        self._before: dict[str, Any] = {}  # the state that the last step began with
+        self._before: dict[str, Any] = {}  # the state that the last step began with, where it may be undone
+        # Whether a step with values that are not finite is found out, and undone, when everything has been added up.
+        self._late = place.undoable and place.size >= _LATE
         self.memory, self.sparsifier, self.collective, self.schedule = sparse.build(place, messenger)
 
     @property
@@ -69,20 +74,29 @@ class SparsePipeline(PipelineBase):
 
     def run(self, gradients: Segments, outputs: Segments, step: Step) -> None:
         """Exchanges one step's gradients."""
-        if self._undoable:
+        if self._place.undoable:
             with self._stage("select"):
-                self._before = snapshot(self.state_dict(), self._before)
+                self._keep()
         poisoned, active, epoch = self._agree(gradients, step)
+        if not poisoned:
+            # A step that may be undone may need its gradients once more.
+            clear = not self._place.undoable and _among(gradients, outputs)
+            step = replace(step, number=self._steps, gradients=gradients, epoch=epoch, clear=clear)
+            poisoned = not self._send_sparse(step, active, outputs)
         if poisoned:
             self._send_whole(gradients, outputs)
-        else:
-            self._send_sparse(replace(step, number=self._steps, gradients=gradients, epoch=epoch), active, outputs)
+
+    def _keep(self) -> None:
+        """Remembers the state before a step; copies what the step changes in place."""
+        state = self.state_dict()
+        left = {"memory": state.pop("memory")} if getattr(self.memory, "alternates", False) else {}
+        self._before = {**snapshot(state, self._before), **left}
 
     def _agree(self, gradients: Segments, step: Step) -> tuple[bool, int, int | None]:
         """Tells if a rank's gradients are not finite, how many elements take part, in the mean, and the epoch."""
         elements = sum([array.size for _, array in gradients])
         with self._stage("select"):
-            finite = self._kernels.all_finite(gradients)
+            finite = self._late or self._kernels.all_finite(gradients)
         with self._stage("agree"):
             # A rank in `hvd.join()` is not told of epochs: it learns them from those that work. 0 stands for none.
             told = 0 if step.idle or step.epoch is None else step.epoch + 1
@@ -107,7 +121,8 @@ class SparsePipeline(PipelineBase):
         with self._stage("apply"):
             self._scatter(exchange.total, outputs)
 
-    def _send_sparse(self, step: Step, active: int, outputs: Segments) -> None:
+    def _send_sparse(self, step: Step, active: int, outputs: Segments) -> bool:
+        """Takes the step; false where a rank's gradients are not finite: then nothing has changed."""
         units = _Units(step.unit * self._factor, self._factor / step.loss_scale)
         with self._stage("select"):
             plan = self._plan(step, active)
@@ -117,6 +132,9 @@ class SparsePipeline(PipelineBase):
             vector, density, k = self._take(accumulator, plan, step)
             self._units = _Units(units.update or self._units.update, units.gradient)
             self._note(density)
+        if self._late and self._poisoned(accumulator, vector):
+            self.undo()
+            return False
         with self._stage("exchange", entries=vector.values.size):
             try:
                 exchange = self.collective.allreduce(vector, k)
@@ -126,7 +144,15 @@ class SparsePipeline(PipelineBase):
         with self._stage("apply"):
             self.memory.close(accumulator, vector, exchange.returned)
             self._steps += 1
-            self._scatter(exchange.total, outputs)
+            self._scatter(exchange.total, outputs, step.gradients if accumulator.cleared else ())
+        return True
+
+    def _poisoned(self, accumulator: Accumulator, vector: SparseVector) -> bool:
+        """Tells if what was added up on any rank is not finite."""
+        with self._stage("select"):
+            finite = accumulator.finite(vector)
+        with self._stage("agree"):
+            return bool(self._place.consensus(np.array([not finite], np.int64))[0])
 
     def _plan(self, step: Step, active: int) -> _Plan:
         """The only decision of the step, before anything is selected."""
@@ -198,6 +224,12 @@ class SparsePipeline(PipelineBase):
         if mine["collective"]:
             notes.append(f"thresholds and regions of {type(self.collective).__name__} start anew")
         return merged, notes
+
+
+def _among(gradients: Segments, outputs: Segments) -> bool:
+    """Tells if all gradients are outputs, too."""
+    written = {(start, id(array)) for start, array in outputs}
+    return all((start, id(array)) in written for start, array in gradients)
 
 
 def _ratio(old: float, new: float) -> float:
