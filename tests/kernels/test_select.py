@@ -291,7 +291,7 @@ def test_samples_suffice(density: float, shape: Shape) -> None:
     sample = module._Sample.of(n, k)
     table = module.Table([(0, on_device(x))], n)
     selection = module._Selection(table, cupy.zeros(n, np.float32), sample.room)
-    selection.estimate(np.float32(1), sample)
+    selection.estimate(np.float32(1), sample, selection._buffer)
     threshold = to_host(selection._plan[16:20]).view(np.int32)[0]
     assert k <= int((reference.magnitude(x) >= threshold).sum()) <= sample.room
 
