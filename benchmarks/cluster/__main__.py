@@ -7,7 +7,7 @@
     python -m benchmarks.cluster down
 
 The nodes are network namespaces, joined by links of the given rate; Open MPI runs over TCP between them. The
-measurements (collectives, bytes, overlap) bring up a cluster of their own and take it down again. Start all of this
+measurements (collectives, bytes, overlap, peers) bring up a cluster of their own and take it down again. Start all of this
 in the repository's root, with the environment's own python, also under sudo.
 """
 
@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks import command_line
-from benchmarks.cluster import collectives, overlap
+from benchmarks.cluster import collectives, overlap, peers
 from benchmarks.cluster.collectives import RING
 from benchmarks.cluster.emulated import Cluster
 from benchmarks.cluster.namespaces import take_down
@@ -73,6 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     add.set_defaults(run=_compare_bytes)
     collectives.add_parser(commands)
     overlap.add_parser(commands)
+    peers.add_parser(commands)
     return parser
 
 

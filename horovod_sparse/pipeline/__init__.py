@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from horovod_sparse.compression import Sparse
 from horovod_sparse.kernels.types import Array, Segments
 from horovod_sparse.mpi.consensus import consensus_of
+from horovod_sparse.mpi.cores import own_cores
 from horovod_sparse.mpi.messenger import Messenger
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline.dense import DensePipeline
@@ -102,7 +103,8 @@ def pipeline_for(
         shared: What rules of all buckets of one model share; None: the bucket is alone.
     """
     shared = {} if shared is None else shared
-    place = Place(size, like[:0], number, comm.Get_rank(), comm.Get_size(), consensus_of(comm), shared, undoable)
+    ranks = comm.Get_rank(), comm.Get_size(), consensus_of(comm)
+    place = Place(size, like[:0], number, *ranks, shared, undoable, own_cores(comm))
     messenger = Messenger(comm)
     if sparse.is_dense:
         return DensePipeline(place, messenger, factor)

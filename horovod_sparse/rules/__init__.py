@@ -59,6 +59,7 @@ class Place:
         consensus: Sums numbers over them; a collective call each time.
         shared: What rules of all buckets of one model share, by its class.
         undoable: A step may be undone: the pipeline keeps the state before it.
+        threads: As many as this rank has cores to itself.
     """
 
     size: int
@@ -69,6 +70,7 @@ class Place:
     consensus: Consensus = alone
     shared: dict[type[Any], Any] = field(default_factory=dict)
     undoable: bool = False
+    threads: int = 1
 
     def generator(self, seed: int, step: int, *, shared: bool, level: int = 0) -> np.random.Generator:
         """A generator for one step of this bucket, the same on every rank or this rank's own.
