@@ -7,8 +7,8 @@
     python -m benchmarks.cluster down
 
 The nodes are network namespaces, joined by links of the given rate; Open MPI runs over TCP between them. The
-measurements (collectives, bytes, overlap, peers) bring up a cluster of their own and take it down again. Start all of this
-in the repository's root, with the environment's own python, also under sudo.
+measurements (collectives, bytes, overlap, peers) bring up a cluster of their own and take it down again. Start all of
+this in the repository's root, with the environment's own python, also under sudo.
 """
 
 from __future__ import annotations

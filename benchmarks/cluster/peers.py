@@ -82,7 +82,9 @@ def run(options: argparse.Namespace) -> int:
     with Cluster(options.nodes, options.rates[0]) as cluster:
         for rate in options.rates:
             cluster.set_rate(rate)
-            print(f"\n{rate}, {options.nodes} ranks, n = {_side(options.parameters) ** 2:,} (float32)\n{HEAD}", flush=True)
+            print(
+                f"\n{rate}, {options.nodes} ranks, n = {_side(options.parameters) ** 2:,} (float32)\n{HEAD}", flush=True
+            )
             peers: list[Peer] = []
             for name in options.contenders:
                 peers.append(measure(cluster, name, rate, options))

@@ -64,9 +64,10 @@ class Residual:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copies the residual in; ValueError when it is of another size or dtype."""
         if state["residual"] is self._other:  # the last step is undone
-            return self._swap()
-        require_fit(state["residual"], self._residual)
-        self._residual[...] = to_device(state["residual"], self._residual)
+            self._swap()
+        else:
+            require_fit(state["residual"], self._residual)
+            self._residual[...] = to_device(state["residual"], self._residual)
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Residuals add up."""

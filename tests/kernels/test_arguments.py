@@ -276,9 +276,9 @@ def test_seeds_on_the_device_have_63_bits() -> None:
 def test_gradients_that_are_to_be_left_zero_must_be_outputs(name: str) -> None:
     for backend in ONE_OF_EACH:
         _, *rest = backend.put(ACCEPTED[name])
-        with pytest.raises(ValueError, match="segment 0: .*must be contiguous"):
+        with pytest.raises(ValueError, match=r"segment 0: .*must be contiguous"):
             getattr(backend.kernels, name)([(0, backend.put(F32)[::2])], *rest, clear=True)
     for backend in CPU[:1]:
         _, *rest = backend.put(ACCEPTED[name])
-        with pytest.raises(ValueError, match="segment 0: .*must be writable"):
+        with pytest.raises(ValueError, match=r"segment 0: .*must be writable"):
             getattr(backend.kernels, name)([(0, read_only(VALUES))], *rest, clear=True)

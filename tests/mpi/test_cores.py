@@ -35,7 +35,7 @@ def test_every_rank_has_at_least_one_and_together_they_do_not_exceed_the_node(co
     monkeypatch.setattr(cores, "_limit", lambda environment: sys.maxsize)
     own = comm.Dup()
     assert everywhere(comm, own_cores(own) == max(1, 6 // comm.Get_size()))
-    monkeypatch.setattr(cores, "_affinity", lambda: [])
+    monkeypatch.setattr(cores, "_affinity", list)
     assert everywhere(comm, own_cores(own) == max(1, 6 // comm.Get_size()))  # it is kept
     own.Free()
 

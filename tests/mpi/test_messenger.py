@@ -77,7 +77,9 @@ def test_the_ring_passes_long_messages_on_in_pieces(comm, put):
     everyones = channel.allgather(mine, lengths)
     assert everywhere(comm, all(type(one) is type(mine) for one in everyones))
     expected = [numbered(rank, length) for rank, length in enumerate(lengths)]
-    assert everywhere(comm, all(np.array_equal(to_host(one), other) for one, other in zip(everyones, expected, strict=True)))
+    assert everywhere(
+        comm, all(np.array_equal(to_host(one), other) for one, other in zip(everyones, expected, strict=True))
+    )
     check_counts(comm, channel.traffic)
 
 
