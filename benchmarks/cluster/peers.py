@@ -149,10 +149,17 @@ def ddp(gradient: Array, comm: MPI.Intracomm, power: bool = False) -> Round:
     del comm
     init_process_group("gloo")
     side = math.isqrt(gradient.size)
-    model = torch.nn.Module()
-    model.weight = torch.nn.Parameter(torch.zeros(side, side))
     factor = torch.from_numpy(gradient).view(side, side)
-    model.forward = lambda: (model.weight * factor).sum()  # type: ignore[assignment]
+
+    class Product(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(side, side))
+
+        def forward(self) -> torch.Tensor:
+            return (self.weight * factor).sum()
+
+    model = Product()
     parallel = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1 << 14)
     if power:
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
