@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from horovod_sparse.compression import Sparse
 from horovod_sparse.kernels.types import Array, Segments
 from horovod_sparse.mpi.consensus import consensus_of
@@ -33,7 +36,18 @@ class Pipeline(Protocol):
         """Payload this rank has sent and received for this bucket."""
         ...
 
-    def run(self, gradients: Segments, outputs: Segments, step: Step) -> None:
+    def facts(self, gradients: Segments, step: Step) -> NDArray[np.int64] | None:
+        """Numbers that are summed over the ranks before the exchange; None: nothing has to be agreed on."""
+        ...
+
+    def run(
+        self,
+        gradients: Segments,
+        outputs: Segments,
+        step: Step,
+        agreed: NDArray[np.int64] | None = None,
+        ahead: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.int64] | None:
         """Exchanges one step's gradients.
 
         Args:
@@ -42,6 +56,11 @@ class Pipeline(Protocol):
                 a pass over them: where all are, the sweep leaves zeros in them, into which the total is written. An
                 exchange that fails may leave them zero: what they held is in the memory then.
             step: Conditions of this step.
+            agreed: Sums of this bucket's facts, where an earlier message brought them.
+            ahead: Facts of another bucket, which a bucket that needs no agreement takes along in its message.
+
+        Returns:
+            The sums of the facts that were taken along.
 
         Raises:
             NoBackwardError: No rank had a backward pass. The memory is unchanged.

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from horovod_sparse import trace
 from horovod_sparse.compression import Sparse
@@ -72,12 +73,20 @@ class SparsePipeline(PipelineBase):
         """Payload this rank has sent and received for this bucket."""
         return self.collective.traffic
 
-    def run(self, gradients: Segments, outputs: Segments, step: Step) -> None:
+    def run(
+        self,
+        gradients: Segments,
+        outputs: Segments,
+        step: Step,
+        agreed: NDArray[np.int64] | None = None,
+        ahead: NDArray[np.int64] | None = None,
+    ) -> None:
         """Exchanges one step's gradients."""
+        del ahead
         if self._place.undoable:
             with self._stage("select"):
                 self._keep()
-        poisoned, active, epoch = self._agree(gradients, step)
+        poisoned, active, epoch = self._agree(gradients, step, agreed)
         if not poisoned:
             # A step that may be undone may need its gradients once more.
             clear = not self._place.undoable and _among(gradients, outputs)
@@ -92,16 +101,22 @@ class SparsePipeline(PipelineBase):
         left = {"memory": state.pop("memory")} if getattr(self.memory, "alternates", False) else {}
         self._before = {**snapshot(state, self._before), **left}
 
-    def _agree(self, gradients: Segments, step: Step) -> tuple[bool, int, int | None]:
-        """Tells if a rank's gradients are not finite, how many elements take part, in the mean, and the epoch."""
+    def facts(self, gradients: Segments, step: Step) -> NDArray[np.int64]:
+        """Whether the gradients are not finite, whether there was a backward pass, the elements, and the epoch."""
         elements = sum([array.size for _, array in gradients])
         with self._stage("select"):
             finite = self._late or self._kernels.all_finite(gradients)
-        with self._stage("agree"):
-            # A rank in `hvd.join()` is not told of epochs: it learns them from those that work. 0 stands for none.
-            told = 0 if step.idle or step.epoch is None else step.epoch + 1
-            mine = np.array([not finite, not step.idle, elements, told], np.int64)
-            poisoned, working, active, epochs = self._place.consensus(mine).tolist()
+        # A rank in `hvd.join()` is not told of epochs: it learns them from those that work. 0 stands for none.
+        told = 0 if step.idle or step.epoch is None else step.epoch + 1
+        return np.array([not finite, not step.idle, elements, told], np.int64)
+
+    def _agree(self, gradients: Segments, step: Step, agreed: NDArray[np.int64] | None) -> tuple[bool, int, int | None]:
+        """Tells if a rank's gradients are not finite, how many elements take part, in the mean, and the epoch."""
+        if agreed is None:
+            mine = self.facts(gradients, step)
+            with self._stage("agree"):
+                agreed = self._place.consensus(mine)
+        poisoned, working, active, epochs = agreed.tolist()
         if not working:
             raise self._no_backward()
         # The same on every rank, also where parameters are held on some of them only.
