@@ -37,4 +37,6 @@ def test_the_last_line_of_a_contender_is_what_it_found():
     cluster, options = SimpleNamespace(python=python), SimpleNamespace(nodes=4, parameters=110, rounds=2)
     assert peers.measure(cluster, "ddp", "none", options) == Peer("ddp", "none", [3.0, 2.0], 1.5)
     peers.measure(cluster, "ring", "none", options)
-    assert asked == [(4, ["ddp", "10", "2"], ()), (4, ["ring", "10", "2"], peers.RING)]
+    peers.measure(cluster, "oktopk", "none", options)
+    assert asked[1:] == [(4, ["ring", "10", "2"], peers.RING), (4, ["oktopk", "10", "2"], ())]
+    assert "GLOO_SOCKET_IFNAME=eth0" in asked[0][2]
