@@ -102,7 +102,7 @@ class SparsePipeline(PipelineBase):
         self._before = {**snapshot(state, self._before), **left}
 
     def facts(self, gradients: Segments, step: Step) -> NDArray[np.int64]:
-        """Whether the gradients are not finite, whether there was a backward pass, the elements, and the epoch."""
+        """Numbers to agree on: ranks that are not finite, ranks that had a backward pass, elements, and the epoch."""
         elements = sum([array.size for _, array in gradients])
         with self._stage("select"):
             finite = self._late or self._kernels.all_finite(gradients)
