@@ -10,7 +10,7 @@ import torch
 from mpi4py import MPI
 
 from horovod_sparse.compression import Sparse
-from horovod_sparse.kernels import kernels_for
+from horovod_sparse.kernels import copy_to_host, kernels_for
 from horovod_sparse.pipeline import pipeline_for
 from horovod_sparse.rules import Step
 from horovod_sparse.training.device import Mark, real_dtype
@@ -150,10 +150,10 @@ class Bucket:
         with self._device.work():
             self.pipeline.undo()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything the next step depends on, as copies on the host, and the names of the parameters."""
+    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
+        """Everything the next step depends on, copied to the host by ``copy``, and the names of the parameters."""
         with self._device.work():
-            return {"parameters": self.layout.names, **to_tensors(self.pipeline.state_dict())}
+            return {"parameters": self.layout.names, **to_tensors(self.pipeline.state_dict(), copy)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over a state given by ``state_dict``."""

@@ -12,7 +12,7 @@
 
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from horovod_sparse.compression import Sparse
+from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.mpi.agreement import agree
 from horovod_sparse.mpi.lifetime import inside_mpi
 from horovod_sparse.mpi.traffic import Traffic
@@ -295,8 +296,11 @@ class SparseState:
             self._exchange.worker.finish()
         return self._exchange
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
         """Everything remembered on this rank, as copies; every rank has its own. Call it after ``optimizer.step()``.
+
+        Args:
+            copy: Copies an array to the host.
 
         Returns:
             Numbers, strings, lists and tensors only, so that ``torch.load(..., weights_only=True)`` reads it.
@@ -304,7 +308,7 @@ class SparseState:
         exchange = self._between_steps()
         if exchange is None or self._loaded is not None:
             return dict(self._loaded or {"buckets": []})
-        return exchange.state_dict()
+        return exchange.state_dict(copy)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over a state given by ``state_dict`` on the same rank of as many ranks.

@@ -11,6 +11,7 @@ import torch
 from mpi4py import MPI
 
 from horovod_sparse.compression import Sparse
+from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.mpi.lifetime import inside_mpi
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.rules import Step
@@ -127,10 +128,14 @@ class Exchange:
         """Payload this rank has sent and received so far, parameters that travel dense included."""
         return self.worker.traffic
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything remembered on this rank (residuals, thresholds, ...), as copies; to be called between steps."""
+    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
+        """Everything remembered on this rank (residuals, thresholds, ...); to be called between steps.
+
+        Args:
+            copy: Copies an array to the host.
+        """
         self.worker.settle()
-        return self.worker.state_dict()
+        return self.worker.state_dict(copy)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over a state given by ``state_dict`` on the same rank of as many ranks; to be called between steps.

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 from horovod_sparse.kernels import copy_to_host
 
 
-def to_tensors(state: Any) -> Any:
-    """A copy of nested dictionaries, on the host, in which arrays have become tensors."""
-    return _convert(state, lambda array: torch.from_numpy(copy_to_host(array)))
+def to_tensors(state: Any, copy: Callable[[Any], NDArray[Any]] = copy_to_host) -> Any:
+    """A copy of nested dictionaries in which arrays, copied to the host by ``copy``, have become tensors."""
+    return _convert(state, lambda array: torch.from_numpy(copy(array)))
 
 
 def to_arrays(state: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from horovod_sparse import trace
+from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.mpi.lifetime import current_call, inside_mpi
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline.base import NoBackwardError
@@ -225,9 +226,9 @@ class Worker:
             total.add(bucket.pipeline.traffic)
         return total
 
-    def state_dict(self) -> dict[str, Any]:
-        """The states of all buckets, as copies on the host; to be called between steps, after ``settle``."""
-        return {"buckets": [bucket.state_dict() for bucket in self.buckets]}
+    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
+        """The states of all buckets, copied to the host by ``copy``; to be called between steps, after ``settle``."""
+        return {"buckets": [bucket.state_dict(copy) for bucket in self.buckets]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over a state given by ``state_dict`` on the same rank of as many ranks.
