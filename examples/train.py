@@ -235,6 +235,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--checkpoint-every", type=at_least_0, default=0, metavar="N", help="steps; 0: at the end of every epoch")
     add("--keep", type=positive, default=3, help="checkpoints; older ones are deleted")
     add("--resume", type=resumption, default="latest", metavar="latest|none|STEP", help="checkpoint to go on from")
+    add("--digest", metavar="HEX", help="refuse to go on from any checkpoint but the one with this digest")
     add("--trace", action="store_true", help="write trace.json, the last epoch's times, for ui.perfetto.dev")
     add("--output", type=Path, default=Path("runs/train"), help="folder for result.json")
     return parser.parse_args()

@@ -1,4 +1,4 @@
-"""A forked rank is a rank like any other: MPI, streams, exit status and signals are those of the process it stands for."""
+"""A forked rank is a rank like any other: MPI, streams, exit status and signals are those of its stub."""
 
 from __future__ import annotations
 

@@ -96,6 +96,7 @@ def test_one_is_under_way_at_a_time_and_everything_waits_for_it(hvd, comm, folde
         comm.Barrier()
         threading.Timer(0.2, held.set).start()
         follow(2 * step + 1, **run.states)
+        checkpoints.wait()
         assert everywhere(comm, f"step-{2 * step:08d}" in steps(folder))
     held.clear()
     checkpoints.async_save(7, **run.states)

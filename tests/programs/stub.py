@@ -13,11 +13,14 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 with socket.socket(socket.AF_UNIX) as server:
     server.connect(sys.argv[1])
-    request = json.dumps({"arguments": sys.argv[2:], "environment": dict(os.environ), "folder": os.getcwd()}).encode()
+    request = json.dumps(
+        {"arguments": sys.argv[2:], "environment": dict(os.environ), "folder": str(Path.cwd())}
+    ).encode()
     socket.send_fds(server, [len(request).to_bytes(8, "big")], [0, 1, 2])
     server.sendall(request)
     with server.makefile("r") as answers:
@@ -30,6 +33,7 @@ with socket.socket(socket.AF_UNIX) as server:
             signal.signal(number, pass_on)
         status = int(answers.readline())
 if status < 0:
-    signal.signal(-status, signal.SIG_DFL) if -status != signal.SIGKILL else None
+    if status != -signal.SIGKILL:
+        signal.signal(-status, signal.SIG_DFL)
     os.kill(os.getpid(), -status)
 sys.exit(status)
