@@ -87,7 +87,8 @@ def _block(training: Training, save: Callable[[int], Any], checkpoints: Any, opt
             save(step)
     checkpoints.wait()
     seconds = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
-    return options.steps / float(hvd.allreduce(seconds, op=hvd.Max, name="seconds"))
+    slowest: float = hvd.allreduce(seconds, op=hvd.Max, name="seconds").item()
+    return float(options.steps) / slowest
 
 
 def _show(rates: dict[str, list[float]], options: argparse.Namespace, size: float) -> None:

@@ -17,6 +17,8 @@ from horovod_sparse.rules import Place, Step
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+__all__ = ["Pipeline", "Step", "pipeline_for"]
+
 
 class Pipeline(Protocol):
     """One bucket's exchange; ``pipeline_for`` gives the one that a configuration asks for.
