@@ -23,9 +23,9 @@ class MomentumCorrection(Residual):
 
     With Nesterov's momentum, v = v + g + m u. In a step with a momentum of 0, v = v + g, and u stays as it is.
 
-    The momentum is that of the optimizer which it serves, as it is in each step, or a constant of its own; the optimizer
-    applies none then. v is rescaled as every residual. u is a gradient, as in torch's SGD: it follows the loss scale,
-    but not the learning rate.
+    The momentum is that of the optimizer which it serves, as it is in each step, or a constant of its own; the
+    optimizer applies none then. v is rescaled as every residual. u is a gradient, as in torch's SGD: it follows the
+    loss scale, but not the learning rate.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -81,11 +81,13 @@ class MomentumCorrection(Residual):
         if not momentum.factor:
             return super().open(step, scale)
         kernels, real = kernels_for(self._residual), self._velocity.dtype.type
-        share = real(1 if step.number == 0 else 1 - momentum.dampening)
+        share = momentum.share if step.number else momentum.first
         pending = [(start, self._velocity[start : start + gradient.size]) for start, gradient in step.gradients]
         for (_, part), (_, gradient) in zip(pending, step.gradients, strict=True):
-            added = gradient if share == 1 else share * gradient.astype(real)
-            kernels.accumulate([(0, added)], part, momentum.factor)
+            if share:
+                kernels.accumulate([(0, gradient)], part, momentum.factor / share)
+            if share != 1:
+                part *= real(share or momentum.factor)
         if momentum.nesterov:
             kernels.accumulate(step.gradients, self._residual, scale)
             pending, scale = [(start, real(momentum.factor) * part) for start, part in pending], 1.0

@@ -90,17 +90,19 @@ ANYWHERE = Place(MAX_SIZE, np.empty(0, np.float32))
 
 @dataclass(frozen=True, slots=True)
 class Momentum:
-    """Momentum as torch's SGD defines it: u = factor * u + (1 - dampening) * g, and u = g in the first step.
+    """Momentum as torch defines it: u = factor * u + share * g, and u = first * g in the first step.
 
     Attributes:
         factor: m, in [0, 1); 0: there is none, and u stays as it is.
-        nesterov: The update is g + m u, not u.
-        dampening: Of the gradients after the first.
+        nesterov: The update is g + m u, not u. The shares are 1 then.
+        share: Of the gradients after the first: 1 - dampening of SGD, 1 - beta of Adam.
+        first: Of the first gradient: 1 of SGD, 1 - beta of Adam.
     """
 
     factor: float = 0.0
     nesterov: bool = False
-    dampening: float = 0.0
+    share: float = 1.0
+    first: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def check_sparse(compression: Sparse, optimizers: Sequence[torch.optim.Optimizer
             raise ValueError(
                 f"the compression applies momentum before the selection, but the optimizer {type(optimizer).__name__} "
                 "has momentum, too: give the optimizer momentum=0 (betas=(0, ...)) and the momentum to the "
-                "compression, as in momentum=0.9, or leave it to the optimizer, with memory='momentum' and momentum=None"
+                "compression, as in momentum=0.9, or give the compression momentum=None, which takes the optimizer's"
             )
         check_devices({p.device for group in optimizer.param_groups for p in group["params"]})
 

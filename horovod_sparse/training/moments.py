@@ -14,13 +14,13 @@ from horovod_sparse.rules import Momentum
 def momentum_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Momentum:
     """The momentum of a param group in this step, as far as a compression can take it over.
 
-    SGD's, and the first moment of Adam and AdamW: (1 - beta) * u. Other optimizers' are not linear in the gradients, or
-    unknown: none.
+    SGD's, and the first moment of Adam and AdamW. Other optimizers' are not linear in the gradients, or unknown: none.
     """
     if isinstance(optimizer, SGD):
-        return Momentum(float(group["momentum"]), bool(group["nesterov"]), float(group["dampening"]))
+        return Momentum(float(group["momentum"]), bool(group["nesterov"]), 1 - float(group["dampening"]))
     if isinstance(optimizer, (Adam, AdamW)):
-        return Momentum(float(group["betas"][0]))
+        beta = float(group["betas"][0])
+        return Momentum(beta, share=1 - beta, first=1 - beta)
     return Momentum()
 
 
@@ -43,27 +43,34 @@ def coupled_decay(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) ->
 
 
 def enter_first_moment(
-    state: Mapping[str, Any], gradient: torch.Tensor, group: Mapping[str, Any], sent_whole: bool
+    state: Mapping[str, Any],
+    p: torch.Tensor,
+    group: Mapping[str, Any],
+    decay: float,
+    sent_whole: bool,
 ) -> None:
-    """Lets Adam's step find its first moment in a total that has momentum already; both are changed in place.
+    """Lets Adam's step make of ``p.grad``, which has momentum already, its first moment.
 
-    The step computes exp_avg = b exp_avg + (1 - b) gradient, which becomes (1 - b) total either way. Where everything
-    was sent, the gradient that makes it so is the mean gradient itself, and Adam's second moment is what it would be.
-    Elsewhere that difference of two totals would be of other entries in each step; there the second moment is that of
-    the first moment, in which what has waited for long is as large as (1 - b) of its sum.
+    The step adds decay * p to the gradient and computes b * exp_avg + (1 - b) * gradient, which becomes
+    p.grad + decay * p. Where everything was sent, that is done by a gradient that makes it so: the mean gradient, by
+    which the second moment is what it would be, too. Elsewhere such a difference of two totals would be of other
+    entries in each step. There the first moment is set, and the second moment is of that.
 
     Args:
-        state: Adam's state of the parameter. Without ``exp_avg``, which then begins with 0, nothing is done.
-        gradient: The total.
-        group: The parameter's group.
+        state: Adam's state of the parameter; without ``exp_avg`` that begins with 0.
+        p: The parameter.
+        group: Its group.
+        decay: As of ``coupled_decay``.
         sent_whole: Whether everything was sent in this step.
     """
-    first, beta = state.get("exp_avg"), float(group["betas"][0])
-    if first is None:
-        return
+    gradient, first, beta = p.grad, state.get("exp_avg"), float(group["betas"][0])
     uphill = -1 if group.get("maximize") else 1
-    if sent_whole:
-        gradient.sub_(first, alpha=uphill * beta / (1 - beta))
-    else:
-        gradient.mul_(1 - beta)
+    assert gradient is not None
+    gradient.add_(p, alpha=decay)
+    if first is not None and not sent_whole:
         torch.mul(gradient, uphill, out=first)
+    else:
+        if first is not None:
+            gradient.sub_(first, alpha=uphill * beta)
+        gradient.div_(1 - beta)
+    gradient.sub_(p, alpha=decay)

@@ -125,7 +125,7 @@ class StepMomentum:
                 self._add(optimizer, p, momentum, decay, whole=not buckets)
             if buckets and moment:
                 sent_whole = all(bucket.pipeline.sent_whole for bucket in buckets)
-                enter_first_moment(optimizer.state.get(p, {}), p.grad, group, sent_whole)
+                enter_first_moment(optimizer.state.get(p, {}), p, group, decay, sent_whole)
         if self.options.own is None and "momentum" in group:
             self._taken.append((group, {name: group[name] for name in ("momentum", "nesterov")}))
             group.update(momentum=0.0, nesterov=False)
@@ -141,13 +141,13 @@ class StepMomentum:
     def _add(
         self, optimizer: torch.optim.Optimizer, p: torch.Tensor, momentum: Momentum, decay: float, whole: bool
     ) -> None:
-        gradient, m, share = p.grad, momentum.factor, 1 - momentum.dampening
+        gradient, m, share = p.grad, momentum.factor, momentum.share
         assert gradient is not None
         buffer = optimizer.state.get(p, {}).get(_BUFFER, self._new.get(p))
         if buffer is None:
             if not (whole or decay or (self.options.own is None and isinstance(optimizer, torch.optim.SGD))):
                 return
-            buffer, share = torch.zeros_like(gradient), 1.0
+            buffer, share = torch.zeros_like(gradient), momentum.first
             self._new[p] = buffer
         buffer.mul_(m)
         if momentum.nesterov:  # without dampening

@@ -21,8 +21,8 @@ def state(memory):
     return content["residual"], content["velocity"]
 
 
-def reference(residual, velocity, gradient, momentum, nesterov, dampening=0):
-    velocity = momentum * velocity + (1 - np.float32(dampening)) * gradient
+def reference(residual, velocity, gradient, momentum, nesterov, share=1):
+    velocity = momentum * velocity + np.float32(share) * gradient
     return residual + (gradient + momentum * velocity if nesterov else velocity), velocity
 
 
@@ -51,7 +51,11 @@ def test_every_step_is_the_published_recursion(size, k, seed, nesterov, masking,
         assert np.array_equal(state(memory), (residual, velocity))
 
 
-FORMS = [{}, {"nesterov": True}, {"dampening": 0.25}]
+FORMS = [{}, {"nesterov": True}, {"dampening": 0.5}, {"dampening": 1.0}]
+
+
+def momentum_of(factor, nesterov=False, dampening=0.0):
+    return Momentum(factor, nesterov, 1 - dampening)
 
 
 @settings(max_examples=30)
@@ -62,12 +66,13 @@ def test_the_optimizers_momentum_may_change_from_step_to_step(size, k, seed, for
     residual = velocity = np.zeros(size, np.float32)
     for number, factor in enumerate((0.5, 0.25, 0.0, 0.5)):
         gradient = 512 * eighths(generator, size)
+        momentum = momentum_of(factor, **form)
         if factor:
-            this = {**form, "dampening": form.get("dampening", 0) if number else 0}
-            expected = reference(residual, velocity, gradient, np.float32(factor), **{"nesterov": False, **this})
+            share = momentum.share if number else 1
+            expected = reference(residual, velocity, gradient, np.float32(factor), momentum.nesterov, share)
         else:
             expected = residual + gradient, velocity
-        now = Step(number=number, gradients=[(0, gradient)], momentum=Momentum(factor, **form))
+        now = Step(number=number, gradients=[(0, gradient)], momentum=momentum)
         accumulator = memory.open(now, 1.0)
         vector = accumulator.take_largest(min(k, size))
         memory.close(accumulator, vector, vector.nothing())
@@ -97,7 +102,7 @@ def test_at_density_one_it_is_torchs_momentum(form, masking):
         optimizer.param_groups[0].update(lr=rate, momentum=factor)
         parameter.grad = torch.from_numpy(gradient.copy())
         optimizer.step()
-        now = Step(number=seed, gradients=[(0, gradient)], momentum=Momentum(factor, **form))
+        now = Step(number=seed, gradients=[(0, gradient)], momentum=momentum_of(factor, **form))
         accumulator = memory.open(now, before / rate)
         vector = accumulator.take_all()
         memory.close(accumulator, vector, vector.nothing())
