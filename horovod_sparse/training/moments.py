@@ -35,21 +35,17 @@ def has_momentum(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def coupled_decay(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float:
-    """Weight decay that is a part of the gradient, so that momentum is for it, too; negative where that is uphill."""
-    coupled = isinstance(optimizer, SGD) or (isinstance(optimizer, Adam) and not isinstance(optimizer, AdamW))
+    """Weight decay that SGD and Adam add to the gradient; negative where ``p.grad`` points uphill."""
+    coupled = isinstance(optimizer, (SGD, Adam)) and not isinstance(optimizer, AdamW)
     if not coupled or group.get("decoupled_weight_decay"):
         return 0.0
     return float(-group["weight_decay"] if group.get("maximize") else group["weight_decay"])
 
 
 def enter_first_moment(
-    state: Mapping[str, Any],
-    p: torch.Tensor,
-    group: Mapping[str, Any],
-    decay: float,
-    sent_whole: bool,
+    state: Mapping[str, Any], p: torch.Tensor, group: Mapping[str, Any], decay: float, sent_whole: bool
 ) -> None:
-    """Lets Adam's step make of ``p.grad``, which has momentum already, its first moment.
+    """Lets Adam's step make ``p.grad``, which has momentum already, its first moment.
 
     The step adds decay * p to the gradient and computes b * exp_avg + (1 - b) * gradient, which becomes
     p.grad + decay * p. Where everything was sent, that is done by a gradient that makes it so: the mean gradient, by
@@ -60,7 +56,7 @@ def enter_first_moment(
         state: Adam's state of the parameter; without ``exp_avg`` that begins with 0.
         p: The parameter.
         group: Its group.
-        decay: As of ``coupled_decay``.
+        decay: As of ``coupled_decay``. It has no momentum: parameters hardly change while that lasts.
         sent_whole: Whether everything was sent in this step.
     """
     gradient, first, beta = p.grad, state.get("exp_avg"), float(group["betas"][0])

@@ -121,9 +121,10 @@ class StepMomentum:
             if p.grad is None or not p.requires_grad:
                 continue
             buckets = self._selecting(optimizer, p)
-            if buckets or not moment:
-                self._add(optimizer, p, momentum, decay, whole=not buckets)
-            if buckets and moment:
+            if not moment:
+                of_gradient = decay if isinstance(optimizer, torch.optim.SGD) else 0.0
+                self._add(optimizer, p, momentum, of_gradient, whole=not buckets)
+            elif buckets:
                 sent_whole = all(bucket.pipeline.sent_whole for bucket in buckets)
                 enter_first_moment(optimizer.state.get(p, {}), p, group, decay, sent_whole)
         if self.options.own is None and "momentum" in group:
