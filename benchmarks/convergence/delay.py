@@ -15,12 +15,15 @@ Printed are means over the steps of three equal parts of the training, but for t
 - age: that of the gradients in an update, by the weight which momentum gives them; for dense momentum, m / (1 - m);
 - held: norm of what a worker has not sent, against its gradient's, as an update: times 1 / (1 - m) where momentum is
   still to come;
-- length, cosine: of the update against that of dense momentum.
+- length, cosine: of the update against that of dense momentum;
+- path: cosine of the sums of these updates over the whole part.
+
+The learning rate rises over the first tenth and stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,21 +36,22 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from benchmarks import command_line
 from benchmarks.convergence.tasks import TASKS, Samples, Task
-from examples.schedule import learning_rate_factor
 from horovod_sparse.compression import Sparse
 from horovod_sparse.memories import MEMORIES
 from horovod_sparse.rules import Momentum, Place, Step
 from horovod_sparse.sparsifiers import TopK
+from horovod_sparse.vector import SparseVector
 
 Array = NDArray[Any]
 
 WORKERS, MOMENTUM, WARMUP = 4, 0.9, 0.1
+_PARTS = 3
 VARIANTS: dict[str, dict[str, Any]] = {
     "after": {"memory": "residual"},
     "before": {"memory": "momentum"},
     "masked": {"memory": "momentum", "masking": True},
 }
-COLUMNS = ("delay", "age", "held", "length", "cosine")
+COLUMNS = ("delay", "age", "held", "length", "cosine", "path")
 
 
 class Ages:
@@ -92,90 +96,100 @@ class Ages:
 
 
 @dataclass
-class Worker:
-    """One worker's part of a training.
-
-    Attributes:
-        batches: Its samples.
-        memory: Keeps what it does not send.
-        ages: Of that.
-    """
-
-    batches: Iterator[list[int]]
-    memory: Any
-    ages: Ages
-
-
-@dataclass
 class Notes:
     """Sums of one part of a training.
 
     Attributes:
         new: Weight, and weight times age, of what was sent for the first time.
         all: The same of all that was sent.
-        rows: Held, length and cosine of each step.
+        held: Of each worker and step.
+        updates: Length and cosine of each step's update.
+        paths: Sums of the updates, and of those of dense momentum.
     """
 
     new: Array = field(default_factory=lambda: np.zeros(2))
     all: Array = field(default_factory=lambda: np.zeros(2))
-    rows: list[tuple[float, float, float]] = field(default_factory=list)
+    held: list[float] = field(default_factory=list)
+    updates: list[tuple[float, float]] = field(default_factory=list)
+    paths: Any = 0.0
+
+    def add(self, applied: Array, dense: Array) -> None:
+        """Adds a step's update, and that of dense momentum."""
+        self.updates.append((float(np.linalg.norm(applied) / np.linalg.norm(dense)), _cosine(applied, dense)))
+        self.paths = self.paths + np.stack([applied, dense])
 
     def numbers(self, before: bool) -> list[float]:
         """The numbers of ``COLUMNS``."""
         later = 0.0 if before else MOMENTUM / (1 - MOMENTUM)
-        return [self.new[1] / self.new[0], self.all[1] / self.all[0] + later, *np.mean(self.rows, 0).tolist()]
+        ages = [self.new[1] / self.new[0], self.all[1] / self.all[0] + later]
+        return [*ages, float(np.mean(self.held)), *np.mean(self.updates, 0).tolist(), _cosine(*self.paths)]
 
 
-def measure(
-    task: Task, samples: Samples, variant: str, steps: int, density: float, parts: int = 3
-) -> list[list[float]]:
+class Worker:
+    """One worker of a training.
+
+    Args:
+        place: Its bucket.
+        variant: Key of ``VARIANTS``.
+        count: Samples to draw from.
+        batch: Samples of a step.
+    """
+
+    def __init__(self, place: Place, variant: str, count: int, batch: int) -> None:
+        settings = VARIANTS[variant]
+        self._before = settings["memory"] == "momentum"
+        options = Sparse.of(1.0, **settings).memory
+        self._memory: Any = MEMORIES[settings["memory"]](place, options)
+        self._sparsifier = TopK(place, TopK.Options())
+        self._ages = Ages(place.size, self._before, masking="masking" in settings)
+        self._random, self._count, self._batch = np.random.default_rng([0, place.rank]), count, batch
+
+    def draw(self) -> list[int]:
+        """Numbers of the next batch's samples."""
+        batch: list[int] = self._random.integers(0, self._count, self._batch).tolist()
+        return batch
+
+    def send(self, gradient: Array, k: int, step: Step, scale: float, notes: Notes) -> SparseVector:
+        """Gives what it sends of a gradient, and notes how late that is and what it holds."""
+        accumulator = self._memory.open(step, scale)
+        vector = self._sparsifier.take(accumulator, k, step)
+        self._memory.close(accumulator, vector, vector.nothing())
+        new, all_ = self._ages.step(gradient, vector.entries[0], step.learning_rate)
+        notes.new += new
+        notes.all += all_
+        left = np.linalg.norm(self._memory.state_dict()["residual"]) / (1 if self._before else 1 - MOMENTUM)
+        notes.held.append(float(left / np.linalg.norm(gradient)))
+        return vector
+
+
+def measure(task: Task, samples: Samples, variant: str, steps: int, density: float) -> list[list[float]]:
     """Trains, and gives the numbers of ``COLUMNS`` for each part of the training."""
     torch.manual_seed(0)
-    model, settings = task.build(), VARIANTS[variant]
+    model, before = task.build(), VARIANTS[variant]["memory"] == "momentum"
     size = sum(p.numel() for p in model.parameters())
-    before, options = settings["memory"] == "momentum", Sparse.of(density, **settings).memory
-    place, momentum = Place(size, np.empty(0, np.float32)), Momentum(MOMENTUM)
-    sparsifier, rule = TopK(place, TopK.Options()), MEMORIES[settings["memory"]]
-    workers = [
-        Worker(
-            _batches(len(samples), task.batch, rank), rule(place, options), Ages(size, before, "masking" in settings)
-        )
-        for rank in range(WORKERS)
-    ]
-    dense, applied = np.zeros(size), np.zeros(size)
-    warmup, notes, last_rate = round(WARMUP * steps), [Notes() for _ in range(parts)], 0.0
+    places = [Place(size, np.empty(0, np.float32), rank=rank, ranks=WORKERS) for rank in range(WORKERS)]
+    workers = [Worker(place, variant, len(samples), task.batch) for place in places]
+    dense, applied, last_rate = np.zeros(size), np.zeros(size), 0.0
+    warmup, notes = max(1, round(WARMUP * steps)), [Notes() for _ in range(_PARTS)]
     for number in range(steps):
-        rate = task.lr * learning_rate_factor("step", number, warmup, steps)
-        scale = last_rate / rate if last_rate and rate else 1.0
-        note = notes[parts * (number - warmup) // (steps - warmup)] if number >= warmup else Notes()
-        mean, total, held = np.zeros(size), np.zeros(size), []
+        rate = task.lr * min(1.0, (number + 1) / warmup)
+        note = notes[_PARTS * (number - warmup) // (steps - warmup)] if number >= warmup else Notes()
+        dense *= MOMENTUM
+        applied *= 0.0 if before else MOMENTUM
         for worker in workers:
-            gradient = _gradient(model, samples, next(worker.batches))
-            now = Step(rate, number=number, gradients=[(0, gradient)], momentum=momentum)
-            accumulator = worker.memory.open(now, scale)
-            vector = sparsifier.take(accumulator, round(density * size), now)
-            worker.memory.close(accumulator, vector, vector.nothing())
-            indices, values = vector.entries
-            mean += gradient / WORKERS
-            total[indices] += values / WORKERS
-            new, all_ = worker.ages.step(gradient, indices, rate)
-            note.new += new
-            note.all += all_
-            left = np.linalg.norm(worker.memory.state_dict()["residual"]) / (1 if before else 1 - MOMENTUM)
-            held.append(left / np.linalg.norm(gradient))
-        dense = MOMENTUM * dense + mean
-        applied = total if before else MOMENTUM * applied + total
-        lengths = np.linalg.norm(applied), np.linalg.norm(dense)
-        note.rows.append((float(np.mean(held)), lengths[0] / lengths[1], float(applied @ dense / np.prod(lengths))))
+            gradient = _gradient(model, samples, worker.draw())
+            step = Step(rate, number=number, gradients=[(0, gradient)], momentum=Momentum(MOMENTUM))
+            indices, values = worker.send(gradient, round(density * size), step, last_rate / rate, note).entries
+            dense += gradient / WORKERS
+            applied[indices] += values / WORKERS
+        note.add(applied, dense)
         _update(model, rate * applied)
-        last_rate = rate or last_rate
+        last_rate = rate
     return [note.numbers(before) for note in notes]
 
 
-def _batches(count: int, batch: int, rank: int) -> Iterator[list[int]]:
-    random = np.random.default_rng([0, rank])
-    while True:
-        yield random.integers(0, count, batch).tolist()
+def _cosine(one: Array, other: Array) -> float:
+    return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
 
 
 def _gradient(model: nn.Module, samples: Samples, batch: list[int]) -> Array:
@@ -190,7 +204,7 @@ def _gradient(model: nn.Module, samples: Samples, batch: list[int]) -> Array:
 def _update(model: nn.Module, step: Array) -> None:
     start = 0
     for p in model.parameters():
-        p -= torch.from_numpy(step[start : start + p.numel()]).view_as(p)
+        p.sub_(torch.from_numpy(step[start : start + p.numel()]).view_as(p))
         start += p.numel()
 
 

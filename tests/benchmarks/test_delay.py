@@ -47,6 +47,7 @@ def digits():
     return task, task.load(None)[0]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("variant", ["after", "before"])
 def test_at_density_1_it_is_dense_momentum(digits, variant):
     for numbers in measure(*digits, variant, steps=12, density=1.0):
@@ -56,9 +57,10 @@ def test_at_density_1_it_is_dense_momentum(digits, variant):
         assert found["cosine"] == pytest.approx(1, rel=1e-5)
 
 
+@pytest.mark.full
 def test_momentum_after_the_selection_is_later(digits):
     """As what has waited waits for its momentum, too; masking makes updates shorter."""
-    rows = {variant: measure(*digits, variant, steps=40, density=0.02)[-1] for variant in VARIANTS}
+    rows = {variant: measure(*digits, variant, steps=80, density=0.02)[0] for variant in VARIANTS}
     found = {variant: dict(zip(COLUMNS, numbers, strict=True)) for variant, numbers in rows.items()}
     assert found["after"]["age"] > found["before"]["age"] + 3
     assert found["masked"]["length"] < found["before"]["length"]

@@ -84,7 +84,7 @@ def test_at_density_1_it_is_the_optimizer_of_torch(hvd, group, comm, door, make,
 
 
 def test_decay_that_adam_adds_to_the_gradient_has_no_momentum(hvd, comm):
-    """Which hardly makes a difference: at density 1, a thousandth of what the decay does."""
+    """So that it acts a little earlier, also at density 1: what that changes is less than what the decay does."""
     ends = []
     for decay, train in ((0.0, train_plain), (0.05, train_plain), (0.05, train_through)):
         model = mlp(torch.float64)
@@ -93,7 +93,7 @@ def test_decay_that_adam_adds_to_the_gradient_has_no_momentum(hvd, comm):
         train(comm, model, wrapped, rate=lambda step: 0.001)
         ends.append(torch.cat([p.flatten() for p in snapshot(model)]))
     without, expected, end = ends
-    assert everywhere(comm, (end - expected).norm() < 0.02 * (expected - without).norm())
+    assert everywhere(comm, 0 < (end - expected).norm() < 0.5 * (expected - without).norm())
 
 
 def test_the_settings_of_the_optimizer_are_the_users(hvd, comm):
