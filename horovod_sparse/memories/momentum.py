@@ -90,7 +90,7 @@ class MomentumCorrection(Residual):
                 part *= real(share or momentum.factor)
         if momentum.nesterov:
             kernels.accumulate(step.gradients, self._residual, scale)
-            pending, scale = [(start, real(momentum.factor) * part) for start, part in pending], 1.0
+            pending, scale = [(start, part * real(momentum.factor)) for start, part in pending], 1.0
         return Accumulator(self._residual, pending, scale)
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:

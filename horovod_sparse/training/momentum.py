@@ -122,6 +122,7 @@ class StepMomentum:
                 continue
             buckets = self._selecting(optimizer, p)
             if not moment:
+                # Only SGD's decay is a part of the gradient that momentum is for.
                 of_gradient = decay if isinstance(optimizer, torch.optim.SGD) else 0.0
                 self._add(optimizer, p, momentum, of_gradient, whole=not buckets)
             elif buckets:
@@ -158,14 +159,15 @@ class StepMomentum:
                 buffer.add_(p, alpha=decay)
             gradient.add_(buffer, alpha=m)
             return
-        if whole:
+        if whole and share != 1:
             gradient.mul_(share)
         gradient.add_(buffer)
         if whole:
             buffer.copy_(gradient)
         if decay:
             buffer.add_(p, alpha=share * decay)
-            gradient.add_(p, alpha=(share - 1) * decay)  # the step adds all of it
+            if share != 1:
+                gradient.add_(p, alpha=(share - 1) * decay)  # the step adds all of it
 
 
 _applied: weakref.WeakKeyDictionary[torch.optim.Optimizer, StepMomentum] = weakref.WeakKeyDictionary()
