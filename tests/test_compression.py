@@ -57,7 +57,10 @@ def test_a_value_of_a_wrong_type_or_out_of_range_is_refused_with_name_and_value(
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("topk", r"unknown compression 'topk'; known are: none, fp16, topka, topkdsa, gtopk, oktopk,.*auto, dense"),
+        (
+            "topk",
+            r"unknown compression 'topk'; known are: none, fp16, recommended, topka, topkdsa, gtopk,.*auto, dense",
+        ),
         ("", "unknown compression ''"),
         ("topka:density=2", r"density must be in \(0, 1\], not 2: 0.01 sends 1 % of the gradients"),
         ("topka:densty=0.1", "unknown option 'densty'; known are: bucket_bytes, .*threads"),
@@ -91,6 +94,7 @@ def test_a_value_of_a_wrong_type_or_out_of_range_is_refused_with_name_and_value(
             "all applied, .* 'randomblock' with collective 'gtopk': .* 'shared'",
         ),
         ("dgc:momentum=1", r"momentum must be in \[0, 1\), not 1"),
+        ("recommended:nesterov=True", "nesterov must be False, not True, where the optimizer's momentum is taken over"),
         ("oktopk:tau_partition=0", "tau_partition must be a whole number of at least 1, not 0"),
         ("oktopk:throttle=0", "throttle must be a whole number of at least 1, not 0"),
         ("oktopk:dense_steps=-1", "dense_steps must be a whole number of at least 0, not -1"),
@@ -196,6 +200,10 @@ def test_a_spec_means_what_the_preset_and_the_names_mean(name):
         ("topka:schedule=warmup,warmup_densities=(0.5,0.1)", "schedule", {"warmup_densities": (0.5, 0.1)}),
         ("gravac:cf_min=20,cf_max=200", "schedule", {"cf_max": 200}),
         ("dgc", "memory", {"momentum": 0.9, "masking": True}),
+        ("dgc:momentum=0.5,masking=False", "memory", {"momentum": 0.5, "masking": False}),
+        ("dgc:memory=conef,compressor=quantize", "memory", {"compressor": "quantize"}),
+        ("recommended", "memory", {"momentum": None, "masking": False}),
+        ("recommended", "collective", {"wire": "bfloat16"}),
         ("conef:saving=0.9", "memory", {"saving": 0.9, "compressor": "sketch"}),
         ("auto:wire=float16,throttle=2", "collective", {"wire": "float16"}),
     ],

@@ -12,11 +12,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, NullFormatter, PercentFormatter
 
 from benchmarks.convergence.results import Interval, Results
-from benchmarks.convergence.runs import BLOCKS, DENSE, REFRESHES, STDLIB, grid_name
+from benchmarks.convergence.runs import BLOCKS, DENSE, PERCENTS, REFRESHES, RIVALS, STDLIB, grid_name, recommended_name
 
 # Where a family's names stand, so that they do not lie on each other: offset in points, and which edge is there.
 _SIDES = {
     "dense": ((4, 5), "left", "bottom"),
+    "recommended": ((4, 5), "left", "bottom"),
     "PowerSGD": ((7, 0), "left", "center"),
     "top-k": ((-3, 4), "right", "bottom"),
     "Ok-Topk": ((-7, 0), "right", "center"),
@@ -28,7 +29,8 @@ _CEILING = 60  # perplexity
 # What a user chooses between, by family: the other runs are variants, which the tables have.
 FAMILIES = {
     "dense": (DENSE, "fp16"),
-    "PowerSGD": ("powersgd-4", "powersgd-2", "powersgd-1"),
+    "recommended": tuple(map(recommended_name, PERCENTS)),
+    "PowerSGD": tuple(f"powersgd-{rank}" for rank in sorted(RIVALS, reverse=True)),
     "top-k": ("topka-10", "topka", "topka-1000"),
     "Ok-Topk": ("oktopk-10%", "oktopk"),
     "gTop-k": ("gtopk",),

@@ -124,10 +124,11 @@ def read(options: argparse.Namespace) -> Plan:
 
 
 def recommendation(best: Cost, density: float) -> str:
-    """Text to write for ``compression``."""
+    """Text to write for ``compression``: the recommended preset, which finds the algorithm by itself but for one."""
     if best.algorithm == "dense":
         return "hvd.Compression.none"
-    return f"hvs.Compression.{best.algorithm}(density={density:g})"
+    collective = ", collective='hierarchical'" if best.algorithm == "hierarchical" else ""
+    return f"hvs.Compression.recommended(density={density:g}{collective})"
 
 
 def head(plan: Plan) -> str:

@@ -25,9 +25,11 @@ class Pipeline(Protocol):
 
     Attributes:
         stage: The stage in progress, or the last one; for messages.
+        sent_whole: Whether everything was sent in the last step.
     """
 
     stage: str
+    sent_whole: bool
 
     @property
     def traffic(self) -> Traffic:

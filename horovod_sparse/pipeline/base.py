@@ -26,6 +26,7 @@ class PipelineBase:
 
     Attributes:
         stage: The stage in progress, or the last one; for messages.
+        sent_whole: Whether everything was sent in the last step.
     """
 
     def __init__(self, place: Place, messenger: Messenger, factor: float) -> None:
@@ -34,6 +35,7 @@ class PipelineBase:
         self._factor = factor
         self._kernels = kernels_for(place.like)
         self.stage = "select"
+        self.sent_whole = True
 
     def _stage(self, name: str, **details: Any) -> AbstractContextManager[None]:
         self.stage = name

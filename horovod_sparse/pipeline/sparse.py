@@ -101,6 +101,7 @@ class SparsePipeline(PipelineBase):
         the step everywhere, and no residual is poisoned by it.
         """
         with self._stage("exchange", entries=self._place.size):
+            self.sent_whole = True
             whole = np.zeros(self._place.size, self._place.like.dtype, like=self._place.like)
             self._kernels.accumulate(gradients, whole)
             exchange = self.collective.allreduce(SparseVector.full(whole), whole.size)
@@ -116,6 +117,7 @@ class SparsePipeline(PipelineBase):
             accumulator = self.memory.open(replace(step, carry=carry), scale)
             vector, density, k = self._take(accumulator, plan, step)
             self._units = _Units(units.update or self._units.update, units.gradient)
+            self.sent_whole = vector.indices is None
             self._note(density)
         with self._stage("exchange", entries=vector.values.size):
             try:

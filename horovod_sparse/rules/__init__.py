@@ -24,6 +24,7 @@ __all__ = [
     "Accumulator",
     "Consensus",
     "Exchange",
+    "Momentum",
     "Place",
     "RuleOptions",
     "SparseVector",
@@ -88,6 +89,23 @@ ANYWHERE = Place(MAX_SIZE, np.empty(0, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
+class Momentum:
+    """Momentum as torch defines it: u = factor * u + share * g, and u = first * g in the first step.
+
+    Attributes:
+        factor: m, in [0, 1); 0: there is none, and u stays as it is.
+        nesterov: The update is g + m u, not u. The shares are 1 then.
+        share: Of the gradients after the first: 1 - dampening of SGD, 1 - beta of Adam.
+        first: Of the first gradient: 1 of SGD, 1 - beta of Adam.
+    """
+
+    factor: float = 0.0
+    nesterov: bool = False
+    share: float = 1.0
+    first: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """Conditions of one step of one bucket; but for ``idle`` and ``gradients`` the same on every rank.
 
@@ -101,6 +119,7 @@ class Step:
         scale_free: The optimizer divides by the gradients' own scale, as Adam does, so that what is held back counts as
             a gradient, whatever the learning rate; not as an update.
         carry: Factor that gives gradients of earlier steps this step's loss scale, and its part in the mean.
+        momentum: Of the optimizer, for a memory that takes it over.
     """
 
     learning_rate: float = 1.0
@@ -111,6 +130,7 @@ class Step:
     gradients: Segments = ()
     scale_free: bool = False
     carry: float = 1.0
+    momentum: Momentum = Momentum()
 
     @property
     def unit(self) -> float:

@@ -11,6 +11,7 @@ import horovod_sparse
 from horovod_sparse.compression import Sparse
 from horovod_sparse.mpi.cudaaware import cuda_aware
 from horovod_sparse.training.device import device_of
+from horovod_sparse.training.moments import has_momentum
 from horovod_sparse.training.units import check_unit, unit_for
 from horovod_sparse.watchdog.report import limits
 
@@ -55,11 +56,11 @@ def check_sparse(compression: Sparse, optimizers: Sequence[torch.optim.Optimizer
             there are no kernels.
     """
     for optimizer in optimizers:
-        if compression.replaces_momentum and has_momentum(optimizer):
+        if compression.replaces_momentum and not compression.takes_momentum_over and has_momentum(optimizer):
             raise ValueError(
                 f"the compression applies momentum before the selection, but the optimizer {type(optimizer).__name__} "
                 "has momentum, too: give the optimizer momentum=0 (betas=(0, ...)) and the momentum to the "
-                "compression, as in momentum=0.9"
+                "compression, as in momentum=0.9, or give the compression momentum=None, which takes the optimizer's"
             )
         check_devices({p.device for group in optimizer.param_groups for p in group["params"]})
 
@@ -77,8 +78,3 @@ def check_devices(devices: Iterable[torch.device]) -> None:
                 cuda_aware()  # a wrong setting shows now, not in the first step
     except ImportError as error:
         raise ValueError(str(error)) from error
-
-
-def has_momentum(optimizer: torch.optim.Optimizer) -> bool:
-    """Tells if an optimizer has momentum of its own."""
-    return any(group.get("momentum") or group.get("betas", (0,))[0] for group in optimizer.param_groups)

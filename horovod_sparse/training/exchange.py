@@ -14,9 +14,10 @@ from horovod_sparse.compression import Sparse
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.mpi.lifetime import inside_mpi
 from horovod_sparse.mpi.traffic import Traffic
-from horovod_sparse.rules import Step
+from horovod_sparse.rules import Momentum, Step
 from horovod_sparse.training.bucket import Bucket
 from horovod_sparse.training.layout import Layout, Member, plan
+from horovod_sparse.training.moments import momentum_of
 from horovod_sparse.training.units import ResidualUnits
 from horovod_sparse.training.worker import Worker
 from horovod_sparse.watchdog.abort import abort_on_error
@@ -105,6 +106,8 @@ class Exchange:
         groups, epoch, idle = self._owner.param_groups, self.epoch, self.idle
         rate = groups[group].get("lr") if group >= 0 else None
         optimizer: Any = None if rate is None else self._owner.optimizer_of(group)
+        taken = self.compression.takes_momentum_over and optimizer is not None
+        momentum = momentum_of(optimizer, groups[group]) if taken else Momentum()
 
         def conditions() -> Step:
             # The scale lies on the device, and reading it waits for the device. It changes between steps only.
@@ -112,7 +115,8 @@ class Exchange:
             if rate is None:
                 return Step(1.0, scale, epoch, idle)
             self._units.note(optimizer, group, float(rate))
-            return Step(float(rate), scale, epoch, idle, scale_free=self._units.scale_free(optimizer))
+            scale_free = self._units.scale_free(optimizer)
+            return Step(float(rate), scale, epoch, idle, scale_free=scale_free, momentum=momentum)
 
         return conditions
 
