@@ -74,7 +74,7 @@ def test_torch_horovod_and_mpi_stay_where_they_belong():
     # One door is Horovod's. Else, a communicator knows its process sets, and the compression its compressors.
     of_horovod = {(str(path), local) for path, name, _, local in IMPORTS if name.partition(".")[0] == "horovod"}
     door = {(f"training/{name}.py", False) for name in ("optimizer", "gradients", "horovod")}
-    assert of_horovod == door | {("training/communicator.py", True), ("compression.py", True)}
+    assert of_horovod == door | {(f"{name}.py", True) for name in ("training/communicator", "training/join", "compression")}
     by_rules = {name for path, name, checking, _ in IMPORTS if room(path) in (*RULES, "costs") and not checking}
     assert {name for name in by_rules if name.startswith("horovod_sparse.mpi")} <= {"horovod_sparse.mpi.traffic"}
 

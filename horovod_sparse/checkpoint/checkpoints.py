@@ -208,11 +208,11 @@ class Checkpoints:
                     state, more = exchange.merge(states, first)
                     notes += more
         with together(self._comm, what):
-            if sparse:
-                exchange.load_state_dict(state)
             model.load_state_dict(model_state)
             optimizer.load_state_dict(shared["optimizer"])
             notes += load_others(others, shared["others"])
+            if sparse:
+                exchange.load_state_dict(state)  # last: with local steps, parts of the others are this rank's own
             if shards and self._rank < manifest.ranks:
                 set_generators(shards[0]["generators"])
         if self._rank == 0:
