@@ -75,7 +75,8 @@ class _Local(torch.optim.Optimizer):
             ValueError: The parameters differ between ranks.
         """
         plain(self).add_param_group(param_group)
-        added = {p: name for p, name in names_of(self.param_groups, ()).items() if p in self.param_groups[-1]["params"]}
+        names = names_of(self.param_groups, ())
+        added = {p: names[p] for p in self.param_groups[-1]["params"]}
         try:
             with inside_mpi("add_param_group()"):
                 agree(self._rounds.comm, {"parameter": parameter_facts((name, p) for p, name in added.items())})
@@ -150,9 +151,9 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
     """Wraps an optimizer so that ranks take steps of their own and exchange, sparse, how far they have come.
 
     Every ``local_steps`` steps, the difference between the last common parameters and this rank's goes through the same
-    pipeline as gradients do elsewhere, with error feedback. Its mean is the gradient of an outer optimizer's step on the
-    common parameters, from which all ranks go on (DiLoCo, arXiv 2311.08105; SparseLoCo, arXiv 2508.15706). A collective
-    call: all ranks of the process set take part. Needs MPI; Horovod only for what Horovod does.
+    pipeline as gradients do elsewhere, with error feedback. Its mean is the gradient of an outer optimizer's step on
+    the common parameters, from which all ranks go on (DiLoCo, arXiv 2311.08105; SparseLoCo, arXiv 2508.15706). A
+    collective call: all ranks of the process set take part. Needs MPI, but not Horovod.
 
     State of the wrapped optimizer (momentum) and buffers of the model (batch normalization) stay each rank's own.
 
@@ -261,13 +262,19 @@ def _beginning(rounds: weakref.ref[Rounds]) -> Callable[..., None]:
 def _overflowed(optimizer: Any) -> bool:
     """Tells if a GradScaler has found an overflow; where it has not, gradients are without its scale afterwards."""
     found, scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
-    if found is not None and found.item():
+    if found is None:
+        return False
+    if found.item():
         return True
-    # A fused optimizer, of which the instance says so, takes the scale off itself.
-    if scale is not None and "_step_supports_amp_scaling" not in vars(optimizer):
-        inverse = scale.double().reciprocal().float()
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    p.grad.mul_(inverse.to(p.grad.device))
+    if "_step_supports_amp_scaling" not in vars(optimizer):  # else it is fused, and takes the scale off itself
+        optimizer.found_inf = optimizer.grad_scale = None
+        if scale is not None:
+            _unscale(optimizer, scale.double().reciprocal().float())
     return False
+
+
+def _unscale(optimizer: torch.optim.Optimizer, inverse: torch.Tensor) -> None:
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if p.grad is not None:
+                p.grad.mul_(inverse.to(p.grad.device))

@@ -35,9 +35,9 @@ def plain(optimizer: Any) -> Any:
 class Rounds:
     """Rounds of one optimizer, and the exchange that ends them.
 
-    In a round, ranks step on their own. It ends with ``theta -= outer step of the mean of C(theta - theta_local)``, where
-    theta are the parameters that it began with and C is the compression with its memory. Differences of parameters are
-    updates: residuals of them have no learning rate to follow.
+    In a round, ranks step on their own. It ends with an outer step from the parameters theta that it began with, whose
+    gradient is the mean of C(theta - theta_local), where C is the compression with its memory. Differences of
+    parameters are updates: residuals of them have no learning rate to follow.
 
     Args:
         optimizer: Takes the local steps; held weakly.
