@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -145,10 +145,10 @@ class Rounds:
         Returns:
             Whether any rank works, or has given something.
         """
-        mine = [working, self.stepped, *(p.requires_grad for p in self._names)]
-        works, gives, *learning = self.exchange.anywhere(mine)
+        mine = [working, self.stepped, *(p.requires_grad or p in self._apart for p in self._names)]
+        works, gives, *moving = self.exchange.anywhere(mine)
         if gives:
-            self._meet([p for p, learns in zip(self._names, learning, strict=True) if learns])
+            self._meet([p for p, moves in zip(self._names, moving, strict=True) if moves])
         self._begin_anew()
         return works or gives
 
@@ -156,33 +156,32 @@ class Rounds:
         self._apart.clear()
         self.stepped, self.local_step = False, 0
 
-    def _meet(self, learning: Sequence[torch.Tensor]) -> None:
+    def _meet(self, moving: Sequence[torch.Tensor]) -> None:
         """Exchanges how far ranks have gone, and takes the outer step.
 
         Args:
-            learning: Parameters that learn on any rank; others stay where they are.
+            moving: Parameters that have learned in this round on any rank; others stay where they are.
         """
-        for p in learning:
+        # Of what is frozen here, the residual waits until it learns again.
+        held = {p for p in self._names if not p.requires_grad and p not in self._apart}
+        for p in moving:
             if p not in self._apart:
                 self._note(p)
-        self._compare(learning)
+        self._compare(moving)
         worker = self.exchange.worker
         if self.exchange.ranks > 1:
-            self._place(p for p in learning if worker.bucket_of(p) is None)
+            self._place(p for p in moving if worker.bucket_of(p) is None)
         try:
             # In the parameters' own memory: what is there now is not needed any more.
-            differences = {p: torch.sub(self._common[p], p, out=p.detach()) for p in learning}
-            self._average(differences)
-        except BaseException:
-            for p in learning:
+            differences = {p: torch.sub(self._common[p], p, out=p.detach()) for p in moving}
+            self._average(differences, held)
+            common = [self._common[p] for p in moving]
+            self._outer.apply(common, list(differences.values()), [self._velocity_of(p) for p in moving])
+        finally:
+            for p in moving:
                 p.copy_(self._common[p])
-            raise
-        common = [self._common[p] for p in learning]
-        self._outer.apply(common, list(differences.values()), [self._velocity_of(p) for p in learning])
-        for p in learning:
-            p.copy_(self._common[p])
 
-    def _average(self, differences: Mapping[torch.Tensor, torch.Tensor]) -> None:
+    def _average(self, differences: Mapping[torch.Tensor, torch.Tensor], held: Container[torch.Tensor]) -> None:
         """Replaces differences by their mean over the ranks, as far as it is sent."""
         worker = self.exchange.worker
         self.exchange.idle = not self.stepped
@@ -192,8 +191,7 @@ class Rounds:
                 bucket = worker.bucket_of(p)
                 assert bucket is not None
                 difference = differences[p] if p in differences else torch.zeros_like(p)
-                # The residual of what is frozen here waits until it learns again.
-                worker.put(bucket, p, difference, hold=not p.requires_grad)
+                worker.put(bucket, p, difference, hold=p in held)
             worker.collect()
         finally:
             worker.finish()

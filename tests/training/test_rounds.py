@@ -154,6 +154,22 @@ def test_a_frozen_parameter_stands_still_until_it_learns_again(hvd, comm, where)
     assert agree(comm, snapshot(model))
 
 
+def test_a_parameter_that_is_frozen_within_a_round_ends_where_its_steps_have_led(hvd, comm):
+    rank, model = comm.Get_rank(), Given()
+    optimizer = wrap_local(model, EVERYTHING, sgd(model, lr=1.0, momentum=0))
+    walk(optimizer, model, rank, range(2))
+    model.second.requires_grad_(False)
+    model.second.grad = None
+    for step in range(2, 4):
+        optimizer.zero_grad()
+        (model.first * model.gradients(rank, step)[0]).sum().backward()
+        optimizer.step()
+    assert agree(comm, snapshot(model))
+    given = sum(model.gradients(rank, step)[1].double().sum().item() for step in range(2))
+    moved = -model.second.double().sum().item()
+    assert everywhere(comm, moved == pytest.approx(comm.allreduce(given) / comm.Get_size(), abs=1e-3))
+
+
 def test_a_parameter_that_was_frozen_at_first_takes_part_when_it_learns_anywhere(hvd, comm):
     rank, model = comm.Get_rank(), mlp()
     model[0].requires_grad_(False)
