@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
-from laws import everywhere, same_bits
+from hypothesis import given
+from hypothesis import strategies as st
+from laws import everywhere, examples, same_bits
 from training import MEAN, Branches, Given, agree, mlp, owed, settings, sgd, snapshot, train, wrap, wrap_local
 
 import horovod_sparse as hvs
@@ -20,13 +23,13 @@ SPECS = [
     "oktopk:density=0.05,tau_partition=2,tau_threshold=2",
     "stable:density=0.25,block=4,refresh=2",
     "topka:density=1.0",
-    "dense:dense_below=0",
+    "dense:dense_steps=0",
 ]
 OUTER = [MEAN, hvs.OuterSGD(), hvs.OuterSGD(lr=0.5, nesterov=False)]
 
 
-def parse(spec, **more):
-    return hvs.parse(",".join([spec, "bucket_bytes=1200", *(["dense_below=0"] if "dense_below" not in spec else [])]))
+def parse(spec):
+    return hvs.parse(f"{spec},dense_below=0,bucket_bytes=1200")
 
 
 class Exact(Given):
@@ -88,19 +91,34 @@ def test_at_density_1_the_outer_step_takes_the_mean_of_the_ranks_ways(hvd, comm,
 @pytest.mark.parametrize("spec", ["topka:density=0.02", "gtopk:density=0.02", "oktopk:density=0.02,tau_threshold=4"])
 def test_over_hundreds_of_steps_every_difference_is_in_the_parameters_or_in_a_residual(hvd, comm, spec):
     """Whatever the learning rate of the local steps is meanwhile: what they have moved is an update already."""
-    rank, ranks, model, given = comm.Get_rank(), comm.Get_size(), Given(), 0.0
+    rank, ranks, model, mine = comm.Get_rank(), comm.Get_size(), Given(), 0.0
     optimizer = wrap_local(model, parse(spec), sgd(model, lr=1.0, momentum=0))
     scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [101, 203], gamma=0.5)
     for step in range(300):
-        given += optimizer.param_groups[0]["lr"] * model.total(rank, step)
+        mine += optimizer.param_groups[0]["lr"] * model.total(rank, step)
         walk(optimizer, model, rank, [step])
         scheduler.step()
-    left = owed(optimizer)
-    assert everywhere(
-        comm, model.moved() + comm.allreduce(left) == pytest.approx(comm.allreduce(given) / ranks, abs=0.1)
-    )
-    assert everywhere(comm, ranks == 1 or abs(comm.allreduce(left)) > 1)
+    left, expected = comm.allreduce(owed(optimizer)), comm.allreduce(mine) / ranks
+    assert everywhere(comm, model.moved() + left == pytest.approx(expected, abs=0.1))
+    assert everywhere(comm, ranks == 1 or abs(left) > 1)
     assert agree(comm, snapshot(model))
+
+
+@examples(12)
+@given(spec=st.sampled_from(SPECS), seed=st.integers(0, 2**31), rounds=st.integers(1, 6))
+def test_nothing_is_lost_however_many_steps_each_rank_takes_in_a_round(hvd, comm, spec, seed, rounds):
+    """None at all, too, on some of them or on all."""
+    rank, ranks, model, moved = comm.Get_rank(), comm.Get_size(), Given(), 0.0
+    counts = np.random.default_rng(seed).integers(0, 4, (rounds, ranks))
+    optimizer = wrap_local(model, parse(spec), sgd(model, lr=0.5, momentum=0))
+    for number in range(rounds):
+        steps = range(4 * number, 4 * number + counts[number, rank])
+        moved += 0.5 * sum(model.total(rank, step) for step in steps)
+        walk(optimizer, model, rank, steps)
+        optimizer.synchronize()
+        assert agree(comm, snapshot(model))
+    left = comm.allreduce(owed(optimizer)) if "dense" not in spec else 0.0
+    assert everywhere(comm, model.moved() + left == pytest.approx(comm.allreduce(moved) / ranks, abs=0.02))
 
 
 @pytest.mark.parametrize("outer", OUTER[:2], ids=repr)
@@ -165,9 +183,9 @@ def test_a_parameter_that_is_frozen_within_a_round_ends_where_its_steps_have_led
         (model.first * model.gradients(rank, step)[0]).sum().backward()
         optimizer.step()
     assert agree(comm, snapshot(model))
-    given = sum(model.gradients(rank, step)[1].double().sum().item() for step in range(2))
+    mine = sum(model.gradients(rank, step)[1].double().sum().item() for step in range(2))
     moved = -model.second.double().sum().item()
-    assert everywhere(comm, moved == pytest.approx(comm.allreduce(given) / comm.Get_size(), abs=1e-3))
+    assert everywhere(comm, moved == pytest.approx(comm.allreduce(mine) / comm.Get_size(), abs=1e-3))
 
 
 def test_a_parameter_that_was_frozen_at_first_takes_part_when_it_learns_anywhere(hvd, comm):
@@ -191,8 +209,8 @@ def test_a_round_ends_early_where_ranks_ask_for_it(hvd, comm):
     walk(optimizer, model, rank, range(rank % 3))
     optimizer.synchronize()
     assert agree(comm, snapshot(model))
-    given = sum(model.total(rank, step) for step in range(rank % 3))
-    assert everywhere(comm, model.moved() == pytest.approx(1.5 * comm.allreduce(given) / comm.Get_size(), abs=1e-3))
+    mine = sum(model.total(rank, step) for step in range(rank % 3))
+    assert everywhere(comm, model.moved() == pytest.approx(1.5 * comm.allreduce(mine) / comm.Get_size(), abs=1e-3))
     after, sent = snapshot(model), optimizer.traffic.bytes_sent
     optimizer.synchronize()
     assert everywhere(comm, same(after, model.parameters()))
