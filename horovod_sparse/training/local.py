@@ -114,7 +114,7 @@ class _Local(torch.optim.Optimizer):
 
     @property
     def exchange(self) -> Rounds:
-        """What this rank remembers of the exchange and of its local steps: its own part of a checkpoint."""
+        """The rounds, and what this rank remembers of them: its own part of a checkpoint."""
         return self._rounds
 
     @property
@@ -188,7 +188,7 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
     with inside_mpi("LocalOptimizer()"):
         agree(comm, _facts(optimizer, named, local_steps, compression, outer, (stall_timeout, stall_abort)))
     kind = type(optimizer)
-    local = object.__new__(type(kind.__name__, (kind,), _OVERRIDES))
+    local: Any = object.__new__(type(kind.__name__, (kind,), _OVERRIDES))
     # A scheduler that was made before has put a step of its own there.
     local.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     names = names_of(optimizer.param_groups, named)
