@@ -81,6 +81,27 @@ class Horovod:
         return total
 
 
+class LocalSteps(Horovod):
+    """Horovod, whose ranks exchange only every so many steps how far they have come (``--local-steps``)."""
+
+    def connect(self, optimizer: Optimizer, compression: Any, scaler: torch.amp.GradScaler) -> Any:
+        """Lets ranks meet; returns the optimizer to step with."""
+        self.exchange = hvs.LocalOptimizer(  # sparse
+            optimizer,
+            self._model.named_parameters(),
+            self._args.local_steps,
+            hvs.Compression.dense() if compression in DENSE else compression,
+            outer=hvs.OuterSGD(self._args.outer_lr, self._args.outer_momentum),
+            grad_scaler=scaler,
+        )
+        return self.exchange
+
+    @contextmanager
+    def exchanged(self) -> Iterator[None]:
+        """Around what is done with this rank's own gradients."""
+        yield
+
+
 class DDP:
     """torch's DistributedDataParallel: the model exchanges gradients, within backward().
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from data import Batches, Images, Split, load
-from doors import DENSE, DOORS, Door
+from doors import DENSE, DOORS, Door, LocalSteps
 from models import MODELS, build
 from progress import progress_bar
 from record import Recorder
@@ -50,13 +50,15 @@ def main() -> None:
         sys.exit("train.py: --device cuda, but torch finds no GPU here: see `horovod-sparse check`")
     if args.no_overlap and args.door != "horovod":
         sys.exit("train.py: --no-overlap needs --door horovod: DistributedDataParallel exchanges within backward()")
+    if args.local_steps and (args.door != "horovod" or args.no_overlap or args.compression == "fp16"):
+        sys.exit("train.py: --local-steps goes with --door horovod alone, and neither with --no-overlap nor fp16")
     with hvs.checkpoint.on_preemption() if args.checkpoint else nullcontext(lambda: False) as preempted:
         train(args, data, compression, preempted)
 
 
 def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Callable[[], bool]) -> None:
     """Trains on this rank's share of the data; rank 0 shows the progress and writes the results."""
-    door = DOORS[args.door](args)
+    door = LocalSteps(args) if args.local_steps else DOORS[args.door](args)
     torch.manual_seed(args.seed)
     model = build(args.model, data.channels, data.side, data.classes)
     scaler = torch.amp.GradScaler(args.device, enabled=args.amp)
@@ -90,6 +92,8 @@ def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Ca
                 bar.update()
                 if position.batch < len(loader) and saving.leaves(position):
                     return
+            if args.local_steps:
+                optimizer.synchronize()  # sparse: all ranks judge the same parameters
             seconds = saving.seconds
             test_loss, accuracy = evaluate(args, door, model, data.test)
             recorder.end_epoch(float(position.loss) / len(loader), test_loss, accuracy, seconds)
@@ -227,6 +231,9 @@ def parse_arguments() -> argparse.Namespace:
     add("--warmup-epochs", type=int, default=3, help="epochs of linear warm-up")
     add("--batch-size", type=positive, default=32, help="images per rank and backward pass")
     add("--backward-passes-per-step", type=positive, default=1)
+    add("--local-steps", type=at_least_0, default=0, metavar="H", help="exchange every H steps how far ranks have come")
+    add("--outer-lr", type=float, default=0.7, help="learning rate of the step after such an exchange")
+    add("--outer-momentum", type=float, default=0.9, help="Nesterov momentum of that step")
     add("--no-overlap", action="store_true", help="exchange after backward, not beside it, so that times add up")
     add("--clip", type=float, default=0.0, help="largest norm of the gradient; 0 for no clipping")
     add("--epochs", type=positive, default=20)

@@ -34,6 +34,8 @@ class Run:
         quick: Whether it is trained on the small tasks.
         seeds: How many, elsewhere than in the headline.
         longer: How many times as many steps as the task has by default.
+        local_steps: Steps that ranks take on their own between two exchanges; 0: gradients are exchanged.
+        outer: Learning rate and momentum of the step after these exchanges.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Run:
     quick: bool = False
     seeds: int = SEEDS
     longer: int = 1
+    local_steps: int = 0
+    outer: tuple[float, float] = (1.0, 0.0)
 
     def seeds_on(self, task: str) -> int:
         """Number of seeds that the report rests on."""
@@ -205,6 +209,24 @@ def _grid() -> Iterator[Run]:
             )
 
 
+# Steps between two exchanges, densities in percent, and formats of the values by their bits.
+LOCAL_STEPS, LOCAL_DENSITIES, LOCAL_BITS = (1, 8, 32), (1, 3), {32: "", 16: ",wire=bfloat16"}
+
+
+def local_name(steps: int, percent: int, bits: int) -> str:
+    """Name of the run with so many local steps, at a density in percent, with values of so many bits."""
+    return f"local-{steps}-{percent}%-{bits}bit"
+
+
+def _local() -> Iterator[Run]:
+    for bits, wire in LOCAL_BITS.items():
+        for percent in LOCAL_DENSITIES:
+            for steps in LOCAL_STEPS:
+                spec = f"topka:density={percent / 100:g}{wire}"
+                name = local_name(steps, percent, bits)
+                yield Run(name, "Local steps", spec, tasks=(STDLIB,), seeds=1, local_steps=steps)
+
+
 # How small a sketch may be, for each part of the error that is not fed back; on digits.
 PARTIAL = "partial"  # the group; it has a table of its own
 BETAS, SIZES = (0.0, 0.1, 0.5, 0.9), (0.4, 0.1, 0.03, 0.01)
@@ -221,7 +243,8 @@ def partial_name(beta: float, size: float) -> str:
     return f"partial-{beta:g}-{size:g}"
 
 
-RUNS = {run.name: run for run in (*_ALL, *_grid(), *(_partial(beta, size) for beta in BETAS for size in SIZES))}
+_PARTIAL = (_partial(beta, size) for beta in BETAS for size in SIZES)
+RUNS = {run.name: run for run in (*_ALL, *_grid(), *_local(), *_PARTIAL)}
 
 
 @dataclass(frozen=True)
@@ -248,6 +271,7 @@ class Job:
     def settings(self) -> dict[str, Any]:
         """Settings of this training, as its record holds them."""
         run = self.run
+        local = {"local_steps": run.local_steps, "outer": list(run.outer)} if run.local_steps else {}
         return {
             "task": self.task,
             "run": run.name,
@@ -255,6 +279,7 @@ class Job:
             "spec": self.spec,
             "optimizer": run.optimizer,
             "steps": self.steps,
+            **local,
         }
 
     def made(self, record: Mapping[str, Any]) -> bool:

@@ -47,7 +47,7 @@ def train(task: Task, samples: tuple[Samples, Samples], job: Job) -> Record:
     torch.manual_seed(job.seed)  # all ranks start from the same parameters
     trace.clear()
     model = task.build()
-    exchanged = exchange(model, optimizer_for(task, job, model), job.spec, task.bucket_bytes)
+    exchanged = exchange(model, optimizer_for(task, job, model), job.run, job.spec, task.bucket_bytes)
     warmup = round(WARMUP * job.steps)
     # Steps, not a cosine: what follows a decay of the learning rate, as Accordion does, is to see one.
     scheduler = LambdaLR(exchanged.optimizer, lambda step: learning_rate_factor("step", step, warmup, job.steps))
@@ -59,6 +59,8 @@ def train(task: Task, samples: tuple[Samples, Samples], job: Job) -> Record:
     for step, batch in enumerate(itertools.islice(order, job.steps), start=1):
         losses.append(train_step(exchanged, *samples[0][batch]))
         scheduler.step()
+        if job.run.local_steps and step == job.steps:
+            exchanged.optimizer.synchronize()  # the last round may have fewer; until then, ranks are judged apart
         if step % every == 0 or step == job.steps:
             seconds += time.perf_counter() - since
             point = measure(task.metric, model, exchanged, samples[1], torch.stack(losses).mean().item(), step)

@@ -107,11 +107,11 @@ def restore(
                 state, more = exchange.merge([one["compression"] for one in own], state)
                 notes += more
     with together(comm, what):
-        if sparse:
-            exchange.load_state_dict(state)
         model.load_state_dict(model_state)
         optimizer.load_state_dict(shared["optimizer"])
         notes += load_others(others, shared["others"])
+        if sparse:
+            exchange.load_state_dict(state)  # last: with local steps, parts of the others are this rank's own
         if own:
             set_generators(own[0]["generators"])
     if comm.Get_rank() == 0:

@@ -26,7 +26,7 @@ from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.mpi.agreement import agree
 from horovod_sparse.mpi.lifetime import inside_mpi
 from horovod_sparse.mpi.traffic import Traffic
-from horovod_sparse.training.arguments import check_devices, check_sparse, common_facts
+from horovod_sparse.training.arguments import check_devices, check_sparse, common_facts, require_plain
 from horovod_sparse.training.communicator import communicator
 from horovod_sparse.training.device import device_of
 from horovod_sparse.training.exchange import Exchange
@@ -271,11 +271,8 @@ class SparseState:
         try:
             check_devices(devices)
             check_sparse(self.compression, self.optimizers)
-            if any(hasattr(optimizer, "_allreduce_delay") for optimizer in self.optimizers):
-                raise ValueError(
-                    "the optimizer is wrapped by a DistributedOptimizer, and gradients would be exchanged twice: "
-                    "give the plain one"
-                )
+            for optimizer in self.optimizers:
+                require_plain(optimizer)
             if self.compression.replaces_momentum and not self.optimizers:
                 raise ValueError(
                     "the compression applies momentum, that of small parameters in the optimizer's step: give "

@@ -56,8 +56,13 @@ def curves(result):
 
 
 @pytest.mark.mpi
-def test_a_preempted_run_ends_as_an_uninterrupted_one(hvd, comm, shared, monkeypatch, capsys):
-    whole = comm.bcast(run(monkeypatch, shared, "whole"))
+@pytest.mark.parametrize(
+    "settings",
+    [(), pytest.param(("--local-steps", "3"), marks=pytest.mark.full)],
+    ids=["", "in a round of local steps"],
+)
+def test_a_preempted_run_ends_as_an_uninterrupted_one(hvd, comm, shared, monkeypatch, capsys, settings):
+    whole = comm.bcast(run(monkeypatch, shared, "whole", *settings))
     steps = whole["steps_per_epoch"]
     train_step, done = train.train_step, 0
 
@@ -68,7 +73,7 @@ def test_a_preempted_run_ends_as_an_uninterrupted_one(hvd, comm, shared, monkeyp
             os.kill(os.getpid(), signal.SIGUSR1)
         return train_step(*arguments)
 
-    saving = ["--checkpoint", str(shared / "checkpoints"), "--keep", "1"]
+    saving = [*settings, "--checkpoint", str(shared / "checkpoints"), "--keep", "1"]
     with monkeypatch.context() as patched:
         patched.setattr(train, "train_step", counted)
         left = run(monkeypatch, shared, "resumed", *saving)

@@ -95,6 +95,18 @@ def test_two_ranks_train_with_mixed_precision(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+def test_two_ranks_take_local_steps(tmp_path: Path) -> None:
+    """The last round of an epoch ends early: 6 rounds of 22 steps."""
+    arguments = ["--compression", "topka:density=0.01", "--local-steps", "4", "--clip", "5", "--warmup-epochs", "0"]
+    content = result(train(*arguments, "--epochs", "4", "--output", str(tmp_path), ranks=2), tmp_path)
+    assert content["steps_per_epoch"] == 22
+    entries = 0.01 * content["parameter_count"]
+    for epoch in content["epochs"]:
+        assert 8 * entries * 0.9 < epoch["bytes_per_step"] * 22 / 6 < 8 * entries + 4 * 3000
+    assert content["epochs"][-1]["test_accuracy"] > 0.25
+
+
+@pytest.mark.full
 def test_two_ranks_train_dense_and_charge_a_ring(tmp_path: Path) -> None:
     content = result(train("--epochs", "1", "--output", str(tmp_path), ranks=2), tmp_path)
     (epoch,) = content["epochs"]
@@ -109,6 +121,7 @@ def test_two_ranks_train_dense_and_charge_a_ring(tmp_path: Path) -> None:
         (["--data", "cifar10:nowhere"], "nowhere lacks data_batch_1.bin"),
         (["--device", "cuda"], "torch finds no GPU"),
         (["--door", "ddp", "--no-overlap"], "--no-overlap needs --door horovod"),
+        (["--door", "ddp", "--local-steps", "4"], "--local-steps goes with --door horovod alone"),
         (["--epochs", "0"], "argument --epochs: invalid positive value: '0'"),
     ],
 )

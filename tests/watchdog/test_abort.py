@@ -37,3 +37,12 @@ def test_a_rank_that_leaves_early_ends_the_job_with_a_reason(stage):
     assert result.returncode in (1, 3), result.stderr  # of the abort, or rank 1's own; a crash has another
     assert any(reason in result.stderr for reason in reasons)
     assert result.stdout.count("trained") <= 1
+
+
+@FULL
+def test_a_rank_that_leaves_in_a_round_of_local_steps_ends_the_job_with_a_reason():
+    result = launch.python(str(PROGRAM.with_name("local_steps.py")), ranks=3)
+    assert result.returncode == 1, result.stderr
+    reasons = ("rank 1 of 3 has left the program, but synchronize() waits", "Horovod has been shut down")
+    assert any(reason in result.stderr for reason in reasons)
+    assert result.stdout.count("trained") <= 1
