@@ -182,23 +182,6 @@ def test_a_copy_of_the_model_says_nothing_of_the_other(comm, hvd):
     assert everywhere(comm, optimizer.statistics()["total/steps"] == 2)
 
 
-def test_horovods_timeline_goes_on(comm, hvd, tmp_path):
-    """Horovod's own operations are in it; it ends as JSON."""
-    path = comm.bcast(str(tmp_path / "timeline.json"))
-    hvd.start_timeline(path)
-    model = mlp()
-    optimizer = wrap(model)
-    train(optimizer, model, comm.Get_rank(), range(2))
-    hvd.allreduce(torch.ones(3), name="of_horovod")
-    hvd.stop_timeline()
-    comm.Barrier()
-    if comm.Get_rank() == 0:
-        with open(path) as file:  # noqa: PTH123
-            text = file.read()
-        assert "of_horovod" in text
-    assert everywhere(comm, optimizer.statistics()["total/steps"] == 2)
-
-
 def test_spans_of_the_exchange_are_ranges_of_the_profiler(comm, hvd):
     model = mlp()
     optimizer = wrap(model)
