@@ -87,4 +87,4 @@ def _draw_stages(axes: Any, runs: Sequence[Run]) -> None:
     axes.set_ylim(0, 1.35 * (axes.get_ylim()[1] or 1.0))  # the legend lies above the bars
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
-    axes.legend(ncols=4, fontsize="small", frameon=False, loc="upper center")
+    axes.legend(ncols=4, fontsize="x-small", frameon=False, loc="upper center")
