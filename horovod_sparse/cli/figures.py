@@ -1,12 +1,15 @@
-"""The figure of the report, a PNG; matplotlib is loaded only here and in ``plot``."""
+"""The figure of the report; matplotlib is loaded only here and in ``plot``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from horovod_sparse.cli.runs import STAGES, Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _COLOURS = {
     "forward": "#4c78a8",
@@ -20,7 +23,7 @@ _COLOURS = {
 }
 
 
-def draw(runs: Sequence[Run]) -> bytes:
+def draw(runs: Sequence[Run]) -> Figure:
     """Draws loss and accuracy over bytes, loss, densities and norms over steps, and what a step consists of."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
@@ -56,6 +59,11 @@ def draw(runs: Sequence[Run]) -> bytes:
     _draw_stages(stages, runs)
     handles, labels = loss_of_bytes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(runs)), frameon=False)
+    return figure
+
+
+def png(figure: Figure) -> bytes:
+    """A figure as a PNG."""
     image = BytesIO()
     figure.savefig(image, format="png", dpi=110)
     return image.getvalue()

@@ -61,9 +61,9 @@ def run(options: argparse.Namespace) -> int:
     problem = plot.unwritable(plot=options.output / "report.png")
     if problem:
         options.parser.error(problem)
-    from horovod_sparse.cli.figures import draw
+    from horovod_sparse.cli.figures import draw, png
 
-    image = draw(runs)
+    image = png(draw(runs))
     (options.output / "report.png").write_bytes(image)
     (options.output / "report.html").write_text(page(runs, image))
     (options.output / "report.json").write_text(json.dumps(summary(runs), indent=2) + "\n")

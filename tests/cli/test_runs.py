@@ -28,7 +28,7 @@ def test_sums_are_told_for_a_step():
     run = Run("a", {}, RECORDS)
     assert run.per_step("total/bytes_sent") == 20  # of 10, 20 and 80
     ms = run.ms()
-    assert (ms["forward"], ms["select"], ms["backward"]) == (75.0, 20.0, None)
+    assert (ms["forward"], ms["select"], ms["backward"]) == (pytest.approx(75.0), pytest.approx(20.0), None)
 
 
 def test_runs_are_named_by_their_folders_or_by_paths_where_these_have_one_name(tmp_path):
