@@ -44,8 +44,10 @@ class PipelineBase:
 
     def _stage(self, name: str, **details: Any) -> AbstractContextManager[None]:
         self.stage = name
-        span = trace.span(name, bucket=self._place.bucket, **details) if trace.active() else trace.NOTHING
-        return self._stages.stage(name, span)
+        stages = self._stages
+        stages.name = name
+        stages.span = trace.span(name, bucket=self._place.bucket, **details) if trace.active() else None
+        return stages
 
     @property
     def traffic(self) -> Traffic:

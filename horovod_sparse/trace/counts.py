@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
+from time import perf_counter_ns
 from types import TracebackType
 
 # Numbers of ``statistics`` that do not add up from call to call.
@@ -79,27 +79,28 @@ class Stages:
 
     Attributes:
         nanoseconds: Sums by stage.
+        name: The stage of the next block.
+        span: Around the next block; None: nothing is.
     """
 
-    __slots__ = ("_name", "_span", "_start", "nanoseconds")
+    __slots__ = ("_start", "name", "nanoseconds", "span")
 
     def __init__(self) -> None:
         self.nanoseconds: Counter[str] = Counter()
-
-    def stage(self, name: str, span: AbstractContextManager[None]) -> Stages:
-        """Names the block that follows, which lies inside a span."""
-        self._name, self._span = name, span
-        return self
+        self.name = ""
+        self.span: AbstractContextManager[None] | None = None
 
     def __enter__(self) -> None:
-        self._span.__enter__()
-        self._start = time.perf_counter_ns()
+        if self.span is not None:
+            self.span.__enter__()
+        self._start = perf_counter_ns()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.nanoseconds[self._name] += time.perf_counter_ns() - self._start
-        self._span.__exit__(kind, error, traceback)
+        self.nanoseconds[self.name] += perf_counter_ns() - self._start
+        if self.span is not None:
+            self.span.__exit__(kind, error, traceback)
 
 
 def statistics(buckets: Mapping[int, Counts]) -> dict[str, float]:

@@ -41,12 +41,18 @@ class Log:
             statistics: Those of ``optimizer.statistics()``, or whatever is known of a dense exchange.
             **numbers: Others, of which the report draws ``loss`` and ``accuracy``, and names ``epoch``.
         """
-        values = {name: value if math.isfinite(value) else None for name, value in (numbers | dict(statistics)).items()}
+        values = {name: _json(value) for name, value in (numbers | dict(statistics)).items()}
         self._append({"step": step, "time": time.time(), **values})
 
     def _append(self, record: Mapping[str, Any]) -> None:
         with self._path.open("a") as file:
             file.write(json.dumps(record) + "\n")
+
+
+def _json(value: float) -> float | None:
+    """A number as JSON has it, also out of an array or tensor; it has none that is not finite."""
+    number = value if isinstance(value, int) else float(value)
+    return number if math.isfinite(number) else None
 
 
 def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:

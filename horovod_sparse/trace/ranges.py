@@ -39,19 +39,18 @@ class Both:
 
 def active() -> bool:
     """Tells whether torch's profiler is on, or a tool listens to NVTX."""
-    return _NVTX or _profiling()
+    profiler = sys.modules.get("torch.autograd.profiler")
+    return _NVTX or (profiler is not None and profiler._is_profiler_enabled)
 
 
 def around(name: str) -> AbstractContextManager[Any] | None:
     """A range of this name, in whatever is on; None: nothing is."""
     torch: Any = sys.modules.get("torch")
+    if torch is None or not active():
+        return None
     within: AbstractContextManager[Any] | None = None
-    if _profiling():  # under emit_nvtx() this is a range of NVTX
+    if torch.autograd.profiler._is_profiler_enabled:  # under emit_nvtx() this is a range of NVTX
         within = torch.autograd.profiler.record_function(PREFIX + name)
-    elif _NVTX and torch is not None and torch.cuda.is_initialized():  # torch may have been built without NVTX
+    elif torch.cuda.is_initialized():  # torch may have been built without NVTX
         within = torch.cuda.nvtx.range(PREFIX + name)
     return within
-
-
-def _profiling() -> bool:
-    return bool(getattr(sys.modules.get("torch.autograd.profiler"), "_is_profiler_enabled", False))

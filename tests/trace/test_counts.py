@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
-from horovod_sparse import trace
 from horovod_sparse.trace.counts import RATIOS, Counts, Stages, statistics
 
 
@@ -59,11 +60,28 @@ def test_buckets_without_a_step_say_nothing():
 
 
 def test_stages_add_up_also_where_one_raises():
-    stages = Stages()
-    for _ in range(2):
-        with stages.stage("select", trace.NOTHING):
-            pass
-    with pytest.raises(KeyError), stages.stage("agree", trace.NOTHING):
-        raise KeyError
-    assert set(stages.nanoseconds) == {"select", "agree"}
-    assert min(stages.nanoseconds.values()) > 0
+    stages, times = Stages(), []
+    for name in ("select", "select", "agree"):
+        stages.name = name
+        with nullcontext() if name == "select" else pytest.raises(KeyError), stages:
+            time.sleep(0.001)
+            if name == "agree":
+                raise KeyError
+        times.append(dict(stages.nanoseconds))
+    assert 10**6 <= times[0]["select"] < times[1]["select"] == times[2]["select"]
+    assert stages.nanoseconds["agree"] >= 10**6
+
+
+def test_a_stage_lies_inside_its_span():
+    stages, order = Stages(), []
+
+    @contextmanager
+    def span():
+        order.append("in")
+        yield
+        order.append("out")
+
+    stages.name, stages.span = "select", span()
+    with stages:
+        order.append("inside")
+    assert order == ["in", "inside", "out"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from horovod_sparse import trace
@@ -17,11 +18,13 @@ def steps(folder):
 def test_what_was_written_is_read(tmp_path):
     log = trace.Log(tmp_path / "runs" / "a", compression="topka", ranks=4)
     log.write(10, {"total/bytes_sent": 7}, loss=0.5)
+    log.write(15, {}, loss=np.float32(0.25))
     log.write(20, {"total/bytes_sent": 9}, loss=math.nan, accuracy=math.inf)
     about, records = read(tmp_path / "runs" / "a")
     assert about == {"compression": "topka", "ranks": 4}
     assert {"step": 10, "loss": 0.5, "total/bytes_sent": 7}.items() <= records[0].items()
-    assert (records[1]["loss"], records[1]["accuracy"]) == (None, None)
+    assert records[1]["loss"] == 0.25
+    assert (records[2]["loss"], records[2]["accuracy"]) == (None, None)
     assert records[0]["time"] <= records[1]["time"]
     assert "NaN" not in (tmp_path / "runs" / "a" / NAME).read_text()  # which is not JSON
 
