@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from horovod_sparse.cli import plot
+from horovod_sparse.cli.figures import draw, png
 from horovod_sparse.cli.runs import STAGES, Run, read_runs
 
 NOTES = """\
@@ -61,8 +62,6 @@ def run(options: argparse.Namespace) -> int:
     problem = plot.unwritable(plot=options.output / "report.png")
     if problem:
         options.parser.error(problem)
-    from horovod_sparse.cli.figures import draw, png
-
     image = png(draw(runs))
     (options.output / "report.png").write_bytes(image)
     (options.output / "report.html").write_text(page(runs, image))

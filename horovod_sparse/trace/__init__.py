@@ -1,6 +1,6 @@
 """Spans of time per stage and bucket, as a table of totals or a Chrome trace that Perfetto opens.
 
-Off until ``enable()`` is called; a span then costs about a microsecond, otherwise a tenth of it::
+Off until ``enable()`` is called; a span then costs about a microsecond, otherwise a part of it::
 
     from horovod_sparse import trace
     trace.enable()
@@ -14,6 +14,9 @@ The pipeline records ``select`` (accumulate and select), ``agree``, ``exchange``
 A GPU is still at work when the host leaves the block. With ``enable(device=torch.cuda)`` a span is the device's time
 instead: from when this thread's stream gets to the block until it has done what the block launched. No span waits for
 it; ``spans``, ``totals``, ``export``, ``clear`` and ``enable`` do.
+
+While torch's profiler is on, or a tool listens to NVTX, spans are ranges there, too. ``Log`` and ``TextFile`` write
+what ``optimizer.statistics()`` tells.
 """
 
 from __future__ import annotations
@@ -125,7 +128,7 @@ def span(name: str, **details: Any) -> AbstractContextManager[None]:
         name: The stage.
         **details: Shown with the span, such as ``bucket=3``; JSON values.
     """
-    around = ranges.around(name)
+    around = ranges.around(name) if ranges.active() else None
     if not recording:
         return around or NOTHING
     recorder = _Recorder(name, details) if _device_time is None else _DeviceRecorder(_device_time, name, details)

@@ -44,11 +44,11 @@ def active() -> bool:
 
 
 def around(name: str) -> AbstractContextManager[Any] | None:
-    """A range of this name, in whatever is on; None: nothing is."""
+    """A range of this name, where ``active()``; None: torch makes none of NVTX so far."""
     torch: Any = sys.modules.get("torch")
-    if torch is None or not active():
-        return None
     within: AbstractContextManager[Any] | None = None
+    if torch is None:
+        return within
     if torch.autograd.profiler._is_profiler_enabled:  # under emit_nvtx() this is a range of NVTX
         within = torch.autograd.profiler.record_function(PREFIX + name)
     elif torch.cuda.is_initialized():  # torch may have been built without NVTX
