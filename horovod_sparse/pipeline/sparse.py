@@ -61,7 +61,7 @@ class SparsePipeline(PipelineBase):
         self._density = 0.0  # in force in the last step
         self._undoable = undoable
         self._before: dict[str, Any] = {}  # the state that the last step began with
-        self._collective = str(sparse.facts()["collective"]["of"])
+        self._algorithm = str(sparse.facts()["collective"]["of"])
         self.memory, self.sparsifier, self.collective, self.schedule = sparse.build(place, messenger)
 
     @property
@@ -174,7 +174,7 @@ class SparsePipeline(PipelineBase):
         self._density = density
 
     def _count(self, active: int, k: int, vector: SparseVector, exchange: Exchange) -> None:
-        algorithm = "dense" if vector.indices is None else getattr(self.collective, "choice", self._collective)
+        algorithm = "dense" if vector.indices is None else getattr(self.collective, "choice", self._algorithm)
         self.counts.exchanged(active, min(k, active), len(vector), len(exchange.total), algorithm)
 
     def undo(self) -> None:
