@@ -2,10 +2,10 @@
 
     horovodrun -np 4 python examples/train.py --compression none --output runs/dense
     horovodrun -np 4 python examples/train.py --compression topka:density=0.01 --output runs/topka
-    python examples/report.py runs/dense runs/topka --output runs
+    horovod-sparse report runs/dense runs/topka --output runs
 
 A plain script, but for the lines marked "sparse" and the times it takes. Those that Horovod and DistributedDataParallel
-(``--door ddp``) write in two ways are in ``doors.py``. Each run writes ``result.json``.
+(``--door ddp``) write in two ways are in ``doors.py``. Each run writes ``result.json`` and ``statistics.jsonl``.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
+from watch import Watch
 
 import horovod_sparse as hvs  # sparse
 from horovod_sparse import trace
@@ -72,7 +73,7 @@ def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Ca
     # With a generator of its own: the global one would otherwise depend on how often the loader was begun.
     loader = DataLoader(data.train, sampler=batches, batch_size=None, generator=torch.Generator())
     scheduler = build_scheduler(args, optimizer, len(loader))
-    recorder = Recorder(args, door, model, optimizer, len(loader))
+    recorder = Recorder(args, door, model, optimizer, len(loader), Watch(args) if door.rank == 0 else None)
     states = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
     saving = Saving(args, door, preempted, recorder, **states)
     position = saving.resume(args.batch_size * args.backward_passes_per_step * door.size, len(loader))
@@ -244,7 +245,8 @@ def parse_arguments() -> argparse.Namespace:
     add("--resume", type=resumption, default="latest", metavar="latest|none|STEP", help="checkpoint to go on from")
     add("--digest", metavar="HEX", help="refuse to go on from any checkpoint but the one with this digest")
     add("--trace", action="store_true", help="write trace.json, the last epoch's times, for ui.perfetto.dev")
-    add("--output", type=Path, default=Path("runs/train"), help="folder for result.json")
+    add("--tensorboard", type=Path, metavar="DIR", help="write statistics for TensorBoard, too")
+    add("--output", type=Path, default=Path("runs/train"), help="folder for result.json and statistics.jsonl")
     return parser.parse_args()
 
 

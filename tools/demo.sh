@@ -20,4 +20,4 @@ train() {  # NAME SPEC
 
 train dense none
 train sparse topka:density=0.01
-python examples/report.py "$folder/dense" "$folder/sparse" --output "$folder"
+horovod-sparse report "$folder/dense" "$folder/sparse" --output "$folder"

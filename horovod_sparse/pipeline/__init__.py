@@ -13,6 +13,7 @@ from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline.dense import DensePipeline
 from horovod_sparse.pipeline.sparse import SparsePipeline
 from horovod_sparse.rules import Place, Step
+from horovod_sparse.trace.counts import Counts
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -26,10 +27,12 @@ class Pipeline(Protocol):
     Attributes:
         stage: The stage in progress, or the last one; for messages.
         sent_whole: Whether everything was sent in the last step.
+        counts: What was counted since the last ``statistics``.
     """
 
     stage: str
     sent_whole: bool
+    counts: Counts
 
     @property
     def traffic(self) -> Traffic:
@@ -46,6 +49,14 @@ class Pipeline(Protocol):
 
         Raises:
             NoBackwardError: No rank had a backward pass. The memory is unchanged.
+        """
+        ...
+
+    def statistics(self, norms: bool) -> Counts:
+        """Counts since the last call; to be called between two steps.
+
+        Args:
+            norms: Whether those of the next step are taken, for the call after it.
         """
         ...
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from horovod_sparse.kernels.types import Segments
-from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline.base import PipelineBase
+from horovod_sparse.pipeline.norms import Norms
 from horovod_sparse.rules import SparseVector, Step
 
 
@@ -22,11 +23,6 @@ class DensePipeline(PipelineBase):
         factor: Factor on the totals.
     """
 
-    @property
-    def traffic(self) -> Traffic:
-        """Payload this rank has sent and received for this bucket."""
-        return self._messenger.traffic
-
     def run(self, gradients: Segments, outputs: Segments, step: Step) -> None:
         """Sums one step's gradients."""
         size, like = self._place.size, self._place.like
@@ -38,6 +34,9 @@ class DensePipeline(PipelineBase):
             total = self._messenger.sum(values)
             if not total[size]:
                 raise self._no_backward()
+        if self._measuring:
+            self._measuring = not Norms(replace(step, gradients=gradients)).note(self.counts)
+        self.counts.exchanged(size, size, size, size, "dense")
         with self._stage("apply"):
             self._scatter(SparseVector.full(total[:size]), outputs)
 

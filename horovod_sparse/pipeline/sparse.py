@@ -15,7 +15,8 @@ from horovod_sparse.kernels.types import Segments
 from horovod_sparse.mpi.messenger import Messenger
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline.base import PipelineBase
-from horovod_sparse.rules import Accumulator, Place, SparseVector, Step, snapshot
+from horovod_sparse.pipeline.norms import Norms
+from horovod_sparse.rules import Accumulator, Exchange, Place, SparseVector, Step, snapshot
 
 _LOG = logging.getLogger("horovod_sparse")
 
@@ -60,6 +61,7 @@ class SparsePipeline(PipelineBase):
         self._density = 0.0  # in force in the last step
         self._undoable = undoable
         self._before: dict[str, Any] = {}  # the state that the last step began with
+        self._algorithm = str(sparse.facts()["collective"]["of"])
         self.memory, self.sparsifier, self.collective, self.schedule = sparse.build(place, messenger)
 
     @property
@@ -105,6 +107,8 @@ class SparsePipeline(PipelineBase):
             whole = np.zeros(self._place.size, self._place.like.dtype, like=self._place.like)
             self._kernels.accumulate(gradients, whole)
             exchange = self.collective.allreduce(SparseVector.full(whole), whole.size)
+        self.counts.nonfinite += 1
+        self.counts.exchanged(whole.size, whole.size, whole.size, whole.size, "dense")
         with self._stage("apply"):
             self._scatter(exchange.total, outputs)
 
@@ -112,10 +116,13 @@ class SparsePipeline(PipelineBase):
         units = _Units(step.unit * self._factor, self._factor / step.loss_scale)
         with self._stage("select"):
             plan = self._plan(step, active)
+            norms = Norms(step) if self._measuring else None
             carry = _ratio(self._units.gradient, units.gradient)
             scale = carry if step.scale_free else _ratio(self._units.update, units.update)
             accumulator = self.memory.open(replace(step, carry=carry), scale)
             vector, density, k = self._take(accumulator, plan, step)
+            if norms is not None:
+                norms.taken(accumulator, vector)
             self._units = _Units(units.update or self._units.update, units.gradient)
             self.sent_whole = vector.indices is None
             self._note(density)
@@ -125,6 +132,10 @@ class SparsePipeline(PipelineBase):
             except BaseException:
                 self.memory.close(accumulator, vector, vector)  # nothing arrived anywhere: nothing is lost
                 raise
+        self._count(active, k, vector, exchange)
+        if norms is not None:
+            norms.returned(accumulator, exchange.returned)
+            self._measuring = not norms.note(self.counts)
         with self._stage("apply"):
             self.memory.close(accumulator, vector, exchange.returned)
             self._steps += 1
@@ -163,6 +174,10 @@ class SparsePipeline(PipelineBase):
         if density != self._density and self._place.rank == 0:
             _LOG.info("bucket %d, step %d: density %.3g", self._place.bucket, self._steps, density)
         self._density = density
+
+    def _count(self, active: int, k: int, vector: SparseVector, exchange: Exchange) -> None:
+        algorithm = "dense" if vector.indices is None else getattr(self.collective, "choice", self._algorithm)
+        self.counts.exchanged(active, min(k, active), len(vector), len(exchange.total), algorithm)
 
     def undo(self) -> None:
         """Goes back to the state before the step that was exchanged last."""

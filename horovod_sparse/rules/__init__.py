@@ -7,6 +7,7 @@ a collective gives an ``Exchange``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -59,6 +60,7 @@ class Place:
         ranks: Ranks P that take part.
         consensus: Sums numbers over them; a collective call each time.
         shared: What rules of all buckets of one model share, by its class.
+        events: Counted by the rules of this bucket, by name; ``optimizer.statistics()`` shows them.
     """
 
     size: int
@@ -68,6 +70,7 @@ class Place:
     ranks: int = 1
     consensus: Consensus = alone
     shared: dict[type[Any], Any] = field(default_factory=dict)
+    events: Counter[str] = field(default_factory=Counter)
 
     def generator(self, seed: int, step: int, *, shared: bool, level: int = 0) -> np.random.Generator:
         """A generator for one step of this bucket, the same on every rank or this rank's own.

@@ -29,6 +29,8 @@ class Filling:
         gradients: What was handed in, and is overwritten with the result.
         waiting: Parameters whose gradients are not there yet.
         done: Ends with the exchange, whatever became of it.
+        began: Of the exchange, in ns of ``time.perf_counter_ns``.
+        ended: Its end.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor] = ()) -> None:
@@ -38,6 +40,7 @@ class Filling:
         self.ready: list[Mark] = []  # where the device stood when each gradient was handed in
         self.finished: Mark = None  # where it stands when the results are there
         self.done: Future[None] = Future()
+        self.began = self.ended = 0
 
 
 class Bucket:
@@ -84,8 +87,17 @@ class Bucket:
         """Places whose gradients are not there yet in this step."""
         return [slot for slot in self.layout.slots if slot.parameter in self.filling.waiting]
 
-    def begin(self) -> None:
-        """Makes ready for the next step."""
+    def begin(self, complete: int) -> None:
+        """Makes ready for the next step.
+
+        Args:
+            complete: When the last gradient of the model was handed in, in ns of ``time.perf_counter_ns``: what the
+                exchange took until then was hidden behind the backward pass.
+        """
+        began, ended = self.filling.began, self.filling.ended
+        hidden = max(0, min(ended, complete) - began)
+        self.pipeline.counts.hidden += hidden
+        self.pipeline.counts.exposed += ended - began - hidden
         self.filling = Filling(self._parameters)
 
     def put(self, parameter: torch.Tensor, gradient: torch.Tensor, hold: bool) -> None:

@@ -335,6 +335,22 @@ class SparseState:
             self._add(exchange, [p for p in known if p.requires_grad])
         return exchange.merge(states, leader)
 
+    def statistics(self, *, norms: bool = False) -> dict[str, float]:
+        """Numbers of what was exchanged since the last call, for any logger.
+
+        Of this rank, each bucket (``bucket0/density``) and all together (``total/density``); docs/watch.md explains
+        each. Counting them costs next to nothing; norms cost two passes over the gradients in one step.
+
+        Args:
+            norms: Take norms in the next step. The call after it has them: ``total/gradient_norm``,
+                ``total/residual_norm``, ``total/gain`` and those of the buckets.
+
+        Returns:
+            Plain numbers; nothing where there was no step, or one rank alone.
+        """
+        exchange = self._between_steps()
+        return {} if exchange is None else exchange.worker.statistics(norms)
+
     @property
     def traffic(self) -> Traffic:
         """Payload this rank has sent and received so far, parameters that travel dense included."""

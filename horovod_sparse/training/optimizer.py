@@ -165,6 +165,25 @@ class _Optimizer(Gradients):
         except ValueError as error:
             raise ValueError(f"rank {hvd.rank()}: {error}") from error
 
+    def statistics(self, *, norms: bool = False) -> dict[str, float]:
+        """Numbers of what was exchanged since the last call, for any logger.
+
+        Of this rank, each bucket (``bucket0/density``) and all together (``total/density``); docs/watch.md explains
+        each. Counting them costs next to nothing; norms cost two passes over the gradients in one step.
+
+        Args:
+            norms: Take norms in the next step. The call after it has them: ``total/gradient_norm``,
+                ``total/residual_norm``, ``total/gain`` and those of the buckets.
+
+        Returns:
+            Plain numbers; nothing where there was no step, or one rank alone.
+
+        Raises:
+            RuntimeError: Called between backward() and step().
+        """
+        exchange = self.exchange
+        return {} if exchange is None else exchange.worker.statistics(norms)
+
     @property
     def compression(self) -> Sparse:
         """The configuration."""
@@ -238,7 +257,7 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
     Returns:
         The optimizer, an instance of the wrapped optimizer's class. Beyond Horovod's methods it has
         ``set_epoch``, ``compression``, ``compression_state_dict``, ``load_compression_state_dict``,
-        ``exchange`` and ``traffic``.
+        ``exchange``, ``statistics`` and ``traffic``.
 
     Raises:
         ValueError: An argument is out of range, or differs between ranks.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,6 +19,7 @@ from horovod_sparse.mpi.lifetime import current_call, inside_mpi
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline.base import NoBackwardError
 from horovod_sparse.rules import Step
+from horovod_sparse.trace.counts import statistics
 from horovod_sparse.training.bucket import Bucket, Filling
 from horovod_sparse.watchdog.report import Progress
 
@@ -59,6 +61,7 @@ class Worker:
         self._begun: list[Bucket] = []  # whose exchange has begun in this step
         self._next = 0  # number of the bucket that starts next
         self._step = 0
+        self._complete = 0  # ns; when the last gradient of the step in progress was handed in
         self._running: Bucket | None = None
 
     def add(self, buckets: Sequence[Bucket]) -> None:
@@ -104,15 +107,19 @@ class Worker:
             conditions = self._conditions(bucket.layout.group)
             self._thread.submit(self._run, bucket, bucket.filling, conditions)
             self._next += 1
+        if buckets and self._next == len(self.buckets):
+            self._complete = time.perf_counter_ns()
 
     def _run(self, bucket: Bucket, filling: Filling, conditions: Callable[[], Step]) -> None:
         # Where only this rank failed, the others are still in that bucket: to go on would be to wait for ever.
         if self.failed is None:
             self._begun.append(bucket)
+            filling.began = time.perf_counter_ns()
             try:
                 self._exchange(bucket, filling, conditions)
             except BaseException as error:
                 self.failed = error
+            filling.ended = time.perf_counter_ns()
         filling.done.set_result(None)
 
     def _clip_all(
@@ -170,7 +177,7 @@ class Worker:
         self.failed, self._begun, self._next = None, [], 0
         self._step += 1
         for bucket in self.buckets:
-            bucket.begin()
+            bucket.begin(self._complete)
 
     def stand_in(self, after_step: Callable[[], None], ended: Callable[[BaseException | None], None]) -> None:
         """Takes part, from now on, with nothing to give, until no rank gives anything; for ``hvd.join()``.
@@ -225,6 +232,14 @@ class Worker:
         for bucket in self.buckets:
             total.add(bucket.pipeline.traffic)
         return total
+
+    def statistics(self, norms: bool) -> dict[str, float]:
+        """Numbers of each bucket and of all together since the last call; to be called between steps.
+
+        Args:
+            norms: Whether those of the next step are taken, for the call after it.
+        """
+        return statistics({bucket.layout.number: bucket.pipeline.statistics(norms) for bucket in self.buckets})
 
     def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
         """The states of all buckets, copied to the host by ``copy``; to be called between steps, after ``settle``."""

@@ -122,4 +122,4 @@ def test_missing_matplotlib_is_answered_with_the_pip_command(monkeypatch, capsys
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="2"):
         main(["advise", *MODEL, *ETHERNET, "--plot", "advice.png"])
-    assert "pip install 'horovod_sparse[examples]'" in capsys.readouterr().err
+    assert "pip install 'horovod_sparse[watch]'" in capsys.readouterr().err

@@ -16,8 +16,11 @@ import pytest
 import saving
 import torch
 from asynchronous import AsynchronousDevice, Clock
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils._python_dispatch import TorchDispatchMode
 from train import main, train_step
+
+from horovod_sparse.trace.log import read
 
 TRAIN = Path(__file__).resolve().parents[2] / "examples" / "train.py"
 TEST_IMAGES = 360
@@ -43,8 +46,16 @@ def result(run: subprocess.CompletedProcess[str], output: Path) -> dict[str, Any
     return content
 
 
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Steps and values that TensorBoard shows, by name."""
+    events = EventAccumulator(str(folder)).Reload()
+    return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
 def test_a_single_process_learns(tmp_path: Path) -> None:
-    run = train("--epochs", "1", "--warmup-epochs", "0", "--schedule", "constant", "--output", str(tmp_path))
+    board = tmp_path / "board"
+    schedule = ("--warmup-epochs", "0", "--schedule", "constant")
+    run = train("--epochs", "1", *schedule, "--tensorboard", str(board), "--output", str(tmp_path))
     content = result(run, tmp_path)
     (epoch,) = content["epochs"]
     assert content["ranks"] == 1
@@ -55,12 +66,17 @@ def test_a_single_process_learns(tmp_path: Path) -> None:
     assert epoch["lr"] == 0.05
     assert {"torch", "horovod", "horovod_sparse"} <= set(content["versions"])
     assert len(run.stderr.splitlines()) < 20, "the progress bar is noisy where there is no terminal"
+    about, (record,) = read(tmp_path)
+    assert (about["compression"], about["model"], record["step"]) == ("none", "cnn", content["steps_per_epoch"])
+    assert (record["loss"], record["accuracy"]) == (epoch["train_loss"], epoch["test_accuracy"])
+    assert scalars(board)["accuracy"] == [(record["step"], pytest.approx(record["accuracy"]))]
 
 
 @pytest.mark.full
 def test_two_ranks_train_sparse(tmp_path: Path) -> None:
     arguments = ["--compression", "topka:density=0.01", "--epochs", "1", "--warmup-epochs", "0", "--clip", "5"]
     arguments += ["--batch-size", "16", "--backward-passes-per-step", "2", "--trace", "--output", str(tmp_path)]
+    arguments += ["--tensorboard", str(tmp_path / "board")]
     content = result(train(*arguments, ranks=2), tmp_path)
     (epoch,) = content["epochs"]
     assert content["ranks"] == 2
@@ -72,6 +88,12 @@ def test_two_ranks_train_sparse(tmp_path: Path) -> None:
     assert 8 * entries * 0.9 < epoch["bytes_per_step"] < 8 * entries + 4 * 3000  # small parameters travel dense
     stages = epoch["ms_per_step"]
     assert all(stages[name] > 0 for name in ("forward", "backward", "select", "exchange", "apply", "synchronize"))
+    _, (record,) = read(tmp_path)
+    assert record["total/steps"] == content["steps_per_epoch"]
+    assert record["total/bytes_sent"] == pytest.approx(epoch["bytes_sent"])  # the same on both ranks
+    assert record["total/seconds_select"] > 0
+    assert 0 < record["seconds_forward"] < record["seconds_step"]
+    assert scalars(tmp_path / "board")["total/density"] == [(record["step"], pytest.approx(record["total/density"]))]
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}
     assert not list(tmp_path.glob("*.tmp"))
@@ -112,6 +134,9 @@ def test_two_ranks_train_dense_and_charge_a_ring(tmp_path: Path) -> None:
     (epoch,) = content["epochs"]
     assert epoch["bytes_per_step"] == 2 * 0.5 * 4 * content["parameter_count"]
     assert epoch["ms_per_step"]["select"] == 0
+    _, (record,) = read(tmp_path)
+    assert record["total/bytes_sent"] == epoch["bytes_sent"]
+    assert "total/seconds_select" not in record
 
 
 @pytest.mark.parametrize(
