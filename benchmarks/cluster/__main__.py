@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks import command_line
-from benchmarks.cluster import collectives, overlap
+from benchmarks.cluster import accuracy, collectives, overlap
 from benchmarks.cluster.collectives import RING
 from benchmarks.cluster.emulated import Cluster
 from benchmarks.cluster.network import DATA_NETWORK
@@ -55,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     add.set_defaults(run=_compare_bytes)
     collectives.add_parser(commands)
     overlap.add_parser(commands)
+    accuracy.add_parser(commands)
     return parser
 
 

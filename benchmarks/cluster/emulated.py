@@ -65,6 +65,10 @@ class Cluster:
         nodes: Number of nodes.
         rate: Of every link in each direction, such as ``1gbit`` or ``100mbit``; ``none`` for no limit.
 
+    Attributes:
+        nodes: Their names.
+        environment: Of mpirun and, through its agents, of all ranks.
+
     Raises:
         ValueError: A number of nodes or a rate that cannot be.
     """
@@ -75,6 +79,7 @@ class Cluster:
         if rate != "none":
             network.bits_per_second(rate)
         self._rate = rate
+        self.environment = _environment()
         self.nodes = [f"node{number}" for number in range(nodes)]
 
     def __enter__(self) -> Cluster:
@@ -95,7 +100,7 @@ class Cluster:
             raise RuntimeError(
                 f"{', '.join(missing)} not found: install iproute2, util-linux and an Open MPI 4 (`make venv`)"
             )
-        self._namespaces = Namespaces(_environment())
+        self._namespaces = Namespaces(self.environment)
         try:
             self._build()
         except BaseException:
@@ -131,7 +136,7 @@ class Cluster:
         if not 0 <= number < len(self.nodes):
             raise ValueError(f"there is no node {number}: choose 0 to {len(self.nodes) - 1}")
         line = self._namespaces.enter(named(self.nodes[number], command))
-        return subprocess.run(line, env=_environment(), capture_output=capture, text=True, check=False)
+        return subprocess.run(line, env=self.environment, capture_output=capture, text=True, check=False)
 
     def mpirun(
         self,
@@ -153,12 +158,10 @@ class Cluster:
         Raises:
             subprocess.TimeoutExpired: The program took longer.
         """
-        hosts = ",".join(self.nodes[:ranks])
-        command = ["mpirun", "-np", str(ranks), "-H", hosts, *options, *program]
         try:
             return subprocess.run(
-                self._namespaces.enter(named(self.nodes[0], command)),
-                env=_environment(),
+                self.command(ranks, program, options),
+                env=self.environment,
                 stdin=subprocess.DEVNULL,
                 capture_output=capture,
                 text=True,
@@ -168,6 +171,11 @@ class Cluster:
         except BaseException:  # the time limit or Ctrl-C, after which ranks would go on
             self._namespaces.end_processes()
             raise
+
+    def command(self, ranks: int, program: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+        """The command line of ``mpirun``, for those who start it themselves, in ``environment``."""
+        command = ["mpirun", "-np", str(ranks), "-H", ",".join(self.nodes[:ranks]), *options, *program]
+        return self._namespaces.enter(named(self.nodes[0], command))
 
     def python(self, ranks: int, arguments: Sequence[str], options: Sequence[str] = ()) -> str:
         """Output of Python with these arguments, under ``mpirun``.
