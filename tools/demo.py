@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"The slow network is left out, as this machine cannot emulate it: {lacking}\n", flush=True)
         runs = {}
         with progress_bar((1 if lacking else 2) * len(RUNS) * _SHARE, show=True) as bar:
+            bar.bar_format = "{percentage:3.0f} %|{bar}| {elapsed}, {remaining} left{postfix}"
             if not lacking:
                 runs[f"{RANKS} nodes, {options.link}"] = train_slow(options, bar)
             runs["this machine"] = train_here(options, bar)
@@ -106,6 +107,7 @@ def watch(command: Sequence[str], environment: Mapping[str, str], log: Path, run
         RuntimeError: They failed; the message holds the end of what they said.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
+    bar.set_postfix_str(log.parent.name, refresh=False)
     begin, finished, last = bar.n, 0, 0.0
     with (
         log.open("w") as file,

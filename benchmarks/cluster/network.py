@@ -167,8 +167,9 @@ def order_command(device: str) -> Command:
 
 
 def hosts_file(nodes: Sequence[str]) -> str:
-    """Text of /etc/hosts: names are for MPI's launcher, the programs' data go by the other network's addresses."""
+    """Text of /etc/hosts: a node's name is for MPI's launcher; the other addresses have names for who asks for them."""
     lines = [f"{control_address(number)} {node}" for number, node in enumerate(nodes)]
+    lines += [f"{data_address(number)} {node}-data" for number, node in enumerate(nodes)]
     return "\n".join(["127.0.0.1 localhost", *lines, ""])
 
 

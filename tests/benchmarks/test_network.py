@@ -94,6 +94,7 @@ def test_a_command_on_a_node_is_passed_on_unchanged():
     assert named("n3", command)[-len(command) - 1 :] == ["n3", *command]
 
 
-def test_the_hosts_have_addresses_that_the_data_do_not_use():
+def test_a_nodes_name_is_its_address_on_the_control_network():
     lines = network.hosts_file(["n0", "n1"]).splitlines()
-    assert lines == ["127.0.0.1 localhost", "10.77.0.129 n0", "10.77.0.130 n1"]
+    control, data = ["10.77.0.129 n0", "10.77.0.130 n1"], ["10.77.0.1 n0-data", "10.77.0.2 n1-data"]
+    assert lines == ["127.0.0.1 localhost", *control, *data]
