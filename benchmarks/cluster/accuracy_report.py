@@ -90,7 +90,7 @@ def table(found: Sequence[Outcome]) -> str:
         cells = [
             one.rate,
             f"{one.label} ({len(seconds)})",
-            _spread(seconds, "{:.0f}") if reached else f"not reached by {seconds.count(math.inf)}",
+            _spread(seconds, "{:.3g}") if reached else f"not reached by {seconds.count(math.inf)}",
             f"{baseline / mean(seconds):.1f}" if reached and math.isfinite(baseline) else "",
             f"{mean(one.first('bytes_sent')) / 1e6:,.0f}" if reached else "",
             f"{one.step:.0f}",
