@@ -120,12 +120,16 @@ def watch(command: Sequence[str], environment: Mapping[str, str], log: Path, run
             text=True,
         ) as process,
     ):
-        for line in process.stdout or ():
-            file.write(line)
-            if state := _STATE.search(line):
-                share = int(state[1]) / int(state[2])
-                finished, last = finished + (share < last), share
-                bar.update(begin + round(_SHARE * (finished + share)) - bar.n)
+        try:
+            for line in process.stdout or ():
+                file.write(line)
+                if state := _STATE.search(line):
+                    share = int(state[1]) / int(state[2])
+                    finished, last = finished + (share < last), share
+                    bar.update(begin + round(_SHARE * (finished + share)) - bar.n)
+        except BaseException:  # Ctrl-C, which may have been for this process alone
+            process.terminate()
+            raise
     if process.returncode:
         end = "\n".join(log.read_text().splitlines()[-30:])
         raise RuntimeError(f"`{' '.join(command)}` failed with status {process.returncode}:\n{end}")

@@ -109,11 +109,11 @@ def _spread(numbers: Sequence[float], form: str) -> str:
 def plot(found: Sequence[Outcome], path: Path) -> None:
     """Draws accuracy over time, one panel for each rate, as PNG."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, NullFormatter, PercentFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
     rates = list(dict.fromkeys(one.rate for one in found))
     labels = list(dict.fromkeys(one.label for one in found))
-    figure = Figure(figsize=(5 * len(rates), 4.4), layout="constrained")
+    figure = Figure(figsize=(max(8, 5 * len(rates)), 4.6), layout="constrained")
     panels = figure.subplots(1, len(rates), squeeze=False, sharey=True)[0]
     for rate, axes in zip(rates, panels, strict=True):
         for one in (one for one in found if one.rate == rate):
@@ -122,6 +122,7 @@ def plot(found: Sequence[Outcome], path: Path) -> None:
             axes.plot(*one.curve, color=colour, linewidth=2, label=one.label)
         axes.axhline(found[0].target, color="grey", linestyle=":")
         axes.set(title=f"links of {rate}", xlabel="seconds of training", xscale="log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(FuncFormatter("{:g}".format))
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
