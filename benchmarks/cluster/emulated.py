@@ -121,7 +121,7 @@ class Cluster:
         self.set_rate(self._rate)
 
     def down(self) -> None:
-        """Ends what runs on the nodes, and removes all of it; may be repeated."""
+        """Ends what runs on the nodes, and removes all of it."""
         self._namespaces.close()
 
     def set_rate(self, rate: str) -> None:

@@ -91,7 +91,7 @@ class Namespaces:
             self.run(["sh", "-c", "kill -9 -1"])
 
     def close(self) -> None:
-        """Ends everything that runs inside, and the namespaces; may be repeated."""
+        """Ends everything that runs inside, and the namespaces."""
         self._holder.communicate()
 
 

@@ -24,7 +24,7 @@ _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
 Command = list[str]
 
 # No neighbour discovery and, through fixed neighbours, no ARP: the counters show the programs' bytes.
-_NO_IPV6 = ["sysctl", "-qw", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"]
+_NO_IPV6 = ["sysctl", "-eqw", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def node_commands(node: str, number: int, nodes: int) -> list[Command]:
         ["ip", "link", "set", "lo", "up"],
         _NO_IPV6,
         # Or a connection would start from what TCP learned at another rate.
-        ["sysctl", "-qw", "net.ipv4.tcp_no_metrics_save=1"],
+        ["sysctl", "-eqw", "net.ipv4.tcp_no_metrics_save=1"],
         ["ip", "address", "add", f"{data}/25", "dev", "eth0"],
         ["ip", "address", "add", f"{control_address(number)}/25", "dev", "ctl0"],
         ["ip", "link", "set", "eth0", "up"],
