@@ -9,6 +9,7 @@ from statistics import mean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import EngFormatter, NullFormatter, PercentFormatter
 
 from benchmarks.convergence.results import Interval, Results
@@ -21,7 +22,7 @@ _SIDES = {
     "PowerSGD": ((7, 0), "left", "center"),
     "top-k": ((-3, 4), "right", "bottom"),
     "Ok-Topk": ((-7, 0), "right", "center"),
-    "gTop-k": ((0, 5), "center", "bottom"),
+    "gTop-k": ((0, -7), "center", "top"),
     "GraVAC": ((0, -7), "center", "top"),
     "Stable Top-K": ((0, -7), "center", "top"),
 }
@@ -69,9 +70,10 @@ def _draw_family(axes: Axes, results: Results, task: str, family: str, runs: Seq
     for run, place, values in zip(runs, places, finals, strict=True):
         name = family if run.startswith("stable") else run
         offset, across, along = _SIDES[family]
-        axes.annotate(
+        label = axes.annotate(
             name, (place, mean(values)), offset, textcoords="offset points", ha=across, va=along, color=colour
         )
+        label.set_path_effects([withStroke(linewidth=3, foreground="white")])  # legible on lines of others
 
 
 def plot_grid(results: Results, path: Path) -> None:

@@ -39,10 +39,10 @@ def train(task: Task, samples: tuple[Samples, Samples], job: Job) -> Record:
         job: What to train, and for how long.
 
     Returns:
-        The job's settings and the outcome. ``curve`` has a point for each evaluation (see ``measure``). Of the last
-        one: ``final``, the metric, None where the run diverged; ``bytes_sent`` and ``entries_sent`` of a rank.
-        ``residual_bytes``: see ``Exchanged``. ``stages``: milliseconds a step in each of ``STAGES``, mean of the ranks.
-        ``seconds``: of the steps.
+        The job's settings and the outcome. ``curve`` has a point for each evaluation (see ``measure``), with the
+        ``seconds`` that the steps took up to it. Of the last one: ``final``, the metric, None where the run diverged;
+        ``bytes_sent`` and ``entries_sent`` of a rank. ``residual_bytes``: see ``Exchanged``. ``stages``: milliseconds a
+        step in each of ``STAGES``, mean of the ranks. ``seconds``: of the steps.
     """
     torch.manual_seed(job.seed)  # all ranks start from the same parameters
     trace.clear()
@@ -66,7 +66,7 @@ def train(task: Task, samples: tuple[Samples, Samples], job: Job) -> Record:
             point = measure(task.metric, model, exchanged, samples[1], torch.stack(losses).mean().item(), step)
             if not math.isfinite(point["train_loss"] + point["value"]):
                 break
-            curve.append(point)
+            curve.append({**point, "seconds": seconds})
             losses.clear()
             since = time.perf_counter()
     last = curve[-1] if curve else {"step": 0, "bytes_sent": 0.0, "entries_sent": 0.0}
