@@ -255,11 +255,12 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
         "sparse_as_dense": sparse_as_dense,
         "process_set": process_set,
     }
-    comm = communicator(process_set)
     named = None if named_parameters is None else list(named_parameters)
-    if comm is not None:
-        own = {"stall_timeout": stall_timeout, "stall_abort": stall_abort, "residual_unit": residual_unit}
-        agree(comm, facts(optimizer, named, compression, {**arguments, **own}))
+    own = {"stall_timeout": stall_timeout, "stall_abort": stall_abort, "residual_unit": residual_unit}
+    with inside_mpi("DistributedOptimizer()"):
+        comm = communicator(process_set)
+        if comm is not None:
+            agree(comm, facts(optimizer, named, compression, {**arguments, **own}))
     if isinstance(compression, Sparse):
         _warn_of_line_search(optimizer, compression)
         kind = type(optimizer)
