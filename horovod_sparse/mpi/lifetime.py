@@ -60,7 +60,8 @@ def inside_mpi(call: str = "") -> Iterator[None]:
     MPI_COMM_SELF, and the function that deletes our attribute does not return before all such blocks are left.
 
     Args:
-        call: Name of a function that users call, in which ranks wait for each other: for reports of stalls.
+        call: Name of a function that users call, in which ranks wait for each other: for reports of stalls. Of calls
+            within calls, the outermost is named.
 
     Raises:
         RuntimeError: MPI is finalized already.
@@ -71,7 +72,7 @@ def inside_mpi(call: str = "") -> Iterator[None]:
             raise RuntimeError(f"nothing can be exchanged: {_whose_end}: {ADVICE}")
         _attach()
         _count += 1
-    outer, _call = _call, call or _call
+    outer, _call = _call, _call or call
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ import threading
 import time
 
 if "mpi4py" in sys.argv:
-    from mpi4py import MPI
+    from mpi4py import MPI  # noqa: F401 - starts MPI
 
 import horovod.torch as hvd
 import torch
@@ -23,6 +23,7 @@ hvd.init()
 import horovod_sparse as hvs  # noqa: E402
 
 way, place = sys.argv[1:3]
+RANK = hvd.rank()
 model = nn.Sequential(nn.Linear(100, 100), nn.ReLU(), nn.Linear(100, 100))
 
 
@@ -54,11 +55,11 @@ optimizer = wrap()
 with hvs.checkpoint.on_preemption() as preempted:
     for step in range(20):
         optimizer.zero_grad()
-        if step == 3 and hvd.rank() == 1:
+        if step == 3 and RANK == 1:
             leave()
         if step == 3 and place == "construction":
             optimizer = wrap()
-        if step == 3 and place == "preempted":
+        if place == "preempted":
             preempted()
         model(torch.randn(4, 100)).square().mean().backward()
         optimizer.step()
