@@ -232,8 +232,9 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
             with the bucket, the stage and the missing ranks, and again after as many more; 0: never. By default
             ``HOROVOD_STALL_CHECK_TIME_SECONDS``, or 60.
         stall_abort: Seconds. When a bucket has waited so long, the same is printed and all ranks are ended; 0: never.
-            By default ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, or 600, but twice the timeout at least. Sparse gradients, which Horovod
-            exchanges itself, have Horovod's own stall check, which knows the two variables only.
+            By default ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, or 600, but twice the timeout at least. Sparse
+            gradients, which Horovod exchanges itself, have Horovod's own stall check, which knows the two variables
+            only.
 
     Returns:
         The optimizer, an instance of the wrapped optimizer's class. Beyond Horovod's methods it has
