@@ -134,7 +134,7 @@ def check_all(comm, seed: int, count: int) -> int:
 @pytest.mark.mpi
 @pytest.mark.slow
 def test_random_configurations_train_and_lose_nothing(comm) -> None:
-    assert check_all(comm, 11, 60) > 5
+    assert check_all(comm, 11, 150) > 15
 
 
 @pytest.mark.mpi
