@@ -14,10 +14,9 @@ from mpi4py import MPI
 _changed = threading.Condition()
 _count = 0
 _closed = False
-_call = ""
+_calls: list[str] = []  # in progress, on whatever thread
 _farewells: list[Callable[[], None]] = []  # of this rank
 _listeners: list[Callable[[], str]] = []  # that know who else has left
-
 
 ADVICE = "let every rank take as many steps (equal shares of the data, drop_last=True)"
 _whose_end = "Horovod has been shut down, here or by a rank that has left the program"
@@ -48,7 +47,7 @@ def _at_exit() -> None:
 
 def current_call() -> str:
     """The function of this library in which the program waits for other ranks; empty: none that has given a name."""
-    return _call
+    return next(iter(_calls[:1]), "")
 
 
 @contextmanager
@@ -66,18 +65,20 @@ def inside_mpi(call: str = "") -> Iterator[None]:
     Raises:
         RuntimeError: MPI is finalized already.
     """
-    global _count, _call
+    global _count
     with _changed:
         if _closed or MPI.Is_finalized():
             raise RuntimeError(f"nothing can be exchanged: {_whose_end}: {ADVICE}")
         _attach()
         _count += 1
-    outer, _call = _call, _call or call
+        if call:
+            _calls.append(call)
     try:
         yield
     finally:
-        _call = outer
         with _changed:
+            if call:
+                _calls.remove(call)
             _count -= 1
             _changed.notify_all()
 

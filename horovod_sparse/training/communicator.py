@@ -43,8 +43,11 @@ def communicator(members: Any = None) -> MPI.Intracomm | None:
             return _of_process_group(members)
         if members is None:
             members = _horovods_ranks() or MPI.COMM_WORLD
+        if members == MPI.COMM_WORLD:
+            return _private_world().Dup()
         if isinstance(members, MPI.Intracomm):
-            return _private_world().Dup() if members == MPI.COMM_WORLD else members.Dup()
+            some_ranks_call()
+            return members.Dup()
         return _of_process_set(members)
 
 

@@ -12,6 +12,7 @@ from horovod_sparse.watchdog.watch import Source, Watch
 
 _exchanges: list[Source] = []
 _watch: CallWatch | None = None
+_all_take_part = True  # in every call
 
 
 def watch_exchange(comm: MPI.Intracomm, progress: Source, names: Sequence[Sequence[str]], stall: Limits) -> None:
@@ -36,8 +37,8 @@ def watch_calls(comm: MPI.Intracomm | None = None) -> None:
 
 def some_ranks_call() -> None:
     """A call concerns some ranks only: from now on, one that has left need not be missed."""
-    assert _watch is not None
-    _watch.all_take_part = False
+    global _all_take_part
+    _all_take_part = False
 
 
 class CallWatch(Watch):
@@ -47,13 +48,9 @@ class CallWatch(Watch):
 
     Args:
         comm: All ranks, or this one alone.
-
-    Attributes:
-        all_take_part: Whether every call needs all ranks.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        self.all_take_part = True
         try:
             stall = limits(None, None)
         except ValueError:  # maybe on this rank alone, which must not leave the others
@@ -69,7 +66,7 @@ class CallWatch(Watch):
             self._talk(of_exchange)
 
     def _check_left(self, mine: Progress, since: float, now: float) -> None:
-        if self.all_take_part:
+        if _all_take_part:
             super()._check_left(mine, since, now)
 
 
