@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -127,6 +128,10 @@ class DDP:
 
     def connect(self, optimizer: Optimizer, compression: Any, scaler: torch.amp.GradScaler) -> Any:
         """Lets gradients be exchanged; returns the optimizer to step with."""
+        chosen: list[Any] = [None] * self.size
+        distributed.all_gather_object(chosen, self._args.compression)
+        if len(set(chosen)) > 1:  # some would call the hook of another exchange, and wait for each other
+            sys.exit(f"train.py: rank {self.rank}: --compression differs between ranks: {', '.join(chosen)}")
         if compression == "fp16":
             self._model.register_comm_hook(None, fp16_compress_hook)
         elif compression != "none":

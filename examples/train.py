@@ -35,6 +35,7 @@ from watch import Watch
 
 import horovod_sparse as hvs  # sparse
 from horovod_sparse import trace
+from horovod_sparse.cli.units import at_least, real
 
 
 def main() -> None:
@@ -189,25 +190,9 @@ def build_batches(args: argparse.Namespace, sampler: DistributedSampler[Any]) ->
     return batches
 
 
-def at_least_0(text: str) -> int:
-    """A whole number of at least 0."""
-    number = int(text)
-    if number < 0:
-        raise ValueError(text)
-    return number
-
-
 def resumption(text: str) -> str | int:
     """latest, none, or the number of a step."""
-    return text if text in ("latest", "none") else at_least_0(text)
-
-
-def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
+    return text if text in ("latest", "none") else at_least(0)(text)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -225,23 +210,23 @@ def parse_arguments() -> argparse.Namespace:
     add("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: of a node's GPUs, one for each rank")
     add("--amp", action="store_true", help="automatic mixed precision: float16 where it suffices, and a scaled loss")
     add("--optimizer", default="sgd", choices=("sgd", "adam", "adamw"))
-    add("--lr", type=float, default=0.05, help="learning rate after the warm-up; not multiplied by the ranks")
-    add("--momentum", type=float, default=0.9, help="of sgd")
-    add("--weight-decay", type=float, default=5e-4)
+    add("--lr", type=real(), default=0.05, help="learning rate after the warm-up; not multiplied by the ranks")
+    add("--momentum", type=real(below=1), default=0.9, help="of sgd")
+    add("--weight-decay", type=real(), default=5e-4)
     add("--schedule", default="cosine", choices=SCHEDULES, help="of the learning rate")
-    add("--warmup-epochs", type=int, default=3, help="epochs of linear warm-up")
-    add("--batch-size", type=positive, default=32, help="images per rank and backward pass")
-    add("--backward-passes-per-step", type=positive, default=1)
-    add("--local-steps", type=at_least_0, default=0, metavar="H", help="exchange every H steps how far ranks have come")
-    add("--outer-lr", type=float, default=0.7, help="learning rate of the step after such an exchange")
-    add("--outer-momentum", type=float, default=0.9, help="Nesterov momentum of that step")
+    add("--warmup-epochs", type=at_least(0), default=3, help="epochs of linear warm-up")
+    add("--batch-size", type=at_least(1), default=32, help="images per rank and backward pass")
+    add("--backward-passes-per-step", type=at_least(1), default=1)
+    add("--local-steps", type=at_least(0), default=0, metavar="H", help="exchange every H steps how far ranks have come")
+    add("--outer-lr", type=real(), default=0.7, help="learning rate of the step after such an exchange")
+    add("--outer-momentum", type=real(below=1), default=0.9, help="Nesterov momentum of that step")
     add("--no-overlap", action="store_true", help="exchange after backward, not beside it, so that times add up")
-    add("--clip", type=float, default=0.0, help="largest norm of the gradient; 0 for no clipping")
-    add("--epochs", type=positive, default=20)
-    add("--seed", type=int, default=0)
+    add("--clip", type=real(), default=0.0, help="largest norm of the gradient; 0 for no clipping")
+    add("--epochs", type=at_least(1), default=20)
+    add("--seed", type=at_least(0), default=0)
     add("--checkpoint", type=Path, metavar="DIR", help="save here, and go on from what is there; all nodes share it")
-    add("--checkpoint-every", type=at_least_0, default=0, metavar="N", help="steps; 0: at the end of every epoch")
-    add("--keep", type=positive, default=3, help="checkpoints; older ones are deleted")
+    add("--checkpoint-every", type=at_least(0), default=0, metavar="N", help="steps; 0: at the end of every epoch")
+    add("--keep", type=at_least(1), default=3, help="checkpoints; older ones are deleted")
     add("--resume", type=resumption, default="latest", metavar="latest|none|STEP", help="checkpoint to go on from")
     add("--digest", metavar="HEX", help="refuse to go on from any checkpoint but the one with this digest")
     add("--trace", action="store_true", help="write trace.json, the last epoch's times, for ui.perfetto.dev")

@@ -173,7 +173,7 @@ class Sparse(RuleOptions):
         return self.memory if self.replaces_momentum else None
 
     def build(self, place: Place, messenger: Any) -> tuple[Memory, Sparsifier, Collective, Schedule]:
-        """One bucket's four parts.
+        """One bucket's four parts. The collective is first: others may wait in it, and the rest may fail on one rank.
 
         Args:
             place: The bucket and the rank.
@@ -182,13 +182,9 @@ class Sparse(RuleOptions):
         Raises:
             ValueError: An option does not fit a bucket of this size.
         """
+        collective = self._make("collective", place, messenger)
         memory, sparsifier = self._make("memory", place), self._make("sparsifier", place)
-        return (
-            memory,
-            sparsifier,
-            self._make("collective", place, messenger),
-            self._make("schedule", place, self.density),
-        )
+        return memory, sparsifier, collective, self._make("schedule", place, self.density)
 
     def facts(self) -> dict[str, Any]:
         """Everything that can change a result, as plain values: equal for equal configurations.
@@ -422,7 +418,7 @@ def _setting(item: str, spec: str) -> tuple[str, Any]:
         raise ValueError(f"{item!r} in {spec!r} is not of the form key=value")
     try:
         return key.strip(), ast.literal_eval(value.strip())
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two of many brackets
         return key.strip(), value.strip()
 
 

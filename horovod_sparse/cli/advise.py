@@ -85,6 +85,8 @@ def add_parser(subparsers: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the prediction and writes the files that were asked for; returns 0."""
     problem = plot.unwritable(options.json, plot=options.plot)
+    if options.gpus_per_node > options.ranks:
+        problem = f"--gpus-per-node {options.gpus_per_node} are more than the {options.ranks} --ranks of all nodes"
     if problem:
         options.parser.error(problem)
     plan = read(options)

@@ -18,6 +18,13 @@ def unwritable(*paths: Path | None, plot: Path | None = None) -> str:
             return f"cannot write {path}: the folder {path.parent} does not exist"
         if path.is_dir():
             return f"cannot write {path}: it is a folder"
+        try:
+            new = not path.exists()
+            path.open("ab").close()
+            if new:
+                path.unlink()
+        except OSError as error:
+            return f"cannot write {path}: {error.strerror}"
     return ""
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from horovod_sparse.compression import Sparse
 from horovod_sparse.kernels.types import Array, Segments
+from horovod_sparse.mpi.agreement import agree
 from horovod_sparse.mpi.consensus import consensus_of
 from horovod_sparse.mpi.messenger import Messenger
 from horovod_sparse.mpi.traffic import Traffic
@@ -113,10 +114,23 @@ def pipeline_for(
         undoable: Whether ``undo`` will be asked for: it takes a copy of the state before every step, which a memory of
             the bucket's size doubles.
         shared: What rules of all buckets of one model share; None: the bucket is alone.
+
+    A collective call, which fails on all ranks where it fails on one.
+
+    Raises:
+        ValueError: An option does not fit a bucket of this size, or another rank could not make its part.
+        Exception: This rank could not, for want of memory, say.
     """
     shared = {} if shared is None else shared
     place = Place(size, like[:0], number, comm.Get_rank(), comm.Get_size(), consensus_of(comm), shared)
     messenger = Messenger(comm)
     if sparse.is_dense:
         return DensePipeline(place, messenger, factor)
-    return SparsePipeline(sparse, place, messenger, factor, undoable)
+    made: SparsePipeline | Exception
+    try:
+        made = SparsePipeline(sparse, place, messenger, factor, undoable)
+    except Exception as error:
+        made = error
+    agree(comm, made if isinstance(made, Exception) else {})
+    assert not isinstance(made, Exception)
+    return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from horovod_sparse.kernels.types import Segments
 from horovod_sparse.mpi.messenger import Messenger
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline.base import PipelineBase
+from horovod_sparse.pipeline.headroom import Headroom
 from horovod_sparse.pipeline.norms import Norms
 from horovod_sparse.rules import Accumulator, Exchange, Place, SparseVector, Step, snapshot
 
@@ -63,6 +65,7 @@ class SparsePipeline(PipelineBase):
         self._before: dict[str, Any] = {}  # the state that the last step began with
         self._algorithm = str(sparse.facts()["collective"]["of"])
         self.memory, self.sparsifier, self.collective, self.schedule = sparse.build(place, messenger)
+        self._headroom = Headroom(place, self.memory)
 
     @property
     def traffic(self) -> Traffic:
@@ -74,21 +77,25 @@ class SparsePipeline(PipelineBase):
         if self._undoable:
             with self._stage("select"):
                 self._before = snapshot(self.state_dict(), self._before)
-        poisoned, active, epoch = self._agree(gradients, step)
+        units = _Units(step.unit * self._factor, self._factor / step.loss_scale)
+        carry = _ratio(self._units.gradient, units.gradient)
+        scale = carry if step.scale_free else _ratio(self._units.update, units.update)
+        poisoned, active, epoch = self._agree(gradients, step, max(scale, carry))
         if poisoned:
             self._send_whole(gradients, outputs)
-        else:
-            self._send_sparse(replace(step, number=self._steps, gradients=gradients, epoch=epoch), active, outputs)
+            return
+        step = replace(step, number=self._steps, gradients=gradients, epoch=epoch, carry=carry)
+        self._send_sparse(step, active, outputs, scale, units)
 
-    def _agree(self, gradients: Segments, step: Step) -> tuple[bool, int, int | None]:
-        """Tells if a rank's gradients are not finite, how many elements take part, in the mean, and the epoch."""
+    def _agree(self, gradients: Segments, step: Step, factor: float) -> tuple[bool, int, int | None]:
+        """Tells if a rank's sums are not finite, how many elements take part, in the mean, and the epoch."""
         elements = sum([array.size for _, array in gradients])
         with self._stage("select"):
-            finite = self._kernels.all_finite(gradients)
+            fits = self._can_add(gradients, elements, factor)
         with self._stage("agree"):
             # A rank in `hvd.join()` is not told of epochs: it learns them from those that work. 0 stands for none.
             told = 0 if step.idle or step.epoch is None else step.epoch + 1
-            mine = np.array([not finite, not step.idle, elements, told], np.int64)
+            mine = np.array([not fits, not step.idle, elements, told], np.int64)
             poisoned, working, active, epochs = self._place.consensus(mine).tolist()
         if not working:
             raise self._no_backward()
@@ -96,11 +103,20 @@ class SparsePipeline(PipelineBase):
         epoch = step.epoch if not step.idle else epochs // working - 1 if epochs else None
         return bool(poisoned), active // self._place.ranks, epoch
 
+    def _can_add(self, gradients: Segments, elements: int, factor: float) -> bool:
+        """Tells if the gradients are finite, and their sums with the memory and over the ranks will be, too."""
+        square_norm = float(self._kernels.square_norm(gradients))  # takes no longer than a look at every exponent
+        fits = self._headroom.suffices(square_norm, elements, factor)
+        if not fits and math.isfinite(square_norm):
+            place = (self._place.rank, self._place.bucket, self._steps)
+            _LOG.warning("rank %d: bucket %d, step %d: gradients are sent whole, as sums might overflow", *place)
+        return fits
+
     def _send_whole(self, gradients: Segments, outputs: Segments) -> None:
         """Sends the gradients whole and leaves the memory alone.
 
-        A gradient with NaN or Inf reaches every rank as dense training would show it, so that a GradScaler skips
-        the step everywhere, and no residual is poisoned by it.
+        A gradient with NaN or Inf, or a sum of finite ones that overflows, reaches every rank as dense training would
+        show it, so that a GradScaler skips the step everywhere, and no residual is poisoned by it.
         """
         with self._stage("exchange", entries=self._place.size):
             self.sent_whole = True
@@ -112,14 +128,11 @@ class SparsePipeline(PipelineBase):
         with self._stage("apply"):
             self._scatter(exchange.total, outputs)
 
-    def _send_sparse(self, step: Step, active: int, outputs: Segments) -> None:
-        units = _Units(step.unit * self._factor, self._factor / step.loss_scale)
+    def _send_sparse(self, step: Step, active: int, outputs: Segments, scale: float, units: _Units) -> None:
         with self._stage("select"):
             plan = self._plan(step, active)
             norms = Norms(step) if self._measuring else None
-            carry = _ratio(self._units.gradient, units.gradient)
-            scale = carry if step.scale_free else _ratio(self._units.update, units.update)
-            accumulator = self.memory.open(replace(step, carry=carry), scale)
+            accumulator = self.memory.open(step, scale)
             vector, density, k = self._take(accumulator, plan, step)
             if norms is not None:
                 norms.taken(accumulator, vector)
@@ -198,6 +211,7 @@ class SparsePipeline(PipelineBase):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over a state given by ``state_dict`` of the same configuration and bucket."""
         self.memory.load_state_dict(state["memory"])
+        self._headroom.forget()
         self._units, self._steps = _Units(float(state["unit"]), float(state["gradient_unit"])), int(state["steps"])
         self.sparsifier.load_state_dict(state["sparsifier"])
         self.collective.load_state_dict(state["collective"])

@@ -50,7 +50,7 @@ class Fused(Base):
             threads: Threads of the kernels; the selection does not depend on it.
         """
 
-        threads: int = whole(1, least=1, free=True)
+        threads: int = whole(1, least=1, most=1024, free=True)
 
     def __init__(self, place: Place, options: Any) -> None:
         super().__init__(place, options)

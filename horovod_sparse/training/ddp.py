@@ -199,7 +199,8 @@ class SparseState:
 
     def _hand_in(self, worker: Worker, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         delivery = _Delivery(bucket.buffer(), worker)
-        pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
+        both = zip(bucket.parameters(), bucket.gradients(), strict=True)
+        pairs = [(p, gradient) for p, gradient in both if p.numel()]
         unplaced = [pair for pair in pairs if worker.bucket_of(pair[0]) is None]
         if unplaced:
             self._unplaced += [(p, gradient, delivery) for p, gradient in pairs]

@@ -21,8 +21,8 @@ from horovod_sparse.training.moments import momentum_of
 from horovod_sparse.training.units import ResidualUnits
 from horovod_sparse.training.worker import Worker
 from horovod_sparse.watchdog.abort import abort_on_error
+from horovod_sparse.watchdog.calls import watch_exchange
 from horovod_sparse.watchdog.report import Limits
-from horovod_sparse.watchdog.watch import Watch
 
 
 class Exchange:
@@ -76,7 +76,7 @@ class Exchange:
         self.worker = Worker(self._conditions, self.undoable, clip)
         if self.ranks > 1:
             abort_on_error()
-            Watch(comm, weakref.WeakMethod(self.worker.progress), self._names, stall)
+            watch_exchange(comm, weakref.WeakMethod(self.worker.progress), self._names, stall)
 
     def order(self, names: list[str]) -> list[str]:
         """Some names in the order that rank 0 has them in; a collective call."""

@@ -200,6 +200,8 @@ class Gradients:
             if not self.sparse_as_dense:
                 return self._gather(p)
         bucket = worker.bucket_of(p)
+        if bucket is None and not p.numel():
+            return p.grad, p.grad._version  # nothing to exchange, in a precision that Horovod may not know
         if bucket is None:
             handle: tuple[Any, Any] = _Horovod._allreduce_grad_async(self, p)
             return handle

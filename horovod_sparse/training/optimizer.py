@@ -251,8 +251,9 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
             with the bucket, the stage and the missing ranks, and again after as many more; 0: never. By default
             ``HOROVOD_STALL_CHECK_TIME_SECONDS``, or 60.
         stall_abort: Seconds. When a bucket has waited so long, the same is printed and all ranks are ended; 0: never.
-            By default ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, or 0. Sparse gradients, which Horovod
-            exchanges itself, have Horovod's own stall check, which knows the two variables only.
+            By default ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, or 600, but twice the timeout at least. Sparse
+            gradients, which Horovod exchanges itself, have Horovod's own stall check, which knows the two variables
+            only.
 
     Returns:
         The optimizer, an instance of the wrapped optimizer's class. Beyond Horovod's methods it has
@@ -274,11 +275,12 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
         "sparse_as_dense": sparse_as_dense,
         "process_set": process_set,
     }
-    comm = communicator(process_set)
     named = None if named_parameters is None else list(named_parameters)
-    if comm is not None:
-        own = {"stall_timeout": stall_timeout, "stall_abort": stall_abort, "residual_unit": residual_unit}
-        agree(comm, facts(optimizer, named, compression, {**arguments, **own}))
+    own = {"stall_timeout": stall_timeout, "stall_abort": stall_abort, "residual_unit": residual_unit}
+    with inside_mpi("DistributedOptimizer()"):
+        comm = communicator(process_set)
+        if comm is not None:
+            agree(comm, facts(optimizer, named, compression, {**arguments, **own}))
     if isinstance(compression, Sparse):
         _warn_of_line_search(optimizer, compression)
         kind = type(optimizer)

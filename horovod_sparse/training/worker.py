@@ -221,9 +221,8 @@ class Worker:
         running = self._running
         if running is not None:
             return Progress(self._step, running.layout.number, running.pipeline.stage)
-        if self._next < len(self.buckets):
-            return Progress(self._step, self._next, call=current_call())
-        return Progress(self._step + 1, 0)
+        done = 0 < len(self.buckets) == self._next
+        return Progress(self._step + done, 0 if done else self._next, call=current_call())
 
     @property
     def traffic(self) -> Traffic:

@@ -108,6 +108,15 @@ def test_one_rank_needs_no_exchange(capsys, tmp_path):
         (("--parameters", "1M", "--ranks", "8", "--bandwidth", "10"), "10Gbit or 300GB"),
         (("--parameters", "1M", "--ranks", "8", "--bandwidth", "1Gbit", "--density", "2"), "(0, 1]"),
         (("--parameters", "1M", "--ranks", "8", "--bandwidth", "1Gbit", "--gpus-per-node", "0"), "at least 1"),
+        (
+            ("--parameters", "1M", "--ranks", "8", "--bandwidth", "1Gbit", "--gpus-per-node", "9"),
+            "--gpus-per-node 9 are more than the 8 --ranks",
+        ),
+        (
+            ("--parameters", "1M", "--ranks", "8", "--bandwidth", "1Gbit", "--plot", "/proc/x.png"),
+            "cannot write /proc/x.png",
+        ),
+        (("--parameters", "1M", "--ranks", "8", "--bandwidth", "1Gbit", "--json", "/proc/x"), "cannot write /proc/x: "),
         (("--parameters", "1M", "--ranks", "8", "--bandwidth", "1Gbit", "--json", "/nowhere/a.json"), "/nowhere"),
         (("--parameters", "1M", "--ranks", "8"), "--bandwidth"),
     ],

@@ -147,7 +147,13 @@ def test_two_ranks_train_dense_and_charge_a_ring(tmp_path: Path) -> None:
         (["--device", "cuda"], "torch finds no GPU"),
         (["--door", "ddp", "--no-overlap"], "--no-overlap needs --door horovod"),
         (["--door", "ddp", "--local-steps", "4"], "--local-steps goes with --door horovod alone"),
-        (["--epochs", "0"], "argument --epochs: invalid positive value: '0'"),
+        (["--epochs", "0"], "argument --epochs: must be a whole number of at least 1, below 2**31, not '0'"),
+        (["--momentum", "-1"], "argument --momentum: must be a finite number of at least 0, below 1, not '-1'"),
+        (["--lr", "nan"], "argument --lr: must be a finite number of at least 0, not 'nan'"),
+        (["--weight-decay", "inf"], "argument --weight-decay: must be a finite number"),
+        (["--seed", "-1"], "argument --seed: must be a whole number of at least 0"),
+        (["--warmup-epochs", "-3"], "argument --warmup-epochs: must be"),
+        (["--resume", "-3"], "argument --resume: must be"),
     ],
 )
 def test_bad_arguments_end_before_horovod_starts(
@@ -157,6 +163,26 @@ def test_bad_arguments_end_before_horovod_starts(
     with pytest.raises(SystemExit) as left:
         main()
     assert message in str(left.value) + capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_ends_the_run_before_it_begins() -> None:
+    run = train("--output", "/proc/x", "--epochs", "1")
+    assert run.returncode != 0
+    assert "train.py: cannot write into --output /proc/x: " in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("door", ["horovod", "ddp"])
+def test_a_compression_that_differs_between_ranks_ends_all_of_them(door: str) -> None:
+    program = (
+        "import os, runpy, sys; first = os.environ['OMPI_COMM_WORLD_RANK'] == '0'; "
+        f"sys.argv = ['train.py', '--door', '{door}', '--compression', 'topka' if first else 'none']; "
+        f"sys.path[0] = {str(TRAIN.parent)!r}; runpy.run_path({str(TRAIN)!r}, run_name='__main__')"
+    )
+    run = launch.python("-c", program, ranks=2)
+    assert run.returncode != 0
+    assert "compression differs between ranks" in run.stderr
 
 
 class NothingIsRead(TorchDispatchMode):
