@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks import command_line
-from benchmarks.cluster import accuracy, collectives, overlap
+from benchmarks.cluster import accuracy, collectives, overlap, peers
 from benchmarks.cluster.collectives import RING
 from benchmarks.cluster.emulated import Cluster
 from benchmarks.cluster.network import DATA_NETWORK
@@ -56,6 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
     collectives.add_parser(commands)
     overlap.add_parser(commands)
     accuracy.add_parser(commands)
+    peers.add_parser(commands)
     return parser
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,7 @@ class MomentumCorrection(Residual):
     replaces_momentum = True
 
     def __init__(self, place: Place, options: Options) -> None:
-        super().__init__(place, options)
+        super().__init__(replace(place, undoable=False), options)  # the velocity changes in place: both are copied
         self._own, self._masking = options.own, options.masking
         self._velocity = np.zeros_like(self._residual)
 

@@ -79,5 +79,10 @@ class PipelineBase:
             "call loss.backward() first"
         )
 
-    def _scatter(self, total: SparseVector, outputs: Segments) -> None:
-        self._kernels.scatter(total.indices, total.values, outputs, self._factor)
+    def _scatter(self, total: SparseVector, outputs: Segments, zeros: Segments = ()) -> None:
+        """Writes factor * total into the outputs, of which some hold zeros already."""
+        known = {id(array) for _, array in zeros}
+        for cleared in (False, True):
+            part = [pair for pair in outputs if (id(pair[1]) in known) == cleared]
+            if part:
+                self._kernels.scatter(total.indices, total.values, part, self._factor, cleared=cleared)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from horovod_sparse.kernels import largest_magnitude
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.rules import Place
 
@@ -21,7 +22,7 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Headroom:
-    """Tells before a step whether a sum in it could overflow, on this rank or over the ranks.
+    """Tells whether a sum in it could overflow, on this rank or over the ranks.
 
     The bound grows by a generous factor in each step, whatever the memory does. When it comes near to an overflow, the
     memory is measured, and the bound is what it holds: as a rule once in some ten to forty steps, as magnitudes are far
@@ -49,12 +50,23 @@ class Headroom:
         gradients = math.sqrt(square_norm * elements)  # at least the sum of their magnitudes, as a sketch adds them up
         factor = max(factor, 1.0)  # another rank may keep this one from taking the step
         if not self._fits(gradients, factor):
-            self._held = max((_largest(array) for array in _arrays(self._memory.state_dict())), default=0.0)
+            self._held = max((largest_magnitude(array) for array in _arrays(self._memory.state_dict())), default=0.0)
             if not self._fits(0.0, factor):
                 self._empty()
             if not self._fits(gradients, factor):
                 return False
         self._held = self._growth * (factor * self._held + gradients)
+        return True
+
+    def holds(self, magnitude: float) -> bool:
+        """Tells whether a step can go on when everything has been added up.
+
+        Args:
+            magnitude: The largest one of the sums; infinity does not fit.
+        """
+        if not magnitude <= self._limit:
+            return False
+        self._held = self._growth * magnitude
         return True
 
     def _fits(self, gradients: float, factor: float) -> bool:
@@ -76,9 +88,3 @@ def _arrays(state: Mapping[str, Any]) -> Iterator[Array]:
             yield from _arrays(value)
         elif getattr(value, "dtype", None) is not None and value.dtype.kind == "f" and value.size:
             yield value
-
-
-def _largest(array: Array) -> float:
-    """The largest magnitude, infinity where there is NaN, without a copy of the array."""
-    magnitude = float(max(array.max(), -array.min()))
-    return math.inf if math.isnan(magnitude) else magnitude

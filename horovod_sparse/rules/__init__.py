@@ -61,6 +61,8 @@ class Place:
         consensus: Sums numbers over them; a collective call each time.
         shared: What rules of all buckets of one model share, by its class.
         events: Counted by the rules of this bucket, by name; ``optimizer.statistics()`` shows them.
+        undoable: A step may be undone: the pipeline keeps the state before it.
+        threads: As many as this rank has cores to itself.
     """
 
     size: int
@@ -71,6 +73,8 @@ class Place:
     consensus: Consensus = alone
     shared: dict[type[Any], Any] = field(default_factory=dict)
     events: Counter[str] = field(default_factory=Counter)
+    undoable: bool = False
+    threads: int = 1
 
     def generator(self, seed: int, step: int, *, shared: bool, level: int = 0) -> np.random.Generator:
         """A generator for one step of this bucket, the same on every rank or this rank's own.
@@ -119,6 +123,7 @@ class Step:
         idle: This rank had no backward pass in this step.
         number: Steps of this bucket before this one, without those in which a gradient was not finite.
         gradients: This rank's gradients of the bucket.
+        clear: Their arrays take the result: they may be left with zeros as soon as they are added up.
         scale_free: The optimizer divides by the gradients' own scale, as Adam does, so that what is held back counts as
             a gradient, whatever the learning rate; not as an update.
         carry: Factor that gives gradients of earlier steps this step's loss scale, and its part in the mean.
@@ -131,6 +136,7 @@ class Step:
     idle: bool = False
     number: int = 0
     gradients: Segments = ()
+    clear: bool = False
     scale_free: bool = False
     carry: float = 1.0
     momentum: Momentum = Momentum()
