@@ -56,11 +56,11 @@ class Auto(Base):
         def read(cls, settings: Mapping[str, Any]) -> Auto.Options:
             """Options out of settings, for whichever algorithms know them."""
             candidates = tuple(one.Options.read(settings) for one in _CANDIDATES.values())
-            return cls(wire=settings.get("wire"), candidates=candidates)
+            return cls(wire=settings.get("wire"), indices=settings.get("indices"), candidates=candidates)
 
         def known(self) -> set[str]:
             """Names of the settings that any of the algorithms takes."""
-            return {"wire"}.union(*(one.known() for one in self.candidates))
+            return {"wire", "indices"}.union(*(one.known() for one in self.candidates))
 
     def __init__(self, place: Place, messenger: Messenger, options: Options) -> None:
         super().__init__(place, messenger, options)

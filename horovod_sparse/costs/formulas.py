@@ -28,6 +28,7 @@ class Compute:
         reduce: Per element that a dense allreduce adds, beyond the time of its bytes and messages.
         merge: Per entry that goes into a sum of sparse vectors.
         cut: Per entry of a vector of which the larger half is kept.
+        code: Per entry whose index is coded and decoded.
     """
 
     select: float
@@ -35,6 +36,7 @@ class Compute:
     reduce: float
     merge: float
     cut: float = 0.0
+    code: float = 0.0
 
 
 @dataclass(frozen=True)

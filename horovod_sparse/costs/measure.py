@@ -60,6 +60,17 @@ def measure_compute(messenger: Messenger, like: Array) -> Compute:
     return compute
 
 
+def measure_coding(messenger: Messenger, like: Array) -> float:
+    """Seconds per entry for coding indices and decoding them, at a density of 1 %.
+
+    Args:
+        messenger: Of the ranks; all of them call this at the same point.
+        like: Array whose device is measured.
+    """
+    seconds: float = messenger.kept(f"coding {_device(like)}", lambda: _measure_coding(messenger, like))
+    return seconds
+
+
 def _device(like: Array) -> str:
     return type(like).__module__
 
@@ -132,7 +143,7 @@ def _measure_compute(messenger: Messenger, like: Array) -> Compute:
     half = vectors[0][1].size // 2
 
     def seconds(run: Callable[[], object]) -> float:
-        return _seconds(messenger, run, math.ceil(_KERNEL_SECONDS / _seconds(messenger, run, 1, buffer)), buffer)
+        return _repeated(messenger, run, buffer)
 
     return Compute(
         select=seconds(lambda: kernels.select([(0, gradient)], buffer, k)) / _ELEMENTS,
@@ -140,7 +151,25 @@ def _measure_compute(messenger: Messenger, like: Array) -> Compute:
         reduce=_reduce_seconds(messenger, like) if messenger.ranks > 1 else 0.0,
         merge=seconds(lambda: kernels.merge_sum(vectors, _ELEMENTS)) / entries,
         cut=seconds(lambda: kernels.cut(*vectors[0], half)) / vectors[0][1].size,
+        code=measure_coding(messenger, like),
     )
+
+
+def _measure_coding(messenger: Messenger, like: Array) -> float:
+    kernels = kernels_for(like)
+    indices, _ = _entries(np.random.default_rng(0), round(_DENSITY * _ELEMENTS), like)
+    first = int(indices[0])
+
+    def run() -> None:
+        bits, coded = kernels.encode_indices(indices)
+        kernels.decode_indices(coded, indices.size, first, bits, _ELEMENTS)
+
+    return _repeated(messenger, run, indices) / indices.size
+
+
+def _repeated(messenger: Messenger, run: Callable[[], object], at: Array) -> float:
+    """Seconds per call, of as many calls as can be measured."""
+    return _seconds(messenger, run, math.ceil(_KERNEL_SECONDS / _seconds(messenger, run, 1, at)), at)
 
 
 def _entries(generator: np.random.Generator, k: int, like: Array) -> tuple[Array, Array]:
