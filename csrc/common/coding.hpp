@@ -21,17 +21,20 @@ HVS_FUNCTION std::uint64_t most_high_words(std::uint64_t gaps, std::uint64_t spa
 // --- logarithmic levels --------------------------------------------------------------------------------------------
 
 // Magnitudes that a code of 4 or 8 bits may have, next to zero: level number `largest` is `top`, and each below it is
-// `step` less, both as the bits of a float32. So levels are equidistant inside an octave and double from one octave to
-// the next. The sign bit alone is the code of what is not finite.
+// 2^shift less, both as the bits of a float32. All are multiples of 2^shift, so that levels are float32 numbers with
+// 23 - shift bits behind the leading one: equidistant inside an octave, and sums of them are exact. The sign bit alone
+// is the code of what is not finite.
 struct Levels {
-  std::int32_t top, step, largest;
+  std::int32_t top, shift, largest;
 };
+
+constexpr std::int32_t least_shift = 16, most_shift = 23;
 
 HVS_FUNCTION std::int32_t largest_level_of(int bits) { return (1 << (bits - 1)) - 1; }
 
 // Level number `level`, from 1 on.
 HVS_FUNCTION float magnitude_of(const Levels& levels, std::int32_t level) {
-  const std::int32_t key = levels.top - (levels.largest - level) * levels.step;
+  const std::int32_t key = levels.top - ((levels.largest - level) << levels.shift);
   return float_of(std::uint32_t(key < 0 ? 0 : key));
 }
 
@@ -44,14 +47,13 @@ HVS_FUNCTION std::int32_t key_of(double x) {
   return key == infinite_key && x - x == 0 ? infinite_key - 1 : key;
 }
 
-// The code of the level that is nearest on the scale of the levels; zero for less than half of the lowest.
-// `inverse` is 1 / step. In float32, rounded after each operation, so that every device finds the same.
-HVS_FUNCTION std::uint8_t level_code(const Levels& levels, float inverse, std::int32_t key, bool negative) {
+// The code of the nearest level, of two the lower one; zero for less than half of the lowest.
+HVS_FUNCTION std::uint8_t level_code(const Levels& levels, std::int32_t key, bool negative) {
   const std::int32_t sign = levels.largest + 1;
   const std::int32_t below = key < levels.top ? levels.top - key : 0;
-  const std::int32_t level = levels.largest - std::int32_t(float(below) * inverse + 0.5f);
+  const std::int32_t level = levels.largest - ((below + (1 << (levels.shift - 1))) >> levels.shift);
   const bool tiny = float_of(std::uint32_t(key)) < 0.5f * magnitude_of(levels, 1);
-  const std::int32_t code = (level < 1 ? (tiny ? 0 : 1) : level);
+  const std::int32_t code = level < 1 ? (tiny ? 0 : 1) : level;
   const std::int32_t signed_code = code == 0 ? 0 : code + (negative ? sign : 0);
   return std::uint8_t(key >= infinite_key ? sign : signed_code);
 }

@@ -80,7 +80,8 @@ class Auto(Base):
         first, self._decided = self._decided == (0, 0), (size, k)
         like, ranks = self._place.like, self._messenger.ranks
         link, compute = measure_link(self._messenger, like), measure_compute(self._messenger, like)
-        costs = table(size, max(k, 1), ranks, link, compute, like.itemsize, wire=self._wire.dtype.itemsize)
+        wire, indices = self._wire.format.width, self._options.indices
+        costs = table(size, max(k, 1), ranks, link, compute, like.itemsize, wire=wire, indices=indices)
         best = costs[0].algorithm
         if self._messenger.rank == 0 and (first or best != self.choice):
             _LOG.info("%s", _explain(costs, size, k, ranks))

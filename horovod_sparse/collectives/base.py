@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from horovod_sparse.costs.coding import coded_from
+from horovod_sparse.costs.measure import coded_from
 from horovod_sparse.rules import Exchange, Place, SparseVector
 from horovod_sparse.rules.options import RuleOptions, one_of
 from horovod_sparse.wire import FORMATS, NEVER, Wire

@@ -124,8 +124,9 @@ class OkTopk(Base):
 
     def _reach(self, sums: SparseVector) -> _Part:
         """This owner's sums that reach the threshold as it is."""
-        enough = np.flatnonzero(np.abs(sums.values) >= self._threshold.value)
-        return self._offer(sums.part(enough))
+        indices, values = sums.entries
+        enough = np.flatnonzero(np.abs(values) >= self._threshold.value)
+        return self._offer(SparseVector(indices[enough], values[enough], sums.size))
 
     def _offer(self, kept: SparseVector) -> _Part:
         """This owner's part of the total, and how much every owner has; one round of messages tells both."""

@@ -38,7 +38,10 @@ class SharedIndices(Stateless, Base):
                 f"rank {self._messenger.rank}: the ranks' vectors have different indices, but the collective 'shared' "
                 "sums values alone: use a sparsifier whose indices are the same on every rank, such as 'randomblock'"
             )
-        values, error = self._sum_rounded(vector, wire) if wire.format.rounds else (self._messenger.sum(vector.values), None)
+        if wire.format.rounds:
+            values, error = self._sum_rounded(vector, wire)
+        else:
+            values, error = self._messenger.sum(vector.values), None
         total = SparseVector(vector.indices, values, vector.size, shared=True)
         return Exchange(total, vector.nothing() if error is None else error)
 

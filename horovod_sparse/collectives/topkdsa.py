@@ -62,4 +62,3 @@ def _write_out(entries: Entries, begin: int, end: int) -> Array:
     region = np.zeros(end - begin, values.dtype, like=values)
     kernels_for(region).add(indices - np.int32(begin), values, region)
     return region
-

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from horovod_sparse.costs.coding import coding_pays
 from horovod_sparse.costs.formulas import Compute
 from horovod_sparse.costs.network import Link, Network
 from horovod_sparse.kernels import kernels_for, to_device, to_host
-from horovod_sparse.kernels.types import Array
+from horovod_sparse.kernels.types import MAX_SIZE, Array
 
 if TYPE_CHECKING:
     from horovod_sparse.mpi.messenger import Messenger
@@ -31,6 +32,8 @@ _ELEMENTS = 1 << 20
 _DENSITY = 0.01
 _VECTORS = 8  # in one sum
 _KERNEL_SECONDS = 0.005  # of one round: more than a time slice, where ranks share cores
+# A message with fewer entries is not worth the calls that code it.
+_FEW = 512
 _HOST = np.empty(0, np.uint8)
 
 
@@ -69,6 +72,21 @@ def measure_coding(messenger: Messenger, like: Array) -> float:
     """
     seconds: float = messenger.kept(f"coding {_device(like)}", lambda: _measure_coding(messenger, like))
     return seconds
+
+
+def coded_from(messenger: Messenger, like: Array, density: float) -> int:
+    """From how many entries on a message's indices should be coded, as measured; the same on every rank.
+
+    Args:
+        messenger: Of the ranks; all of them call this at the same point. The link and the coder are measured once for
+            each communicator.
+        like: Array on whose device the messages are.
+        density: Fraction of the positions.
+    """
+    if messenger.ranks == 1 or density == 0:
+        return MAX_SIZE + 1
+    beta, code = measure_link(messenger, like).beta, measure_coding(messenger, like)
+    return _FEW if coding_pays(beta, code, density) else MAX_SIZE + 1
 
 
 def _device(like: Array) -> str:

@@ -35,7 +35,7 @@ class Header(NamedTuple):
     kind: int
     positions: Positions
     bits: int
-    count: int
+    count: int  # type: ignore[assignment]  # a tuple's own count() is not what anybody wants here
     first: int
     levels: tuple[int, int]
 
@@ -56,7 +56,7 @@ class Header(NamedTuple):
         """
         if len(message) < HEADER_BYTES:
             raise ValueError(f"a message has {len(message)} bytes, fewer than the {HEADER_BYTES} of a header")
-        magic, found, positions, bits, count, first, top, step = _LAYOUT.unpack_from(message)
+        magic, found, positions, bits, count, first, top, shift = _LAYOUT.unpack_from(message)
         if magic != MAGIC:
             raise ValueError(
                 f"a message begins with {magic!r}, not {MAGIC!r}: use the same version of horovod_sparse on all ranks"
@@ -65,4 +65,4 @@ class Header(NamedTuple):
             raise ValueError(f"a message has values of kind {found}, not {kind}: use the same settings on all ranks")
         if positions not in tuple(Positions):
             raise ValueError(f"a message has positions of the unknown kind {positions}")
-        return cls(found, Positions(positions), bits, count, first, (top, step))
+        return cls(found, Positions(positions), bits, count, first, (top, shift))

@@ -15,7 +15,8 @@ FORMATS = ("float32", "float16", "bfloat16", "log8", "log4")
 # Their numbers in messages.
 KINDS = {name: number for number, name in enumerate(("float64", *FORMATS), start=1)}
 
-_MOST_KEY = 0x7F7FFFFF  # the bits of the largest float32
+_INFINITE = 0x7F800000  # the bits of a float32
+_LEAST_SHIFT = 16
 
 
 class Exact:
@@ -111,21 +112,22 @@ class Logarithmic(Exact):
     """Rounds values to logarithmic levels between the largest magnitude and the smallest, of 8 or 4 bits with sign.
 
     Each vector that is rounded has levels of its own, which its messages tell: ``round`` gives the format that has
-    them. Between two levels are at most an eighth of an octave with 8 bits and an octave with 4; what is smaller than
-    the lowest level that this leaves may become zero. What is not finite arrives as NaN.
+    them. Levels are floating-point numbers, with as many of 7 bits behind the leading one as the range of the
+    magnitudes leaves, but at least 3 with 8 bits and none with 4: 15 and 6 octaves. What is smaller may become zero.
+    What is not finite arrives as NaN.
 
     Args:
         own: Dtype of the values, float32 or float64.
         name: "log8" or "log4".
-        levels: The largest level and the step, as ``kernels.cpu.round_levels`` takes them.
+        levels: The largest level and the shift, as ``kernels.cpu.round_levels`` takes them.
     """
 
     rounds = True
 
-    def __init__(self, own: np.dtype[Any], name: str, levels: tuple[int, int] = (0, 1)) -> None:
+    def __init__(self, own: np.dtype[Any], name: str, levels: tuple[int, int] = (0, _LEAST_SHIFT)) -> None:
         super().__init__(own)
         self._name, self._bits = name, int(name.removeprefix("log"))
-        self._most_step = 1 << (20 if self._bits == 8 else 23)
+        self._most_shift = 20 if self._bits == 8 else 23
         self.kind, self.width, self.levels = KINDS[name], self._bits / 8, levels
 
     def nbytes(self, count: int) -> int:
@@ -135,11 +137,18 @@ class Logarithmic(Exact):
     def round(self, values: Array) -> tuple[Array, Array | None, Exact]:
         """Parts values into the levels between the smallest and the largest magnitude, and the errors."""
         kernels = kernels_for(values)
-        low, top = kernels.key_range(values)
+        levels = self._choose(*kernels.key_range(values))
+        rounded, error = kernels.round_levels(values, self._bits, *levels)
+        return rounded, error, Logarithmic(self.own, self._name, levels)
+
+    def _choose(self, low: int, high: int) -> tuple[int, int]:
+        """The finest levels that reach from the lowest to the highest magnitude, or as far down as they go."""
         steps = (1 << (self._bits - 1)) - 2
-        step = min(max((top - low) // steps, 1), self._most_step)
-        rounded, error = kernels.round_levels(values, self._bits, top, step)
-        return rounded, error, Logarithmic(self.own, self._name, (top, step))
+        for shift in range(_LEAST_SHIFT, self._most_shift + 1):
+            top = min(-(-high >> shift), (_INFINITE >> shift) - 1) << shift
+            if top - (steps << shift) <= low:
+                break
+        return top, shift
 
     def write(self, values: Array) -> Array:
         """Values as codes."""
@@ -153,8 +162,8 @@ class Logarithmic(Exact):
 
     def described(self, levels: tuple[int, int]) -> Exact:
         """The same format with the levels of a message."""
-        top, step = levels
-        if top > _MOST_KEY or not 1 <= step <= self._most_step:
+        top, shift = levels
+        if top >= _INFINITE or not _LEAST_SHIFT <= shift <= self._most_shift or top % (1 << shift):
             raise ValueError(f"a message says levels {levels}, which none in {self._name} has")
         return Logarithmic(self.own, self._name, levels)
 

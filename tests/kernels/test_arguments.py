@@ -17,6 +17,7 @@ from horovod_sparse.kernels import cuda
 F32, F64, F100 = np.zeros(8, np.float32), np.zeros(8), np.zeros(100, np.float32)
 INT, VALUES, ONE = np.arange(3, dtype=np.int32), np.zeros(3, np.float32), np.ones(1)
 SKETCH, CODES, UNITS = np.zeros(32, np.float32), np.zeros(8, np.uint8), np.zeros(1, np.float32)
+CODED = np.array([3, *[0] * 7], np.uint8)
 SEGMENTS, NARROW = [(0, VALUES)], np.dtype(np.float32)
 HUGE = np.broadcast_to(np.float32(0), 2**31)  # one element, repeated: no 8 GiB
 HUGE_INT = np.broadcast_to(np.int32(0), 2**31)
@@ -45,6 +46,13 @@ ACCEPTED: dict[str, tuple[Any, ...]] = {
     "sketch_query": (SKETCH, F100, 1, 0),
     "quantize": (F32, 8, 0),
     "dequantize": (CODES, UNITS, F32, 8),
+    "encode_indices": (INT,),
+    "decode_indices": (CODED, 3, 0, 0, 8),
+    "check_ascending": (INT, 8),
+    "key_range": (VALUES,),
+    "round_levels": (VALUES, 8, 1 << 20, 20),
+    "encode_levels": (VALUES, 8, 1 << 20, 20),
+    "decode_levels": (CODES, 8, 8, 1 << 20, 20, NARROW),
     "narrow": (VALUES, "float16"),
     "widen": (CODES, "float16", NARROW),
     "round_values": (VALUES, "float16"),

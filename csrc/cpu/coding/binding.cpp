@@ -79,9 +79,10 @@ int as_bits(std::int64_t bits) {
   return int(bits);
 }
 
-Levels as_levels(std::int64_t bits, std::int64_t top, std::int64_t step) {
-  return {std::int32_t(in_range(top, 0, infinite_key - 1, "top")), std::int32_t(in_range(step, 1, 1 << 23, "step")),
-          largest_level_of(as_bits(bits))};
+Levels as_levels(std::int64_t bits, std::int64_t top, std::int64_t shift) {
+  const auto by = std::int32_t(in_range(shift, least_shift, most_shift, "shift"));
+  if (top & ((1 << by) - 1)) refuse("top must be a multiple of 2^shift, but is " + std::to_string(top));
+  return {std::int32_t(in_range(top, 0, infinite_key - 1, "top")), by, largest_level_of(as_bits(bits))};
 }
 
 // Calls work with the values, their number, and a new array of as many.
@@ -105,8 +106,8 @@ py::tuple py_key_range(py::handle object) {
   });
 }
 
-py::tuple py_round_levels(py::handle object, std::int64_t bits, std::int64_t top, std::int64_t step) {
-  const Levels levels = as_levels(bits, top, step);
+py::tuple py_round_levels(py::handle object, std::int64_t bits, std::int64_t top, std::int64_t shift) {
+  const Levels levels = as_levels(bits, top, shift);
   return with_values(object, [&](const auto* values, std::size_t count) -> py::tuple {
     using Real = std::remove_const_t<std::remove_pointer_t<decltype(values)>>;
     py::array_t<Real> rounded(static_cast<py::ssize_t>(count)), rest(static_cast<py::ssize_t>(count));
@@ -119,8 +120,8 @@ py::tuple py_round_levels(py::handle object, std::int64_t bits, std::int64_t top
   });
 }
 
-Bytes py_encode_levels(py::handle object, std::int64_t bits, std::int64_t top, std::int64_t step) {
-  const Levels levels = as_levels(bits, top, step);
+Bytes py_encode_levels(py::handle object, std::int64_t bits, std::int64_t top, std::int64_t shift) {
+  const Levels levels = as_levels(bits, top, shift);
   return with_values(object, [&](const auto* values, std::size_t count) {
     Bytes codes(static_cast<py::ssize_t>(bits == 8 ? count : (count + 1) / 2));
     std::uint8_t* const out = codes.mutable_data();
@@ -143,8 +144,8 @@ template <class Real> py::array decoded(const std::uint8_t* codes, std::size_t c
 }
 
 py::array py_decode_levels(py::handle object, std::int64_t count, std::int64_t bits, std::int64_t top,
-                           std::int64_t step, const py::dtype& dtype) {
-  const Levels levels = as_levels(bits, top, step);
+                           std::int64_t shift, const py::dtype& dtype) {
+  const Levels levels = as_levels(bits, top, shift);
   const std::uint8_t* const codes = as_bytes(object, "codes");
   const auto most = std::int64_t(py::len(object)) * (8 / bits);
   const auto entries = std::size_t(in_range(count, std::max<std::int64_t>(0, most - (8 / bits - 1)), most, "count"));

@@ -25,10 +25,9 @@ struct Round {
   template <class Real>
   static HVS_INLINE void run(const Real* values, std::size_t count, Levels levels, Real* __restrict rounded,
                              Real* __restrict rest) {
-    const float inverse = 1.0f / float(levels.step);
     for (std::size_t i = 0; i < count; ++i) {
       const Real x = values[i];
-      const std::uint8_t code = level_code(levels, inverse, key_of(x), x < 0);
+      const std::uint8_t code = level_code(levels, key_of(x), x < 0);
       const Real near = Real(level_value(levels, code)), left = x - near;
       const bool finite = x - x == 0, exact = x - left == near;
       rounded[i] = !finite ? x : exact ? near : Real(0);
@@ -40,8 +39,7 @@ struct Round {
 template <int bits> struct Encode {
   template <class Real>
   static HVS_INLINE void run(const Real* values, std::size_t count, Levels levels, std::uint8_t* __restrict codes) {
-    const float inverse = 1.0f / float(levels.step);
-    const auto code = [&](std::size_t i) { return level_code(levels, inverse, key_of(values[i]), values[i] < 0); };
+    const auto code = [&](std::size_t i) { return level_code(levels, key_of(values[i]), values[i] < 0); };
     if (bits == 8) {
       for (std::size_t i = 0; i < count; ++i) codes[i] = code(i);
       return;

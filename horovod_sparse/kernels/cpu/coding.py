@@ -62,39 +62,38 @@ def key_range(values: Array) -> tuple[int, int]:
     return _cpu.key_range(values)
 
 
-def round_levels(values: Array, bits: int, top: int, step: int) -> tuple[Array, Array]:
+def round_levels(values: Array, bits: int, top: int, shift: int) -> tuple[Array, Array]:
     """Part values into their nearest levels and the rounding errors; their sums are exactly the values.
 
     With ``L = 2**(bits - 1) - 1``, the magnitudes of the levels are 0 and those whose bits as a float32 are
-    ``top - (L - i) * step`` for i = 1 .. L (0 where that is negative): a piecewise linear logarithm, with equal steps
-    inside an octave. Values below half of the lowest level become 0. Of those whose error would have to be rounded,
+    ``top - (L - i) * 2**shift`` for i = 1 .. L (0 where that is negative): a piecewise linear logarithm, with equal
+    steps inside an octave. All levels are float32 numbers with 23 - shift bits behind the leading one. Values below
+    half of the lowest level become 0, those above the largest become it. Of those whose error would have to be rounded,
     all is error. Infinity and NaN are as they are, without an error.
 
     Args:
         values: float32 or float64, contiguous.
         bits: Of a code, 4 or 8.
-        top: The bits of the largest level, a finite float32.
-        step: Between two levels, 1 .. 2**23.
+        top: The bits of the largest level, a finite float32; a multiple of ``2**shift``.
+        shift: 16 .. 23; between two levels are ``2**shift`` of the bits.
 
     Returns:
         The levels and the errors, both in the dtype of the values.
     """
-    return _cpu.round_levels(values, bits, top, step)
+    return _cpu.round_levels(values, bits, top, shift)
 
 
-def encode_levels(values: Array, bits: int, top: int, step: int) -> NDArray[np.uint8]:
+def encode_levels(values: Array, bits: int, top: int, shift: int) -> NDArray[np.uint8]:
     """Write values that round_levels has been at, with the same arguments.
 
     Returns:
         Codes, uint8: the number of the level, plus ``L + 1`` where the value is negative; ``L + 1`` alone for what is
         not finite. With 4 bits two per byte, the first in the lower half; the last upper half is 0.
     """
-    return _cpu.encode_levels(values, bits, top, step)
+    return _cpu.encode_levels(values, bits, top, shift)
 
 
-def decode_levels(
-    codes: NDArray[np.uint8], count: int, bits: int, top: int, step: int, dtype: np.dtype[Any]
-) -> Array:
+def decode_levels(codes: NDArray[np.uint8], count: int, bits: int, top: int, shift: int, dtype: np.dtype[Any]) -> Array:
     """Read what encode_levels wrote; what was not finite is NaN.
 
     Args:
@@ -102,7 +101,7 @@ def decode_levels(
         count: How many values.
         bits: As for encode_levels.
         top: As for encode_levels.
-        step: As for encode_levels.
+        shift: As for encode_levels.
         dtype: Of the values, float32 or float64.
     """
-    return _cpu.decode_levels(codes, count, bits, top, step, check_own(dtype))
+    return _cpu.decode_levels(codes, count, bits, top, shift, check_own(dtype))
