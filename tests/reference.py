@@ -224,7 +224,10 @@ def encode_indices(indices: Array) -> tuple[int, Array]:
         return 0, np.empty(0, np.uint8)
     gaps = np.diff(indices.astype(np.int64)) - 1
     sample = gaps[:: -(-len(gaps) // 1024)]
-    bits = int(np.argmin([len(sample) * bits + int((sample >> bits).sum()) for bits in range(25)]))
+    stride = -(-len(gaps) // 1024)
+    unknown = max(int(gaps.sum()) - stride * int(sample.sum()), 0)
+    costs = [len(gaps) * bits + stride * int((sample >> bits).sum()) + (unknown >> bits) for bits in range(25)]
+    bits = int(np.argmin(costs))
     highs = np.zeros(len(gaps) + int((gaps >> bits).sum()), np.int64)
     highs[np.cumsum((gaps >> bits) + 1) - 1] = 1
     return bits, np.concatenate([in_words((gaps[:, None] >> np.arange(bits) & 1).ravel()), in_words(highs)])

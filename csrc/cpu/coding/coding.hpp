@@ -9,7 +9,8 @@
 
 namespace hvs {
 
-// The number of low bits that makes the code of a sample of the gaps shortest.
+// The number of low bits that makes the code shortest, as far as a sample of the gaps tells. At most one bit for each
+// gap more than with the best number.
 int choose_low_bits(const std::int32_t* indices, std::size_t count);
 
 // Bytes that encode_gaps may write.

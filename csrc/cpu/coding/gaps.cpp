@@ -76,12 +76,17 @@ int choose_low_bits(const std::int32_t* indices, std::size_t count) {
   const std::size_t gaps = count - 1, stride = (gaps + sampled - 1) / sampled;
   std::uint32_t sample[sampled];
   std::size_t n = 0;
-  for (std::size_t i = 0; i < gaps; i += stride) sample[n++] = gap(indices, i);
+  std::uint64_t sum = 0;
+  for (std::size_t i = 0; i < gaps; i += stride) sum += sample[n++] = gap(indices, i);
+  // Positions that the sample does not speak for may be one long gap, which must not be written in unary.
+  const std::uint64_t all = std::uint64_t(indices[count - 1] - indices[0]) - gaps, known = sum * stride;
+  const std::uint64_t unknown = all > known ? all - known : 0;
   int best = 0;
   std::uint64_t least = ~std::uint64_t(0);
   for (int bits = 0; bits <= most_low_bits; ++bits) {
-    std::uint64_t cost = n * std::uint64_t(bits);
-    for (std::size_t i = 0; i < n; ++i) cost += sample[i] >> bits;
+    std::uint64_t ones = 0;
+    for (std::size_t i = 0; i < n; ++i) ones += sample[i] >> bits;
+    const std::uint64_t cost = gaps * std::uint64_t(bits) + ones * stride + (unknown >> bits);
     if (cost < least) {
       least = cost;
       best = bits;

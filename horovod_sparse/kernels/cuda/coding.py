@@ -63,7 +63,11 @@ def _choose_bits(indices: Indices, gaps: int) -> tuple[int, int]:
     if sample.min() < 0 or span < gaps:
         raise ValueError("indices: must ascend, without repeats")
     ones = np.array([np.count_nonzero(sample >> bit & 1) for bit in range(31)])
-    costs = [sample.size * bits + int((ones[bits:] << np.arange(31 - bits)).sum()) for bits in range(_MOST_BITS + 1)]
+    unknown = max(span - gaps - stride * int(sample.sum()), 0)
+    costs = [
+        gaps * bits + stride * int((ones[bits:] << np.arange(31 - bits)).sum()) + (unknown >> bits)
+        for bits in range(_MOST_BITS + 1)
+    ]
     return int(np.argmin(costs)), span
 
 
