@@ -243,7 +243,8 @@ def decode_indices(coded: Array, count: int, first: int, bits: int, end: int) ->
     used, low_end = gaps * bits, -(-gaps * bits // 64) * 64
     lows, highs = stream[:used].reshape(gaps, bits), stream[low_end:]
     ones = np.flatnonzero(highs)
-    if len(coded) % 8 or len(ones) != gaps or stream[used:low_end].any() or bool(gaps) != bool(highs[-64:].any()):
+    whole = bool(highs[-64:].any()) if gaps else not len(coded)
+    if len(coded) % 8 or len(ones) != gaps or stream[used:low_end].any() or not whole:
         raise ValueError("coded indices")
     zeros = np.diff(ones, prepend=-1) - 1
     steps = (zeros << bits) + (lows.astype(np.int64) << np.arange(bits)).sum(1) + 1

@@ -68,6 +68,9 @@ class BitWriter {
 std::size_t encode_groups_avx2(const std::int32_t* indices, std::size_t gaps, int bits, char* lows,
                                std::size_t low_bytes, BitWriter& highs);
 
+// Writes first + i for each bit i that is set in the words, and up to 8 numbers behind. Returns how many.
+std::size_t list_ones_avx2(const std::uint64_t* words, std::size_t count, std::size_t first, std::int32_t* ones);
+
 // Gap number i adds its low bits and one to `sum`, and its index is `sum` plus the zeros in front of its one, each of
 // them 2^bits: ones[i] is where this one is, the first gap's number is `from`, a multiple of 8. Returns how many gaps
 // were done, of `gaps`. `readable` bytes are behind `lows`.

@@ -10,8 +10,8 @@
 namespace hvs {
 namespace {
 
-constexpr std::size_t sampled = 1024;   // gaps that choose the number of low bits
-constexpr std::size_t chunk = 16;       // words that are listed at a time
+constexpr std::size_t sampled = 1024;  // gaps that choose the number of low bits
+constexpr std::size_t chunk = 64;      // words that are listed at a time
 
 inline std::uint32_t gap(const std::int32_t* indices, std::size_t i) {
   return std::uint32_t(indices[i + 1]) - std::uint32_t(indices[i]) - 1;
@@ -34,14 +34,12 @@ inline std::uint32_t bits_at(const char* words, std::size_t place, int bits) {
 
 [[noreturn]] void damaged(const std::string& why) { throw std::invalid_argument("coded indices: " + why); }
 
-// Checks the high parts: as many ones as gaps, the last one in the last word. Returns its place.
-std::uint64_t last_one(const char* highs, std::size_t words, std::size_t gaps) {
-  std::size_t ones = 0;
-  for (std::size_t w = 0; w < words; ++w) ones += std::size_t(__builtin_popcountll(load_word(highs + 8 * w)));
-  if (ones != gaps) damaged("the high parts hold " + std::to_string(ones) + " gaps, not " + std::to_string(gaps));
-  const std::uint64_t last = load_word(highs + 8 * (words - 1));
-  if (last == 0) damaged("the high parts are longer than their gaps");
-  return 64 * (words - 1) + 63 - std::uint64_t(__builtin_clzll(last));
+// The ones of some words, as loops().list_bits lists them.
+std::size_t list_ones(const std::uint64_t* words, std::size_t count, std::size_t first, std::int32_t* ones) {
+#if HVS_X86
+  if (simd() != Simd::portable) return list_ones_avx2(words, count, first, ones);
+#endif
+  return portable_float.list_bits(words, count, first, ones);
 }
 
 struct Decoder {
@@ -139,7 +137,8 @@ void decode_gaps(const char* coded, std::size_t bytes, std::size_t count, std::u
   if (bytes <= low_bytes) damaged(std::to_string(bytes) + " bytes for " + std::to_string(count) + " indices");
   const std::size_t words = (bytes - low_bytes) / 8, used = gaps * std::size_t(bits);
   const char* const highs = coded + low_bytes;
-  const std::uint64_t zeros = last_one(highs, words, gaps) - (gaps - 1);
+  const std::uint64_t last = load_word(highs + 8 * (words - 1));
+  if (last == 0) damaged("the high parts are longer than their gaps");
   if (used % 64 && load_word(highs - 8) >> (used % 64)) damaged("bits behind the last low bits");
   std::int32_t ones[64 * chunk + padding + gap_group];
   Decoder decoder = {coded, bytes, bits, first, indices + 1};
@@ -148,14 +147,17 @@ void decode_gaps(const char* coded, std::size_t bytes, std::size_t count, std::u
     std::uint64_t part[chunk];
     const std::size_t n = std::min(chunk, words - w);
     std::memcpy(part, highs + 8 * w, 8 * n);
-    listed += loops<float>().list_bits(part, n, 64 * w, ones + listed);
+    listed += list_ones(part, n, 64 * w, ones + listed);
+    if (listed > gaps - decoder.done) damaged("the high parts are those of more gaps");
     const std::size_t whole = w + chunk < words ? listed / gap_group * gap_group : listed;
     decoder.run(ones, whole);
     std::copy(ones + whole, ones + listed, ones);  // fewer than a group
     listed -= whole;
   }
-  const std::uint64_t last = decoder.sum + (zeros << bits);
-  if (last >= end) damaged("index " + std::to_string(last) + " is not below " + std::to_string(end));
+  if (decoder.done < gaps) damaged("the high parts are those of fewer gaps");
+  const std::uint64_t zeros = 64 * (words - 1) + 63 - std::uint64_t(__builtin_clzll(last)) - (gaps - 1);
+  const std::uint64_t index = decoder.sum + (zeros << bits);
+  if (index >= end) damaged("index " + std::to_string(index) + " is not below " + std::to_string(end));
 }
 
 }  // namespace hvs
