@@ -60,6 +60,7 @@ ACCEPTED: dict[str, tuple[Any, ...]] = {
 ON_A_BUCKET = {"accumulate", "select", "select_above", "take", "accumulate_moments", "count_reaching", "sample"}
 WRITING = {"accumulate", "select", "select_above", "take", "accumulate_moments", "add", "sketch_query", "dequantize"}
 CONVERTING = {"narrow", "widen", "round_values"}
+LEVELS = {"round_levels", "encode_levels", "decode_levels"}
 SORTED = {"scatter", "exclude"}
 ANY = set(ACCEPTED)
 
@@ -114,7 +115,10 @@ def arrays() -> Iterator[Case]:
     yield by_cpu("buffer", lambda put: put(read_only(F32)), "buffer: is read-only", {"dequantize"})
     yield by_cpu("sketch", lambda put: put(read_only(SKETCH)), "sketch: is read-only", {"sketch_update"})
     yield both(
-        "values", lambda put: put(VALUES[:2]), "3 indices, but 2 values", ANY - CONVERTING - {"count_magnitudes"}
+        "values",
+        lambda put: put(VALUES[:2]),
+        "3 indices, but 2 values",
+        ANY - CONVERTING - LEVELS - {"count_magnitudes", "key_range"},
     )
     yield both("values", lambda put: put(np.zeros(3)), "float64 .*float32", {"add"})
     yield both("sketch", lambda put: put(np.zeros(32)), "sketch: dtype float64 is not")
@@ -122,7 +126,7 @@ def arrays() -> Iterator[Case]:
         yield both(name, lambda put: put(np.arange(3)), f"{name}: dtype int64 is not int32")
         yield by_cpu(name, constant(HUGE_INT), "2147483648 elements")
     for name in ("others", "positions", "delivered", "indices"):
-        of = SORTED if name == "indices" else ANY
+        of = SORTED | {"encode_indices", "check_ascending"} if name == "indices" else ANY
         yield by_cpu(name, lambda put: put(INT[::-1].copy()), "index 1 at entry 1 does not ascend", of)
         yield by_cpu(name, lambda put: put(INT // 2), "index 0 at entry 1 does not ascend; sort the indices", of)
         yield by_cpu(name, lambda put: put(INT - 1), "index -1 at entry 0 is outside of", of | {"add"})
@@ -185,15 +189,16 @@ def numbers() -> Iterator[Case]:
         ("ratio", np.nan, "ratio must be above 0 and at most 1, not nan"),
         ("rows", 2, "rows must be 1, 3 or 5, not 2"),
         ("seed", -1, "seed must not be negative, but is -1"),
-        ("shift", 21, "shift must be 0 .. 20 for 11 of 31 bits, not 21"),
-        ("shift", -1, "shift must be 0 .. 20 for 11 of 31 bits, not -1"),
         ("prefix", 2**31, "prefix must have at most 31 bits, but is 2147483648"),
         ("prefix", -1, "prefix must have at most 31 bits, but is -1"),
     ):
         yield both(parameter, constant(wrong), message)
+    for shift in (-1, 21):
+        message = f"shift must be 0 .. 20 for 11 of 31 bits, not {shift}"
+        yield both("shift", constant(shift), message, {"count_magnitudes"})
     for bits in (0, 17):
         yield both("bits", constant(bits), f"bits must be 1 .. 16, not {bits}", {"count_magnitudes"})
-    yield both("bits", constant(5), "bits must be 4 or 8, not 5", {"quantize", "dequantize"})
+    yield both("bits", constant(5), "bits must be 4 or 8, not 5", {"quantize", "dequantize", *LEVELS})
     for threads in (0, 1025):
         yield by_cpu("threads", constant(threads), f"threads must be 1 .. 1024, not {threads}")
     yield by_cpu("thresholds", constant(np.ones(4)[::2]), "thresholds: must be contiguous")
