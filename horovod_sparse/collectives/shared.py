@@ -45,6 +45,9 @@ class SharedIndices(Stateless, Base):
         total = SparseVector(vector.indices, values, vector.size, shared=True)
         return Exchange(total, vector.nothing() if error is None else error)
 
+    def _choose_coding(self, vector: SparseVector, k: int) -> None:
+        """Nothing: no index travels."""
+
     def _sum_rounded(self, vector: SparseVector, wire: Wire) -> tuple[Array, SparseVector | None]:
         """The rounded sums of all ranks' values, and what rounding took away from this rank's part of them."""
         assert vector.indices is not None
