@@ -25,6 +25,7 @@ _SELECT_BANDWIDTH = "20GB"
 # For an entry, on a core of a server.
 _MERGE_SECONDS = 5e-9
 _CUT_SECONDS = 25e-9
+_CODE_SECONDS = 3e-9
 _GBIT = 1e9 / 8
 
 
@@ -115,7 +116,9 @@ def read(options: argparse.Namespace) -> Plan:
     size = options.parameters
     select = _BYTES_PER_ELEMENT / options.select_bandwidth
     # Dense is not charged for its sums: GPUs add while the next piece travels. In doubt, the figures favour dense.
-    compute = Compute(select=select, accumulate=select, reduce=0.0, merge=_MERGE_SECONDS, cut=_CUT_SECONDS)
+    compute = Compute(
+        select=select, accumulate=select, reduce=0.0, merge=_MERGE_SECONDS, cut=_CUT_SECONDS, code=_CODE_SECONDS
+    )
     outer = Link(options.latency, 1 / options.bandwidth)
     inner = Link(options.inner_latency, 1 / options.inner_bandwidth)
     alone = options.ranks <= options.gpus_per_node
