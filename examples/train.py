@@ -217,7 +217,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--warmup-epochs", type=at_least(0), default=3, help="epochs of linear warm-up")
     add("--batch-size", type=at_least(1), default=32, help="images per rank and backward pass")
     add("--backward-passes-per-step", type=at_least(1), default=1)
-    add("--local-steps", type=at_least(0), default=0, metavar="H", help="exchange every H steps how far ranks have come")
+    add("--local-steps", type=at_least(0), default=0, metavar="H", help="exchange every H steps how far ranks got")
     add("--outer-lr", type=real(), default=0.7, help="learning rate of the step after such an exchange")
     add("--outer-momentum", type=real(below=1), default=0.9, help="Nesterov momentum of that step")
     add("--no-overlap", action="store_true", help="exchange after backward, not beside it, so that times add up")

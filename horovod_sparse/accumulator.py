@@ -71,8 +71,8 @@ class Accumulator:
     def magnitude(self, vector: SparseVector) -> float:
         """The largest magnitude of all that takes part in this step, infinity where there is NaN; settles.
 
-        Where the largest ones were taken when everything was added up, they tell it alone. Elsewhere this is a pass over
-        the buffer.
+        Where the largest ones were taken when everything was added up, they tell it alone. Elsewhere this is a pass
+        over the buffer.
 
         Args:
             vector: What was taken.
