@@ -31,6 +31,9 @@ EXCHANGES: dict[str, Run] = {
     "DDP, PowerSGD 4": RUNS["powersgd-4"],
     "topka 1 %": RUNS["topka"],
     "oktopk 1 %, bfloat16": Run("oktopk-bfloat16", "time to accuracy", "oktopk:density=0.01,wire=bfloat16"),
+    "oktopk 1 %, 8 bit": Run("oktopk-log8", "time to accuracy", "oktopk:density=0.01,wire=log8"),
+    "recommended": Run("recommended", "time to accuracy", "recommended"),
+    "local steps": Run("local-8", "time to accuracy", "topka:density=0.01,wire=log8", local_steps=8),
 }
 EVALUATIONS = 26  # every 45 steps of 1170
 _DENSE = ("none", "fp16")  # without compression, and so rings

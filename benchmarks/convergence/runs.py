@@ -108,6 +108,8 @@ _ALL = (
     Run("topka", "top-k", "topka:density=0.01", quick=True),
     Run("topka-nofeedback", "top-k", "topka:density=0.01,memory=none", quick=True),
     Run("topka-bfloat16", "top-k", "topka:density=0.01,wire=bfloat16", tasks=(STDLIB,)),
+    Run("topka-log8", "top-k", "topka:density=0.01,wire=log8", tasks=(STDLIB,)),
+    Run("topka-log4", "top-k", "topka:density=0.01,wire=log4", tasks=(STDLIB,)),
     Run("gtopk", "top-k", "gtopk:density=0.01", quick=True),
     Run("oktopk", "top-k", "oktopk:density=0.01", quick=True),
     # The bytes that topka sends at 1 %.
@@ -210,7 +212,11 @@ def _grid() -> Iterator[Run]:
 
 
 # Steps between two exchanges, densities in percent, and formats of the values by their bits.
-LOCAL_STEPS, LOCAL_DENSITIES, LOCAL_BITS = (1, 8, 32), (1, 3), {32: "", 16: ",wire=bfloat16"}
+LOCAL_STEPS, LOCAL_DENSITIES, LOCAL_BITS = (
+    (1, 8, 32),
+    (1, 3),
+    {32: "", 16: ",wire=bfloat16", 8: ",wire=log8", 4: ",wire=log4"},
+)
 
 
 def local_name(steps: int, percent: int, bits: int) -> str:
