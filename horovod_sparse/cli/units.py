@@ -52,8 +52,11 @@ def at_least(least: int) -> Callable[[str], int]:
     """A converter of whole numbers from ``least`` on, which a C int holds."""
 
     def convert(text: str) -> int:
-        if not re.fullmatch(r"[+-]?[0-9]{1,10}", text) or not least <= int(text) < 2**31:
-            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, below 2**31, not {text!r}")
+        digits = re.fullmatch(r"[+-]?[0-9]+", text)
+        if digits and (len(text) > len("+2147483647") or int(text) >= 2**31):
+            raise argparse.ArgumentTypeError(f"must be a whole number of at most 2147483647, not {text[:20]!r}")
+        if not digits or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, not {text!r}")
         return int(text)
 
     return convert

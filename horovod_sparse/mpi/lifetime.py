@@ -30,6 +30,7 @@ def on_leaving(farewell: Callable[[], None], listener: Callable[[], str]) -> Non
         listener: Says who else has left, when MPI is finalized here; empty: nobody.
     """
     _at_exit()
+    _attach()
     _farewells.append(farewell)
     _listeners.append(listener)
 

@@ -88,14 +88,13 @@ def _of_process_group(group: distributed.ProcessGroup) -> MPI.Intracomm | None:
 
 def _group(ranks: Sequence[int]) -> MPI.Intracomm:
     """A communicator of ranks of the world, whose calls need no other rank."""
-    group = MPI.COMM_WORLD.Get_group().Incl(ranks)
-    if len(ranks) == MPI.COMM_WORLD.Get_size():
-        whole: Any = _private_world().Create(group)  # of a communicator like it
-        return whole
-    some_ranks_call()
+    everybody = len(ranks) == MPI.COMM_WORLD.Get_size()
+    if not everybody:
+        some_ranks_call()
     # Its messages can be seen on the communicator that it is called on. The world itself is the last resort: there is
     # no private one before all ranks have made something together.
-    return (_world or MPI.COMM_WORLD).Create_group(group, tag=_TAG)
+    parent = _private_world() if everybody else _world or MPI.COMM_WORLD
+    return parent.Create_group(MPI.COMM_WORLD.Get_group().Incl(ranks), tag=_TAG)
 
 
 def _private_world() -> MPI.Intracomm:

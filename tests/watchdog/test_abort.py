@@ -40,7 +40,7 @@ def test_a_rank_that_leaves_early_ends_the_job_with_a_reason(stage):
     assert result.stdout.count("trained") <= 1
 
 
-@FULL
+@pytest.mark.full
 def test_a_rank_that_leaves_in_a_round_of_local_steps_ends_the_job_with_a_reason():
     result = launch.python(str(PROGRAM.with_name("local_steps.py")), ranks=3)
     assert result.returncode == 1, result.stderr
@@ -49,43 +49,26 @@ def test_a_rank_that_leaves_in_a_round_of_local_steps_ends_the_job_with_a_reason
     assert result.stdout.count("trained") <= 1
 
 
+LEFT = "rank 1 of 3 has left the program or shut MPI down"
+
+
+# With mpi4py it is this that starts and ends MPI, else Horovod; tests of test_calls.py do without both.
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("arguments", "reasons"),
     [
-        (["shutdown", "step"], ["rank 1 of 3 has left the program or shut MPI down, but bucket 0 waits for it"]),
-        pytest.param(
-            ["shutdown", "step", "mpi4py"],
-            ["rank 1 of 3 has left the program or shut MPI down, but bucket 0 waits for it"],
-            marks=FULL,
-        ),
-        pytest.param(
-            ["shutdown", "preempted"],
-            ["rank 1 of 3 has left the program or shut MPI down, but preempted() waits for it"],
-            marks=FULL,
-        ),
-        pytest.param(
-            ["finalize", "step"],
-            ["rank 1 of 3 has left the program or shut MPI down, but bucket 0 waits for it"],
-            marks=FULL,
-        ),
-        pytest.param(
-            ["finalize", "step", "mpi4py"],
-            ["rank 1 of 3 has left the program or shut MPI down, but bucket 0 waits for it"],
-            marks=FULL,
-        ),
-        pytest.param(
-            ["thread", "step"], ["rank 1: ends all ranks because of the KeyError above, in thread reader"], marks=FULL
-        ),
-        pytest.param(
-            ["shutdown", "construction"],
-            ["has left the program or shut MPI down", "Horovod has been shut down"],
-            marks=FULL,
-        ),
+        (["shutdown", "step"], [f"{LEFT}, but bucket 0 waits for it"]),
+        (["shutdown", "step", "mpi4py"], [f"{LEFT}, but bucket 0 waits for it"]),
+        (["shutdown", "preempted"], [f"{LEFT}, but preempted() waits for it"]),
+        (["shutdown", "construction"], [LEFT, "Horovod has been shut down"]),
+        (["finalize", "step"], [f"{LEFT}, but bucket 0 waits for it"]),
+        (["finalize", "step", "mpi4py"], [f"{LEFT}, but bucket 0 waits for it"]),
+        (["thread", "step"], ["rank 1: ends all ranks because of the KeyError above, in thread reader"]),
     ],
     ids=lambda one: " ".join(one)[:30],
 )
 def test_a_rank_that_shuts_down_or_loses_a_thread_ends_the_job_with_its_name(arguments, reasons):
-    result = launch.python(str(LEAVE), *arguments, ranks=3, limit=60)
+    result = launch.python(str(LEAVE), *arguments, ranks=3, limit=90)
     assert result.returncode != 0
     assert any(reason in result.stderr for reason in reasons), result.stderr
     assert "trained" not in result.stdout
