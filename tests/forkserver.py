@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -54,13 +55,19 @@ class ForkServer:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()  # which ends it
-        self._process.wait(10)
+        self._process.wait(60)
         self._process.stdout.close()
 
-    def forget(self) -> None:
-        """Forgets the ranks of a job that has ended."""
+    def forget(self, limit: float = 60) -> list[int]:
+        """Waits until the ranks of a job that has ended are gone, and forgets them; gives those that are left."""
+        end = time.monotonic() + limit
+        while (
+            left := [pid for pid in self.ranks.values() if Path(f"/proc/{pid}").exists()]
+        ) and time.monotonic() < end:
+            time.sleep(0.01)
         for path in self._folder.glob("rank-*"):
             path.unlink()
+        return left
 
     @property
     def ranks(self) -> dict[int, int]:
@@ -77,8 +84,8 @@ class _Server:
         self._selector = selectors.DefaultSelector()
         self._stubs: dict[int, tuple[socket.socket, int]] = {}  # connection and file descriptor of each process
 
-    def serve(self) -> dict[str, Any] | None:
-        """Returns a request, in the process that was forked for it; None: it is over."""
+    def serve(self) -> dict[str, Any]:
+        """Returns a request, in the process that was forked for it; the server itself ends with its standard input."""
         with socket.socket(socket.AF_UNIX) as door:
             door.bind(str(self._folder / "socket"))
             door.listen(64)
@@ -90,7 +97,7 @@ class _Server:
                     if key.fileobj is sys.stdin:
                         for process in self._stubs:
                             os.kill(process, signal.SIGKILL)
-                        return None
+                        os._exit(0)  # to take apart what was loaded takes seconds
                     if key.fileobj is not door:
                         self._attend(key.data)
                     elif (request := self._begin(door.accept()[0])) is not None:
@@ -162,9 +169,7 @@ def main() -> None:
     folder, *modules = sys.argv[1:]
     for module in modules:
         importlib.import_module(module)
-    request = _Server(Path(folder)).serve()
-    if request is not None:
-        become(request)
+    become(_Server(Path(folder)).serve())
 
 
 if __name__ == "__main__":

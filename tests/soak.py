@@ -88,9 +88,7 @@ class Training:
         self.runs += 1
         status = self._attend(output, strike)
         outcome = self._outcome(status, output.read_text(errors="replace"), strike)
-        left = [pid for pid in self.server.ranks.values() if Path(f"/proc/{pid}").exists()]
-        self.server.forget()
-        if left:
+        if left := self.server.forget():
             self.broken.append(f"processes {left} of {output} are left")
         self.broken += [f"after {output}: {damage}" for damage in self._damage()]
         return outcome
