@@ -124,9 +124,9 @@ def test_an_interval_holds_just_what_a_test_at_5_percent_does_not_refuse(numbers
     ("claim", "word"),
     [
         (near("", "", "topka", "dense"), HOLDS),
-        (near("", "", "topka", "dense", {"accuracy": 0.2}), HOLDS),
-        (near("", "", "topka", "dense", {"accuracy": 0.15}), UNDECIDED),
-        (near("", "", "topka", "dense", {"accuracy": 0.04}), CONTRADICTED),
+        (near("", "", "topka", "dense", {"accuracy": 0.2, "perplexity": 1}), HOLDS),
+        (near("", "", "topka", "dense", {"accuracy": 0.15, "perplexity": 1}), UNDECIDED),
+        (near("", "", "topka", "dense", {"accuracy": 0.04, "perplexity": 1}), CONTRADICTED),
         (near("", "", "gtopk", "dense"), CONTRADICTED),
         (near("", "", "dense", "gtopk"), CONTRADICTED),  # better by more than the tolerance is not near either
         (near("", "", "oktopk", "dense"), UNDECIDED),
