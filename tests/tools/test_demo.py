@@ -106,7 +106,7 @@ def test_what_fails_fails_the_demo(monkeypatch, capsys):
 
 
 # The kernel's own refusal, as an ordinary user meets it: no user namespaces, and no right to do without.
-FORBIDDEN = "sysctl -qw user.max_user_namespaces=0 && exec setpriv --bounding-set=-all --inh-caps=-all "
+FORBIDDEN = "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all --inh-caps=-all "
 ASK = "from benchmarks.cluster.emulated import obstacle; print(obstacle())"
 
 
