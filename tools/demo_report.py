@@ -55,7 +55,7 @@ def table(runs: Mapping[str, Mapping[str, Run]]) -> str:
 
 def speed(run: Run) -> float:
     """Samples a second of all ranks together."""
-    return median(run.curve("samples_per_second"))
+    return float(median(run.curve("samples_per_second")))
 
 
 def _cell(ms: float | None) -> str:

@@ -37,7 +37,7 @@ class Outcome:
     def step(self) -> float:
         """Milliseconds of a step, mean over the seeds."""
         lasts = [record["curve"][-1] for record in self.records]
-        return mean(1e3 * last["seconds"] / last["step"] for last in lasts)
+        return float(mean(1e3 * last["seconds"] / last["step"] for last in lasts))
 
     @property
     def finals(self) -> list[float]:

@@ -77,7 +77,8 @@ def forbidding(tmp_path, monkeypatch):
     """A machine whose kernel makes no namespaces."""
     (tmp_path / "unshare").write_text("#!/bin/sh\necho unshare: Operation not permitted >&2\nexit 1\n")
     (tmp_path / "unshare").chmod(0o755)
-    monkeypatch.setattr(emulated, "_search_path", lambda: f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    path = emulated._search_path()
+    monkeypatch.setattr(emulated, "_search_path", lambda: f"{tmp_path}{os.pathsep}{path}")
 
 
 @pytest.mark.parametrize("user", [0, 1000])
