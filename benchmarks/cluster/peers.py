@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     from horovod_sparse.kernels.types import Array
 
+# Of mpirun. Gloo would take the network of the host names, which has no limit.
+_GLOO = ("-x", "GLOO_SOCKET_IFNAME=eth0")
+_OPTIONS = {"ring": RING, "horovod-fp16": RING, "ddp": _GLOO, "ddp-powersgd": _GLOO}
 # A round: averages the matrix in place, or leaves the average elsewhere.
 Round = Callable[[], object]
 _WARMUP = 3  # PowerSGD begins with two that are not compressed
@@ -95,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
 def measure(cluster: Cluster, name: str, rate: str, options: argparse.Namespace) -> Peer:
     """Runs one contender."""
     arguments = ["-m", "benchmarks.cluster.peers", name, str(_side(options.parameters)), str(options.rounds)]
-    output = cluster.python(options.nodes, arguments, RING if name in ("ring", "horovod-fp16") else ())
+    output = cluster.python(options.nodes, arguments, _OPTIONS.get(name, ()))
     return Peer(name, rate, **json.loads(output.splitlines()[-1]))
 
 

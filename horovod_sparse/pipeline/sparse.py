@@ -107,7 +107,7 @@ class SparsePipeline(PipelineBase):
         self._before = {**snapshot(state, self._before), **left}
 
     def facts(self, gradients: Segments, step: Step) -> NDArray[np.int64]:
-        """Tells if the gradients do not fit, and if there was a backward pass; the elements, and the epoch."""
+        """Numbers to agree on: ranks whose sums do not fit, ranks that had a backward pass, elements, and the epoch."""
         elements = sum([array.size for _, array in gradients])
         with self._stage("select"):
             fits = self._late or self._can_add(gradients, elements, step)
