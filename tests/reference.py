@@ -321,9 +321,10 @@ def decode_levels(codes: Array, count: int, bits: int, top: int, shift: int, dty
     return level_values(wide[:count], bits, top, shift, dtype)
 
 
-def check_ascending(indices: Array, end: int) -> None:
-    if len(indices) and (indices[0] < 0 or indices[-1] >= end or (np.diff(indices.astype(np.int64)) <= 0).any()):
-        raise ValueError("ascend")
+def check_ascending(parts: Sequence[Array], end: int) -> None:
+    for indices in parts:
+        if len(indices) and (indices[0] < 0 or indices[-1] >= end or (np.diff(indices.astype(np.int64)) <= 0).any()):
+            raise ValueError("indices: do not ascend")
 
 
 # --- random numbers by position -----------------------------------------------------------------------------------

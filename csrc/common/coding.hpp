@@ -8,8 +8,6 @@ namespace hvs {
 
 // --- positions -----------------------------------------------------------------------------------------------------
 
-constexpr int most_low_bits = 24;  // so that eight of them are in two loads of 16 bytes
-
 // Words of 64 bits that the low bits of so many gaps take.
 HVS_FUNCTION std::uint64_t low_words(std::uint64_t gaps, int bits) { return (gaps * std::uint64_t(bits) + 63) / 64; }
 
@@ -27,8 +25,6 @@ HVS_FUNCTION std::uint64_t most_high_words(std::uint64_t gaps, std::uint64_t spa
 struct Levels {
   std::int32_t top, shift, largest;
 };
-
-constexpr std::int32_t least_shift = 16, most_shift = 23;
 
 HVS_FUNCTION std::int32_t largest_level_of(int bits) { return (1 << (bits - 1)) - 1; }
 

@@ -93,23 +93,23 @@ __global__ void __launch_bounds__(block_threads)
               const std::uint32_t* ones, State* state, Status* statuses, std::int32_t* indices) {
   const std::int64_t number = take_ticket(&state->ticket), begin = number * tile;
   const std::int64_t first = begin + std::int64_t(threadIdx.x) * batch;
-  std::uint64_t end[batch], sum = 0;
+  std::uint32_t end[batch], sum = 0;
   for (int i = 0; i < batch; ++i) {
-    if (first + i < gaps) sum += low_bits(lows, words, first + i, bits) + std::uint64_t(1);
+    if (first + i < gaps) sum += low_bits(lows, words, first + i, bits) + 1;
     end[i] = sum;
   }
-  const Prefix<std::uint64_t> prefix = scan_block(sum);
-  const std::uint64_t before = look_back(statuses, number, prefix.total);
+  const Prefix<std::uint64_t> prefix = scan_block(std::uint64_t(sum));
+  const std::uint64_t before = start + prefix.before + look_back(statuses, number, prefix.total);
   for (int i = 0; i < batch && first + i < gaps; ++i) {
-    const std::uint64_t zeros = std::uint32_t(ones[first + i] - std::uint32_t(first + i));
-    const std::uint64_t index = start + before + prefix.before + end[i] + (zeros << bits);
-    indices[first + i] = std::int32_t(std::uint32_t(index));
-    if (first + i + 1 < gaps) continue;
-    state->last = index;
-    const std::int64_t used = gaps * bits;
-    for (std::int64_t w = used / 32; w < words; ++w) {
-      if (lows[w] >> (w == used / 32 ? used % 32 : 0)) state->damaged = 1;
-    }
+    const std::uint32_t zeros = ones[first + i] - std::uint32_t(first + i);
+    indices[first + i] = std::int32_t(std::uint32_t(before) + end[i] + (zeros << bits));
+  }
+  // The thread of the last gap: whether the index that is there is the index that it should be.
+  if (first >= gaps || first + batch < gaps) return;
+  state->last = before + sum + (std::uint64_t(ones[gaps - 1] - std::uint32_t(gaps - 1)) << bits);
+  const std::int64_t used = gaps * bits;
+  for (std::int64_t w = used / 32; w < words; ++w) {
+    if (lows[w] >> (w == used / 32 ? used % 32 : 0)) state->damaged = 1;
   }
 }
 

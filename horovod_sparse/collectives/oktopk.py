@@ -95,8 +95,7 @@ class OkTopk(Base):
         if saving(part.counts) * sum(part.lengths) >= _WORTH * sum(part.counts):
             part = self._offer(balance(self._messenger, self._wire.exact, part.kept, part.counts))
         messages = self._messenger.allgather(part.message, part.lengths)
-        entries = concatenate([wire.unpack(message, vector.size) for message in messages])
-        total = SparseVector(*entries, vector.size, shared=True)
+        total = SparseVector(*concatenate(wire.unpack_all(messages, vector.size)), vector.size, shared=True)
         return Exchange(total, vector.without(total).plus(part.error))
 
     def _partition(self, indices: Indices, size: int) -> Array:

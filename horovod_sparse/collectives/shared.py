@@ -59,7 +59,7 @@ class SharedIndices(Stateless, Base):
         rounded, error, wire = self._round(SparseVector(vector.indices[mine], sums, vector.size))
         lengths = [wire.nbytes_all(count) for count in np.diff(cuts).tolist()]
         messages = messenger.allgather(wire.pack_all(rounded.values, mine.start), lengths)
-        return concatenate([wire.unpack(one, len(vector)) for one in messages])[1], error
+        return concatenate(wire.unpack_all(messages, len(vector)))[1], error
 
     def _swap(self, wire: Wire, parts: Sequence[Array]) -> list[Array]:
         """Gives every rank its part of the values; returns what all ranks have for this one, in rank order."""

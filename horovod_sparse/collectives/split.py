@@ -38,7 +38,7 @@ def split_reduce(messenger: Messenger, wire: Wire, vector: SparseVector, boundar
     sums, sends = [parts[messenger.rank]], []
     group: Sequence[Receiving] = ()
     for first in range(1, messenger.ranks, throttle):
-        arrived = [wire.unpack(one.wait(), vector.size) for one in group]
+        arrived = wire.unpack_all([one.wait() for one in group], vector.size) if group else []
         steps = range(first, min(first + throttle, messenger.ranks))
         owners = [(messenger.rank + i) % messenger.ranks for i in steps]
         sends += messenger.send_all(map(wire.pack, map(parts.__getitem__, owners)), owners, vector.values)
@@ -46,7 +46,7 @@ def split_reduce(messenger: Messenger, wire: Wire, vector: SparseVector, boundar
             sums.append(merge(arrived, vector.size))
         group = [messenger.receive((messenger.rank - i) % messenger.ranks, vector.values) for i in steps]
     if group:
-        sums.append(merge([wire.unpack(one.wait(), vector.size) for one in group], vector.size))
+        sums.append(merge(wire.unpack_all([one.wait() for one in group], vector.size), vector.size))
     for one in sends:
         one.wait()
     entries: Entries = merge(sums, vector.size)

@@ -25,6 +25,6 @@ class TopkA(Stateless, Base):
         del k  # nothing is dropped
         message = wire.pack(vector.entries)
         lengths = self._messenger.share(message.nbytes)[:, 0].tolist()
-        vectors = [wire.unpack(one, vector.size) for one in self._messenger.allgather(message, lengths)]
+        vectors = wire.unpack_all(self._messenger.allgather(message, lengths), vector.size)
         indices, values = kernels_for(vector.values).merge_sum(vectors, vector.size)
         return Exchange(SparseVector(indices, values, vector.size, shared=True), vector.nothing())

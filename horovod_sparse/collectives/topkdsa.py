@@ -50,7 +50,7 @@ class TopkDSA(Stateless, Base):
             message = wire.pack_all(_write_out(mine.entries, begin, end), begin)
         headers = messenger.share(message.nbytes, dense)
         messages = messenger.allgather(message, headers[:, 0].tolist())
-        indices, values = concatenate([wire.unpack(one, vector.size) for one in messages])
+        indices, values = concatenate(wire.unpack_all(messages, vector.size))
         full = headers[:, 1].all()
         total = SparseVector.full(values) if full else SparseVector(indices, values, vector.size, shared=True)
         return Exchange(total, vector.nothing() if error is None else error)

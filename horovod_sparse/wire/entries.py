@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -92,16 +93,36 @@ class Wire:
         return message
 
     def unpack(self, message: Array, end: int) -> Entries:
-        """The entries of a message, which begins at a multiple of 8 bytes; views where that is possible.
+        """The entries of one message, as ``unpack_all``."""
+        return self.unpack_all([message], end)[0]
+
+    def unpack_all(self, messages: Sequence[Array], end: int) -> list[Entries]:
+        """The entries of messages, which begin at multiples of 8 bytes; views where that is possible.
+
+        A device is waited for once for all headers, once for all plain indices, and once for each coded message.
 
         Args:
-            message: From ``pack`` or ``pack_all`` of a wire with the same kind of format.
+            messages: From ``pack`` or ``pack_all`` of wires with the same kind of format, at least one.
             end: All positions must be below it.
 
         Raises:
-            ValueError: The message is damaged, or another one than is expected.
+            ValueError: A message is damaged, or another one than is expected.
         """
-        header = Header.unpack(to_host(message[:HEADER_BYTES]).tobytes(), self.format.kind)
+        starts = to_host(np.concatenate([message[:HEADER_BYTES] for message in messages])).tobytes()
+        places = np.cumsum([0, *(min(message.size, HEADER_BYTES) for message in messages)]).tolist()
+        headers = [Header.unpack(starts[one:other], self.format.kind) for one, other in itertools.pairwise(places)]
+        entries = [self._read(header, message, end) for header, message in zip(headers, messages, strict=True)]
+        plain = [
+            indices
+            for header, (indices, _) in zip(headers, entries, strict=True)
+            if header.positions is Positions.PLAIN and header.count
+        ]
+        if plain:
+            kernels_for(plain[0]).check_ascending(plain, end)
+        return entries
+
+    def _read(self, header: Header, message: Array, end: int) -> Entries:
+        """The entries of a message; plain indices are still to be checked."""
         format_, last = self.format.described(header.levels), HEADER_BYTES + self.format.nbytes(header.count)
         begin = _padded(last)
         if message.size < begin:
@@ -112,17 +133,14 @@ class Wire:
 
 def _read_positions(header: Header, part: Array, end: int) -> Indices:
     """Positions out of the last part of a message."""
-    plain = header.positions is Positions.PLAIN
-    expected = 4 * header.count if plain else 0
-    if header.positions is not Positions.CODED and (part.size != expected or header.bits):
-        raise ValueError(f"a message of {header.count} entries has {part.size} bytes of positions, not {expected}")
-    kernels = kernels_for(part)
     if header.positions is Positions.CODED:
-        decoded: Indices = kernels.decode_indices(part, header.count, header.first, header.bits, end)
+        decoded: Indices = kernels_for(part).decode_indices(part, header.count, header.first, header.bits, end)
         return decoded
-    if plain:
+    expected = 4 * header.count if header.positions is Positions.PLAIN else 0
+    if part.size != expected or header.bits:
+        raise ValueError(f"a message of {header.count} entries has {part.size} bytes of positions, not {expected}")
+    if header.positions is Positions.PLAIN:
         indices: Indices = part.view(np.int32)
-        kernels.check_ascending(indices, end)
         return indices
     if header.first + header.count > end:
         raise ValueError(f"a message has positions {header.first} + {header.count}, but there are {end}")

@@ -95,6 +95,13 @@ def test_indices_that_do_not_ascend_are_refused() -> None:
                 backend.kernels.encode_indices(backend.put(np.array(wrong, np.int32)))
 
 
+def test_plain_indices_are_checked() -> None:
+    good, empty = np.array([0, 3, 9], np.int32), np.empty(0, np.int32)
+    assert_parity("check_ascending", [good, empty, good], 10, waiting=1)
+    for wrong in ([0, 3, 10], [-1, 3], [3, 3], [4, 2, 9]):
+        assert_refused("check_ascending", [good, np.array(wrong, np.int32)], 10)
+
+
 # --- damage --------------------------------------------------------------------------------------------------------
 
 

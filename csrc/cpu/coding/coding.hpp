@@ -9,6 +9,8 @@
 
 namespace hvs {
 
+constexpr int most_low_bits = 24;  // so that eight of them are in two loads of 16 bytes
+
 // The number of low bits that makes the code shortest, as far as a sample of the gaps tells. At most one bit for each
 // gap more than with the best number.
 int choose_low_bits(const std::int32_t* indices, std::size_t count);
@@ -78,6 +80,8 @@ std::size_t decode_groups_avx2(const char* lows, std::size_t readable, int bits,
                                const std::int32_t* ones, std::uint64_t& sum, std::int32_t* indices);
 
 // --- values --------------------------------------------------------------------------------------------------------
+
+constexpr std::int32_t least_shift = 16, most_shift = 23;
 
 // The least and the largest key of what is finite and not zero; 0 and 0 where there is nothing.
 template <class Real> void key_range(const Real* values, std::size_t count, std::int32_t& low, std::int32_t& high);

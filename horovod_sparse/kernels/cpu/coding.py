@@ -1,5 +1,6 @@
 """Codes of indices, and of values as logarithmic levels; docs/wire.md describes both."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -45,9 +46,10 @@ def decode_indices(coded: NDArray[np.uint8], count: int, first: int, bits: int, 
     return _cpu.decode_indices(coded, count, first, bits, end)
 
 
-def check_ascending(indices: Indices, end: int) -> None:
-    """Raise ValueError unless indices (int32) ascend without repeats in 0 .. end."""
-    _cpu.check_ascending(indices, end)
+def check_ascending(parts: Sequence[Indices], end: int) -> None:
+    """Raise ValueError unless the indices of each part (int32) ascend without repeats in 0 .. end."""
+    for indices in parts:
+        _cpu.check_ascending(indices, end)
 
 
 def key_range(values: Array) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import cupy
@@ -100,12 +101,11 @@ def decode_indices(coded: Array, count: int, first: int, bits: int, end: int) ->
     return indices
 
 
-def check_ascending(indices: Indices, end: int) -> None:
+def check_ascending(parts: Sequence[Indices], end: int) -> None:
     """As ``cpu.check_ascending``; waits once."""
-    if not check_indices(indices, "indices").size:
-        return
-    wrong = (indices[1:] <= indices[:-1]).any() | (indices[0] < 0) | (indices[-1] >= end)
-    if to_host(wrong):
+    filled = [indices for indices in parts if check_indices(indices, "indices").size]
+    found = [part for one in filled for part in (one[1:] <= one[:-1], one[:1] < 0, one[-1:] >= end)]
+    if found and to_host(np.concatenate(found).any()):
         raise ValueError(f"indices: must ascend in 0 .. {end}, without repeats")
 
 
