@@ -8,11 +8,11 @@ import logging
 import pytest
 import torch
 from checkpointing import Training
-from doors import DOORS, WHOLE, constant, falling, near, train_plain, train_through
 from laws import everywhere
 from states import same
 from torch import distributed
 from training import Given, agree, loss_of, mlp, sgd, snapshot, wrap
+from trainings import DOORS, WHOLE, constant, falling, near, train_plain, train_through
 
 import horovod_sparse as hvs
 from horovod_sparse.checkpoint import Checkpoints

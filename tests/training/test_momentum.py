@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from checkpointing import Training
-from doors import DOORS, STEPS, WHOLE, constant, falling, near, plain, through_horovod, train_through
 from laws import everywhere
 from states import same
 from torch import distributed, nn
 from training import Given, agree, loss_of, mlp, sgd, snapshot, wrap
+from trainings import DOORS, STEPS, WHOLE, constant, falling, near, plain, through_horovod, train_through
 
 import horovod_sparse as hvs
 from horovod_sparse.checkpoint import Checkpoints
