@@ -3,8 +3,8 @@
     mpirun -np 2 python -m benchmarks.saving --folder /scratch/saving
 
 A step waits for a device, as where GPUs compute (``--device-ms``), after that the gradients of all parameters are
-exchanged. The three ways take turns, a block of steps each, as the machine may be shared; the last save of a block is
-waited for within it. The slowest rank's time counts.
+exchanged. The three ways take turns, a block of steps each, as the machine may be shared; a block begins with a save,
+and the last one is waited for within it. The slowest rank's time counts.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _block(training: Training, save: Callable[[int], Any], checkpoints: Any, opt
     start = time.perf_counter()
     for step in range(1, options.steps + 1):
         training.step()
-        if step % options.every == 0:
+        if step % options.every == 1 % options.every:  # so that as many steps follow each save
             save(step)
     checkpoints.wait()
     seconds = torch.tensor(time.perf_counter() - start, dtype=torch.float64)

@@ -47,7 +47,10 @@ TRAINING = (
     *("--schedule", "constant", "--warmup-epochs", "0", "--checkpoint-every", "2", "--keep", str(KEEP)),
 )
 # What train.py imports, and what its imports import when they are used.
-MODULES = ("torch", "horovod.torch", "mpi4py.MPI", "sklearn.datasets", "tqdm", "horovod_sparse.checkpoint.checkpoints")
+MODULES = (
+    *("torch", "torch.distributed", "horovod.torch", "mpi4py.MPI", "tqdm", "sklearn.datasets", "sklearn.metrics"),
+    *("horovod_sparse.training.optimizer", "horovod_sparse.training.ddp", "horovod_sparse.checkpoint.checkpoints"),
+)
 KINDS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "preempt": signal.SIGUSR1}
 CHANCES = (0.6, 0.2, 0.2)
 LONGEST_STOP = 2.0  # seconds
@@ -115,8 +118,9 @@ class Training:
             return "done"
         if status == 0 and "preempted at step" in output and struck == "preempt":
             return "preempted"
-        if status not in (0, None) and (struck == "kill" or (struck == "preempt" and "goes on" not in output)):
-            return "killed"  # by a SIGUSR1, too, before the program has taken notice of it
+        # A SIGUSR1 kills, too, before the program takes it for notice.
+        if status not in (0, None) and (struck == "kill" or (struck == "preempt" and "on signal 10" in output)):
+            return "killed"
         self.broken.append(
             f"run {self.runs - 1} in {self.folder} ended with status {status} after {struck or 'nothing'}"
         )

@@ -224,7 +224,8 @@ class Checkpoints:
 
         Raises:
             CheckpointError: The checkpoint is damaged, or does not fit. It names an intact one, if there is any.
-                Raised on all ranks. What was loaded into may be half changed.
+                Raised on all ranks. What was loaded into may be half changed. Also where the save that was under way
+                has failed; nothing has changed then.
         """
         self.wait()
         manifest: Manifest | None = None
