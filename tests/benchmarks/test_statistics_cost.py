@@ -7,7 +7,7 @@ import pytest
 from laws import everywhere
 from training import mlp, train, wrap
 
-from benchmarks.statistics_cost import KINDS, measure, row, uncounted
+from benchmarks.statistics_cost import KINDS, bucket_seconds, measure, row, uncounted
 
 
 @pytest.mark.mpi
@@ -31,7 +31,13 @@ def test_every_kind_is_timed_in_every_round(comm, hvd):
     assert everywhere(comm, len(steps) == 2 * len(KINDS))
 
 
+@pytest.mark.mpi
+def test_a_bucket_is_timed_with_and_without(comm):
+    without, more = bucket_seconds("topka:density=0.01", blocks=4, steps=20)
+    assert everywhere(comm, without.shape == more.shape == (4,) and without.min() > 0)
+
+
 def test_a_row_has_the_median_difference():
     without = np.array([1e-3, 2e-3, 3e-3])
-    assert row("counted", without + 1e-5, without).split() == ["counted", "2.01", "10", "+-", "0", "0.50%"]
+    assert row("counted", without + 1e-5, without).split() == ["counted", "2.01", "10.0", "+-", "0.0", "0.50%"]
     assert row("nothing counted", without, without).split()[-2:] == ["-", "-"]
