@@ -118,6 +118,7 @@ def watch(command: Sequence[str], environment: Mapping[str, str], log: Path, run
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            errors="replace",
         ) as process,
     ):
         try:

@@ -95,7 +95,8 @@ def run(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> None:
     """Prints and writes what the records say."""
-    records = [record for record in read_records(records_path(options.output)) if record["task"] == options.task]
+    asked = {"task": options.task, "steps": options.steps or STEPS[options.task]}
+    records = [one for one in read_records(records_path(options.output)) if asked.items() <= one.items()]
     found = outcomes(records, {label: one.name for label, one in EXCHANGES.items()}, options.target)
     text = table(found)
     print(text)
