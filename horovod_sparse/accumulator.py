@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_sparse.kernels import kernels_for, to_device
+from horovod_sparse.kernels import kernels_for, largest_magnitude, to_device
 from horovod_sparse.kernels.types import Array, Indices, Moments, Segments
 from horovod_sparse.vector import SparseVector
 
@@ -68,19 +68,18 @@ class Accumulator:
             self._kernels.accumulate(gradients, self.buffer, **options)
         return self.buffer
 
-    def finite(self, vector: SparseVector) -> bool:
-        """Tells if everything that takes part in this step is finite; settles.
+    def magnitude(self, vector: SparseVector) -> float:
+        """The largest magnitude of all that takes part in this step, infinity where there is NaN; settles.
 
-        Infinity and NaN are the largest magnitudes: where such were taken when everything was added up, they tell
-        it alone. Elsewhere this is a pass over the buffer.
+        Where the largest ones were taken when everything was added up, they tell it alone. Elsewhere this is a pass
+        over the buffer.
 
         Args:
             vector: What was taken.
         """
-        all_finite = self._kernels.all_finite
         if self._largest is not None:
-            return bool(all_finite([(0, self._largest)]))
-        return bool(all_finite(self.active())) and bool(all_finite([(0, vector.values)]))
+            return largest_magnitude(self._largest)
+        return max(map(largest_magnitude, [vector.values, *(array for _, array in self.active())]))
 
     def moments(self, threads: int = 1) -> Moments:
         """Adds up what is pending and, in the same pass, the statistics of what takes part in this step."""

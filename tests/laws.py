@@ -18,6 +18,7 @@ from horovod_sparse.rules.testing.collectives import BITS, PATTERNS, SHARED, own
 from horovod_sparse.rules.testing.values import content, dense, digest, digest_of, everywhere, placed, same_bits
 
 __all__ = [
+    "LOGARITHMIC",
     "NARROWER",
     "SHARED",
     "Case",
@@ -39,6 +40,7 @@ __all__ = [
 
 # Formats of the wire that round, and the values they are for.
 NARROWER = [("float16", "float32"), ("bfloat16", "float32"), ("float32", "float64")]
+LOGARITHMIC = [("log8", "float32"), ("log4", "float64")]
 
 
 def make(comm: Any, name: str, dtype: Any = "float32", put: Callable[[Any], Any] = np.asarray, **given: Any) -> Any:

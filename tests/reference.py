@@ -227,6 +227,106 @@ def round_values(values: Array, name: str) -> tuple[Array, Array]:
     return rounded.astype(values.dtype), np.where(exact, error, np.where(finite, values, 0)).astype(values.dtype)
 
 
+# --- codes of indices and values -----------------------------------------------------------------------------------
+
+
+def encode_indices(indices: Array) -> tuple[int, Array]:
+    if len(indices) < 2:
+        return 0, np.empty(0, np.uint8)
+    gaps = np.diff(indices.astype(np.int64)) - 1
+    sample = gaps[:: -(-len(gaps) // 1024)]
+    stride = -(-len(gaps) // 1024)
+    unknown = max(int(gaps.sum()) - stride * int(sample.sum()), 0)
+    costs = [len(gaps) * bits + stride * int((sample >> bits).sum()) + (unknown >> bits) for bits in range(25)]
+    bits = int(np.argmin(costs))
+    highs = np.zeros(len(gaps) + int((gaps >> bits).sum()), np.int64)
+    highs[np.cumsum((gaps >> bits) + 1) - 1] = 1
+    return bits, np.concatenate([in_words((gaps[:, None] >> np.arange(bits) & 1).ravel()), in_words(highs)])
+
+
+def in_words(bits: Array) -> Array:
+    return np.packbits(np.pad(bits, (0, -len(bits) % 64)).astype(np.uint8), bitorder="little")
+
+
+def decode_indices(coded: Array, count: int, first: int, bits: int, end: int) -> Array:
+    """ValueError for what encode_indices does not write."""
+    gaps, stream = count - 1, np.unpackbits(coded, bitorder="little")
+    used, low_end = gaps * bits, -(-gaps * bits // 64) * 64
+    lows, highs = stream[:used].reshape(gaps, bits), stream[low_end:]
+    ones = np.flatnonzero(highs)
+    whole = bool(highs[-64:].any()) if gaps else not len(coded)
+    if len(coded) % 8 or len(ones) != gaps or stream[used:low_end].any() or not whole:
+        raise ValueError("coded indices")
+    zeros = np.diff(ones, prepend=-1) - 1
+    steps = (zeros << bits) + (lows.astype(np.int64) << np.arange(bits)).sum(1) + 1
+    indices = first + np.concatenate([[0], np.cumsum(steps)])
+    if indices[-1] >= end or first < 0:
+        raise ValueError("coded indices")
+    return indices.astype(np.int32)
+
+
+INFINITE = 0x7F800000
+
+
+def keys_of(values: Array) -> Array:
+    keys = np.abs(values.astype(np.float32)).view(np.int32)
+    return np.where(np.isfinite(values), np.minimum(keys, INFINITE - 1), keys).astype(np.int64)
+
+
+def key_range(values: Array) -> tuple[int, int]:
+    keys = keys_of(values)
+    known = keys[(keys > 0) & (keys < INFINITE)]
+    return (int(known.min()), int(known.max())) if len(known) else (0, 0)
+
+
+def level_magnitudes(bits: int, top: int, shift: int) -> Array:
+    """Zero, and the levels from the lowest on."""
+    largest = 2 ** (bits - 1) - 1
+    keys = np.maximum(top - (np.arange(largest, 0, -1) - 1 << shift), 0)
+    return np.concatenate([[0], keys]).astype(np.int32).view(np.float32)
+
+
+def level_codes(values: Array, bits: int, top: int, shift: int) -> Array:
+    magnitudes, keys, largest = level_magnitudes(bits, top, shift), keys_of(values), 2 ** (bits - 1) - 1
+    level = largest - (np.maximum(top - keys, 0) + (1 << (shift - 1)) >> shift)
+    tiny = keys.astype(np.int32).view(np.float32) < np.float32(0.5) * magnitudes[1]
+    level = np.where(level < 1, np.where(tiny, 0, 1), level)
+    codes = np.where(level == 0, 0, level + (largest + 1) * (values < 0))
+    return np.where(keys >= INFINITE, largest + 1, codes).astype(np.uint8)
+
+
+def level_values(codes: Array, bits: int, top: int, shift: int, dtype: Any) -> Array:
+    magnitudes = level_magnitudes(bits, top, shift)
+    return np.concatenate([magnitudes, [np.nan], -magnitudes[1:]]).astype(np.float32)[codes].astype(dtype)
+
+
+def round_levels(values: Array, bits: int, top: int, shift: int) -> tuple[Array, Array]:
+    rounded = level_values(level_codes(values, bits, top, shift), bits, top, shift, values.dtype)
+    error = values - rounded
+    exact, finite = values - error == rounded, np.isfinite(values)
+    rounded = np.where(exact, rounded, np.where(finite, 0, values))
+    return rounded.astype(values.dtype), np.where(exact, error, np.where(finite, values, 0)).astype(values.dtype)
+
+
+def encode_levels(values: Array, bits: int, top: int, shift: int) -> Array:
+    codes = level_codes(values, bits, top, shift)
+    if bits == 8:
+        return codes
+    pairs = np.pad(codes, (0, len(codes) % 2)).reshape(-1, 2)
+    return (pairs[:, 0] | pairs[:, 1] << 4).astype(np.uint8)
+
+
+def decode_levels(codes: Array, count: int, bits: int, top: int, shift: int, dtype: Any) -> Array:
+    wide = codes if bits == 8 else np.stack([codes & 15, codes >> 4], 1).ravel()
+    return level_values(wide[:count], bits, top, shift, dtype)
+
+
+def check_ascending(parts: Sequence[Array], end: int) -> None:
+    for indices in parts:
+        if len(indices) and (indices[0] < 0 or indices[-1] >= end or (np.diff(indices.astype(np.int64)) <= 0).any()):
+            raise ValueError("indices: do not ascend")
+
+
 # --- random numbers by position -----------------------------------------------------------------------------------
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)

@@ -10,6 +10,7 @@ void define_statistics(pybind11::module_& m);
 void define_vectors(pybind11::module_& m);
 void define_sketch(pybind11::module_& m);
 void define_quantize(pybind11::module_& m);
+void define_coding(pybind11::module_& m);
 void define_hooks(pybind11::module_& m);  // in builds for the tests only
 
 }  // namespace hvs

@@ -11,6 +11,7 @@ PYBIND11_MODULE(_cpu, m) {
   hvs::define_vectors(m);
   hvs::define_sketch(m);
   hvs::define_quantize(m);
+  hvs::define_coding(m);
   m.def("simd_level", hvs::simd_level);
   m.def("use_simd", hvs::use_simd);
 #ifdef HOROVOD_SPARSE_TEST_HOOKS

@@ -25,6 +25,7 @@ _SELECT_BANDWIDTH = "20GB"
 # For an entry, on a core of a server.
 _MERGE_SECONDS = 5e-9
 _CUT_SECONDS = 25e-9
+_CODE_SECONDS = 3e-9
 _GBIT = 1e9 / 8
 
 
@@ -85,6 +86,8 @@ def add_parser(subparsers: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the prediction and writes the files that were asked for; returns 0."""
     problem = plot.unwritable(options.json, plot=options.plot)
+    if options.gpus_per_node > options.ranks:
+        problem = f"--gpus-per-node {options.gpus_per_node} are more than the {options.ranks} --ranks of all nodes"
     if problem:
         options.parser.error(problem)
     plan = read(options)
@@ -113,7 +116,9 @@ def read(options: argparse.Namespace) -> Plan:
     size = options.parameters
     select = _BYTES_PER_ELEMENT / options.select_bandwidth
     # Dense is not charged for its sums: GPUs add while the next piece travels. In doubt, the figures favour dense.
-    compute = Compute(select=select, accumulate=select, reduce=0.0, merge=_MERGE_SECONDS, cut=_CUT_SECONDS)
+    compute = Compute(
+        select=select, accumulate=select, reduce=0.0, merge=_MERGE_SECONDS, cut=_CUT_SECONDS, code=_CODE_SECONDS
+    )
     outer = Link(options.latency, 1 / options.bandwidth)
     inner = Link(options.inner_latency, 1 / options.inner_bandwidth)
     alone = options.ranks <= options.gpus_per_node
@@ -124,10 +129,11 @@ def read(options: argparse.Namespace) -> Plan:
 
 
 def recommendation(best: Cost, density: float) -> str:
-    """Text to write for ``compression``."""
+    """Text to write for ``compression``: the recommended preset, which finds the algorithm by itself but for one."""
     if best.algorithm == "dense":
         return "hvd.Compression.none"
-    return f"hvs.Compression.{best.algorithm}(density={density:g})"
+    collective = ", collective='hierarchical'" if best.algorithm == "hierarchical" else ""
+    return f"hvs.Compression.recommended(density={density:g}{collective})"
 
 
 def head(plan: Plan) -> str:

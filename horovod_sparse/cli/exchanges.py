@@ -106,8 +106,7 @@ class Bucket:
     """
 
     def __init__(self, sparse: Sparse, gradients: Sequence[Array], comm: MPI.Intracomm) -> None:
-        from horovod_sparse.pipeline import pipeline_for
-        from horovod_sparse.rules import Step
+        from horovod_sparse.pipeline import Step, pipeline_for
 
         self.gradient, self.output, self.entries = gradients[0], gradients[0].copy(), 0
         self.pipeline = pipeline_for(sparse, self.output.size, self.output, comm, factor=1 / comm.Get_size())

@@ -56,11 +56,11 @@ class Auto(Base):
         def read(cls, settings: Mapping[str, Any]) -> Auto.Options:
             """Options out of settings, for whichever algorithms know them."""
             candidates = tuple(one.Options.read(settings) for one in _CANDIDATES.values())
-            return cls(wire=settings.get("wire"), candidates=candidates)
+            return cls(wire=settings.get("wire"), indices=settings.get("indices"), candidates=candidates)
 
         def known(self) -> set[str]:
             """Names of the settings that any of the algorithms takes."""
-            return {"wire"}.union(*(one.known() for one in self.candidates))
+            return {"wire", "indices"}.union(*(one.known() for one in self.candidates))
 
     def __init__(self, place: Place, messenger: Messenger, options: Options) -> None:
         super().__init__(place, messenger, options)
@@ -80,7 +80,8 @@ class Auto(Base):
         first, self._decided = self._decided == (0, 0), (size, k)
         like, ranks = self._place.like, self._messenger.ranks
         link, compute = measure_link(self._messenger, like), measure_compute(self._messenger, like)
-        costs = table(size, max(k, 1), ranks, link, compute, like.itemsize, wire=self._wire.dtype.itemsize)
+        wire, indices = self._wire.format.width, self._options.indices
+        costs = table(size, max(k, 1), ranks, link, compute, like.itemsize, wire=wire, indices=indices)
         best = costs[0].algorithm
         if self._messenger.rank == 0 and (first or best != self.choice):
             _LOG.info("%s", _explain(costs, size, k, ranks))

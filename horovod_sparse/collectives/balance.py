@@ -7,24 +7,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from horovod_sparse.wire import Entries, Exact, concatenate
+from horovod_sparse.rules import SparseVector
+from horovod_sparse.wire import Entries, Wire, concatenate
 
 if TYPE_CHECKING:
     from horovod_sparse.mpi.messenger import Messenger
 
 
-def balance(messenger: Messenger, wire: Exact, entries: Entries, counts: Sequence[int]) -> tuple[Entries, list[int]]:
+def balance(messenger: Messenger, wire: Wire, vector: SparseVector, counts: Sequence[int]) -> SparseVector:
     """Gives every rank an equal share; all positions on a rank stay below those on the next.
 
     Args:
         messenger: Of the ranks that take part.
-        wire: Format of the messages.
-        entries: This rank's, whose positions are above those on lower ranks.
+        wire: Format of the messages, in which values travel as they are.
+        vector: This rank's entries, whose positions are above those on lower ranks.
         counts: The number of entries of every rank.
 
     Returns:
-        This rank's share, and the size of every rank's.
+        This rank's share.
     """
+    entries = vector.entries
     rank, ranks = messenger.rank, messenger.ranks
     held, share = _bounds(counts)
     outgoing = [_common(held, rank, share, other) for other in range(ranks)]
@@ -32,7 +34,7 @@ def balance(messenger: Messenger, wire: Exact, entries: Entries, counts: Sequenc
     messages = (wire.pack(_part(entries, *(at - held[rank] for at in outgoing[other]))) for other in targets)
     sends = messenger.send_all(messages, targets, entries[1])
     parts = [
-        wire.unpack(messenger.receive(other, entries[1]).wait())
+        wire.unpack(messenger.receive(other, entries[1]).wait(), vector.size)
         if other != rank
         else _part(entries, begin - held[rank], end - held[rank])
         for other, (begin, end) in enumerate(_common(held, other, share, rank) for other in range(ranks))
@@ -40,7 +42,7 @@ def balance(messenger: Messenger, wire: Exact, entries: Entries, counts: Sequenc
     ]
     for one in sends:
         one.wait()
-    return concatenate([_part(entries, 0, 0), *parts]), np.diff(share).tolist()
+    return SparseVector(*concatenate([_part(entries, 0, 0), *parts]), vector.size)
 
 
 def saving(counts: Sequence[int]) -> int:

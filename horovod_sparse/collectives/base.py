@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from horovod_sparse.costs.measure import coded_from
 from horovod_sparse.rules import Exchange, Place, SparseVector
 from horovod_sparse.rules.options import RuleOptions, one_of
-from horovod_sparse.wire import FORMATS, wire_for
+from horovod_sparse.wire import FORMATS, NEVER, Wire
 
 if TYPE_CHECKING:
     from horovod_sparse.mpi.messenger import Messenger
     from horovod_sparse.mpi.traffic import Traffic
+
+
+# Ways of indices that can be forced.
+CODINGS = ("plain", "coded")
 
 
 class Base:
@@ -30,16 +35,18 @@ class Base:
         """Options of every sparse collective.
 
         Attributes:
-            wire: Format in which the values of vectors with indices travel: "float32", "float16" or "bfloat16"; None:
-                as they are. What rounding takes away is returned on the rank that rounds.
+            wire: Format in which the values of vectors with indices travel: "float32", "float16", "bfloat16", "log8" or
+                "log4"; None: as they are. What rounding takes away is returned on the rank that rounds.
+            indices: "coded": in few bits; "plain": in 32; None: coded where that is measured to be faster.
         """
 
         wire: str | None = one_of(None, *FORMATS)
+        indices: str | None = one_of(None, *CODINGS)
 
     def __init__(self, place: Place, messenger: Messenger, options: Any) -> None:
         self._messenger = messenger
         self._options = options
-        self._wire = wire_for(options.wire, place.like.dtype)
+        self._wire = Wire.of(options.wire, place.like.dtype)
 
     @property
     def traffic(self) -> Traffic:
@@ -60,18 +67,30 @@ class Base:
         """
         if vector.indices is None:
             return Exchange(SparseVector.full(self._messenger.sum(vector.values)), vector.nothing())
-        rounded, error = self._round(vector)
-        exchange = self._allreduce(rounded, k)
+        self._choose_coding(vector, k)
+        rounded, error, wire = self._round(vector)
+        exchange = self._allreduce(rounded, wire, k)
         return exchange if error is None else Exchange(exchange.total, exchange.returned.plus(error))
 
-    def _round(self, vector: SparseVector) -> tuple[SparseVector, SparseVector | None]:
-        """Parts a vector with indices into one that survives the way and, where values are rounded, the errors."""
-        values, error = self._wire.round(vector.values)
-        if error is None:
-            return vector, None
-        lost = np.flatnonzero(error)
-        return replace(vector, values=values), SparseVector(vector.entries[0][lost], error[lost], vector.size)
+    def _choose_coding(self, vector: SparseVector, k: int) -> None:
+        """Sets from how many entries on the wire codes indices: forced, or as measured; alike on all ranks."""
+        if self._options.indices is None:
+            least = coded_from(self._messenger, vector.values, min(k / vector.size, 1.0))
+        else:
+            least = 0 if self._options.indices == "coded" else NEVER
+        self._wire = replace(self._wire, coded_from=least)
 
-    def _allreduce(self, vector: SparseVector, k: int) -> Exchange:
-        """Sums vectors with indices, whose values the wire's format holds."""
+    def _round(self, vector: SparseVector) -> tuple[SparseVector, SparseVector | None, Wire]:
+        """Parts a vector with indices into one that survives the way and, where values are rounded, the errors.
+
+        The wire that is returned beside them is the one that holds what survives.
+        """
+        values, error, wire = self._wire.round(vector.values)
+        if error is None:
+            return vector, None, wire
+        lost = np.flatnonzero(error)
+        return replace(vector, values=values), SparseVector(vector.entries[0][lost], error[lost], vector.size), wire
+
+    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
+        """Sums vectors with indices, whose values the wire holds."""
         raise NotImplementedError

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from horovod_sparse.collectives.base import Base
+from horovod_sparse.kernels.types import Array
 from horovod_sparse.rules import Exchange, SparseVector, Stateless
+from horovod_sparse.wire import Wire
 
 
 class GTopk(Stateless, Base):
@@ -24,7 +26,7 @@ class GTopk(Stateless, Base):
     class Options(Base.Options):
         """Options of gTopk: those of every sparse collective."""
 
-    def _allreduce(self, vector: SparseVector, k: int) -> Exchange:
+    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
         """Sums and cuts along the tree; merges add the lower rank's entries first, ties go to the lower index."""
         rank, ranks = self._messenger.rank, self._messenger.ranks
         largest, rest = vector.cut(k)
@@ -32,24 +34,23 @@ class GTopk(Stateless, Base):
         distance = 1
         while distance < ranks and rank % (2 * distance) == 0:
             if rank + distance < ranks:
-                largest, dropped = largest.plus(self._receive(rank + distance, vector)).cut(k)
+                received = wire.unpack(self._receive(rank + distance, vector), vector.size)
+                largest, dropped = largest.plus(SparseVector(*received, vector.size)).cut(k)
                 returned.append(dropped)
             distance *= 2
-        largest, error = self._round(largest)
-        returned.append(error)
+        if returned:  # else what is left is rounded already
+            largest, error, wire = self._round(largest)
+            returned.append(error)
+        message = wire.pack(largest.entries)
         if rank > 0:
-            self._send(largest, rank - distance)
-            largest = self._receive(rank - distance, vector)
+            self._messenger.send(message, rank - distance).wait()
+            message = self._receive(rank - distance, vector)
         children = [rank + (1 << level) for level in reversed(range(distance.bit_length() - 1))]
         for child in children:
             if child < ranks:
-                self._send(largest, child)
-        total = SparseVector(largest.indices, largest.values, vector.size, shared=True)
-        return Exchange(total, rest.plus(*returned))
+                self._messenger.send(message, child).wait()
+        indices, values = wire.unpack(message, vector.size)
+        return Exchange(SparseVector(indices, values, vector.size, shared=True), rest.plus(*returned))
 
-    def _send(self, vector: SparseVector, rank: int) -> None:
-        self._messenger.send(self._wire.pack(vector.entries), rank).wait()
-
-    def _receive(self, rank: int, like: SparseVector) -> SparseVector:
-        message = self._messenger.receive(rank, like.values).wait()
-        return SparseVector(*self._wire.unpack(message), like.size)
+    def _receive(self, rank: int, like: SparseVector) -> Array:
+        return self._messenger.receive(rank, like.values).wait()

@@ -17,6 +17,7 @@ from horovod_sparse.collectives.topkdsa import TopkDSA
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.rules import Exchange, Place, SparseVector
 from horovod_sparse.rules.options import RuleOptions, whole
+from horovod_sparse.wire import Wire
 
 if TYPE_CHECKING:
     from horovod_sparse.mpi.messenger import Messenger
@@ -57,7 +58,7 @@ class Hierarchical(Base):
         def read(cls, settings: Mapping[str, Any]) -> Hierarchical.Options:
             """Options out of settings, for both parts, too."""
             names = {"inner": "topka", "outer": "oktopk"}
-            given = {key: value for key, value in settings.items() if key in ("wire", "node_ranks", *names)}
+            given = {key: value for key, value in settings.items() if key in ("wire", "indices", "node_ranks", *names)}
             for part, default in names.items():
                 name = given.get(part, default)
                 if isinstance(name, str) and name in _PARTS:
@@ -87,19 +88,20 @@ class Hierarchical(Base):
         """Sums the vectors of each node, then the nodes' sums; vectors without indices on all ranks at once."""
         if vector.indices is None:
             return super().allreduce(vector, k)
+        self._choose_coding(vector, k)
         of_node = self._inner.allreduce(vector, k)
         if self._nodes == 1:
             exchange: Exchange = of_node
             return exchange
         if self._outer is None:
-            return Exchange(self._broadcast(None, vector), of_node.returned)
+            return Exchange(self._broadcast(self._wire, None, vector), of_node.returned)
         across = self._outer.allreduce(self._for_outer(of_node.total), k)
-        total, error = across.total, None
+        total, error, wire = across.total, None, self._wire
         if total.indices is not None:
-            total, rounding = self._round(total)
+            total, rounding, wire = self._round(total)
             if self._messenger.rank == 0:  # the first ranks round alike, and one of them answers for it
                 error = rounding
-        return Exchange(self._broadcast(total, vector), of_node.returned.plus(across.returned, error))
+        return Exchange(self._broadcast(wire, total, vector), of_node.returned.plus(across.returned, error))
 
     def _for_outer(self, total: SparseVector) -> SparseVector:
         """A node's total with indices, unless all nodes' totals have none: a collective takes one kind at a time."""
@@ -108,17 +110,17 @@ class Hierarchical(Base):
         everything = np.arange(total.size, dtype=np.int32, like=total.values)
         return SparseVector(everything, total.values, total.size, shared=True)
 
-    def _broadcast(self, total: SparseVector | None, like: SparseVector) -> SparseVector:
+    def _broadcast(self, wire: Wire, total: SparseVector | None, like: SparseVector) -> SparseVector:
         """Tells the node the total that its first rank has; a total without indices travels as its values."""
         message = np.empty(0, np.uint8, like=like.values)
         if total is not None:
-            message = total.values.view(np.uint8) if total.indices is None else self._wire.pack(total.entries)
+            message = total.values.view(np.uint8) if total.indices is None else wire.pack(total.entries)
         headers = self._node.share(message.nbytes, total is not None and total.indices is None)
         length, full = headers[0].tolist()
         message = self._node.broadcast(message, length)
         if full:
             return SparseVector.full(message.view(like.values.dtype))
-        return SparseVector(*self._wire.unpack(message), like.size, shared=True)
+        return SparseVector(*wire.unpack(message, like.size), like.size, shared=True)
 
     def state_dict(self) -> dict[str, Any]:
         """The states of both collectives; the outer one's is empty on ranks that do not take part in it."""

@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 _DIGIT = 8  # bits that one round settles
 
 
-def kth_magnitude(messenger: Messenger, values: Array, k: int) -> float:
+def kth_magnitude(messenger: Messenger, values: Array, k: int, most: int) -> float:
     """The k-th largest magnitude over all ranks, exactly; the same on every rank.
 
-    A radix selection whose histograms are summed over the ranks, 2 KiB in each of 4 rounds (float32): the paper
-    gathers the values themselves, which are up to P k.
+    A radix selection whose histograms are summed over the ranks, 256 counts in each of 4 rounds (float32): the paper
+    gathers the values themselves, which are up to P k. Counts are as wide as the most that they can be: 4 bytes as a
+    rule in the first round, and after it the number of values that have not been ruled out is known.
 
     Args:
         messenger: Of the ranks that take part.
         values: This rank's values, float32 or float64, any number; NaN counts as the largest.
         k: The rank that is looked for, at least 1.
+        most: All ranks together have at most so many values.
 
     Returns:
         The magnitude; 0 where there are fewer than k values.
@@ -35,11 +37,11 @@ def kth_magnitude(messenger: Messenger, values: Array, k: int) -> float:
     while shift > 0:
         bits = min(_DIGIT, shift)
         shift -= bits
-        counts = messenger.sum(count(values, prefix, shift, bits))
+        counts = messenger.sum(count(values, prefix, shift, bits).astype(np.min_scalar_type(most))).astype(np.int64)
         reached = above + np.cumsum(counts[::-1])[::-1]  # how many have this digit or a larger one
         if reached[0] < k:
             return 0.0
         digit = int(np.flatnonzero(reached >= k)[-1])
-        above = int(reached[digit] - counts[digit])
+        above, most = int(reached[digit] - counts[digit]), int(counts[digit])
         prefix |= digit << shift
     return float(np.array(prefix, integer).view(values.dtype))

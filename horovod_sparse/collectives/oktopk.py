@@ -7,7 +7,7 @@ with P; docs/collectives/oktopk.md proves what bounds it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from horovod_sparse.kernels.types import Array, Indices
 from horovod_sparse.rules import Exchange, Place, SparseVector
 from horovod_sparse.rules.options import number, whole
 from horovod_sparse.rules.threshold import LOW, UP, ReusedThreshold
-from horovod_sparse.wire import Entries, concatenate
+from horovod_sparse.wire import Wire, concatenate
 
 if TYPE_CHECKING:
     from horovod_sparse.mpi.messenger import Messenger
@@ -28,6 +28,19 @@ if TYPE_CHECKING:
 # Bytes by which the longest way of the gathering must become shorter for the entries to be spread evenly first: what
 # that takes, a message or a few, is not for nothing (20 us at 10 Gbit/s are 25 kB).
 _WORTH = 2**16
+
+
+class _Part(NamedTuple):
+    """An owner's part of a total: the sums, what rounding them took away, and the rest of them as a message.
+
+    ``counts`` and ``lengths`` are every owner's number of entries and bytes.
+    """
+
+    kept: SparseVector
+    error: SparseVector | None
+    message: Array
+    counts: list[int]
+    lengths: list[int]
 
 
 class OkTopk(Base):
@@ -65,26 +78,25 @@ class OkTopk(Base):
     def __init__(self, place: Place, messenger: Messenger, options: Options) -> None:
         super().__init__(place, messenger, options)
         o = options
-        self._threshold = ReusedThreshold(o.tau_threshold, o.global_low, o.global_high, o.global_up, o.global_down)
+        band = (o.global_low, o.global_high, o.global_up, o.global_down)
+        self._threshold = ReusedThreshold(o.tau_threshold, *band, place.events)
         self._partition_left = 0  # steps for which the boundaries may still be reused
         self._boundaries = np.zeros(messenger.ranks + 1, np.int64)
 
-    def _allreduce(self, vector: SparseVector, k: int) -> Exchange:
+    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
         """Sums the ranks' vectors to a total of about k entries."""
         assert vector.indices is not None
         if self._partition_left == 0 or self._boundaries[-1] != vector.size:
             self._boundaries = self._partition(vector.indices, vector.size)
             self._partition_left = self._options.tau_partition
         self._partition_left -= 1
-        sums = split_reduce(self._messenger, self._wire, vector, self._boundaries, self._options.throttle)
-        kept, counts = self._select(sums, k)
-        mine, error = self._round(SparseVector(*kept, vector.size))
-        kept = mine.entries
-        if saving(counts) * self._wire.entry >= _WORTH:
-            kept, counts = balance(self._messenger, self._wire, kept, counts)
-        indices, values = self._gather(kept, counts)
-        total = SparseVector(indices, values, vector.size, shared=True)
-        return Exchange(total, vector.without(total).plus(error))
+        sums = split_reduce(self._messenger, wire, vector, self._boundaries, self._options.throttle)
+        part = self._select(SparseVector(*sums, vector.size), k)
+        if saving(part.counts) * sum(part.lengths) >= _WORTH * sum(part.counts):
+            part = self._offer(balance(self._messenger, self._wire.exact, part.kept, part.counts))
+        messages = self._messenger.allgather(part.message, part.lengths)
+        total = SparseVector(*concatenate(wire.unpack_all(messages, vector.size)), vector.size, shared=True)
+        return Exchange(total, vector.without(total).plus(part.error))
 
     def _partition(self, indices: Indices, size: int) -> Array:
         """Boundaries that give every rank about as many entries: the mean of what the ranks propose."""
@@ -97,29 +109,31 @@ class OkTopk(Base):
             proposal = inner * size // ranks
         return np.array([0, *self._messenger.sum(proposal) // ranks, size], np.int64)
 
-    def _select(self, sums: Entries, k: int) -> tuple[Entries, list[int]]:
-        """This owner's sums that reach the global threshold, and how many every owner has."""
+    def _select(self, sums: SparseVector, k: int) -> _Part:
+        """This owner's sums that reach the global threshold."""
         threshold = self._threshold
         if not threshold.due(k):
             threshold.reuse()
             for _ in range(2):
-                kept, counts = self._reach(sums)
-                if threshold.holds(sum(counts)):
-                    return kept, counts
+                part = self._reach(sums)
+                if threshold.holds(sum(part.counts)):
+                    return part
             threshold.failed()
-        threshold.renew(kth_magnitude(self._messenger, sums[1], max(k, 1)), k)
+        threshold.renew(kth_magnitude(self._messenger, sums.values, max(k, 1), sums.size), k)
         return self._reach(sums)
 
-    def _reach(self, sums: Entries) -> tuple[Entries, list[int]]:
-        indices, values = sums
+    def _reach(self, sums: SparseVector) -> _Part:
+        """This owner's sums that reach the threshold as it is."""
+        indices, values = sums.entries
         enough = np.flatnonzero(np.abs(values) >= self._threshold.value)
-        kept = indices[enough], values[enough]
-        return kept, self._messenger.share(kept[0].size)[:, 0].tolist()
+        return self._offer(SparseVector(indices[enough], values[enough], sums.size))
 
-    def _gather(self, kept: Entries, counts: list[int]) -> Entries:
-        """All owners' entries; regions ascend with the ranks, so that they only have to be joined."""
-        lengths = [count * self._wire.entry for count in counts]
-        return concatenate(list(map(self._wire.unpack, self._messenger.allgather(self._wire.pack(kept), lengths))))
+    def _offer(self, kept: SparseVector) -> _Part:
+        """This owner's part of the total, and how much every owner has; one round of messages tells both."""
+        rounded, error, wire = self._round(kept)
+        message = wire.pack(rounded.entries)
+        headers = self._messenger.share(len(kept), message.nbytes)
+        return _Part(kept, error, message, headers[:, 0].tolist(), headers[:, 1].tolist())
 
     def state_dict(self) -> dict[str, Any]:
         """The global threshold, the boundaries, and how long they are good for."""

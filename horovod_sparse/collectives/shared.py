@@ -12,6 +12,7 @@ import numpy as np
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.rules import Exchange, SparseVector, Stateless
+from horovod_sparse.wire import Wire, concatenate
 
 
 class SharedIndices(Stateless, Base):
@@ -25,7 +26,7 @@ class SharedIndices(Stateless, Base):
     class Options(Base.Options):
         """Options of SharedIndices: those of every sparse collective."""
 
-    def _allreduce(self, vector: SparseVector, k: int) -> Exchange:
+    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
         """Sums the values.
 
         Raises:
@@ -37,34 +38,37 @@ class SharedIndices(Stateless, Base):
                 f"rank {self._messenger.rank}: the ranks' vectors have different indices, but the collective 'shared' "
                 "sums values alone: use a sparsifier whose indices are the same on every rank, such as 'randomblock'"
             )
-        if self._wire.dtype == vector.values.dtype:
-            values, error = self._messenger.sum(vector.values), None
+        if wire.format.rounds:
+            values, error = self._sum_rounded(vector, wire)
         else:
-            values, error = self._sum_rounded(vector)
+            values, error = self._messenger.sum(vector.values), None
         total = SparseVector(vector.indices, values, vector.size, shared=True)
         return Exchange(total, vector.nothing() if error is None else error)
 
-    def _sum_rounded(self, vector: SparseVector) -> tuple[Array, SparseVector | None]:
+    def _choose_coding(self, vector: SparseVector, k: int) -> None:
+        """Nothing: no index travels."""
+
+    def _sum_rounded(self, vector: SparseVector, wire: Wire) -> tuple[Array, SparseVector | None]:
         """The rounded sums of all ranks' values, and what rounding took away from this rank's part of them."""
         assert vector.indices is not None
-        messenger, wire = self._messenger, self._wire
+        messenger = self._messenger
         cuts = [rank * len(vector) // messenger.ranks for rank in range(messenger.ranks + 1)]
         parts = [slice(begin, end) for begin, end in itertools.pairwise(cuts)]
         mine = parts[messenger.rank]
-        sums = functools.reduce(np.add, self._swap([vector.values[part] for part in parts]))
-        rounded, error = self._round(SparseVector(vector.indices[mine], sums, vector.size))
-        lengths = [count * wire.dtype.itemsize for count in np.diff(cuts).tolist()]
-        messages = messenger.allgather(wire.write(rounded.values), lengths)
-        return np.concatenate(list(map(wire.read, messages))), error
+        sums = functools.reduce(np.add, self._swap(wire, [vector.values[part] for part in parts]))
+        rounded, error, wire = self._round(SparseVector(vector.indices[mine], sums, vector.size))
+        lengths = [wire.nbytes_all(count) for count in np.diff(cuts).tolist()]
+        messages = messenger.allgather(wire.pack_all(rounded.values, mine.start), lengths)
+        return concatenate(wire.unpack_all(messages, len(vector)))[1], error
 
-    def _swap(self, parts: Sequence[Array]) -> list[Array]:
+    def _swap(self, wire: Wire, parts: Sequence[Array]) -> list[Array]:
         """Gives every rank its part of the values; returns what all ranks have for this one, in rank order."""
-        messenger, wire, rank = self._messenger, self._wire, self._messenger.rank
+        messenger, rank = self._messenger, self._messenger.rank
         others = [(rank + i) % messenger.ranks for i in range(1, messenger.ranks)]
-        sends = messenger.send_all((wire.write(parts[other]) for other in others), others, parts[rank])
+        sends = messenger.send_all((wire.pack_all(parts[other], 0) for other in others), others, parts[rank])
         arrived = {rank: parts[rank]}
         for other in reversed(others):
-            arrived[other] = wire.read(messenger.receive(other, parts[rank]).wait())
+            arrived[other] = wire.unpack(messenger.receive(other, parts[rank]).wait(), parts[rank].size)[1]
         for one in sends:
             one.wait()
         return [arrived[other] for other in range(messenger.ranks)]

@@ -11,13 +11,13 @@ import numpy as np
 from horovod_sparse.kernels import kernels_for, to_device, to_host
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.rules import SparseVector
-from horovod_sparse.wire import Entries, Exact
+from horovod_sparse.wire import Entries, Wire
 
 if TYPE_CHECKING:
     from horovod_sparse.mpi.messenger import Messenger, Receiving
 
 
-def split_reduce(messenger: Messenger, wire: Exact, vector: SparseVector, boundaries: Array, throttle: int) -> Entries:
+def split_reduce(messenger: Messenger, wire: Wire, vector: SparseVector, boundaries: Array, throttle: int) -> Entries:
     """Sums all ranks' entries of this rank's region.
 
     Step i goes to rank + i and comes from rank - i, so that no rank is everybody's target at once. ``throttle`` steps
@@ -25,7 +25,7 @@ def split_reduce(messenger: Messenger, wire: Exact, vector: SparseVector, bounda
 
     Args:
         messenger: Of the ranks that take part.
-        wire: Format of the messages.
+        wire: Format of the messages, which holds the values.
         vector: This rank's vector, with indices.
         boundaries: Integers [ranks + 1], ascending from 0 to vector.size: region r is boundaries[r] .. [r + 1].
         throttle: Exchanges under way at a time, at least 1.
@@ -38,7 +38,7 @@ def split_reduce(messenger: Messenger, wire: Exact, vector: SparseVector, bounda
     sums, sends = [parts[messenger.rank]], []
     group: Sequence[Receiving] = ()
     for first in range(1, messenger.ranks, throttle):
-        arrived = [wire.unpack(one.wait()) for one in group]
+        arrived = wire.unpack_all([one.wait() for one in group], vector.size) if group else []
         steps = range(first, min(first + throttle, messenger.ranks))
         owners = [(messenger.rank + i) % messenger.ranks for i in steps]
         sends += messenger.send_all(map(wire.pack, map(parts.__getitem__, owners)), owners, vector.values)
@@ -46,7 +46,7 @@ def split_reduce(messenger: Messenger, wire: Exact, vector: SparseVector, bounda
             sums.append(merge(arrived, vector.size))
         group = [messenger.receive((messenger.rank - i) % messenger.ranks, vector.values) for i in steps]
     if group:
-        sums.append(merge([wire.unpack(one.wait()) for one in group], vector.size))
+        sums.append(merge(wire.unpack_all([one.wait() for one in group], vector.size), vector.size))
     for one in sends:
         one.wait()
     entries: Entries = merge(sums, vector.size)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.kernels import kernels_for
 from horovod_sparse.rules import Exchange, SparseVector, Stateless
+from horovod_sparse.wire import Wire
 
 
 class TopkA(Stateless, Base):
@@ -19,11 +20,11 @@ class TopkA(Stateless, Base):
     class Options(Base.Options):
         """Options of TopkA: those of every sparse collective."""
 
-    def _allreduce(self, vector: SparseVector, k: int) -> Exchange:
+    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
         """Sums the ranks' vectors, which may have different numbers of entries, or none."""
         del k  # nothing is dropped
-        message = self._wire.pack(vector.entries)
+        message = wire.pack(vector.entries)
         lengths = self._messenger.share(message.nbytes)[:, 0].tolist()
-        vectors = list(map(self._wire.unpack, self._messenger.allgather(message, lengths)))
+        vectors = wire.unpack_all(self._messenger.allgather(message, lengths), vector.size)
         indices, values = kernels_for(vector.values).merge_sum(vectors, vector.size)
         return Exchange(SparseVector(indices, values, vector.size, shared=True), vector.nothing())

@@ -16,7 +16,7 @@ from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.rules import Exchange, SparseVector, Stateless
 from horovod_sparse.rules.options import whole
-from horovod_sparse.wire import Entries, Exact, concatenate
+from horovod_sparse.wire import Entries, Wire, concatenate
 
 
 class TopkDSA(Stateless, Base):
@@ -35,26 +35,25 @@ class TopkDSA(Stateless, Base):
 
         throttle: int = whole(4, least=1)
 
-    def _allreduce(self, vector: SparseVector, k: int) -> Exchange:
+    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
         """Sums the ranks' vectors; the total holds every position where all regions became dense."""
         del k  # nothing is dropped
-        messenger, wire = self._messenger, self._wire
+        messenger = self._messenger
         width = -(-vector.size // messenger.ranks)
         boundaries = np.minimum(np.arange(messenger.ranks + 1, dtype=np.int64) * width, vector.size)
         sums = split_reduce(messenger, wire, vector, boundaries, self._options.throttle)
-        mine, error = self._round(SparseVector(*sums, vector.size))
-        error = vector.nothing() if error is None else error
+        mine, error, wire = self._round(SparseVector(*sums, vector.size))
         begin, end = boundaries[messenger.rank : messenger.rank + 2].tolist()
-        dense = (end - begin) * wire.dtype.itemsize <= len(mine) * wire.entry
-        message = wire.write(_write_out(mine.entries, begin, end)) if dense else wire.pack(mine.entries)
+        message = wire.pack(mine.entries)
+        dense = wire.nbytes_all(end - begin) <= message.nbytes
+        if dense:
+            message = wire.pack_all(_write_out(mine.entries, begin, end), begin)
         headers = messenger.share(message.nbytes, dense)
         messages = messenger.allgather(message, headers[:, 0].tolist())
-        if headers[:, 1].all():
-            total = SparseVector.full(np.concatenate(list(map(wire.read, messages))))
-            return Exchange(total, error)
-        regions = zip(messages, headers[:, 1].tolist(), boundaries[:-1].tolist(), strict=True)
-        indices, values = concatenate([_read(wire, *region) for region in regions])
-        return Exchange(SparseVector(indices, values, vector.size, shared=True), error)
+        indices, values = concatenate(wire.unpack_all(messages, vector.size))
+        full = headers[:, 1].all()
+        total = SparseVector.full(values) if full else SparseVector(indices, values, vector.size, shared=True)
+        return Exchange(total, vector.nothing() if error is None else error)
 
 
 def _write_out(entries: Entries, begin: int, end: int) -> Array:
@@ -63,11 +62,3 @@ def _write_out(entries: Entries, begin: int, end: int) -> Array:
     region = np.zeros(end - begin, values.dtype, like=values)
     kernels_for(region).add(indices - np.int32(begin), values, region)
     return region
-
-
-def _read(wire: Exact, message: Array, dense: int, begin: int) -> Entries:
-    """The entries of a region that arrived; a dense one names every position."""
-    if not dense:
-        return wire.unpack(message)
-    values = wire.read(message)
-    return np.arange(begin, begin + values.size, dtype=np.int32, like=values), values

@@ -13,9 +13,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from horovod_sparse.costs.coding import INDEX_BYTES, coded_bytes
 from horovod_sparse.costs.network import Messages, Network
-
-_INDEX_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,7 @@ class Compute:
         reduce: Per element that a dense allreduce adds, beyond the time of its bytes and messages.
         merge: Per entry that goes into a sum of sparse vectors.
         cut: Per entry of a vector of which the larger half is kept.
+        code: Per entry whose index is coded and decoded.
     """
 
     select: float
@@ -35,6 +35,7 @@ class Compute:
     reduce: float
     merge: float
     cut: float = 0.0
+    code: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,18 +66,30 @@ class Cost:
 
 @dataclass(frozen=True)
 class Problem:
-    """An exchange: n elements of ``itemsize`` bytes, k of which each rank selects and sends in ``wire`` bytes."""
+    """An exchange: n elements of ``itemsize`` bytes, k of which each rank selects and sends in ``wire`` bytes.
+
+    ``coded`` says whether their indices are coded.
+    """
 
     size: int
     k: int
     compute: Compute
     itemsize: int
-    wire: int
+    wire: float
+    coded: bool = False
 
     @property
-    def entry(self) -> int:
-        """Bytes of an entry."""
-        return _INDEX_BYTES + self.wire
+    def entry(self) -> float:
+        """Bytes of an entry, at the density of a rank's own."""
+        return self.entry_at(self.k)
+
+    def entry_at(self, entries: float) -> float:
+        """Bytes of an entry, of so many in the bucket."""
+        return (coded_bytes(entries / self.size) if self.coded else INDEX_BYTES) + self.wire
+
+    def coding(self, written: float, read: float) -> float:
+        """Seconds for the indices of so many entries written and read."""
+        return self.compute.code * (written + read) / 2 if self.coded else 0.0
 
     @property
     def selection(self) -> float:
@@ -116,7 +129,8 @@ def _topka(problem: Problem, network: Network) -> Cost:
     """2 k (P-1) words; every rank merges all entries."""
     entries = problem.k * network.ranks
     steps = [*network.counts(), *network.allgather(problem.entry * entries)]
-    return _cost("topka", problem.selection, steps, problem.compute.merge * entries)
+    merging = problem.compute.merge * entries + problem.coding(problem.k, entries)
+    return _cost("topka", problem.selection, steps, merging)
 
 
 def _topkdsa(problem: Problem, network: Network) -> Cost:
@@ -125,9 +139,10 @@ def _topkdsa(problem: Problem, network: Network) -> Cost:
     Entries are merged twice, with the others of a group and then all together; joining takes a quarter of merging.
     """
     union = problem.union(network.ranks)
-    gathered = min(problem.entry * union, problem.wire * problem.size)
+    gathered = min(problem.entry_at(union) * union, problem.wire * problem.size)
     steps = [*network.direct(problem.entry * problem.k), *network.counts(), *network.allgather(gathered)]
     merging = problem.compute.merge * (2 * problem.k + union / 4)
+    merging += problem.coding(problem.k + union / network.ranks, problem.k + union)
     return _cost("topkdsa", problem.selection, steps, merging)
 
 
@@ -135,7 +150,8 @@ def _gtopk(problem: Problem, network: Network) -> Cost:
     """4 k log2 P words: k entries up and down each level; on the way up two vectors are merged and cut to k."""
     steps = 2 * network.tree(problem.entry * problem.k)
     each_level = 2 * problem.k * (problem.compute.merge + problem.compute.cut)
-    return _cost("gtopk", problem.selection, steps, each_level * network.levels)
+    coding = problem.coding(problem.k, problem.k * (network.levels + 1))
+    return _cost("gtopk", problem.selection, steps, each_level * network.levels + coding)
 
 
 def _oktopk(problem: Problem, network: Network, handed_in: float | None = None) -> Cost:
@@ -149,7 +165,9 @@ def _oktopk(problem: Problem, network: Network, handed_in: float | None = None) 
     entries = problem.k if handed_in is None else handed_in
     gathered = network.allgather(problem.entry * problem.k)
     steps = [*network.direct(problem.entry * entries), *network.counts(), *gathered]
-    return _cost("oktopk", problem.selection, steps, problem.compute.merge * (4 * entries + problem.k))
+    merging = problem.compute.merge * (4 * entries + problem.k)
+    merging += problem.coding(entries + problem.k / network.ranks, entries + problem.k)
+    return _cost("oktopk", problem.selection, steps, merging)
 
 
 def _hierarchical(problem: Problem, network: Network) -> Cost:

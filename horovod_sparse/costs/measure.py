@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from horovod_sparse.costs.coding import coding_pays
 from horovod_sparse.costs.formulas import Compute
 from horovod_sparse.costs.network import Link, Network
 from horovod_sparse.kernels import kernels_for, to_device, to_host
-from horovod_sparse.kernels.types import Array
+from horovod_sparse.kernels.types import MAX_SIZE, Array
 
 if TYPE_CHECKING:
     from horovod_sparse.mpi.messenger import Messenger
@@ -31,6 +32,8 @@ _ELEMENTS = 1 << 20
 _DENSITY = 0.01
 _VECTORS = 8  # in one sum
 _KERNEL_SECONDS = 0.005  # of one round: more than a time slice, where ranks share cores
+# A message with fewer entries is not worth the calls that code it.
+_FEW = 512
 _HOST = np.empty(0, np.uint8)
 
 
@@ -58,6 +61,32 @@ def measure_compute(messenger: Messenger, like: Array) -> Compute:
     """
     compute: Compute = messenger.kept(f"{like.dtype} {_device(like)}", lambda: _measure_compute(messenger, like))
     return compute
+
+
+def measure_coding(messenger: Messenger, like: Array) -> float:
+    """Seconds per entry for coding indices and decoding them, at a density of 1 %.
+
+    Args:
+        messenger: Of the ranks; all of them call this at the same point.
+        like: Array whose device is measured.
+    """
+    seconds: float = messenger.kept(f"coding {_device(like)}", lambda: _measure_coding(messenger, like))
+    return seconds
+
+
+def coded_from(messenger: Messenger, like: Array, density: float) -> int:
+    """From how many entries on a message's indices should be coded, as measured; the same on every rank.
+
+    Args:
+        messenger: Of the ranks; all of them call this at the same point. The link and the coder are measured once for
+            each communicator.
+        like: Array on whose device the messages are.
+        density: Fraction of the positions.
+    """
+    if messenger.ranks == 1 or density == 0:
+        return MAX_SIZE + 1
+    beta, code = measure_link(messenger, like).beta, measure_coding(messenger, like)
+    return _FEW if coding_pays(beta, code, density) else MAX_SIZE + 1
 
 
 def _device(like: Array) -> str:
@@ -132,7 +161,7 @@ def _measure_compute(messenger: Messenger, like: Array) -> Compute:
     half = vectors[0][1].size // 2
 
     def seconds(run: Callable[[], object]) -> float:
-        return _seconds(messenger, run, math.ceil(_KERNEL_SECONDS / _seconds(messenger, run, 1, buffer)), buffer)
+        return _repeated(messenger, run, buffer)
 
     return Compute(
         select=seconds(lambda: kernels.select([(0, gradient)], buffer, k)) / _ELEMENTS,
@@ -140,7 +169,25 @@ def _measure_compute(messenger: Messenger, like: Array) -> Compute:
         reduce=_reduce_seconds(messenger, like) if messenger.ranks > 1 else 0.0,
         merge=seconds(lambda: kernels.merge_sum(vectors, _ELEMENTS)) / entries,
         cut=seconds(lambda: kernels.cut(*vectors[0], half)) / vectors[0][1].size,
+        code=measure_coding(messenger, like),
     )
+
+
+def _measure_coding(messenger: Messenger, like: Array) -> float:
+    kernels = kernels_for(like)
+    indices, _ = _entries(np.random.default_rng(0), round(_DENSITY * _ELEMENTS), like)
+    first = int(indices[0])
+
+    def run() -> None:
+        bits, coded = kernels.encode_indices(indices)
+        kernels.decode_indices(coded, indices.size, first, bits, _ELEMENTS)
+
+    return _repeated(messenger, run, indices) / indices.size
+
+
+def _repeated(messenger: Messenger, run: Callable[[], object], at: Array) -> float:
+    """Seconds per call, of as many calls as can be measured."""
+    return _seconds(messenger, run, math.ceil(_KERNEL_SECONDS / _seconds(messenger, run, 1, at)), at)
 
 
 def _entries(generator: np.random.Generator, k: int, like: Array) -> tuple[Array, Array]:

@@ -6,10 +6,12 @@ selecting and merging, as formulas.py has them.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from horovod_sparse.costs.coding import coding_pays
 from horovod_sparse.costs.formulas import FORMULAS, Compute, Cost, Problem
 from horovod_sparse.costs.network import Link, Network, Node
 
@@ -30,7 +32,8 @@ def predict(
     compute: Compute,
     itemsize: int = 4,
     node: Node | None = None,
-    wire: int | None = None,
+    wire: float | None = None,
+    indices: str | None = None,
 ) -> Cost:
     """Predicts one exchange.
 
@@ -44,6 +47,7 @@ def predict(
         itemsize: Bytes of an element.
         node: How the ranks share machines; None: one rank on each.
         wire: Bytes of an element of a sparse vector on the wire; None: ``itemsize``.
+        indices: "coded" or "plain"; None: coded where that is faster.
 
     Returns:
         The cost, which has no part but the selection on one rank.
@@ -57,7 +61,9 @@ def predict(
         raise ValueError(f"k must be in 1 .. size, but k = {k} and size = {size}")
     if ranks < 1 or (node and node.ranks < 1):
         raise ValueError(f"ranks must be at least 1, not {ranks} on nodes of {node.ranks if node else 1}")
-    cost = FORMULAS[algorithm](Problem(size, k, compute, itemsize, wire or itemsize), Network(ranks, link, node))
+    pays = coding_pays(link.beta, compute.code, k / size) if indices is None else indices == "coded"
+    problem = Problem(size, k, compute, itemsize, wire or itemsize, pays)
+    cost = FORMULAS[algorithm](problem, Network(ranks, link, node))
     return cost if ranks > 1 else replace(cost, merging=0.0)  # nothing arrives
 
 
@@ -70,10 +76,11 @@ def table(
     itemsize: int = 4,
     node: Node | None = None,
     algorithms: Iterable[str] = ("dense", *LARGEST),
-    wire: int | None = None,
+    wire: float | None = None,
+    indices: str | None = None,
 ) -> list[Cost]:
     """The costs of several algorithms, the fastest first; arguments as for ``predict``."""
-    costs = [predict(one, size, k, ranks, link, compute, itemsize, node, wire) for one in algorithms]
+    costs = [predict(one, size, k, ranks, link, compute, itemsize, node, wire, indices) for one in algorithms]
     return sorted(costs, key=lambda cost: cost.total)
 
 
@@ -89,20 +96,22 @@ def break_even_bandwidth(
 ) -> float:
     """The bandwidth in bytes/s below which the best of the algorithms beats the dense allreduce.
 
-    Every cost is linear in the seconds per byte, so that each algorithm meets dense at one bandwidth at most.
-    Arguments as for ``predict``; of the link, only the latency counts.
+    Every cost is linear in the seconds per byte, so that each algorithm, with coded indices or plain ones, meets dense
+    at one bandwidth at most. Arguments as for ``predict``; of the link, only the latency counts.
 
     Returns:
         Infinity where one of them wins however fast the link is, 0 where none sends less than dense.
     """
 
-    def line(algorithm: str) -> tuple[float, float]:
+    def line(algorithm: str, indices: str) -> tuple[float, float]:
         """Seconds at infinite bandwidth, and how many more for each second per byte."""
         start, unit = (
-            predict(algorithm, size, k, ranks, Link(link.alpha, beta), compute, itemsize, node) for beta in (0.0, 1.0)
+            predict(algorithm, size, k, ranks, Link(link.alpha, beta), compute, itemsize, node, indices=indices)
+            for beta in (0.0, 1.0)
         )
         return start.total, unit.bandwidth - start.bandwidth
 
-    dense, slope = line("dense")
-    gains = [(start - dense, slope - per_byte) for start, per_byte in map(line, algorithms)]
+    dense, slope = line("dense", "plain")
+    lines = itertools.starmap(line, itertools.product(algorithms, ("plain", "coded")))
+    gains = [(start - dense, slope - per_byte) for start, per_byte in lines]
     return max((gain / loss if loss > 0 else math.inf for loss, gain in gains if gain > 0), default=0.0)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from horovod_sparse.compression import Sparse
 from horovod_sparse.kernels.types import Array, Segments
+from horovod_sparse.mpi.agreement import agree
 from horovod_sparse.mpi.consensus import consensus_of
 from horovod_sparse.mpi.cores import own_cores
 from horovod_sparse.mpi.messenger import Messenger
@@ -17,9 +18,12 @@ from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline.dense import DensePipeline
 from horovod_sparse.pipeline.sparse import SparsePipeline
 from horovod_sparse.rules import Place, Step
+from horovod_sparse.trace.counts import Counts
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+__all__ = ["Pipeline", "Step", "pipeline_for"]
 
 
 class Pipeline(Protocol):
@@ -27,9 +31,13 @@ class Pipeline(Protocol):
 
     Attributes:
         stage: The stage in progress, or the last one; for messages.
+        sent_whole: Whether everything was sent in the last step.
+        counts: What was counted since the last ``statistics``.
     """
 
     stage: str
+    sent_whole: bool
+    counts: Counts
 
     @property
     def traffic(self) -> Traffic:
@@ -64,6 +72,14 @@ class Pipeline(Protocol):
 
         Raises:
             NoBackwardError: No rank had a backward pass. The memory is unchanged.
+        """
+        ...
+
+    def statistics(self, norms: bool) -> Counts:
+        """Counts since the last call; to be called between two steps.
+
+        Args:
+            norms: Whether those of the next step are taken, for the call after it.
         """
         ...
 
@@ -120,6 +136,12 @@ def pipeline_for(
         undoable: Whether ``undo`` will be asked for: the state before every step is kept, which doubles a memory of
             the bucket's size.
         shared: What rules of all buckets of one model share; None: the bucket is alone.
+
+    A collective call, which fails on all ranks where it fails on one.
+
+    Raises:
+        ValueError: An option does not fit a bucket of this size, or another rank could not make its part.
+        Exception: This rank could not, for want of memory, say.
     """
     shared = {} if shared is None else shared
     ranks = comm.Get_rank(), comm.Get_size(), consensus_of(comm)
@@ -127,4 +149,11 @@ def pipeline_for(
     messenger = Messenger(comm)
     if sparse.is_dense:
         return DensePipeline(place, messenger, factor)
-    return SparsePipeline(sparse, place, messenger, factor)
+    made: SparsePipeline | Exception
+    try:
+        made = SparsePipeline(sparse, place, messenger, factor)
+    except Exception as error:
+        made = error
+    agree(comm, made if isinstance(made, Exception) else {})
+    assert not isinstance(made, Exception)
+    return made

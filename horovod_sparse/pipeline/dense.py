@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ from numpy.typing import NDArray
 
 from horovod_sparse.kernels import to_device, to_host
 from horovod_sparse.kernels.types import Segments
-from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline.base import PipelineBase
+from horovod_sparse.pipeline.norms import Norms
 from horovod_sparse.rules import SparseVector, Step
 
 # Facts of another bucket travel as floats, in digits whose sums over thousands of ranks are exact in float32.
@@ -26,11 +27,6 @@ class DensePipeline(PipelineBase):
         messenger: Of the ranks that take part.
         factor: Factor on the totals.
     """
-
-    @property
-    def traffic(self) -> Traffic:
-        """Payload this rank has sent and received for this bucket."""
-        return self._messenger.traffic
 
     def facts(self, gradients: Segments, step: Step) -> None:
         """Nothing has to be agreed on."""
@@ -57,6 +53,9 @@ class DensePipeline(PipelineBase):
             total = self._messenger.sum(values)
             if not total[size]:
                 raise self._no_backward()
+        if self._measuring:
+            self._measuring = not Norms(replace(step, gradients=gradients)).note(self.counts)
+        self.counts.exchanged(size, size, size, size, "dense")
         with self._stage("apply"):
             self._scatter(SparseVector.full(total[:size]), outputs)
         if ahead is None:

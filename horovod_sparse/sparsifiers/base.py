@@ -54,7 +54,7 @@ class Fused(Base):
                 itself, and the bucket is large enough for.
         """
 
-        threads: int | None = whole(None, least=1, free=True)
+        threads: int | None = whole(None, least=1, most=1024, free=True)
 
     def __init__(self, place: Place, options: Any) -> None:
         super().__init__(place, options)

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from horovod_sparse.compression import Sparse
-from horovod_sparse.kernels import kernels_for
+from horovod_sparse.kernels import copy_to_host, kernels_for
 from horovod_sparse.kernels.types import Segments
 from horovod_sparse.pipeline import pipeline_for
 from horovod_sparse.rules import Step
@@ -51,6 +51,8 @@ class Filling:
         gradients: What was handed in, and is overwritten with the result.
         waiting: Parameters whose gradients are not there yet.
         done: Ends with the exchange, whatever became of it.
+        began: Of the exchange, in ns of ``time.perf_counter_ns``.
+        ended: Its end.
         prepared: They, once the exchange has begun.
     """
 
@@ -61,6 +63,7 @@ class Filling:
         self.ready: list[Mark] = []  # where the device stood when each gradient was handed in
         self.finished: Mark = None  # where it stands when the results are there
         self.done: Future[None] = Future()
+        self.began = self.ended = 0
         self.prepared: Prepared | None = None
 
 
@@ -108,8 +111,17 @@ class Bucket:
         """Places whose gradients are not there yet in this step."""
         return [slot for slot in self.layout.slots if slot.parameter in self.filling.waiting]
 
-    def begin(self) -> None:
-        """Makes ready for the next step."""
+    def begin(self, complete: int) -> None:
+        """Makes ready for the next step.
+
+        Args:
+            complete: When the last gradient of the model was handed in, in ns of ``time.perf_counter_ns``: what the
+                exchange took until then was hidden behind the backward pass.
+        """
+        began, ended = self.filling.began, self.filling.ended
+        hidden = max(0, min(ended, complete) - began)
+        self.pipeline.counts.hidden += hidden
+        self.pipeline.counts.exposed += ended - began - hidden
         self.filling = Filling(self._parameters)
 
     def put(self, parameter: torch.Tensor, gradient: torch.Tensor, hold: bool) -> None:
@@ -197,10 +209,10 @@ class Bucket:
         with self._device.work():
             self.pipeline.undo()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything the next step depends on, as copies on the host, and the names of the parameters."""
+    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
+        """Everything the next step depends on, copied to the host by ``copy``, and the names of the parameters."""
         with self._device.work():
-            return {"parameters": self.layout.names, **to_tensors(self.pipeline.state_dict())}
+            return {"parameters": self.layout.names, **to_tensors(self.pipeline.state_dict(), copy)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over a state given by ``state_dict``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,10 +15,12 @@ from typing import Any, NamedTuple
 import torch
 
 from horovod_sparse import trace
+from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.mpi.lifetime import current_call, inside_mpi
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline.base import NoBackwardError
 from horovod_sparse.rules import Step
+from horovod_sparse.trace.counts import statistics
 from horovod_sparse.training.bucket import Bucket, Facts, Filling
 from horovod_sparse.watchdog.report import Progress
 
@@ -68,6 +71,7 @@ class Worker:
         self._begun: list[Bucket] = []  # whose exchange has begun in this step
         self._next = 0  # number of the bucket that starts next
         self._step = 0
+        self._complete = 0  # ns; when the last gradient of the step in progress was handed in
         self._running: Bucket | None = None
 
     def add(self, buckets: Sequence[Bucket]) -> None:
@@ -120,6 +124,8 @@ class Worker:
             jobs = [_Job(bucket, bucket.filling, self._conditions(bucket.layout.group)) for bucket in together]
             self._thread.submit(self._run, jobs)
             self._next += len(together)
+        if buckets and self._next == len(self.buckets):
+            self._complete = time.perf_counter_ns()
 
     def _together(self, first: int) -> list[Bucket]:
         """A bucket, and the one whose facts it takes along."""
@@ -131,10 +137,12 @@ class Worker:
             # Where only this rank failed, the others are still in that bucket: to go on would be to wait for ever.
             if self.failed is None:
                 self._begun.append(job.bucket)
+                job.filling.began = time.perf_counter_ns()
                 try:
                     next(exchanges)
                 except BaseException as error:
                     self.failed = error
+                job.filling.ended = time.perf_counter_ns()
             job.filling.done.set_result(None)
 
     def _clip_all(
@@ -200,7 +208,7 @@ class Worker:
         self.failed, self._begun, self._next = None, [], 0
         self._step += 1
         for bucket in self.buckets:
-            bucket.begin()
+            bucket.begin(self._complete)
 
     def stand_in(self, after_step: Callable[[], None], ended: Callable[[BaseException | None], None]) -> None:
         """Takes part, from now on, with nothing to give, until no rank gives anything; for ``hvd.join()``.
@@ -247,9 +255,8 @@ class Worker:
         running = self._running
         if running is not None:
             return Progress(self._step, running.layout.number, running.pipeline.stage)
-        if self._next < len(self.buckets):
-            return Progress(self._step, self._next, call=current_call())
-        return Progress(self._step + 1, 0)
+        done = 0 < len(self.buckets) == self._next
+        return Progress(self._step + done, 0 if done else self._next, call=current_call())
 
     @property
     def traffic(self) -> Traffic:
@@ -259,9 +266,17 @@ class Worker:
             total.add(bucket.pipeline.traffic)
         return total
 
-    def state_dict(self) -> dict[str, Any]:
-        """The states of all buckets, as copies on the host; to be called between steps, after ``settle``."""
-        return {"buckets": [bucket.state_dict() for bucket in self.buckets]}
+    def statistics(self, norms: bool) -> dict[str, float]:
+        """Numbers of each bucket and of all together since the last call; to be called between steps.
+
+        Args:
+            norms: Whether those of the next step are taken, for the call after it.
+        """
+        return statistics({bucket.layout.number: bucket.pipeline.statistics(norms) for bucket in self.buckets})
+
+    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
+        """The states of all buckets, copied to the host by ``copy``; to be called between steps, after ``settle``."""
+        return {"buckets": [bucket.state_dict(copy) for bucket in self.buckets]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over a state given by ``state_dict`` on the same rank of as many ranks.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from horovod_sparse.wire.entries import FORMATS, Entries, Exact, Rounded, concatenate, wire_for
+from horovod_sparse.wire.entries import NEVER, Entries, Rounding, Wire, concatenate
+from horovod_sparse.wire.values import FORMATS
 
-__all__ = ["FORMATS", "Entries", "Exact", "Rounded", "concatenate", "wire_for"]
+__all__ = ["FORMATS", "NEVER", "Entries", "Rounding", "Wire", "concatenate"]

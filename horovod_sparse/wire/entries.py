@@ -1,118 +1,155 @@
-"""Messages of entries: values first, then their indices; and what rounding the values takes away."""
+"""Messages of entries: a header, the values, and their positions; docs/wire.md describes every byte."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from horovod_sparse.kernels import kernels_for
-from horovod_sparse.kernels.formats import FORMATS as DTYPES
-from horovod_sparse.kernels.types import Array, Indices
+from horovod_sparse.kernels import kernels_for, to_device, to_host
+from horovod_sparse.kernels.types import MAX_SIZE, Array, Indices
+from horovod_sparse.wire.header import HEADER_BYTES, Header, Positions
+from horovod_sparse.wire.values import Exact, format_for
 
 # Indices and values of some positions, ascending.
 Entries: TypeAlias = tuple[Indices, Array]
 
-# In which values of vectors with indices may travel.
-FORMATS = ("float32", "float16", "bfloat16")
+# No message has as many entries.
+NEVER = MAX_SIZE + 1
 
-_INDEX_BYTES = 4
+_ALIGNMENT = 8
 
 
-class Exact:
-    """Writes and reads messages (uint8 arrays) in which values travel as they are: nothing is converted.
-
-    Values come first, so that they are aligned wherever the message begins at a multiple of 8 bytes, and what arrived
-    can be used where it lies.
-
-    Args:
-        own: Dtype of the values, float32 or float64.
+class Rounding(NamedTuple):
+    """Values in two parts, whose sums they are.
 
     Attributes:
-        dtype: In which they travel.
-        entry: Bytes of an entry, index and value.
+        values: Those that survive the way.
+        error: What rounding took away; None where nothing is rounded.
+        wire: The format that holds these values, or some of them.
     """
 
-    def __init__(self, own: np.dtype[Any]) -> None:
-        self.dtype = own
-        self.entry = _INDEX_BYTES + own.itemsize
+    values: Array
+    error: Array | None
+    wire: Wire
 
-    def round(self, values: Array) -> tuple[Array, Array | None]:
-        """The values themselves; nothing is lost."""
-        return values, None
 
-    def write(self, values: Array) -> Array:
-        """Values as a message: a view."""
-        message: Array = values.view(np.uint8)
-        return message
+@dataclass(frozen=True)
+class Wire:
+    """Writes and reads messages of entries, uint8 arrays.
 
-    def read(self, message: Array) -> Array:
-        """The values of a message: a view."""
-        values: Array = message.view(self.dtype)
-        return values
+    Attributes:
+        format: Of the values.
+        coded_from: Entries from which on a message's indices are coded.
+    """
+
+    format: Exact
+    coded_from: int = NEVER
+
+    @classmethod
+    def of(cls, name: str | None, own: np.dtype[Any], coded_from: int = NEVER) -> Wire:
+        """A wire with the format of a name, one of FORMATS; None: values of the dtype ``own`` travel as they are."""
+        return cls(format_for(name, own), coded_from)
+
+    @property
+    def exact(self) -> Wire:
+        """The same for values that travel as they are."""
+        return replace(self, format=Exact(self.format.own))
+
+    def round(self, values: Array) -> Rounding:
+        """Parts values into those that survive the way and the rounding errors."""
+        survive, error, format_ = self.format.round(values)
+        return Rounding(survive, error, replace(self, format=format_))
 
     def pack(self, entries: Entries) -> Array:
-        """Values and indices in one message: half the latency of two."""
+        """Entries as a message. Values survive if ``round`` has been at them and gave this wire."""
         indices, values = entries
-        end = values.size * self.dtype.itemsize
-        message = np.empty_like(values, dtype=np.uint8, shape=(end + indices.nbytes,))
-        message[:end] = self.write(values)
-        message[end:] = indices.view(np.uint8)
+        if not values.size or values.size < self.coded_from:
+            return self._join(values, Positions.PLAIN, 0, 0, indices.view(np.uint8))
+        bits, coded = kernels_for(values).encode_indices(indices)
+        return self._join(values, Positions.CODED, bits, int(indices[0]), coded)
+
+    def pack_all(self, values: Array, first: int) -> Array:
+        """Values of all positions from the first on as a message."""
+        return self._join(values, Positions.RANGE, 0, first, None)
+
+    def nbytes_all(self, count: int) -> int:
+        """Bytes of a message of ``pack_all`` with so many values."""
+        return _padded(HEADER_BYTES + self.format.nbytes(count))
+
+    def _join(self, values: Array, positions: Positions, bits: int, first: int, coded: Array | None) -> Array:
+        header = Header(self.format.kind, positions, bits, values.size, first, self.format.levels)
+        end = HEADER_BYTES + self.format.nbytes(values.size)
+        begin = _padded(end)
+        message = np.empty_like(values, dtype=np.uint8, shape=(begin + (0 if coded is None else coded.size),))
+        message[:HEADER_BYTES] = to_device(np.frombuffer(header.pack(), np.uint8), values)
+        message[HEADER_BYTES:end] = self.format.write(values)
+        message[end:begin] = 0
+        if coded is not None:
+            message[begin:] = coded
         return message
 
-    def unpack(self, message: Array) -> Entries:
-        """The entries of a packed message, which begins at a multiple of 8 bytes; views where that is possible."""
-        end = message.size // self.entry * self.dtype.itemsize
-        # Behind an odd number of 16-bit values, indices are not where int32 may be.
-        indices = message[end:].copy() if end % _INDEX_BYTES else message[end:]
-        return indices.view(np.int32), self.read(message[:end])
+    def unpack(self, message: Array, end: int) -> Entries:
+        """The entries of one message, as ``unpack_all``."""
+        return self.unpack_all([message], end)[0]
 
+    def unpack_all(self, messages: Sequence[Array], end: int) -> list[Entries]:
+        """The entries of messages, which begin at multiples of 8 bytes; views where that is possible.
 
-class Rounded(Exact):
-    """Rounds values to a narrower format, and writes and reads messages in it.
+        A device is waited for once for all headers, once for all plain indices, and once for each coded message.
 
-    Only values that ``round`` has been at survive the way: writing a message rounds, too, but tells nobody what is
-    lost.
+        Args:
+            messages: From ``pack`` or ``pack_all`` of wires with the same kind of format, at least one.
+            end: All positions must be below it.
 
-    Args:
-        own: Dtype of the values, float32 or float64.
-        name: One of FORMATS, narrower than the values.
-    """
-
-    def __init__(self, own: np.dtype[Any], name: str) -> None:
-        super().__init__(DTYPES[name])
-        self._own, self._name = own, name
-
-    def round(self, values: Array) -> tuple[Array, Array | None]:
-        """Parts values into those that survive the way and the rounding errors; their sums are exactly the values.
-
-        Values beyond the format's largest saturate at it. The few for which even the rest would have to be rounded,
-        from some 2**29 on in float32 with a float16 wire, stay behind whole. Infinity and NaN travel as they are.
+        Raises:
+            ValueError: A message is damaged, or another one than is expected.
         """
-        rounded, error = kernels_for(values).round_values(values, self._name)
-        return rounded, error
+        starts = to_host(np.concatenate([message[:HEADER_BYTES] for message in messages])).tobytes()
+        places = np.cumsum([0, *(min(message.size, HEADER_BYTES) for message in messages)]).tolist()
+        headers = [Header.unpack(starts[one:other], self.format.kind) for one, other in itertools.pairwise(places)]
+        entries = [self._read(header, message, end) for header, message in zip(headers, messages, strict=True)]
+        plain = [
+            indices
+            for header, (indices, _) in zip(headers, entries, strict=True)
+            if header.positions is Positions.PLAIN and header.count
+        ]
+        if plain:
+            kernels_for(plain[0]).check_ascending(plain, end)
+        return entries
 
-    def write(self, values: Array) -> Array:
-        """Values as a message, rounded."""
-        message: Array = kernels_for(values).narrow(values, self._name)
-        return message
+    def _read(self, header: Header, message: Array, end: int) -> Entries:
+        """The entries of a message; plain indices are still to be checked."""
+        format_, last = self.format.described(header.levels), HEADER_BYTES + self.format.nbytes(header.count)
+        begin = _padded(last)
+        if message.size < begin:
+            raise ValueError(f"a message of {message.size} bytes is too short for {header.count} values")
+        indices = _read_positions(header, message[begin:], end)
+        return indices, format_.read(message[HEADER_BYTES:last], header.count)
 
-    def read(self, message: Array) -> Array:
-        """The values of a message, in their own dtype."""
-        values: Array = kernels_for(message).widen(message, self._name, self._own)
-        return values
+
+def _read_positions(header: Header, part: Array, end: int) -> Indices:
+    """Positions out of the last part of a message."""
+    if header.positions is Positions.CODED:
+        decoded: Indices = kernels_for(part).decode_indices(part, header.count, header.first, header.bits, end)
+        return decoded
+    expected = 4 * header.count if header.positions is Positions.PLAIN else 0
+    if part.size != expected or header.bits:
+        raise ValueError(f"a message of {header.count} entries has {part.size} bytes of positions, not {expected}")
+    if header.positions is Positions.PLAIN:
+        indices: Indices = part.view(np.int32)
+        return indices
+    if header.first + header.count > end:
+        raise ValueError(f"a message has positions {header.first} + {header.count}, but there are {end}")
+    return np.arange(header.first, header.first + header.count, dtype=np.int32, like=part)
 
 
-def wire_for(name: str | None, own: np.dtype[Any]) -> Exact:
-    """The format of a name; values never travel in a wider one than their own.
-
-    Args:
-        name: One of FORMATS; None: values travel as they are.
-        own: Dtype of the values, float32 or float64.
-    """
-    narrower = name is not None and DTYPES[name].itemsize < own.itemsize
-    return Rounded(own, name) if name is not None and narrower else Exact(own)
+def _padded(nbytes: int) -> int:
+    """The next multiple of the alignment."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def concatenate(parts: Sequence[Entries]) -> Entries:

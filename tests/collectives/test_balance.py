@@ -10,9 +10,10 @@ from laws import everywhere, examples
 
 from horovod_sparse.collectives.balance import balance, saving
 from horovod_sparse.mpi.messenger import Messenger
-from horovod_sparse.wire import Exact
+from horovod_sparse.vector import SparseVector
+from horovod_sparse.wire import Wire
 
-WIRE = Exact(np.dtype(np.float32))
+WIRE = Wire.of(None, np.dtype(np.float32))
 
 
 @pytest.mark.mpi
@@ -25,8 +26,10 @@ def test_shares_are_equal_and_ascend_with_the_ranks(comm, seed, most):
     counts = generator.integers(0, most + 1, ranks) * (generator.random(ranks) < 0.5)
     ends = np.cumsum(counts)
     mine = np.arange(ends[rank] - counts[rank], ends[rank], dtype=np.int32)
-    (indices, values), shares = balance(Messenger(comm), WIRE, (mine, mine.astype(np.float32)), counts.tolist())
-    assert everywhere(comm, sum(shares) == ends[-1] and max(shares) - min(shares) <= 1 and shares[rank] == indices.size)
+    vector = SparseVector(mine, mine.astype(np.float32), max(int(ends[-1]), 1))
+    indices, values = balance(Messenger(comm), WIRE, vector, counts.tolist()).entries
+    shares = comm.allgather(indices.size)
+    assert everywhere(comm, sum(shares) == ends[-1] and max(shares) - min(shares) <= 1)
     assert everywhere(comm, np.concatenate(comm.allgather(indices)).tolist() == list(range(ends[-1])))
     assert everywhere(comm, np.array_equal(values, indices))
 
@@ -35,8 +38,9 @@ def test_shares_are_equal_and_ascend_with_the_ranks(comm, seed, most):
 @pytest.mark.law
 def test_only_what_changes_hands_travels(comm):
     messenger = Messenger(comm)
-    entries = (np.arange(8, dtype=np.int32) + 8 * messenger.rank, np.ones(8, np.float32))
-    balance(messenger, WIRE, entries, [8] * messenger.ranks)
+    indices = np.arange(8, dtype=np.int32) + 8 * messenger.rank
+    vector = SparseVector(indices, np.ones(8, np.float32), 8 * messenger.ranks)
+    balance(messenger, WIRE, vector, [8] * messenger.ranks)
     assert messenger.traffic.bytes_sent == 0
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from laws import NARROWER, Case, dense, everywhere, make, own_vector
+from laws import NARROWER, Case, dense, digest_of, everywhere, make, own_vector
 
 from horovod_sparse.collectives import COLLECTIVES
+from horovod_sparse.costs import measure
+from horovod_sparse.costs.network import Link
 from horovod_sparse.vector import SparseVector
 
 pytestmark = pytest.mark.mpi
@@ -33,7 +35,7 @@ def bytes_sent(comm, name, dtype, density, **settings):
     size = 100_000
     indices = np.arange(0, size, round(1 / density), dtype=np.int32)
     vector = SparseVector(indices, np.ones(indices.size, dtype), size, shared=True)
-    collective, counts = make(comm, name, dtype, **settings), []
+    collective, counts = make(comm, name, dtype, indices="plain", **settings), []
     for _ in range(2):
         collective.allreduce(vector, indices.size)
         counts.append(collective.traffic.bytes_sent)
@@ -60,6 +62,21 @@ def test_values_travel_in_as_many_bytes_as_the_format_has(comm, rule, density, i
     assert comm.Get_size() == 1 or comm.allreduce(short) > 0
 
 
+@pytest.mark.parametrize("rule", ["topka", "topkdsa", "gtopk", "oktopk", "hierarchical", "auto"])
+def test_indices_are_coded_where_the_link_is_slow_and_the_total_has_the_same_bits(comm, monkeypatch, rule):
+    sent, totals = {}, []
+    for speed, beta in (("slow", 8e-9), ("fast", 1e-12), ("coded", 0.0), ("plain", 1.0)):
+        monkeypatch.setattr(measure, "measure_link", lambda *_, beta=beta: Link(1e-6, beta))
+        monkeypatch.setattr(measure, "measure_coding", lambda *_: 2e-9)
+        collective = make(comm, rule, indices=speed if speed in ("coded", "plain") else None)
+        vector = own_vector(Case(200_000, "random", seed=4, share=0.01), comm).cut(4000)[0]
+        totals.append(collective.allreduce(vector, 4000).total)
+        sent[speed] = comm.allreduce(collective.traffic.bytes_sent)
+    assert everywhere(comm, sent["slow"] == sent["coded"] and sent["fast"] == sent["plain"])
+    assert everywhere(comm, sent["slow"] < 0.8 * sent["fast"] or comm.Get_size() == 1)
+    assert everywhere(comm, len({digest_of(total) for total in totals}) == 1)
+
+
 @pytest.mark.parametrize("rule", ["topkdsa", "gtopk", "oktopk", "shared"])
 def test_owners_round_what_they_sum(comm, rule):
     vector = own_vector(Case(2000, "same indices"), comm)
@@ -69,5 +86,5 @@ def test_owners_round_what_they_sum(comm, rule):
 
 @pytest.mark.parametrize("rule", sorted(set(COLLECTIVES) - {"dense"}))
 def test_an_unknown_format_is_refused(rule):
-    with pytest.raises(ValueError, match="wire must be one of float32, float16, bfloat16, not 'float8'"):
+    with pytest.raises(ValueError, match="wire must be one of float32, float16, bfloat16, log8, log4, not 'float8'"):
         COLLECTIVES[rule].Options.read({"wire": "float8"})

@@ -44,10 +44,10 @@ def test_a_contribution_dropped_on_the_way_returns_although_its_index_survives(c
 
 def test_sends_4k_log_p_words_at_most(comm):
     k, ranks = 10_000, comm.Get_size()
-    collective = make(comm, "gtopk")
+    collective = make(comm, "gtopk", indices="plain")
     collective.allreduce(sparse(np.arange(k), np.ones(k), 10 * k), k)
     levels = (ranks - 1).bit_length()
     traffic = collective.traffic
-    assert everywhere(comm, traffic.bytes_sent + traffic.bytes_received <= 2 * 4 * 4 * k * levels)
+    assert everywhere(comm, traffic.bytes_sent + traffic.bytes_received <= 2 * 4 * (4 * k + 12) * levels)
     assert everywhere(comm, traffic.messages_sent + traffic.messages_received <= 2 * 2 * levels)
-    assert comm.allreduce(traffic.bytes_sent) == 2 * (ranks - 1) * 8 * k
+    assert comm.allreduce(traffic.bytes_sent) == 2 * (ranks - 1) * (8 * k + 24)

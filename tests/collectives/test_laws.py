@@ -10,6 +10,7 @@ from exchanges import DEVICE, HOST, every_device, every_way, through
 from hypothesis import given
 from hypothesis import strategies as st
 from laws import (
+    LOGARITHMIC,
     NARROWER,
     SHARED,
     Case,
@@ -41,11 +42,12 @@ def slow_network(network):
 
 def formats(name):
     """What a collective's values travel as, and what they are."""
-    return EXACT if name == "dense" else [*EXACT, *NARROWER]
+    return EXACT if name == "dense" else [*EXACT, *NARROWER, *LOGARITHMIC]
 
 
-def with_wire(settings, wire):
-    return settings if wire is None else {**settings, "wire": wire}
+def with_wire(settings, wire, indices=None):
+    chosen = {"wire": wire, "indices": indices}
+    return {**settings, **{key: one for key, one in chosen.items() if one is not None}}
 
 
 def fits(name, case):
@@ -68,15 +70,17 @@ SOME = st.sampled_from([[HOST]] * 9 + [[HOST, way] for way in DEVICE])
 @given(data=st.data(), ways=SOME)
 def test_nothing_is_lost_and_every_rank_and_device_holds_the_same_bits(comm, name, settings, data, ways):
     wire, dtype = data.draw(st.sampled_from(formats(name)))
+    indices = None if name == "dense" else data.draw(st.sampled_from([None, "plain", "coded", "coded"]))
     steps = data.draw(st.lists(cases(dtype, 50_000 if ways == [HOST] else 400), min_size=1, max_size=2))
-    found = [results(comm, name, with_wire(settings, wire), steps, way) for way in ways]
+    found = [results(comm, name, with_wire(settings, wire, indices), steps, way) for way in ways]
     assert everywhere(comm, all(one == found[0] for one in found))
 
 
 @pytest.mark.parametrize("k", ["1", "n"])
 def test_works_where_ranks_outnumber_elements_and_nothing_or_everything_is_selected(comm, name, settings, k):
-    for wire, dtype in [EXACT[0]] if name == "dense" else [EXACT[0], *NARROWER[1:]]:
-        collective = make(comm, name, dtype, **with_wire(settings, wire))
+    for wire, dtype in [EXACT[0]] if name == "dense" else [EXACT[0], *NARROWER[1:], *LOGARITHMIC]:
+        indices = "coded" if wire in ("float32", "log8") else None
+        collective = make(comm, name, dtype, **with_wire(settings, wire, indices))
         for size, pattern in itertools.product((1, 2, 3, 5), ("everything", "all empty", "disjoint")):
             case = Case(size, pattern, dtype=dtype, share=1 if k == "n" else 1e-9)
             if fits(name, case):
@@ -91,7 +95,7 @@ def test_a_million_elements(comm, name, settings, pattern):
         check_exchange(comm, make(comm, name, **settings), case)
 
 
-@pytest.mark.parametrize("wire", [None, "bfloat16"])
+@pytest.mark.parametrize("wire", [None, "bfloat16", "log8"])
 def test_sums_in_one_order_whatever_arrives_first(comm, name, settings, wire):
     """Random floats, whose sums depend on the order, give the same bits on every rank and in every run."""
     if wire and name == "dense":

@@ -155,10 +155,13 @@ def noting_traffic(monkeypatch, where, name, traffic):
 
 @pytest.mark.parametrize(("worth", "size", "k", "steps"), [(1, 4000, 120, 100), (2**16, 60_000, 6000, 10)])
 def test_what_travels_is_bounded_whatever_is_selected(comm, monkeypatch, worth, size, k, steps):
-    """The bounds of docs/collectives/oktopk.md, in entries of two words; regions stay those of the first step."""
+    """The bounds of docs/collectives/oktopk.md, in entries of two words; regions stay those of the first step.
+
+    A header and what aligns it is four entries at most, of each of up to 3 P messages.
+    """
     monkeypatch.setattr(oktopk, "_WORTH", worth)
     monkeypatch.setattr(messenger, "RING_BYTES", 1)  # whose traffic is counted, not estimated
-    collective, ranks = make(comm, "oktopk", tau_partition=10_000), comm.Get_size()
+    collective, ranks = make(comm, "oktopk", tau_partition=10_000, indices="plain"), comm.Get_size()
     uniform = np.linspace(0, size - 1, k).astype(np.int32)
     collective.allreduce(SparseVector(uniform, np.ones(k, np.float32), size), k)
     own, traffic = collective._messenger, collective.traffic
@@ -177,10 +180,10 @@ def test_what_travels_is_bounded_whatever_is_selected(comm, monkeypatch, worth, 
     selected, total, sent, received, moved, largest = np.moveaxis(comm.allgather(rows), -1, 0)  # [rank, step]
     twice = 2 * total * (ranks - 1) / ranks
     assert (total <= 4 / 3 * k).all()
-    assert (sent <= selected + twice + ranks).all()
-    assert (sent <= 4 * k).all()
-    assert (received <= selected.sum(0) - selected + total).all()
-    assert (moved.max(0) + (ranks - 1) * largest <= twice + worth / 8 + ranks).all()
+    assert (sent <= selected + twice + 12 * ranks).all()
+    assert (sent <= 4 * k + 12 * ranks).all()
+    assert (received <= selected.sum(0) - selected + total + 12 * ranks).all()
+    assert (moved.max(0) + (ranks - 1) * largest <= twice + worth / 8 + 12 * ranks).all()
     assert ranks < 3 or worth > 1 or moved.any()
 
 
@@ -189,11 +192,11 @@ def test_an_owner_with_far_more_than_the_mean_gives_entries_away(comm, monkeypat
 
     def spread(*args):
         result = balance(*args)
-        shares.append(result[1])
+        shares.append(comm.allgather(len(result)))
         return result
 
     monkeypatch.setattr(oktopk, "balance", spread)
-    collective, k = make(comm, "oktopk", tau_partition=100), 20_000
+    collective, k = make(comm, "oktopk", tau_partition=100, indices="plain"), 20_000
     ranks = comm.Get_size()
     collective.allreduce(selection(comm, 0, k=k), k)  # regions of about equal width
     indices = np.arange(SIZE // ranks - 200, dtype=np.int32)[:k]  # all in the first region

@@ -11,10 +11,10 @@ from horovod_sparse.vector import SparseVector
 pytestmark = [pytest.mark.mpi, pytest.mark.law]
 
 
-def exchange(comm, indices, size, **settings):
+def exchange(comm, chosen, size, **settings):
     collective = make(comm, "topkdsa", **settings)
-    vector = SparseVector(indices.astype(np.int32), np.ones(indices.size, np.float32), size)
-    return collective.allreduce(vector, indices.size).total, collective.traffic
+    vector = SparseVector(chosen.astype(np.int32), np.ones(chosen.size, np.float32), size)
+    return collective.allreduce(vector, chosen.size).total, collective.traffic
 
 
 @pytest.mark.parametrize("size", [1000, 1001, 64])
@@ -36,7 +36,7 @@ def test_a_region_becomes_dense_where_that_is_shorter_on_the_wire(comm, wire, sh
     size = 12_000
     for factor, full in ((0.95, False), (1.05, True)):
         chosen = np.linspace(0, size - 1, round(factor * share * size))
-        total, _ = exchange(comm, chosen, size, wire=wire)
+        total, _ = exchange(comm, chosen, size, wire=wire, indices="plain")
         assert everywhere(comm, (total.indices is None) == full and np.count_nonzero(dense(total)) == chosen.size)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
+from horovod_sparse.costs.coding import coded_bytes
 from horovod_sparse.costs.model import ALGORITHMS, LARGEST, Compute, predict
 from horovod_sparse.costs.network import Link, Node
 
@@ -17,7 +19,7 @@ ETHERNET = Link(alpha=25e-6, beta=8 / 1e9)
 
 def words(algorithm, ranks, k=K, size=N):
     """Words of 4 bytes that a rank sends, but for the counts of entries."""
-    nbytes = predict(algorithm, size, k, ranks, ETHERNET, IDLE).nbytes
+    nbytes = predict(algorithm, size, k, ranks, ETHERNET, IDLE, indices="plain").nbytes
     counts = 0 if algorithm in {"dense", "shared", "gtopk"} else 8 * (ranks - 1)
     return (nbytes - counts) / 4
 
@@ -62,12 +64,14 @@ def test_fill_in_is_what_independent_selections_give(density, ranks):
     [*((name, K, 6 / 8) for name in ("topka", "gtopk", "oktopk")), ("topkdsa", N, 8 / 12), ("shared", K, 1 / 2)],
 )
 def test_values_of_16_bits_save_a_quarter_of_an_entry_and_half_of_what_has_no_index(algorithm, k, factor):
-    full, half = (predict(algorithm, N, k, 8, ETHERNET, IDLE, wire=wire).nbytes for wire in (None, 2))
+    full, half = (predict(algorithm, N, k, 8, ETHERNET, IDLE, wire=wire, indices="plain").nbytes for wire in (None, 2))
     assert half == pytest.approx(factor * full, rel=1e-4)
 
 
 def test_an_entry_of_float64_has_twelve_bytes_and_a_dense_allreduce_knows_no_format():
-    single, double = (predict("gtopk", N, K, 8, ETHERNET, IDLE, itemsize=size).nbytes for size in (4, 8))
+    single, double = (
+        predict("gtopk", N, K, 8, ETHERNET, IDLE, itemsize=size, indices="plain").nbytes for size in (4, 8)
+    )
     assert double == 1.5 * single
     assert predict("dense", N, K, 8, ETHERNET, IDLE, wire=2) == predict("dense", N, K, 8, ETHERNET, IDLE)
 
@@ -84,6 +88,24 @@ def test_dense_selects_nothing_and_shared_indices_are_not_searched_for():
 def test_what_arrives_is_merged(algorithm):
     merging = Compute(0, 0, 0, merge=1.0, cut=0)
     assert predict(algorithm, N, K, 8, ETHERNET, merging).merging >= K
+
+
+@pytest.mark.parametrize("algorithm", LARGEST)
+def test_indices_are_coded_where_that_is_faster(algorithm):
+    """Coding costs nothing, or more than the bytes that it saves."""
+    for code, chosen in ((0.0, "coded"), (1e-9, "coded"), (1e-6, "plain")):
+        core = replace(CORE, code=code)
+        costs = {one: predict(algorithm, N, K, 8, ETHERNET, core, indices=one) for one in ("coded", "plain", None)}
+        assert costs[None] == costs[chosen] == min(costs.values(), key=lambda cost: cost.total)
+        assert costs["plain"].merging <= costs["coded"].merging
+
+
+@pytest.mark.parametrize(("density", "bits"), [(0.001, 11.49), (0.01, 8.11), (0.1, 4.76), (0.5, 2.0), (1.0, 1.0)])
+def test_a_coded_index_has_the_bits_of_the_code(density, bits):
+    assert 8 * coded_bytes(density) == pytest.approx(bits, abs=0.01)
+    k = round(density * N)
+    nbytes = predict("gtopk", N, k, 8, ETHERNET, IDLE, indices="coded").nbytes
+    assert nbytes == pytest.approx(6 * k * (4 + bits / 8), rel=1e-3)
 
 
 def test_a_node_sends_once_what_its_ranks_have_in_common():

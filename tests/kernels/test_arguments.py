@@ -17,6 +17,7 @@ from horovod_sparse.kernels import cuda
 F32, F64, F100 = np.zeros(8, np.float32), np.zeros(8), np.zeros(100, np.float32)
 INT, VALUES, ONE = np.arange(3, dtype=np.int32), np.zeros(3, np.float32), np.ones(1)
 SKETCH, CODES, UNITS = np.zeros(32, np.float32), np.zeros(8, np.uint8), np.zeros(1, np.float32)
+CODED = np.array([3, *[0] * 7], np.uint8)
 SEGMENTS, NARROW = [(0, VALUES)], np.dtype(np.float32)
 HUGE = np.broadcast_to(np.float32(0), 2**31)  # one element, repeated: no 8 GiB
 HUGE_INT = np.broadcast_to(np.int32(0), 2**31)
@@ -45,6 +46,13 @@ ACCEPTED: dict[str, tuple[Any, ...]] = {
     "sketch_query": (SKETCH, F100, 1, 0),
     "quantize": (F32, 8, 0),
     "dequantize": (CODES, UNITS, F32, 8),
+    "encode_indices": (INT,),
+    "decode_indices": (CODED, 3, 0, 0, 8),
+    "check_ascending": ([INT], 8),
+    "key_range": (VALUES,),
+    "round_levels": (VALUES, 8, 1 << 20, 20),
+    "encode_levels": (VALUES, 8, 1 << 20, 20),
+    "decode_levels": (CODES, 8, 8, 1 << 20, 20, NARROW),
     "narrow": (VALUES, "float16"),
     "widen": (CODES, "float16", NARROW),
     "round_values": (VALUES, "float16"),
@@ -52,6 +60,7 @@ ACCEPTED: dict[str, tuple[Any, ...]] = {
 ON_A_BUCKET = {"accumulate", "select", "select_above", "take", "accumulate_moments", "count_reaching", "sample"}
 WRITING = {"accumulate", "select", "select_above", "take", "accumulate_moments", "add", "sketch_query", "dequantize"}
 CONVERTING = {"narrow", "widen", "round_values"}
+LEVELS = {"round_levels", "encode_levels", "decode_levels"}
 SORTED = {"scatter", "exclude"}
 ANY = set(ACCEPTED)
 
@@ -110,7 +119,10 @@ def arrays() -> Iterator[Case]:
     yield by_cpu("buffer", lambda put: put(read_only(F32)), "buffer: is read-only", {"dequantize"})
     yield by_cpu("sketch", lambda put: put(read_only(SKETCH)), "sketch: is read-only", {"sketch_update"})
     yield both(
-        "values", lambda put: put(VALUES[:2]), "3 indices, but 2 values", ANY - CONVERTING - {"count_magnitudes"}
+        "values",
+        lambda put: put(VALUES[:2]),
+        "3 indices, but 2 values",
+        ANY - CONVERTING - LEVELS - {"count_magnitudes", "key_range"},
     )
     yield both("values", lambda put: put(np.zeros(3)), "float64 .*float32", {"add"})
     yield both("sketch", lambda put: put(np.zeros(32)), "sketch: dtype float64 is not")
@@ -118,7 +130,7 @@ def arrays() -> Iterator[Case]:
         yield both(name, lambda put: put(np.arange(3)), f"{name}: dtype int64 is not int32")
         yield by_cpu(name, constant(HUGE_INT), "2147483648 elements")
     for name in ("others", "positions", "delivered", "indices"):
-        of = SORTED if name == "indices" else ANY
+        of = SORTED | {"encode_indices"} if name == "indices" else ANY
         yield by_cpu(name, lambda put: put(INT[::-1].copy()), "index 1 at entry 1 does not ascend", of)
         yield by_cpu(name, lambda put: put(INT // 2), "index 0 at entry 1 does not ascend; sort the indices", of)
         yield by_cpu(name, lambda put: put(INT - 1), "index -1 at entry 0 is outside of", of | {"add"})
@@ -181,15 +193,16 @@ def numbers() -> Iterator[Case]:
         ("ratio", np.nan, "ratio must be above 0 and at most 1, not nan"),
         ("rows", 2, "rows must be 1, 3 or 5, not 2"),
         ("seed", -1, "seed must not be negative, but is -1"),
-        ("shift", 21, "shift must be 0 .. 20 for 11 of 31 bits, not 21"),
-        ("shift", -1, "shift must be 0 .. 20 for 11 of 31 bits, not -1"),
         ("prefix", 2**31, "prefix must have at most 31 bits, but is 2147483648"),
         ("prefix", -1, "prefix must have at most 31 bits, but is -1"),
     ):
         yield both(parameter, constant(wrong), message)
+    for shift in (-1, 21):
+        message = f"shift must be 0 .. 20 for 11 of 31 bits, not {shift}"
+        yield both("shift", constant(shift), message, {"count_magnitudes"})
     for bits in (0, 17):
         yield both("bits", constant(bits), f"bits must be 1 .. 16, not {bits}", {"count_magnitudes"})
-    yield both("bits", constant(5), "bits must be 4 or 8, not 5", {"quantize", "dequantize"})
+    yield both("bits", constant(5), "bits must be 4 or 8, not 5", {"quantize", "dequantize", *LEVELS})
     for threads in (0, 1025):
         yield by_cpu("threads", constant(threads), f"threads must be 1 .. 1024, not {threads}")
     yield by_cpu("thresholds", constant(np.ones(4)[::2]), "thresholds: must be contiguous")

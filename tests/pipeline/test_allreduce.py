@@ -347,5 +347,5 @@ def test_traffic_is_that_of_the_selection(comm):
     average, ranks = SparseAllreduce(10_000, "topka:density=0.01", comm), comm.Get_size()
     assert average.traffic.bytes_sent == 0
     average(own(comm, 12).random(10_000, np.float32))
-    assert average.traffic.bytes_sent == (8 + 8 * 100) * (ranks - 1)  # the length goes first
+    assert average.traffic.bytes_sent == (8 + 24 + 8 * 100) * (ranks - 1)  # the length goes first; a header
     assert average.compression == Compression.topka(density=0.01)

@@ -85,7 +85,7 @@ def test_one_percent_sends_a_fraction_of_the_bytes(hvd, comm):
     optimizer.step()
     others, elements = comm.Get_size() - 1, 200 * 200 + 200
     expected = others * (8 * round(0.01 * elements) + 8)
-    assert everywhere(comm, abs(optimizer.traffic.bytes_sent - expected) <= 8 * others * 3)  # a length for each bucket
+    assert everywhere(comm, abs(optimizer.traffic.bytes_sent - expected) <= 40 * others * 3)  # lengths and headers
 
 
 def test_small_parameters_travel_dense(hvd, comm):

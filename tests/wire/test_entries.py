@@ -1,4 +1,4 @@
-"""Formats: a vector is parted into what survives the way and the rounding error, and nothing else; on any device."""
+"""Messages: a vector is parted into what survives the way and the rounding error, and nothing else; on any device."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from laws import digest
 
 from horovod_sparse.kernels import to_host
 from horovod_sparse.kernels.formats import FORMATS
-from horovod_sparse.wire import concatenate, wire_for
+from horovod_sparse.wire import NEVER, Wire, concatenate
 
 # Beyond float16 and bfloat16, subnormal in either, halfway between two neighbours, and too large for an exact rest.
 SPECIAL = [0, -0.0, 65504, 65520, -7e4, 3.395e38, 3.4e38, 6e-8, 2e-8, 1e-40, 1 + 2**-8, 1 + 2**-11, 2**30 + 128, -1e30]
 NARROWING = [("float16", "float32"), ("bfloat16", "float32")]
 NARROWING += [(name, "float64") for name in ("float32", "float16", "bfloat16")]
 EXACT = [(None, "float32"), (None, "float64"), ("float32", "float32")]
+LOGARITHMIC = [(name, dtype) for name in ("log8", "log4") for dtype in ("float32", "float64")]
+HEADER = 24
 
 narrowing = pytest.mark.parametrize(("name", "dtype"), NARROWING)
+rounding = pytest.mark.parametrize(("name", "dtype"), NARROWING + LOGARITHMIC)
 some = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -51,22 +54,26 @@ def nearest(values, name):
 def rounded(put, name, values, dtype="float32"):
     """Values and errors, on the host."""
     given_ = put(np.asarray(values, dtype))
-    survives, error = map(to_host, wire_for(name, given_.dtype).round(given_))
+    survives, error = map(to_host, Wire.of(name, given_.dtype).round(given_)[:2])
     assert survives.dtype == error.dtype == dtype
     return survives, error
 
 
-@narrowing
+@rounding
 @some
-@given(data=st.data())
-def test_what_survives_the_way_and_the_error_are_exactly_the_values(put, name, dtype, data):
+@given(data=st.data(), coded_from=st.sampled_from([0, NEVER]))
+def test_what_survives_the_way_and_the_error_are_exactly_the_values(put, name, dtype, data, coded_from):
     values = data.draw(numbers(dtype))
-    survives, errors = rounded(put, name, values, dtype)
+    given_ = put(np.asarray(values, dtype))
+    survives, errors, wire = Wire.of(name, given_.dtype, coded_from).round(given_)
+    survives, errors = to_host(survives), to_host(errors)
     sums = [Fraction(one) + Fraction(error) for one, error in zip(survives.tolist(), errors.tolist(), strict=True)]
     assert sums == [Fraction(float(np.dtype(dtype).type(value))) for value in values]
-    wire, indices = wire_for(name, np.dtype(dtype)), np.arange(len(values), dtype=np.int32) * 3
-    arrived = map(to_host, wire.unpack(wire.pack((put(indices), put(survives)))))
-    assert [one.tobytes() for one in arrived] == [indices.tobytes(), survives.tobytes()]
+    indices = np.arange(len(values), dtype=np.int32) * 3
+    for part in (slice(None), slice(len(values) // 3, None)):  # a wire that holds a vector holds its parts
+        message = wire.pack((put(indices[part]), put(survives[part])))
+        arrived = map(to_host, Wire.of(name, given_.dtype).unpack(message, 3 * len(values)))
+        assert [one.tobytes() for one in arrived] == [indices[part].tobytes(), survives[part].tobytes()]
 
 
 @narrowing
@@ -105,33 +112,112 @@ def address(array):
 @pytest.mark.parametrize(("name", "dtype"), EXACT)
 def test_values_as_narrow_as_the_format_are_left_alone(put, name, dtype):
     values = put(np.array([1e-45, 0.1, 3e38], dtype))
-    wire = wire_for(name, values.dtype)
     with waits(0):
-        survives, error = wire.round(values)
-        message = wire.write(values)
-        arrived = wire.read(message)
+        survives, error, wire = Wire.of(name, values.dtype).round(values)
+        message = wire.pack_all(values, 7)
+    indices, arrived = wire.unpack(message, 10)
     assert survives is values
     assert error is None
-    assert address(values) == address(message) == address(arrived)
+    assert address(arrived) == address(message) + HEADER
+    assert to_host(indices).tolist() == [7, 8, 9]
 
 
-@pytest.mark.parametrize(("name", "dtype"), EXACT + NARROWING)
-def test_an_entry_takes_four_bytes_beside_its_value_and_is_viewed_where_that_is_possible(put, name, dtype):
-    wire = wire_for(name, np.dtype(dtype))
-    assert wire.dtype.itemsize == min(np.dtype(dtype).itemsize, np.dtype(FORMATS.get(name, dtype)).itemsize)
+@pytest.mark.parametrize(("name", "dtype"), EXACT + NARROWING + LOGARITHMIC)
+def test_a_message_has_a_header_the_values_and_four_bytes_for_a_plain_index(put, name, dtype):
+    widths = {"log8": 1, "log4": 0.5}
+    width = widths.get(name) or min(np.dtype(dtype).itemsize, np.dtype(FORMATS.get(name, dtype)).itemsize)
     for count in (0, 1, 4, 7):
         entries = np.arange(count, dtype=np.int32) * 3, np.arange(count).astype(dtype) - 3
         given_ = put(entries[0]), put(entries[1])
+        survives, _, wire = Wire.of(name, given_[1].dtype).round(given_[1])
         with waits(0):
-            message = wire.pack(given_)
-            indices, values = arrived = wire.unpack(message)
-        assert message.nbytes == count * wire.entry == count * (4 + wire.dtype.itemsize)
-        assert digest(*arrived) == digest(*entries)
+            message = wire.pack((given_[0], survives))
+        with waits(0 if put is np.asarray else 2 if count else 1):  # for the header, and whether the indices ascend
+            indices, values = arrived = wire.unpack(message, 100)
+        assert message.nbytes == -(-(HEADER + int(np.ceil(count * width))) // 8) * 8 + 4 * count
+        assert digest(*arrived) == digest(entries[0], to_host(survives))
+        assert wire.pack_all(survives, 0).nbytes == wire.nbytes_all(count) == message.nbytes - 4 * count
         if count:
-            end = count * wire.dtype.itemsize
-            assert (address(values) == address(message)) == (wire.dtype == dtype)
-            assert (address(indices) == address(message) + end) == (end % 4 == 0)
+            assert (address(values) == address(message) + HEADER) == (width == np.dtype(dtype).itemsize)
+            assert address(indices) == address(message) + message.nbytes - 4 * count
             assert address(values) % values.itemsize == address(indices) % 4 == 0
+
+
+@pytest.mark.parametrize("name", ["log8", "log4"])
+@pytest.mark.parametrize("octaves", [0.01, 0.5, 1, 3, 6, 14])
+def test_levels_are_as_fine_as_the_range_of_the_magnitudes_allows(put, name, octaves):
+    magnitudes = np.exp2(np.linspace(-octaves, 0, 1000)).astype(np.float32) * np.float32(3)
+    errors = rounded(put, name, magnitudes)[1]
+    bits, steps = int(name[3:]), 2 ** (int(name[3:]) - 1) - 2
+    # Of a step in an octave's lower half; half of the levels may be out of use, as steps are powers of two.
+    most = np.exp2(min(np.ceil(np.log2((octaves + 1e-6) / (steps - 1))), -3 if bits == 8 else 0))
+    inside = magnitudes > 3 * np.exp2(-steps * most)
+    assert (np.abs(errors)[inside] <= max(most, 2**-7) / 2 * magnitudes[inside]).all()
+
+
+@pytest.mark.parametrize("name", ["log8", "log4"])
+def test_what_is_not_finite_arrives_as_nan_and_spoils_nothing_else(put, name):
+    given_ = put(np.array([np.inf, -np.inf, np.nan, 1, -2, 0], np.float32))
+    survives, errors, wire = Wire.of(name, given_.dtype).round(given_)
+    assert not to_host(errors).any()
+    _, arrived = wire.unpack(wire.pack((put(np.arange(6, dtype=np.int32)), survives)), 6)
+    assert np.array_equal(to_host(arrived), [np.nan, np.nan, np.nan, 1, -2, 0], equal_nan=True)
+
+
+def test_few_indices_travel_plain_and_many_coded(put):
+    wire = Wire.of(None, np.dtype(np.float32), coded_from=100)
+    sizes = []
+    for count in (99, 100, 1000):
+        message = wire.pack((put(np.arange(0, 100 * count, 100, dtype=np.int32)), put(np.ones(count, np.float32))))
+        sizes.append((message.nbytes - HEADER) / count)
+    assert sizes[0] >= 8
+    assert all(size < 5.5 for size in sizes[1:])
+
+
+def message_of(name, indices, coded):
+    values = np.random.default_rng(0).standard_normal(len(indices)).astype(np.float32)
+    survives, _, wire = Wire.of(name, values.dtype, 0 if coded else NEVER).round(values)
+    return wire, wire.pack((indices, survives))
+
+
+@pytest.mark.parametrize("coded", [False, True])
+@pytest.mark.parametrize("name", [None, "bfloat16", "log8", "log4"])
+def test_damaged_messages_are_refused_or_are_others_of_the_same_region(put, name, coded):
+    """Bits that are flipped, in the header and behind it; bytes that are missing; bytes of no message."""
+    generator, end, refused = np.random.default_rng(5), 5000, 0
+    indices = np.sort(generator.choice(end, 60, replace=False)).astype(np.int32)
+    wire, message = message_of(name, indices, coded)
+    damaged = [message[:length] for length in (0, 7, HEADER - 1, HEADER, message.size - 8, message.size - 1)]
+    damaged += [generator.integers(0, 256, size).astype(np.uint8) for size in (0, 24, 400)]
+    for place in [*range(8 * HEADER), *generator.integers(0, 8 * message.size, 200)]:
+        damaged.append(message.copy())
+        damaged[-1][place // 8] ^= 1 << place % 8
+    for one in damaged if put is np.asarray else damaged[::8]:
+        try:
+            found, values = map(to_host, wire.unpack(put(one), end))
+        except ValueError:
+            refused += 1
+            continue
+        assert found.size == values.size
+        assert (np.diff(found) > 0).all()
+        assert found.size == 0 or (found[0] >= 0 and found[-1] < end)
+    assert refused > len(damaged) // 20
+
+
+def test_what_is_wrong_with_a_message_is_said(put):
+    wire, message = message_of(None, np.arange(9, dtype=np.int32), coded=True)
+    other, _ = message_of("log8", np.arange(9, dtype=np.int32), coded=True)
+    newer = message.copy()
+    newer[3] = ord("2")
+    for given_, by, end, words in (
+        (message, other, 9, "same settings on all ranks"),
+        (newer, wire, 9, "same version of horovod_sparse"),
+        (message[:20], wire, 9, "fewer than the 24 of a header"),
+        (message[:40], wire, 9, "too short for 9 values"),
+        (message, wire, 8, "indices"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            by.unpack(put(given_.copy()), end)
 
 
 def test_joined_parts_keep_their_dtypes(put):

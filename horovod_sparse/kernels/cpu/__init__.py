@@ -13,6 +13,15 @@ what is not a NumPy array, before anything is written.
 import os
 
 from horovod_sparse.kernels import _cpu
+from horovod_sparse.kernels.cpu.coding import (
+    check_ascending,
+    decode_indices,
+    decode_levels,
+    encode_indices,
+    encode_levels,
+    key_range,
+    round_levels,
+)
 from horovod_sparse.kernels.cpu.convert import narrow, round_values, widen
 from horovod_sparse.kernels.cpu.quantize import dequantize, quantize
 from horovod_sparse.kernels.cpu.select import accumulate, cut, select, select_above, take
@@ -33,14 +42,21 @@ __all__ = [
     "add",
     "all_finite",
     "block_scores",
+    "check_ascending",
     "count_magnitudes",
     "count_reaching",
     "cut",
+    "decode_indices",
+    "decode_levels",
     "dequantize",
+    "encode_indices",
+    "encode_levels",
     "exclude",
+    "key_range",
     "merge_sum",
     "narrow",
     "quantize",
+    "round_levels",
     "round_values",
     "sample",
     "scatter",

@@ -4,6 +4,15 @@ Names, arguments and results are those of ``horovod_sparse.kernels.cpu``. Work i
 what is returned may not be there yet when a function returns: whoever uses it on the same stream need not care.
 """
 
+from horovod_sparse.kernels.cuda.coding import (
+    check_ascending,
+    decode_indices,
+    decode_levels,
+    encode_indices,
+    encode_levels,
+    key_range,
+    round_levels,
+)
 from horovod_sparse.kernels.cuda.convert import narrow, round_values, widen
 from horovod_sparse.kernels.cuda.quantize import dequantize, quantize
 from horovod_sparse.kernels.cuda.select import accumulate, cut, select, select_above, take
@@ -24,14 +33,21 @@ __all__ = [
     "add",
     "all_finite",
     "block_scores",
+    "check_ascending",
     "count_magnitudes",
     "count_reaching",
     "cut",
+    "decode_indices",
+    "decode_levels",
     "dequantize",
+    "encode_indices",
+    "encode_levels",
     "exclude",
+    "key_range",
     "merge_sum",
     "narrow",
     "quantize",
+    "round_levels",
     "round_values",
     "sample",
     "scatter",

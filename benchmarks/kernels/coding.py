@@ -1,0 +1,69 @@
+"""Bits of a coded index against the entropy of its position, and the speed of the coder.
+
+Run by ``python -m benchmarks.kernels.coding [-n 25e6] [--repeat 15]``.
+
+Positions are random, of the densities 0.1, 1 and 10 %. Times are the fastest of the repetitions, on one core; beside
+them is what the indices and the code as a stream of bytes would take, copied at the speed of a copy of as many bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from horovod_sparse.kernels import cpu
+
+_DENSITIES = (0.001, 0.01, 0.1)
+
+
+def fastest(run: Callable[[], object], repeat: int) -> float:
+    """Seconds of the fastest of some calls."""
+    seconds = []
+    for _ in range(repeat):
+        begin = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
+
+
+def entropy(density: float) -> float:
+    """Bits that tell a position, of each that is chosen."""
+    rest = 1 - density
+    return -(density * math.log2(density) + rest * math.log2(rest)) / density
+
+
+def row(size: int, density: float, repeat: int) -> str:
+    """Figures of one density at the current SIMD level."""
+    indices = np.flatnonzero(np.random.default_rng(1).random(size, np.float32) < density).astype(np.int32)
+    count, first = indices.size, int(indices[0])
+    bits, coded = cpu.encode_indices(indices)
+    per_index, least = 8 * coded.size / count, entropy(count / size)
+    encode = fastest(lambda: cpu.encode_indices(indices), repeat)
+    decode = fastest(lambda: cpu.decode_indices(coded, count, first, bits, size), repeat)
+    stream = np.zeros(indices.nbytes + coded.nbytes, np.uint8)
+    copy = fastest(stream.copy, repeat) / 2  # which reads and writes as much as it copies
+    speeds = "".join(f"{count / seconds / 1e6:12.0f}" for seconds in (encode, decode, copy))
+    return f"{density:8.3f}{least:10.3f}{per_index:10.3f}{per_index / least:8.3f}{speeds}"
+
+
+def main() -> None:
+    """Prints a table for each SIMD level of this machine."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-n", type=float, default=25e6, help="positions (default: 25e6)")
+    parser.add_argument("--repeat", type=int, default=15, help="of which the fastest counts (default: 15)")
+    options = parser.parse_args()
+    best = cpu.simd_level()
+    for level in dict.fromkeys((best, "portable")):
+        cpu.use_simd(level)
+        print(f"\n{level}, {options.n:.0f} positions; million indices/s")
+        print(f"{'density':>8}{'entropy':>10}{'bits':>10}{'ratio':>8}{'encode':>12}{'decode':>12}{'stream':>12}")
+        for density in _DENSITIES:
+            print(row(int(options.n), density, options.repeat), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Registers, spills, shared memory, occupancy and width of loads of every CUDA kernel, without a GPU.
+
+Run by ``python -m benchmarks.kernels.machine_code [--arch 80 90 100] [--all]``.
+
+CUDA's run-time compiler, with the options of a training, makes machine code; what it says of each kernel becomes a
+table. Occupancy is the part of a multiprocessor's warps that its registers and shared memory allow, with blocks of the
+kernels' size. The load is the widest from global memory, in bytes of a thread, as PTX has it. Of kernels for float and
+double, those for float are shown, unless ``--all`` is given. Exits with 1 if registers are spilled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from typing import NamedTuple
+
+from cupy.cuda import nvrtc
+
+from horovod_sparse.kernels import cuda  # noqa: F401 - defines the modules
+from horovod_sparse.kernels.cuda.compilation import OPTIONS, source
+from horovod_sparse.kernels.cuda.launch import MODULES, THREADS
+
+_WARPS = 64  # of a multiprocessor
+_REGISTERS = 65536
+_SHARED = {"80": 164 << 10}  # bytes of a multiprocessor
+_SHARED_LATER = 228 << 10
+_RESERVED = 1 << 10  # of a block
+_USED = re.compile(
+    r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores.*?"
+    r"Used (\d+) registers(?:[^\n]*?(\d+) bytes smem)?",
+    re.DOTALL,
+)
+_LOAD = re.compile(r"ld\.(?:\w+\.)*?global(?:\.\w+)*?(?:\.v([248]))?\.[a-z](\d+)")
+
+
+class Kernel(NamedTuple):
+    """Code of one kernel.
+
+    Attributes:
+        name: Its name, with template arguments.
+        registers: Of a thread.
+        spilled: Bytes of stores that free registers.
+        shared: Bytes of a block.
+        load: Bytes of the widest load from global memory.
+    """
+
+    name: str
+    registers: int
+    spilled: int
+    shared: int
+    load: int
+
+    def occupancy(self, arch: str) -> float:
+        """Part of a multiprocessor's warps that can be there at once."""
+        warps = THREADS // 32
+        by_registers = _REGISTERS // (warps * -(-self.registers * 32 // 256) * 256)
+        by_shared = _SHARED.get(arch, _SHARED_LATER) // (self.shared + _RESERVED)
+        return min(by_registers, by_shared, _WARPS // warps) * warps / _WARPS
+
+
+def kernels_of(arch: str, name: str, kernels: list[str]) -> list[Kernel]:
+    """What the compiler says of a module's kernels."""
+    program = nvrtc.createProgram(source(name), f"{name}.cu", (), ())
+    for kernel in kernels:
+        nvrtc.addNameExpression(program, kernel)
+    nvrtc.compileProgram(program, (*OPTIONS, f"--gpu-architecture=sm_{arch}", "--ptxas-options=-v"))
+    plain = {nvrtc.getLoweredName(program, kernel): kernel.replace("hvs::", "") for kernel in kernels}
+    bodies = dict(re.findall(r"\.entry (\w+)\((.*?)\n}\n", nvrtc.getPTX(program).decode(), re.DOTALL))
+    found = []
+    for entry, _, spilled, registers, shared in _USED.findall(nvrtc.getProgramLog(program)):
+        loads = [int(count or 1) * int(bits) // 8 for count, bits in _LOAD.findall(bodies[entry])]
+        found.append(Kernel(plain[entry], int(registers), int(spilled), int(shared or 0), max(loads, default=0)))
+    return sorted(found)
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arch", nargs="+", default=["80", "90", "100"], help="compute capabilities (80 90 100)")
+    parser.add_argument("--all", action="store_true", help="kernels for double, too")
+    options = parser.parse_args()
+    archs = "/".join(options.arch)
+    print(f"| kernel | registers {archs} | spilled | shared memory | occupancy {archs} | widest load |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    spilled = 0
+    for module in MODULES:
+        rows = zip(*(kernels_of(arch, module.name, module.kernels) for arch in options.arch), strict=True)
+        for row in rows:
+            one = row[0]
+            spilled += sum(kernel.spilled for kernel in row)
+            if "double" in one.name and not options.all:
+                continue
+            registers = "/".join(str(kernel.registers) for kernel in row)
+            occupancy = "/".join(
+                f"{kernel.occupancy(arch):.0%}" for kernel, arch in zip(row, options.arch, strict=True)
+            )
+            most = max(kernel.spilled for kernel in row)
+            print(f"| {module.name}: `{one.name}` | {registers} | {most} | {one.shared} | {occupancy} | {one.load} |")
+    sys.exit(1 if spilled else 0)
+
+
+if __name__ == "__main__":
+    main()

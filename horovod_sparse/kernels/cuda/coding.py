@@ -1,0 +1,176 @@
+"""Codes of indices and of values on the device; what they are is said in kernels.cpu.coding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import cupy
+import numpy as np
+
+from horovod_sparse.kernels import to_host
+from horovod_sparse.kernels.cuda.launch import (
+    Module,
+    blocks_for,
+    check_array,
+    check_indices,
+    check_real,
+    instances,
+    multiprocessors,
+    real_of,
+)
+from horovod_sparse.kernels.formats import check_own
+from horovod_sparse.kernels.types import MAX_SIZE, Array, Indices
+
+_OF_INDICES = ("pack_lows", "write_highs", "list_ones", "read_gaps")
+_OF_CODES = instances(("encode_levels", "decode_levels"), (4, 8))
+_MODULE = Module("coding", templates=["key_range", "round_levels"], plain=[*_OF_INDICES, *_OF_CODES])
+_TILE = 1024  # gaps of a block
+_SAMPLED = 1024  # gaps that choose the number of low bits
+_MOST_BITS = 24
+_STATE = np.dtype([("count", np.int64), ("last", np.uint64), ("ticket", np.uint32), ("damaged", np.uint32)])
+_INFINITE = 0x7F800000
+_BLOCKS_PER_PROCESSOR = 8
+
+
+def encode_indices(indices: Indices) -> tuple[int, Array]:
+    """As ``cpu.encode_indices``; waits for a sample of the indices and for the length."""
+    gaps = check_indices(indices, "indices").size - 1
+    if gaps < 1:
+        return 0, cupy.empty(0, np.uint8)
+    bits, span = _choose_bits(indices, gaps)
+    lows = 8 * (-(-gaps * bits // 64))
+    highs = 8 * (-(-(gaps + (span - gaps >> bits)) // 64))
+    coded = _zeros(lows + highs)
+    state, statuses = _state(1), _zeros(8 * blocks_for(gaps, _TILE))
+    count, low_words, high_words = np.array([gaps, lows // 4, highs // 4], np.int64)
+    _MODULE.launch("pack_lows", blocks_for(lows // 4), indices, count, np.int32(bits), coded, low_words)
+    what = indices, count, np.int32(bits), state, statuses, coded[lows:], high_words
+    _MODULE.launch("write_highs", blocks_for(gaps, _TILE), *what)
+    used = -(-int(to_host(state).view(_STATE)["count"][0]) // 64) * 8
+    if used > highs:
+        raise ValueError("indices: must ascend, without repeats")
+    return bits, coded[: lows + used]
+
+
+def _choose_bits(indices: Indices, gaps: int) -> tuple[int, int]:
+    """The number of low bits that makes the code of a sample shortest; and the last index minus the first."""
+    stride = -(-gaps // _SAMPLED)
+    parts = [indices[:-1:stride], indices[1::stride], indices[-1:]]
+    host = to_host(np.concatenate(parts)).astype(np.int64)
+    half = host.size // 2
+    sample = host[half:-1] - host[:half] - 1
+    span = int(host[-1] - host[0])
+    if sample.min() < 0 or span < gaps:
+        raise ValueError("indices: must ascend, without repeats")
+    ones = np.array([np.count_nonzero(sample >> bit & 1) for bit in range(31)])
+    unknown = max(span - gaps - stride * int(sample.sum()), 0)
+    costs = [
+        gaps * bits + stride * int((ones[bits:] << np.arange(31 - bits)).sum()) + (unknown >> bits)
+        for bits in range(_MOST_BITS + 1)
+    ]
+    return int(np.argmin(costs)), span
+
+
+def decode_indices(coded: Array, count: int, first: int, bits: int, end: int) -> Indices:
+    """As ``cpu.decode_indices``; waits once, for what shows whether the code is sound."""
+    nbytes = _check_bytes(coded, "coded").size
+    if not (1 <= count <= 8 * nbytes + 1 and 0 <= bits <= _MOST_BITS and 0 <= first < end <= MAX_SIZE):
+        raise ValueError(f"coded indices: {count} from {first} on, below {end}, with {bits} low bits in {nbytes} bytes")
+    gaps = count - 1
+    lows = 8 * (-(-gaps * bits // 64))
+    words = (nbytes - lows) // 4
+    if nbytes % 8 or (nbytes <= lows) != (gaps == 0) or 32 * words > MAX_SIZE + 64:
+        raise ValueError(f"coded indices: {nbytes} bytes for {count} indices with {bits} low bits")
+    indices: Indices = cupy.empty(count, np.int32)
+    indices[:1] = first
+    if gaps == 0:
+        return indices
+    state, ones = _state(2), cupy.empty(gaps, np.uint32)
+    word_tiles, tiles = blocks_for(words), blocks_for(gaps, _TILE)
+    statuses = _zeros(8 * (word_tiles + tiles))
+    all_, low_words, high_words = np.array([gaps, lows // 4, words], np.int64)
+    half = _STATE.itemsize
+    what = coded[lows:], high_words, all_, state[:half], statuses[: 8 * word_tiles], ones
+    _MODULE.launch("list_ones", word_tiles, *what)
+    given = coded, low_words, all_, np.int32(bits), np.uint32(first), ones
+    _MODULE.launch("read_gaps", tiles, *given, state[half:], statuses[8 * word_tiles :], indices[1:])
+    listed, read = to_host(state).view(_STATE)
+    if listed["count"] != gaps or listed["damaged"] or read["damaged"] or int(read["last"]) >= end:
+        raise ValueError(f"coded indices: not those of {count} indices below {end}")
+    return indices
+
+
+def check_ascending(parts: Sequence[Indices], end: int) -> None:
+    """As ``cpu.check_ascending``; waits once."""
+    filled = [indices for indices in parts if check_indices(indices, "indices").size]
+    found = [part for one in filled for part in (one[1:] <= one[:-1], one[:1] < 0, one[-1:] >= end)]
+    if found and to_host(np.concatenate(found).any()):
+        raise ValueError(f"indices: must ascend in 0 .. {end}, without repeats")
+
+
+def key_range(values: Array) -> tuple[int, int]:
+    """As ``cpu.key_range``; waits once."""
+    size = check_real(values, "values").size
+    found = _zeros(8)
+    blocks = min(blocks_for(size, _TILE), _BLOCKS_PER_PROCESSOR * multiprocessors())
+    _MODULE.launch(f"key_range<{real_of(values)}>", blocks, values, np.int64(size), found)
+    low, high = to_host(found).view(np.int32).tolist()
+    return (_INFINITE - low if high else 0), high
+
+
+def round_levels(values: Array, bits: int, top: int, shift: int) -> tuple[Array, Array]:
+    """As ``cpu.round_levels``; nothing is waited for."""
+    check_real(values, "values")
+    rounded, rest = cupy.empty_like(values), cupy.empty_like(values)
+    levels = *_levels(bits, top, shift), np.int32((1 << (bits - 1)) - 1)
+    what = values, np.int64(values.size), *levels, rounded, rest
+    _MODULE.launch(f"round_levels<{real_of(values)}>", blocks_for(values.size), *what)
+    return rounded, rest
+
+
+def encode_levels(values: Array, bits: int, top: int, shift: int) -> Array:
+    """As ``cpu.encode_levels``; nothing is waited for."""
+    levels = _levels(bits, top, shift)
+    codes: Array = cupy.empty(blocks_for(check_real(values, "values").size, 8 // bits), np.uint8)
+    what = values, np.int64(values.size), *levels, codes
+    _MODULE.launch(f"encode_levels<{real_of(values)}, {bits}>", blocks_for(codes.size), *what)
+    return codes
+
+
+def decode_levels(codes: Array, count: int, bits: int, top: int, shift: int, dtype: np.dtype[Any]) -> Array:
+    """As ``cpu.decode_levels``; nothing is waited for."""
+    levels = _levels(bits, top, shift)
+    if _check_bytes(codes, "codes").size != blocks_for(count, 8 // bits):
+        raise ValueError(f"codes: {codes.size} bytes are not those of {count} values")
+    values: Array = cupy.empty(count, check_own(dtype))
+    what = codes, np.int64(count), *levels, values
+    _MODULE.launch(f"decode_levels<{real_of(values)}, {bits}>", blocks_for(count), *what)
+    return values
+
+
+def _levels(bits: int, top: int, shift: int) -> tuple[Any, Any]:
+    if bits not in (4, 8):
+        raise ValueError(f"bits must be 4 or 8, not {bits}")
+    if not (16 <= shift <= 23 and 0 <= top < _INFINITE and top % (1 << shift) == 0):
+        raise ValueError(f"top must be a multiple of 2^shift and finite, and shift 16 .. 23, not {top} and {shift}")
+    return np.int32(top), np.int32(shift)
+
+
+def _check_bytes(array: Array, name: str) -> Array:
+    if check_array(array, name).dtype != np.uint8:
+        raise ValueError(f"{name}: dtype {array.dtype} is not uint8")
+    return array
+
+
+def _state(count: int) -> Array:
+    """States of kernels, as bytes."""
+    return _zeros(count * _STATE.itemsize)
+
+
+def _zeros(nbytes: int) -> Array:
+    """So many bytes, all zero."""
+    zeros: Array = cupy.empty(nbytes, np.uint8)
+    if nbytes:
+        zeros.data.memset_async(0, nbytes)  # type: ignore[attr-defined]  # CuPy's
+    return zeros
