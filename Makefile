@@ -23,7 +23,7 @@ BIN := $(abspath $(VENV))/bin
 STAMP := $(VENV)/.horovod_sparse
 # The environment's programs first: ninja, cmake, horovodrun and mpirun (the machine's mpirun where it has MPI).
 export PATH := $(BIN):$(PATH)
-SOURCES := $(filter-out tools/mpitest.py,$(wildcard pyproject.toml setup.py tools/*.py)) \
+SOURCES := $(filter-out tools/mpitest.py tools/demo%,$(wildcard pyproject.toml setup.py tools/*.py)) \
            $(shell find csrc -type f 2>/dev/null)
 # Files with laws import neither torch nor horovod: the other test files are not even collected.
 LAWS = $(shell grep -rlE --include='test_*.py' 'mark\.law' --exclude-dir=cuda tests)
@@ -52,8 +52,8 @@ $(STAMP): $(SOURCES)
 	HOROVOD_SPARSE_TEST_HOOKS=1 $(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[dev]'
 	@touch $@
 
-demo: $(STAMP)  ## train on digits with 4 ranks, dense and sparse, and compare them (runs/demo)
-	tools/demo.sh
+demo: $(STAMP)  ## train dense, fp16 and sparse, on 4 nodes with slow links and on this machine (runs/demo)
+	python -m tools.demo
 
 test: lint types test-serial test-mpi  ## lint, types, and under mpirun everything at 3 ranks, the laws at 1 and 4 too
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from pybind11.setup_helpers import Pybind11Extension
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import setup
 
 # Products and sums are rounded separately (NumPy's bits), so they must not be contracted into an FMA. The SIMD
@@ -21,4 +21,5 @@ cpu = Pybind11Extension(
 if os.environ.get("HOROVOD_SPARSE_TEST_HOOKS") == "1":
     cpu.define_macros.append(("HOROVOD_SPARSE_TEST_HOOKS", "1"))
 
+ParallelCompile(default=0).install()  # a file on each core: setuptools compiles one after the other
 setup(ext_modules=[cpu])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -81,6 +82,27 @@ class Horovod:
         return total
 
 
+class LocalSteps(Horovod):
+    """Horovod, whose ranks exchange only every so many steps how far they have come (``--local-steps``)."""
+
+    def connect(self, optimizer: Optimizer, compression: Any, scaler: torch.amp.GradScaler) -> Any:
+        """Lets ranks meet; returns the optimizer to step with."""
+        self.exchange = hvs.LocalOptimizer(  # sparse
+            optimizer,
+            self._model.named_parameters(),
+            self._args.local_steps,
+            hvs.Compression.dense() if compression in DENSE else compression,
+            outer=hvs.OuterSGD(self._args.outer_lr, self._args.outer_momentum),
+            grad_scaler=scaler,
+        )
+        return self.exchange
+
+    @contextmanager
+    def exchanged(self) -> Iterator[None]:
+        """Around what is done with this rank's own gradients."""
+        yield
+
+
 class DDP:
     """torch's DistributedDataParallel: the model exchanges gradients, within backward().
 
@@ -106,6 +128,10 @@ class DDP:
 
     def connect(self, optimizer: Optimizer, compression: Any, scaler: torch.amp.GradScaler) -> Any:
         """Lets gradients be exchanged; returns the optimizer to step with."""
+        chosen: list[Any] = [None] * self.size
+        distributed.all_gather_object(chosen, self._args.compression)
+        if len(set(chosen)) > 1:  # some would call the hook of another exchange, and wait for each other
+            sys.exit(f"train.py: rank {self.rank}: --compression differs between ranks: {', '.join(chosen)}")
         if compression == "fp16":
             self._model.register_comm_hook(None, fp16_compress_hook)
         elif compression != "none":

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 from torch import nn
+from watch import Watch, plain
 
 import horovod_sparse
 from horovod_sparse import trace
@@ -35,15 +36,25 @@ class Recorder:
         model: The model.
         optimizer: Its optimizer.
         steps: Optimizer steps per epoch.
+        watch: Told the same numbers, and those of the exchange; None on all ranks but one.
     """
 
-    def __init__(self, args: argparse.Namespace, door: Door, model: nn.Module, optimizer: Any, steps: int) -> None:
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        door: Door,
+        model: nn.Module,
+        optimizer: Any,
+        steps: int,
+        watch: Watch | None = None,
+    ) -> None:
         self._args = args
         self._door = door
         self._model = model
         self._count = sum(parameter.numel() for parameter in model.parameters())
         self._optimizer = optimizer
         self._steps = steps
+        self._watch = watch
         self._epochs: list[dict[str, Any]] = []
         self._densities: dict[str, list[float]] = {}  # of every step, by bucket
         # Of earlier runs that this one goes on from: time in the epoch in progress, and bytes.
@@ -51,7 +62,10 @@ class Recorder:
         self._sent = 0.0
         self._in_progress = False  # an epoch, whose spans have not been counted yet
         if door.rank == 0:
-            args.output.mkdir(parents=True, exist_ok=True)  # fails before the training rather than after it
+            try:
+                args.output.mkdir(parents=True, exist_ok=True)  # fails before the training rather than after it
+            except OSError as error:
+                sys.exit(f"train.py: cannot write into --output {args.output}: {error.strerror}")
 
     def begin_epoch(self) -> None:
         """Forgets the spans of the epoch before."""
@@ -89,6 +103,29 @@ class Recorder:
                     **{stage: 1e3 * time / self._steps for stage, time in zip(STAGES, stages, strict=True)},
                 },
             }
+        )
+        if self._watch is not None:
+            self._tell(self._watch, self._epochs[-1], spent)
+
+    def _tell(self, watch: Watch, epoch: dict[str, Any], spent: dict[str, float]) -> None:
+        """Tells of an epoch. Times are this rank's, by the trace, which takes those of a GPU."""
+        of_exchange = ("select", "agree", "exchange", "apply")
+        if hasattr(self._door.exchange, "statistics"):
+            statistics = self._door.exchange.statistics(norms=True)
+            statistics |= {f"total/seconds_{stage}": spent[stage] for stage in of_exchange if statistics}
+        else:
+            statistics = {"total/steps": self._steps, "total/bytes_sent": self._steps * epoch["bytes_per_step"]}
+        watch.write(
+            epoch["epoch"] * self._steps,
+            statistics,
+            epoch=epoch["epoch"],
+            loss=epoch["train_loss"],
+            test_loss=epoch["test_loss"],
+            accuracy=epoch["test_accuracy"],
+            lr=epoch["lr"],
+            samples_per_second=epoch["samples_per_second"],
+            seconds_step=self._steps * epoch["ms_per_step"]["step"] / 1e3,
+            **{f"seconds_{stage}": spent[stage] for stage in STAGES if stage not in of_exchange and spent[stage]},
         )
 
     def _times(self) -> dict[str, float]:
@@ -136,7 +173,7 @@ class Recorder:
             trace.export(self._args.output / "trace.json", MPI.COMM_WORLD)
         if self._door.rank == 0:
             result = {
-                "configuration": {key: _json_value(value) for key, value in vars(self._args).items()},
+                "configuration": {key: plain(value) for key, value in vars(self._args).items()},
                 "ranks": self._door.size,
                 "parameter_count": self._count,
                 "parameters": digest(self._model),
@@ -176,7 +213,3 @@ def write_json(path: Path, content: Any) -> None:
     beside = path.with_name(f"{path.name}.tmp")
     beside.write_text(json.dumps(content, indent=2) + "\n")
     beside.replace(path)
-
-
-def _json_value(value: Any) -> Any:
-    return str(value) if isinstance(value, Path) else value

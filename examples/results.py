@@ -1,4 +1,4 @@
-"""Results of train.py, read for the report and its figures."""
+"""Results of train.py, read from its result.json."""
 
 from __future__ import annotations
 

@@ -77,12 +77,13 @@ class Saving:
         self._device = args.device
         self._every = args.checkpoint_every
         self._resume = args.resume
+        self._digest = args.digest
         self._checkpoints = hvs.checkpoint.Checkpoints(args.checkpoint, args.keep) if args.checkpoint else None
         self._preempted = preempted
         self._recorder = recorder
         self._states = {"exchange": door.exchange, **states}
         self._began = 0.0
-        self._kept = -1  # the step that was saved or loaded last
+        self._kept = self._under_way = -1  # the step that was saved or loaded last, and the one that is being saved
 
     def resume(self, images: int, steps: int) -> Position:
         """Loads the checkpoint that was asked for.
@@ -98,7 +99,7 @@ class Saving:
             return Position(images=images)
         try:
             step = None if self._resume == "latest" else self._resume
-            restored = self._checkpoints.load(step=step, **self._states)
+            restored = self._checkpoints.load(step=step, digest=self._digest, **self._states)
         except hvs.checkpoint.CheckpointError as error:
             # The same on every rank: one tells it.
             sys.exit(f"train.py: {error} (--resume STEP)" if self._rank == 0 else 1)
@@ -130,35 +131,59 @@ class Saving:
         if self._checkpoints is None:
             return False
         if self._preempted():
-            saved = self._save(position)
+            saved = self._save(position, beside=False)
             if saved:
                 self._say(f"preempted at step {position.step}")
             return saved
         if position.step % self._every == 0 if self._every else position.batch == 0:
-            self._save(position)
+            self._save(position, beside=True)
         return False
 
     def finish(self, position: Position) -> None:
         """Saves the end of the training, unless that was done."""
-        if self._checkpoints is not None and position.step != self._kept:
-            self._save(position)
+        if self._checkpoints is None:
+            return
+        self._settle()
+        if position.step != self._kept:
+            self._save(position, beside=False)
 
-    def _save(self, position: Position) -> bool:
+    def _save(self, position: Position, beside: bool) -> bool:
+        """Saves, beside the training or at once; whether it has not failed so far."""
         assert self._checkpoints is not None
         seconds = self.seconds
         start = time.perf_counter()
         position.seconds = seconds if position.batch else 0.0
         position.loss = float(position.loss)
         data = {"position": asdict(position), "recorder": self._recorder.state_dict()}
+        self._settle()
         try:
-            self._checkpoints.save(position.step, data=data, **self._states)
+            if beside:
+                self._checkpoints.async_save(position.step, data=data, **self._states)
+                self._under_way = position.step
+            else:
+                digest = self._checkpoints.save(position.step, data=data, **self._states)
+                self._saved(position.step, digest)
         except hvs.checkpoint.CheckpointError as error:
             self._say(f"warning: {error}; the training goes on")
             return False
         finally:
             self._began += time.perf_counter() - start
-        self._kept = position.step
         return True
+
+    def _settle(self) -> None:
+        """Waits for the checkpoint that is under way."""
+        assert self._checkpoints is not None
+        try:
+            digest = self._checkpoints.wait()
+        except hvs.checkpoint.CheckpointError as error:
+            self._say(f"warning: {error}; the training goes on")
+            return
+        if digest is not None:
+            self._saved(self._under_way, digest)
+
+    def _saved(self, step: int, digest: str) -> None:
+        self._kept = step
+        self._say(f"step {step} is saved, digest {digest}")
 
     def _say(self, what: str) -> None:
         """Prints a line, on rank 0."""

@@ -2,10 +2,10 @@
 
     horovodrun -np 4 python examples/train.py --compression none --output runs/dense
     horovodrun -np 4 python examples/train.py --compression topka:density=0.01 --output runs/topka
-    python examples/report.py runs/dense runs/topka --output runs
+    horovod-sparse report runs/dense runs/topka --output runs
 
 A plain script, but for the lines marked "sparse" and the times it takes. Those that Horovod and DistributedDataParallel
-(``--door ddp``) write in two ways are in ``doors.py``. Each run writes ``result.json``.
+(``--door ddp``) write in two ways are in ``doors.py``. Each run writes ``result.json`` and ``statistics.jsonl``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from data import Batches, Images, Split, load
-from doors import DENSE, DOORS, Door
+from doors import DENSE, DOORS, Door, LocalSteps
 from models import MODELS, build
 from progress import progress_bar
 from record import Recorder
@@ -31,9 +31,11 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
+from watch import Watch
 
 import horovod_sparse as hvs  # sparse
 from horovod_sparse import trace
+from horovod_sparse.cli.units import at_least, real
 
 
 def main() -> None:
@@ -50,13 +52,15 @@ def main() -> None:
         sys.exit("train.py: --device cuda, but torch finds no GPU here: see `horovod-sparse check`")
     if args.no_overlap and args.door != "horovod":
         sys.exit("train.py: --no-overlap needs --door horovod: DistributedDataParallel exchanges within backward()")
+    if args.local_steps and (args.door != "horovod" or args.no_overlap or args.compression == "fp16"):
+        sys.exit("train.py: --local-steps goes with --door horovod alone, and neither with --no-overlap nor fp16")
     with hvs.checkpoint.on_preemption() if args.checkpoint else nullcontext(lambda: False) as preempted:
         train(args, data, compression, preempted)
 
 
 def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Callable[[], bool]) -> None:
     """Trains on this rank's share of the data; rank 0 shows the progress and writes the results."""
-    door = DOORS[args.door](args)
+    door = LocalSteps(args) if args.local_steps else DOORS[args.door](args)
     torch.manual_seed(args.seed)
     model = build(args.model, data.channels, data.side, data.classes)
     scaler = torch.amp.GradScaler(args.device, enabled=args.amp)
@@ -70,7 +74,7 @@ def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Ca
     # With a generator of its own: the global one would otherwise depend on how often the loader was begun.
     loader = DataLoader(data.train, sampler=batches, batch_size=None, generator=torch.Generator())
     scheduler = build_scheduler(args, optimizer, len(loader))
-    recorder = Recorder(args, door, model, optimizer, len(loader))
+    recorder = Recorder(args, door, model, optimizer, len(loader), Watch(args) if door.rank == 0 else None)
     states = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
     saving = Saving(args, door, preempted, recorder, **states)
     position = saving.resume(args.batch_size * args.backward_passes_per_step * door.size, len(loader))
@@ -90,6 +94,8 @@ def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Ca
                 bar.update()
                 if position.batch < len(loader) and saving.leaves(position):
                     return
+            if args.local_steps:
+                optimizer.synchronize()  # sparse: all ranks judge the same parameters
             seconds = saving.seconds
             test_loss, accuracy = evaluate(args, door, model, data.test)
             recorder.end_epoch(float(position.loss) / len(loader), test_loss, accuracy, seconds)
@@ -184,25 +190,9 @@ def build_batches(args: argparse.Namespace, sampler: DistributedSampler[Any]) ->
     return batches
 
 
-def at_least_0(text: str) -> int:
-    """A whole number of at least 0."""
-    number = int(text)
-    if number < 0:
-        raise ValueError(text)
-    return number
-
-
 def resumption(text: str) -> str | int:
     """latest, none, or the number of a step."""
-    return text if text in ("latest", "none") else at_least_0(text)
-
-
-def positive(text: str) -> int:
-    """A whole number of at least 1."""
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
+    return text if text in ("latest", "none") else at_least(0)(text)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -220,23 +210,28 @@ def parse_arguments() -> argparse.Namespace:
     add("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: of a node's GPUs, one for each rank")
     add("--amp", action="store_true", help="automatic mixed precision: float16 where it suffices, and a scaled loss")
     add("--optimizer", default="sgd", choices=("sgd", "adam", "adamw"))
-    add("--lr", type=float, default=0.05, help="learning rate after the warm-up; not multiplied by the ranks")
-    add("--momentum", type=float, default=0.9, help="of sgd")
-    add("--weight-decay", type=float, default=5e-4)
+    add("--lr", type=real(), default=0.05, help="learning rate after the warm-up; not multiplied by the ranks")
+    add("--momentum", type=real(below=1), default=0.9, help="of sgd")
+    add("--weight-decay", type=real(), default=5e-4)
     add("--schedule", default="cosine", choices=SCHEDULES, help="of the learning rate")
-    add("--warmup-epochs", type=int, default=3, help="epochs of linear warm-up")
-    add("--batch-size", type=positive, default=32, help="images per rank and backward pass")
-    add("--backward-passes-per-step", type=positive, default=1)
+    add("--warmup-epochs", type=at_least(0), default=3, help="epochs of linear warm-up")
+    add("--batch-size", type=at_least(1), default=32, help="images per rank and backward pass")
+    add("--backward-passes-per-step", type=at_least(1), default=1)
+    add("--local-steps", type=at_least(0), default=0, metavar="H", help="exchange every H steps how far ranks got")
+    add("--outer-lr", type=real(), default=0.7, help="learning rate of the step after such an exchange")
+    add("--outer-momentum", type=real(below=1), default=0.9, help="Nesterov momentum of that step")
     add("--no-overlap", action="store_true", help="exchange after backward, not beside it, so that times add up")
-    add("--clip", type=float, default=0.0, help="largest norm of the gradient; 0 for no clipping")
-    add("--epochs", type=positive, default=20)
-    add("--seed", type=int, default=0)
+    add("--clip", type=real(), default=0.0, help="largest norm of the gradient; 0 for no clipping")
+    add("--epochs", type=at_least(1), default=20)
+    add("--seed", type=at_least(0), default=0)
     add("--checkpoint", type=Path, metavar="DIR", help="save here, and go on from what is there; all nodes share it")
-    add("--checkpoint-every", type=at_least_0, default=0, metavar="N", help="steps; 0: at the end of every epoch")
-    add("--keep", type=positive, default=3, help="checkpoints; older ones are deleted")
+    add("--checkpoint-every", type=at_least(0), default=0, metavar="N", help="steps; 0: at the end of every epoch")
+    add("--keep", type=at_least(1), default=3, help="checkpoints; older ones are deleted")
     add("--resume", type=resumption, default="latest", metavar="latest|none|STEP", help="checkpoint to go on from")
+    add("--digest", metavar="HEX", help="refuse to go on from any checkpoint but the one with this digest")
     add("--trace", action="store_true", help="write trace.json, the last epoch's times, for ui.perfetto.dev")
-    add("--output", type=Path, default=Path("runs/train"), help="folder for result.json")
+    add("--tensorboard", type=Path, metavar="DIR", help="write statistics for TensorBoard, too")
+    add("--output", type=Path, default=Path("runs/train"), help="folder for result.json and statistics.jsonl")
     return parser.parse_args()
 
 

@@ -26,13 +26,17 @@ if TYPE_CHECKING:
     from horovod_sparse.pipeline.allreduce import SparseAllreduce
     from horovod_sparse.rules import SparseVector
     from horovod_sparse.training import ddp
+    from horovod_sparse.training.local import LocalOptimizer
     from horovod_sparse.training.optimizer import DistributedOptimizer
+    from horovod_sparse.training.outer import OuterSGD
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Compression",
     "DistributedOptimizer",
+    "LocalOptimizer",
+    "OuterSGD",
     "Sparse",
     "SparseAllreduce",
     "SparseVector",
@@ -52,6 +56,8 @@ _MODULE_OF = {
     "parse": "compression",
     "register": "compression",
     "DistributedOptimizer": "training.optimizer",
+    "LocalOptimizer": "training.local",
+    "OuterSGD": "training.outer",
     "SparseAllreduce": "pipeline.allreduce",
     "SparseVector": "rules",
 }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from horovod_sparse.kernels import kernels_for, to_device
+from horovod_sparse.kernels import kernels_for, largest_magnitude, to_device
 from horovod_sparse.kernels.types import Array, Indices, Moments, Segments
 from horovod_sparse.vector import SparseVector
 
@@ -16,24 +17,43 @@ _ZEROS = 2**16
 
 
 class Accumulator:
-    """acc = scale * buffer + gradients, added up as late as possible.
+    """acc = scale * source + gradients, added up as late as possible.
 
     A sparsifier with a fused kernel adds, selects and writes what is left in one pass over memory
     (12 bytes an element); any other calls ``settle()`` first and works on ``buffer``.
 
+    Args:
+        buffer: Takes acc.
+        gradients: The gradients to add.
+        scale: Factor on the source; 0 means that its content is ignored, even NaN.
+        source: What acc is made of; it stays as it is. None: the buffer's own content.
+        clear: The gradients' arrays may be left with zeros.
+
     Attributes:
         buffer: Shape (n,), float32 or float64. Once settled it holds acc.
-        gradients: The gradients still to be added; empty once settled.
+        gradients: The gradients still to be added; once settled, only where they lie matters.
         size: Number of elements of the bucket.
-        scale: Factor on the buffer's old content; 0 means that the old content is ignored, even NaN.
+        cleared: Tells that the gradients' arrays hold zeros, as they do where that cost no pass of its own.
     """
 
-    def __init__(self, buffer: Array, gradients: Segments, scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        buffer: Array,
+        gradients: Segments,
+        scale: float = 1.0,
+        *,
+        source: Array | None = None,
+        clear: bool = False,
+    ) -> None:
         self.buffer = buffer
         self.gradients = gradients
         self.scale = scale
         self.settled = False
+        self.cleared = False
         self.size = int(buffer.size)
+        self._source = source
+        self._clear = clear
+        self._largest: Array | None = None  # values that left when everything was added up, the largest among them
         self._kernels = kernels_for(buffer)
 
     @property
@@ -44,15 +64,30 @@ class Accumulator:
     def settle(self) -> Array:
         """Adds up what is pending and returns the buffer."""
         if not self.settled:
-            self._kernels.accumulate(self.gradients, self.buffer, self.scale)
-            self.settled = True
+            gradients, options = self._pending()
+            self._kernels.accumulate(gradients, self.buffer, **options)
         return self.buffer
+
+    def magnitude(self, vector: SparseVector) -> float:
+        """The largest magnitude of all that takes part in this step, infinity where there is NaN; settles.
+
+        Where the largest ones were taken when everything was added up, they tell it alone. Elsewhere this is a pass
+        over the buffer.
+
+        Args:
+            vector: What was taken.
+        """
+        if self._largest is not None:
+            return largest_magnitude(self._largest)
+        return max(map(largest_magnitude, [vector.values, *(array for _, array in self.active())]))
 
     def moments(self, threads: int = 1) -> Moments:
         """Adds up what is pending and, in the same pass, the statistics of what takes part in this step."""
-        pending, scale = self._pending()
-        self.settled = True
-        moments: Moments = self._kernels.accumulate_moments(pending, self.buffer, scale, threads)
+        if self._source is not None:
+            self.settle()
+        self._clear = False  # which this kernel does not
+        pending, options = self._pending()
+        moments: Moments = self._kernels.accumulate_moments(pending, self.buffer, options["scale"], threads)
         return moments
 
     def sample(self, start: int, stride: int) -> Array:
@@ -65,8 +100,11 @@ class Accumulator:
         Returns:
             The values of acc, in the buffer's dtype.
         """
-        pending, scale = self._pending()
-        values: Array = self._kernels.sample(pending, self.buffer, scale, start, stride)
+        if self.settled:
+            pending, scale, source = self._zeros(), 1.0, self.buffer
+        else:
+            pending, scale, source = self.gradients, self.scale, self.buffer if self._source is None else self._source
+        values: Array = self._kernels.sample(pending, source, scale, start, stride)
         return values
 
     def count_reaching(self, thresholds: Sequence[float], threads: int = 1) -> list[int]:
@@ -100,9 +138,11 @@ class Accumulator:
         Returns:
             The entries taken. Their positions in the buffer are 0 afterwards.
         """
-        pending, scale = self._pending()
-        self.settled = True
-        indices, values = self._kernels.select(pending, self.buffer, k, scale, threads)
+        first = not self.settled and k > 0
+        pending, options = self._pending()
+        indices, values = self._kernels.select(pending, self.buffer, k, threads=threads, **options)
+        if first:
+            self._largest = values
         return SparseVector(indices, values, self.size)
 
     def take_above(self, threshold: float, threads: int = 1) -> SparseVector:
@@ -115,9 +155,11 @@ class Accumulator:
         Returns:
             The entries taken. Their positions in the buffer are 0 afterwards.
         """
-        pending, scale = self._pending()
-        self.settled = True
-        indices, values = self._kernels.select_above(pending, self.buffer, threshold, scale, threads)
+        first = not self.settled
+        pending, options = self._pending()
+        indices, values = self._kernels.select_above(pending, self.buffer, threshold, threads=threads, **options)
+        if first:
+            self._largest = values
         return SparseVector(indices, values, self.size)
 
     def take_at(self, positions: Indices, shared: bool) -> SparseVector:
@@ -156,13 +198,18 @@ class Accumulator:
         buffer = self.settle()
         return [(start, buffer[start : start + gradient.size]) for start, gradient in self.gradients]
 
-    def _pending(self) -> tuple[Segments, float]:
-        """Segments to be added up, with their scale; where everything is added up already, zeros."""
-        if not self.settled:
-            return self.gradients, self.scale
+    def _pending(self) -> tuple[Segments, dict[str, Any]]:
+        """Segments that the caller adds up, with options of the kernels; zeros where everything is added up already."""
+        if self.settled:
+            return self._zeros(), {"scale": 1.0}
+        self.settled, self.cleared = True, self._clear
+        return self.gradients, {"scale": self.scale, "source": self._source, "clear": self._clear}
+
+    def _zeros(self) -> Segments:
+        """Zeros where the gradients lie."""
         zeros = np.zeros_like(self.buffer, shape=(min(_ZEROS, self.size),))
         return [
             (start + done, zeros[: gradient.size - done])
             for start, gradient in self.gradients
             for done in range(0, gradient.size, _ZEROS)
-        ], 1.0
+        ]

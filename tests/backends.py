@@ -91,21 +91,23 @@ def assert_parity(
         on: Backends.
         waiting: How often the device is waited for.
         threads: Numbers of threads, each of which is tried where threads matter.
-        **options: Arguments by name, of both.
+        **options: Arguments by name, of both; arrays are copied, too.
 
     Returns:
         The reference's result.
     """
     left = Backend("reference").put(arguments)
     expected = getattr(reference, name)(*left, **options)
+    names = tuple(options)
     for backend in on:
         for more in [{"threads": count} for count in (threads if backend.level else threads[:1])] or [{}]:
-            ours = backend.put(arguments)
+            ours, given = backend.put(arguments), backend.put(tuple(options.values()))
             with backend.active(waiting) as kernels:
-                result = getattr(kernels, name)(*ours, **options, **more)
+                result = getattr(kernels, name)(*ours, **dict(zip(names, given, strict=True)), **more)
             where = f"{name} on {backend} {more or ''}"
             assert_same(result, expected, f"{where}: the result")
             assert_same(ours, left, f"{where}: what is left in the arguments")
+            assert_same(given, tuple(options.values()), f"{where}: what is left in the options")
     return expected
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from horovod_sparse.compression import parse
 from horovod_sparse.mpi.traffic import Traffic
+from horovod_sparse.trace.counts import Counts
 from horovod_sparse.training import bucket
 from horovod_sparse.training.bucket import Bucket
 from horovod_sparse.training.layout import Member, plan
@@ -16,6 +17,7 @@ class Recorder:
         self.log, self.number, self.factor = log, number, factor
         self.traffic = Traffic(10, 1)
         self.stage = "exchange"
+        self.counts = Counts()
         self.error = None
         self.gate = None
 

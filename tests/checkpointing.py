@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from training import sgd, snapshot, wrap
 
 import horovod_sparse as hvs
 from horovod_sparse.checkpoint import CheckpointError
+from horovod_sparse.checkpoint.manifest import Entry, Manifest
 
 
 def reseed(seed: int) -> None:
@@ -61,6 +65,16 @@ class Training:
     def bits(self) -> list[torch.Tensor]:
         """What two runs that do the same have in common."""
         return [*snapshot(self.model), *self.model.buffers(), torch.tensor(self.losses, dtype=torch.float64)]
+
+
+def sign(folder: Path) -> Manifest:
+    """Writes a manifest that fits the files of a checkpoint as they are now."""
+    known = json.loads((folder / "manifest.json").read_text())
+    contents = {name: (folder / name).read_bytes() for name in known["files"]}
+    files = {name: Entry(len(one), hashlib.sha256(one).hexdigest()) for name, one in contents.items()}
+    manifest = Manifest(known["step"], known["number"], known["ranks"], files)
+    manifest.write(folder)
+    return manifest
 
 
 def refusal(comm: Any, attempt: Any) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 from mpitest import mpi_environment, quick_start
 
 # Taken before a test starts MPI in this process: what that adds would keep other programs from starting theirs.
-_ENVIRONMENT = quick_start(mpi_environment())
-_ENVIRONMENT["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{_ENVIRONMENT['PATH']}"
+ENVIRONMENT = quick_start(mpi_environment())
+ENVIRONMENT["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{ENVIRONMENT['PATH']}"
 
 
 def python(
@@ -24,7 +24,7 @@ def python(
     launcher = [] if ranks is None else ["mpirun", "-np", str(ranks)]
     return subprocess.run(
         [*launcher, sys.executable, *arguments],
-        env={**_ENVIRONMENT, **variables},
+        env={**ENVIRONMENT, **variables},
         capture_output=True,
         text=True,
         timeout=limit,

@@ -22,13 +22,19 @@ def magnitude(x: Array) -> Array:
     return bits & np.iinfo(bits.dtype).max
 
 
-def accumulate(gradients: Segments, buffer: Array, scale: float = 1.0) -> None:
+def accumulate(
+    gradients: Segments, buffer: Array, scale: float = 1.0, *, source: Array | None = None, clear: bool = False
+) -> None:
+    if source is not None:
+        buffer[:] = source
     if scale == 0:
         buffer[:] = 0
     else:
         buffer *= buffer.dtype.type(scale)
     for start, gradient in gradients:
         buffer[start : start + len(gradient)] += gradient.astype(buffer.dtype)
+        if clear:
+            gradient[:] = 0
 
 
 def active_positions(gradients: Segments) -> Array:
@@ -43,15 +49,17 @@ def move_out(positions: Array, buffer: Array) -> tuple[Array, Array]:
     return positions.astype(np.int32), values
 
 
-def select(gradients: Segments, buffer: Array, k: int, scale: float = 1.0) -> tuple[Array, Array]:
-    accumulate(gradients, buffer, scale)
+def select(gradients: Segments, buffer: Array, k: int, scale: float = 1.0, **how: Any) -> tuple[Array, Array]:
+    accumulate(gradients, buffer, scale, **how)
     positions = active_positions(gradients)
     largest_first = np.argsort(-magnitude(buffer[positions]), kind="stable")
     return move_out(np.sort(positions[largest_first[:k]]), buffer)
 
 
-def select_above(gradients: Segments, buffer: Array, threshold: float, scale: float = 1.0) -> tuple[Array, Array]:
-    accumulate(gradients, buffer, scale)
+def select_above(
+    gradients: Segments, buffer: Array, threshold: float, scale: float = 1.0, **how: Any
+) -> tuple[Array, Array]:
+    accumulate(gradients, buffer, scale, **how)
     positions = active_positions(gradients)
     reaches = magnitude(buffer[positions]) >= magnitude(np.array([threshold], buffer.dtype))
     return move_out(positions[reaches], buffer)
@@ -166,7 +174,10 @@ def sample(gradients: Segments, buffer: Array, scale: float, start: int, stride:
     return acc[active_positions(gradients)][start::stride]
 
 
-def scatter(indices: Array | None, values: Array, outputs: Segments, scale: float = 1.0) -> None:
+def scatter(
+    indices: Array | None, values: Array, outputs: Segments, scale: float = 1.0, *, cleared: bool = False
+) -> None:
+    del cleared  # which only saves time
     scaled = values * values.dtype.type(scale)
     if indices is None:
         indices = np.arange(len(values))

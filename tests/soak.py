@@ -1,11 +1,16 @@
 #!/usr/bin/env python3
-"""Trains for a long time while ranks are killed and preempted at random, and compares with an undisturbed training.
+"""Trains while ranks are killed, stopped and preempted at random, and compares with an undisturbed training.
 
-    python tests/soak.py --minutes 30 --ranks 4 --every 60 --seed 0
+    python tests/soak.py --kills 1000 --ranks 3 --seed 0
 
-Runs examples/train.py twice: first undisturbed, for about half of the time, then with a ``kill -9`` of a random rank,
-or a SIGUSR1 to one, every so often, started again until it is done. What must hold is in the table at the end; where
-it does not, the exit status is 1 and the folder with the output of all runs is kept.
+Runs examples/train.py, which saves beside the training all the time: first undisturbed, then again and again with a
+disturbance of a random rank at a random moment, until there were so many. A ``kill -9`` ends a run, and so does a
+SIGUSR1, after a checkpoint; a SIGSTOP lasts for up to two seconds. The next run goes on from what is there. Ranks are
+forked from a process that has torch loaded (`forkserver.py`).
+
+What must hold: every training ends with the bits of the undisturbed one; after each run, all checkpoints are intact,
+and no more than are to be kept; no run hangs or fails by itself; no process is left. Where it does not hold, the exit
+status is 1 and the folder with the output of all runs is kept.
 """
 
 from __future__ import annotations
@@ -21,64 +26,57 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
 
-from processes import Mark, open_files, resident_bytes  # noqa: E402
+from forkserver import ForkServer  # noqa: E402
 
+from horovod_sparse.checkpoint.errors import CheckpointError  # noqa: E402
+from horovod_sparse.checkpoint.folder import Folder  # noqa: E402
 from mpitest import mpi_environment, quick_start  # noqa: E402
 
-KEEP = 3
+KEEP = 2
 TRAINING = (
-    *("--compression", "oktopk:density=0.02,bucket_bytes=100000"),
-    *("--schedule", "constant", "--warmup-epochs", "1", "--keep", str(KEEP)),
+    *("--compression", "oktopk:density=0.05,bucket_bytes=100000,dense_below=0"),
+    *("--schedule", "constant", "--warmup-epochs", "0", "--checkpoint-every", "2", "--keep", str(KEEP)),
 )
-PERIOD = 1.0  # seconds between two samples
-PATIENCE = 120.0  # seconds within which a run must end after a disturbance, or begin to train
-GROWTH_BYTES = 16 << 20  # of a rank's resident set, from its warm-up to its end
-GROWTH_FILES = 2.0  # open files, by the fitted line
-SAMPLES = 10  # of a rank, below which a slope means nothing
-EARLY = 0.2  # of the disturbances come before a new checkpoint is there, perhaps while the ranks start
+# What train.py imports, and what its imports import when they are used.
+MODULES = (
+    *("torch", "torch.distributed", "horovod.torch", "mpi4py.MPI", "tqdm", "sklearn.datasets", "sklearn.metrics"),
+    *("horovod_sparse.training.optimizer", "horovod_sparse.training.ddp", "horovod_sparse.checkpoint.checkpoints"),
+)
+KINDS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "preempt": signal.SIGUSR1}
+CHANCES = (0.6, 0.2, 0.2)
+LONGEST_STOP = 2.0  # seconds
+PERIOD = 0.01  # seconds between two looks
+PATIENCE = 120.0  # seconds within which any run must end
 
 
 @dataclass
 class Training:
-    """One training: its folder, and what was seen of its ranks.
+    """One training in a folder, begun and continued.
 
     Attributes:
         folder: For checkpoints, results and output.
         arguments: Of train.py.
         ranks: How many.
-        samples: Time, resident bytes and open files, by process.
-        broken: Laws that did not hold, in words.
+        server: Forks them.
         runs: Begun so far.
-        began: When the last one had its first checkpoint, and of which step.
+        broken: Laws that did not hold, in words.
     """
 
     folder: Path
     arguments: tuple[str, ...]
     ranks: int
-    samples: dict[int, list[tuple[float, int, int]]] = field(default_factory=lambda: defaultdict(list))
-    broken: list[str] = field(default_factory=list)
+    server: ForkServer
     runs: int = 0
-    began: tuple[float, int] = (0.0, 0)
-
-    @property
-    def checkpoints(self) -> list[int]:
-        """Steps of the whole checkpoints."""
-        names = (path.name for path in self.folder.glob("checkpoints/step-????????"))
-        return sorted(int(name.removeprefix("step-")) for name in names)
-
-    @property
-    def reached(self) -> int:
-        """The newest checkpoint's step."""
-        return max(self.checkpoints, default=0)
+    broken: list[str] = field(default_factory=list)
 
     @property
     def parameters(self) -> str | None:
@@ -86,204 +84,170 @@ class Training:
         path = self.folder / "result.json"
         return str(json.loads(path.read_text())["parameters"]) if path.exists() else None
 
-    def run(self, disturbance: Disturbance | None = None) -> str:
+    def run(self, strike: Strike | None = None) -> str:
         """Begins or continues the training, up to its end or a disturbance; gives what became of it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        mark, output = Mark(), self.folder / f"run-{self.runs}.txt"
+        output = self.folder / f"run-{self.runs}.txt"
         self.runs += 1
-        train = [sys.executable, str(ROOT / "examples" / "train.py"), *TRAINING, *self.arguments]
+        status = self._attend(output, strike)
+        outcome = self._outcome(status, output.read_text(errors="replace"), strike)
+        if left := self.server.forget():
+            self.broken.append(f"processes {left} of {output} are left")
+        self.broken += [f"after {output}: {damage}" for damage in self._damage()]
+        return outcome
+
+    def _attend(self, output: Path, strike: Strike | None) -> int | None:
+        """Starts a run and strikes; gives its exit status, None for one that hung."""
+        train = [*self.server.stub, str(ROOT / "examples" / "train.py"), *TRAINING, *self.arguments]
         places = ["--checkpoint", str(self.folder / "checkpoints"), "--output", str(self.folder)]
-        with (
-            output.open("wb") as sink,
-            subprocess.Popen(
-                ["mpirun", "-n", str(self.ranks), *train, *places],
-                env={**quick_start(mpi_environment()), **mark.variables},
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-            ) as process,
-        ):
-            self._attend(process, mark, disturbance)
-        if not mark.gone():
-            self.broken.append(f"processes of run {self.runs - 1} are left: {mark.processes()}")
-        if len(self.checkpoints) > KEEP:
-            self.broken.append(f"{len(self.checkpoints)} checkpoints after run {self.runs - 1}")
-        return self._outcome(process.returncode, output.read_text(errors="replace"), disturbance)
+        command = ["mpirun", "-n", str(self.ranks), *train, *places]
+        with output.open("wb") as sink, started(command, sink) as process:
+            start = time.monotonic()
+            while process.poll() is None:
+                seconds = time.monotonic() - start
+                if strike is not None:
+                    strike.attend(seconds, self.server.ranks)
+                if seconds > PATIENCE:
+                    return None
+                time.sleep(PERIOD)
+            return process.returncode
 
-    def _attend(self, process: subprocess.Popen[bytes], mark: Mark, disturbance: Disturbance | None) -> None:
-        """Takes samples, and disturbs, until the run ends; ends one that hangs."""
-        started, last_step, last_change = time.monotonic(), self.reached, time.monotonic()
-        trains = False
-        while process.poll() is None:
-            time.sleep(PERIOD)
-            now = time.monotonic()
-            ranks = mark.ranks()
-            if self.reached != last_step:
-                last_step, last_change = self.reached, now
-                if not trains:
-                    trains, self.began = True, (now, last_step)
-            if trains:
-                self._sample(ranks, now)
-            if disturbance and disturbance.due(now - started, trains) and len(ranks) == self.ranks:
-                disturbance.strike(ranks)
-                last_change = now
-            if now - last_change > PATIENCE:
-                self.broken.append(f"run {self.runs - 1} hung at step {last_step}")
-                process.terminate()  # mpirun ends its ranks
-                process.wait(30)
-
-    def _sample(self, ranks: dict[int, int], now: float) -> None:
-        for pid in ranks.values():
-            with contextlib.suppress(OSError):  # it has ended
-                self.samples[pid].append((now, resident_bytes(pid), open_files(pid)))
-
-    def _outcome(self, status: int, output: str, disturbance: Disturbance | None) -> str:
-        struck = disturbance.struck if disturbance else None
+    def _outcome(self, status: int | None, output: str, strike: Strike | None) -> str:
+        struck = strike.struck if strike else None
         if status == 0 and self.parameters is not None:
             return "done"
-        if status == 0 and "preempted at step" in output and struck == signal.SIGUSR1:
+        if status == 0 and "preempted at step" in output and struck == "preempt":
             return "preempted"
-        if status != 0 and struck is not None:
+        # A SIGUSR1 kills, too, before the program takes it for notice.
+        if status not in (0, None) and (struck == "kill" or (struck == "preempt" and "on signal 10" in output)):
             return "killed"
-        self.broken.append(f"run {self.runs - 1} ended by itself with status {status}")
+        self.broken.append(
+            f"run {self.runs - 1} in {self.folder} ended with status {status} after {struck or 'nothing'}"
+        )
         return "failed"
 
-    def growth(self) -> tuple[float, float, float] | None:
-        """Of the process that grew most after its warm-up: bytes, bytes a minute; and of open files, likewise.
-
-        None when no process ran for long enough.
-        """
-        found = []
-        for samples in self.samples.values():
-            times, resident, files = np.array(samples[len(samples) // 3 :], float).T
-            if times.size < SAMPLES:
-                continue
-            span = times[-1] - times[0]
-            slope, more_files = np.polyfit(times, resident, 1)[0], np.polyfit(times, files, 1)[0] * span
-            found.append((slope * span, 60 * slope, more_files))
-        if not found:
-            return None
-        return max(one[0] for one in found), max(one[1] for one in found), max(one[2] for one in found)
+    def _damage(self) -> Iterator[str]:
+        folder = Folder(self.folder / "checkpoints")
+        steps = folder.steps()
+        if len(steps) > KEEP + 1:  # one more, where it was killed before the oldest was deleted
+            yield f"checkpoints of steps {steps}"
+        yield from filter(None, (damage_of(folder, step) for step in steps))
 
 
-class Disturbance:
-    """Strikes one rank of one run, at a random time.
+def damage_of(folder: Folder, step: int) -> str:
+    """Why a checkpoint cannot be loaded; empty: it can."""
+    try:
+        folder.manifest(step).verify(folder.place(step))
+    except (CheckpointError, OSError) as error:
+        return str(error)
+    return ""
+
+
+@contextlib.contextmanager
+def started(command: list[str], sink: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that has ended, with its ranks, when the block is left."""
+    environment, streams = quick_start(mpi_environment()), {"stdout": sink, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, **streams)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.terminate()  # mpirun ends its ranks
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+class Strike:
+    """A disturbance of one rank of one run, at a random moment.
 
     Args:
         generator: Decides what, whom and when.
-        every: Seconds from the start to the strike, in the mean.
+        longest: Seconds from the start of the run within which it comes.
+
+    Attributes:
+        struck: What was done; None: nothing yet.
     """
 
-    def __init__(self, generator: random.Random, every: float) -> None:
-        self._early = generator.random() < EARLY
-        self._at = generator.uniform(0, 10) if self._early else every * generator.uniform(0.5, 1.5)
-        self._signal = signal.SIGKILL if generator.random() < 0.7 else signal.SIGUSR1
-        self._lot = generator.random()
-        self.struck: signal.Signals | None = None
-        self.text = "nothing"
+    def __init__(self, generator: random.Random, longest: float) -> None:
+        (self._kind,) = generator.choices(list(KINDS), CHANCES)
+        self._at, self._lot = generator.uniform(0, longest), generator.random()
+        self._until = self._at + generator.uniform(0, LONGEST_STOP)
+        self._stopped = 0
+        self.struck: str | None = None
 
-    def due(self, seconds: float, progress: bool) -> bool:
-        """Whether to strike now: where nothing new is saved, only an early one may."""
-        return self.struck is None and seconds >= self._at and (progress or self._early)
+    def __str__(self) -> str:
+        return f"{self._kind} after {self._at:.2f} s" if self.struck else "nothing"
 
-    def strike(self, ranks: dict[int, int]) -> None:
-        """Sends the signal."""
-        rank = sorted(ranks)[int(self._lot * len(ranks))]
-        self.struck, self.text = self._signal, f"{self._signal.name} to rank {rank}"
-        try:
-            os.kill(ranks[rank], self._signal)
-        except ProcessLookupError:  # it has just ended
-            self.struck, self.text = None, "nothing"
+    def attend(self, seconds: float, ranks: dict[int, int]) -> None:
+        """Strikes when it is time to and there is a rank, and lets one that was stopped go on."""
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            if self.struck is None and seconds >= self._at and ranks:
+                process = ranks[sorted(ranks)[int(self._lot * len(ranks))]]
+                os.kill(process, KINDS[self._kind])
+                self.struck = self._kind
+                self._stopped = process if self._kind == "stop" else 0
+            if self._stopped and seconds >= self._until:
+                os.kill(self._stopped, signal.SIGCONT)
+                self._stopped = 0
 
 
 def main() -> int:
-    """Runs both trainings and prints the table; returns the exit status."""
+    """Runs the trainings and prints what came of them; returns the exit status."""
     args = parse_arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through all that cleans up
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
-    epochs = args.epochs or epochs_within(args, folder / "calibration")
-    arguments = ("--epochs", str(epochs), "--checkpoint-every", str(args.checkpoint_every), "--seed", str(args.seed))
-    print(f"{args.ranks} ranks, {epochs} epochs, seed {args.seed}; output in {folder}", flush=True)
-    undisturbed = Training(folder / "undisturbed", arguments, args.ranks)
-    start = time.monotonic()
-    outcome = undisturbed.run()
-    print(f"undisturbed: {outcome} at step {undisturbed.reached} after {time.monotonic() - start:.0f} s", flush=True)
-    disturbed = Training(folder / "disturbed", arguments, args.ranks)
-    counts = disturb(disturbed, random.Random(args.seed), args)
-    broken = show(undisturbed, disturbed, counts)
+    arguments = ("--epochs", str(args.epochs), "--seed", str(args.seed))
+    with ForkServer(folder, MODULES, quick_start(mpi_environment())) as server:
+        undisturbed = Training(folder / "undisturbed", arguments, args.ranks, server)
+        start = time.monotonic()
+        outcome = undisturbed.run()
+        seconds = time.monotonic() - start
+        print(f"{args.ranks} ranks, seed {args.seed}, output in {folder}; undisturbed: {outcome} after {seconds:.1f} s")
+        broken, counts = undisturbed.broken, Counter[str]()
+        generator = random.Random(args.seed)
+        while not broken and counts["strikes"] < args.kills:
+            training = Training(folder / f"disturbed-{counts['trainings']}", arguments, args.ranks, server)
+            disturb(training, generator, seconds, args.kills, counts)
+            broken = training.broken
+            if not broken and training.parameters != undisturbed.parameters:
+                broken = [f"{training.folder}: the final parameters differ"]
+            if not broken:
+                shutil.rmtree(training.folder)
+    print(
+        f"{counts['strikes']} disturbances ({counts['kill']} kills, {counts['stop']} stops, {counts['preempt']} "
+        f"preemptions) of {counts['trainings']} trainings in {counts['runs']} runs, "
+        f"{time.monotonic() - start:.0f} s: final parameters {'differ or are missing' if broken else 'equal'}"
+    )
     if broken:
-        print("\n" + "\n".join(broken) + f"\nThe output of all runs is in {folder}")
+        print("\n".join(broken))
         return 1
     shutil.rmtree(folder)
     return 0
 
 
-def disturb(training: Training, generator: random.Random, args: argparse.Namespace) -> dict[str, int]:
-    """Runs the training again and again until it is done; counts what became of the runs."""
-    counts: defaultdict[str, int] = defaultdict(int)
-    start, outcome = time.monotonic(), ""
+def disturb(training: Training, generator: random.Random, longest: float, most: int, counts: Counter[str]) -> None:
+    """Runs a training until it is done, with a disturbance in each run, as long as there are to be any."""
+    counts["trainings"] += 1
+    outcome = ""
     while outcome != "done" and not training.broken:
-        quiet = args.strikes is not None and counts["killed"] + counts["preempted"] >= args.strikes
-        disturbance = None if quiet else Disturbance(generator, args.every)
-        before = training.reached
-        outcome = training.run(disturbance)
-        counts[outcome] += 1
-        what = disturbance.text if disturbance else "nothing"
-        print(
-            f"{time.monotonic() - start:6.0f} s  run {training.runs - 1}: {what}; {outcome}, "
-            f"steps {before} to {training.reached}",
-            flush=True,
-        )
-    return counts
-
-
-def epochs_within(args: argparse.Namespace, folder: Path) -> int:
-    """As many epochs as an undisturbed training completes in half of the time."""
-    few = 10
-    arguments = ("--epochs", str(few), "--checkpoint-every", str(args.checkpoint_every))
-    training = Training(folder, arguments, args.ranks)
-    if training.run() != "done":
-        sys.exit(f"soak.py: an undisturbed training fails: see {folder}")
-    (start, first), end = training.began, time.monotonic()
-    seconds_per_step = (end - start) / (training.reached - first)
-    return max(1, round(args.minutes * 30 / seconds_per_step / (training.reached / few)))
-
-
-def show(undisturbed: Training, disturbed: Training, counts: dict[str, int]) -> list[str]:
-    """Prints the table of laws; returns those that do not hold."""
-    rows: list[tuple[str, str, str, bool]] = []
-    same = undisturbed.parameters is not None and undisturbed.parameters == disturbed.parameters
-    rows.append(("final parameters", "equal" if same else "differ", "equal", same))
-    rows.append(("runs killed, preempted", f"{counts['killed']}, {counts['preempted']}", "", True))
-    for name, training in (("undisturbed", undisturbed), ("disturbed", disturbed)):
-        growth = training.growth()
-        if growth is None:
-            rows.append((f"growth, {name}", "too short to tell", "", True))
-            continue
-        size, slope, files = growth
-        measured = f"{size / 2**20:.1f} MiB ({slope / 2**20:.2f} MiB/min)"
-        rows.append((f"resident set, {name}", measured, f"{GROWTH_BYTES / 2**20:.0f} MiB", size <= GROWTH_BYTES))
-        rows.append((f"open files, {name}", f"{files:+.1f}", f"{GROWTH_FILES:+.1f}", files <= GROWTH_FILES))
-    kept = max(len(undisturbed.checkpoints), len(disturbed.checkpoints))
-    rows.append(("checkpoints kept", str(kept), str(KEEP), kept <= KEEP))
-    others = undisturbed.broken + disturbed.broken
-    rows.append(("hangs, processes left, failures", str(len(others)), "0", not others))
-    print(f"\n{'law':34}{'measured':34}{'at most':12}")
-    for law, measured, limit, holds in rows:
-        print(f"{law:34}{measured:34}{limit:12}{'' if holds else 'BROKEN'}")
-    return others + [f"{law}: {measured}" for law, measured, _, holds in rows if not holds]
+        strike = Strike(generator, longest) if counts["strikes"] < most else None
+        outcome = training.run(strike)
+        counts["runs"] += 1
+        if strike is not None and strike.struck is not None:
+            counts.update(("strikes", strike.struck))
+        print(f"{counts['strikes']:5} training {counts['trainings']}: {strike or 'nothing'}; {outcome}", flush=True)
 
 
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add = parser.add_argument
-    add("--minutes", type=float, default=30, help="about how long all of it takes (default 30)")
-    add("--epochs", type=int, help="of each training, instead of as many as fit into the time")
-    add("--ranks", type=int, default=4, help="default 4")
-    add("--every", type=float, default=60, help="seconds between disturbances, in the mean (default 60)")
-    add("--strikes", type=int, help="let the training end undisturbed after so many disturbances")
-    add("--checkpoint-every", type=int, default=20, help="steps (default 20)")
-    add("--seed", type=int, default=0, help="of the training and of the disturbances (default 0)")
+    parser.add_argument("--kills", type=int, default=100, help="kills, stops and preemptions (default 100)")
+    parser.add_argument("--ranks", type=int, default=3, help="default 3")
+    parser.add_argument("--epochs", type=int, default=1, help="of each training (default 1)")
+    parser.add_argument("--seed", type=int, default=0, help="of the training and of the disturbances (default 0)")
     return parser.parse_args()
 
 

@@ -71,10 +71,11 @@ def test_torch_horovod_and_mpi_stay_where_they_belong():
         "torch": {"training", "checkpoint"},
         "mpi4py": {"mpi", "watchdog", "pipeline", "training", "checkpoint", "cli"},
     }
-    # One door is Horovod's. Else, a communicator knows its process sets, and the compression its compressors.
+    # One door is Horovod's. Else, a communicator knows its process sets, the compression its compressors, and join it.
     of_horovod = {(str(path), local) for path, name, _, local in IMPORTS if name.partition(".")[0] == "horovod"}
     door = {(f"training/{name}.py", False) for name in ("optimizer", "gradients", "horovod")}
-    assert of_horovod == door | {("training/communicator.py", True), ("compression.py", True)}
+    late = ("training/join", "compression")
+    assert of_horovod == door | {(f"{name}.py", True) for name in ("training/communicator", *late)}
     by_rules = {name for path, name, checking, _ in IMPORTS if room(path) in (*RULES, "costs") and not checking}
     assert {name for name in by_rules if name.startswith("horovod_sparse.mpi")} <= {"horovod_sparse.mpi.traffic"}
 
@@ -119,9 +120,10 @@ ADVISE = ["advise", "--parameters", "25.6M", "--ranks", "64", "--bandwidth", "10
         ("horovod_sparse.cli", f"horovod_sparse.cli.main({ADVISE})", "torch horovod mpi4py"),
         (STAGES, "", "torch horovod"),
         ("horovod_sparse", "horovod_sparse.ddp.SparseState, horovod_sparse.checkpoint.Checkpoints", "horovod"),
+        ("horovod_sparse", "horovod_sparse.LocalOptimizer", "horovod"),
         ("horovod_sparse.pipeline", AVERAGE, "torch horovod"),
     ],
-    ids=["package", "parse", "advise", "stages", "without Horovod", "arrays"],
+    ids=["package", "parse", "advise", "stages", "without Horovod", "local steps", "arrays"],
 )
 def test_what_is_not_needed_is_not_loaded(names, statement, forbidden):
     result = launch.python("-c", CODE, forbidden, names, statement)

@@ -53,7 +53,7 @@ def test_the_source_package_has_every_source_what_a_developer_needs_and_nothing_
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.*")}
     assert {Path(name).suffix for name in sources} == {".hpp", ".cpp", ".cu", ".cuh"}
     expected = {"LICENSE", "README.md", "Makefile", "setup.py", "pyproject.toml", "tests/conftest.py"}
-    installer = {f"tools/{name}" for name in ("install_horovod.py", "install_torch.py", "toolchain.sh", "demo.sh")}
+    installer = {f"tools/{name}" for name in ("install_horovod.py", "install_torch.py", "toolchain.sh", "demo.py")}
     assert sources | expected | installer <= names
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
 

@@ -1,18 +1,37 @@
-"""The soak test in short: a training that is killed and preempted now and then ends as an undisturbed one."""
+"""The soak test in short: a training that is killed, stopped and preempted ends as an undisturbed one."""
 
 from __future__ import annotations
 
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import launch
 import pytest
+from processes import Mark
+
+PROGRAM = str(Path(__file__).parent / "soak.py")
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 
-@pytest.mark.full
-@pytest.mark.timeout(400)
-def test_three_disturbances_leave_no_trace():
-    program = str(Path(__file__).parent / "soak.py")
-    short = ["--epochs", "2", "--ranks", "2", "--every", "5", "--strikes", "3", "--checkpoint-every", "4"]
-    result = launch.python(program, *short, "--seed", "1", limit=390)
+def test_twenty_disturbances_leave_no_trace():
+    result = launch.python(PROGRAM, "--kills", "20", "--seed", "1", limit=590)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "final parameters                  equal" in result.stdout
+    assert re.search(r"20 disturbances .*: final parameters equal", result.stdout)
+
+
+def test_whoever_ends_it_ends_all_it_has_started(tmp_path):
+    mark = Mark()
+    environment = {**launch.ENVIRONMENT, **mark.variables, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, PROGRAM], env=environment, stdout=subprocess.PIPE) as process:
+        while len(mark.ranks()) < 3:  # their stubs
+            assert process.poll() is None
+            time.sleep(0.1)
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(60) == 143
+    assert mark.gone()

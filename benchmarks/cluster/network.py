@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from benchmarks.cluster.namespaces import on
 
 # Every node has two links: eth0 carries the data; ctl0, which has no limit, MPI's launcher and the ranks' output.
 DATA_NETWORK, CONTROL_NETWORK = "10.77.0.0/25", "10.77.0.128/25"
@@ -18,6 +22,9 @@ _LARGEST_SEGMENT = 65536
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9}
 
 Command = list[str]
+
+# No neighbour discovery and, through fixed neighbours, no ARP: the counters show the programs' bytes.
+_NO_IPV6 = ["sysctl", "-eqw", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"]
 
 
 @dataclass(frozen=True)
@@ -67,36 +74,52 @@ def control_address(number: int) -> str:
     return f"10.77.0.{number + 129}"
 
 
-def switch_commands(switch: str) -> list[Command]:
+def switch_commands() -> list[Command]:
     """Commands that make the switch: one bridge for the data links and one for the control links."""
-    commands = [["ip", "netns", "add", switch]]
+    commands = [_NO_IPV6]
     for bridge in ("data", "control"):
-        commands.append(["ip", "-n", switch, "link", "add", bridge, "type", "bridge", "mcast_snooping", "0"])
-        commands.append(["ip", "-n", switch, "link", "set", bridge, "up"])
+        commands.append(["ip", "link", "add", bridge, "type", "bridge", "mcast_snooping", "0"])
+        commands.append(["ip", "link", "set", bridge, "up"])
     return commands
 
 
-def node_commands(switch: str, node: str, number: int, nodes: int) -> list[Command]:
-    """Commands that make node ``number`` of ``nodes``, the namespace ``node``, and joins it to the switch."""
-    ip, sysctl = ["ip", "-n", node], ["ip", "netns", "exec", node, "sysctl", "-qw"]
+def node_commands(node: str, number: int, nodes: int) -> list[Command]:
+    """Commands that make node ``number`` of ``nodes``, the namespace ``node``, and join it to the switch."""
     data = data_address(number)
-    return [
-        ["ip", "netns", "add", node],
-        [*ip, "link", "set", "lo", "up"],
-        # No neighbour discovery and, through fixed neighbours, no ARP: the counters show the programs' bytes.
-        [*sysctl, "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"],
+    inside = [
+        ["ip", "link", "set", "lo", "up"],
+        _NO_IPV6,
         # Or a connection would start from what TCP learned at another rate.
-        [*sysctl, "net.ipv4.tcp_no_metrics_save=1"],
-        *_cable(switch, node, "eth0", f"d{number}", "data", f"{data}/25", _mac(number)),
-        *_cable(switch, node, "ctl0", f"c{number}", "control", f"{control_address(number)}/25", _mac(number + 128)),
+        ["sysctl", "-eqw", "net.ipv4.tcp_no_metrics_save=1"],
+        ["ip", "address", "add", f"{data}/25", "dev", "eth0"],
+        ["ip", "address", "add", f"{control_address(number)}/25", "dev", "ctl0"],
+        ["ip", "link", "set", "eth0", "up"],
+        ["ip", "link", "set", "ctl0", "up"],
         # The usual congestion control, whatever this machine uses. A namespace may only choose what the machine
         # allows it; a route may choose any.
-        [*ip, "route", "replace", DATA_NETWORK, "dev", "eth0", "src", data, "congctl", "cubic"],
+        ["ip", "route", "replace", DATA_NETWORK, "dev", "eth0", "src", data, "congctl", "cubic"],
         *(
-            [*ip, "neighbour", "replace", data_address(other), "lladdr", _mac(other), "nud", "permanent", "dev", "eth0"]
+            [
+                "ip",
+                "neighbour",
+                "replace",
+                data_address(other),
+                "lladdr",
+                _mac(other),
+                "nud",
+                "permanent",
+                "dev",
+                "eth0",
+            ]
             for other in range(nodes)
             if other != number
         ),
+    ]
+    return [
+        ["ip", "netns", "add", node],
+        *_cable(node, "eth0", f"d{number}", "data", _mac(number)),
+        *_cable(node, "ctl0", f"c{number}", "control", _mac(number + 128)),
+        *(on(node, command) for command in inside),
     ]
 
 
@@ -104,36 +127,50 @@ def _mac(number: int) -> str:
     return f"02:77:00:00:00:{number:02x}"
 
 
-def _cable(switch: str, node: str, device: str, port: str, bridge: str, address: str, mac: str) -> list[Command]:
+def _cable(node: str, device: str, port: str, bridge: str, mac: str) -> list[Command]:
     """Joins a node's device and a port of the switch."""
     return [
-        ["ip", "-n", node, "link", "add", device, "address", mac, *("type", "veth", "peer", port, "netns", switch)],
-        ["ip", "-n", node, "address", "add", address, "dev", device],
-        ["ip", "-n", switch, "link", "set", port, "master", bridge, "up"],
-        ["ip", "-n", node, "link", "set", device, "up"],
+        ["ip", "link", "add", port, "type", "veth", "peer", "name", device, "address", mac, "netns", node],
+        ["ip", "link", "set", port, "master", bridge, "up"],
     ]
 
 
-def rate_commands(namespace: str, device: str, rate: str, buffer: int) -> list[Command]:
-    """Commands that set the rate at which a device sends.
+def rate_commands(device: str, rate: str, buffer: int) -> list[Command]:
+    """Commands that set the rate at which a device sends, for the network that it is in.
 
     Args:
-        namespace: Where the device is.
         device: Its name.
         rate: Such as ``1gbit``; ``none`` for no limit.
         buffer: Bytes that may wait at the device.
     """
-    root = ["tc", "-n", namespace, "qdisc", "replace", "dev", device, "root"]
+    root = ["tc", "qdisc", "replace", "dev", device, "root"]
     if rate == "none":
-        return [_segments(namespace, device, _LARGEST_SEGMENT), [*root, "noqueue"]]
+        return [_segments(device, _LARGEST_SEGMENT), [*root, "noqueue"]]
     shaping = Shaping.at(rate)
     bucket = ["tbf", "rate", f"{shaping.rate}bit", "burst", f"{shaping.burst}b", "limit", f"{buffer}b"]
-    return [_segments(namespace, device, shaping.segment), [*root, *bucket]]
+    return [_segments(device, shaping.segment), [*root, *bucket]]
 
 
-def _segments(namespace: str, device: str, size: int) -> Command:
-    sizes = ["gso_max_size", str(size), "gro_max_size", str(size)]
-    return ["ip", "-n", namespace, "link", "set", device, *sizes]
+def _segments(device: str, size: int) -> Command:
+    return ["ip", "link", "set", device, "gso_max_size", str(size), "gro_max_size", str(size)]
+
+
+def order_command(device: str) -> Command:
+    """A command that has each connection's packets handled on one processor (RPS).
+
+    A virtual link handles them wherever the sender runs at the moment, and TCP takes the disorder for loss.
+    """
+    processors = f"{(1 << min(os.cpu_count() or 1, 32)) - 1:x}"
+    # The devices in /sys are those of the network that it was mounted in.
+    write = 'mount -t sysfs sysfs /sys && echo "$0" > "/sys/class/net/$1/queues/rx-0/rps_cpus"'
+    return ["unshare", "--mount", "sh", "-c", write, processors, device]
+
+
+def hosts_file(nodes: Sequence[str]) -> str:
+    """Text of /etc/hosts: a node's name is for MPI's launcher; the other addresses have names for who asks for them."""
+    lines = [f"{control_address(number)} {node}" for number, node in enumerate(nodes)]
+    lines += [f"{data_address(number)} {node}-data" for number, node in enumerate(nodes)]
+    return "\n".join(["127.0.0.1 localhost", *lines, ""])
 
 
 def socket_bytes(report: str) -> tuple[int, int]:

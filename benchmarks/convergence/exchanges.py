@@ -13,6 +13,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 import horovod_sparse as hvs
+from benchmarks.convergence.runs import Run
 from horovod_sparse import ddp, trace
 
 # torch's hook lets the gradients of the first steps travel whole.
@@ -22,10 +23,13 @@ POWERSGD_START = 10
 class Exchanged:
     """A model whose gradients are summed over the ranks, by Horovod or by ``hvs.DistributedOptimizer``.
 
+    With local steps, it is how far its ranks have come that is, by ``hvs.LocalOptimizer``.
+
     Args:
         model: The model.
         optimizer: Its optimizer, which knows nothing of other ranks.
-        spec: As ``hvs.parse`` reads it.
+        run: Its spec and local steps.
+        spec: The run's, for the steps of the training.
         bucket_bytes: Of the gradients.
 
     Attributes:
@@ -33,12 +37,20 @@ class Exchanged:
         optimizer: The wrapped optimizer.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, spec: str, bucket_bytes: int) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, run: Run, spec: str, bucket_bytes: int
+    ) -> None:
         compression = hvs.parse(spec)
         if isinstance(compression, hvs.Sparse):
             compression = replace(compression, dense_below=0, bucket_bytes=bucket_bytes)
         self.forward: nn.Module = model
-        self.optimizer: Any = hvs.DistributedOptimizer(optimizer, model.named_parameters(), compression)
+        self.optimizer: Any = (
+            hvs.LocalOptimizer(
+                optimizer, model.named_parameters(), run.local_steps, compression, hvs.OuterSGD(*run.outer)
+            )
+            if run.local_steps
+            else hvs.DistributedOptimizer(optimizer, model.named_parameters(), compression)
+        )
         self._sparse = isinstance(compression, hvs.Sparse)
         self._bytes = 2 if compression is hvs.Compression.fp16 else 4
         self._size = sum(parameter.numel() for parameter in model.parameters())
@@ -57,12 +69,12 @@ class Exchanged:
     def residual_bytes(self) -> int:
         """Bytes of the arrays that this rank's memories keep from one step to the next, over all buckets.
 
-        It is what ``compression_state_dict`` holds of them. A memory that forgets keeps nothing, though the selection
+        It is what ``exchange.state_dict`` holds of them. A memory that forgets keeps nothing, though the selection
         needs a scratch buffer of the bucket's size.
         """
         if not self._sparse:
             return 0
-        return sum(_nbytes(bucket.get("memory")) for bucket in self.optimizer.compression_state_dict()["buckets"])
+        return sum(_nbytes(bucket.get("memory")) for bucket in self.optimizer.exchange.state_dict()["buckets"])
 
 
 class PowerSGD:
@@ -97,12 +109,14 @@ class PowerSGD:
         return sum(tensor.nbytes for tensors in kept for tensor in tensors.values())
 
 
-def exchange(model: nn.Module, optimizer: torch.optim.Optimizer, spec: str, bucket_bytes: int) -> Exchanged | PowerSGD:
+def exchange(
+    model: nn.Module, optimizer: torch.optim.Optimizer, run: Run, spec: str, bucket_bytes: int
+) -> Exchanged | PowerSGD:
     """The exchange that a run's spec names; a collective call."""
     power = re.fullmatch(r"powersgd:rank=(\d+)", spec)
     if power:
         return PowerSGD(model, optimizer, int(power[1]))
-    return Exchanged(model, optimizer, spec, bucket_bytes)
+    return Exchanged(model, optimizer, run, spec, bucket_bytes)
 
 
 def ring(nbytes: float) -> float:

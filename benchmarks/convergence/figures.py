@@ -9,18 +9,20 @@ from statistics import mean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import EngFormatter, NullFormatter, PercentFormatter
 
 from benchmarks.convergence.results import Interval, Results
-from benchmarks.convergence.runs import BLOCKS, DENSE, REFRESHES, STDLIB, grid_name
+from benchmarks.convergence.runs import BLOCKS, DENSE, PERCENTS, REFRESHES, RIVALS, STDLIB, grid_name, recommended_name
 
 # Where a family's names stand, so that they do not lie on each other: offset in points, and which edge is there.
 _SIDES = {
     "dense": ((4, 5), "left", "bottom"),
+    "recommended": ((4, 5), "left", "bottom"),
     "PowerSGD": ((7, 0), "left", "center"),
     "top-k": ((-3, 4), "right", "bottom"),
     "Ok-Topk": ((-7, 0), "right", "center"),
-    "gTop-k": ((0, 5), "center", "bottom"),
+    "gTop-k": ((0, -7), "center", "top"),
     "GraVAC": ((0, -7), "center", "top"),
     "Stable Top-K": ((0, -7), "center", "top"),
 }
@@ -28,7 +30,8 @@ _CEILING = 60  # perplexity
 # What a user chooses between, by family: the other runs are variants, which the tables have.
 FAMILIES = {
     "dense": (DENSE, "fp16"),
-    "PowerSGD": ("powersgd-4", "powersgd-2", "powersgd-1"),
+    "recommended": tuple(map(recommended_name, PERCENTS)),
+    "PowerSGD": tuple(f"powersgd-{rank}" for rank in sorted(RIVALS, reverse=True)),
     "top-k": ("topka-10", "topka", "topka-1000"),
     "Ok-Topk": ("oktopk-10%", "oktopk"),
     "gTop-k": ("gtopk",),
@@ -67,9 +70,10 @@ def _draw_family(axes: Axes, results: Results, task: str, family: str, runs: Seq
     for run, place, values in zip(runs, places, finals, strict=True):
         name = family if run.startswith("stable") else run
         offset, across, along = _SIDES[family]
-        axes.annotate(
+        label = axes.annotate(
             name, (place, mean(values)), offset, textcoords="offset points", ha=across, va=along, color=colour
         )
+        label.set_path_effects([withStroke(linewidth=3, foreground="white")])  # legible on lines of others
 
 
 def plot_grid(results: Results, path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from benchmarks.convergence.runs import DENSE, LARGE, PARTIAL, RUNS, SMALL
+from benchmarks.convergence.runs import CONFIRMATION, DENSE, LARGE, PARTIAL, RUNS, SMALL
 
 Record = Mapping[str, Any]
 
@@ -90,7 +90,7 @@ class Results:
     def tasks(self) -> list[str]:
         """Names of the tasks, the large ones first."""
         made = {record["task"] for record in self.records}
-        return [task for task in (*LARGE, *SMALL) if task in made]
+        return [task for task in (*LARGE, CONFIRMATION, *SMALL) if task in made]
 
     def runs(self, task: str) -> list[str]:
         """Names of a task's runs, group by group."""
@@ -120,6 +120,13 @@ class Results:
     def bytes_per_step(self, task: str, run: str) -> float:
         """Bytes that a rank sends in a step, mean over the seeds; NaN where none came to an evaluation."""
         return self._per_step("bytes_sent", task, run)
+
+    def late_bytes_per_step(self, task: str, run: str) -> float:
+        """The same without the steps before the first evaluation, of which the first may travel whole."""
+        curves = [record["curve"] for record in self.of(task, run) if len(record["curve"]) > 1]
+        ends = [(curve[0], curve[-1]) for curve in curves]
+        pairs = [(last["bytes_sent"] - first["bytes_sent"], last["step"] - first["step"]) for first, last in ends]
+        return mean(nbytes / steps for nbytes, steps in pairs) if pairs else math.nan
 
     def floats_per_step(self, task: str, run: str) -> float:
         """Values, without indices, that a rank hands in for a step; mean and NaN as for bytes."""

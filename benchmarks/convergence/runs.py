@@ -11,6 +11,8 @@ DENSE, PLAIN, ADAM = "dense", "dense-plain", "dense-adam"
 # Names of the tasks; tasks/ has the rest, and takes torch.
 FASHION, STDLIB = "fashion-mnist", "stdlib"
 LARGE, SMALL = (FASHION, STDLIB), ("digits", "lstm", "transformer")
+# Confirms what holds on the large tasks: nothing was chosen for it but the learning rates, by dense training.
+CONFIRMATION = "headers"
 
 SEEDS, HEADLINE_SEEDS = 3, 5
 
@@ -27,11 +29,13 @@ class Run:
             task's, and no parameter is too small to be compressed.
         optimizer: ``momentum``, ``memory``, where the memory has the momentum, ``sgd`` without, or ``adam``.
         baseline: Name of the dense run that it is compared with: that of the same momentum, be it the memory's.
-        tasks: Names of the large tasks that it is trained on.
+        tasks: Names of the tasks that it is trained on, but for the small ones.
         headline: Those of them on which it is about the project's main sources, and has more seeds.
         quick: Whether it is trained on the small tasks.
         seeds: How many, elsewhere than in the headline.
         longer: How many times as many steps as the task has by default.
+        local_steps: Steps that ranks take on their own between two exchanges; 0: gradients are exchanged.
+        outer: Learning rate and momentum of the step after these exchanges.
     """
 
     name: str
@@ -44,6 +48,8 @@ class Run:
     quick: bool = False
     seeds: int = SEEDS
     longer: int = 1
+    local_steps: int = 0
+    outer: tuple[float, float] = (1.0, 0.0)
 
     def seeds_on(self, task: str) -> int:
         """Number of seeds that the report rests on."""
@@ -57,10 +63,17 @@ _SGD: dict[str, Any] = {"optimizer": "sgd", "baseline": PLAIN}
 _CONEF: dict[str, Any] = {**_SGD, "tasks": (FASHION, "lstm")}
 _LONGER: dict[str, Any] = {"longer": 4, "seeds": 1}
 _ADAM: dict[str, Any] = {"optimizer": "adam", "baseline": ADAM, "tasks": (FASHION,)}
+_BOTH_ADAM: dict[str, Any] = {"optimizer": "adam", "baseline": ADAM}
 _DGC: dict[str, Any] = {"optimizer": "memory"}
 # Four times the steps: whether what is behind catches up.
 _PLAIN_LONGER: dict[str, Any] = {"optimizer": "sgd", "baseline": "dense-plain-4x", "tasks": (FASHION,), **_LONGER}
 _MOMENTUM_LONGER: dict[str, Any] = {"baseline": "dense-4x", "tasks": (STDLIB,), **_LONGER}
+_EVERYWHERE: dict[str, Any] = {"tasks": (*LARGE, CONFIRMATION), "headline": LARGE}
+# Instead of auto, which on one machine would take what is fastest there.
+_RECOMMENDED = "recommended:collective=topka,density="
+PERCENTS = (2, 1, 0.5, 0.2, 0.1)
+# A rank of PowerSGD, and the percents of the recommended preset that are to be as accurate in a third of its bytes.
+RIVALS = {1: 0.1, 2: 0.2, 4: 0.5, 8: 1}
 # The search goes on to the end: on one machine, without a network, no factor's throughput is better than another's.
 _GRAVAC = "cf_max=1000,cf_step=2,window=STEPS/8"
 _ACCORDION = "interval=1,steps_per_epoch=STEPS/10"
@@ -70,13 +83,33 @@ BLOCKS, REFRESHES, _DENSITY = (1, 64, 512, 4096), (5, 20, 100), 0.1
 _BEST = (64, 5)
 _CORNERS = ((1, 5), (1, 100), (4096, 5), (4096, 100))
 
+
+def recommended_name(percent: float) -> str:
+    """Name of the run of the recommended preset with a density; the preset's own has no number."""
+    return "recommended" if percent == 1 else f"recommended-{percent:g}%"
+
+
 _ALL = (
-    Run(DENSE, "dense", "none", headline=LARGE, quick=True),
+    Run(DENSE, "dense", "none", quick=True, **_EVERYWHERE),
     Run("fp16", "dense", "fp16"),
-    *(Run(f"powersgd-{rank}", "PowerSGD", f"powersgd:rank={rank}") for rank in (1, 2, 4)),
+    *(
+        Run(recommended_name(percent), "Recommended", f"{_RECOMMENDED}{percent / 100:g}", **_EVERYWHERE)
+        for percent in PERCENTS
+    ),
+    *(Run(f"powersgd-{rank}", "PowerSGD", f"powersgd:rank={rank}", **_EVERYWHERE) for rank in RIVALS),
+    Run("momentum", "Momentum", "topka:density=0.01,memory=momentum", quick=True),
+    Run("momentum-masked", "Momentum", "topka:density=0.01,memory=momentum,masking=True"),
+    Run("momentum-dense-first", "Momentum", "topka:density=0.01,memory=momentum,dense_steps=STEPS/20"),
+    Run("momentum-oktopk", "Momentum", "oktopk:density=0.01,memory=momentum"),
+    Run("recommended-adam", "Momentum with Adam", f"{_RECOMMENDED}0.01", **_BOTH_ADAM),
+    Run("topka-adam", "Momentum with Adam", "topka:density=0.01", **_BOTH_ADAM),
+    Run("momentum-adam", "Momentum with Adam", "topka:density=0.01,memory=momentum", **_BOTH_ADAM),
+    Run("momentum-masked-adam", "Momentum with Adam", "topka:density=0.01,memory=momentum,masking=True", **_BOTH_ADAM),
     Run("topka", "top-k", "topka:density=0.01", quick=True),
     Run("topka-nofeedback", "top-k", "topka:density=0.01,memory=none", quick=True),
     Run("topka-bfloat16", "top-k", "topka:density=0.01,wire=bfloat16", tasks=(STDLIB,)),
+    Run("topka-log8", "top-k", "topka:density=0.01,wire=log8", tasks=(STDLIB,)),
+    Run("topka-log4", "top-k", "topka:density=0.01,wire=log4", tasks=(STDLIB,)),
     Run("gtopk", "top-k", "gtopk:density=0.01", quick=True),
     Run("oktopk", "top-k", "oktopk:density=0.01", quick=True),
     # The bytes that topka sends at 1 %.
@@ -178,6 +211,28 @@ def _grid() -> Iterator[Run]:
             )
 
 
+# Steps between two exchanges, densities in percent, and formats of the values by their bits.
+LOCAL_STEPS, LOCAL_DENSITIES, LOCAL_BITS = (
+    (1, 8, 32),
+    (1, 3),
+    {32: "", 16: ",wire=bfloat16", 8: ",wire=log8", 4: ",wire=log4"},
+)
+
+
+def local_name(steps: int, percent: int, bits: int) -> str:
+    """Name of the run with so many local steps, at a density in percent, with values of so many bits."""
+    return f"local-{steps}-{percent}%-{bits}bit"
+
+
+def _local() -> Iterator[Run]:
+    for bits, wire in LOCAL_BITS.items():
+        for percent in LOCAL_DENSITIES:
+            for steps in LOCAL_STEPS:
+                spec = f"topka:density={percent / 100:g}{wire}"
+                name = local_name(steps, percent, bits)
+                yield Run(name, "Local steps", spec, tasks=(STDLIB,), seeds=1, local_steps=steps)
+
+
 # How small a sketch may be, for each part of the error that is not fed back; on digits.
 PARTIAL = "partial"  # the group; it has a table of its own
 BETAS, SIZES = (0.0, 0.1, 0.5, 0.9), (0.4, 0.1, 0.03, 0.01)
@@ -194,7 +249,8 @@ def partial_name(beta: float, size: float) -> str:
     return f"partial-{beta:g}-{size:g}"
 
 
-RUNS = {run.name: run for run in (*_ALL, *_grid(), *(_partial(beta, size) for beta in BETAS for size in SIZES))}
+_PARTIAL = (_partial(beta, size) for beta in BETAS for size in SIZES)
+RUNS = {run.name: run for run in (*_ALL, *_grid(), *_local(), *_PARTIAL)}
 
 
 @dataclass(frozen=True)
@@ -221,6 +277,7 @@ class Job:
     def settings(self) -> dict[str, Any]:
         """Settings of this training, as its record holds them."""
         run = self.run
+        local = {"local_steps": run.local_steps, "outer": list(run.outer)} if run.local_steps else {}
         return {
             "task": self.task,
             "run": run.name,
@@ -228,6 +285,7 @@ class Job:
             "spec": self.spec,
             "optimizer": run.optimizer,
             "steps": self.steps,
+            **local,
         }
 
     def made(self, record: Mapping[str, Any]) -> bool:

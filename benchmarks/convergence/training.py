@@ -39,15 +39,15 @@ def train(task: Task, samples: tuple[Samples, Samples], job: Job) -> Record:
         job: What to train, and for how long.
 
     Returns:
-        The job's settings and the outcome. ``curve`` has a point for each evaluation (see ``measure``). Of the last
-        one: ``final``, the metric, None where the run diverged; ``bytes_sent`` and ``entries_sent`` of a rank.
-        ``residual_bytes``: see ``Exchanged``. ``stages``: milliseconds a step in each of ``STAGES``, mean of the ranks.
-        ``seconds``: of the steps.
+        The job's settings and the outcome. ``curve`` has a point for each evaluation (see ``measure``), with the
+        ``seconds`` that the steps took up to it. Of the last one: ``final``, the metric, None where the run diverged;
+        ``bytes_sent`` and ``entries_sent`` of a rank. ``residual_bytes``: see ``Exchanged``. ``stages``: milliseconds a
+        step in each of ``STAGES``, mean of the ranks. ``seconds``: of the steps.
     """
     torch.manual_seed(job.seed)  # all ranks start from the same parameters
     trace.clear()
     model = task.build()
-    exchanged = exchange(model, optimizer_for(task, job, model), job.spec, task.bucket_bytes)
+    exchanged = exchange(model, optimizer_for(task, job, model), job.run, job.spec, task.bucket_bytes)
     warmup = round(WARMUP * job.steps)
     # Steps, not a cosine: what follows a decay of the learning rate, as Accordion does, is to see one.
     scheduler = LambdaLR(exchanged.optimizer, lambda step: learning_rate_factor("step", step, warmup, job.steps))
@@ -59,12 +59,14 @@ def train(task: Task, samples: tuple[Samples, Samples], job: Job) -> Record:
     for step, batch in enumerate(itertools.islice(order, job.steps), start=1):
         losses.append(train_step(exchanged, *samples[0][batch]))
         scheduler.step()
+        if job.run.local_steps and step == job.steps:
+            exchanged.optimizer.synchronize()  # the last round may have fewer; until then, ranks are judged apart
         if step % every == 0 or step == job.steps:
             seconds += time.perf_counter() - since
             point = measure(task.metric, model, exchanged, samples[1], torch.stack(losses).mean().item(), step)
             if not math.isfinite(point["train_loss"] + point["value"]):
                 break
-            curve.append(point)
+            curve.append({**point, "seconds": seconds})
             losses.clear()
             since = time.perf_counter()
     last = curve[-1] if curve else {"step": 0, "bytes_sent": 0.0, "entries_sent": 0.0}

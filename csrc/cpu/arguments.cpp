@@ -90,6 +90,16 @@ std::vector<Tensor> as_tensors(const py::sequence& segments, std::size_t size) {
   return tensors;
 }
 
+void check_outputs(const py::sequence& segments) {
+  std::size_t number = 0;
+  for (const py::handle pair : segments) {
+    const std::string name = "segment " + std::to_string(number++);
+    const auto array = py::reinterpret_borrow<py::array>(py::reinterpret_borrow<py::tuple>(pair)[1]);
+    if (array.shape(0) > 1 && array.strides(0) != array.itemsize()) refuse(name + ": an output must be contiguous");
+    if (!array.writeable()) refuse(name + ": an output must be writable");
+  }
+}
+
 std::size_t as_threads(std::int64_t threads) {
   if (threads < 1 || threads > 1024) refuse("threads must be 1 .. 1024, not " + std::to_string(threads));
   return std::size_t(threads);

@@ -37,6 +37,9 @@ inline char* data_of(const py::array& array) { return static_cast<char*>(const_c
 
 std::vector<Tensor> as_tensors(const py::sequence& segments, std::size_t size);
 
+// Refuses segments that cannot be written in place; as_tensors has been at them.
+void check_outputs(const py::sequence& segments);
+
 std::size_t as_threads(std::int64_t threads);
 
 std::size_t as_size(std::int64_t size);
@@ -61,7 +64,26 @@ Step<Real> as_step(const py::sequence& segments, const py::array& buffer, double
   if (!std::isfinite(scale)) refuse("scale must be finite, not " + std::to_string(scale));
   check_plain(buffer, access, "buffer");
   const auto size = std::size_t(buffer.shape(0));
-  return {reinterpret_cast<Real*>(data_of(buffer)), size, Real(scale), as_tensors(segments, size)};
+  auto* const elements = reinterpret_cast<Real*>(data_of(buffer));
+  return {elements, elements, size, Real(scale), as_tensors(segments, size)};
+}
+
+// The same, with a source beside the buffer unless it is None, and with gradients that are to be left zero.
+template <class Real>
+Step<Real> as_step(const py::sequence& segments, const py::array& buffer, double scale, py::handle source, bool clear) {
+  Step<Real> step = as_step<Real>(segments, buffer, scale);
+  if (!source.is_none()) {
+    const py::array array = as_array(source, "source");
+    check_plain(array, Access::read, "source");
+    if (format_of(array, "source") != format_of(buffer, "buffer") || std::size_t(array.shape(0)) != step.size) {
+      refuse("source: " + std::to_string(array.shape(0)) + " elements of " + text(array.dtype()) +
+             ", but the buffer has " + std::to_string(step.size) + " of " + text(buffer.dtype()));
+    }
+    step.source = static_cast<const Real*>(array.data());
+  }
+  if (clear) check_outputs(segments);
+  step.clear = clear;
+  return step;
 }
 
 // indices None stands for all positions.

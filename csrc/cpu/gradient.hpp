@@ -25,13 +25,15 @@ struct Tensor {
   std::size_t stop() const { return start + length; }
 };
 
-// What one step adds: buffer <- scale * buffer, plus the gradients. The tensors are ascending and disjoint; positions
+// What one step adds: buffer <- scale * source, plus the gradients. The tensors are ascending and disjoint; positions
 // between them are held: they are scaled, and neither added to nor selected from.
 template <class Real> struct Step {
   Real* buffer;
+  const Real* source;  // the buffer itself, or an array beside it
   std::size_t size;
   Real scale;
   std::vector<Tensor> gradients;
+  bool clear = false;  // leave zeros in the gradients, which then are contiguous
 
   std::size_t active() const {
     std::size_t total = 0;
@@ -39,6 +41,15 @@ template <class Real> struct Step {
     return total;
   }
 };
+
+inline std::size_t bytes_of(Format format) {
+  return format == Format::float64 ? 8 : format == Format::float32 ? 4 : 2;
+}
+
+// acc, product and sum rounded separately; scale 0 ignores what was there.
+template <class Real> inline Real accumulated(Real old, Real added, Real scale) {
+  return (scale == 0 ? Real(0) : scale * old) + added;
+}
 
 inline float widen(float x) { return x; }
 inline double widen(double x) { return x; }

@@ -6,6 +6,7 @@
 #include "../common/sums.hpp"
 #include "gradient.hpp"
 #include "simd/level.hpp"
+#include "stream.hpp"
 
 namespace hvs {
 
@@ -20,31 +21,78 @@ template <class Real> void load_tile(const Tensor& t, std::size_t first, std::si
   }
 }
 
-// Visits the positions begin .. end in ascending order: active(gradient elements, first position, count) for each tile
-// of the gradients, held(first position, end position) between them.
-template <class Real, class Active, class Held>
-void for_each_tile(const Step<Real>& step, std::size_t begin, std::size_t end, const Active& active, const Held& held) {
+// Adjacent active positions.
+template <class Real> struct Tile {
+  const Real* gradient;
+  const Real* source;
+  Real* buffer;
+  std::size_t first;
+  std::size_t count;
+
+  bool apart() const { return source != buffer; }
+};
+
+// What happens to positions without a gradient.
+template <class Real> void scale_held(const Step<Real>& step, std::size_t begin, std::size_t end) {
+  if (step.scale == 1) {
+    if (step.source != step.buffer) std::copy(step.source + begin, step.source + end, step.buffer + begin);
+    return;
+  }
+  for (std::size_t i = begin; i < end; ++i) step.buffer[i] = step.scale == 0 ? Real(0) : step.scale * step.source[i];
+}
+
+// buffer <- acc
+template <class Real> void accumulate_tile(const Tile<Real>& tile, Real scale) {
+  const Loops<Real>& use = loops<Real>();
+  if (!tile.apart()) return use.accumulate(tile.gradient, tile.buffer, tile.count, scale);
+  constexpr Key<Real> none = largest_key<Real>;
+  std::int32_t indices[tile_size];
+  use.scan_apart(tile.gradient, tile.source, tile.buffer, tile.count, scale, none, none, 0, indices);
+}
+
+// buffer <- acc; writes the positions where its magnitude reaches `low`. Apart from its source, the buffer gets zeros
+// where it reaches `guess`.
+template <class Real>
+std::size_t scan_tile(const Tile<Real>& tile, Real scale, Key<Real> low, Key<Real> guess, std::int32_t* indices) {
+  const Loops<Real>& use = loops<Real>();
+  const auto first = std::int32_t(tile.first);
+  if (!tile.apart()) return use.scan(tile.gradient, tile.buffer, tile.count, scale, low, first, indices);
+  return use.scan_apart(tile.gradient, tile.source, tile.buffer, tile.count, scale, low - 1, guess - 1, first, indices);
+}
+
+// acc at one position of a tile that was scanned, which the buffer loses if it reaches `guess`.
+template <class Real> Real take_scanned(const Tile<Real>& tile, Real scale, Key<Real> guess, std::int32_t position) {
+  const std::size_t i = std::size_t(position) - tile.first;
+  if (tile.apart()) return accumulated(tile.source[i], tile.gradient[i], scale);
+  const Real acc = tile.buffer[i];
+  tile.buffer[i] = magnitude(acc) >= guess ? Real(0) : acc;
+  return acc;
+}
+
+// Visits the positions begin .. end in ascending order: active(tile) for each tile of the gradients; those between them
+// are scaled.
+template <class Real, class Active>
+void for_each_tile(const Step<Real>& step, std::size_t begin, std::size_t end, const Active& active) {
   alignas(64) Real converted[tile_size];
   std::size_t at = begin;
   auto gradient = std::partition_point(step.gradients.begin(), step.gradients.end(),
                                        [begin](const Tensor& g) { return g.stop() <= begin; });
   for (; gradient != step.gradients.end() && gradient->start < end; ++gradient) {
     const std::size_t start = std::max(gradient->start, begin), stop = std::min(gradient->stop(), end);
-    if (at < start) held(at, start);
+    if (at < start) scale_held(step, at, start);
     const Real* const elements = in_place<Real>(*gradient);
     for (at = start; at < stop; at += std::min(tile_size, stop - at)) {
       const std::size_t offset = at - gradient->start, count = std::min(tile_size, stop - at);
       if (!elements) load_tile(*gradient, offset, count, converted);
-      active(elements ? elements + offset : converted, at, count);
+      active(Tile<Real>{elements ? elements + offset : converted, step.source + at, step.buffer + at, at, count});
+      if (step.clear) {
+        const std::size_t width = bytes_of(gradient->format);
+        std::memset(gradient->data + offset * width, 0, count * width);
+      }
     }
   }
-  if (at < end) held(at, end);
-}
-
-// What happens to a position without a gradient.
-template <class Real> void scale_held(const Step<Real>& step, std::size_t begin, std::size_t end) {
-  if (step.scale == 1) return;
-  for (std::size_t i = begin; i < end; ++i) step.buffer[i] = step.scale == 0 ? Real(0) : step.scale * step.buffer[i];
+  if (at < end) scale_held(step, at, end);
+  if (step.source != step.buffer) end_stream();
 }
 
 }  // namespace hvs

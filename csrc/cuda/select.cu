@@ -128,7 +128,7 @@ HVS_FUNCTION std::int64_t sampled_number(std::uint32_t i, std::uint32_t strata, 
 // The magnitudes that accumulate would leave at the sampled positions, and the histogram of their first digit.
 template <class Real>
 __global__ void __launch_bounds__(block_threads)
-    draw(const Segment* segments, int count, const Real* buffer, Real scale, std::int64_t active, int strata,
+    draw(const Segment* segments, int count, const Real* source, Real scale, std::int64_t active, int strata,
          Plan<Real>* plan, Real* sample) {
   __shared__ std::uint32_t histogram[digit_bins];
   clear(histogram);
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(block_threads)
     const std::int64_t number = sampled_number(std::uint32_t(i), std::uint32_t(strata), active);
     const Segment segment = segments[holding_active(segments, count, number)];
     const std::int64_t at = number - segment.before;
-    const Real x = accumulated(buffer[segment.start + at], load<Real>(segment, at), scale);
+    const Real x = accumulated(source[segment.start + at], load<Real>(segment, at), scale);
     sample[i] = x;
     count_key(Search<Real>{0, 0, Bits<Real>::width, 0}, x, histogram);
   }
@@ -179,8 +179,9 @@ template <class Real> __global__ void set_threshold(Plan<Real>* plan, Key<Real> 
 
 template <class Real>
 __global__ void __launch_bounds__(block_threads)
-    accumulate(const Segment* segments, int count, Real* buffer, std::int64_t size, Real scale) {
-  const Step<Real> step = {segments, count, buffer, size, scale};
+    accumulate(const Segment* segments, int count, Real* buffer, std::int64_t size, Real scale, const Real* source,
+               int clear) {
+  const Step<Real> step = {segments, count, buffer, size, scale, source, clear != 0};
   for (std::int64_t tile = blockIdx.x; tile * tile_size < size; tile += gridDim.x) {
     Real acc[quads][quad];
     accumulate_tile(step, tile * tile_size, acc);
@@ -190,9 +191,9 @@ __global__ void __launch_bounds__(block_threads)
 // buffer <- acc, and the candidates: entries whose magnitude reaches plan->low, of which the first `room` are kept.
 template <class Real>
 __global__ void __launch_bounds__(block_threads)
-    sweep(const Segment* segments, int count, Real* buffer, std::int64_t size, Real scale, Plan<Real>* plan,
-          Status* statuses, std::int32_t* indices, Real* values, std::int64_t room) {
-  const Step<Real> step = {segments, count, buffer, size, scale};
+    sweep(const Segment* segments, int count, Real* buffer, std::int64_t size, Real scale, const Real* source,
+          int clear, Plan<Real>* plan, Status* statuses, std::int32_t* indices, Real* values, std::int64_t room) {
+  const Step<Real> step = {segments, count, buffer, size, scale, source, clear != 0};
   const std::int64_t tile = take_ticket(&plan->sweep_ticket), begin = tile * tile_size;
   const Key<Real> low = plan->low;
   Real acc[quads][quad];

@@ -10,13 +10,17 @@ namespace hvs {
 constexpr int quads = 4;  // of a thread in a tile; they lie quad * block_threads apart
 constexpr int tile_size = quad * quads * block_threads;
 
-// What one step adds: buffer <- scale * buffer, plus the segments. Positions between them are held.
+// What one step adds: buffer <- scale * source, plus the segments. Positions between them are held.
 template <class Real> struct Step {
   const Segment* segments;
   int count;
   Real* buffer;
   std::int64_t size;
   Real scale;
+  const Real* source = nullptr;  // null: the buffer
+  bool clear = false;            // leave zeros in the segments
+
+  HVS_FUNCTION const Real* from() const { return source ? source : buffer; }
 };
 
 // The position of a thread's quad q in the tile that begins at `begin`.
@@ -26,14 +30,15 @@ HVS_FUNCTION std::int64_t quad_begin(std::int64_t begin, int q) {
 
 // A tile inside one segment, whose elements are Stored at multiples of a quad.
 template <class Stored, class Real>
-HVS_FUNCTION void accumulate_quads(const Stored* gradient, Real* buffer, Real scale, Real (&acc)[quads][quad]) {
+HVS_FUNCTION void accumulate_quads(Stored* gradient, const Real* source, Real* buffer, Real scale, bool clear,
+                                   Real (&acc)[quads][quad]) {
   Quad<Stored> added[quads];
   Quad<Real> old[quads];
 #pragma unroll
   for (int q = 0; q < quads; ++q) added[q] = *reinterpret_cast<const Quad<Stored>*>(gradient + quad_begin(0, q));
   if (scale != 0) {
 #pragma unroll
-    for (int q = 0; q < quads; ++q) old[q] = *reinterpret_cast<const Quad<Real>*>(buffer + quad_begin(0, q));
+    for (int q = 0; q < quads; ++q) old[q] = *reinterpret_cast<const Quad<Real>*>(source + quad_begin(0, q));
   } else {
 #pragma unroll
     for (int q = 0; q < quads; ++q) old[q] = {};
@@ -46,6 +51,7 @@ HVS_FUNCTION void accumulate_quads(const Stored* gradient, Real* buffer, Real sc
       sum.x[i] = acc[q][i] = accumulated(old[q].x[i], Real(widen(added[q].x[i])), scale);
     }
     *reinterpret_cast<Quad<Real>*>(buffer + quad_begin(0, q)) = sum;
+    if (clear) *reinterpret_cast<Quad<Stored>*>(gradient + quad_begin(0, q)) = {};
   }
 }
 
@@ -53,10 +59,12 @@ HVS_FUNCTION void accumulate_quads(const Stored* gradient, Real* buffer, Real sc
 template <class Stored, class Real>
 HVS_FUNCTION bool try_quads(const Step<Real>& step, const Segment& segment, std::int64_t begin,
                             Real (&acc)[quads][quad]) {
-  const Stored* const gradient = reinterpret_cast<const Stored*>(segment.data) + (begin - segment.start);
+  Stored* const gradient = reinterpret_cast<Stored*>(segment.data) + (begin - segment.start);
+  const Real* const source = step.from() + begin;
   Real* const buffer = step.buffer + begin;
   if (!aligned(gradient, alignof(Quad<Stored>)) || !aligned(buffer, alignof(Quad<Real>))) return false;
-  accumulate_quads(gradient, buffer, step.scale, acc);
+  if (!aligned(source, alignof(Quad<Real>))) return false;
+  accumulate_quads(gradient, source, buffer, step.scale, step.clear, acc);
   return true;
 }
 
@@ -86,10 +94,11 @@ HVS_FUNCTION std::uint32_t accumulate_any(const Step<Real>& step, int first, std
       if (at >= step.size) continue;
       while (s < step.count && step.segments[s].stop() <= at) ++s;
       const bool inside = s < step.count && step.segments[s].start <= at;
-      const Real old = step.buffer[at];
+      const Real old = step.from()[at];
       acc[q][i] = inside ? accumulated(old, load<Real>(step.segments[s], at - step.segments[s].start), step.scale)
                          : held(old, step.scale);
       step.buffer[at] = acc[q][i];
+      if (inside && step.clear) store(step.segments[s], at - step.segments[s].start, Real(0));
       active |= std::uint32_t(inside) << (q * quad + i);
     }
   }

@@ -9,16 +9,37 @@
         while step < steps:
             ...
             step += 1
-            if preempted() or step % 1000 == 0:
-                checkpoints.save(step, model=model, optimizer=optimizer, scheduler=scheduler)
             if preempted():
+                checkpoints.save(step, model=model, optimizer=optimizer, scheduler=scheduler)
                 break
+            if step % 1000 == 0:
+                checkpoints.async_save(step, model=model, optimizer=optimizer, scheduler=scheduler)
 """
 
 from __future__ import annotations
 
-from horovod_sparse.checkpoint.checkpoints import Checkpoints, Restored
-from horovod_sparse.checkpoint.preemption import on_preemption
-from horovod_sparse.checkpoint.together import CheckpointError
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from horovod_sparse.checkpoint.checkpoints import Checkpoints
+    from horovod_sparse.checkpoint.errors import CheckpointError
+    from horovod_sparse.checkpoint.preemption import on_preemption
+    from horovod_sparse.checkpoint.restore import Restored
 
 __all__ = ["CheckpointError", "Checkpoints", "Restored", "on_preemption"]
+
+# Loaded when asked for: `horovod-sparse checkpoint` must run where MPI does not start and torch is not installed.
+_MODULE_OF = {
+    "CheckpointError": "errors",
+    "Checkpoints": "checkpoints",
+    "Restored": "restore",
+    "on_preemption": "preemption",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name from its module on first use."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -4,40 +4,28 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import suppress
-from dataclasses import dataclass
+import secrets
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from mpi4py import MPI
 from torch import nn
 
+from horovod_sparse.checkpoint.errors import CheckpointError
 from horovod_sparse.checkpoint.folder import Folder
-from horovod_sparse.checkpoint.manifest import SHARED, Entry, Manifest, shard
-from horovod_sparse.checkpoint.parts import compare, exchange_of, load_others, own_state, shared_state
-from horovod_sparse.checkpoint.state import require_loadable, set_generators
-from horovod_sparse.checkpoint.together import CALL, CheckpointError, together
+from horovod_sparse.checkpoint.manifest import Manifest
+from horovod_sparse.checkpoint.parts import exchange_of, own_state, shared_state
+from horovod_sparse.checkpoint.restore import Restored, read, restore
+from horovod_sparse.checkpoint.staging import Staging
+from horovod_sparse.checkpoint.state import require_loadable
+from horovod_sparse.checkpoint.store import Snapshot, failed, store
+from horovod_sparse.checkpoint.together import CALL, together
 from horovod_sparse.mpi.lifetime import inside_mpi
 from horovod_sparse.training.communicator import communicator
-from horovod_sparse.training.state import leader
 
 _LOG = logging.getLogger("horovod_sparse")
-
-
-@dataclass(frozen=True)
-class Restored:
-    """Results of loading, besides what went into model, optimizer and the others.
-
-    Attributes:
-        step: Given when it was saved.
-        data: This rank's, given when it was saved. On another number of ranks: that of rank 0, on every rank.
-        notes: What could not be carried over; the same on every rank.
-    """
-
-    step: int
-    data: dict[str, Any]
-    notes: tuple[str, ...]
 
 
 class Checkpoints:
@@ -49,7 +37,8 @@ class Checkpoints:
     disk. Loading executes no code (``torch.load`` with ``weights_only``).
 
     Args:
-        directory: The folder, on a file system that all nodes share; made when something is saved. One training each.
+        directory: The folder, on a file system that all nodes share; made when something is saved. One training each:
+            from the first save to its end, rank 0 holds a lock.
         keep: Checkpoints to keep; older ones are deleted after a save. Which are older is told by when they were saved,
             not by their steps.
         process_set: The ranks that train together: a Horovod process set, a torch process group or an MPI communicator;
@@ -68,8 +57,12 @@ class Checkpoints:
                 f"rank {MPI.COMM_WORLD.Get_rank()} is not part of {process_set}: make Checkpoints on its ranks only"
             )
         self._comm = comm
+        self._comm_beside = comm.Dup()  # the thread's: it must not meet messages of the program
         self._folder = Folder(Path(directory))
         self._keep = keep
+        self._staging = Staging()
+        self._thread = ThreadPoolExecutor(1, "horovod_sparse_save")  # Python waits for it before the program ends
+        self._under_way: Future[str] | None = None
 
     def save(
         self,
@@ -80,7 +73,7 @@ class Checkpoints:
         exchange: Any = None,
         data: dict[str, Any] | None = None,
         **others: Any,
-    ) -> None:
+    ) -> str:
         """Saves the state of the training. To be called after ``step()``, by all ranks at the same step.
 
         Where it fails, it fails on all ranks, nothing is left behind, and the training can go on.
@@ -94,54 +87,124 @@ class Checkpoints:
                 lists or dicts of them.
             **others: Schedulers, a GradScaler, or anything else that has ``state_dict``, from rank 0.
 
-        Raises:
-            CheckpointError: Something could not be saved. Raised on all ranks.
-        """
-        self._require_one_step(step)
-        what = f"step {step} could not be saved"
-        try:
-            with together(self._comm, what):
-                exchange = exchange_of(exchange or optimizer)
-                own = own_state(model, exchange, data or {})
-                shared = shared_state(model, optimizer, exchange, others) if self._rank == 0 else {}
-                for name, state in (*own.items(), *shared.items()):
-                    require_loadable(state, name)
-                if self._rank == 0:
-                    self._folder.prepare()
-            with together(self._comm, what):
-                files = {shard(self._rank): self._folder.write(step, shard(self._rank), own)}
-                if self._rank == 0:
-                    files[SHARED] = self._folder.write(step, SHARED, shared)
-            self._complete(step, files, what)
-        except CheckpointError:
-            self._folder.discard(step)
-            with inside_mpi(CALL):
-                self._comm.Barrier()  # another save must not begin while a rank still cleans up
-            raise
+        Returns:
+            The checkpoint's digest, over everything in it: for ``load``, kept where others cannot write.
 
-    def _require_one_step(self, step: int) -> None:
+        Raises:
+            CheckpointError: Something could not be saved. Raised on all ranks. Also where the save that was under way
+                has failed; this one is done then.
+        """
+        late = self._finish()
+        snapshot = self._collect(step, None, model, optimizer, exchange, data, others)
+        digest = store(self._comm, self._folder, snapshot, self._keep, CALL)
+        if late is not None:
+            raise late
+        return digest
+
+    def async_save(
+        self,
+        step: int,
+        *,
+        model: nn.Module,
+        optimizer: Any,
+        exchange: Any = None,
+        data: dict[str, Any] | None = None,
+        **others: Any,
+    ) -> None:
+        """Saves beside the training: as ``save``, but returns when everything is copied. A thread writes the copies.
+
+        One save is under way at a time: the next one waits for it, and so do ``load`` and the end of the program. The
+        copies need as much memory on the host as the files.
+
+        Raises:
+            CheckpointError: Something could not be copied. Also where the save that was under way has failed; this one
+                has begun then. Raised on all ranks.
+        """
+        late = self._finish()
+        snapshot = self._collect(step, self._staging, model, optimizer, exchange, data, others)
+        alive = ExitStack()
+        alive.enter_context(inside_mpi())  # from here on, as the thread may begin late
+        self._under_way = self._thread.submit(self._store_beside, snapshot, alive)
+        if late is not None:
+            raise late
+
+    def wait(self) -> str | None:
+        """Waits for the save that is under way.
+
+        Returns:
+            Its digest; None: there was none.
+
+        Raises:
+            CheckpointError: It has failed. Raised on all ranks.
+        """
+        under_way, self._under_way = self._under_way, None
+        if under_way is None:
+            return None
         with inside_mpi(CALL):
-            steps = self._comm.allgather(step)
+            return under_way.result()
+
+    def _finish(self) -> CheckpointError | None:
+        """Waits for the save that is under way; gives the error with which it has failed."""
+        try:
+            self.wait()
+        except CheckpointError as error:
+            return error
+        return None
+
+    def _collect(
+        self,
+        step: int,
+        staging: Staging | None,
+        model: nn.Module,
+        optimizer: Any,
+        exchange: Any,
+        data: dict[str, Any] | None,
+        others: dict[str, Any],
+    ) -> Snapshot:
+        """The state of the training itself, or copies of it; a collective call."""
+        token = self._agree(step)
+        with together(self._comm, failed(step)):
+            exchange = exchange_of(exchange or optimizer)
+            if staging is not None:
+                staging.begin()
+            own = own_state(model, exchange, data or {}, None if staging is None else staging.array)
+            shared = shared_state(model, optimizer, exchange, others) if self._comm.Get_rank() == 0 else {}
+            for name, state in (*own.items(), *shared.items()):
+                require_loadable(state, name)
+            if staging is not None:
+                own, shared = staging.copy(own), staging.copy(shared)
+        return Snapshot(step, token, own, shared)
+
+    def _agree(self, step: int) -> str:
+        """Makes sure that all ranks save the same step; gives rank 0's token for this save."""
+        with inside_mpi(CALL):
+            everyone = self._comm.allgather((step, secrets.token_hex(4)))
+        steps = [one for one, _ in everyone]
         if steps != [step] * len(steps):
             raise CheckpointError(f"ranks save different steps: {steps}: let all ranks save at the same step")
         if type(step) is not int or step < 0:
             raise CheckpointError(f"step must be a whole number of at least 0, not {step!r}")
+        token: str = everyone[0][1]
+        return token
 
-    def _complete(self, step: int, files: dict[str, Entry], what: str) -> None:
-        with inside_mpi(CALL):
-            everyone = self._comm.gather(files)
-        with together(self._comm, what):
-            if everyone is not None:
-                together_files = {name: entry for one in everyone for name, entry in one.items()}
-                self._folder.complete(step, len(everyone), together_files)
-                self._folder.prune(self._keep)
-
-    @property
-    def _rank(self) -> int:
-        return self._comm.Get_rank()
+    def _store_beside(self, snapshot: Snapshot, alive: ExitStack) -> str:
+        with alive:
+            try:
+                return store(self._comm_beside, self._folder, snapshot, self._keep, call="")
+            except CheckpointError as error:
+                if self._comm_beside.Get_rank() == 0:  # now, as the next call may be far, or none
+                    _LOG.error("%s", error)
+                raise
 
     def load(
-        self, *, model: nn.Module, optimizer: Any, exchange: Any = None, step: int | None = None, **others: Any
+        self,
+        *,
+        model: nn.Module,
+        optimizer: Any,
+        exchange: Any = None,
+        step: int | None = None,
+        digest: str | None = None,
+        **others: Any,
     ) -> Restored | None:
         """Loads a checkpoint into objects that were made as in the run that saved it.
 
@@ -153,6 +216,7 @@ class Checkpoints:
             optimizer: Takes over its own state and, if it is wrapped, residuals, thresholds and densities.
             exchange: A ``SparseState`` that takes these over.
             step: Which checkpoint; None: the one that was saved last.
+            digest: Refuses any checkpoint but the one with this digest.
             **others: By the names they were saved with.
 
         Returns:
@@ -160,91 +224,28 @@ class Checkpoints:
 
         Raises:
             CheckpointError: The checkpoint is damaged, or does not fit. It names an intact one, if there is any.
-                Raised on all ranks. What was loaded into may be half changed.
+                Raised on all ranks. What was loaded into may be half changed. Also where the save that was under way
+                has failed; nothing has changed then.
         """
+        self.wait()
         manifest: Manifest | None = None
         try:
             with together(self._comm, f"{self._folder.path} cannot be loaded"):
-                if self._rank == 0:
-                    manifest = self._folder.choose(step)
+                if self._comm.Get_rank() == 0:
+                    manifest = self._folder.choose(step, digest)
             with inside_mpi(CALL):
                 manifest = self._comm.bcast(manifest)
             if manifest is None:
                 return None
-            with together(self._comm, f"step {manifest.step} cannot be loaded"):
-                shared = self._read(manifest, SHARED)
-                # On other ranks than those that saved it, they are dealt out.
-                mine = range(self._rank, manifest.ranks, self._comm.Get_size())
-                shards = [self._read(manifest, shard(rank)) for rank in mine]
+            content = read(self._comm, self._folder, manifest)
         except CheckpointError as error:
             raise CheckpointError(f"{error}{self._offer(manifest)}") from error
-        return self._restore(manifest, shared, shards, model, optimizer, exchange_of(exchange or optimizer), others)
-
-    def _restore(
-        self,
-        manifest: Manifest,
-        shared: dict[str, Any],
-        shards: list[dict[str, Any]],
-        model: nn.Module,
-        optimizer: Any,
-        exchange: Any,
-        others: dict[str, Any],
-    ) -> Restored:
-        what = f"step {manifest.step} cannot be loaded"
-        with together(self._comm, what):
-            notes = compare(exchange, shared["compression"])
-        sparse = shared["compression"] is not None and not notes
-        if manifest.ranks == self._comm.Get_size():
-            (own,) = shards
-            state, data = own["compression"], own["data"]
-            model_state = {**shared["model"], **own["buffers"]}
-        else:
-            first, data = self._first(shards)
-            model_state = shared["model"]
-            notes += self._new_ranks(manifest)
-            with together(self._comm, what):
-                if sparse:
-                    states = [one["compression"] for one in shards]
-                    state, more = exchange.merge(states, first)
-                    notes += more
-        with together(self._comm, what):
-            if sparse:
-                exchange.load_state_dict(state)
-            model.load_state_dict(model_state)
-            optimizer.load_state_dict(shared["optimizer"])
-            notes += load_others(others, shared["others"])
-            if shards and self._rank < manifest.ranks:
-                set_generators(shards[0]["generators"])
-        if self._rank == 0:
-            for note in notes:
-                _LOG.warning("step %d was loaded, but %s", manifest.step, note)
-        return Restored(manifest.step, data, tuple(notes))
-
-    def _read(self, manifest: Manifest, name: str) -> dict[str, Any]:
-        folder = self._folder.of(manifest.step)
-        manifest.verify(folder, name)
-        content: dict[str, Any] = torch.load(folder / name, map_location="cpu", weights_only=True)
-        return content
-
-    def _first(self, shards: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """State that the old rank 0 remembered of the exchange, without the memories, and its data, on all ranks."""
-        mine = (leader(shards[0]["compression"]), shards[0]["data"]) if self._rank == 0 else None
-        with inside_mpi(CALL):
-            first: tuple[dict[str, Any], dict[str, Any]] = self._comm.bcast(mine)
-        return first
-
-    def _new_ranks(self, manifest: Manifest) -> list[str]:
-        ranks = self._comm.Get_size()
-        notes = [f"{manifest.ranks} ranks saved it and {ranks} go on, with the data and buffers of rank 0"]
-        if ranks > manifest.ranks:
-            new = "rank {0} is" if ranks == manifest.ranks + 1 else "ranks {0} to {1} are"
-            notes.append(f"{new.format(manifest.ranks, ranks - 1)} new: generators there keep their seeds")
-        return notes
+        return restore(self._comm, content, model, optimizer, exchange_of(exchange or optimizer), others)
 
     def _offer(self, refused: Manifest | None) -> str:
         other = None
-        if self._rank == 0:
-            with suppress(OSError):
+        with suppress(CheckpointError), together(self._comm, ""):
+            if self._comm.Get_rank() == 0:
                 other = self._folder.intact(besides=refused.step if refused else None)
         with inside_mpi(CALL):
             other = self._comm.bcast(other)

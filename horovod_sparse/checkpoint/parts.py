@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -17,10 +18,13 @@ def exchange_of(optimizer: Any) -> Any:
     return optimizer if hasattr(optimizer, "merge") else getattr(optimizer, "exchange", None)
 
 
-def own_state(model: nn.Module, exchange: Any, data: dict[str, Any]) -> dict[str, Any]:
-    """This rank's own part."""
+def own_state(
+    model: nn.Module, exchange: Any, data: dict[str, Any], copy: Callable[[Any], Any] | None = None
+) -> dict[str, Any]:
+    """This rank's own part; the arrays of the exchange are copied, by ``copy`` where it is given."""
+    settings = {} if copy is None else {"copy": copy}
     return {
-        "compression": None if exchange is None else exchange.state_dict(),
+        "compression": None if exchange is None else exchange.state_dict(**settings),
         "generators": generators(),
         "buffers": buffers(model, model.state_dict()),
         "data": data,

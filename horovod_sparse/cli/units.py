@@ -49,12 +49,31 @@ def density(text: str) -> float:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """A converter of whole numbers from ``least`` on."""
+    """A converter of whole numbers from ``least`` on, which a C int holds."""
 
     def convert(text: str) -> int:
-        if not re.fullmatch(r"[+-]?\d+", text) or int(text) < least:
+        digits = re.fullmatch(r"[+-]?[0-9]+", text)
+        if digits and (len(text) > len("+2147483647") or int(text) >= 2**31):
+            raise argparse.ArgumentTypeError(f"must be a whole number of at most 2147483647, not {text[:20]!r}")
+        if not digits or int(text) < least:
             raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, not {text!r}")
         return int(text)
+
+    return convert
+
+
+def real(least: float = 0.0, below: float = math.inf) -> Callable[[str], float]:
+    """A converter of finite numbers from ``least`` on."""
+    limit = f", below {below:g}" if below < math.inf else ""
+
+    def convert(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not least <= number < below:
+            raise argparse.ArgumentTypeError(f"must be a finite number of at least {least:g}{limit}, not {text!r}")
+        return number
 
     return convert
 
@@ -66,7 +85,8 @@ def listed(convert: Callable[[str], Item]) -> Callable[[str], list[Item]]:
 
 def _number(text: str, factors: Mapping[str, float], expected: str) -> float:
     """A positive number with one of the units, whose case does not matter."""
-    match = re.fullmatch(r"(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)\s*([a-z]*)(?:/s)?", text.strip().lower())
-    if not match or match[2] not in factors or not 0 < float(match[1]) < math.inf:
+    match = re.fullmatch(r"([0-9]+\.?[0-9]*(?:e[+-]?[0-9]+)?|\.[0-9]+)\s*([a-z]*)(?:/s)?", text.strip().lower())
+    number = float(match[1]) * factors[match[2]] if match and match[2] in factors else math.nan
+    if not 0 < number < math.inf:
         raise argparse.ArgumentTypeError(f"expected {expected}, not {text!r}")
-    return float(match[1]) * factors[match[2]]
+    return number

@@ -78,7 +78,8 @@ class OkTopk(Base):
     def __init__(self, place: Place, messenger: Messenger, options: Options) -> None:
         super().__init__(place, messenger, options)
         o = options
-        self._threshold = ReusedThreshold(o.tau_threshold, o.global_low, o.global_high, o.global_up, o.global_down)
+        band = (o.global_low, o.global_high, o.global_up, o.global_down)
+        self._threshold = ReusedThreshold(o.tau_threshold, *band, place.events)
         self._partition_left = 0  # steps for which the boundaries may still be reused
         self._boundaries = np.zeros(messenger.ranks + 1, np.int64)
 

@@ -12,7 +12,7 @@ from horovod_sparse.kernels.types import Array
 if TYPE_CHECKING:
     from horovod_sparse.kernels import cpu, cuda
 
-__all__ = ["copy_to_host", "cpu", "cuda", "kernels_for", "to_device", "to_host"]
+__all__ = ["copy_to_host", "cpu", "cuda", "kernels_for", "largest_magnitude", "to_device", "to_host"]
 
 
 def __getattr__(name: str) -> ModuleType:
@@ -51,3 +51,11 @@ def copy_to_host(array: Any) -> NDArray[Any]:
 def to_device(array: Any, like: Array) -> Array:
     """A NumPy array's content on the device of another array; the array itself where that is the host."""
     return np.asarray(array, like=like)
+
+
+def largest_magnitude(array: Array) -> float:
+    """The largest magnitude of an array of any device: 0 where it is empty, infinity where there is NaN."""
+    if not array.size:
+        return 0.0
+    magnitude = float(max(array.max(), -array.min()))  # without a copy of the array
+    return magnitude if magnitude == magnitude else np.inf

@@ -5,10 +5,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 def accumulate(
-    segments: Sequence[tuple[int, NDArray[Any]]], buffer: NDArray[Any], scale: float, threads: int, /
+    segments: Sequence[tuple[int, NDArray[Any]]],
+    buffer: NDArray[Any],
+    scale: float,
+    threads: int,
+    source: NDArray[Any] | None,
+    clear: bool,
+    /,
 ) -> None: ...
 def select(
-    segments: Sequence[tuple[int, NDArray[Any]]], buffer: NDArray[Any], k: int, scale: float, threads: int, /
+    segments: Sequence[tuple[int, NDArray[Any]]],
+    buffer: NDArray[Any],
+    k: int,
+    scale: float,
+    threads: int,
+    source: NDArray[Any] | None,
+    clear: bool,
+    /,
 ) -> tuple[NDArray[np.int32], NDArray[Any]]: ...
 def select_above(
     segments: Sequence[tuple[int, NDArray[Any]]],
@@ -16,6 +29,8 @@ def select_above(
     threshold: float,
     scale: float,
     threads: int,
+    source: NDArray[Any] | None,
+    clear: bool,
     /,
 ) -> tuple[NDArray[np.int32], NDArray[Any]]: ...
 def all_finite(segments: Sequence[tuple[int, NDArray[Any]]], /) -> bool: ...
@@ -51,6 +66,7 @@ def scatter(
     values: NDArray[Any],
     outputs: Sequence[tuple[int, NDArray[Any]]],
     scale: float,
+    cleared: bool,
     /,
 ) -> None: ...
 def add(indices: NDArray[np.int32] | None, values: NDArray[Any], buffer: NDArray[Any], /) -> None: ...

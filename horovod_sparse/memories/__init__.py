@@ -27,8 +27,8 @@ class Memory(Protocol):
 
     Attributes:
         Options: Nested dataclass of its options.
-        replaces_momentum: Tells that it applies momentum itself; the optimizer must have none. Its options then derive
-            from those of ``MomentumCorrection``: optimizers apply the same momentum to what travels whole.
+        replaces_momentum: Tells that it applies momentum itself, and the optimizer none. Its options then derive from
+            those of ``MomentumCorrection``: optimizers apply the same momentum to what travels whole.
     """
 
     replaces_momentum: bool

@@ -38,7 +38,7 @@ class Contractive:
         self._scale, self._step = scale, step.number
         buffer = SCRATCH.lend(self._place.size, self._place.like)
         self._error.decode(buffer, scale * (1 - self._beta))
-        return Accumulator(buffer, step.gradients)
+        return Accumulator(buffer, step.gradients, clear=step.clear)
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
         """Compresses what was not taken and what came back."""

@@ -69,7 +69,7 @@ class ImprovedContractive:
             self._error.add_to(buffer, scale)
         entries = self._entries
         kernels_for(buffer).add(entries.indices, entries.values * buffer.dtype.type(scale), buffer)
-        return Accumulator(buffer, step.gradients)
+        return Accumulator(buffer, step.gradients, clear=step.clear)
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
         """Compresses what was not taken and what came back, and then what that missed."""

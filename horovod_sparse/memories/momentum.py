@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import kernels_for, to_device
 from horovod_sparse.memories.base import delivered, total
 from horovod_sparse.memories.residual import Residual
-from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules import Momentum, Place, Step
 from horovod_sparse.rules.options import RuleOptions, flag, number
 from horovod_sparse.vector import SparseVector
 
@@ -21,10 +21,11 @@ from horovod_sparse.vector import SparseVector
 class MomentumCorrection(Residual):
     """u = m u + g and v = v + u; v is the residual that is selected from.
 
-    With Nesterov's momentum, u = m (u + g) and v = v + u + g.
+    With Nesterov's momentum, v = v + g + m u. In a step with a momentum of 0, v = v + g, and u stays as it is.
 
-    The optimizer that it serves must have no momentum of its own. v is rescaled as every residual. u is a gradient, as
-    in torch's SGD: it follows the loss scale, but not the learning rate.
+    The momentum is that of the optimizer which it serves, as it is in each step, or a constant of its own; the
+    optimizer applies none then. v is rescaled as every residual. u is a gradient, as in torch's SGD: it follows the
+    loss scale, but not the learning rate.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -32,18 +33,33 @@ class MomentumCorrection(Residual):
         """Options of momentum correction.
 
         Attributes:
-            momentum: m, in [0, 1).
-            nesterov: Nesterov's momentum.
+            momentum: m, in [0, 1), for an optimizer without momentum; None: the optimizer's own is taken over, with
+                Nesterov's form and dampening.
+            nesterov: Nesterov's momentum, where the momentum is given here.
             masking: Clear u where v was selected and sent (factor masking), so that old directions are not followed for
                 long. What travels whole does not wait: there u stays.
             max_norm: Whoever hands gradients in clips this rank's whole gradient, without the loss scale, to a norm of
                 max_norm / sqrt(P); None: it is not clipped.
         """
 
-        momentum: float = number(0.9, lambda x: 0 <= x < 1, "in [0, 1)")
+        momentum: float | None = number(None, lambda x: 0 <= x < 1, "in [0, 1)", hint="None is the optimizer's own")
         nesterov: bool = flag(False)
-        masking: bool = flag(True)
+        masking: bool = flag(False)
         max_norm: float | None = number(None, lambda x: x > 0, "above 0", hint="None does not clip")
+
+        def __post_init__(self) -> None:
+            """Checks that Nesterov's form belongs to a momentum."""
+            super().__post_init__()
+            if self.nesterov and self.momentum is None:
+                raise ValueError(
+                    "nesterov must be False, not True, where the optimizer's momentum is taken over: give the "
+                    "optimizer nesterov=True, or the compression momentum=0.9, too"
+                )
+
+        @property
+        def own(self) -> Momentum | None:
+            """The momentum that is given here; None: it is the optimizer's."""
+            return None if self.momentum is None else Momentum(self.momentum, self.nesterov)
 
         def clip(self, norm: float, ranks: int) -> float:
             """Factor on a rank's whole gradient of this norm; 1 where it is small enough, or not finite."""
@@ -53,26 +69,28 @@ class MomentumCorrection(Residual):
     replaces_momentum = True
 
     def __init__(self, place: Place, options: Options) -> None:
-        super().__init__(place, options)
-        self._momentum, self._nesterov, self._masking = options.momentum, options.nesterov, options.masking
+        super().__init__(replace(place, undoable=False), options)  # the velocity changes in place: both are copied
+        self._own, self._masking = options.own, options.masking
         self._velocity = np.zeros_like(self._residual)
 
     def open(self, step: Step, scale: float) -> Accumulator:
         """Updates u; what is pending is u itself."""
-        gradients = step.gradients
         if step.carry != 1:
             self._velocity *= self._velocity.dtype.type(step.carry)
-        pending = [(start, self._velocity[start : start + gradient.size]) for start, gradient in gradients]
-        kernels = kernels_for(self._residual)
-        if self._nesterov:
-            kernels.accumulate(gradients, self._velocity)
-            kernels.accumulate(gradients, self._residual, scale)
-            scale = 1.0
-        for (_, part), (_, gradient) in zip(pending, gradients, strict=True):
-            if self._nesterov:
-                part *= part.dtype.type(self._momentum)
-            else:
-                kernels.accumulate([(0, gradient)], part, self._momentum)
+        momentum = self._own or step.momentum
+        if not momentum.factor:
+            return super().open(step, scale)
+        kernels, real = kernels_for(self._residual), self._velocity.dtype.type
+        share = momentum.share if step.number else momentum.first
+        pending = [(start, self._velocity[start : start + gradient.size]) for start, gradient in step.gradients]
+        for (_, part), (_, gradient) in zip(pending, step.gradients, strict=True):
+            if share:
+                kernels.accumulate([(0, gradient)], part, momentum.factor / share)
+            if share != 1:
+                part *= real(share or momentum.factor)
+        if momentum.nesterov:
+            kernels.accumulate(step.gradients, self._residual, scale)
+            pending, scale = [(start, part * real(momentum.factor)) for start, part in pending], 1.0
         return Accumulator(self._residual, pending, scale)
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:

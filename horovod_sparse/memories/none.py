@@ -29,7 +29,8 @@ class NoMemory(Stateless):
     def open(self, step: Step, scale: float) -> Accumulator:
         """Accumulates the gradients alone: scale 0 ignores the buffer's old content."""
         del scale
-        return Accumulator(SCRATCH.lend(self._place.size, self._place.like), step.gradients, scale=0.0)
+        buffer = SCRATCH.lend(self._place.size, self._place.like)
+        return Accumulator(buffer, step.gradients, scale=0.0, clear=step.clear)
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
         """Drops the rest and what came back."""

@@ -17,11 +17,14 @@ from horovod_sparse.vector import SparseVector
 
 
 class Residual:
-    """Keeps the whole rest: e' = acc - sent, one buffer of the bucket's size.
+    """Keeps the whole rest: e' = acc - sent, one buffer of the bucket's size; a second one where steps may be undone.
 
     Args:
         place: The bucket and the rank.
         options: Of the memory.
+
+    Attributes:
+        alternates: Tells that a step leaves the arrays of the state before it as they are.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -32,17 +35,27 @@ class Residual:
 
     def __init__(self, place: Place, options: Any) -> None:
         del options
+        self.alternates = place.undoable
         self._residual = np.zeros(place.size, place.like.dtype, like=place.like)
+        # Of the step before the last; a step writes into it, so that nothing has to be copied.
+        self._other = np.zeros_like(self._residual) if self.alternates else None
 
     def open(self, step: Step, scale: float) -> Accumulator:
-        """The accumulator works in place on the residual: nothing is copied."""
-        return Accumulator(self._residual, step.gradients, scale)
+        """The accumulator works in place on the residual, or writes into the other buffer: nothing is copied."""
+        if self._other is None:
+            return Accumulator(self._residual, step.gradients, scale, clear=step.clear)
+        return Accumulator(self._other, step.gradients, scale, source=self._residual, clear=step.clear)
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
         """Adds what came back from the exchange; what was not taken is in place already."""
         del vector
         accumulator.settle()
         accumulator.put_back(returned)
+        self._swap()
+
+    def _swap(self) -> None:
+        if self._other is not None:
+            self._residual, self._other = self._other, self._residual
 
     def state_dict(self) -> dict[str, Any]:
         """The residual itself, not a copy."""
@@ -50,8 +63,11 @@ class Residual:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copies the residual in; ValueError when it is of another size or dtype."""
-        require_fit(state["residual"], self._residual)
-        self._residual[...] = to_device(state["residual"], self._residual)
+        if state["residual"] is self._other:  # the last step is undone
+            self._swap()
+        else:
+            require_fit(state["residual"], self._residual)
+            self._residual[...] = to_device(state["residual"], self._residual)
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Residuals add up."""

@@ -17,30 +17,34 @@ from horovod_sparse.mpi.transport import Parcel, Staging, Way
 # MPI counts are C ints: a longer message would wrap around.
 MPI_COUNT_MAX = 2**31 - 1
 _ALIGNMENT = 8
-_TAG = 1
+# Bytes of a piece, of which several are under way: Open MPI's TCP moves longer messages between two ranks in one
+# direction at a time.
+PIECE_BYTES = 1 << 17
+# Of messages and first pieces, of the lengths of those that have several pieces, and of the other pieces.
+_TAG, _LENGTH, _PIECE = 1, 3, 4
 
 
 class Sending(NamedTuple):
     """A message that is leaving this rank, and must stay unchanged until then."""
 
-    request: MPI.Request
+    requests: list[MPI.Request]
     parcel: Parcel
 
     def wait(self) -> None:
         """Waits until the message may change."""
-        self.request.Wait()
+        MPI.Request.Waitall(self.requests)
         self.parcel.release()
 
 
 class Receiving(NamedTuple):
     """A message that is arriving."""
 
-    request: MPI.Request
+    requests: list[MPI.Request]
     parcel: Parcel
 
     def wait(self) -> Array:
         """Waits until the message is there, and gives it. Once."""
-        self.request.Wait()
+        MPI.Request.Waitall(self.requests)
         message = self.parcel.unload()
         self.parcel.release()
         return message
@@ -115,9 +119,15 @@ class Messenger:
         return [self._send(parcel, rank) for parcel, rank in zip(parcels, ranks, strict=True)]
 
     def _send(self, parcel: Parcel, rank: int) -> Sending:
-        self._check_length(parcel.buffer.nbytes)
-        self.traffic.send(parcel.buffer.nbytes)
-        return Sending(self.comm.Isend([parcel.buffer, MPI.BYTE], rank, _TAG), parcel)
+        nbytes = parcel.buffer.nbytes
+        self._check_length(nbytes)
+        self.traffic.send(nbytes)
+        first, *others = _pieces(parcel.buffer)
+        requests = [self.comm.Isend([first, MPI.BYTE], rank, _TAG)]
+        if nbytes >= PIECE_BYTES:
+            requests.append(self.comm.Isend(np.array([nbytes], np.int64), rank, _LENGTH))
+            requests += [self.comm.Isend([piece, MPI.BYTE], rank, _PIECE) for piece in others]
+        return Sending(requests, parcel)
 
     def receive(self, rank: int, like: Array) -> Receiving:
         """Waits until a message of a rank is announced, of whatever length, and begins to receive it.
@@ -128,9 +138,15 @@ class Messenger:
         """
         status = MPI.Status()
         announced = self.comm.Mprobe(rank, _TAG, status)
-        parcel = self._staging.own(like).incoming(status.Get_count(MPI.BYTE), like)
+        length = np.array([status.Get_count(MPI.BYTE)], np.int64)
+        if length[0] == PIECE_BYTES:  # more may follow
+            self.comm.Recv(length, rank, _LENGTH)
+        parcel = self._staging.own(like).incoming(int(length[0]), like)
         self.traffic.receive(parcel.buffer.nbytes)
-        return Receiving(announced.Irecv([parcel.buffer, MPI.BYTE]), parcel)
+        first, *others = _pieces(parcel.buffer)
+        requests = [announced.Irecv([first, MPI.BYTE])]
+        requests += [self.comm.Irecv([piece, MPI.BYTE], rank, _PIECE) for piece in others]
+        return Receiving(requests, parcel)
 
     def share(self, *numbers: int) -> Array:
         """Tells all ranks some numbers; returns int64 [ranks, len(numbers)]."""
@@ -184,7 +200,9 @@ class Messenger:
         for step in range(self.ranks - 1):
             outgoing, incoming = (self.rank - step) % self.ranks, (left - step) % self.ranks
             parcels[incoming] = way.incoming(lengths[incoming], message)
-            self.comm.Sendrecv(parcels[outgoing].buffer, right, _TAG, parcels[incoming].buffer, left, _TAG)
+            arriving = [self.comm.Irecv([piece, MPI.BYTE], left, _PIECE) for piece in _pieces(parcels[incoming].buffer)]
+            leaving = [self.comm.Isend([piece, MPI.BYTE], right, _PIECE) for piece in _pieces(parcels[outgoing].buffer)]
+            MPI.Request.Waitall(arriving + leaving)
             messages[incoming] = parcels[incoming].unload()
             self.traffic.both(lengths[outgoing], lengths[incoming], 1)
         for parcel in parcels:
@@ -238,3 +256,8 @@ class Messenger:
                 f"rank {self.rank} of {self.ranks}: a message of {nbytes} bytes is longer than MPI's limit of "
                 f"{MPI_COUNT_MAX}: lower density or bucket_bytes"
             )
+
+
+def _pieces(buffer: Array) -> list[Array]:
+    """A message as MPI is given it: in pieces, the last of which may be shorter; an empty one in one piece, too."""
+    return [buffer[start : start + PIECE_BYTES] for start in range(0, max(buffer.nbytes, 1), PIECE_BYTES)]

@@ -5,17 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from horovod_sparse.compression import Sparse
 from horovod_sparse.kernels.types import Array, Segments
+from horovod_sparse.mpi.agreement import agree
 from horovod_sparse.mpi.consensus import consensus_of
+from horovod_sparse.mpi.cores import own_cores
 from horovod_sparse.mpi.messenger import Messenger
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline.dense import DensePipeline
 from horovod_sparse.pipeline.sparse import SparsePipeline
 from horovod_sparse.rules import Place, Step
+from horovod_sparse.trace.counts import Counts
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+
+__all__ = ["Pipeline", "Step", "pipeline_for"]
 
 
 class Pipeline(Protocol):
@@ -23,25 +31,55 @@ class Pipeline(Protocol):
 
     Attributes:
         stage: The stage in progress, or the last one; for messages.
+        sent_whole: Whether everything was sent in the last step.
+        counts: What was counted since the last ``statistics``.
     """
 
     stage: str
+    sent_whole: bool
+    counts: Counts
 
     @property
     def traffic(self) -> Traffic:
         """Payload this rank has sent and received for this bucket."""
         ...
 
-    def run(self, gradients: Segments, outputs: Segments, step: Step) -> None:
+    def facts(self, gradients: Segments, step: Step) -> NDArray[np.int64] | None:
+        """Numbers that are summed over the ranks before the exchange; None: nothing has to be agreed on."""
+        ...
+
+    def run(
+        self,
+        gradients: Segments,
+        outputs: Segments,
+        step: Step,
+        agreed: NDArray[np.int64] | None = None,
+        ahead: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.int64] | None:
         """Exchanges one step's gradients.
 
         Args:
             gradients: This rank's gradients; positions in gaps are held (neither added to nor selected from).
-            outputs: Written with factor * total, in their own dtypes; may be the gradients' own arrays.
+            outputs: Written with factor * total, in their own dtypes; may be the gradients' own arrays, which saves
+                a pass over them: where all are, the sweep leaves zeros in them, into which the total is written. An
+                exchange that fails may leave them zero: what they held is in the memory then.
             step: Conditions of this step.
+            agreed: Sums of this bucket's facts, where an earlier message brought them.
+            ahead: Facts of another bucket, which a bucket that needs no agreement takes along in its message.
+
+        Returns:
+            The sums of the facts that were taken along.
 
         Raises:
             NoBackwardError: No rank had a backward pass. The memory is unchanged.
+        """
+        ...
+
+    def statistics(self, norms: bool) -> Counts:
+        """Counts since the last call; to be called between two steps.
+
+        Args:
+            norms: Whether those of the next step are taken, for the call after it.
         """
         ...
 
@@ -95,13 +133,27 @@ def pipeline_for(
         comm: Communicator of the ranks that take part.
         number: The bucket's number, for traces and messages.
         factor: Factor on the totals: 1/P averages.
-        undoable: Whether ``undo`` will be asked for: it takes a copy of the state before every step, which a memory of
-            the bucket's size doubles.
+        undoable: Whether ``undo`` will be asked for: the state before every step is kept, which doubles a memory of
+            the bucket's size.
         shared: What rules of all buckets of one model share; None: the bucket is alone.
+
+    A collective call, which fails on all ranks where it fails on one.
+
+    Raises:
+        ValueError: An option does not fit a bucket of this size, or another rank could not make its part.
+        Exception: This rank could not, for want of memory, say.
     """
     shared = {} if shared is None else shared
-    place = Place(size, like[:0], number, comm.Get_rank(), comm.Get_size(), consensus_of(comm), shared)
+    ranks = comm.Get_rank(), comm.Get_size(), consensus_of(comm)
+    place = Place(size, like[:0], number, *ranks, shared, undoable, own_cores(comm))
     messenger = Messenger(comm)
     if sparse.is_dense:
         return DensePipeline(place, messenger, factor)
-    return SparsePipeline(sparse, place, messenger, factor, undoable)
+    made: SparsePipeline | Exception
+    try:
+        made = SparsePipeline(sparse, place, messenger, factor)
+    except Exception as error:
+        made = error
+    agree(comm, made if isinstance(made, Exception) else {})
+    assert not isinstance(made, Exception)
+    return made

@@ -232,6 +232,11 @@ def _configuration(compression: Any) -> Sparse:
             f"{compression!r} is no sparse compression: give hvs.Compression.topka(density=0.01), its text "
             "'topka:density=0.01' or the like; 'dense' averages whole arrays"
         )
+    if compression.takes_momentum_over:
+        raise ValueError(
+            "momentum=None takes over the momentum of an optimizer, which arrays do not have: give momentum=0.9, or "
+            "memory='residual'"
+        )
     return compression
 
 

@@ -9,7 +9,9 @@ from horovod_sparse import trace
 from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import Segments
 from horovod_sparse.mpi.messenger import Messenger
+from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.rules import Place, SparseVector
+from horovod_sparse.trace.counts import Counts, Stages
 
 
 class NoBackwardError(RuntimeError):
@@ -26,6 +28,8 @@ class PipelineBase:
 
     Attributes:
         stage: The stage in progress, or the last one; for messages.
+        sent_whole: Whether everything was sent in the last step.
+        counts: What was counted since the last ``statistics``.
     """
 
     def __init__(self, place: Place, messenger: Messenger, factor: float) -> None:
@@ -34,10 +38,40 @@ class PipelineBase:
         self._factor = factor
         self._kernels = kernels_for(place.like)
         self.stage = "select"
+        self.sent_whole = True
+        self.counts = Counts()
+        self._stages = Stages()
+        self._measuring = False  # norms are taken of the next step
+        self._told = (0, 0)  # bytes sent and received up to the last ``statistics``
 
     def _stage(self, name: str, **details: Any) -> AbstractContextManager[None]:
         self.stage = name
-        return trace.span(name, bucket=self._place.bucket, **details) if trace.recording else trace.NOTHING
+        stages = self._stages
+        stages.name = name
+        stages.span = trace.span(name, bucket=self._place.bucket, **details) if trace.active() else None
+        return stages
+
+    @property
+    def traffic(self) -> Traffic:
+        """Payload this rank has sent and received for this bucket."""
+        return self._messenger.traffic
+
+    def statistics(self, norms: bool) -> Counts:
+        """Counts since the last call; to be called between two steps.
+
+        Args:
+            norms: Whether those of the next step are taken, for the call after it.
+        """
+        counts, self.counts, self._measuring = self.counts, Counts(), norms
+        counts.nanoseconds, self._stages.nanoseconds = self._stages.nanoseconds, counts.nanoseconds
+        counts.events.update(self._place.events)
+        self._place.events.clear()
+        sent, received = self._told
+        self._told = self.traffic.bytes_sent, self.traffic.bytes_received
+        counts.bytes_sent, counts.bytes_received = self._told[0] - sent, self._told[1] - received
+        share = 2 * (self._place.ranks - 1) / self._place.ranks
+        counts.dense_bytes = counts.steps * share * self._place.size * self._place.like.itemsize
+        return counts
 
     def _no_backward(self) -> NoBackwardError:
         return NoBackwardError(
@@ -45,5 +79,10 @@ class PipelineBase:
             "call loss.backward() first"
         )
 
-    def _scatter(self, total: SparseVector, outputs: Segments) -> None:
-        self._kernels.scatter(total.indices, total.values, outputs, self._factor)
+    def _scatter(self, total: SparseVector, outputs: Segments, zeros: Segments = ()) -> None:
+        """Writes factor * total into the outputs, of which some hold zeros already."""
+        known = {id(array) for _, array in zeros}
+        for cleared in (False, True):
+            part = [pair for pair in outputs if (id(pair[1]) in known) == cleared]
+            if part:
+                self._kernels.scatter(total.indices, total.values, part, self._factor, cleared=cleared)

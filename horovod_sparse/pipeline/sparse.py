@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from horovod_sparse import trace
 from horovod_sparse.compression import Sparse
@@ -15,9 +17,16 @@ from horovod_sparse.kernels.types import Segments
 from horovod_sparse.mpi.messenger import Messenger
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline.base import PipelineBase
-from horovod_sparse.rules import Accumulator, Place, SparseVector, Step, snapshot
+from horovod_sparse.pipeline.headroom import Headroom
+from horovod_sparse.pipeline.norms import Norms
+from horovod_sparse.rules import Accumulator, Exchange, Place, SparseVector, Step, snapshot
 
 _LOG = logging.getLogger("horovod_sparse")
+
+
+# Elements from which on one more message takes less time than a pass over the gradients: then the selection tells
+# whether everything was finite.
+_LATE = 1 << 20
 
 
 class _Plan(NamedTuple):
@@ -49,84 +58,150 @@ class SparsePipeline(PipelineBase):
         place: The bucket and the rank.
         messenger: Of the ranks that take part.
         factor: Factor on the totals.
-        undoable: Whether ``undo`` will be asked for.
     """
 
-    def __init__(self, sparse: Sparse, place: Place, messenger: Messenger, factor: float, undoable: bool) -> None:
+    def __init__(self, sparse: Sparse, place: Place, messenger: Messenger, factor: float) -> None:
         super().__init__(place, messenger, factor)
         self._sparse = sparse
         self._units = _Units()
         self._steps = 0
         self._density = 0.0  # in force in the last step
-        self._undoable = undoable
-        self._before: dict[str, Any] = {}  # the state that the last step began with
+        self._before: dict[str, Any] = {}  # the state that the last step began with, where it may be undone
+        # Whether a step with values that are not finite is found out, and undone, when everything has been added up.
+        self._late = place.undoable and place.size >= _LATE
+        self._algorithm = str(sparse.facts()["collective"]["of"])
         self.memory, self.sparsifier, self.collective, self.schedule = sparse.build(place, messenger)
+        self._headroom = Headroom(place, self.memory)
 
     @property
     def traffic(self) -> Traffic:
         """Payload this rank has sent and received for this bucket."""
         return self.collective.traffic
 
-    def run(self, gradients: Segments, outputs: Segments, step: Step) -> None:
+    def run(
+        self,
+        gradients: Segments,
+        outputs: Segments,
+        step: Step,
+        agreed: NDArray[np.int64] | None = None,
+        ahead: NDArray[np.int64] | None = None,
+    ) -> None:
         """Exchanges one step's gradients."""
-        if self._undoable:
+        del ahead
+        if self._place.undoable:
             with self._stage("select"):
-                self._before = snapshot(self.state_dict(), self._before)
-        poisoned, active, epoch = self._agree(gradients, step)
+                self._keep()
+        poisoned, active, epoch = self._agree(gradients, step, agreed)
+        if not poisoned:
+            # A step that may be undone may need its gradients once more.
+            clear = not self._place.undoable and _among(gradients, outputs)
+            step = replace(step, number=self._steps, gradients=gradients, epoch=epoch, clear=clear)
+            poisoned = not self._send_sparse(step, active, outputs)
         if poisoned:
             self._send_whole(gradients, outputs)
-        else:
-            self._send_sparse(replace(step, number=self._steps, gradients=gradients, epoch=epoch), active, outputs)
 
-    def _agree(self, gradients: Segments, step: Step) -> tuple[bool, int, int | None]:
-        """Tells if a rank's gradients are not finite, how many elements take part, in the mean, and the epoch."""
+    def _keep(self) -> None:
+        """Remembers the state before a step; copies what the step changes in place."""
+        state = self.state_dict()
+        left = {"memory": state.pop("memory")} if getattr(self.memory, "alternates", False) else {}
+        self._before = {**snapshot(state, self._before), **left}
+
+    def facts(self, gradients: Segments, step: Step) -> NDArray[np.int64]:
+        """Numbers to agree on: ranks whose sums do not fit, ranks that had a backward pass, elements, and the epoch."""
         elements = sum([array.size for _, array in gradients])
         with self._stage("select"):
-            finite = self._kernels.all_finite(gradients)
-        with self._stage("agree"):
-            # A rank in `hvd.join()` is not told of epochs: it learns them from those that work. 0 stands for none.
-            told = 0 if step.idle or step.epoch is None else step.epoch + 1
-            mine = np.array([not finite, not step.idle, elements, told], np.int64)
-            poisoned, working, active, epochs = self._place.consensus(mine).tolist()
+            fits = self._late or self._can_add(gradients, elements, step)
+        # A rank in `hvd.join()` is not told of epochs: it learns them from those that work. 0 stands for none.
+        told = 0 if step.idle or step.epoch is None else step.epoch + 1
+        return np.array([not fits, not step.idle, elements, told], np.int64)
+
+    def _agree(self, gradients: Segments, step: Step, agreed: NDArray[np.int64] | None) -> tuple[bool, int, int | None]:
+        """Tells if a rank's sums are not finite, how many elements take part, in the mean, and the epoch."""
+        if agreed is None:
+            mine = self.facts(gradients, step)
+            with self._stage("agree"):
+                agreed = self._place.consensus(mine)
+        poisoned, working, active, epochs = agreed.tolist()
         if not working:
             raise self._no_backward()
         # The same on every rank, also where parameters are held on some of them only.
         epoch = step.epoch if not step.idle else epochs // working - 1 if epochs else None
         return bool(poisoned), active // self._place.ranks, epoch
 
+    def _can_add(self, gradients: Segments, elements: int, step: Step) -> bool:
+        """Tells if the gradients are finite, and their sums with the memory and over the ranks will be, too."""
+        square_norm = float(self._kernels.square_norm(gradients))  # takes no longer than a look at every exponent
+        _, carry, scale = self._scales(step)
+        fits = self._headroom.suffices(square_norm, elements, max(carry, scale))
+        return fits or self._too_large(square_norm)
+
+    def _too_large(self, magnitude: float) -> bool:
+        if math.isfinite(magnitude):
+            place = (self._place.rank, self._place.bucket, self._steps)
+            _LOG.warning("rank %d: bucket %d, step %d: gradients are sent whole, as sums might overflow", *place)
+        return False
+
+    def _scales(self, step: Step) -> tuple[_Units, float, float]:
+        """This step's units, and the factors on gradients of earlier steps and on the memory."""
+        units = _Units(step.unit * self._factor, self._factor / step.loss_scale)
+        carry = _ratio(self._units.gradient, units.gradient)
+        return units, carry, carry if step.scale_free else _ratio(self._units.update, units.update)
+
     def _send_whole(self, gradients: Segments, outputs: Segments) -> None:
         """Sends the gradients whole and leaves the memory alone.
 
-        A gradient with NaN or Inf reaches every rank as dense training would show it, so that a GradScaler skips
-        the step everywhere, and no residual is poisoned by it.
+        A gradient with NaN or Inf, or a sum of finite ones that overflows, reaches every rank as dense training would
+        show it, so that a GradScaler skips the step everywhere, and no residual is poisoned by it.
         """
         with self._stage("exchange", entries=self._place.size):
+            self.sent_whole = True
             whole = np.zeros(self._place.size, self._place.like.dtype, like=self._place.like)
             self._kernels.accumulate(gradients, whole)
             exchange = self.collective.allreduce(SparseVector.full(whole), whole.size)
+        self.counts.nonfinite += 1
+        self.counts.exchanged(whole.size, whole.size, whole.size, whole.size, "dense")
         with self._stage("apply"):
             self._scatter(exchange.total, outputs)
 
-    def _send_sparse(self, step: Step, active: int, outputs: Segments) -> None:
-        units = _Units(step.unit * self._factor, self._factor / step.loss_scale)
+    def _send_sparse(self, step: Step, active: int, outputs: Segments) -> bool:
+        """Takes the step; false where a rank's sums are too large or not finite: then nothing has changed."""
+        units, carry, scale = self._scales(step)
         with self._stage("select"):
             plan = self._plan(step, active)
-            carry = _ratio(self._units.gradient, units.gradient)
-            scale = carry if step.scale_free else _ratio(self._units.update, units.update)
+            norms = Norms(step) if self._measuring else None
             accumulator = self.memory.open(replace(step, carry=carry), scale)
             vector, density, k = self._take(accumulator, plan, step)
+            if norms is not None:
+                norms.taken(accumulator, vector)
             self._units = _Units(units.update or self._units.update, units.gradient)
+            self.sent_whole = vector.indices is None
             self._note(density)
+        if self._late and self._poisoned(accumulator, vector):
+            self.undo()
+            return False
         with self._stage("exchange", entries=vector.values.size):
             try:
                 exchange = self.collective.allreduce(vector, k)
             except BaseException:
                 self.memory.close(accumulator, vector, vector)  # nothing arrived anywhere: nothing is lost
                 raise
+        self._count(active, k, vector, exchange)
+        if norms is not None:
+            norms.returned(accumulator, exchange.returned)
+            self._measuring = not norms.note(self.counts)
         with self._stage("apply"):
             self.memory.close(accumulator, vector, exchange.returned)
             self._steps += 1
-            self._scatter(exchange.total, outputs)
+            self._scatter(exchange.total, outputs, step.gradients if accumulator.cleared else ())
+        return True
+
+    def _poisoned(self, accumulator: Accumulator, vector: SparseVector) -> bool:
+        """Tells if what was added up on any rank is not finite, or too large for what follows."""
+        with self._stage("select"):
+            magnitude = accumulator.magnitude(vector)
+            fits = self._headroom.holds(magnitude) or self._too_large(magnitude)
+        with self._stage("agree"):
+            return bool(self._place.consensus(np.array([not fits], np.int64))[0])
 
     def _plan(self, step: Step, active: int) -> _Plan:
         """The only decision of the step, before anything is selected."""
@@ -162,6 +237,10 @@ class SparsePipeline(PipelineBase):
             _LOG.info("bucket %d, step %d: density %.3g", self._place.bucket, self._steps, density)
         self._density = density
 
+    def _count(self, active: int, k: int, vector: SparseVector, exchange: Exchange) -> None:
+        algorithm = "dense" if vector.indices is None else getattr(self.collective, "choice", self._algorithm)
+        self.counts.exchanged(active, min(k, active), len(vector), len(exchange.total), algorithm)
+
     def undo(self) -> None:
         """Goes back to the state before the step that was exchanged last."""
         self.load_state_dict(self._before)
@@ -181,6 +260,7 @@ class SparsePipeline(PipelineBase):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over a state given by ``state_dict`` of the same configuration and bucket."""
         self.memory.load_state_dict(state["memory"])
+        self._headroom.forget()
         self._units, self._steps = _Units(float(state["unit"]), float(state["gradient_unit"])), int(state["steps"])
         self.sparsifier.load_state_dict(state["sparsifier"])
         self.collective.load_state_dict(state["collective"])
@@ -198,6 +278,12 @@ class SparsePipeline(PipelineBase):
         if mine["collective"]:
             notes.append(f"thresholds and regions of {type(self.collective).__name__} start anew")
         return merged, notes
+
+
+def _among(gradients: Segments, outputs: Segments) -> bool:
+    """Tells if all gradients are outputs, too."""
+    written = {(start, id(array)) for start, array in outputs}
+    return all((start, id(array)) in written for start, array in gradients)
 
 
 def _ratio(old: float, new: float) -> float:

@@ -7,6 +7,7 @@ a collective gives an ``Exchange``.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -24,6 +25,7 @@ __all__ = [
     "Accumulator",
     "Consensus",
     "Exchange",
+    "Momentum",
     "Place",
     "RuleOptions",
     "SparseVector",
@@ -58,6 +60,9 @@ class Place:
         ranks: Ranks P that take part.
         consensus: Sums numbers over them; a collective call each time.
         shared: What rules of all buckets of one model share, by its class.
+        events: Counted by the rules of this bucket, by name; ``optimizer.statistics()`` shows them.
+        undoable: A step may be undone: the pipeline keeps the state before it.
+        threads: As many as this rank has cores to itself.
     """
 
     size: int
@@ -67,6 +72,9 @@ class Place:
     ranks: int = 1
     consensus: Consensus = alone
     shared: dict[type[Any], Any] = field(default_factory=dict)
+    events: Counter[str] = field(default_factory=Counter)
+    undoable: bool = False
+    threads: int = 1
 
     def generator(self, seed: int, step: int, *, shared: bool, level: int = 0) -> np.random.Generator:
         """A generator for one step of this bucket, the same on every rank or this rank's own.
@@ -88,6 +96,23 @@ ANYWHERE = Place(MAX_SIZE, np.empty(0, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
+class Momentum:
+    """Momentum as torch defines it: u = factor * u + share * g, and u = first * g in the first step.
+
+    Attributes:
+        factor: m, in [0, 1); 0: there is none, and u stays as it is.
+        nesterov: The update is g + m u, not u. The shares are 1 then.
+        share: Of the gradients after the first: 1 - dampening of SGD, 1 - beta of Adam.
+        first: Of the first gradient: 1 of SGD, 1 - beta of Adam.
+    """
+
+    factor: float = 0.0
+    nesterov: bool = False
+    share: float = 1.0
+    first: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """Conditions of one step of one bucket; but for ``idle`` and ``gradients`` the same on every rank.
 
@@ -98,9 +123,11 @@ class Step:
         idle: This rank had no backward pass in this step.
         number: Steps of this bucket before this one, without those in which a gradient was not finite.
         gradients: This rank's gradients of the bucket.
+        clear: Their arrays take the result: they may be left with zeros as soon as they are added up.
         scale_free: The optimizer divides by the gradients' own scale, as Adam does, so that what is held back counts as
             a gradient, whatever the learning rate; not as an update.
         carry: Factor that gives gradients of earlier steps this step's loss scale, and its part in the mean.
+        momentum: Of the optimizer, for a memory that takes it over.
     """
 
     learning_rate: float = 1.0
@@ -109,8 +136,10 @@ class Step:
     idle: bool = False
     number: int = 0
     gradients: Segments = ()
+    clear: bool = False
     scale_free: bool = False
     carry: float = 1.0
+    momentum: Momentum = Momentum()
 
     @property
     def unit(self) -> float:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
+
+# Of whole numbers: kernels and generators take them as 64-bit integers.
+_MOST = 2**63 - 1
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,20 +41,25 @@ class RuleOptions:
         return {one.name for one in fields(self)}
 
 
-def whole(default: int | None, *, least: int = 0, hint: str = "", free: bool = False) -> Any:
+def whole(default: int | None, *, least: int = 0, most: int = _MOST, hint: str = "", free: bool = False) -> Any:
     """Declares an option that is a whole number; None is allowed where it is the default.
 
     Args:
         default: Its value where none is given.
         least: The smallest value allowed.
+        most: The largest one.
         hint: What to say to somebody who gave another value.
         free: Whether the option cannot change a result.
     """
 
     def fits(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= least
+        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
-    return _option(default, fits, f"a whole number of at least {least}", hint, free)
+    def range_(value: Any) -> str:
+        too_large = isinstance(value, int) and value > most
+        return f"a whole number of at {f'most {most}' if too_large else f'least {least}'}"
+
+    return _option(default, fits, range_, hint, free)
 
 
 def number(default: Any, fits: Callable[[float], bool], range_: str, *, hint: str = "", required: bool = False) -> Any:
@@ -67,12 +76,12 @@ def number(default: Any, fits: Callable[[float], bool], range_: str, *, hint: st
     def is_one(value: Any) -> bool:
         return is_number(value) and fits(value)
 
-    return _option(default, is_one, range_, hint, required=required)
+    return _option(default, is_one, lambda _: range_, hint, required=required)
 
 
 def flag(default: bool) -> Any:
     """Declares an option that is true or false."""
-    return _option(default, lambda value: isinstance(value, bool), "True or False")
+    return _option(default, lambda value: isinstance(value, bool), lambda _: "True or False")
 
 
 def one_of(default: Any, *choices: Any, hint: str = "") -> Any:
@@ -81,19 +90,25 @@ def one_of(default: Any, *choices: Any, hint: str = "") -> Any:
     def is_one(value: Any) -> bool:
         return value in choices and type(value) in map(type, choices)  # True equals 1
 
-    return _option(default, is_one, f"one of {', '.join(map(str, choices))}", hint)
+    return _option(default, is_one, lambda _: f"one of {', '.join(map(str, choices))}", hint)
 
 
 def is_number(value: object) -> bool:
     """Tells whether a value is a finite number and no truth value."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf")
+    # A whole number may be too large for a float.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _option(
-    default: Any, fits: Callable[[Any], bool], range_: str, hint: str = "", free: bool = False, required: bool = False
+    default: Any,
+    fits: Callable[[Any], bool],
+    range_: Callable[[Any], str],  # in words, for a value that does not fit
+    hint: str = "",
+    free: bool = False,
+    required: bool = False,
 ) -> Any:
     def check(name: str, value: Any) -> None:
         if not (default is None and value is None and not required) and not fits(value):
-            raise ValueError(f"{name} must be {range_}, not {value!r}" + (f": {hint}" if hint else ""))
+            raise ValueError(f"{name} must be {range_(value)}, not {value!r}" + (f": {hint}" if hint else ""))
 
     return field(default=default, compare=not free, metadata={"check": check})

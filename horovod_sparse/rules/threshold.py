@@ -7,6 +7,7 @@ thresholds alike.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -26,11 +27,15 @@ class ReusedThreshold:
         high: Its upper end.
         up: Factor on the threshold after more entries than the band allows.
         down: Divisor of the threshold after fewer.
+        events: Counts ``thresholds_reused`` and ``thresholds_renewed``.
     """
 
-    def __init__(self, period: int, low: float, high: float, up: float, down: float) -> None:
+    def __init__(
+        self, period: int, low: float, high: float, up: float, down: float, events: Counter[str] | None = None
+    ) -> None:
         self._period, self._low, self._high, self._up, self._down = period, low, high, up, down
         self.value = 0.0
+        self._events: Counter[str] = Counter() if events is None else events
         self._k = 0
         self._left = 0  # steps for which the value may still be reused
         self._exact = 0  # steps that must still find it anew, because it did not hold
@@ -42,6 +47,7 @@ class ReusedThreshold:
 
     def renew(self, value: float, k: int) -> None:
         """Takes over an exact threshold, as the k-th largest magnitude is one."""
+        self._events["thresholds_renewed"] += 1
         self._exact = max(0, self._exact - 1)
         self.value, self._k, self._left = value, k, 0 if self._exact else self._period - 1
 
@@ -58,6 +64,7 @@ class ReusedThreshold:
             self.value /= self._down
         if below or count > most * times:
             return False
+        self._events["thresholds_reused"] += 1
         self._distrust = 1
         return True
 

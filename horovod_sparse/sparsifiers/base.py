@@ -39,6 +39,9 @@ class Base(Stateless):
         return vector.cut(k)[0]
 
 
+_PER_THREAD = 1 << 18  # elements at least: a thread that is started for fewer costs more than it saves
+
+
 class Fused(Base):
     """A rule whose kernels share their work among threads."""
 
@@ -47,14 +50,15 @@ class Fused(Base):
         """Options of a rule with fused kernels.
 
         Attributes:
-            threads: Threads of the kernels; the selection does not depend on it.
+            threads: Threads of the kernels; the selection does not depend on it. None: as many as the rank has cores to
+                itself, and the bucket is large enough for.
         """
 
-        threads: int = whole(1, least=1, free=True)
+        threads: int | None = whole(None, least=1, most=1024, free=True)
 
     def __init__(self, place: Place, options: Any) -> None:
         super().__init__(place, options)
-        self._threads: int = options.threads
+        self._threads: int = options.threads or max(1, min(place.threads, place.size // _PER_THREAD))
 
 
 class Random(Base):

@@ -48,7 +48,7 @@ class ReusedTopK(Fused):
     def __init__(self, place: Place, options: Options) -> None:
         super().__init__(place, options)
         low, high, scale = options.local_low, options.local_high, options.local_scale
-        self._threshold = ReusedThreshold(options.tau_threshold, low, high, scale, scale)
+        self._threshold = ReusedThreshold(options.tau_threshold, low, high, scale, scale, place.events)
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
         """Moves about k entries out of the accumulator."""

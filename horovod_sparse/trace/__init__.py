@@ -1,6 +1,6 @@
 """Spans of time per stage and bucket, as a table of totals or a Chrome trace that Perfetto opens.
 
-Off until ``enable()`` is called; a span then costs about a microsecond, otherwise a tenth of it::
+Off until ``enable()`` is called; a span then costs about a microsecond, otherwise a part of it::
 
     from horovod_sparse import trace
     trace.enable()
@@ -14,6 +14,9 @@ The pipeline records ``select`` (accumulate and select), ``agree``, ``exchange``
 A GPU is still at work when the host leaves the block. With ``enable(device=torch.cuda)`` a span is the device's time
 instead: from when this thread's stream gets to the block until it has done what the block launched. No span waits for
 it; ``spans``, ``totals``, ``export``, ``clear`` and ``enable`` do.
+
+While torch's profiler is on, or a tool listens to NVTX, spans are ranges there, too. ``Log`` and ``TextFile`` write
+what ``optimizer.statistics()`` tells.
 """
 
 from __future__ import annotations
@@ -26,13 +29,31 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from horovod_sparse.trace import ranges
 from horovod_sparse.trace.chrome import Span, write
 from horovod_sparse.trace.device import Device, DeviceTime
+from horovod_sparse.trace.log import Log
+from horovod_sparse.trace.prometheus import TextFile
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["NOTHING", "Device", "Span", "clear", "enable", "export", "mark", "recording", "span", "spans", "totals"]
+__all__ = [
+    "NOTHING",
+    "Device",
+    "Log",
+    "Span",
+    "TextFile",
+    "active",
+    "clear",
+    "enable",
+    "export",
+    "mark",
+    "recording",
+    "span",
+    "spans",
+    "totals",
+]
 
 _spans: list[Span] = []
 recording = False
@@ -77,6 +98,11 @@ class _DeviceRecorder:
         self._time.add(self._name, self._details, self._start, self._time.event())
 
 
+def active() -> bool:
+    """Tells whether spans go anywhere: into a recording, or to a profiler that is on."""
+    return recording or ranges.active()
+
+
 def enable(on: bool = True, device: Device | None = None) -> None:
     """Starts (or with ``on=False`` stops) recording.
 
@@ -102,9 +128,11 @@ def span(name: str, **details: Any) -> AbstractContextManager[None]:
         name: The stage.
         **details: Shown with the span, such as ``bucket=3``; JSON values.
     """
+    around = ranges.around(name) if ranges.active() else None
     if not recording:
-        return NOTHING
-    return _Recorder(name, details) if _device_time is None else _DeviceRecorder(_device_time, name, details)
+        return around or NOTHING
+    recorder = _Recorder(name, details) if _device_time is None else _DeviceRecorder(_device_time, name, details)
+    return recorder if around is None else ranges.Both(around, recorder)
 
 
 def mark(name: str, **details: Any) -> None:

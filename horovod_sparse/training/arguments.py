@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import horovod_sparse
 from horovod_sparse.compression import Sparse
 from horovod_sparse.mpi.cudaaware import cuda_aware
 from horovod_sparse.training.device import device_of
+from horovod_sparse.training.moments import has_momentum
 from horovod_sparse.training.units import check_unit, unit_for
 from horovod_sparse.watchdog.report import limits
 
@@ -47,6 +48,15 @@ def parameter_facts(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[tuple[st
     return tuple(sorted((name, tuple(p.shape), str(p.dtype)) for name, p in named if p.requires_grad))
 
 
+def names_of(
+    param_groups: Iterable[Mapping[str, Any]], named: Iterable[tuple[str, torch.Tensor]]
+) -> dict[torch.Tensor, str]:
+    """Names of all parameters of some param groups, in their order: the user's, or those that Horovod numbers by."""
+    given = {p: name for name, p in named}
+    groups = enumerate(param_groups)
+    return {p: given.get(p, f"{number}.{i}") for number, group in groups for i, p in enumerate(group["params"])}
+
+
 def check_sparse(compression: Sparse, optimizers: Sequence[torch.optim.Optimizer]) -> None:
     """Refuses optimizers that a compression cannot serve.
 
@@ -55,13 +65,24 @@ def check_sparse(compression: Sparse, optimizers: Sequence[torch.optim.Optimizer
             there are no kernels.
     """
     for optimizer in optimizers:
-        if compression.replaces_momentum and has_momentum(optimizer):
+        if compression.replaces_momentum and not compression.takes_momentum_over and has_momentum(optimizer):
             raise ValueError(
                 f"the compression applies momentum before the selection, but the optimizer {type(optimizer).__name__} "
                 "has momentum, too: give the optimizer momentum=0 (betas=(0, ...)) and the momentum to the "
-                "compression, as in momentum=0.9"
+                "compression, as in momentum=0.9, or give the compression momentum=None, which takes the optimizer's"
             )
         check_devices({p.device for group in optimizer.param_groups for p in group["params"]})
+
+
+def require_plain(optimizer: Any) -> None:
+    """ValueError where an optimizer exchanges something with other ranks already."""
+    wrappers = {"_allreduce_delay": "DistributedOptimizer", "_rounds": "LocalOptimizer"}
+    for attribute, wrapper in wrappers.items():
+        if hasattr(optimizer, attribute):
+            raise ValueError(
+                f"this optimizer is wrapped by a {wrapper} already, and its gradients would be exchanged twice: give "
+                "the plain one"
+            )
 
 
 def check_devices(devices: Iterable[torch.device]) -> None:
@@ -77,8 +98,3 @@ def check_devices(devices: Iterable[torch.device]) -> None:
                 cuda_aware()  # a wrong setting shows now, not in the first step
     except ImportError as error:
         raise ValueError(str(error)) from error
-
-
-def has_momentum(optimizer: torch.optim.Optimizer) -> bool:
-    """Tells if an optimizer has momentum of its own."""
-    return any(group.get("momentum") or group.get("betas", (0,))[0] for group in optimizer.param_groups)

@@ -4,22 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
 from mpi4py import MPI
+from numpy.typing import NDArray
 
 from horovod_sparse.compression import Sparse
-from horovod_sparse.kernels import kernels_for
+from horovod_sparse.kernels import copy_to_host, kernels_for
+from horovod_sparse.kernels.types import Segments
 from horovod_sparse.pipeline import pipeline_for
 from horovod_sparse.rules import Step
 from horovod_sparse.training.device import Mark, real_dtype
 from horovod_sparse.training.layout import Layout, Slot
 from horovod_sparse.training.state import to_arrays, to_tensors
 
+Facts: TypeAlias = NDArray[np.int64] | None
 _WHOLE = Sparse.of(1.0, memory="none", collective="dense")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # that kernels read and write
 _HEAD = 64  # elements of a gradient that are looked at before all of them are
+
+
+class Prepared(NamedTuple):
+    """Gradients as a pipeline takes them.
+
+    Attributes:
+        given: They, as they were handed in.
+        tensors: The same, contiguous and of the bucket's dtype and device.
+        outputs: Those as segments.
+        gradients: The segments that take part.
+        step: Conditions of the step.
+    """
+
+    given: list[torch.Tensor]
+    tensors: list[torch.Tensor]
+    outputs: Segments
+    gradients: Segments
+    step: Step
 
 
 class Filling:
@@ -29,6 +51,9 @@ class Filling:
         gradients: What was handed in, and is overwritten with the result.
         waiting: Parameters whose gradients are not there yet.
         done: Ends with the exchange, whatever became of it.
+        began: Of the exchange, in ns of ``time.perf_counter_ns``.
+        ended: Its end.
+        prepared: They, once the exchange has begun.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor] = ()) -> None:
@@ -38,6 +63,8 @@ class Filling:
         self.ready: list[Mark] = []  # where the device stood when each gradient was handed in
         self.finished: Mark = None  # where it stands when the results are there
         self.done: Future[None] = Future()
+        self.began = self.ended = 0
+        self.prepared: Prepared | None = None
 
 
 class Bucket:
@@ -84,8 +111,17 @@ class Bucket:
         """Places whose gradients are not there yet in this step."""
         return [slot for slot in self.layout.slots if slot.parameter in self.filling.waiting]
 
-    def begin(self) -> None:
-        """Makes ready for the next step."""
+    def begin(self, complete: int) -> None:
+        """Makes ready for the next step.
+
+        Args:
+            complete: When the last gradient of the model was handed in, in ns of ``time.perf_counter_ns``: what the
+                exchange took until then was hidden behind the backward pass.
+        """
+        began, ended = self.filling.began, self.filling.ended
+        hidden = max(0, min(ended, complete) - began)
+        self.pipeline.counts.hidden += hidden
+        self.pipeline.counts.exposed += ended - began - hidden
         self.filling = Filling(self._parameters)
 
     def put(self, parameter: torch.Tensor, gradient: torch.Tensor, hold: bool) -> None:
@@ -112,20 +148,43 @@ class Bucket:
             for gradient in filling.gradients.values():
                 gradient.data.mul_(factor)  # without a trace in its version, which tells changes by others
 
-    def exchange(self, filling: Filling, conditions: Callable[[], Step]) -> None:
-        """Exchanges the gradients of a step; inside MPI, on whatever thread."""
-        with self._device.work(after=filling.ready):
+    def _prepare(self, filling: Filling, conditions: Callable[[], Step]) -> Prepared:
+        if filling.prepared is None:
             slots = [slot for slot in self.layout.slots if slot.parameter in filling.gradients]
             given = [filling.gradients[slot.parameter] for slot in slots]
             tensors = [self._fitting(gradient) for gradient in given]
             arrays = [(slot.start, self._device.array_of(tensor)) for slot, tensor in zip(slots, tensors, strict=True)]
             held = self._held(filling, slots, tensors)
             free = [pair for slot, pair in zip(slots, arrays, strict=True) if slot.parameter not in held]
-            self.pipeline.run(free, arrays, conditions())
-            for gradient, tensor in zip(given, tensors, strict=True):
+            filling.prepared = Prepared(given, tensors, arrays, free, conditions())
+        return filling.prepared
+
+    def facts(self, filling: Filling, conditions: Callable[[], Step]) -> Facts:
+        """Numbers to be agreed on before the exchange, as ``Pipeline.facts``."""
+        with self._device.work(after=filling.ready):
+            prepared = self._prepare(filling, conditions)
+            return self.pipeline.facts(prepared.gradients, prepared.step)
+
+    def exchange(self, filling: Filling, conditions: Callable[[], Step], **facts: Facts) -> Facts:
+        """Exchanges the gradients of a step; inside MPI, on whatever thread.
+
+        Args:
+            filling: They.
+            conditions: Gives the step's.
+            **facts: As ``Pipeline.run`` takes them.
+
+        Returns:
+            The sums of those taken along.
+        """
+        with self._device.work(after=filling.ready):
+            prepared = self._prepare(filling, conditions)
+            sums = self.pipeline.run(prepared.gradients, prepared.outputs, prepared.step, **facts)
+            for gradient, tensor in zip(prepared.given, prepared.tensors, strict=True):
                 if tensor is not gradient:
                     gradient.data.copy_(tensor)  # without a trace in its version, which tells changes by others
+            filling.prepared = None
             filling.finished = self._device.mark()
+            return sums
 
     def _fitting(self, gradient: torch.Tensor) -> torch.Tensor:
         """A gradient as kernels take it; a copy where its memory format, or since then its model, is another one."""
@@ -150,10 +209,10 @@ class Bucket:
         with self._device.work():
             self.pipeline.undo()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything the next step depends on, as copies on the host, and the names of the parameters."""
+    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
+        """Everything the next step depends on, copied to the host by ``copy``, and the names of the parameters."""
         with self._device.work():
-            return {"parameters": self.layout.names, **to_tensors(self.pipeline.state_dict())}
+            return {"parameters": self.layout.names, **to_tensors(self.pipeline.state_dict(), copy)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over a state given by ``state_dict``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +11,12 @@ import torch
 from mpi4py import MPI
 from torch import distributed
 
+from horovod_sparse.mpi.lifetime import inside_mpi, leave
+from horovod_sparse.watchdog.calls import some_ranks_call, watch_calls
+
 # Create_group needs a tag of its own, apart from other libraries' groups.
 _TAG = 7211
+_world: MPI.Intracomm | None = None
 
 
 def communicator(members: Any = None) -> MPI.Intracomm | None:
@@ -32,13 +37,18 @@ def communicator(members: Any = None) -> MPI.Intracomm | None:
         RuntimeError: Horovod or MPI cannot do what is needed; the message names the remedy.
     """
     require_threads()
-    if isinstance(members, distributed.ProcessGroup):
-        return _of_process_group(members)
-    if members is None:
-        members = _horovods_ranks() or MPI.COMM_WORLD
-    if isinstance(members, MPI.Intracomm):
-        return members.Dup()
-    return _of_process_set(members)
+    watch_calls()
+    with inside_mpi("the making of a communicator"):
+        if isinstance(members, distributed.ProcessGroup):
+            return _of_process_group(members)
+        if members is None:
+            members = _horovods_ranks() or MPI.COMM_WORLD
+        if members == MPI.COMM_WORLD:
+            return _private_world().Dup()
+        if isinstance(members, MPI.Intracomm):
+            some_ranks_call()
+            return members.Dup()
+        return _of_process_set(members)
 
 
 def _horovods_ranks() -> Any:
@@ -50,6 +60,7 @@ def _of_process_set(process_set: Any) -> MPI.Intracomm | None:
     import horovod.torch as hvd
 
     _require_mpi(hvd)
+    _leave_at_shutdown(hvd)
     if process_set.process_set_id is None:
         raise ValueError(f"rank {hvd.rank()}: {process_set} is not registered: pass it to hvd.add_process_set() first")
     if not process_set.included():
@@ -76,7 +87,36 @@ def _of_process_group(group: distributed.ProcessGroup) -> MPI.Intracomm | None:
 
 
 def _group(ranks: Sequence[int]) -> MPI.Intracomm:
-    return MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl(ranks), tag=_TAG)
+    """A communicator of ranks of the world, whose calls need no other rank."""
+    everybody = len(ranks) == MPI.COMM_WORLD.Get_size()
+    if not everybody:
+        some_ranks_call()
+    # Its messages can be seen on the communicator that it is called on. The world itself is the last resort: there is
+    # no private one before all ranks have made something together.
+    parent = _private_world() if everybody else _world or MPI.COMM_WORLD
+    return parent.Create_group(MPI.COMM_WORLD.Get_group().Incl(ranks), tag=_TAG)
+
+
+def _private_world() -> MPI.Intracomm:
+    """All ranks, apart from messages of the program's own; a collective call of them the first time."""
+    global _world
+    if _world is None:
+        _world = MPI.COMM_WORLD.Dup()
+        watch_calls(_world)
+    return _world
+
+
+@functools.cache
+def _leave_at_shutdown(hvd: Any) -> None:
+    """Lets ``hvd.shutdown()`` begin with a farewell: it may end in MPI_Finalize, which waits for the other ranks."""
+    library = hvd.mpi_ops._basics.MPI_LIB_CTYPES
+    shutdown = library.horovod_shutdown
+
+    def leave_and_shut_down() -> Any:
+        leave()
+        return shutdown()
+
+    library.horovod_shutdown = leave_and_shut_down
 
 
 def _require_mpi(hvd: Any) -> None:

@@ -12,7 +12,7 @@
 
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,10 +22,11 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from horovod_sparse.compression import Sparse
+from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.mpi.agreement import agree
 from horovod_sparse.mpi.lifetime import inside_mpi
 from horovod_sparse.mpi.traffic import Traffic
-from horovod_sparse.training.arguments import check_devices, check_sparse, common_facts
+from horovod_sparse.training.arguments import check_devices, check_sparse, common_facts, require_plain
 from horovod_sparse.training.communicator import communicator
 from horovod_sparse.training.device import device_of
 from horovod_sparse.training.exchange import Exchange
@@ -198,7 +199,8 @@ class SparseState:
 
     def _hand_in(self, worker: Worker, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         delivery = _Delivery(bucket.buffer(), worker)
-        pairs = list(zip(bucket.parameters(), bucket.gradients(), strict=True))
+        both = zip(bucket.parameters(), bucket.gradients(), strict=True)
+        pairs = [(p, gradient) for p, gradient in both if p.numel()]
         unplaced = [pair for pair in pairs if worker.bucket_of(pair[0]) is None]
         if unplaced:
             self._unplaced += [(p, gradient, delivery) for p, gradient in pairs]
@@ -270,11 +272,8 @@ class SparseState:
         try:
             check_devices(devices)
             check_sparse(self.compression, self.optimizers)
-            if any(hasattr(optimizer, "_allreduce_delay") for optimizer in self.optimizers):
-                raise ValueError(
-                    "the optimizer is wrapped by a DistributedOptimizer, and gradients would be exchanged twice: "
-                    "give the plain one"
-                )
+            for optimizer in self.optimizers:
+                require_plain(optimizer)
             if self.compression.replaces_momentum and not self.optimizers:
                 raise ValueError(
                     "the compression applies momentum, that of small parameters in the optimizer's step: give "
@@ -295,8 +294,11 @@ class SparseState:
             self._exchange.worker.finish()
         return self._exchange
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
         """Everything remembered on this rank, as copies; every rank has its own. Call it after ``optimizer.step()``.
+
+        Args:
+            copy: Copies an array to the host.
 
         Returns:
             Numbers, strings, lists and tensors only, so that ``torch.load(..., weights_only=True)`` reads it.
@@ -304,7 +306,7 @@ class SparseState:
         exchange = self._between_steps()
         if exchange is None or self._loaded is not None:
             return dict(self._loaded or {"buckets": []})
-        return exchange.state_dict()
+        return exchange.state_dict(copy)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over a state given by ``state_dict`` on the same rank of as many ranks.
@@ -333,6 +335,22 @@ class SparseState:
                 raise ValueError("the parameters are not known yet: give SparseState the optimizer or named_parameters")
             self._add(exchange, [p for p in known if p.requires_grad])
         return exchange.merge(states, leader)
+
+    def statistics(self, *, norms: bool = False) -> dict[str, float]:
+        """Numbers of what was exchanged since the last call, for any logger.
+
+        Of this rank, each bucket (``bucket0/density``) and all together (``total/density``); docs/watch.md explains
+        each. Counting them costs next to nothing; norms cost two passes over the gradients in one step.
+
+        Args:
+            norms: Take norms in the next step. The call after it has them: ``total/gradient_norm``,
+                ``total/residual_norm``, ``total/gain`` and those of the buckets.
+
+        Returns:
+            Plain numbers; nothing where there was no step, or one rank alone.
+        """
+        exchange = self._between_steps()
+        return {} if exchange is None else exchange.worker.statistics(norms)
 
     @property
     def traffic(self) -> Traffic:

@@ -11,16 +11,18 @@ import torch
 from mpi4py import MPI
 
 from horovod_sparse.compression import Sparse
+from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.mpi.lifetime import inside_mpi
 from horovod_sparse.mpi.traffic import Traffic
-from horovod_sparse.rules import Step
+from horovod_sparse.rules import Momentum, Step
 from horovod_sparse.training.bucket import Bucket
 from horovod_sparse.training.layout import Layout, Member, plan
+from horovod_sparse.training.moments import momentum_of
 from horovod_sparse.training.units import ResidualUnits
 from horovod_sparse.training.worker import Worker
 from horovod_sparse.watchdog.abort import abort_on_error
+from horovod_sparse.watchdog.calls import watch_exchange
 from horovod_sparse.watchdog.report import Limits
-from horovod_sparse.watchdog.watch import Watch
 
 
 class Exchange:
@@ -74,7 +76,7 @@ class Exchange:
         self.worker = Worker(self._conditions, self.undoable, clip)
         if self.ranks > 1:
             abort_on_error()
-            Watch(comm, weakref.WeakMethod(self.worker.progress), self._names, stall)
+            watch_exchange(comm, weakref.WeakMethod(self.worker.progress), self._names, stall)
 
     def order(self, names: list[str]) -> list[str]:
         """Some names in the order that rank 0 has them in; a collective call."""
@@ -104,6 +106,8 @@ class Exchange:
         groups, epoch, idle = self._owner.param_groups, self.epoch, self.idle
         rate = groups[group].get("lr") if group >= 0 else None
         optimizer: Any = None if rate is None else self._owner.optimizer_of(group)
+        taken = self.compression.takes_momentum_over and optimizer is not None
+        momentum = momentum_of(optimizer, groups[group]) if taken else Momentum()
 
         def conditions() -> Step:
             # The scale lies on the device, and reading it waits for the device. It changes between steps only.
@@ -111,7 +115,8 @@ class Exchange:
             if rate is None:
                 return Step(1.0, scale, epoch, idle)
             self._units.note(optimizer, group, float(rate))
-            return Step(float(rate), scale, epoch, idle, scale_free=self._units.scale_free(optimizer))
+            scale_free = self._units.scale_free(optimizer)
+            return Step(float(rate), scale, epoch, idle, scale_free=scale_free, momentum=momentum)
 
         return conditions
 
@@ -127,10 +132,14 @@ class Exchange:
         """Payload this rank has sent and received so far, parameters that travel dense included."""
         return self.worker.traffic
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything remembered on this rank (residuals, thresholds, ...), as copies; to be called between steps."""
+    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
+        """Everything remembered on this rank (residuals, thresholds, ...); to be called between steps.
+
+        Args:
+            copy: Copies an array to the host.
+        """
         self.worker.settle()
-        return self.worker.state_dict()
+        return self.worker.state_dict(copy)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over a state given by ``state_dict`` on the same rank of as many ranks; to be called between steps.

@@ -20,7 +20,8 @@ from horovod_sparse.training.amp import exchange_before_unscaling
 from horovod_sparse.training.arguments import parameter_facts
 from horovod_sparse.training.device import device_of
 from horovod_sparse.training.exchange import Exchange
-from horovod_sparse.training.horovod import Use, let_join, numbered, user_level
+from horovod_sparse.training.horovod import numbered, user_level
+from horovod_sparse.training.join import Use, let_join
 from horovod_sparse.training.layout import Member
 from horovod_sparse.training.momentum import apply_momentum
 from horovod_sparse.watchdog.abort import abort
@@ -199,6 +200,8 @@ class Gradients:
             if not self.sparse_as_dense:
                 return self._gather(p)
         bucket = worker.bucket_of(p)
+        if bucket is None and not p.numel():
+            return p.grad, p.grad._version  # nothing to exchange, in a precision that Horovod may not know
         if bucket is None:
             handle: tuple[Any, Any] = _Horovod._allreduce_grad_async(self, p)
             return handle

@@ -1,22 +1,17 @@
-"""Horovod's own arguments, its join(), and the line of the program that a warning is about."""
+"""Horovod's own arguments, and the line of the program that a warning is about."""
 
 from __future__ import annotations
 
-import functools
-import itertools
 import sys
-import weakref
 from typing import Any
 
 import horovod.torch as hvd
 import torch
-from horovod.torch import mpi_ops
 
 from horovod_sparse.compression import Sparse
-from horovod_sparse.training.arguments import check_sparse, common_facts
+from horovod_sparse.training.arguments import check_sparse, common_facts, require_plain
 
 _LIBRARIES = ("horovod_sparse", "horovod", "torch")
-_joining: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def facts(
@@ -64,11 +59,7 @@ def numbered(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]
 def _check(optimizer: Any, named: list[Any] | None, compression: Any, arguments: dict[str, Any]) -> None:
     op, factor = arguments["op"], arguments["gradient_predivide_factor"]
     passes = arguments["backward_passes_per_step"]
-    if hasattr(optimizer, "_allreduce_delay"):
-        raise ValueError(
-            "this optimizer is wrapped by a DistributedOptimizer already, and its gradients would be exchanged twice: "
-            "wrap the plain one"
-        )
+    require_plain(optimizer)
     if passes <= 0:
         raise ValueError(f"backward_passes_per_step must be > 0, not {passes}")
     if factor != 1.0 and op != hvd.Average:
@@ -96,53 +87,6 @@ def _check_sparse(optimizer: torch.optim.Optimizer, compression: Sparse, op: Any
         check_sparse(compression, [optimizer])
     except ValueError as error:
         raise ValueError(f"{error}; or use compression=hvd.Compression.none") from error
-
-
-class Use:
-    """When an optimizer was made and has exchanged last, in the order of the program; all ranks make the same ones.
-
-    One that nobody uses any more may be gone on another rank and still be here: to take part for it would be to wait
-    for ever. In use are those that have exchanged since the newest optimizer was made, and the new ones.
-    """
-
-    _events = itertools.count(1)
-    _newest = 0  # when any of them was made last
-    _last = 0  # when any of them has exchanged last
-
-    def __init__(self) -> None:
-        self._made = Use._newest = next(Use._events)
-        self._exchanged = 0
-
-    def note(self) -> None:
-        """It exchanges a step."""
-        self._exchanged = Use._last = next(Use._events)
-
-    def __bool__(self) -> bool:
-        """Tells if it is in use."""
-        return self._exchanged > Use._newest or (not self._exchanged and self._made > Use._last)
-
-
-def let_join(optimizer: Any) -> None:
-    """Lets the exchange of an optimizer go on, with nothing to give, while this rank waits in ``hvd.join()``.
-
-    Python's ``join`` may have been imported under any name; what it calls has one place.
-    """
-    _joining.add(optimizer)
-    _replace_join()
-
-
-@functools.cache
-def _replace_join() -> None:
-    library = mpi_ops.mpi_lib
-    join_of_horovod = library.horovod_torch_join
-
-    def join(*arguments: Any) -> Any:
-        for optimizer in list(_joining):
-            if optimizer._use:
-                optimizer._stand_in()
-        return join_of_horovod(*arguments)
-
-    library.horovod_torch_join = join
 
 
 def user_level() -> int:

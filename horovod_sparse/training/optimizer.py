@@ -165,6 +165,25 @@ class _Optimizer(Gradients):
         except ValueError as error:
             raise ValueError(f"rank {hvd.rank()}: {error}") from error
 
+    def statistics(self, *, norms: bool = False) -> dict[str, float]:
+        """Numbers of what was exchanged since the last call, for any logger.
+
+        Of this rank, each bucket (``bucket0/density``) and all together (``total/density``); docs/watch.md explains
+        each. Counting them costs next to nothing; norms cost two passes over the gradients in one step.
+
+        Args:
+            norms: Take norms in the next step. The call after it has them: ``total/gradient_norm``,
+                ``total/residual_norm``, ``total/gain`` and those of the buckets.
+
+        Returns:
+            Plain numbers; nothing where there was no step, or one rank alone.
+
+        Raises:
+            RuntimeError: Called between backward() and step().
+        """
+        exchange = self.exchange
+        return {} if exchange is None else exchange.worker.statistics(norms)
+
     @property
     def compression(self) -> Sparse:
         """The configuration."""
@@ -232,13 +251,14 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
             with the bucket, the stage and the missing ranks, and again after as many more; 0: never. By default
             ``HOROVOD_STALL_CHECK_TIME_SECONDS``, or 60.
         stall_abort: Seconds. When a bucket has waited so long, the same is printed and all ranks are ended; 0: never.
-            By default ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, or 0. Sparse gradients, which Horovod
-            exchanges itself, have Horovod's own stall check, which knows the two variables only.
+            By default ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, or 600, but twice the timeout at least. Sparse
+            gradients, which Horovod exchanges itself, have Horovod's own stall check, which knows the two variables
+            only.
 
     Returns:
         The optimizer, an instance of the wrapped optimizer's class. Beyond Horovod's methods it has
         ``set_epoch``, ``compression``, ``compression_state_dict``, ``load_compression_state_dict``,
-        ``exchange`` and ``traffic``.
+        ``exchange``, ``statistics`` and ``traffic``.
 
     Raises:
         ValueError: An argument is out of range, or differs between ranks.
@@ -255,11 +275,12 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
         "sparse_as_dense": sparse_as_dense,
         "process_set": process_set,
     }
-    comm = communicator(process_set)
     named = None if named_parameters is None else list(named_parameters)
-    if comm is not None:
-        own = {"stall_timeout": stall_timeout, "stall_abort": stall_abort, "residual_unit": residual_unit}
-        agree(comm, facts(optimizer, named, compression, {**arguments, **own}))
+    own = {"stall_timeout": stall_timeout, "stall_abort": stall_abort, "residual_unit": residual_unit}
+    with inside_mpi("DistributedOptimizer()"):
+        comm = communicator(process_set)
+        if comm is not None:
+            agree(comm, facts(optimizer, named, compression, {**arguments, **own}))
     if isinstance(compression, Sparse):
         _warn_of_line_search(optimizer, compression)
         kind = type(optimizer)

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from numpy.typing import NDArray
 
 from horovod_sparse.kernels import copy_to_host
 
 
-def to_tensors(state: Any) -> Any:
-    """A copy of nested dictionaries, on the host, in which arrays have become tensors."""
-    return _convert(state, lambda array: torch.from_numpy(copy_to_host(array)))
+def to_tensors(state: Any, copy: Callable[[Any], NDArray[Any]] = copy_to_host) -> Any:
+    """A copy of nested dictionaries in which arrays, copied to the host by ``copy``, have become tensors."""
+    return _convert(state, lambda array: torch.from_numpy(copy(array)))
 
 
 def to_arrays(state: Any) -> Any:
@@ -20,10 +21,16 @@ def to_arrays(state: Any) -> Any:
     return _convert(state, lambda tensor: tensor.cpu().numpy())
 
 
+def on_host(state: Any) -> Any:
+    """A copy of nested dictionaries of tensors, on the host."""
+    return _convert(state, lambda tensor: tensor.detach().to("cpu", copy=True))
+
+
 def leader(state: dict[str, Any] | None) -> dict[str, Any]:
-    """A rank's state without its memories, which are large; no buckets where the exchange was Horovod's own."""
+    """A rank's state without what is large, its memories and parameters; no buckets where Horovod exchanged."""
     buckets = [] if state is None else state["buckets"]
-    return {"buckets": [{**bucket, "memory": {}} for bucket in buckets]}
+    kept = {} if state is None else {key: state[key] for key in ("local_step",) if key in state}
+    return {**kept, "buckets": [{**bucket, "memory": {}} for bucket in buckets]}
 
 
 def _convert(state: Any, conversion: Callable[[Any], Any]) -> Any:

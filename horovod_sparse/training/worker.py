@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from horovod_sparse import trace
+from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.mpi.lifetime import current_call, inside_mpi
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline.base import NoBackwardError
 from horovod_sparse.rules import Step
-from horovod_sparse.training.bucket import Bucket, Filling
+from horovod_sparse.trace.counts import statistics
+from horovod_sparse.training.bucket import Bucket, Facts, Filling
 from horovod_sparse.watchdog.report import Progress
+
+
+class _Job(NamedTuple):
+    """A bucket's part in a step."""
+
+    bucket: Bucket
+    filling: Filling
+    conditions: Callable[[], Step]
 
 
 class Worker:
@@ -51,6 +63,7 @@ class Worker:
         self._conditions = conditions
         self._undoable = undoable
         self._clip = clip
+        self._followed: list[bool] = []  # which buckets take the facts of the next one along
         self._bucket_of: dict[torch.Tensor, Bucket] = {}
         self._lock = threading.Lock()  # autograd runs one thread a device, and each may fire hooks
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="horovod_sparse")
@@ -58,10 +71,16 @@ class Worker:
         self._begun: list[Bucket] = []  # whose exchange has begun in this step
         self._next = 0  # number of the bucket that starts next
         self._step = 0
+        self._complete = 0  # ns; when the last gradient of the step in progress was handed in
         self._running: Bucket | None = None
 
     def add(self, buckets: Sequence[Bucket]) -> None:
-        """Appends buckets; they take part in the step in progress."""
+        """Appends buckets; they take part in the step in progress.
+
+        One of small parameters, which needs no agreement, takes that of the bucket behind it along: a message less.
+        """
+        dense = [bucket.layout.dense for bucket in buckets]
+        self._followed += [one and not other for one, other in itertools.pairwise([*dense, True])]
         self.buckets += buckets
         self._bucket_of |= {slot.parameter: bucket for bucket in buckets for slot in bucket.layout.slots}
 
@@ -97,22 +116,34 @@ class Worker:
                 return
             fillings = [(bucket, bucket.filling) for bucket in buckets]
             self._thread.submit(self._clip_all, fillings, self._conditions(buckets[0].layout.group), self._clip)
-        while self._next < len(self.buckets) and not self.buckets[self._next].filling.waiting:
-            bucket = self.buckets[self._next]
+        while self._next < len(self.buckets):
+            together = self._together(self._next)
+            if any(bucket.filling.waiting for bucket in together):
+                break
             # Read here, in the order of the program: a schedule may change it while the worker is still busy.
-            conditions = self._conditions(bucket.layout.group)
-            self._thread.submit(self._run, bucket, bucket.filling, conditions)
-            self._next += 1
+            jobs = [_Job(bucket, bucket.filling, self._conditions(bucket.layout.group)) for bucket in together]
+            self._thread.submit(self._run, jobs)
+            self._next += len(together)
+        if buckets and self._next == len(self.buckets):
+            self._complete = time.perf_counter_ns()
 
-    def _run(self, bucket: Bucket, filling: Filling, conditions: Callable[[], Step]) -> None:
-        # Where only this rank failed, the others are still in that bucket: to go on would be to wait for ever.
-        if self.failed is None:
-            self._begun.append(bucket)
-            try:
-                self._exchange(bucket, filling, conditions)
-            except BaseException as error:
-                self.failed = error
-        filling.done.set_result(None)
+    def _together(self, first: int) -> list[Bucket]:
+        """A bucket, and the one whose facts it takes along."""
+        return self.buckets[first : first + 1 + self._followed[first]]
+
+    def _run(self, jobs: Sequence[_Job]) -> None:
+        exchanges = self._exchanges(jobs)
+        for job in jobs:
+            # Where only this rank failed, the others are still in that bucket: to go on would be to wait for ever.
+            if self.failed is None:
+                self._begun.append(job.bucket)
+                job.filling.began = time.perf_counter_ns()
+                try:
+                    next(exchanges)
+                except BaseException as error:
+                    self.failed = error
+                job.filling.ended = time.perf_counter_ns()
+            job.filling.done.set_result(None)
 
     def _clip_all(
         self,
@@ -129,13 +160,21 @@ class Worker:
         except BaseException as error:
             self.failed = error
 
-    def _exchange(self, bucket: Bucket, filling: Filling, conditions: Callable[[], Step]) -> None:
-        self._running = bucket
-        try:
-            with inside_mpi():
-                bucket.exchange(filling, conditions)
-        finally:
-            self._running = None
+    def _exchanges(self, jobs: Sequence[_Job]) -> Iterator[None]:
+        """Exchanges buckets that go together, one at each step."""
+        agreed: Facts = None
+        for job, behind in itertools.pairwise([*jobs, None]):
+            assert job is not None
+            facts: dict[str, Facts] = {} if agreed is None else {"agreed": agreed}
+            self._running = job.bucket
+            try:
+                with inside_mpi():
+                    if behind is not None:
+                        facts["ahead"] = behind.bucket.facts(behind.filling, behind.conditions)
+                    agreed = job.bucket.exchange(job.filling, job.conditions, **facts)
+            finally:
+                self._running = None
+            yield
 
     @property
     def filling(self) -> bool:
@@ -169,7 +208,7 @@ class Worker:
         self.failed, self._begun, self._next = None, [], 0
         self._step += 1
         for bucket in self.buckets:
-            bucket.begin()
+            bucket.begin(self._complete)
 
     def stand_in(self, after_step: Callable[[], None], ended: Callable[[BaseException | None], None]) -> None:
         """Takes part, from now on, with nothing to give, until no rank gives anything; for ``hvd.join()``.
@@ -178,13 +217,16 @@ class Worker:
             after_step: Called after each step, on the worker's thread.
             ended: Called when it is over, on that thread, with the error if there was one.
         """
-        steps = [replace(self._conditions(bucket.layout.group)(), idle=True) for bucket in self.buckets]
+        steps = {bucket: replace(self._conditions(bucket.layout.group)(), idle=True) for bucket in self.buckets}
+        firsts = [number for number in range(len(self.buckets)) if not (number and self._followed[number - 1])]
 
         def take_part() -> None:
             try:
                 while True:
-                    for bucket, step in zip(self.buckets, steps, strict=True):
-                        self._exchange(bucket, Filling(), partial(replace, step))
+                    for first in firsts:
+                        jobs = [_Job(one, Filling(), partial(replace, steps[one])) for one in self._together(first)]
+                        for _ in self._exchanges(jobs):
+                            pass
                     after_step()
                     self._step += 1
             except NoBackwardError:
@@ -213,9 +255,8 @@ class Worker:
         running = self._running
         if running is not None:
             return Progress(self._step, running.layout.number, running.pipeline.stage)
-        if self._next < len(self.buckets):
-            return Progress(self._step, self._next, call=current_call())
-        return Progress(self._step + 1, 0)
+        done = 0 < len(self.buckets) == self._next
+        return Progress(self._step + done, 0 if done else self._next, call=current_call())
 
     @property
     def traffic(self) -> Traffic:
@@ -225,9 +266,17 @@ class Worker:
             total.add(bucket.pipeline.traffic)
         return total
 
-    def state_dict(self) -> dict[str, Any]:
-        """The states of all buckets, as copies on the host; to be called between steps, after ``settle``."""
-        return {"buckets": [bucket.state_dict() for bucket in self.buckets]}
+    def statistics(self, norms: bool) -> dict[str, float]:
+        """Numbers of each bucket and of all together since the last call; to be called between steps.
+
+        Args:
+            norms: Whether those of the next step are taken, for the call after it.
+        """
+        return statistics({bucket.layout.number: bucket.pipeline.statistics(norms) for bucket in self.buckets})
+
+    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
+        """The states of all buckets, copied to the host by ``copy``; to be called between steps, after ``settle``."""
+        return {"buckets": [bucket.state_dict(copy) for bucket in self.buckets]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over a state given by ``state_dict`` on the same rank of as many ranks.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import threading
 from types import TracebackType
 
 from mpi4py import MPI
@@ -14,19 +15,26 @@ from horovod_sparse.mpi.lifetime import inside_mpi
 
 @functools.cache
 def abort_on_error() -> None:
-    """Lets an uncaught exception of the main thread end all ranks, after it was printed.
+    """Lets an uncaught exception end all ranks, after it was printed: of the main thread, or of one that is no daemon.
 
     Without it Python would wait at exit for the thread that exchanges, which waits for the other ranks, which wait
-    for this one. A handler that was installed before is called first.
+    for this one. Daemons are helpers, which Python itself does not wait for. Handlers that were installed before are
+    called first.
     """
     rank_in_world()
-    previous = sys.excepthook
+    previous, previous_of_threads = sys.excepthook, threading.excepthook
 
     def report_and_abort(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         previous(kind, error, traceback)
         abort(f"ends all ranks because of the {kind.__name__} above")
 
-    sys.excepthook = report_and_abort
+    def of_thread(arguments: threading.ExceptHookArgs) -> None:
+        previous_of_threads(arguments)
+        thread = arguments.thread
+        if thread is not None and not thread.daemon and not issubclass(arguments.exc_type, SystemExit):
+            abort(f"ends all ranks because of the {arguments.exc_type.__name__} above, in thread {thread.name}")
+
+    sys.excepthook, threading.excepthook = report_and_abort, of_thread
 
 
 @functools.cache

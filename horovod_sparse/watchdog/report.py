@@ -8,6 +8,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+# Of waiting, after which a job is ended that nobody has set a limit for: as long as torch waits for NCCL. Hours of many
+# nodes cost more than to start again from a checkpoint.
+_ABORT = 600.0
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -32,8 +36,9 @@ def limits(timeout: float | None, abort: float | None) -> Limits:
 
     Args:
         timeout: Seconds; None: ``HOROVOD_STALL_CHECK_TIME_SECONDS``, by default 60.
-        abort: Seconds; None: ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, by default 0. Both are 0 by default where
-            ``HOROVOD_STALL_CHECK_DISABLE`` is set.
+        abort: Seconds; None: ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, by default 600, or twice the timeout if that is
+            more, so that there is a report before. Both are 0 by default where ``HOROVOD_STALL_CHECK_DISABLE`` is set,
+            and so is this one where the timeout is 0.
 
     Raises:
         ValueError: A value is no number of seconds.
@@ -41,9 +46,11 @@ def limits(timeout: float | None, abort: float | None) -> Limits:
     checked = not _from_environment("HOROVOD_STALL_CHECK_DISABLE", 0)
     if timeout is None:
         timeout = _from_environment("HOROVOD_STALL_CHECK_TIME_SECONDS", 60) * checked
+    timeout = _seconds("stall_timeout", timeout)
     if abort is None:
-        abort = _from_environment("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0) * checked
-    return Limits(_seconds("stall_timeout", timeout), _seconds("stall_abort", abort))
+        default = max(_ABORT, 2 * timeout) if timeout else 0.0
+        abort = _from_environment("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", default) * checked
+    return Limits(timeout, _seconds("stall_abort", abort))
 
 
 def _from_environment(variable: str, default: float) -> float:
@@ -106,7 +113,7 @@ def report(mine: Progress, parameters: Sequence[str], answers: Mapping[int, Prog
     names = ", ".join(parameters[:3]) + (", ..." if len(parameters) > 3 else "")
     where = f"stage {mine.stage} of bucket {mine.bucket} ({names}) in step {mine.step}" if mine.stage else str(mine)
     others = "; ".join(f"{_ranks(ranks)}: {what}" for what, ranks in sorted(ranks_of.items()))
-    return f"{where}: {others}"
+    return f"{where}: {others or 'some ranks are missing, which cannot be asked before they come there'}"
 
 
 def _describe(mine: Progress, theirs: Progress | None) -> str:

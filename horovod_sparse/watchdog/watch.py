@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
@@ -10,11 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from mpi4py import MPI
 
-from horovod_sparse.mpi.lifetime import inside_mpi
+from horovod_sparse.mpi.lifetime import ADVICE, inside_mpi, on_leaving
 from horovod_sparse.watchdog.abort import abort
 from horovod_sparse.watchdog.report import Limits, Progress, report
 
@@ -28,6 +27,9 @@ _ANSWERS = 32765
 _PERIOD = 1.0  # seconds between two looks
 _PATIENCE = 3.0  # seconds for an answer
 _FAREWELL = 5.0  # seconds for what a rank has sent before it left, and for adding that up
+
+# Gives the function that tells how far an exchange has come; None: there will be no more.
+Source: TypeAlias = Callable[[], Callable[[], Progress] | None]
 
 
 @dataclass
@@ -54,7 +56,7 @@ class Watch:
 
     Args:
         comm: The communicator of the ranks that exchange; this thread takes the highest tags.
-        progress: Gives the function that tells how far this rank's exchange has come; None ends the watch.
+        progress: Gives the function that tells how far this rank has come; None ends the watch.
         names: The parameters of every bucket.
         limits: How long a bucket may wait.
     """
@@ -62,7 +64,7 @@ class Watch:
     def __init__(
         self,
         comm: MPI.Intracomm,
-        progress: Callable[[], Callable[[], Progress] | None],
+        progress: Source,
         names: Sequence[Sequence[str]],
         limits: Limits,
     ) -> None:
@@ -84,17 +86,28 @@ class Watch:
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="horovod_sparse_watch", daemon=True)
         self._thread.start()
-        atexit.register(self._leave)  # runs before Horovod's shutdown, which was registered earlier
+        on_leaving(self._leave, self._who_left)
 
     def _leave(self) -> None:
         forked = os.getpid() != self._process  # a copy of this process, which is no rank of its own
         if forked:
             return
-        self._end.set()
+        self.end()
         self._thread.join(10 * _PERIOD)
         with contextlib.suppress(RuntimeError), inside_mpi():  # nobody to tell where MPI is finalized already
             for rank in self._others:
                 self._comm.send(None, rank, _LEAVES)  # messages as short as this are sent without waiting
+
+    def end(self) -> None:
+        """Lets the thread end; farewells are still said, and heard."""
+        self._end.set()
+
+    def _who_left(self) -> str:
+        self._hear_farewells(time.monotonic())
+        return next((self._has_left(rank) for rank in self._left), "")
+
+    def _has_left(self, rank: int) -> str:
+        return f"rank {self._world_rank[rank]} of {self._world_size} has left the program or shut MPI down"
 
     def _run(self) -> None:
         while not self._end.wait(_PERIOD):
@@ -117,7 +130,7 @@ class Watch:
         place = (*mine.place, mine.call)
         if self._wait is None or self._wait.place != place:
             self._wait = _Wait(place, now, due=self._limits.after(0))
-        self._check_left(mine, self._wait, now)
+        self._check_left(mine, self._wait.since, now)
         self._check_stall(mine, self._wait, now)
 
     def _talk(self, mine: Progress) -> None:
@@ -155,24 +168,23 @@ class Watch:
         if wait.asked is None or now - wait.asked < _PATIENCE or waited < wait.due:
             return
         wait.asked, wait.due = None, self._limits.after(waited)
-        text = report(
-            mine, self._names[mine.bucket], {self._world_rank[rank]: self._answers.get(rank) for rank in self._others}
-        )
-        text = f"has waited {waited:.0f} s in {text}"
-        if 0 < self._limits.abort <= waited:
-            abort(f"{text}; ends all ranks after stall_abort={self._limits.abort:g} s")
-        _LOG.warning("rank %d: %s", self._world_rank[self._rank], text)
+        names = self._names[mine.bucket] if mine.stage else ()
+        text = report(mine, names, {self._world_rank[rank]: self._answers.get(rank) for rank in self._others})
+        text, limit = f"has waited {waited:.0f} s in {text}", self._limits.abort
+        if 0 < limit <= waited:
+            abort(f"{text}; ends all ranks after stall_abort={limit:g} s")
+        coming = f"; all ranks are ended when it has been {limit:g} s (stall_abort; 0 waits for ever)" if limit else ""
+        _LOG.warning("rank %d: %s%s", self._world_rank[self._rank], text, coming)
 
-    def _check_left(self, mine: Progress, wait: _Wait, now: float) -> None:
+    def _check_left(self, mine: Progress, since: float, now: float) -> None:
         """Ends all ranks when one has left that is still waited for."""
-        for rank, _ in self._received(_LEAVES):
-            self._left[rank] = now
+        self._hear_farewells(now)
         if mine.stage == "apply":
             return  # everything has arrived
         for rank, noticed in self._left.items():
-            if now - max(noticed, wait.since) >= _FAREWELL:
-                abort(
-                    f"rank {self._world_rank[rank]} of {self._world_size} has left the program, but "
-                    f"{mine.call or f'bucket {mine.bucket}'} waits for it: let every rank take as many steps (equal "
-                    "shares of the data, drop_last=True)"
-                )
+            if now - max(noticed, since) >= _FAREWELL:
+                abort(f"{self._has_left(rank)}, but {mine.call or f'bucket {mine.bucket}'} waits for it: {ADVICE}")
+
+    def _hear_farewells(self, now: float) -> None:
+        for rank, _ in self._received(_LEAVES):
+            self._left.setdefault(rank, now)

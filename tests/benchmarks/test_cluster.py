@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from processes import Mark
 
-from benchmarks.cluster import emulated, namespaces
+from benchmarks.cluster import emulated
 from benchmarks.cluster.__main__ import main
 from benchmarks.cluster.emulated import Cluster
-from benchmarks.cluster.namespaces import enter
+from benchmarks.cluster.namespaces import named
 
-NAME = "hvstest"  # beside the cluster of a user
+ROOT = Path(__file__).resolve().parents[2]
 MESSAGE = 2_500_000  # bytes; a fifth of a second at 100 Mbit/s
 
 # Two ranks: their hosts and the seconds that the fastest of three messages takes.
@@ -44,23 +45,26 @@ if comm.rank == 0:
 """
 
 
-def obstacle() -> str:
-    """Reason why no cluster can be made here, or nothing."""
-    if os.geteuid() != 0:
-        return "network namespaces need root"
-    if not all(map(shutil.which, ("ip", "tc", "ss"))):
-        return "iproute2 is not installed"
-    probe = subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, text=True, check=False)
-    return probe.stderr.strip()
+@pytest.fixture(scope="session")
+def possible():
+    """Skips where this process can make no cluster."""
+    if reason := emulated.obstacle():
+        pytest.skip(f"no emulated cluster here: {reason}")
 
 
-needs_namespaces = pytest.mark.skipif(bool(obstacle()), reason=f"no emulated cluster here: {obstacle()}")
+needs_namespaces = pytest.mark.usefixtures("possible")
 
 
 @pytest.fixture(scope="module")
-def pair():
-    with Cluster(2, "100mbit", NAME) as two:
+def pair(possible):
+    with Cluster(2, "100mbit") as two:
         yield two
+
+
+def popen(two: Cluster, number: int, program: str) -> subprocess.Popen[bytes]:
+    """Python on a node, joined by pipes."""
+    line = two._namespaces.enter(named(two.nodes[number], [sys.executable, "-c", program]))
+    return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 def send(two: Cluster) -> tuple[list[str], float]:
@@ -68,32 +72,37 @@ def send(two: Cluster) -> tuple[list[str], float]:
     return hosts, float(seconds)
 
 
-def processes_on(node: str) -> list[str]:
-    return namespaces.run(["ip", "netns", "pids", node]).split()
+@pytest.fixture
+def forbidding(tmp_path, monkeypatch):
+    """A machine whose kernel makes no namespaces."""
+    (tmp_path / "unshare").write_text("#!/bin/sh\necho unshare: Operation not permitted >&2\nexit 1\n")
+    (tmp_path / "unshare").chmod(0o755)
+    path = emulated._search_path()
+    monkeypatch.setattr(emulated, "_search_path", lambda: f"{tmp_path}{os.pathsep}{path}")
 
 
-def test_without_root_the_remedy_is_told(monkeypatch, capsys):
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    for arguments in (["up"], ["down"], ["rate", "1gbit"], ["counters"], ["run", "2", "--", "true"]):
-        assert main(arguments) == 1
-        assert "need root: run this with `sudo" in capsys.readouterr().err
+@pytest.mark.parametrize("user", [0, 1000])
+def test_where_no_namespaces_can_be_made_the_remedy_is_told(user, forbidding, monkeypatch, capsys):
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    assert main(["run", "2", "--", "true"]) == 1
+    error = capsys.readouterr().err
+    assert f"no namespaces for user {user} (unshare: Operation not permitted" in error
+    assert "sysctl user.max_user_namespaces" in error
+    assert emulated.obstacle() in error
 
 
 def test_a_missing_program_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(emulated.shutil, "which", lambda program, path: None if program == "tc" else program)
-    assert main(["up"]) == 1
+    assert main(["run", "1", "--", "true"]) == 1
     assert "tc not found: install iproute2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["up", "--nodes", "0"], "0 nodes: choose 1 to 64"),
-        (["up", "--nodes", "65"], "65 nodes: choose 1 to 64"),
-        (["up", "--rate", "fast"], "'fast' is not a rate"),
-        (["run", "2", "python"], "no program given"),
-        (["exec", "0"], "no command given"),
+        (["run", "65", "--", "true"], "65 nodes: choose 1 to 64"),
+        (["run", "2", "--rate", "fast", "--", "true"], "'fast' is not a rate"),
+        (["run", "2"], "no program given"),
         (["collectives", "--ranks", "9"], "9 ranks on 8 nodes: give --nodes 9"),
         (["collectives", "--algorithms", "best"], "unknown algorithm 'best'; known are: dense, topka"),
     ],
@@ -104,16 +113,13 @@ def test_bad_input_is_refused_before_anything_is_made(arguments, message, capsys
     assert message in capsys.readouterr().err
 
 
-def test_options_before_the_dashes_are_mpiruns(monkeypatch):
-    seen = {}
-    monkeypatch.setattr(Cluster, "running", classmethod(lambda cls: cls(4)))
-    monkeypatch.setattr(emulated.subprocess, "run", lambda command, **settings: seen.update(settings, command=command))
-    with pytest.raises(AttributeError):  # nothing ran that could have a status
-        main(["run", "3", "--mca", "btl", "tcp", "-x", "A=1", "--", "python", "-c", "a -- b", "--", "c"])
-    own, program = ["--mca", "btl", "tcp", "-x", "A=1"], ["python", "-c", "a -- b", "--", "c"]
-    assert seen["command"] == enter("hvs0", ["mpirun", "-np", "3", "-H", "hvs0,hvs1,hvs2", *own, *program])
-    assert seen["env"]["OMPI_MCA_btl_tcp_if_include"] == "10.77.0.0/25"
-    assert seen["env"]["PATH"].startswith(str(Path(sys.executable).parent))
+@needs_namespaces
+def test_all_after_the_dashes_is_mpiruns(capfd):
+    program = ["python", "-c", "import os, sys; print(os.environ['A'], sys.argv[1:])", "a b", "--", "$c"]
+    assert main(["run", "1", "--rate", "none", "--counters", "--", "-x", "A=1", *program]) == 0
+    output = capfd.readouterr().out
+    assert "1 ['a b', '--', '$c']" in output
+    assert "node0" in output
 
 
 @pytest.mark.full
@@ -144,7 +150,8 @@ def test_the_devices_counters_show_what_was_sent(pair):
 
 @needs_namespaces
 def test_commands_run_on_their_node(pair):
-    assert pair.execute(1, ["hostname"]).stdout == f"{NAME}1\n"
+    assert pair.execute(1, ["hostname"]).stdout == "node1\n"
+    assert pair.execute(1, ["pwd"]).stdout == f"{Path.cwd()}\n"
     assert "10.77.0.2/25" in pair.execute(1, ["ip", "address", "show", "eth0"]).stdout
     with pytest.raises(ValueError, match="there is no node 2: choose 0 to 1"):
         pair.execute(2, ["true"])
@@ -154,10 +161,9 @@ def test_commands_run_on_their_node(pair):
 def test_connections_use_the_same_congestion_control_everywhere(pair):
     listen = "import socket; s = socket.create_server(('', 5000)); print(flush=True); one = s.accept(); input()"
     connect = "import socket; one = socket.create_connection(('10.77.0.1', 5000)); print(flush=True); input()"
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(enter(pair.nodes[0], [sys.executable, "-c", listen]), **pipes) as server:
+    with popen(pair, 0, listen) as server:
         server.stdout.readline()
-        with subprocess.Popen(enter(pair.nodes[1], [sys.executable, "-c", connect]), **pipes) as client:
+        with popen(pair, 1, connect) as client:
             client.stdout.readline()
             reports = [pair.execute(number, ["ss", "-tinH"]).stdout for number in (0, 1)]
             client.communicate(b"\n")
@@ -165,35 +171,30 @@ def test_connections_use_the_same_congestion_control_everywhere(pair):
     assert all(" cubic " in report for report in reports), reports
 
 
-@pytest.mark.full
 @needs_namespaces
-def test_what_takes_too_long_is_ended_on_every_node(pair):
+def test_what_takes_too_long_is_ended_on_every_node_and_the_nodes_stay(pair):
+    mark = Mark()
     with pytest.raises(subprocess.TimeoutExpired):
-        pair.mpirun(2, ["sleep", "1000"], timeout=3)
-    deadline = time.monotonic() + 10
-    while (left := [one for node in pair.nodes for one in processes_on(node)]) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert not left
-
-
-@needs_namespaces
-def test_a_second_cluster_of_the_name_is_refused_and_leaves_the_first(pair):
-    with pytest.raises(RuntimeError, match="a cluster is up already"):
-        Cluster(2, name=NAME).up()
+        pair.mpirun(2, ["env", *map("=".join, mark.variables.items()), "sleep", "1000"], timeout=2)
+    assert mark.gone()
     assert pair.execute(0, ["true"]).returncode == 0
 
 
 @needs_namespaces
-def test_down_ends_everything_leaves_nothing_and_may_be_repeated():
-    name = f"{NAME}x"
-    with Cluster(1, "none", name) as one, subprocess.Popen(enter(one.nodes[0], ["sleep", "1000"])) as process:
-        while not processes_on(one.nodes[0]):
-            time.sleep(0.01)
-        namespaces.take_down(name)
-        assert process.wait(10) == -9
-        assert namespaces.existing(name) == []
-        assert not Path("/etc/netns", one.nodes[0]).exists()
-        namespaces.take_down(name)
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_however_the_command_ends(end):
+    mark = Mark()
+    command = [sys.executable, "-m", "benchmarks.cluster", "run", "2", "--rate", "none", "--", "sleep", "1000"]
+    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, **mark.variables}) as process:
+        deadline = time.monotonic() + 60
+        while len(mark.ranks()) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert len(mark.ranks()) == 2
+        process.send_signal(end)
+        process.wait(10)
+    assert mark.gone()
+    # Its file system for temporary files has gone with it.
+    assert not list(Path(tempfile.gettempdir()).glob("ompi.node*"))
 
 
 @needs_namespaces
@@ -201,18 +202,21 @@ def test_what_fails_half_way_leaves_nothing(monkeypatch):
     def fail(*_: object) -> None:
         raise RuntimeError("half way")
 
+    mark = Mark()
+    for name, value in mark.variables.items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(Cluster, "set_rate", fail)
     with pytest.raises(RuntimeError, match="half way"):
-        Cluster(2, name=f"{NAME}y").up()
-    assert namespaces.existing(f"{NAME}y") == []
+        Cluster(2).up()
+    assert not mark.processes()
 
 
 @pytest.mark.full
 @pytest.mark.timeout(400)  # three trainings
 @needs_namespaces
 def test_the_measurements_run_on_a_cluster_of_their_own(monkeypatch, tmp_path, capfd):
-    monkeypatch.setattr(Cluster.__init__, "__defaults__", (2, "none", f"{NAME}z"))
-    monkeypatch.chdir(Path(__file__).resolve().parents[2])
+    monkeypatch.setattr(Cluster.__init__, "__defaults__", (2, "none"))
+    monkeypatch.chdir(ROOT)
     assert main(["bytes", "--nodes", "2"]) == 0
     assert "off by more" not in capfd.readouterr().out
     small = ["--nodes", "2", "--ranks", "2", "--rates", "none", "--parameters", "100K", "--iters", "2"]
@@ -220,6 +224,11 @@ def test_the_measurements_run_on_a_cluster_of_their_own(monkeypatch, tmp_path, c
     cells = json.loads((tmp_path / "collectives.json").read_text())["cells"]
     assert [len(cell["rows"]) for cell in cells] == [5, 5, 5]
     assert (tmp_path / "collectives.png").exists()
+    assert main(["peers", "--nodes", "2", "--rates", "none", "--parameters", "90K", "--rounds", "1"]) == 0
+    rows = [row.split() for row in capfd.readouterr().out.splitlines()]
+    sent = {row[0]: float(row[3]) for row in rows if len(row) == 5 and row[0] != "min"}
+    assert len(sent) == 6
+    assert all(megabytes > 0 for megabytes in sent.values())
     training = ["--nodes", "2", "--rate", "none", "--model", "cnn", "--batch-size", "64", "--output", str(tmp_path)]
     assert main(["overlap", *training]) == 0
     assert len(json.loads((tmp_path / "overlap.json").read_text())["rows"]) == 3

@@ -17,6 +17,7 @@ from benchmarks.convergence.claims import (
     Claim,
     fewer_bytes,
     fewer_floats,
+    fewer_late_bytes,
     near,
     worse,
 )
@@ -123,6 +124,9 @@ def test_an_interval_holds_just_what_a_test_at_5_percent_does_not_refuse(numbers
     ("claim", "word"),
     [
         (near("", "", "topka", "dense"), HOLDS),
+        (near("", "", "topka", "dense", {"accuracy": 0.2, "perplexity": 1}), HOLDS),
+        (near("", "", "topka", "dense", {"accuracy": 0.15, "perplexity": 1}), UNDECIDED),
+        (near("", "", "topka", "dense", {"accuracy": 0.04, "perplexity": 1}), CONTRADICTED),
         (near("", "", "gtopk", "dense"), CONTRADICTED),
         (near("", "", "dense", "gtopk"), CONTRADICTED),  # better by more than the tolerance is not near either
         (near("", "", "oktopk", "dense"), UNDECIDED),
@@ -135,6 +139,8 @@ def test_an_interval_holds_just_what_a_test_at_5_percent_does_not_refuse(numbers
         (worse("", "", "dgc-10", "dense", by=9), HOLDS),
         (fewer_bytes("", "", "topka", "dense", 39), HOLDS),
         (fewer_bytes("", "", "topka", "dense", 41), CONTRADICTED),
+        (fewer_late_bytes("", "", "topka", "dense", 39), HOLDS),
+        (fewer_late_bytes("", "", "topka", "dense", 41), CONTRADICTED),
         (fewer_floats("", "", "topka", "dense", 79), HOLDS),
         (fewer_floats("", "", "topka", "dense", 81), CONTRADICTED),
     ],
@@ -142,6 +148,14 @@ def test_an_interval_holds_just_what_a_test_at_5_percent_does_not_refuse(numbers
 def test_verdicts_are_two_sided(results, claim, word):
     verdict = dict(claim.verdicts(results))["fashion-mnist"]
     assert verdict.word == word, verdict.numbers
+
+
+def test_late_bytes_are_those_after_the_first_evaluation():
+    (one,) = record("stdlib", "powersgd-4", [21.0], 20.0)
+    one["curve"][0]["bytes_sent"] = 15.0
+    results = Results([one])
+    assert results.bytes_per_step("stdlib", "powersgd-4") == 1
+    assert results.late_bytes_per_step("stdlib", "powersgd-4") == 0.5
 
 
 def test_one_seed_decides_nothing(results):

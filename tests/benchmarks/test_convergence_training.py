@@ -33,8 +33,8 @@ def _recording(hvd):
         torch.distributed.destroy_process_group()
 
 
-def outcome(spec, steps=3, task=DIGITS):
-    return train(task, SAMPLES, Job("digits", Run("run", "group", spec), seed=0, steps=steps))
+def outcome(spec, steps=3, task=DIGITS, **settings):
+    return train(task, SAMPLES, Job("digits", Run("run", "group", spec, **settings), seed=0, steps=steps))
 
 
 def test_an_epoch_gives_every_sample_to_one_rank_at_most():
@@ -101,6 +101,13 @@ def test_nothing_is_too_small_to_be_compressed():
     record = outcome("topka:density=0.01")
     if horovod.torch.size() > 1:
         assert record["entries_sent"] == pytest.approx(3 * 0.01 * PARAMETERS, rel=0.01)
+
+
+def test_local_steps_send_once_a_round_and_the_last_one_may_be_shorter():
+    record, every = (outcome("topka:density=0.01", local_steps=steps) for steps in (2, 1))
+    assert 3 * record["entries_sent"] == 2 * every["entries_sent"]
+    assert 3 * record["bytes_sent"] == 2 * every["bytes_sent"]
+    assert record["local_steps"] == 2
 
 
 @pytest.mark.full

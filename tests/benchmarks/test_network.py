@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks.cluster import network
-from benchmarks.cluster.namespaces import enter
+from benchmarks.cluster.namespaces import named, on
 
 SS_REPORT = """\
 ESTAB 0 0 10.77.0.1:1024 10.77.0.2:37766
@@ -45,16 +45,16 @@ def test_a_link_holds_a_packet_and_lets_little_pass_above_its_rate(rate):
 
 
 def test_a_rate_becomes_a_token_bucket_on_the_device():
-    segments, bucket = network.rate_commands("n0", "eth0", "1gbit", 1000)
-    assert " ".join(segments) == "ip -n n0 link set eth0 gso_max_size 32750 gro_max_size 32750"
-    expected = "tc -n n0 qdisc replace dev eth0 root tbf rate 1000000000bit burst 65500b limit 1000b"
+    segments, bucket = network.rate_commands("eth0", "1gbit", 1000)
+    assert " ".join(segments) == "ip link set eth0 gso_max_size 32750 gro_max_size 32750"
+    expected = "tc qdisc replace dev eth0 root tbf rate 1000000000bit burst 65500b limit 1000b"
     assert " ".join(bucket) == expected
 
 
 def test_no_limit_removes_the_token_bucket():
-    segments, bucket = network.rate_commands("n0", "eth0", "none", 1000)
+    segments, bucket = network.rate_commands("eth0", "none", 1000)
     assert segments[-1] == "65536"
-    assert " ".join(bucket) == "tc -n n0 qdisc replace dev eth0 root noqueue"
+    assert " ".join(bucket) == "tc qdisc replace dev eth0 root noqueue"
 
 
 def test_every_node_has_addresses_of_its_own_on_both_networks():
@@ -68,14 +68,14 @@ def test_every_node_has_addresses_of_its_own_on_both_networks():
 
 
 def test_a_node_knows_every_other_node_and_not_itself():
-    neighbours = [command for command in network.node_commands("sw", "n1", 1, 4) if "neighbour" in command]
+    neighbours = [command for command in network.node_commands("n1", 1, 4) if "neighbour" in command]
     known = {(command[command.index("replace") + 1], command[command.index("lladdr") + 1]) for command in neighbours}
     assert known == {(f"10.77.0.{number + 1}", f"02:77:00:00:00:{number:02x}") for number in (0, 2, 3)}
 
 
 def test_names_stay_single_arguments():
-    commands = [*network.switch_commands("a b"), *network.node_commands("a b", "c; d", 0, 2)]
-    assert {word for command in commands for word in command if "a b" in word or "c; d" in word} == {"a b", "c; d"}
+    commands = network.node_commands("c; d", 0, 2)
+    assert {word for command in commands for word in command if "c; d" in word} == {"c; d", "--net=/run/netns/c; d"}
 
 
 def test_the_payload_of_all_connections_is_added_up():
@@ -90,6 +90,11 @@ def test_the_bytes_of_a_device_are_read():
 
 def test_a_command_on_a_node_is_passed_on_unchanged():
     command = ["echo", "two words", "$HOME", "; exit 3"]
-    line = enter("n3", command)
-    assert line[:4] == ["ip", "netns", "exec", "n3"]
-    assert line[-len(command) - 1 :] == ["n3", *command]
+    assert on("n3", command)[-len(command) :] == command
+    assert named("n3", command)[-len(command) - 1 :] == ["n3", *command]
+
+
+def test_a_nodes_name_is_its_address_on_the_control_network():
+    lines = network.hosts_file(["n0", "n1"]).splitlines()
+    control, data = ["10.77.0.129 n0", "10.77.0.130 n1"], ["10.77.0.1 n0-data", "10.77.0.2 n1-data"]
+    assert lines == ["127.0.0.1 localhost", *control, *data]

@@ -5,19 +5,21 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from checkpointing import Training, refusal, reseed
+from checkpointing import Training, refusal, reseed, sign
 from laws import everywhere
+from mpi4py import MPI
 from states import same
 from training import wrap
 
 import horovod_sparse as hvs
-from horovod_sparse.checkpoint import Checkpoints
+from horovod_sparse.checkpoint import CheckpointError, Checkpoints
 from horovod_sparse.checkpoint.folder import Folder
 
 pytestmark = pytest.mark.mpi
@@ -47,7 +49,7 @@ def run(hvd, comm):
 
 def names(comm, folder):
     comm.Barrier()
-    there = sorted(path.name for path in folder.iterdir())
+    there = sorted(path.name for path in folder.iterdir() if path.name != "lock")
     comm.Barrier()
     return there
 
@@ -125,9 +127,10 @@ DAMAGE = {
     "it is damaged or mixed up": lambda last: shutil.copy(last.with_name("step-00000003") / "shared.pt", last),
     "manifest.json is missing": lambda last: (last / "manifest.json").unlink(),
     "manifest.json is damaged": lambda last: os.truncate(last / "manifest.json", 50),
+    "its digest is not that of its content": lambda last: edit(last / "manifest.json", number=7),
     "it lists": lambda last: edit(last / "manifest.json", ranks=99),
-    "version reads format 1": lambda last: edit(last / "manifest.json", format=2),
-    "holds the manifest of step 3": lambda last: edit(last / "manifest.json", step=3),
+    "version reads format 2": lambda last: edit(last / "manifest.json", format=1),
+    "holds the manifest of step 3": lambda last: shutil.copy(last.with_name("step-00000003") / "manifest.json", last),
 }
 
 
@@ -147,6 +150,93 @@ def test_what_is_damaged_is_refused_with_its_name_and_an_intact_one_is_offered(c
         on_rank_0(comm, lambda: (shutil.rmtree(last), shutil.copytree(folder / "whole", last)))
     assert everywhere(comm, checkpoints.load(**run.states).step == 4)
     assert everywhere(comm, checkpoints.load(step=3, **run.states).step == 3)
+
+
+def test_a_digest_tells_a_checkpoint_from_one_that_was_changed_and_signed_again(comm, run, folder):
+    checkpoints = Checkpoints(folder)
+    digest = checkpoints.save(3, **run.states)
+    assert len(set(comm.allgather(digest))) == 1
+    run.train(1)
+    assert checkpoints.save(4, **run.states) != digest
+    restored = checkpoints.load(step=3, digest=digest, **run.states)
+    assert everywhere(comm, restored.digest == digest)
+    assert "not a checkpoint with digest" in refusal(comm, lambda: checkpoints.load(digest=digest, **run.states))
+
+    def change():
+        shard = folder / "step-00000003" / "rank-00000.pt"
+        torch.save({**torch.load(shard, weights_only=True), "data": {"evil": 1}}, shard)
+        sign(shard.parent)
+
+    on_rank_0(comm, change)
+    assert everywhere(comm, checkpoints.load(step=3, **run.states).digest != digest)
+    message = refusal(comm, lambda: checkpoints.load(step=3, digest=digest, **run.states))
+    assert f"not a checkpoint with digest {digest}" in message
+
+
+def poison(shard):
+    shard["compression"]["buckets"][0]["memory"]["residual"][2] = float("nan")
+    return shard
+
+
+def with_bucket(shard, **changes):
+    first, *rest = shard["compression"]["buckets"]
+    return {**shard, "compression": {"buckets": [{**first, **changes}, *rest]}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda _: None, "does not hold compression, generators, buffers, data"),
+        (poison, "compression['buckets'][0]['memory']['residual'] holds values that are not finite"),
+        (lambda shard: with_bucket(shard, unit=float("inf")), "compression['buckets'][0]['unit'] is inf, not finite"),
+        (lambda shard: with_bucket(shard, parameters=["other"]), "has other buckets than rank-00000.pt"),
+        (lambda shard: {**shard, "compression": {}}, "compression holds no buckets"),
+        (lambda shard: {**shard, "compression": {"buckets": [7]}}, "compression holds no buckets"),
+    ],
+    ids=["None", "NaN", "Inf", "buckets", "no buckets", "a number for a bucket"],
+)
+def test_a_shard_that_one_rank_alone_reads_is_refused_on_all(comm, run, folder, change, message):
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(3, **run.states)
+    shard = folder / "step-00000003" / f"rank-{comm.Get_size() - 1:05d}.pt"
+
+    def tamper():
+        torch.save(change(torch.load(shard, weights_only=True)), shard)
+        sign(shard.parent)
+
+    on_rank_0(comm, tamper)
+    refused = refusal(comm, lambda: checkpoints.load(**run.states))
+    assert message in refused
+    assert shard.name in refused or comm.Get_size() == 1
+
+
+def test_a_state_that_is_not_finite_is_not_saved(comm, run, folder):
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(1, **run.states)
+    if comm.Get_size() == 1:
+        return
+    state = run.optimizer.compression_state_dict()
+    if comm.Get_rank() == 1:
+        poison({"compression": state})
+    run.optimizer.load_compression_state_dict(state)
+    message = refusal(comm, lambda: checkpoints.save(2, **run.states))
+    assert "step 2 could not be saved: rank 1: compression['buckets'][0]['memory']['residual'] holds" in message
+    assert everywhere(comm, names(comm, folder) == ["step-00000001"])
+
+
+def test_a_second_job_is_refused_and_leaves_nothing(comm, run, folder):
+    """Each other rank is a job of its own here."""
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(1, **run.states)
+    holder = comm.bcast(os.getpid())
+    if comm.Get_rank() > 0:
+        job = Checkpoints(folder, process_set=MPI.COMM_SELF)
+        with pytest.raises(CheckpointError, match=rf"another job saves in .*\(process {holder} on .*wait until it has"):
+            job.save(2, model=run.model, optimizer=torch.optim.SGD(run.model.parameters(), lr=0.1))
+    assert everywhere(comm, names(comm, folder) == ["step-00000001"])
+    assert everywhere(comm, checkpoints.load(**run.states).step == 1)
+    checkpoints.save(2, **run.states)
+    assert everywhere(comm, names(comm, folder) == ["step-00000001", "step-00000002"])
 
 
 def test_what_does_not_fit_is_refused(hvd, comm, run, folder):
@@ -231,7 +321,7 @@ def test_a_failed_save_fails_everywhere_leaves_nothing_and_costs_nothing(hvd, co
     assert "step 2 could not be saved: rank " in message
     assert os.strerror(errno.EFBIG if fault == "file too large" else errno.ENOSPC) in message
     where = f"/rank-{comm.Get_size() - 1:05d}.pt" if fault != "rename" else ""
-    assert f"{folder}/step-00000002.partial{where}: " in message
+    assert re.search(f"{folder}/step-00000002.partial-[0-9a-f]{{8}}{where}: ", message)
     assert everywhere(comm, names(comm, folder) == ["step-00000001"])
     assert everywhere(comm, same(run.train(1).bits(), reference.bits()))
     checkpoints.save(3, **run.states)
@@ -252,7 +342,7 @@ def test_folders_that_nodes_do_not_share_are_noticed(comm, run, folder, tmp_path
     own = Checkpoints(tmp_path / "own")
     message = refusal(comm, lambda: own.save(1, **run.states))
     assert "put the checkpoints on a file system that all nodes share" in message
-    assert everywhere(comm, list((tmp_path / "own").iterdir()) == [])
+    assert everywhere(comm, [path.name for path in (tmp_path / "own").iterdir()] == ["lock"] * (rank == 0))
     Checkpoints(folder).save(1, **run.states)
     split = Checkpoints(folder if rank == 0 else tmp_path)
     assert "all nodes must see the same folder" in refusal(comm, lambda: split.load(**run.states))

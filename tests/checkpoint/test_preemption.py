@@ -10,8 +10,7 @@ import pytest
 from checkpointing import Training
 from laws import everywhere
 
-from horovod_sparse.checkpoint import Checkpoints, on_preemption
-from horovod_sparse.checkpoint.folder import Folder
+from horovod_sparse.checkpoint import Checkpoints, on_preemption, store
 
 pytestmark = pytest.mark.mpi
 
@@ -42,7 +41,7 @@ def test_the_signals_have_their_former_effect_after_an_error(hvd, comm):
 
 
 def test_a_save_during_which_notice_comes_is_completed(hvd, comm, tmp_path, monkeypatch):
-    folder, write = Path(comm.bcast(str(tmp_path))), Folder.write
+    folder, write = Path(comm.bcast(str(tmp_path))), store.write
 
     def signalled(*arguments):
         for number in SIGNALS:
@@ -51,7 +50,7 @@ def test_a_save_during_which_notice_comes_is_completed(hvd, comm, tmp_path, monk
 
     run = Training("topka:density=0.05", comm.Get_rank()).train(1)
     with on_preemption() as preempted:
-        monkeypatch.setattr(Folder, "write", signalled)
+        monkeypatch.setattr(store, "write", signalled)
         Checkpoints(folder).save(1, **run.states)
         assert everywhere(comm, preempted())
     assert everywhere(comm, Checkpoints(folder).load(**run.states).step == 1)

@@ -9,6 +9,8 @@ import pytest
 
 import horovod_sparse as hvs
 from horovod_sparse.cli import main, plot
+from horovod_sparse.cli.advise import recommendation
+from horovod_sparse.costs.formulas import Cost
 
 MODEL = ("--parameters", "25.6M", "--ranks", "64")
 WITHOUT_MPI = """
@@ -35,9 +37,10 @@ def advise(*arguments, capsys, folder):
 def test_a_slow_network_is_advised_to_send_sparse(capsys, tmp_path):
     status, text, content = advise(*MODEL, *ETHERNET, capsys=capsys, folder=tmp_path)
     assert status == 0
-    assert "Recommended: compression=hvs.Compression.oktopk(density=0.01)" in text
+    assert "Recommended: compression=hvs.Compression.recommended(density=0.01)" in text
     assert "25,600,000 parameters, k = 256,000; 64 ranks" in text
-    assert content["recommended"] == "hvs.Compression.oktopk(density=0.01)"
+    assert content["recommended"] == "hvs.Compression.recommended(density=0.01)"
+    assert content["costs"][0]["algorithm"] == "oktopk"
     assert content["break_even_bandwidth"] > 1.25e9  # the break-even point lies above this link
     totals = [cost["total"] for cost in content["costs"][:-1]]
     assert totals == sorted(totals)
@@ -48,10 +51,11 @@ def test_neither_advice_nor_configurations_need_mpi():
     assert done.returncode == 0, done.stderr
 
 
-def test_the_recommended_line_is_a_configuration(capsys, tmp_path):
-    _, _, content = advise(*MODEL, *ETHERNET, capsys=capsys, folder=tmp_path)
-    name, _, density = content["recommended"].removeprefix("hvs.Compression.").removesuffix(")").partition("(density=")
-    assert getattr(hvs.Compression, name)(density=float(density)).density == 0.01
+@pytest.mark.parametrize(("algorithm", "collective"), [("gtopk", "auto"), ("hierarchical", "hierarchical")])
+def test_the_recommended_line_is_a_configuration(algorithm, collective):
+    """Auto finds every algorithm by itself but the hierarchical one."""
+    line = recommendation(Cost(algorithm, 1, 1, 1, 1, 1), 0.02)
+    assert eval(line, {"hvs": hvs}) == hvs.Compression.recommended(0.02, collective=collective)  # noqa: S307 - our own
 
 
 def test_dense_wins_over_a_sort_based_selection_on_nvlink(capsys, tmp_path):
@@ -104,6 +108,15 @@ def test_one_rank_needs_no_exchange(capsys, tmp_path):
         (("--parameters", "1M", "--ranks", "8", "--bandwidth", "10"), "10Gbit or 300GB"),
         (("--parameters", "1M", "--ranks", "8", "--bandwidth", "1Gbit", "--density", "2"), "(0, 1]"),
         (("--parameters", "1M", "--ranks", "8", "--bandwidth", "1Gbit", "--gpus-per-node", "0"), "at least 1"),
+        (
+            ("--parameters", "1M", "--ranks", "8", "--bandwidth", "1Gbit", "--gpus-per-node", "9"),
+            "--gpus-per-node 9 are more than the 8 --ranks",
+        ),
+        (
+            ("--parameters", "1M", "--ranks", "8", "--bandwidth", "1Gbit", "--plot", "/proc/x.png"),
+            "cannot write /proc/x.png",
+        ),
+        (("--parameters", "1M", "--ranks", "8", "--bandwidth", "1Gbit", "--json", "/proc/x"), "cannot write /proc/x: "),
         (("--parameters", "1M", "--ranks", "8", "--bandwidth", "1Gbit", "--json", "/nowhere/a.json"), "/nowhere"),
         (("--parameters", "1M", "--ranks", "8"), "--bandwidth"),
     ],
@@ -118,4 +131,4 @@ def test_missing_matplotlib_is_answered_with_the_pip_command(monkeypatch, capsys
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="2"):
         main(["advise", *MODEL, *ETHERNET, "--plot", "advice.png"])
-    assert "pip install 'horovod_sparse[examples]'" in capsys.readouterr().err
+    assert "pip install 'horovod_sparse[watch]'" in capsys.readouterr().err

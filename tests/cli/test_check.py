@@ -175,3 +175,10 @@ def test_an_unknown_command_is_refused(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["chekc"])
     assert "check" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["nan", "-1", "0", "inf", "soon"])
+def test_a_time_limit_that_is_none_is_refused(text, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["check", "--timeout", text])
+    assert f"must be a finite number of at least 0.1, not '{text}'" in capsys.readouterr().err

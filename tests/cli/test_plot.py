@@ -13,7 +13,7 @@ def test_a_plot_is_a_png(tmp_path):
 
 def test_missing_matplotlib_is_answered_with_the_pip_command(monkeypatch, tmp_path):
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
-    assert "pip install 'horovod_sparse[examples]'" in plot.unwritable(plot=tmp_path / "curves.png")
+    assert "pip install 'horovod_sparse[watch]'" in plot.unwritable(plot=tmp_path / "curves.png")
     assert plot.unwritable(tmp_path / "rows.json") == ""
 
 

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from horovod_sparse.cli.units import at_least, bandwidth, binary_bytes, count, density, listed, seconds
+from horovod_sparse.cli.units import at_least, bandwidth, binary_bytes, count, density, listed, real, seconds
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,9 @@ from horovod_sparse.cli.units import at_least, bandwidth, binary_bytes, count, d
         (density, "1e-3", 0.001),
         (density, "1", 1),
         (at_least(2), "2", 2),
+        (at_least(0), "2147483647", 2**31 - 1),
+        (real(), "1e-3", 0.001),
+        (real(least=0.1), "60", 60),
         (listed(density), "0.001,0.01", [0.001, 0.01]),
     ],
 )
@@ -59,6 +62,15 @@ def test_a_number_with_a_unit_is_read(convert, text, value):
         (density, "1%", "0.01"),
         (at_least(1), "0", "at least 1"),
         (at_least(1), "1.5", "at least 1"),
+        (at_least(1), "2147483648", "at most 2147483647"),
+        (at_least(1), 5000 * "9", "at most 2147483647"),
+        (at_least(1), "\u0663", "at least 1"),
+        (binary_bytes, "1e305G", "64K"),
+        (count, "1e305T", "25.6M"),
+        (count, "\u0663", "25.6M"),
+        *((real(), text, "finite number of at least 0, not") for text in ("nan", "-1", "inf", "1e400", "", "x")),
+        (real(below=1), "1", "below 1"),
+        (real(least=0.1), "0", "at least 0.1"),
         (listed(density), "0.01,", "0.01"),
     ],
 )

@@ -56,8 +56,13 @@ def curves(result):
 
 
 @pytest.mark.mpi
-def test_a_preempted_run_ends_as_an_uninterrupted_one(hvd, comm, shared, monkeypatch, capsys):
-    whole = comm.bcast(run(monkeypatch, shared, "whole"))
+@pytest.mark.parametrize(
+    "settings",
+    [(), pytest.param(("--local-steps", "3"), marks=pytest.mark.full)],
+    ids=["", "in a round of local steps"],
+)
+def test_a_preempted_run_ends_as_an_uninterrupted_one(hvd, comm, shared, monkeypatch, capsys, settings):
+    whole = comm.bcast(run(monkeypatch, shared, "whole", *settings))
     steps = whole["steps_per_epoch"]
     train_step, done = train.train_step, 0
 
@@ -68,7 +73,7 @@ def test_a_preempted_run_ends_as_an_uninterrupted_one(hvd, comm, shared, monkeyp
             os.kill(os.getpid(), signal.SIGUSR1)
         return train_step(*arguments)
 
-    saving = ["--checkpoint", str(shared / "checkpoints"), "--keep", "1"]
+    saving = [*settings, "--checkpoint", str(shared / "checkpoints"), "--keep", "1"]
     with monkeypatch.context() as patched:
         patched.setattr(train, "train_step", counted)
         left = run(monkeypatch, shared, "resumed", *saving)
@@ -79,7 +84,9 @@ def test_a_preempted_run_ends_as_an_uninterrupted_one(hvd, comm, shared, monkeyp
     resumed = comm.bcast(run(monkeypatch, shared, "resumed", *saving))
     assert f"train.py: goes on from step {steps + 2}\n" in comm.bcast(capsys.readouterr().out)
     assert everywhere(comm, curves(resumed) == curves(whole))
-    assert everywhere(comm, [path.name for path in (shared / "checkpoints").iterdir()] == [f"step-{2 * steps:08d}"])
+    assert everywhere(
+        comm, [path.name for path in (shared / "checkpoints").glob("step-*")] == [f"step-{2 * steps:08d}"]
+    )
     finished = comm.bcast(run(monkeypatch, shared, "finished", *saving))
     assert everywhere(comm, curves(finished) == curves(whole))
     assert "goes on" in comm.bcast(capsys.readouterr().out)

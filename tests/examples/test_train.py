@@ -16,8 +16,11 @@ import pytest
 import saving
 import torch
 from asynchronous import AsynchronousDevice, Clock
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils._python_dispatch import TorchDispatchMode
 from train import main, train_step
+
+from horovod_sparse.trace.log import read
 
 TRAIN = Path(__file__).resolve().parents[2] / "examples" / "train.py"
 TEST_IMAGES = 360
@@ -43,8 +46,16 @@ def result(run: subprocess.CompletedProcess[str], output: Path) -> dict[str, Any
     return content
 
 
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Steps and values that TensorBoard shows, by name."""
+    events = EventAccumulator(str(folder)).Reload()
+    return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
 def test_a_single_process_learns(tmp_path: Path) -> None:
-    run = train("--epochs", "1", "--warmup-epochs", "0", "--schedule", "constant", "--output", str(tmp_path))
+    board = tmp_path / "board"
+    schedule = ("--warmup-epochs", "0", "--schedule", "constant")
+    run = train("--epochs", "1", *schedule, "--tensorboard", str(board), "--output", str(tmp_path))
     content = result(run, tmp_path)
     (epoch,) = content["epochs"]
     assert content["ranks"] == 1
@@ -55,12 +66,17 @@ def test_a_single_process_learns(tmp_path: Path) -> None:
     assert epoch["lr"] == 0.05
     assert {"torch", "horovod", "horovod_sparse"} <= set(content["versions"])
     assert len(run.stderr.splitlines()) < 20, "the progress bar is noisy where there is no terminal"
+    about, (record,) = read(tmp_path)
+    assert (about["compression"], about["model"], record["step"]) == ("none", "cnn", content["steps_per_epoch"])
+    assert (record["loss"], record["accuracy"]) == (epoch["train_loss"], epoch["test_accuracy"])
+    assert scalars(board)["accuracy"] == [(record["step"], pytest.approx(record["accuracy"]))]
 
 
 @pytest.mark.full
 def test_two_ranks_train_sparse(tmp_path: Path) -> None:
     arguments = ["--compression", "topka:density=0.01", "--epochs", "1", "--warmup-epochs", "0", "--clip", "5"]
     arguments += ["--batch-size", "16", "--backward-passes-per-step", "2", "--trace", "--output", str(tmp_path)]
+    arguments += ["--tensorboard", str(tmp_path / "board")]
     content = result(train(*arguments, ranks=2), tmp_path)
     (epoch,) = content["epochs"]
     assert content["ranks"] == 2
@@ -72,6 +88,12 @@ def test_two_ranks_train_sparse(tmp_path: Path) -> None:
     assert 8 * entries * 0.9 < epoch["bytes_per_step"] < 8 * entries + 4 * 3000  # small parameters travel dense
     stages = epoch["ms_per_step"]
     assert all(stages[name] > 0 for name in ("forward", "backward", "select", "exchange", "apply", "synchronize"))
+    _, (record,) = read(tmp_path)
+    assert record["total/steps"] == content["steps_per_epoch"]
+    assert record["total/bytes_sent"] == pytest.approx(epoch["bytes_sent"])  # the same on both ranks
+    assert record["total/seconds_select"] > 0
+    assert 0 < record["seconds_forward"] < record["seconds_step"]
+    assert scalars(tmp_path / "board")["total/density"] == [(record["step"], pytest.approx(record["total/density"]))]
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}
     assert not list(tmp_path.glob("*.tmp"))
@@ -95,11 +117,26 @@ def test_two_ranks_train_with_mixed_precision(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+def test_two_ranks_take_local_steps(tmp_path: Path) -> None:
+    """The last round of an epoch ends early: 6 rounds of 22 steps."""
+    arguments = ["--compression", "topka:density=0.01", "--local-steps", "4", "--clip", "5", "--warmup-epochs", "0"]
+    content = result(train(*arguments, "--epochs", "4", "--output", str(tmp_path), ranks=2), tmp_path)
+    assert content["steps_per_epoch"] == 22
+    entries = 0.01 * content["parameter_count"]
+    for epoch in content["epochs"]:
+        assert 8 * entries * 0.9 < epoch["bytes_per_step"] * 22 / 6 < 8 * entries + 4 * 3000
+    assert content["epochs"][-1]["test_accuracy"] > 0.25
+
+
+@pytest.mark.full
 def test_two_ranks_train_dense_and_charge_a_ring(tmp_path: Path) -> None:
     content = result(train("--epochs", "1", "--output", str(tmp_path), ranks=2), tmp_path)
     (epoch,) = content["epochs"]
     assert epoch["bytes_per_step"] == 2 * 0.5 * 4 * content["parameter_count"]
     assert epoch["ms_per_step"]["select"] == 0
+    _, (record,) = read(tmp_path)
+    assert record["total/bytes_sent"] == epoch["bytes_sent"]
+    assert "total/seconds_select" not in record
 
 
 @pytest.mark.parametrize(
@@ -109,7 +146,14 @@ def test_two_ranks_train_dense_and_charge_a_ring(tmp_path: Path) -> None:
         (["--data", "cifar10:nowhere"], "nowhere lacks data_batch_1.bin"),
         (["--device", "cuda"], "torch finds no GPU"),
         (["--door", "ddp", "--no-overlap"], "--no-overlap needs --door horovod"),
-        (["--epochs", "0"], "argument --epochs: invalid positive value: '0'"),
+        (["--door", "ddp", "--local-steps", "4"], "--local-steps goes with --door horovod alone"),
+        (["--epochs", "0"], "argument --epochs: must be a whole number of at least 1, not '0'"),
+        (["--momentum", "-1"], "argument --momentum: must be a finite number of at least 0, below 1, not '-1'"),
+        (["--lr", "nan"], "argument --lr: must be a finite number of at least 0, not 'nan'"),
+        (["--weight-decay", "inf"], "argument --weight-decay: must be a finite number"),
+        (["--seed", "-1"], "argument --seed: must be a whole number of at least 0"),
+        (["--warmup-epochs", "-3"], "argument --warmup-epochs: must be"),
+        (["--resume", "-3"], "argument --resume: must be"),
     ],
 )
 def test_bad_arguments_end_before_horovod_starts(
@@ -119,6 +163,26 @@ def test_bad_arguments_end_before_horovod_starts(
     with pytest.raises(SystemExit) as left:
         main()
     assert message in str(left.value) + capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_ends_the_run_before_it_begins() -> None:
+    run = train("--output", "/proc/x", "--epochs", "1")
+    assert run.returncode != 0
+    assert "train.py: cannot write into --output /proc/x: " in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("door", ["horovod", "ddp"])
+def test_a_compression_that_differs_between_ranks_ends_all_of_them(door: str) -> None:
+    program = (
+        "import os, runpy, sys; first = os.environ['OMPI_COMM_WORLD_RANK'] == '0'; "
+        f"sys.argv = ['train.py', '--door', '{door}', '--compression', 'topka' if first else 'none']; "
+        f"sys.path[0] = {str(TRAIN.parent)!r}; runpy.run_path({str(TRAIN)!r}, run_name='__main__')"
+    )
+    run = launch.python("-c", program, ranks=2)
+    assert run.returncode != 0
+    assert "compression differs between ranks" in run.stderr
 
 
 class NothingIsRead(TorchDispatchMode):

@@ -110,6 +110,10 @@ def arrays() -> Iterator[Case]:
         yield both(name, lambda put: put(np.zeros((3, 3), np.float32)), "expected one dimension, not 2")
         yield by_cpu(name, constant(HUGE), "2147483648 elements", ANY - CONVERTING)
         yield by_cpu(name, lambda put: put(SWAPPED), "dtype >f4", ANY - CONVERTING)
+    yield both("source", lambda put: put(np.zeros(16, np.float32))[::2], "source: .*contiguous")
+    yield both("source", constant([1.0] * 8), "source: expected a (NumPy|CuPy) array")
+    yield both("source", lambda put: put(F64), "source: .*float64")
+    yield both("source", lambda put: put(F32[:7]), "source: 7 elements.*the buffer has 8")
     yield by_cpu("buffer", lambda put: put(odd_address(F32)), "buffer: must be aligned")
     yield by_cpu("buffer", lambda put: put(read_only(F100)), "buffer: is read-only", WRITING - {"dequantize"})
     yield by_cpu("buffer", lambda put: put(read_only(F32)), "buffer: is read-only", {"dequantize"})
@@ -279,3 +283,15 @@ def test_unaligned_arrays_of_the_device_are_refused() -> None:
 
 def test_seeds_on_the_device_have_63_bits() -> None:
     refuse(DEVICE[0], "sketch_query", "seed", constant(2**63), "seed must be less than")
+
+
+@pytest.mark.parametrize("name", ["accumulate", "select", "select_above"])
+def test_gradients_that_are_to_be_left_zero_must_be_outputs(name: str) -> None:
+    for backend in ONE_OF_EACH:
+        _, *rest = backend.put(ACCEPTED[name])
+        with pytest.raises(ValueError, match=r"segment 0: .*must be contiguous"):
+            getattr(backend.kernels, name)([(0, backend.put(F32)[::2])], *rest, clear=True)
+    for backend in CPU[:1]:
+        _, *rest = backend.put(ACCEPTED[name])
+        with pytest.raises(ValueError, match=r"segment 0: .*must be writable"):
+            getattr(backend.kernels, name)([(0, read_only(VALUES))], *rest, clear=True)

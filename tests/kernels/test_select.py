@@ -291,7 +291,7 @@ def test_samples_suffice(density: float, shape: Shape) -> None:
     sample = module._Sample.of(n, k)
     table = module.Table([(0, on_device(x))], n)
     selection = module._Selection(table, cupy.zeros(n, np.float32), sample.room)
-    selection.estimate(np.float32(1), sample)
+    selection.estimate(np.float32(1), sample, selection._buffer)
     threshold = to_host(selection._plan[16:20]).view(np.int32)[0]
     assert k <= int((reference.magnitude(x) >= threshold).sum()) <= sample.room
 
@@ -477,3 +477,63 @@ def test_gradients_on_the_device_that_are_not_contiguous_are_copied() -> None:
     DEVICE[0].kernels.accumulate([(0, wide[::3])], ours)
     reference.accumulate([(0, normal(3000)[::3])], expected)
     assert_same(ours, expected)
+
+
+# --- beside a source, and with gradients that are left zero --------------------------------------------------------
+
+
+def plain(bucket: Any) -> Any:
+    """A bucket whose gradients can be written to."""
+    gradients, buffer = bucket
+    return [(start, np.array(gradient)) for start, gradient in gradients], buffer
+
+
+@settings(max_examples=200)
+@given(bucket=buckets(), share=st.floats(0, 1), scale=SCALES, threads=THREADS, apart=st.booleans(), on=SOME)
+def test_gradients_are_left_zero_and_a_source_as_it_is(
+    bucket: Any, share: float, scale: float, threads: int, apart: bool, on: Any
+) -> None:
+    gradients, buffer = plain(bucket)
+    how = {"clear": True, "source": buffer[::-1].copy() if apart else None}
+    k = round(share * active_in(bucket))
+    assert_parity("accumulate", gradients, buffer, scale, threads=[threads], on=on, **how)
+    assert_parity("select", gradients, buffer, k, scale, threads=[threads], on=on, **how)
+    assert_parity("select_above", gradients, buffer, 1.0, scale, threads=[threads], waiting=1, on=on, **how)
+
+
+@pytest.mark.parametrize("format_", FORMATS, ids=str)
+@pytest.mark.parametrize("real", REALS, ids=str)
+@pytest.mark.parametrize("clear", [False, True])
+def test_formats_beside_a_source(format_: Any, real: Any, clear: bool) -> None:
+    parts = np.split(normal(30_000).astype(format_), [4, 20_004, 20_005])
+    starts = np.cumsum([0, *map(len, parts[:-1])]) + 4 * np.arange(4)
+    segments = list(zip(starts.tolist(), parts, strict=True))
+    buffer, source = (normal(30_020, seed=seed).astype(real) for seed in (1, 2))
+    assert_parity("select", segments, buffer, 600, 0.9, threads=[2], source=source, clear=clear)
+    assert_parity("select_above", segments, buffer, 2.5, 0.9, threads=[2], waiting=1, source=source, clear=clear)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    bucket=buckets(),
+    share=st.floats(0, 1),
+    scale=SCALES,
+    limits=st.tuples(LIMITS, LIMITS),
+    high=LIMITS,
+    capacity=st.sampled_from([0, 3, 20, 1000]),
+)
+def test_select_beside_a_source_whatever_the_sample_says(
+    hooks: Any, bucket: Any, share: float, scale: float, limits: Any, high: float, capacity: int
+) -> None:
+    gradients, buffer = plain(bucket)
+    how = {"clear": True, "source": buffer[::-1].copy()}
+    low, guess = np.sort(limits)
+    with forced(hooks, (low, guess, high, capacity)):
+        assert_parity("select", gradients, buffer, round(share * active_in(bucket)), scale, on=CPU, **how)
+
+
+def test_select_many_elements_beside_a_source(hooks: Any) -> None:
+    n, before = 1_000_017, hooks.fallbacks()
+    how = {"source": normal(n, seed=2), "clear": True}
+    assert_parity("select", [(3, layered(n - 7))], normal(n, seed=1), 10_000, 0.7, threads=[1, 2, 3], on=CPU, **how)
+    assert hooks.fallbacks() == before

@@ -100,6 +100,20 @@ def test_scatter(case: Any, scale: float, on: Any) -> None:
     assert_parity("scatter", *arguments, scale, on=CPU if odd else on)
 
 
+@given(case=scatters(), scale=SCALES, on=SOME)
+def test_scatter_into_zeros(case: Any, scale: float, on: Any) -> None:
+    indices, values, outputs, odd = case
+    for _, output in outputs:
+        output[:] = 0
+    assert_parity("scatter", indices, values, outputs, scale, cleared=True, on=CPU if odd else on)
+
+
+def test_scatter_to_more_than_the_cache_holds() -> None:
+    n, indices = 3_000_017, some(3_000_017, 0.01)
+    outputs = [(5, np.ones(n // 2, np.float32)), (n // 2 + 9, odd_address(np.ones(n // 3, np.float64)))]
+    assert_parity("scatter", indices, normal(len(indices)), outputs, 0.25, on=CPU)
+
+
 @formats
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.7, None])
 def test_scatter_to_many(format_: Any, share: float | None) -> None:

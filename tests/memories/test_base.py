@@ -16,8 +16,8 @@ SIZE = 2000
 # The error allowed of a merged state, relative to the norm: sums are exact, counters round, and codes round once more.
 KINDS = [
     ("residual", {}, 0.0),
-    ("momentum", {}, 1e-6),
-    ("momentum", {"nesterov": True}, 1e-6),
+    ("momentum", {"momentum": 0.9}, 1e-6),
+    ("momentum", {"momentum": 0.9, "nesterov": True, "masking": True}, 1e-6),
     ("none", {}, 0.0),
     ("conef", {}, 1e-6),
     ("conef", {"compressor": "quantize"}, 0.02),

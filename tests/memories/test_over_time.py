@@ -29,7 +29,11 @@ OPTIONS = {
     "conef": SKETCHES + CODES,
     "partial": [{**one, "beta": beta} for one in SKETCHES + CODES for beta in (0.1, 0.5, 0.9)],
     "improved": [{**one, "version": 2} for one in SKETCHES + CODES] + [{**one, "version": 1} for one in CODES],
-    "momentum": [{"nesterov": nesterov, "masking": masking} for nesterov in (False, True) for masking in (False, True)],
+    "momentum": [
+        {"momentum": 0.9, "nesterov": nesterov, "masking": masking}
+        for nesterov in (False, True)
+        for masking in (False, True)
+    ],
 }
 # Of the compressors; the others are in the full suite.
 QUICK = [{"saving": 0.6}, {"saving": 0.9}, {"compressor": "quantize", "bits": 4}]
@@ -72,8 +76,8 @@ def momentum_of(options):
     def fed(gradient, sent):
         if options["masking"]:
             velocity[sent] = 0
-        velocity[:] = m * (velocity + gradient) if options["nesterov"] else m * velocity + gradient
-        return velocity + gradient if options["nesterov"] else velocity
+        velocity[:] = m * velocity + gradient
+        return m * velocity + gradient if options["nesterov"] else velocity
 
     return fed
 

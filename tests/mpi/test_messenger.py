@@ -27,8 +27,11 @@ def check_counts(comm, traffic):
     assert abs(comm.allreduce(traffic.bytes_sent) - comm.allreduce(traffic.bytes_received)) <= 3 * comm.Get_size()
 
 
+PIECE = messenger.PIECE_BYTES
+
+
 @every_way
-@pytest.mark.parametrize("length", [0, 3, 100_000])
+@pytest.mark.parametrize("length", [0, 3, PIECE - 1, PIECE, 3 * PIECE - 2, 5 * PIECE + 77])
 def test_messages_between_two_ranks_need_no_length_in_advance_and_keep_their_order(comm, put, length):
     channel = Messenger(comm)
     right, left = (channel.rank + 1) % channel.ranks, (channel.rank - 1) % channel.ranks
@@ -43,6 +46,41 @@ def test_messages_between_two_ranks_need_no_length_in_advance_and_keep_their_ord
             send.wait()
     assert channel.traffic.bytes_sent == channel.traffic.bytes_received == 2 * (3 * length + 3)
     assert channel.traffic.messages_sent == channel.traffic.messages_received == 6
+
+
+def numbered(rank, length):
+    """Bytes that tell pieces apart."""
+    return np.random.default_rng([rank, length]).integers(0, 256, length, np.uint8)
+
+
+@pytest.mark.parametrize("lengths", [(PIECE, 1, 2 * PIECE), (4 * PIECE - 1, 4 * PIECE + 1, 0), (1_000_001, PIECE, 7)])
+def test_pieces_of_messages_of_all_ranks_to_all_find_their_places(comm, lengths):
+    """While all of them are under way, and whatever is waited for first."""
+    channel = Messenger(comm)
+    others = [rank for rank in range(channel.ranks) for _ in lengths]
+    messages = [numbered(channel.rank, length) for _ in range(channel.ranks) for length in lengths]
+    sends = channel.send_all(messages, others, messages[0])
+    arriving = [channel.receive(rank, messages[0]) for rank in others]
+    expected = [numbered(rank, length) for rank in range(channel.ranks) for length in lengths]
+    arrived = [one.wait() for one in reversed(arriving)][::-1]
+    for send in sends:
+        send.wait()
+    assert everywhere(comm, all(map(np.array_equal, arrived, expected)))
+
+
+@every_way
+def test_the_ring_passes_long_messages_on_in_pieces(comm, put):
+    channel = Messenger(comm)
+    lengths = [rank * PIECE + rank % 2 for rank in range(channel.ranks)]
+    lengths[0] = 5 * PIECE - 1
+    mine = put(numbered(channel.rank, lengths[channel.rank]))
+    everyones = channel.allgather(mine, lengths)
+    assert everywhere(comm, all(type(one) is type(mine) for one in everyones))
+    expected = [numbered(rank, length) for rank, length in enumerate(lengths)]
+    assert everywhere(
+        comm, all(np.array_equal(to_host(one), other) for one, other in zip(everyones, expected, strict=True))
+    )
+    check_counts(comm, channel.traffic)
 
 
 @every_way

@@ -35,6 +35,7 @@ import horovod.torch as hvd  # noqa: E402
 
 import horovod_sparse as hvs  # noqa: E402
 from horovod_sparse import trace  # noqa: E402
+from horovod_sparse.checkpoint import checkpoints  # noqa: E402
 
 
 def before(owner: Any, name: str, act: Callable[..., None]) -> None:
@@ -59,23 +60,23 @@ def limit_files(size: int) -> None:
 
 
 def fill_the_disk(count: int) -> None:
-    init, save = hvd.init, hvs.checkpoint.Checkpoints.save
-    failures = []
+    init, failures = hvd.init, []
 
     def full_init() -> None:
         init()  # MPI makes large files
         limit_files(1 << 16)
 
-    def counting_save(*arguments: Any, **settings: Any) -> None:
+    def counting_store(*arguments: Any, **settings: Any) -> str:
         try:
-            save(*arguments, **settings)
+            return store(*arguments, **settings)
         except hvs.checkpoint.CheckpointError:
             failures.append(1)
             if len(failures) == count:
                 limit_files(resource.RLIM_INFINITY)
             raise
 
-    hvd.init, hvs.checkpoint.Checkpoints.save = full_init, counting_save
+    store = checkpoints.store
+    hvd.init, checkpoints.store = full_init, counting_store
 
 
 def arrange(what: str, count: int) -> None:
@@ -93,6 +94,18 @@ def arrange(what: str, count: int) -> None:
         before(trace, "span", lambda name, *_: act() if name == stage else None)
 
 
+def save_in_order() -> None:
+    """Lets the program wait for each save, so that tests know which are whole; soak.py does without."""
+    async_save = hvs.checkpoint.Checkpoints.async_save
+
+    def save_and_wait(self: Any, *arguments: Any, **settings: Any) -> None:
+        async_save(self, *arguments, **settings)
+        self.wait()
+
+    hvs.checkpoint.Checkpoints.async_save = save_and_wait
+
+
+save_in_order()
 for what, rank, count in FAULTS:
     if os.environ["OMPI_COMM_WORLD_RANK"] == rank and what != "none":
         arrange(what, int(count))

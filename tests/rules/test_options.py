@@ -22,6 +22,18 @@ def test_an_option_is_checked_where_it_is_written():
         Options(count=0)
 
 
+@pytest.mark.parametrize("value", [2**63, 10**400, True, 1.0, float("nan"), "3", None, [], b"1"])
+def test_a_whole_number_is_one_that_kernels_can_take(value):
+    with pytest.raises(ValueError, match=r"count must be a whole number of at (least 1|most 9223372036854775807), not"):
+        Options(count=value)
+
+
+@pytest.mark.parametrize("value", [10**400, float("inf"), float("nan"), 1j, "", [1], b"x", None, True])
+def test_a_number_is_one_that_a_float_holds(value):
+    with pytest.raises(ValueError, match=r"share must be in \(0, 1\], not"):
+        Options(share=value)
+
+
 def test_options_are_read_out_of_settings_and_compared_as_values():
     options = Options.read({"share": 1, "kind": "a", "of_another_rule": 7})
     assert options == Options(kind="a", share=1.0, threads=8)

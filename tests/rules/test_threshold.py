@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from horovod_sparse.rules.threshold import ReusedThreshold
@@ -75,3 +77,15 @@ def test_a_restored_one_goes_on():
     other.load_state_dict(one.state_dict())
     assert other.state_dict() == one.state_dict()
     assert other.value == 8 * 1.1
+
+
+def test_what_is_renewed_and_what_does_is_counted():
+    events = Counter()
+    threshold = ReusedThreshold(4, 0.5, 1.5, 1.1, 1.2, events)
+    threshold.renew(1.0, K)
+    for count in (K, 10 * K, K):  # the second does not hold
+        threshold.reuse()
+        if not threshold.holds(count):
+            threshold.failed()
+            threshold.renew(2.0, K)
+    assert events == {"thresholds_renewed": 2, "thresholds_reused": 2}

@@ -125,21 +125,21 @@ def test_the_published_setup_leaves_its_figure_and_its_table(cluster: Cluster, t
         **{**SMALL, "EPOCHS": "2"},
     )
     text = completed(cluster, job, log, limit=380)
-    assert all(name in text for name in ("pcie-sorted", "test accuracy", "samples/s", "breakdown.png"))
-    runs = json.loads((output / "summary.json").read_text())["runs"]
-    assert {name: run["compression"] for name, run in runs.items()} == {
+    assert all(name in text for name in ("pcie-sorted", "accuracy", "samples/s", "report.html"))
+    runs = json.loads((output / "report.json").read_text())["runs"]
+    assert {name: run["about"]["compression"] for name, run in runs.items()} == {
         f"pcie-{name}": compression for name, compression in CONFIGURATIONS.items()
     }
     for name, run in runs.items():
-        parts = run["parts_in_ms"]
-        assert (parts["compression"] > 0) == (name != "pcie-dense"), parts
-        assert all(parts[part] > 0 for part in ("forward", "backward", "communication", "update")), parts
-        assert sum(parts.values()) <= 1.05 * run["ms_per_step"]["step"], "what overlaps does not add up"
-        assert run["samples_per_second"] > 0
-    table = (output / "breakdown.md").read_text()
-    assert all(f"| pcie-{name} | `{compression}` |" in table for name, compression in CONFIGURATIONS.items())
-    assert (output / "breakdown.png").read_bytes().startswith(b"\x89PNG")
-    assert (output / "curves.png").stat().st_size > 0
+        parts = run["ms_per_step"]
+        assert (parts["select"] is None) == (name == "pcie-dense"), parts
+        program = [parts[part] for part in ("forward", "backward", "wait", "update")]
+        assert all(ms > 0 for ms in program), parts
+        assert sum(program) <= 1.05 * parts["whole step"], "what overlaps does not add up"
+        assert run["samples/s"] > 0
+    page = (output / "report.html").read_text()
+    assert all(f"<td>{text}</td>" in page for name, spec in CONFIGURATIONS.items() for text in (f"pcie-{name}", spec))
+    assert (output / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_repository_may_be_elsewhere(cluster: Cluster, tmp_path: Path) -> None:

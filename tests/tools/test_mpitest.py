@@ -1,5 +1,6 @@
 """The runner of the MPI tests: a failing or hanging rank ends the run and is shown."""
 
+import sys
 import textwrap
 import time
 
@@ -77,6 +78,15 @@ def test_the_first_number_of_ranks_that_fails_ends_all(monkeypatch):
     monkeypatch.setattr(mpitest, "passes", lambda ranks, arguments, limit: tried.append(ranks) or ranks < 2)
     assert mpitest.main(["--ranks", "1", "2", "3", "--", "-m", "mpi"]) == 1
     assert tried == [1, 2]
+
+
+def test_the_tests_let_horovod_look_for_work_seldom_and_timed_programs_do_not(monkeypatch):
+    monkeypatch.delenv("HOROVOD_CYCLE_TIME", raising=False)
+    look = [sys.executable, "-c", "import os, sys; sys.exit(os.environ.get('HOROVOD_CYCLE_TIME') != sys.argv[1])"]
+    assert mpitest.launch([*look, "10"], 30) == ""
+    assert "HOROVOD_CYCLE_TIME" not in mpitest.mpi_environment()
+    monkeypatch.setenv("HOROVOD_CYCLE_TIME", "3")  # whoever sets it is asked
+    assert mpitest.launch([*look, "3"], 30) == ""
 
 
 def test_without_mpirun_the_remedy_is_told(monkeypatch, capsys):

@@ -43,7 +43,7 @@ def test_the_next_step_begins_empty_and_the_results_of_the_last_stay(monkeypatch
     p = torch.zeros(10)
     (bucket,), _ = recording_buckets(monkeypatch, log, [p])
     (result,) = exchange(bucket, {p: torch.ones(10)})
-    bucket.begin()
+    bucket.begin(complete=0)
     assert bucket.filling.waiting == {p}
     assert result.tolist() == [0.5] * 10
 
@@ -81,3 +81,11 @@ def test_its_pipeline_is_of_its_size_precision_and_kind(monkeypatch, log, dtype,
 def test_its_state_has_the_names_of_its_parameters(monkeypatch, log):
     (bucket,), _ = recording_buckets(monkeypatch, log, [torch.zeros(10), torch.zeros(10)])
     assert bucket.state_dict() == {"parameters": ["0", "1"]}
+
+
+@pytest.mark.parametrize(("complete", "hidden"), [(5, 0), (10, 0), (13, 3), (17, 7), (20, 7)])
+def test_an_exchange_is_hidden_until_the_last_gradient_is_there(monkeypatch, complete, hidden):
+    (bucket,), _ = recording_buckets(monkeypatch, [], [torch.zeros(3)])
+    bucket.filling.began, bucket.filling.ended = 10, 17
+    bucket.begin(complete)
+    assert (bucket.pipeline.counts.hidden, bucket.pipeline.counts.exposed) == (hidden, 7 - hidden)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import launch
+import numpy as np
 import pytest
 from laws import everywhere
+from mpi4py import MPI
 
 from horovod_sparse.training.communicator import communicator
 
@@ -46,6 +48,26 @@ def test_a_process_set(hvd, comm):
         assert ours.allgather(hvd.rank()) == chosen
     comm.Barrier()
     hvd.remove_process_set(process_set)
+
+
+@pytest.mark.mpi
+def test_no_message_meets_a_receive_of_the_program(hvd, comm, monkeypatch):
+    """One for any message, from any rank, of the world: it would take what communicators are made with."""
+    monkeypatch.setattr("horovod_sparse.training.communicator._world", None)  # as in a program that begins
+    text, world = np.zeros(64, np.uint8), MPI.COMM_WORLD
+    request = world.Irecv([text, MPI.BYTE], MPI.ANY_SOURCE, MPI.ANY_TAG)
+    made = [communicator(), communicator(world)]
+    if comm.Get_size() > 1:
+        process_set = hvd.add_process_set(list(range(1, comm.Get_size())))
+        made.append(communicator(process_set))
+        comm.Barrier()
+        hvd.remove_process_set(process_set)
+    made.append(communicator())
+    assert everywhere(comm, all(one is None or one.allreduce(1) == one.Get_size() for one in made))
+    assert everywhere(comm, not request.Test())
+    world.Send([b"mine", MPI.BYTE], hvd.rank(), 7)
+    request.Wait()
+    assert everywhere(comm, bytes(text[:4]) == b"mine")
 
 
 @pytest.mark.mpi

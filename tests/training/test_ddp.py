@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from laws import everywhere
+from laws import everywhere, same_bits
 from states import same
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -99,6 +99,22 @@ def test_it_has_the_bits_of_the_optimizer(hvd, group, comm, spec):
         first, second = optimizer.compression_state_dict(), state.state_dict()
         for bucket, other in zip(first["buckets"], second["buckets"], strict=True):
             assert everywhere(comm, same({**bucket, "parameters": 0}, {**other, "parameters": 0}))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_an_empty_parameter_has_nothing_to_exchange(group, comm, dtype):
+    class Tail(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.empty = nn.Parameter(torch.empty(0, 3, dtype=dtype))
+
+        def forward(self, x):
+            return x + self.empty.sum().float()
+
+    model = nn.Sequential(*mlp(), Tail())
+    trained(comm, model, SPARSE)
+    assert everywhere(comm, model[-1].empty.grad.shape == (0, 3))
+    assert same_bits(comm, model[0].weight.detach().numpy())
 
 
 def test_without_an_optimizer_residuals_stay_gradients(group, comm):

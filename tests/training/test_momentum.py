@@ -11,17 +11,13 @@ from checkpointing import Training
 from laws import everywhere
 from states import same
 from torch import distributed, nn
-from torch.nn.parallel import DistributedDataParallel
 from training import Given, agree, loss_of, mlp, sgd, snapshot, wrap
+from trainings import DOORS, STEPS, WHOLE, constant, falling, near, plain, through_horovod, train_through
 
 import horovod_sparse as hvs
 from horovod_sparse.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.mpi
-
-STEPS = 50
-# Some parameters are small and travel whole, the others are selected from: everything.
-WHOLE = {"density": 1.0, "dense_below": 100, "bucket_bytes": 1200}
 
 
 @pytest.fixture(scope="module")
@@ -31,55 +27,12 @@ def group(comm):
     distributed.destroy_process_group()
 
 
-def constant(step):
-    return 0.02
-
-
-def falling(step):
-    """A warm-up that begins with 0, and two sudden falls."""
-    return 0.004 * step if step < 5 else 0.02 / (1, 10, 3)[step // 20]
-
-
-def plain(comm, model, rate=constant, loss=loss_of, steps=STEPS, **settings):
-    """Torch's SGD with momentum 0.9 on the mean gradient; the parameters it ends with."""
-    optimizer = sgd(model, lr=0.0, **settings)
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = rate(step)
-        mine = torch.autograd.grad(loss(model, comm.Get_rank(), step), list(model.parameters()))
-        for p, gradient in zip(model.parameters(), mine, strict=True):
-            p.grad = torch.from_numpy(comm.allreduce(gradient.numpy())) / comm.Get_size()
-        optimizer.step()
-    return snapshot(model)
-
-
-def through_horovod(model, compression, optimizer, **more):
-    return model, wrap(model, compression, optimizer, **more)
-
-
-def through_ddp(model, compression, optimizer, **more):
-    replica = DistributedDataParallel(model)
-    replica.register_comm_hook(hvs.ddp.SparseState(compression, optimizer, **more), hvs.ddp.sparse_hook)
-    return replica, optimizer
-
-
-DOORS = {"Horovod": through_horovod, "DDP": through_ddp}
-
-
 def ours(comm, model, door=through_horovod, rate=constant, loss=loss_of, steps=STEPS, options=None, **settings):
     """The same, with the momentum in the compression."""
     compression = hvs.Compression.dgc(**{**WHOLE, **(options or {})})
     replica, optimizer = door(model, compression, sgd(model, lr=0.0, momentum=0, **settings))
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = rate(step)
-        optimizer.zero_grad()
-        loss(replica, comm.Get_rank(), step).backward()
-        optimizer.step()
+    train_through(comm, replica, optimizer, rate, loss, steps)
     return snapshot(model)
-
-
-def near(one, other, tolerance=1e-9):
-    pairs = zip(one, other, strict=True)
-    return all(torch.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in pairs)
 
 
 CASES = [

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 import torch
-from laws import everywhere
+from laws import everywhere, same_bits
 from torch import nn
 from training import (
     Branches,
@@ -374,6 +374,21 @@ def test_precisions(hvd, comm, dtype, rtol):
         return train(wrapped(wrapper, model), model, rank)
 
     assert_parity(hvd, comm, scenario, rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize("used", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_an_empty_parameter_has_nothing_to_exchange(hvd, comm, dtype, used):
+    model = mlp()
+    model.register_parameter("empty", nn.Parameter(torch.empty(0, 3, dtype=dtype)))
+    optimizer = wrap(model, EVERYTHING)
+    for step in range(3):
+        optimizer.zero_grad()
+        nothing = model.empty.sum().float() if used else 0
+        (loss_of(model, comm.Get_rank(), step) + nothing).backward()
+        optimizer.step()
+    assert everywhere(comm, model.empty.grad.shape == (0, 3) and model.empty.grad.dtype == dtype)
+    assert same_bits(comm, model[0].weight.detach().numpy())
 
 
 def test_bfloat16_gradients_are_averaged_in_float32(hvd, comm):

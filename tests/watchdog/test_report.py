@@ -25,13 +25,17 @@ def configure(monkeypatch, *values):
 @pytest.mark.parametrize(
     ("variables", "given", "expected"),
     [
-        ((None, None, None), (None, None), (60, 0)),
+        ((None, None, None), (None, None), (60, 600)),
+        ((None, None, None), (1800, None), (1800, 3600)),
+        ((None, None, None), (0, None), (0, 0)),
+        (("1800", None, None), (None, None), (1800, 3600)),
+        ((None, "0", None), (None, None), (60, 0)),
         (("30", "90", None), (None, None), (30, 90)),
         (("30", "90", "0"), (None, None), (30, 90)),
         (("30", "90", "1"), (None, None), (0, 0)),
         (("30", "90", "1"), (5, 0.5), (5, 0.5)),
         (("30", "90", None), (0, 0), (0, 0)),
-        (("", "", ""), (None, None), (60, 0)),
+        (("", "", ""), (None, None), (60, 600)),
     ],
 )
 def test_the_limits_are_those_given_or_horovods(monkeypatch, variables, given, expected):
@@ -95,6 +99,47 @@ def test_a_report_says_in_which_call_ranks_wait_between_two_steps():
         "rank 3: is in bucket 0 of step 18, stage agree",
         "rank 4: has gone on, to before bucket 0 of step 19",
     }
+
+
+def test_a_rank_that_nobody_can_ask_yet_is_missed_all_the_same():
+    assert report(Progress(0, 0, call="DistributedOptimizer()"), (), {}) == (
+        "DistributedOptimizer() before bucket 0 of step 0: some ranks are missing, which cannot be asked before they "
+        "come there"
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("arguments", "where", "who"),
+    [
+        (["DistributedOptimizer"], "the making of a communicator|DistributedOptimizer()", "some ranks are missing"),
+        (["preempted"], "the making of a communicator", "some ranks are missing"),
+        (["Checkpoints"], "the making of a communicator", "some ranks are missing"),
+        (
+            ["DistributedOptimizer", "known"],
+            "DistributedOptimizer()",
+            "rank 1: missing, its program has not come there",
+        ),
+        (["preempted", "known"], "preempted()", "rank 1: missing, its program has not come there"),
+        (["save", "known"], "Checkpoints.save() or load()", "rank 1: missing, its program has not come there"),
+        (["leaves", "known"], "DistributedOptimizer()", ""),
+    ],
+    ids=" ".join,
+)
+def test_a_rank_that_stays_away_from_a_call_before_the_first_step_is_missed_and_ends_the_job(arguments, where, who):
+    """The limits are 4 and 8 seconds."""
+    limits = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "4", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "8"}
+    result = launch.python(str(PROGRAM.with_name("absent.py")), *arguments, ranks=3, limit=60, **limits)
+    assert result.returncode != 0
+    if not who:
+        left = "rank 1 of 3 has left the program or shut MPI down, but DistributedOptimizer() waits for it"
+        assert left in result.stderr or "Horovod has been shut down" in result.stderr
+        return
+    place = f"({'|'.join(map(re.escape, where.split('|')))}) before bucket 0 of step 0: .*{re.escape(who)}"
+    warned = rf"^rank [02]: has waited [4-7] s in {place}.*; all ranks are ended when it has been 8 s"
+    assert re.search(warned, result.stderr, re.MULTILINE), result.stderr
+    ended = rf"^rank [02]: has waited ([89]|1[0-3]) s in {place}.*; ends all ranks after stall_abort=8 s"
+    assert re.search(ended, result.stderr, re.MULTILINE), result.stderr
 
 
 @pytest.mark.full

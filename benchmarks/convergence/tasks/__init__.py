@@ -1,4 +1,4 @@
-"""Tasks that show on two cores what a compression does to training: two that decide, three that are quick."""
+"""Tasks that show on two cores what a compression does to training: two decide, one confirms, three are quick."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from benchmarks.convergence.tasks.samples import Samples, Task, Windows
 from benchmarks.convergence.tasks.text import (
     WordLSTM,
     WordTransformer,
+    headers_lstm,
+    read_headers,
     read_reference,
     read_stdlib,
     stdlib_transformer,
@@ -18,6 +20,7 @@ TASKS = {
     for task in (
         Task("fashion-mnist", "accuracy", fashion_cnn, read_fashion, 64, 0.1, 0.1, 1.5e-3, weight_decay=5e-4),
         Task("stdlib", "perplexity", stdlib_transformer, read_stdlib, 4, 0.2, 0.25),
+        Task("headers", "perplexity", headers_lstm, read_headers, 8, 2.0, 2.0),
         Task("digits", "accuracy", lambda: models.cnn(1, 10), read_digits, 16, 0.05, 0.05),
         Task("lstm", "perplexity", WordLSTM, read_reference, 6, 1.0, 1.0),
         Task("transformer", "perplexity", WordTransformer, read_reference, 6, 0.15, 0.15),

@@ -1,7 +1,8 @@
 """Tasks of text: language models of words, on text that ships with Python.
 
 ``lstm`` and ``transformer`` read the language reference in ``pydoc_data.topics``, ``stdlib`` the sources of the
-standard library. Both differ a little from one Python to the next, so perplexities compare within one result only.
+standard library, ``headers`` the C++ headers that torch ships with. They differ a little from one version to the next,
+so perplexities compare within one result only.
 """
 
 from __future__ import annotations
@@ -24,20 +25,26 @@ VOCABULARY = 1000
 WINDOW = 32
 WIDTH = 64
 STDLIB_VOCABULARY, STDLIB_WIDTH, STDLIB_LAYERS = 2000, 128, 3
+_GENERATED = 2**17  # bytes of a file that a program wrote
 _STDLIB_TEST = 1000  # stretches of the test part that are looked at, spread over it evenly
 
 
 class WordLSTM(nn.Module):
-    """A language model of two LSTM layers."""
+    """A language model of two LSTM layers.
 
-    def __init__(self) -> None:
+    Args:
+        vocabulary: Number of words.
+        width: Of the states.
+    """
+
+    def __init__(self, vocabulary: int = VOCABULARY, width: int = WIDTH) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.lstm = nn.LSTM(WIDTH, WIDTH, num_layers=2, batch_first=True)
-        self.decoder = nn.Linear(WIDTH, VOCABULARY)
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.lstm = nn.LSTM(width, width, num_layers=2, batch_first=True)
+        self.decoder = nn.Linear(width, vocabulary)
 
     def forward(self, words: Tensor) -> Tensor:
-        """Words of shape (batch, length) to logits of their successors, shape (batch, length, VOCABULARY)."""
+        """Words of shape (batch, length) to logits of their successors, shape (batch, length, vocabulary)."""
         states, _ = self.lstm(self.embedding(words))
         logits: Tensor = self.decoder(states)
         return logits
@@ -73,6 +80,11 @@ def stdlib_transformer() -> nn.Module:
     return WordTransformer(STDLIB_VOCABULARY, STDLIB_WIDTH, STDLIB_LAYERS)
 
 
+def headers_lstm() -> nn.Module:
+    """1,362,896 parameters."""
+    return WordLSTM(STDLIB_VOCABULARY, 192)
+
+
 def words_of(text: str) -> list[str]:
     """Words and punctuation, in lower case."""
     return re.findall(r"\w+|[^\w\s]", text.lower())
@@ -106,12 +118,26 @@ def encode(texts: Iterable[str]) -> tuple[Samples, Samples]:
 
 
 def read_stdlib(folder: Path) -> tuple[Samples, Samples]:
-    """The sources of Python's standard library; a tenth of the files, by a hash of their paths, for the test."""
+    """The sources of Python's standard library."""
     del folder
     root = Path(sysconfig.get_path("stdlib"))
-    paths = sorted(path for path in root.rglob("*.py") if not {"site-packages", "dist-packages"} & {*path.parts})
+    return read_files(
+        root, (path for path in root.rglob("*.py") if not {"site-packages", "dist-packages"} & {*path.parts})
+    )
+
+
+def read_headers(folder: Path) -> tuple[Samples, Samples]:
+    """The C++ headers of torch, but for those that a program wrote: a file for each operator, and some large ones."""
+    del folder
+    root = Path(torch.__file__).parent / "include"
+    written = (path for path in root.rglob("*.h") if "ops" not in path.parts and path.stat().st_size < _GENERATED)
+    return read_files(root, written)
+
+
+def read_files(root: Path, paths: Iterable[Path]) -> tuple[Samples, Samples]:
+    """The words of files; of a tenth of the files, by a hash of their paths in the root, for the test."""
     parts: tuple[list[Path], list[Path]] = ([], [])
-    for path in paths:
+    for path in sorted(paths):
         parts[zlib.crc32(path.relative_to(root).as_posix().encode()) % 10 == 0].append(path)
     train, test = number(map(_read_words, parts[0]), map(_read_words, parts[1]), STDLIB_VOCABULARY)
     return Windows(train, WINDOW, stride=1), Windows(test, WINDOW, stride=max(WINDOW, len(test) // _STDLIB_TEST))

@@ -23,27 +23,21 @@ template <class Real> class Piece {
     return !failed_;
   }
 
-  // Moves `found` more entries, of which only the indices are there yet; the buffer's tile is still in the L1 cache.
-  void take(std::size_t found, Real* buffer) {
+  // Moves `found` more entries, of which only the indices are there yet; the tile is still in the L1 cache.
+  void take(std::size_t found, const Tile<Real>& tile, Real scale) {
     const std::size_t end = taken_.count + found;
     for (std::size_t i = taken_.count; i < end; ++i) {
-      Real& x = buffer[taken_.indices[i]];
-      taken_.values[i] = x;
-      x = 0;
+      taken_.values[i] = take_scanned(tile, scale, Key<Real>(0), taken_.indices[i]);
     }
     taken_.count = end;
   }
 
   // Sweeps begin .. end.
   void sweep(const Step<Real>& step, std::size_t begin, std::size_t end, Key<Real> low) {
-    const Loops<Real>& use = loops<Real>();
-    const auto active = [&](const Real* gradient, std::size_t first, std::size_t n) {
-      Real* const buffer = step.buffer + first;
-      if (!make_room()) return use.accumulate(gradient, buffer, n, step.scale);
-      std::int32_t* const indices = taken_.indices + taken_.count;
-      take(use.scan(gradient, buffer, n, step.scale, low, std::int32_t(first), indices), step.buffer);
-    };
-    for_each_tile(step, begin, end, active, [&](std::size_t from, std::size_t to) { scale_held(step, from, to); });
+    for_each_tile(step, begin, end, [&](const Tile<Real>& tile) {
+      if (!make_room()) return accumulate_tile(tile, step.scale);
+      take(scan_tile(tile, step.scale, low, low, taken_.indices + taken_.count), tile, step.scale);
+    });
   }
 
  private:

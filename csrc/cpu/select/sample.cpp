@@ -25,8 +25,8 @@ template <class Real>
 void load_keys(const Step<Real>& step, const Tensor& gradient, std::size_t first, std::size_t n, Key<Real>* keys) {
   Real added[cluster] = {};
   load(gradient, first, n, added);
-  const Real* const old = step.buffer + gradient.start + first;
-  for (std::size_t i = 0; i < n; ++i) keys[i] = magnitude((step.scale == 0 ? Real(0) : step.scale * old[i]) + added[i]);
+  const Real* const old = step.source + gradient.start + first;
+  for (std::size_t i = 0; i < n; ++i) keys[i] = magnitude(accumulated(old[i], added[i], step.scale));
 }
 
 constexpr std::size_t lookahead = 16;  // clusters whose cache misses overlap
@@ -34,7 +34,7 @@ constexpr std::size_t lookahead = 16;  // clusters whose cache misses overlap
 template <class Real> void prefetch(const Step<Real>& step, const Tensor& gradient, std::size_t i) {
   if (i >= gradient.length) return;
   __builtin_prefetch(gradient.data + std::ptrdiff_t(i) * gradient.stride);
-  __builtin_prefetch(step.buffer + gradient.start + i);
+  __builtin_prefetch(step.source + gradient.start + i);
 }
 
 template <class Real> void draw(const Step<Real>& step, std::size_t active, Key<Real>* keys) {

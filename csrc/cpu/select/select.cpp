@@ -20,14 +20,13 @@ constexpr std::size_t dense = 8;
 // k == active: everything leaves.
 template <class Real> void take_all(const Step<Real>& step, std::int32_t* indices, Real* values) {
   std::size_t taken = 0;
-  const auto active = [&](const Real* gradient, std::size_t first, std::size_t n) {
-    loops<Real>().accumulate(gradient, step.buffer + first, n, step.scale);
-    std::copy_n(step.buffer + first, n, values + taken);
-    std::fill_n(step.buffer + first, n, Real(0));
-    for (std::size_t i = 0; i < n; ++i) indices[taken + i] = std::int32_t(first + i);
-    taken += n;
-  };
-  for_each_tile(step, 0, step.size, active, [&](std::size_t begin, std::size_t end) { scale_held(step, begin, end); });
+  for_each_tile(step, 0, step.size, [&](const Tile<Real>& tile) {
+    accumulate_tile(tile, step.scale);
+    std::copy_n(tile.buffer, tile.count, values + taken);
+    std::fill_n(tile.buffer, tile.count, Real(0));
+    for (std::size_t i = 0; i < tile.count; ++i) indices[taken + i] = std::int32_t(tile.first + i);
+    taken += tile.count;
+  });
 }
 
 template <class Real>
@@ -44,11 +43,8 @@ Plan<Real> make_plan(const Step<Real>& step, std::size_t k, std::size_t threads,
 
 template <class Real> void accumulate(const Step<Real>& step, std::size_t threads) {
   parallel(threads, [&](std::size_t part) {
-    const auto active = [&](const Real* gradient, std::size_t first, std::size_t n) {
-      loops<Real>().accumulate(gradient, step.buffer + first, n, step.scale);
-    };
-    const auto held = [&](std::size_t begin, std::size_t end) { scale_held(step, begin, end); };
-    for_each_tile(step, part_begin(step.size, part, threads), part_begin(step.size, part + 1, threads), active, held);
+    const std::size_t begin = part_begin(step.size, part, threads), end = part_begin(step.size, part + 1, threads);
+    for_each_tile(step, begin, end, [&](const Tile<Real>& tile) { accumulate_tile(tile, step.scale); });
   });
 }
 

@@ -12,7 +12,7 @@
 
 namespace hvs {
 
-// buffer <- scale * buffer, plus the gradients.
+// buffer <- scale * source, plus the gradients.
 template <class Real> void accumulate(const Step<Real>& step, std::size_t threads);
 
 // accumulate, then the k largest magnitudes of the active positions (k <= active; ties: lower position first) move

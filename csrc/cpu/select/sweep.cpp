@@ -31,19 +31,18 @@ template <class Real> std::vector<Part<Real>> make_parts(const Plan<Real>& plan,
   return parts;
 }
 
-// Completes `found` more candidates, of which only the indices are there yet. Their values are read, and replaced by
-// zero where they will most likely be taken. The buffer's tile is still in the L1 cache.
-template <class Real> void collect(Part<Real>& part, std::size_t found, Bracket<Key<Real>> bracket, Real* buffer) {
+// Completes `found` more candidates, of which only the indices are there yet. The buffer has, or gets, zeros where they
+// will most likely be taken. The tile is still in the L1 cache.
+template <class Real>
+void collect(Part<Real>& part, std::size_t found, Bracket<Key<Real>> bracket, const Tile<Real>& tile, Real scale) {
   Entries<Real>& candidates = part.candidates;
   const std::size_t end = candidates.count + found;
   std::size_t middle = part.middle_count;
   for (std::size_t i = candidates.count; i < end; ++i) {
-    Real& x = buffer[candidates.indices[i]];
-    const Key<Real> key = magnitude(x);
+    const Real x = take_scanned(tile, scale, bracket.guess, candidates.indices[i]);
     candidates.values[i] = x;
-    part.middle[middle] = key;
-    middle += key < bracket.high;
-    x = key >= bracket.guess ? Real(0) : x;
+    part.middle[middle] = magnitude(x);
+    middle += magnitude(x) < bracket.high;
   }
   part.middle_count = middle;
   candidates.count = end;
@@ -52,16 +51,13 @@ template <class Real> void collect(Part<Real>& part, std::size_t found, Bracket<
 // Sweeps begin .. end. Once the candidates could exceed the capacity the rest is only accumulated.
 template <class Real>
 void sweep(const Step<Real>& step, std::size_t begin, std::size_t end, const Plan<Real>& plan, Part<Real>& part) {
-  const Loops<Real>& use = loops<Real>();
-  const auto active = [&](const Real* gradient, std::size_t first, std::size_t n) {
+  for_each_tile(step, begin, end, [&](const Tile<Real>& tile) {
     part.overflowed |= part.candidates.count > plan.capacity;
-    if (part.overflowed) return use.accumulate(gradient, step.buffer + first, n, step.scale);
+    if (part.overflowed) return accumulate_tile(tile, step.scale);
     std::int32_t* const indices = part.candidates.indices + part.candidates.count;
-    const std::size_t found = use.scan(gradient, step.buffer + first, n, step.scale, plan.bracket.low,
-                                       std::int32_t(first), indices);
-    collect(part, found, plan.bracket, step.buffer);
-  };
-  for_each_tile(step, begin, end, active, [&](std::size_t from, std::size_t to) { scale_held(step, from, to); });
+    const std::size_t found = scan_tile(tile, step.scale, plan.bracket.low, plan.bracket.guess, indices);
+    collect(part, found, plan.bracket, tile, step.scale);
+  });
 }
 
 // Puts back what the sweep replaced by zero.

@@ -2,18 +2,19 @@
 #include "simd/lanes.hpp"
 #include "simd/level.hpp"
 #include "simd/target.hpp"
+#include "stream.hpp"
 
 #if HVS_X86
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <array>
 
 namespace hvs {
 namespace {
 
 constexpr std::size_t lanes = 8;
-constexpr std::size_t group = 4;  // vectors between two looks at whether there are candidates
 
 // For each mask of 8 lanes the permutation that moves the wanted lanes to the front, one byte a lane.
 constexpr std::array<std::uint64_t, 256> make_permutations() {
@@ -89,50 +90,6 @@ HVS_AVX2 inline std::size_t pack(__m256i x, unsigned wanted, void* out) {
   return std::size_t(_mm_popcnt_u32(wanted));
 }
 
-template <bool fresh>
-HVS_AVX2 std::size_t scan_as(const float* gradient, float* buffer, std::size_t n, float scale, std::int32_t low,
-                             std::int32_t first, std::int32_t* indices) {
-  const __m256 factor = _mm256_set1_ps(scale);
-  const __m256i limit = _mm256_set1_epi32(low - 1);
-  std::size_t i = 0, count = 0;
-  for (; i + group * lanes <= n; i += group * lanes) {
-    unsigned wanted[group], any = 0;
-    for (std::size_t j = 0; j < group; ++j) {
-      float* const at = buffer + i + j * lanes;
-      const __m256 acc = sum<fresh>(gradient + i + j * lanes, at, factor);
-      _mm256_storeu_ps(at, acc);
-      wanted[j] = above(keys_of(acc), limit);
-      any |= wanted[j];
-    }
-    if (!any) continue;
-    for (std::size_t j = 0; j < group; ++j) {
-      count += pack(counting_from(first + std::int32_t(i + j * lanes)), wanted[j], indices + count);
-    }
-  }
-  const std::int32_t next = first + std::int32_t(i);
-  return count + portable_float.scan(gradient + i, buffer + i, n - i, scale, low, next, indices + count);
-}
-
-HVS_AVX2 std::size_t scan(const float* gradient, float* buffer, std::size_t n, float scale, std::int32_t low,
-                          std::int32_t first, std::int32_t* indices) {
-  return scale == 0 ? scan_as<true>(gradient, buffer, n, scale, low, first, indices)
-                    : scan_as<false>(gradient, buffer, n, scale, low, first, indices);
-}
-
-HVS_AVX2 void filter(const Entries<float>& from, std::size_t first, std::size_t last, Range<std::int32_t> range,
-                     Entries<float>& to, std::size_t room) {
-  std::size_t i = first;
-  for (; i + lanes <= last && to.count + lanes <= room; i += lanes) {
-    const __m256 values = _mm256_loadu_ps(from.values + i);
-    const __m256i keys = keys_of(values);
-    const unsigned beyond = above(keys, _mm256_set1_epi32(range.upto));
-    const unsigned wanted = above(keys, _mm256_set1_epi32(range.above)) & ~beyond;
-    pack(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from.indices + i)), wanted, to.indices + to.count);
-    to.count += pack(_mm256_castps_si256(values), wanted, to.values + to.count);
-  }
-  portable_float.filter(from, i, last, range, to, room);
-}
-
 // As the portable loop.
 HVS_AVX2 std::size_t list_bits(const std::uint64_t* words, std::size_t count, std::size_t first,
                                std::int32_t* indices) {
@@ -152,9 +109,107 @@ HVS_AVX2 std::size_t list_bits(const std::uint64_t* words, std::size_t count, st
   return listed;
 }
 
+// Which of a tile's elements are wanted, a bit each. They are listed when all are known: a branch on each few of them,
+// which a CPU cannot predict, would hold up the loads of those behind.
+struct Wanted {
+  static constexpr std::size_t group = 4;  // words between two looks at whether there are any
+  std::uint64_t words[tile_of_sums / word];
+
+  HVS_AVX2 void set(std::size_t vector, unsigned lanes_wanted) {
+    reinterpret_cast<std::uint8_t*>(words)[vector] = std::uint8_t(lanes_wanted);
+  }
+  // Lists those of the first vectors, `batch` at a time whether a word has as many or not.
+  HVS_AVX2 std::size_t list(std::size_t vectors, std::int32_t first, std::int32_t* indices) {
+    constexpr std::size_t per_group = group * word / lanes, batch = 4;
+    const std::size_t groups = (vectors + per_group - 1) / per_group;
+    for (std::size_t vector = vectors; vector < groups * per_group; ++vector) set(vector, 0);
+    std::size_t listed = 0;
+    for (std::size_t w = 0; w < groups * group; w += group) {
+      if (!(words[w] | words[w + 1] | words[w + 2] | words[w + 3])) continue;
+      for (std::size_t j = w; j < w + group; ++j) {
+        std::uint64_t bits = words[j];
+        const std::size_t end = listed + std::size_t(_mm_popcnt_u64(bits));
+        do {
+          for (std::size_t i = 0; i < batch; ++i, bits = _blsr_u64(bits)) {
+            indices[listed + i] = first + std::int32_t(j * word + std::size_t(_tzcnt_u64(bits)));
+          }
+          listed += batch;
+        } while (listed < end);
+        listed = end;
+      }
+    }
+    return listed;
+  }
+};
+
+template <bool fresh>
+HVS_AVX2 std::size_t scan_as(const float* gradient, float* buffer, std::size_t n, float scale, std::int32_t low,
+                             std::int32_t first, std::int32_t* indices) {
+  const __m256 factor = _mm256_set1_ps(scale);
+  const __m256i limit = _mm256_set1_epi32(low - 1);
+  Wanted wanted;
+  std::size_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const __m256 acc = sum<fresh>(gradient + i, buffer + i, factor);
+    _mm256_storeu_ps(buffer + i, acc);
+    wanted.set(i / lanes, above(keys_of(acc), limit));
+  }
+  const std::size_t count = wanted.list(i / lanes, first, indices);
+  const std::int32_t next = first + std::int32_t(i);
+  return count + portable_float.scan(gradient + i, buffer + i, n - i, scale, low, next, indices + count);
+}
+
+HVS_AVX2 std::size_t scan(const float* gradient, float* buffer, std::size_t n, float scale, std::int32_t low,
+                          std::int32_t first, std::int32_t* indices) {
+  return scale == 0 ? scan_as<true>(gradient, buffer, n, scale, low, first, indices)
+                    : scan_as<false>(gradient, buffer, n, scale, low, first, indices);
+}
+
+template <bool fresh>
+HVS_AVX2 std::size_t scan_apart_as(const float* gradient, const float* source, float* buffer, std::size_t n, float scale,
+                                   std::int32_t below, std::int32_t most, std::int32_t first, std::int32_t* indices) {
+  const __m256 factor = _mm256_set1_ps(scale);
+  const __m256i floor = _mm256_set1_epi32(below), limit = _mm256_set1_epi32(most);
+  const std::size_t head = std::min(n, elements_before_line(buffer)), vectors = (n - head) / lanes;
+  std::size_t count = portable_float.scan_apart(gradient, source, buffer, head, scale, below, most, first, indices);
+  Wanted wanted;
+  for (std::size_t v = 0; v < vectors; ++v) {
+    const std::size_t i = head + v * lanes;
+    const __m256 acc = sum<fresh>(gradient + i, source + i, factor);
+    const __m256i keys = keys_of(acc);
+    _mm256_stream_ps(buffer + i, _mm256_andnot_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(keys, limit)), acc));
+    wanted.set(v, above(keys, floor));
+  }
+  count += wanted.list(vectors, first + std::int32_t(head), indices + count);
+  const std::size_t i = head + vectors * lanes;
+  return count + portable_float.scan_apart(gradient + i, source + i, buffer + i, n - i, scale, below, most,
+                                           first + std::int32_t(i), indices + count);
+}
+
+HVS_AVX2 std::size_t scan_apart(const float* gradient, const float* source, float* buffer, std::size_t n, float scale,
+                                std::int32_t below, std::int32_t most, std::int32_t first, std::int32_t* indices) {
+  return scale == 0 ? scan_apart_as<true>(gradient, source, buffer, n, scale, below, most, first, indices)
+                    : scan_apart_as<false>(gradient, source, buffer, n, scale, below, most, first, indices);
+}
+
+HVS_AVX2 void filter(const Entries<float>& from, std::size_t first, std::size_t last, Range<std::int32_t> range,
+                     Entries<float>& to, std::size_t room) {
+  std::size_t i = first;
+  for (; i + lanes <= last && to.count + lanes <= room; i += lanes) {
+    const __m256 values = _mm256_loadu_ps(from.values + i);
+    const __m256i keys = keys_of(values);
+    const unsigned beyond = above(keys, _mm256_set1_epi32(range.upto));
+    const unsigned wanted = above(keys, _mm256_set1_epi32(range.above)) & ~beyond;
+    pack(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from.indices + i)), wanted, to.indices + to.count);
+    to.count += pack(_mm256_castps_si256(values), wanted, to.values + to.count);
+  }
+  portable_float.filter(from, i, last, range, to, room);
+}
+
 }  // namespace
 
-const Loops<float> avx2_float = {widen_halves, accumulate, measure, square, count, scan, filter, list_bits};
+const Loops<float> avx2_float = {widen_halves, accumulate, measure, square,   count,
+                                    scan,         scan_apart, filter,  list_bits};
 
 }  // namespace hvs
 

@@ -2,10 +2,13 @@
 #include "simd/lanes.hpp"
 #include "simd/level.hpp"
 #include "simd/target.hpp"
+#include "stream.hpp"
 
 #if HVS_X86
 
 #include <immintrin.h>
+
+#include <algorithm>
 
 namespace hvs {
 namespace {
@@ -106,6 +109,40 @@ HVS_AVX512 std::size_t scan(const float* gradient, float* buffer, std::size_t n,
                     : scan_as<false>(gradient, buffer, n, scale, low, first, indices);
 }
 
+template <bool fresh>
+HVS_AVX512 std::size_t scan_apart_as(const float* gradient, const float* source, float* buffer, std::size_t n, float scale,
+                                     std::int32_t below, std::int32_t most, std::int32_t first, std::int32_t* indices) {
+  const __m512 factor = _mm512_set1_ps(scale);
+  const __m512i floor = _mm512_set1_epi32(below), limit = _mm512_set1_epi32(most);
+  std::size_t i = std::min(n, elements_before_line(buffer));
+  std::size_t count = portable_float.scan_apart(gradient, source, buffer, i, scale, below, most, first, indices);
+  for (; i + group * lanes <= n; i += group * lanes) {
+    __mmask16 wanted[group];
+    unsigned any = 0;
+    for (std::size_t j = 0; j < group; ++j) {
+      const std::size_t at = i + j * lanes;
+      const __m512 acc = sum<fresh>(_mm512_loadu_ps(gradient + at), source + at, 0xffff, factor);
+      const __m512i keys = keys_of(acc);
+      _mm512_stream_ps(buffer + at, _mm512_maskz_mov_ps(_mm512_cmple_epi32_mask(keys, limit), acc));
+      wanted[j] = _mm512_cmpgt_epi32_mask(keys, floor);
+      any |= wanted[j];
+    }
+    if (!any) continue;
+    for (std::size_t j = 0; j < group; ++j) {
+      count += pack(counting_from(first + std::int32_t(i + j * lanes)), wanted[j], indices + count);
+    }
+  }
+  const std::int32_t next = first + std::int32_t(i);
+  return count + portable_float.scan_apart(gradient + i, source + i, buffer + i, n - i, scale, below, most, next,
+                                           indices + count);
+}
+
+HVS_AVX512 std::size_t scan_apart(const float* gradient, const float* source, float* buffer, std::size_t n, float scale,
+                                  std::int32_t below, std::int32_t most, std::int32_t first, std::int32_t* indices) {
+  return scale == 0 ? scan_apart_as<true>(gradient, source, buffer, n, scale, below, most, first, indices)
+                    : scan_apart_as<false>(gradient, source, buffer, n, scale, below, most, first, indices);
+}
+
 HVS_AVX512 void filter(const Entries<float>& from, std::size_t first, std::size_t last, Range<std::int32_t> range,
                        Entries<float>& to, std::size_t room) {
   std::size_t i = first;
@@ -126,7 +163,8 @@ std::size_t list_bits(const std::uint64_t* words, std::size_t count, std::size_t
 
 }  // namespace
 
-const Loops<float> avx512_float = {widen_halves, accumulate, measure, square, count, scan, filter, list_bits};
+const Loops<float> avx512_float = {widen_halves, accumulate, measure, square,   count,
+                                    scan,         scan_apart, filter,  list_bits};
 
 }  // namespace hvs
 

@@ -49,6 +49,10 @@ template <class Real> struct Loops {
   // buffer <- acc; writes first + i where the magnitude of acc reaches `low`. Returns how many.
   std::size_t (*scan)(const Real* gradient, Real* buffer, std::size_t n, Real scale, Key<Real> low, std::int32_t first,
                       std::int32_t* indices);
+  // buffer <- acc of another array, `source`, past the cache, but 0 where its magnitude is above `most`; writes first + i
+  // where it is above `below`. Returns how many.
+  std::size_t (*scan_apart)(const Real* gradient, const Real* source, Real* buffer, std::size_t n, Real scale,
+                            Key<Real> below, Key<Real> most, std::int32_t first, std::int32_t* indices);
   // Appends the entries first .. last of `from` whose magnitude is in the range; `to` has room for `room` entries.
   void (*filter)(const Entries<Real>& from, std::size_t first, std::size_t last, Range<Key<Real>> range,
                  Entries<Real>& to, std::size_t room);

@@ -74,6 +74,35 @@ std::size_t scan(const Real* gradient, Real* buffer, std::size_t n, Real scale, 
                     : scan_as<false>(gradient, buffer, n, scale, low, first, indices);
 }
 
+// As scan, but a block is made on the stack.
+template <bool fresh, class Real>
+std::size_t scan_apart_as(const Real* gradient, const Real* source, Real* buffer, std::size_t n, Real scale,
+                          Key<Real> below, Key<Real> most, std::int32_t first, std::int32_t* indices) {
+  std::size_t count = 0;
+  for (std::size_t i = 0; i < n; i += block) {
+    Real acc[block];
+    const std::size_t m = std::min(block, n - i);
+    Key<Real> any = 0;
+    for (std::size_t j = 0; j < m; ++j) {
+      acc[j] = (fresh ? Real(0) : scale * source[i + j]) + gradient[i + j];
+      any |= magnitude(acc[j]) > below;
+      buffer[i + j] = magnitude(acc[j]) > most ? Real(0) : acc[j];
+    }
+    for (std::size_t j = 0; any && j < m; ++j) {
+      indices[count] = first + std::int32_t(i + j);
+      count += magnitude(acc[j]) > below;
+    }
+  }
+  return count;
+}
+
+template <class Real>
+std::size_t scan_apart(const Real* gradient, const Real* source, Real* buffer, std::size_t n, Real scale,
+                       Key<Real> below, Key<Real> most, std::int32_t first, std::int32_t* indices) {
+  return scale == 0 ? scan_apart_as<true>(gradient, source, buffer, n, scale, below, most, first, indices)
+                    : scan_apart_as<false>(gradient, source, buffer, n, scale, below, most, first, indices);
+}
+
 template <class Real>
 void filter(const Entries<Real>& from, std::size_t first, std::size_t last, Range<Key<Real>> range,
             Entries<Real>& to, std::size_t room) {
@@ -107,7 +136,7 @@ std::size_t list_bits(const std::uint64_t* words, std::size_t count, std::size_t
 
 template <class Real>
 constexpr Loops<Real> portable = {load_adjacent<Half, Real>, accumulate<Real>, measure<Real>, square<Real>, count<Real>,
-                                  scan<Real>, filter<Real>, list_bits};
+                                  scan<Real>, scan_apart<Real>, filter<Real>, list_bits};
 
 }  // namespace
 

@@ -21,10 +21,9 @@ void add(Sums& total, const Sums& more) {
 
 template <class Real> Sums measure(const Step<Real>& step, std::size_t begin, std::size_t end) {
   Sums total = {};
-  const auto active = [&](const Real* gradient, std::size_t first, std::size_t n) {
-    add(total, loops<Real>().measure(gradient, step.buffer + first, n, step.scale));
-  };
-  for_each_tile(step, begin, end, active, [&](std::size_t from, std::size_t to) { scale_held(step, from, to); });
+  for_each_tile(step, begin, end, [&](const Tile<Real>& tile) {
+    add(total, loops<Real>().measure(tile.gradient, tile.buffer, tile.count, step.scale));
+  });
   return total;
 }
 
@@ -94,7 +93,7 @@ template <class Real> class Finder {
     const std::size_t i = find(number);
     Real added = 0;
     load(*gradient_, i, 1, &added);
-    return (step_.scale == 0 ? Real(0) : step_.scale * step_.buffer[gradient_->start + i]) + added;
+    return accumulated(step_.buffer[gradient_->start + i], added, step_.scale);
   }
 
  private:

@@ -101,22 +101,16 @@ py::array_t<std::int64_t> py_count_magnitudes(py::handle object, std::int64_t pr
   return py::array_t<std::int64_t>(static_cast<py::ssize_t>(counts.size()), counts.data());
 }
 
-void check_output(py::handle pair, const std::string& name) {
-  const auto array = py::reinterpret_borrow<py::array>(py::reinterpret_borrow<py::tuple>(pair)[1]);
-  if (array.shape(0) > 1 && array.strides(0) != array.itemsize()) refuse(name + ": an output must be contiguous");
-  if (!array.writeable()) refuse(name + ": an output must be writable");
-}
-
-void py_scatter(py::handle indices, py::handle object, const py::sequence& segments, double scale) {
+void py_scatter(py::handle indices, py::handle object, const py::sequence& segments, double scale, bool cleared) {
   const py::array values = as_array(object, "values");
   with_real(values, "values", [&](auto real) {
     using Real = decltype(real);
     const auto vector = as_sparse<Real>(indices, values, "vector");
     const std::vector<Tensor> outputs = as_tensors(segments, vector.indices ? largest_size : vector.count);
-    for (std::size_t i = 0; i < outputs.size(); ++i) check_output(segments[i], "segment " + std::to_string(i));
+    check_outputs(segments);
     const py::gil_scoped_release release;
     if (vector.indices) check_ascending(vector.indices, vector.count, largest_size, "vector");
-    scatter(vector, outputs, Real(scale));
+    scatter(vector, outputs, Real(scale), cleared);
   });
 }
 

@@ -23,8 +23,10 @@ template <class Real>
 std::size_t exclude(const Sparse<Real>& vector, const std::int32_t* others, std::size_t count, std::int32_t* indices,
                     Real* values);
 
-// outputs <- 0, then values * scale at the vector's positions; positions outside of every output are ignored.
-template <class Real> void scatter(const Sparse<Real>& vector, const std::vector<Tensor>& outputs, Real scale);
+// outputs <- 0, unless they are `cleared` already, then values * scale at the vector's positions; positions outside of
+// every output are ignored.
+template <class Real>
+void scatter(const Sparse<Real>& vector, const std::vector<Tensor>& outputs, Real scale, bool cleared);
 
 // buffer[indices] += values
 template <class Real> void add(const Sparse<Real>& vector, Real* buffer);

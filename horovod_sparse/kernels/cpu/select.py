@@ -4,22 +4,41 @@ from horovod_sparse.kernels import _cpu
 from horovod_sparse.kernels.types import Array, Indices, Segments
 
 
-def accumulate(gradients: Segments, buffer: Array, scale: float = 1.0, threads: int = 1) -> None:
-    """Set ``buffer <- scale * buffer``, plus the gradients inside their segments.
+def accumulate(
+    gradients: Segments,
+    buffer: Array,
+    scale: float = 1.0,
+    threads: int = 1,
+    *,
+    source: Array | None = None,
+    clear: bool = False,
+) -> None:
+    """Set ``buffer <- scale * source``, plus the gradients inside their segments.
 
-    Product and sum are rounded separately, like NumPy's. With scale 0 the buffer's old content does not count, even
-    where it is NaN.
+    Product and sum are rounded separately, like NumPy's. With scale 0 the source's content does not count, even where
+    it is NaN.
 
     Args:
         gradients: Segments of any dtype, stride and alignment.
-        buffer: Changed in place, float32 or float64 [n].
+        buffer: Overwritten, float32 or float64 [n].
         scale: Finite factor, rounded to the buffer's dtype.
         threads: How many threads share the work; the result does not depend on it.
+        source: What the buffer is made of, in its dtype [n]; it stays as it is. None: the buffer's own content.
+        clear: Leave zeros in the gradients, which then must be contiguous and writable, in the same pass.
     """
-    _cpu.accumulate(gradients, buffer, scale, threads)
+    _cpu.accumulate(gradients, buffer, scale, threads, source, clear)
 
 
-def select(gradients: Segments, buffer: Array, k: int, scale: float = 1.0, threads: int = 1) -> tuple[Indices, Array]:
+def select(
+    gradients: Segments,
+    buffer: Array,
+    k: int,
+    scale: float = 1.0,
+    threads: int = 1,
+    *,
+    source: Array | None = None,
+    clear: bool = False,
+) -> tuple[Indices, Array]:
     """Accumulate, then move the k largest magnitudes inside the segments out of the buffer, which keeps zeros.
 
     One pass over gradients and buffer: thresholds that are estimated from a sample settle most elements on the way,
@@ -29,20 +48,29 @@ def select(gradients: Segments, buffer: Array, k: int, scale: float = 1.0, threa
 
     Args:
         gradients: Segments of any dtype, stride and alignment.
-        buffer: Changed in place, float32 or float64 [n].
+        buffer: Overwritten, float32 or float64 [n].
         k: How many elements leave; at most what the segments hold.
         scale: As for accumulate.
         threads: As for accumulate.
+        source: As for accumulate.
+        clear: As for accumulate.
 
     Returns:
         indices: Positions that left, ascending and unique, int32 [min(k, positions inside the segments)].
         values: What they held, in the buffer's dtype.
     """
-    return _cpu.select(gradients, buffer, k, scale, threads)
+    return _cpu.select(gradients, buffer, k, scale, threads, source, clear)
 
 
 def select_above(
-    gradients: Segments, buffer: Array, threshold: float, scale: float = 1.0, threads: int = 1
+    gradients: Segments,
+    buffer: Array,
+    threshold: float,
+    scale: float = 1.0,
+    threads: int = 1,
+    *,
+    source: Array | None = None,
+    clear: bool = False,
 ) -> tuple[Indices, Array]:
     """Accumulate, then move every magnitude of at least the threshold inside the segments out of the buffer.
 
@@ -52,16 +80,18 @@ def select_above(
 
     Args:
         gradients: Segments of any dtype, stride and alignment.
-        buffer: Changed in place, float32 or float64 [n].
+        buffer: Overwritten, float32 or float64 [n].
         threshold: 0 or more, rounded to the buffer's dtype; 0 takes everything inside the segments.
         scale: As for accumulate.
         threads: As for accumulate.
+        source: As for accumulate.
+        clear: As for accumulate.
 
     Returns:
         indices: Positions that left, ascending and unique, int32.
         values: What they held, in the buffer's dtype.
     """
-    return _cpu.select_above(gradients, buffer, threshold, scale, threads)
+    return _cpu.select_above(gradients, buffer, threshold, scale, threads, source, clear)
 
 
 def cut(indices: Indices, values: Array, k: int) -> tuple[tuple[Indices, Array], tuple[Indices, Array]]:

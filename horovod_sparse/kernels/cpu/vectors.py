@@ -20,7 +20,9 @@ def add(indices: Indices | None, values: Array, buffer: Array) -> None:
     _cpu.add(indices, values, buffer)
 
 
-def scatter(indices: Indices | None, values: Array, outputs: Segments, scale: float = 1.0) -> None:
+def scatter(
+    indices: Indices | None, values: Array, outputs: Segments, scale: float = 1.0, *, cleared: bool = False
+) -> None:
     """Fill the outputs with zeros and write ``values * scale`` at the indices.
 
     Indices between the outputs are ignored. The product is rounded to the dtype of the values, then to that of the
@@ -31,8 +33,9 @@ def scatter(indices: Indices | None, values: Array, outputs: Segments, scale: fl
         values: float32 or float64, one per index.
         outputs: Contiguous, writable segments of any dtype.
         scale: Factor, rounded to the dtype of the values.
+        cleared: The outputs hold zeros already: only the entries are written.
     """
-    _cpu.scatter(indices, values, outputs, scale)
+    _cpu.scatter(indices, values, outputs, scale, cleared)
 
 
 def exclude(indices: Indices, values: Array, others: Indices) -> tuple[Indices, Array]:

@@ -15,6 +15,7 @@ from horovod_sparse.kernels.cuda.launch import (
     blocks_for,
     check_indices,
     check_real,
+    check_same_dtype,
     check_scale,
     check_vector,
     multiprocessors,
@@ -37,48 +38,73 @@ _PER_STRATUM = 256  # ... and at least one of so many
 _BLOCKS_PER_PROCESSOR = 4
 
 
-def accumulate(gradients: Segments, buffer: Array, scale: float = 1.0, threads: int = 1) -> None:
+def accumulate(
+    gradients: Segments,
+    buffer: Array,
+    scale: float = 1.0,
+    threads: int = 1,
+    *,
+    source: Array | None = None,
+    clear: bool = False,
+) -> None:
     """As ``cpu.accumulate``; ``threads`` has no meaning on the device."""
     del threads
-    table = Table(gradients, check_real(buffer, "buffer").size)
+    table = Table(gradients, check_real(buffer, "buffer").size, writable=clear)
     _MODULE.launch(
         f"accumulate<{real_of(buffer)}>",
         min(blocks_for(buffer.size, _TILE), 16 * multiprocessors()),
         *(table.device, table.count, buffer, np.int64(buffer.size), check_scale(scale, buffer)),
+        *(_check_source(source, buffer), np.int32(clear)),
     )
 
 
-def select(gradients: Segments, buffer: Array, k: int, scale: float = 1.0, threads: int = 1) -> tuple[Indices, Array]:
+def select(
+    gradients: Segments,
+    buffer: Array,
+    k: int,
+    scale: float = 1.0,
+    threads: int = 1,
+    *,
+    source: Array | None = None,
+    clear: bool = False,
+) -> tuple[Indices, Array]:
     """As ``cpu.select``; nothing is waited for, as the number of entries is known."""
     del threads
-    table = Table(gradients, check_real(buffer, "buffer").size)
-    factor = check_scale(scale, buffer)
+    table = Table(gradients, check_real(buffer, "buffer").size, writable=clear)
+    what = check_scale(scale, buffer), _check_source(source, buffer), np.int32(clear)
     k = _check_count(k, table.active)
     if k == 0:
-        accumulate(gradients, buffer, scale)
+        accumulate(gradients, buffer, scale, source=source, clear=clear)
         return cupy.empty(0, np.int32), cupy.empty(0, buffer.dtype)
     sample = _Sample.of(table.active, k)
     selection = _Selection(table, buffer, sample.room)
     if sample.strata:
-        selection.estimate(factor, sample)
-    selection.sweep(factor)
+        selection.estimate(what[0], sample, buffer if source is None else source)
+    selection.sweep(*what)
     selection.search(k)
     return selection.compact(k)
 
 
 def select_above(
-    gradients: Segments, buffer: Array, threshold: float, scale: float = 1.0, threads: int = 1
+    gradients: Segments,
+    buffer: Array,
+    threshold: float,
+    scale: float = 1.0,
+    threads: int = 1,
+    *,
+    source: Array | None = None,
+    clear: bool = False,
 ) -> tuple[Indices, Array]:
     """As ``cpu.select_above``; waits once for the number of entries."""
     del threads
-    table = Table(gradients, check_real(buffer, "buffer").size)
-    factor = check_scale(scale, buffer)
+    table = Table(gradients, check_real(buffer, "buffer").size, writable=clear)
+    what = check_scale(scale, buffer), _check_source(source, buffer), np.int32(clear)
     if not threshold >= 0:
         raise ValueError(f"threshold must be 0 or more, not {threshold}")
     key = _key(threshold, buffer)
     room = min(table.active, max(table.active // 32, _ALL_ARE_CANDIDATES))
     selection = _Selection(table, buffer, room, low=key)
-    selection.sweep(factor)
+    selection.sweep(*what)
     return selection.compact(selection.found(), key)
 
 
@@ -105,6 +131,15 @@ def take(gradients: Segments, buffer: Array, positions: Indices | None) -> Array
         *(table.device, table.count, positions, np.int64(count), buffer, np.int64(buffer.size), values),
     )
     return values
+
+
+def _check_source(source: Array | None, buffer: Array) -> Array | None:
+    if source is None:
+        return None
+    check_same_dtype(check_real(source, "source"), buffer, "source")
+    if source.size != buffer.size:
+        raise ValueError(f"source: {source.size} elements, but the buffer has {buffer.size}")
+    return source
 
 
 def _check_count(k: int, available: int) -> int:
@@ -197,25 +232,25 @@ class _Selection:
     def _step(self) -> tuple[Any, ...]:
         return self._table.device, self._table.count, self._buffer, np.int64(self._size)
 
-    def estimate(self, scale: Any, sample: _Sample) -> None:
+    def estimate(self, scale: Any, sample: _Sample, source: Array) -> None:
         """Finds the threshold of the candidates."""
         table = self._table
         _MODULE.launch(
             f"draw<{self._real}>",
             blocks_for(sample.strata),
-            *(table.device, table.count, self._buffer, scale, np.int64(table.active), np.int32(sample.strata)),
+            *(table.device, table.count, source, scale, np.int64(table.active), np.int32(sample.strata)),
             *(self._plan, self._sample),
         )
         strata, low, high = np.array([sample.strata, sample.low, sample.high], np.int32)
         _MODULE.launch(f"estimate<{self._real}>", 1, self._plan, self._sample, strata, low, high)
 
-    def sweep(self, scale: Any) -> None:
+    def sweep(self, scale: Any, source: Array | None, clear: Any) -> None:
         """Adds up, and lists the candidates."""
         statuses, room = self._sweep_statuses, np.int64(self._room)
         _MODULE.launch(
             f"sweep<{self._real}>",
             self._sweep_tiles,
-            *(*self._step, scale, self._plan, statuses, self._indices, self._values, room),
+            *(*self._step, scale, source, clear, self._plan, statuses, self._indices, self._values, room),
         )
 
     def search(self, k: int) -> None:

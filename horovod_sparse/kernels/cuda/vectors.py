@@ -59,7 +59,9 @@ def add(indices: Indices | None, values: Array, buffer: Array) -> None:
     _MODULE.launch(f"add<{real_of(values)}>", blocks, indices, values, count, buffer, size)
 
 
-def scatter(indices: Indices | None, values: Array, outputs: Segments, scale: float = 1.0) -> None:
+def scatter(
+    indices: Indices | None, values: Array, outputs: Segments, scale: float = 1.0, *, cleared: bool = False
+) -> None:
     """As ``cpu.scatter``, but with bfloat16 as its bits (uint16); two launches, nothing is waited for."""
     indices, values = _check_sparse(indices, values)
     table = Table(outputs, values.size if indices is None else MAX_SIZE, writable=True)
@@ -70,7 +72,8 @@ def scatter(indices: Indices | None, values: Array, outputs: Segments, scale: fl
     if indices is None:
         _MODULE.launch(f"fill<{real_of(values)}>", parts, *segments, active, values, factor)
     elif parts > 0:
-        _MODULE.launch("clear", parts, *segments, active)
+        if not cleared:
+            _MODULE.launch("clear", parts, *segments, active)
         blocks, count = blocks_for(values.size, _ELEMENTS), np.int64(values.size)
         _MODULE.launch(f"scatter<{real_of(values)}>", blocks, *segments, indices, values, count, factor)
 

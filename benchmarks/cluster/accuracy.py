@@ -1,0 +1,145 @@
+"""Measures on an emulated cluster how long each exchange takes to train a model to a given accuracy.
+
+The model, the data and the trainings are those of benchmarks.convergence; evaluations are not counted. Every finished
+training is a line of records.jsonl, and is not made again: a call goes on where the last one ended. Afterwards, or with
+nothing left to train, accuracy.md and accuracy.png show what the records say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cluster.accuracy_report import outcomes, plot, table
+from benchmarks.cluster.collectives import RING
+from benchmarks.cluster.emulated import Cluster
+from benchmarks.convergence.arguments import STEPS
+from benchmarks.convergence.results import read_records, records_path
+from benchmarks.convergence.runs import FASHION, RUNS, Job, Run
+from horovod_sparse.cli.units import at_least, listed
+
+# What a user chooses between, by the names of the tables and figures.
+EXCHANGES: dict[str, Run] = {
+    "Horovod dense": RUNS["dense"],
+    "Horovod fp16": RUNS["fp16"],
+    "DDP, PowerSGD 4": RUNS["powersgd-4"],
+    "topka 1 %": RUNS["topka"],
+    "oktopk 1 %, bfloat16": Run("oktopk-bfloat16", "time to accuracy", "oktopk:density=0.01,wire=bfloat16"),
+    "oktopk 1 %, 8 bit": Run("oktopk-log8", "time to accuracy", "oktopk:density=0.01,wire=log8"),
+    "recommended": Run("recommended", "time to accuracy", "recommended"),
+    "local steps": Run("local-8", "time to accuracy", "topka:density=0.01,wire=log8", local_steps=8),
+}
+EVALUATIONS = 26  # every 45 steps of 1170
+_DENSE = ("none", "fp16")  # without compression, and so rings
+
+_RANK = ("-m", "mpi4py", "-m", "benchmarks.cluster.accuracy")  # this file as a program; a failing rank ends all
+
+
+def add_parser(commands: Any) -> None:
+    """Adds this subcommand."""
+    parser = commands.add_parser(
+        "accuracy",
+        help="compare the time that each exchange takes to an accuracy",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add_arguments(parser)
+    add = parser.add_argument
+    add("--nodes", type=at_least(2), default=4, help="one rank on each")
+    add("--rates", type=listed(str), default="1gbit,100mbit", help="of every link")
+    add("--exchanges", type=listed(str), default=",".join(run.name for run in EXCHANGES.values()), help="their names")
+    add("--target", type=float, default=0.91, help="the accuracy")
+    parser.set_defaults(run=run)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what each rank is told, too."""
+    add = parser.add_argument
+    add("--task", choices=(FASHION, "digits"), default=FASHION, help="of benchmarks.convergence")
+    add("--seeds", type=at_least(1), default=3, help="trainings of each exchange at each rate")
+    add("--steps", type=at_least(1), help="of a training, as the task has them by default")
+    add("--fashion-mnist", default="/usr/share/datasets/fashion-mnist", metavar="DIR", help="folder of its IDX files")
+    add("--output", type=Path, default=Path("runs/accuracy"), help="folder for the results")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Trains what has no record yet, and writes table and figure.
+
+    Raises:
+        ValueError: An exchange is unknown.
+        RuntimeError: No cluster can be made, or a training failed.
+    """
+    known = {one.name: one for one in EXCHANGES.values()}
+    if unknown := set(options.exchanges) - known.keys():
+        raise ValueError(f"unknown exchange {min(unknown)!r}; known are: {', '.join(known)}")
+    options.output.mkdir(parents=True, exist_ok=True)
+    shared = ["task", "seeds", "fashion_mnist", "output", *(["steps"] if options.steps else [])]
+    words = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in shared]
+    for rate, name in itertools.product(options.rates, options.exchanges):
+        if not any(waiting(known[name], rate, options)):
+            continue
+        with Cluster(options.nodes, rate) as cluster:
+            program = [sys.executable, *_RANK, *words, f"--rate={rate}", f"--exchange={name}"]
+            choice = RING if known[name].spec in _DENSE else ()
+            if status := cluster.mpirun(options.nodes, program, choice, capture=False).returncode:
+                raise RuntimeError(f"{name} at {rate} failed with status {status}")
+    report(options)
+    return 0
+
+
+def report(options: argparse.Namespace) -> None:
+    """Prints and writes what the records say."""
+    asked = {"task": options.task, "steps": options.steps or STEPS[options.task]}
+    records = [one for one in read_records(records_path(options.output)) if asked.items() <= one.items()]
+    found = outcomes(records, {label: one.name for label, one in EXCHANGES.items()}, options.target)
+    text = table(found)
+    print(text)
+    (options.output / "accuracy.md").write_text(f"{text}\n")
+    plot(found, options.output / "accuracy.png")
+
+
+def waiting(exchange: Run, rate: str, options: argparse.Namespace) -> Iterator[Job]:
+    """The trainings of an exchange at a rate that have no record yet."""
+    records = read_records(records_path(options.output))
+    for seed in range(options.seeds):
+        job = Job(options.task, exchange, seed, options.steps or STEPS[options.task])
+        if not any(job.made(record) and record["rate"] == rate for record in records):
+            yield job
+
+
+def as_rank(arguments: Sequence[str] | None = None) -> None:
+    """Trains one exchange with all its seeds at one rate; under mpirun."""
+    import horovod.torch as hvd
+    import torch
+
+    from benchmarks.convergence.tasks import TASKS
+    from benchmarks.convergence.training import train
+    from horovod_sparse import trace
+
+    parser = argparse.ArgumentParser(prog="accuracy")
+    add_arguments(parser)
+    parser.add_argument("--rate", required=True)
+    parser.add_argument("--exchange", required=True)
+    options = parser.parse_args(arguments)
+    hvd.init()
+    torch.set_num_threads(1)  # the ranks share the cores
+    trace.enable()  # it counts the entries
+    task = replace(TASKS[options.task], evaluations=EVALUATIONS)
+    samples = task.load(Path(options.fashion_mnist))
+    exchange = next(one for one in EXCHANGES.values() if one.name == options.exchange)
+    for job in [*waiting(exchange, options.rate, options)]:
+        record = {**train(task, samples, job), "rate": options.rate}
+        if hvd.rank() == 0:
+            with records_path(options.output).open("a") as file:
+                file.write(json.dumps(record) + "\n")
+            print(f"{options.rate} {job.run.name}, seed {job.seed}: {record['seconds']:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    as_rank()

@@ -1,0 +1,236 @@
+"""Times what a user can install instead, beside ours, on an emulated cluster: from gradients to their average.
+
+Contenders: Open MPI's allreduce as a ring, Horovod with float16, torch's DDP over Gloo, the same with its PowerSGD hook
+of rank 4, and ours through the pipeline of a training. All average one square matrix of float32 on as many ranks as
+there are nodes; a round lasts until the slowest rank has the average, and begins when all have the gradients. DDP's
+rounds hold the backward pass of a product, without which it exchanges nothing. Bytes are those of the sockets, which
+hold the headers of MPI's messages too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.cluster.collectives import RING
+from benchmarks.cluster.emulated import Cluster
+from benchmarks.cluster.network import DATA_NETWORK
+from horovod_sparse.cli.units import at_least, count, listed
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+    from horovod_sparse.kernels.types import Array
+
+# Of mpirun. Gloo would take the network of the host names, which has no limit.
+_GLOO = ("-x", "GLOO_SOCKET_IFNAME=eth0")
+_OPTIONS = {"ring": RING, "horovod-fp16": RING, "ddp": _GLOO, "ddp-powersgd": _GLOO}
+# A round: averages the matrix in place, or leaves the average elsewhere.
+Round = Callable[[], object]
+_WARMUP = 3  # PowerSGD begins with two that are not compressed
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One contender at one rate.
+
+    Attributes:
+        name: Its name.
+        rate: Of the links.
+        milliseconds: Of the slowest rank, round by round.
+        megabytes: Sent by a rank in a round, mean of ranks and rounds.
+    """
+
+    name: str
+    rate: str
+    milliseconds: list[float]
+    megabytes: float
+
+
+def add_parser(commands: Any) -> None:
+    """Adds this subcommand."""
+    parser = commands.add_parser(
+        "peers",
+        help="compare with Open MPI, Horovod and DDP",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--nodes", type=at_least(2), default=8, help="of the cluster, one rank on each")
+    add("--rates", type=listed(str), default="1gbit,100mbit,10mbit", help="of every link")
+    add("--parameters", type=count, default="25M", help="elements of the matrix; rounded to a square")
+    add("--rounds", type=at_least(1), default=6, help="timed rounds of each contender")
+    add(
+        "--contenders",
+        type=listed(str),
+        default="ring,horovod-fp16,ddp,ddp-powersgd,oktopk,oktopk:wire=bfloat16",
+        help="names of others, and configurations of ours",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures and prints, rate after rate.
+
+    Raises:
+        RuntimeError: A contender failed.
+    """
+    with Cluster(options.nodes, options.rates[0]) as cluster:
+        for rate in options.rates:
+            cluster.set_rate(rate)
+            print(
+                f"\n{rate}, {options.nodes} ranks, n = {_side(options.parameters) ** 2:,} (float32)\n{HEAD}", flush=True
+            )
+            peers: list[Peer] = []
+            for name in options.contenders:
+                peers.append(measure(cluster, name, rate, options))
+                print(line(peers[-1], peers), flush=True)
+    return 0
+
+
+def measure(cluster: Cluster, name: str, rate: str, options: argparse.Namespace) -> Peer:
+    """Runs one contender."""
+    arguments = ["-m", "benchmarks.cluster.peers", name, str(_side(options.parameters)), str(options.rounds)]
+    output = cluster.python(options.nodes, arguments, _OPTIONS.get(name, ()))
+    return Peer(name, rate, **json.loads(output.splitlines()[-1]))
+
+
+HEAD = f"{'':26}{'min ms':>10}{'median ms':>12}{'MB sent':>10}{'ring / min':>12}"
+
+
+def line(peer: Peer, peers: Sequence[Peer]) -> str:
+    """A row of the table; the last column is against the ring, where it was measured."""
+    ring = next((min(one.milliseconds) for one in peers if one.name == "ring"), math.nan)
+    least = min(peer.milliseconds)
+    ratio = "" if math.isnan(ring) else f"{ring / least:.2f}"
+    return f"{peer.name:26}{least:10.1f}{median(peer.milliseconds):12.1f}{peer.megabytes:10.2f}{ratio:>12}"
+
+
+def _side(parameters: int) -> int:
+    return max(1, math.isqrt(parameters))
+
+
+# --- under mpirun --------------------------------------------------------------------------------------------------
+
+
+def ring(gradient: Array, comm: MPI.Intracomm) -> Round:
+    """MPI's allreduce of a flat array, in place."""
+    from mpi4py import MPI
+
+    def average() -> None:
+        comm.Allreduce(MPI.IN_PLACE, gradient)
+        gradient[...] /= comm.Get_size()
+
+    return average
+
+
+def horovod_fp16(gradient: Array, comm: MPI.Intracomm) -> Round:
+    """Horovod's allreduce, with its compressor."""
+    import horovod.torch as hvd
+    import torch
+
+    del comm
+    hvd.init()
+    tensor = torch.from_numpy(gradient)
+    return lambda: hvd.allreduce(tensor, compression=hvd.Compression.fp16, name="matrix")
+
+
+def ddp(gradient: Array, comm: MPI.Intracomm, power: bool = False) -> Round:
+    """A backward pass under DDP with one bucket; optionally with its PowerSGD hook of rank 4."""
+    import torch
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    from horovod_sparse.training.processgroup import init_process_group
+
+    del comm
+    init_process_group("gloo")
+    side = math.isqrt(gradient.size)
+    factor = torch.from_numpy(gradient).view(side, side)
+
+    class Product(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(side, side))
+
+        def forward(self) -> torch.Tensor:
+            return (self.weight * factor).sum()
+
+    model = Product()
+    parallel = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1 << 14)
+    if power:
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+        parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+    def average() -> None:
+        parallel().backward()
+        model.weight.grad = None
+
+    return average
+
+
+def ours(spec: str, gradient: Array, comm: MPI.Intracomm) -> Round:
+    """The pipeline of a configuration, in place, as a training calls it."""
+    from horovod_sparse.compression import parse
+    from horovod_sparse.pipeline import pipeline_for
+    from horovod_sparse.rules import Step
+
+    sparse = parse(spec)
+    pipeline = pipeline_for(sparse, gradient.size, gradient[:0], comm, factor=1 / comm.Get_size())
+    segments = [(0, gradient)]
+    return lambda: pipeline.run(segments, segments, Step())
+
+
+def contender(name: str, side: int, rounds: int) -> dict[str, Any]:
+    """Times one contender on all ranks; every rank gets the fields of its ``Peer``."""
+    import numpy as np
+    from mpi4py import MPI
+
+    from benchmarks.cluster.socket_bytes import socket_bytes
+
+    comm = MPI.COMM_WORLD
+    initial = np.random.default_rng(comm.Get_rank()).standard_normal(side * side, dtype=np.float32)
+    gradient = initial.copy()
+    known: dict[str, Callable[[], Round]] = {
+        "ring": lambda: ring(gradient, comm),
+        "horovod-fp16": lambda: horovod_fp16(gradient, comm),
+        "ddp": lambda: ddp(gradient, comm),
+        "ddp-powersgd": lambda: ddp(gradient, comm, power=True),
+    }
+    average = known[name]() if name in known else ours(name, gradient, comm)
+    mine: list[float] = []
+    sent = 0
+    for number in range(-_WARMUP, rounds):
+        gradient[...] = initial
+        if number == 0:
+            time.sleep(0.3)  # the last bytes are acknowledged late
+            sent = -socket_bytes(DATA_NETWORK)[0]
+        comm.Barrier()
+        begin = time.perf_counter()
+        average()
+        mine.append(1e3 * (time.perf_counter() - begin))
+    comm.Barrier()
+    time.sleep(0.3)
+    sent += socket_bytes(DATA_NETWORK)[0]
+    slowest = np.max(comm.allgather(mine[_WARMUP:]), axis=0).tolist()
+    return {"milliseconds": slowest, "megabytes": float(np.mean(comm.allgather(sent))) / rounds / 1e6}
+
+
+def main() -> None:
+    """Prints what ``contender`` finds, as JSON, on rank 0."""
+    from mpi4py import MPI
+
+    name, side, rounds = sys.argv[1:]
+    found = contender(name, int(side), int(rounds))
+    if MPI.COMM_WORLD.Get_rank() == 0:
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

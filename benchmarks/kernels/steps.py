@@ -1,0 +1,119 @@
+"""Times a bucket's whole step, from its gradient to the dense result in its place, against what memory allows.
+
+    python -m benchmarks.kernels.steps --sizes 25M --densities 0.01 --threads 1,2 --rounds 9
+
+Every round runs every contender on the same input, so that other load on the machine meets all of them:
+
+- bound: read gradient, read and write residual, write gradient, 16 bytes an element, with the same kernels
+- step: the pipeline of topka on one rank, so that nothing travels: test for finite values, selection, dense result
+- with scaler: the same as it is with a grad_scaler, which may ask for the state before the step again
+
+Behind the times are the parts of the step that took least; what they leave is Python. What is timed is verified: old
+residual + gradient is new residual + result exactly. The exit status is 1 when something was wrong.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from benchmarks import command_line
+from benchmarks.kernels.selection import machine
+from horovod_sparse import trace
+from horovod_sparse.cli.units import at_least, count, listed
+from horovod_sparse.compression import parse
+from horovod_sparse.kernels import cpu
+from horovod_sparse.pipeline import pipeline_for
+from horovod_sparse.rules import Step
+
+PARTS = ("select", "agree", "exchange", "apply")
+# Most that a step may take at 25M elements, 1 % and one thread, as a multiple of the bound.
+TARGETS = {"step": 1.7, "with scaler": 1.4}
+
+
+class Case:
+    """One size, density and number of threads: the input, and the contenders."""
+
+    def __init__(self, size: int, density: float, threads: int) -> None:
+        rng = np.random.default_rng(size)
+        self.initial = rng.standard_normal(size, dtype=np.float32)
+        self.gradient, self.buffer = self.initial.copy(), np.zeros_like(self.initial)
+        self.threads = threads
+        sparse = parse(f"topka:density={density},threads={threads}")
+        self.pipelines = {
+            name: pipeline_for(sparse, size, self.gradient[:0], MPI.COMM_SELF, undoable=name == "with scaler")
+            for name in TARGETS
+        }
+
+    def run(self, name: str) -> list[float]:
+        """One contender's milliseconds, and those of its parts."""
+        np.copyto(self.gradient, self.initial)
+        segments = [(0, self.gradient)]
+        trace.clear()
+        begin = time.perf_counter()
+        if name == "bound":
+            cpu.accumulate(segments, self.buffer, 1.0, self.threads, clear=True)
+        else:
+            self.pipelines[name].run(segments, segments, Step())
+        seconds = time.perf_counter() - begin
+        totals = trace.totals()
+        return [1e3 * seconds, *(1e3 * totals.get(part, 0.0) for part in PARTS)]
+
+    def wrong(self, name: str) -> int:
+        """Elements of one more step of a pipeline that are not what they should be."""
+        before = self._residual(name).copy()
+        self.run(name)
+        return int(np.count_nonzero(self._residual(name) + self.gradient != before + self.initial))
+
+    def _residual(self, name: str) -> Any:
+        return self.pipelines[name].state_dict()["memory"]["residual"]
+
+
+def show(size: int, density: float, threads: int, rounds: int) -> bool:
+    """Measures, verifies and prints one combination; whether all was right."""
+    case = Case(size, density, threads)
+    names = ["bound", *TARGETS]
+    for name in names:
+        case.run(name)  # memory is touched for the first time
+    times: dict[str, list[list[float]]] = {name: [] for name in names}
+    for _, name in itertools.product(range(rounds), names):
+        times[name].append(case.run(name))
+    wrong = {name: case.wrong(name) for name in TARGETS}
+    print(f"\nn = {size:,}   density {density:g}   threads {threads}")
+    heads = ("min ms", "median ms", "/ bound", "of medians", *PARTS)
+    print(f"  {'':14}" + "".join(f"{head:>11}" for head in heads) + f"{'#wrong':>8}")
+    least, median = (
+        {name: statistic(np.array(ms)[:, 0]) for name, ms in times.items()} for statistic in (np.min, np.median)
+    )
+    for name in names:
+        ratios = least[name] / least["bound"], median[name] / median["bound"]
+        values = (least[name], median[name], *ratios, *np.min(times[name], axis=0)[1:])
+        print(f"  {name:14}" + "".join(f"{value:11.3f}" for value in values) + f"{wrong.get(name, 0):8d}")
+    return not any(wrong.values())
+
+
+def main() -> int:
+    """Measures and prints; 1 when a result was wrong."""
+    parser = command_line("kernels.steps", __doc__)
+    parser.add_argument("--sizes", type=listed(count), default="25M")
+    parser.add_argument("--densities", type=listed(float), default="0.01")
+    parser.add_argument("--threads", type=listed(at_least(1)), default="1")
+    parser.add_argument("--rounds", type=at_least(1), default=9)
+    options = parser.parse_args()
+    print("   ".join(f"{name}: {value}" for name, value in machine().items()))
+    trace.enable()
+    grid = itertools.product(options.sizes, options.densities, options.threads)
+    right = [show(*combination, options.rounds) for combination in grid]
+    targets = ", ".join(f"{name} {target:g}" for name, target in TARGETS.items())
+    print(f"\ntargets at 25M, 1 % and one thread: {targets}   load average at the end: {os.getloadavg()}")
+    return int(not all(right))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

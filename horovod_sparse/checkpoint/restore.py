@@ -1,0 +1,128 @@
+"""A checkpoint's files, read and handed to model, optimizer and exchange; on all ranks alike."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mpi4py import MPI
+from torch import nn
+
+from horovod_sparse.checkpoint.folder import Folder
+from horovod_sparse.checkpoint.manifest import Manifest, shard
+from horovod_sparse.checkpoint.parts import compare, load_others
+from horovod_sparse.checkpoint.shards import read_own, read_shared
+from horovod_sparse.checkpoint.state import set_generators
+from horovod_sparse.checkpoint.together import CALL, together
+from horovod_sparse.mpi.lifetime import inside_mpi
+from horovod_sparse.training.state import leader
+
+_LOG = logging.getLogger("horovod_sparse")
+
+
+@dataclass(frozen=True)
+class Restored:
+    """Results of loading, besides what went into model, optimizer and the others.
+
+    Attributes:
+        step: Given when it was saved.
+        data: This rank's, given when it was saved. On another number of ranks: that of rank 0, on every rank.
+        notes: What could not be carried over; the same on every rank.
+        digest: Of the checkpoint, as ``save`` gave it.
+    """
+
+    step: int
+    data: dict[str, Any]
+    notes: tuple[str, ...]
+    digest: str
+
+
+@dataclass(frozen=True)
+class Content:
+    """Parts of a checkpoint that this rank goes on with.
+
+    Attributes:
+        manifest: Of the checkpoint.
+        shared: The part that is the same on all ranks.
+        own: The parts of single ranks: one; on other ranks than those that saved, those dealt out to this one.
+        first: The state of the exchange on the old rank 0, without memories, and its data.
+    """
+
+    manifest: Manifest
+    shared: dict[str, Any]
+    own: list[dict[str, Any]]
+    first: tuple[dict[str, Any], dict[str, Any]]
+
+
+def read(comm: MPI.Intracomm, folder: Folder, manifest: Manifest) -> Content:
+    """Reads what this rank goes on with; a collective call.
+
+    Raises:
+        CheckpointError: A file is damaged, or the ranks' files do not fit each other. Raised on all ranks.
+    """
+    what, place, rank = f"step {manifest.step} cannot be loaded", folder.place(manifest.step), comm.Get_rank()
+    with together(comm, what):
+        shared = read_shared(manifest, place)
+        mine = range(rank, manifest.ranks, comm.Get_size())
+        own = [read_own(manifest, place, old) for old in mine]
+        first = (leader(own[0]["compression"]), own[0]["data"]) if rank == 0 else None
+    with inside_mpi(CALL):
+        first = comm.bcast(first)
+    assert first is not None
+    with together(comm, what):  # whoever had other buckets would wait for ranks that have not
+        for old, state in zip(mine, own, strict=True):
+            if _parameters(leader(state["compression"])) != _parameters(first[0]):
+                raise ValueError(f"{place / shard(old)} has other buckets than {shard(0)}: it is of another training")
+    return Content(manifest, shared, own, first)
+
+
+def _parameters(state: Mapping[str, Any]) -> list[Any]:
+    return [bucket["parameters"] for bucket in state["buckets"]]
+
+
+def restore(
+    comm: MPI.Intracomm, content: Content, model: nn.Module, optimizer: Any, exchange: Any, others: dict[str, Any]
+) -> Restored:
+    """Hands over what was read; a collective call.
+
+    Raises:
+        CheckpointError: It does not fit. Raised on all ranks; what was loaded into may be half changed.
+    """
+    manifest, shared, own = content.manifest, content.shared, content.own
+    what = f"step {manifest.step} cannot be loaded"
+    with together(comm, what):
+        notes = compare(exchange, shared["compression"])
+    sparse = shared["compression"] is not None and not notes
+    state, data = content.first
+    model_state = shared["model"]
+    if manifest.ranks == comm.Get_size():
+        state, data = own[0]["compression"], own[0]["data"]
+        model_state = {**model_state, **own[0]["buffers"]}
+    else:
+        notes += _new_ranks(manifest.ranks, comm.Get_size())
+        with together(comm, what):
+            if sparse:
+                state, more = exchange.merge([one["compression"] for one in own], state)
+                notes += more
+    with together(comm, what):
+        model.load_state_dict(model_state)
+        optimizer.load_state_dict(shared["optimizer"])
+        notes += load_others(others, shared["others"])
+        if sparse:
+            exchange.load_state_dict(state)  # last: with local steps, parts of the others are this rank's own
+        if own:
+            set_generators(own[0]["generators"])
+    if comm.Get_rank() == 0:
+        for note in notes:
+            _LOG.warning("step %d was loaded, but %s", manifest.step, note)
+    return Restored(manifest.step, data, tuple(notes), manifest.digest)
+
+
+def _new_ranks(before: int, now: int) -> list[str]:
+    notes = [f"{before} ranks saved it and {now} go on, with the data and buffers of rank 0"]
+    if now > before:
+        new = f"rank {before} is" if now == before + 1 else f"ranks {before} to {now - 1} are"
+        notes.append(f"{new} new: generators there keep their seeds")
+    return notes

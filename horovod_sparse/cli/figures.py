@@ -1,0 +1,98 @@
+"""The figure of the report; matplotlib is loaded only here and in ``plot``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from horovod_sparse.cli.runs import STAGES, Run
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLOURS = {
+    "forward": "#4c78a8",
+    "backward": "#72b7b2",
+    "select": "#e45756",
+    "agree": "#f2cf5b",
+    "exchange": "#f2a03d",
+    "apply": "#b279a2",
+    "wait": "#79706e",
+    "update": "#b8b8b8",
+}
+
+
+def draw(runs: Sequence[Run]) -> Figure:
+    """Draws loss and accuracy over bytes, loss, densities and norms over steps, and what a step consists of."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+
+    figure = Figure(figsize=(13, 8), layout="constrained")
+    (loss_of_bytes, accuracy, loss), (density, norms, stages) = figure.subplots(2, 3)
+    for number, run in enumerate(runs):
+        style: dict[str, Any] = {
+            "color": f"C{number}",
+            "linewidth": 1.8,
+            "marker": "." if len(run.records) < 50 else "",
+        }
+        loss_of_bytes.plot(*run.over_bytes("loss"), label=run.label, **style)
+        accuracy.plot(*run.over_bytes("accuracy"), **style)
+        loss.plot(*run.curve("loss"), **style)
+        loss.plot(*run.curve("test_loss"), linestyle=":", **style)
+        density.plot(*run.curve("total/density"), **style)
+        density.plot(*run.curve("total/density_asked"), linestyle=":", **style)
+        norms.plot(*run.curve("total/residual_norm"), **style)
+        norms.plot(*run.curve("total/gradient_norm"), linestyle=":", **style)
+    loss_of_bytes.set(title="Training loss over traffic", xlabel="bytes sent by a rank")
+    accuracy.set(title="Accuracy over traffic", xlabel="bytes sent by a rank")
+    loss.set(title="Loss (solid: training, dotted: test)", xlabel="step")
+    density.set(title="Density (solid: achieved, dotted: asked)", xlabel="step")
+    norms.set(title="Norm (solid: residual, dotted: gradient)", xlabel="step")
+    for axes in (loss_of_bytes, accuracy):
+        _logarithmic(axes, "x")
+        axes.xaxis.set_major_formatter(EngFormatter("B"))
+    for axes in (loss_of_bytes, loss, density, norms):
+        _logarithmic(axes, "y")
+    for axes in (loss_of_bytes, accuracy, loss, density, norms):
+        axes.grid(alpha=0.3)
+    _draw_stages(stages, runs)
+    handles, labels = loss_of_bytes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(runs)), frameon=False)
+    return figure
+
+
+def png(figure: Figure) -> bytes:
+    """A figure as a PNG."""
+    image = BytesIO()
+    figure.savefig(image, format="png", dpi=110)
+    return image.getvalue()
+
+
+def _logarithmic(axes: Any, which: str) -> None:
+    """Makes an axis logarithmic, unless that would lose points."""
+    places = [value for line in axes.lines for value in (line.get_xdata() if which == "x" else line.get_ydata())]
+    if places and min(places) > 0:
+        axes.set(**{f"{which}scale": "log"})
+
+
+def _draw_stages(axes: Any, runs: Sequence[Run]) -> None:
+    """Two stacked bars a run: the program, and the exchange's thread beside it; and the length of a step."""
+    times = [run.ms() for run in runs]
+    below = {False: [0.0] * len(runs), True: [0.0] * len(runs)}
+    for name, _, beside in STAGES:
+        if name == "whole step":
+            continue
+        heights = [ms[name] or 0.0 for ms in times]
+        places = [number + (0.2 if beside else -0.2) for number in range(len(runs))]
+        axes.bar(places, heights, 0.36, bottom=below[beside], color=_COLOURS[name], label=name)
+        below[beside] = [low + height for low, height in zip(below[beside], heights, strict=True)]
+    for number, ms in enumerate(times):
+        if ms["whole step"] is not None:
+            axes.hlines(ms["whole step"], number - 0.42, number + 0.42, "black")
+    axes.set_xticks(range(len(runs)), [run.name for run in runs])
+    axes.set(title="A step (left: program, right: exchange; line: all)", ylabel="ms")
+    axes.set_ylim(0, 1.35 * (axes.get_ylim()[1] or 1.0))  # the legend lies above the bars
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.legend(ncols=4, fontsize="x-small", frameon=False, loc="upper center")

@@ -1,0 +1,65 @@
+"""The outer optimizer of local steps: SGD on the parameters that all ranks have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.optim.sgd import sgd
+
+
+@dataclass(frozen=True)
+class OuterSGD:
+    """Settings of the outer step, as ``torch.optim.SGD`` knows them; every rank must use the same.
+
+    The defaults are those of DiLoCo (arXiv 2311.08105). ``OuterSGD(lr=1, momentum=0)`` takes the mean of the ranks'
+    parameters, as local SGD and federated averaging do.
+
+    Args:
+        lr: Factor on the mean difference.
+        momentum: Of the differences, from round to round.
+        nesterov: Whether the momentum is Nesterov's; without momentum it means nothing.
+
+    Raises:
+        ValueError: A value is out of range.
+    """
+
+    lr: float = 0.7
+    momentum: float = 0.9
+    nesterov: bool = True
+
+    def __post_init__(self) -> None:
+        """Checks the values where they are written."""
+        if not 0 < self.lr < float("inf"):
+            raise ValueError(f"lr of the outer step must be a number above 0, not {self.lr!r}: 0.7 is DiLoCo's")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum of the outer step must be in [0, 1), not {self.momentum!r}: 0.9 is DiLoCo's")
+
+    def apply(
+        self,
+        parameters: Sequence[torch.Tensor],
+        differences: Sequence[torch.Tensor],
+        velocities: Sequence[torch.Tensor],
+    ) -> None:
+        """One step; changes parameters and velocities in place.
+
+        Args:
+            parameters: The common parameters.
+            differences: Of the same shapes: what is to be subtracted, as a gradient.
+            velocities: Of the same shapes; unused without momentum.
+        """
+        sgd(
+            list(parameters),
+            list(differences),
+            list(velocities) if self.momentum else [None] * len(parameters),
+            momentum=self.momentum,
+            nesterov=self.nesterov and self.momentum > 0,
+            lr=self.lr,
+            weight_decay=0.0,
+            dampening=0.0,
+            maximize=False,
+        )
+
+
+DILOCO = OuterSGD()

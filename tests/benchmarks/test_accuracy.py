@@ -1,0 +1,112 @@
+"""Time to an accuracy: which trainings wait, and what table and figure make of their records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import horovod_sparse as hvs
+from benchmarks.cluster import accuracy, emulated
+from benchmarks.cluster.__main__ import build_parser, main
+from benchmarks.cluster.accuracy import EXCHANGES
+from benchmarks.cluster.accuracy_report import outcomes, plot, table
+
+ROOT = Path(__file__).resolve().parents[2]
+LABELS = {"dense": "dense", "ours": "topka"}
+
+
+def record(run: str, values: list[float], seconds: float = 10.0, rate: str = "1gbit", seed: int = 0):
+    curve = [
+        {"step": 10 * number, "value": value, "seconds": seconds * number, "bytes_sent": 1e6 * number}
+        for number, value in enumerate(values, start=1)
+    ]
+    return {"run": run, "rate": rate, "seed": seed, "curve": curve}
+
+
+def test_the_first_evaluation_at_the_target_counts_for_each_seed():
+    records = [record("topka", [0.5, 0.9, 0.8, 0.95]), record("topka", [0.8, 0.8, 0.9, 0.7], seed=1)]
+    (found,) = outcomes(records, LABELS, 0.9)
+    assert found.first("seconds") == [20.0, 30.0]
+    assert found.first("bytes_sent") == [2e6, 3e6]
+    assert found.finals == [0.95, 0.7]
+    assert found.step == 1000
+    assert found.curve == ([10.0, 20.0, 30.0, 40.0], pytest.approx([0.65, 0.85, 0.85, 0.825]))
+
+
+def test_rates_are_compared_each_with_its_own_dense_training():
+    records = [
+        record("topka", [0.9], 5.0),
+        record("dense", [0.9], 10.0),
+        record("topka", [0.9], 2.0, "100mbit"),
+        record("dense", [0.9], 40.0, "100mbit"),
+    ]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in table(outcomes(records, LABELS, 0.9)).splitlines()
+    ]
+    assert [row[:4] for row in rows[2:]] == [
+        ["1gbit", "dense (1)", "10", "1.0"],
+        ["1gbit", "ours (1)", "5", "2.0"],
+        ["100mbit", "dense (1)", "40", "1.0"],
+        ["100mbit", "ours (1)", "2", "20.0"],
+    ]
+    assert {len(row) for row in rows} == {7}
+
+
+def test_what_some_seeds_do_not_reach_is_not_averaged_away():
+    records = [record("dense", [0.9]), record("topka", [0.9]), record("topka", [0.8], seed=1)]
+    row = table(outcomes(records, LABELS, 0.9)).splitlines()[-1]
+    assert "not reached by 1" in row
+    assert " x " not in row
+
+
+def test_the_figure_is_a_png_also_where_a_seed_ended_early(tmp_path):
+    records = [record("dense", [0.5, 0.9]), record("topka", [0.6, 0.9]), record("topka", [0.5], seed=1)]
+    plot(outcomes(records, LABELS, 0.9), tmp_path / "accuracy.png")
+    assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_exchange_can_be_made_and_is_called_by_one_name():
+    assert len({one.name for one in EXCHANGES.values()}) == len(EXCHANGES)
+    for one in EXCHANGES.values():
+        if not one.spec.startswith("powersgd"):
+            hvs.parse(one.spec)
+
+
+def test_what_has_a_record_is_not_trained_again(tmp_path):
+    words = ["accuracy", "--output", str(tmp_path), "--steps", "8", "--seeds", "3", "--task", "digits"]
+    options = build_parser().parse_args(words)
+    topka = EXCHANGES["topka 1 %"]
+    jobs = [*accuracy.waiting(topka, "1gbit", options)]
+    assert [job.seed for job in jobs] == [0, 1, 2]
+    (tmp_path / "records.jsonl").write_text(json.dumps({**jobs[1].settings(), "rate": "1gbit"}) + "\n")
+    assert [job.seed for job in accuracy.waiting(topka, "1gbit", options)] == [0, 2]
+    assert [job.seed for job in accuracy.waiting(topka, "100mbit", options)] == [0, 1, 2]
+    assert len([*accuracy.waiting(EXCHANGES["Horovod dense"], "1gbit", options)]) == 3
+
+
+def test_an_unknown_exchange_is_refused(tmp_path, capsys):
+    assert main(["accuracy", "--exchanges", "dense,best", "--output", str(tmp_path)]) == 1
+    assert "unknown exchange 'best'; known are: dense, fp16" in capsys.readouterr().err
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_it_trains_what_is_missing_and_reports(tmp_path, monkeypatch, capfd):
+    if reason := emulated.obstacle():
+        pytest.skip(f"no emulated cluster here: {reason}")
+    monkeypatch.chdir(ROOT)
+    small = ["accuracy", "--task", "digits", "--steps", "8", "--seeds", "1", "--nodes", "2", "--target", "0.05"]
+    words = [*small, "--rates", "none", "--output", str(tmp_path)]
+    assert main([*words, "--exchanges", "dense"]) == 0
+    assert main(words) == 0
+    records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert [one["run"] for one in records] == [one.name for one in EXCHANGES.values()]
+    seconds = [point["seconds"] for point in records[0]["curve"]]
+    assert 0 < seconds[0] < seconds[-1]
+    assert "1.0" in (tmp_path / "accuracy.md").read_text()
+    assert (tmp_path / "accuracy.png").exists()
+    capfd.readouterr()
+    assert main(words) == 0  # nothing is left to train
+    assert "seed 0" not in capfd.readouterr().out

@@ -1,0 +1,15 @@
+"""The benchmark of saving runs, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import launch
+import pytest
+
+
+@pytest.mark.full
+def test_all_ways_are_measured(tmp_path):
+    short = ("--millions", "1", "--device-ms", "1", "--steps", "4", "--every", "2", "--rounds", "1")
+    result = launch.python("-m", "benchmarks.saving", "--folder", str(tmp_path), *short, ranks=2)
+    assert result.returncode == 0, result.stderr
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["2", "saved", "none", "beside", "program"]
+    assert list(tmp_path.iterdir()) == []

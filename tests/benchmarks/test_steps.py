@@ -1,0 +1,42 @@
+"""benchmarks.kernels.steps measures the pipeline in place, and finds what is wrong with it."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks.kernels import steps
+
+
+def test_every_contender_is_measured_and_right(monkeypatch, capsys):
+    monkeypatch.setattr(
+        sys, "argv", ["steps", "--sizes", "20K", "--densities", "0.01", "--threads", "1,2", "--rounds", "2"]
+    )
+    try:
+        assert steps.main() == 0
+    finally:
+        steps.trace.enable(False)
+    rows = [
+        line.split()
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith(("  bound", "  step", "  with"))
+    ]
+    assert [row[0] for row in rows] == ["bound", "step", "with"] * 2
+    assert all(float(row[-5]) > 0 for row in rows if row[0] != "bound")  # select
+    assert {row[-1] for row in rows} == {"0"}
+
+
+@pytest.mark.parametrize("name", steps.TARGETS)
+def test_an_element_that_is_wrong_is_counted(monkeypatch, name):
+    case = steps.Case(5000, 0.01, 1)
+    case.run(name)
+    scatter = case.pipelines[name]._scatter
+
+    def spoil(total, outputs, *zeros):
+        scatter(total, outputs, *zeros)
+        outputs[0][1][[3, 4]] += np.float32(1)
+
+    monkeypatch.setattr(case.pipelines[name], "_scatter", spoil)
+    assert case.wrong(name) == 2

@@ -1,0 +1,132 @@
+"""Saved beside the training, a checkpoint holds the state of the step it was asked for, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from checkpointing import Training, refusal, reseed
+from laws import everywhere
+from states import same
+
+from horovod_sparse.checkpoint import Checkpoints, store
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture
+def folder(comm, tmp_path):
+    """One folder for all ranks."""
+    return Path(comm.bcast(str(tmp_path))) / "checkpoints"
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Lets saves wait before they write, until this event is set."""
+    write, event = store.write, threading.Event()
+
+    def patiently(*arguments):
+        assert event.wait(60)
+        return write(*arguments)
+
+    monkeypatch.setattr(store, "write", patiently)
+    yield event
+    event.set()
+
+
+def fail(*_):
+    raise OSError("no space")
+
+
+def steps(folder):
+    return sorted(path.name for path in folder.glob("step-*"))
+
+
+@pytest.mark.parametrize(
+    "compression",
+    [
+        "oktopk:density=0.05,tau_threshold=3,tau_partition=2",
+        "gravac:density=0.2,window=2,cf_max=1e6",
+        "topka:density=0.05",
+    ],
+)
+def test_it_holds_the_state_of_its_step_though_the_training_goes_on(hvd, comm, folder, held, compression):
+    checkpoints, rank, settings = Checkpoints(folder), comm.Get_rank(), {"momentum": 0.9}
+    run = Training(compression, rank, **settings).train(2)
+    for step in (2, 4):  # the second time in the memory of the first
+        checkpoints.async_save(step, **run.states, data={"losses": run.losses})
+        run.train(2)
+        held.set()
+        assert everywhere(comm, len(checkpoints.wait()) == 64)
+        held.clear()
+    run.train(1)
+    held.set()
+    resumed = Training(compression, rank, **settings)
+    reseed(99)
+    resumed.losses = checkpoints.load(step=4, **resumed.states).data["losses"]
+    if "gravac" in compression:  # which measures times
+        assert everywhere(comm, len(resumed.losses) == 4)
+    else:
+        assert everywhere(comm, same(run.bits(), resumed.train(3).bits()))
+
+
+def test_both_ways_save_the_same(hvd, comm, folder):
+    checkpoints = Checkpoints(folder)
+    run = Training("topka:density=0.05", comm.Get_rank(), momentum=0.9).train(2)
+    checkpoints.async_save(1, **run.states)
+    beside = checkpoints.wait()
+    checkpoints.save(2, **run.states)
+    for file in ("shared.pt", f"rank-{comm.Get_rank():05d}.pt"):
+        first, second = (torch.load(folder / step / file, weights_only=True) for step in steps(folder))
+        assert everywhere(comm, same(first, second))
+    assert everywhere(comm, checkpoints.load(step=1, digest=beside, **run.states).notes == ())
+    assert checkpoints.wait() is None
+
+
+def test_one_is_under_way_at_a_time_and_everything_waits_for_it(hvd, comm, folder, held):
+    checkpoints = Checkpoints(folder, keep=5)
+    run = Training("topka:density=0.05", comm.Get_rank()).train(1)
+    for step, follow in enumerate((checkpoints.async_save, checkpoints.save)):
+        held.clear()
+        checkpoints.async_save(2 * step, **run.states)
+        assert everywhere(comm, f"step-{2 * step:08d}" not in steps(folder))
+        comm.Barrier()
+        threading.Timer(0.2, held.set).start()
+        follow(2 * step + 1, **run.states)
+        checkpoints.wait()
+        assert everywhere(comm, f"step-{2 * step:08d}" in steps(folder))
+    held.clear()
+    checkpoints.async_save(7, **run.states)
+    threading.Timer(0.2, held.set).start()
+    assert everywhere(comm, checkpoints.load(**run.states).step == 7)
+
+
+def test_a_failure_is_told_at_once_and_by_the_next_call_which_saves(hvd, comm, folder, monkeypatch, caplog):
+    checkpoints = Checkpoints(folder)
+    run = Training("topka:density=0.05", comm.Get_rank()).train(1)
+    last = comm.Get_size() - 1
+    with monkeypatch.context() as patched:
+        if comm.Get_rank() == last:
+            patched.setattr(store, "write", fail)
+        checkpoints.async_save(1, **run.states)
+        message = f"step 1 could not be saved: rank {last}: no space"
+        assert refusal(comm, checkpoints.wait) == message
+        said = [record.message for record in caplog.records if record.levelno == logging.ERROR]
+        assert everywhere(comm, said == [message] * (comm.Get_rank() == 0))
+        checkpoints.async_save(2, **run.states)
+        checkpoints._under_way.exception()  # has failed before the disk has room again
+    comm.Barrier()
+    assert "step 2 could not be saved" in refusal(comm, lambda: checkpoints.save(3, **run.states))
+    assert everywhere(comm, steps(folder) == ["step-00000003"])
+    assert checkpoints.wait() is None
+
+
+def test_what_cannot_be_copied_is_refused_before_the_training_goes_on(hvd, comm, folder):
+    run = Training("topka:density=0.05", comm.Get_rank()).train(1)
+    data = {"best": object()} if comm.Get_rank() == 0 else {}
+    message = refusal(comm, lambda: Checkpoints(folder).async_save(1, **run.states, data=data))
+    assert "data['best'] is of type " in message
+    assert everywhere(comm, not folder.exists())

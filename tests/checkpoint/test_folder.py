@@ -1,0 +1,99 @@
+"""Only folders that were given the name of a whole checkpoint count; whatever else lies there is in nobody's way."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from horovod_sparse.checkpoint import CheckpointError
+from horovod_sparse.checkpoint.folder import Folder
+from horovod_sparse.checkpoint.manifest import Entry
+
+CONTENT = {"shared.pt": b"shared", "rank-00000.pt": b"own"}
+FILES = {name: Entry(len(content), hashlib.sha256(content).hexdigest()) for name, content in CONTENT.items()}
+
+
+def save(folder, step):
+    folder.prepare()
+    partial = folder.partial(step, "0123abcd")
+    partial.mkdir()
+    for name, content in CONTENT.items():
+        (partial / name).write_bytes(content)
+    return folder.complete(partial, step, 1, FILES)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = Folder(tmp_path)
+    save(folder, 10)
+    save(folder, 20)
+    return folder
+
+
+STRAY = [
+    *("step-00000099.replaced", "step-00000099.partial", "step-00000099.partial-0123abcd", "step-٠٠٠٠٠٠٩٩"),
+    *("step-000000099", "step-99", "step-00000099.replaced.partial", "step-", "step--0000099", "steps-00000099"),
+]
+
+
+@pytest.mark.parametrize("name", STRAY)
+@pytest.mark.parametrize("kind", ["folder", "file", "link"])
+def test_a_stray_name_is_ignored(folder, name, kind, tmp_path):
+    stray = folder.path / name
+    if kind == "folder":
+        stray.mkdir()
+    elif kind == "file":
+        stray.write_text("")
+    else:
+        stray.symlink_to(tmp_path)
+    assert folder.choose(None).step == 20
+    assert [manifest.step for manifest in folder.checkpoints()] == [20, 10]
+    save(folder, 30)
+    assert folder.choose(None).step == 30
+    cleaned = ".partial" in name or ".replaced" in name
+    assert (stray.exists() or stray.is_symlink()) != cleaned
+    assert folder.of(10).is_dir(), "what a link leads to is not deleted"
+
+
+def test_a_whole_checkpoint_that_was_to_be_replaced_is_read_where_it_is_and_gets_its_name_back(folder):
+    replaced = folder.path / "step-00000020.replaced"
+    folder.of(20).rename(replaced)
+    folder.path.chmod(0o555)  # reading changes nothing
+    assert folder.choose(None).step == 20
+    assert folder.choose(20).step == 20
+    assert folder.intact(besides=None).step == 20
+    folder.path.chmod(0o755)
+    folder.prepare()
+    assert folder.of(20).is_dir()
+    assert not replaced.exists()
+
+
+def test_a_step_can_be_saved_again(folder):
+    folder.prune(1)
+    assert save(folder, 20).number == 3
+    assert [path.name for path in folder.path.glob("step-*")] == ["step-00000020"]
+
+
+def test_links_inside_a_checkpoint_are_refused_and_those_for_one_too(folder, tmp_path):
+    shard = folder.of(20) / "rank-00000.pt"
+    shard.rename(tmp_path / "elsewhere")
+    shard.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=f"{shard} is a symbolic link: put the file itself in its place"):
+        folder.manifest(20).verify(folder.of(20))
+    assert folder.intact(besides=None).step == 10
+    folder.of(30).symlink_to(folder.of(10))
+    with pytest.raises(CheckpointError, match=f"{folder.of(30)} is a symbolic link: put the folder itself"):
+        folder.choose(None)
+    save(folder, 30)
+    assert folder.choose(None).step == 30
+    assert folder.choose(10).step == 10
+
+
+def test_a_digest_that_was_asked_for_is_found_or_refused(folder):
+    digest = folder.choose(10).digest
+    assert folder.choose(10, digest).step == 10
+    with pytest.raises(CheckpointError, match=f"holds step 20 with digest .*, not a checkpoint with digest {digest}"):
+        folder.choose(None, digest)
+    with pytest.raises(CheckpointError, match="holds nothing, not a checkpoint with digest"):
+        Folder(folder.path / "none").choose(None, digest)

@@ -1,0 +1,97 @@
+"""One job at a time saves in a folder; the lock ends with its process."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from horovod_sparse.checkpoint import CheckpointError, lock
+
+HOLD = """
+import sys
+from pathlib import Path
+from horovod_sparse.checkpoint import lock
+lock.hold(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Another process, which holds the lock until it is killed."""
+    program = [sys.executable, "-c", HOLD, str(tmp_path)]
+    env = {**os.environ, "SLURM_JOB_ID": "4711"}
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
+        assert process.stdout.readline() == b"held\n"
+        yield process
+        process.kill()
+
+
+def test_another_process_is_named_until_it_is_killed(tmp_path, other):
+    with pytest.raises(
+        CheckpointError, match=rf"another job saves in {tmp_path} \(process {other.pid} on .*, job 4711"
+    ):
+        lock.hold(tmp_path)
+    other.kill()
+    other.wait()
+    lock.hold(tmp_path)
+    lock.hold(tmp_path)
+    assert f"process {os.getpid()} on " in (tmp_path / "lock").read_text()
+
+
+def test_a_child_process_does_not_inherit_it(tmp_path):
+    lock.hold(tmp_path)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with (tmp_path / "lock").open("r+") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                status = 0
+        os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_folder_that_was_deleted_and_made_again_is_locked_again(tmp_path):
+    folder = tmp_path / "folder"
+    for _ in range(2):
+        folder.mkdir()
+        lock.hold(folder)
+        assert f"process {os.getpid()} " in (folder / "lock").read_text()
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_told_once(tmp_path, monkeypatch, caplog, number):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    lock.hold(tmp_path)
+    lock.hold(tmp_path)
+    (record,) = caplog.records
+    assert f"no locks ({os.strerror(number)}): let no other job save there" in record.message
+
+
+def test_another_error_is_not_hidden(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        lock.hold(tmp_path)
+
+
+def test_a_link_is_not_followed(tmp_path):
+    (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"):
+        lock.hold(tmp_path)
+    assert not (tmp_path / "elsewhere").exists()

@@ -1,0 +1,86 @@
+"""The command tells what is in a folder of checkpoints, and deletes only what it may."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+
+import launch
+import pytest
+
+from horovod_sparse.checkpoint.folder import Folder
+from horovod_sparse.checkpoint.manifest import Entry
+from horovod_sparse.cli import main
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Three checkpoints, of which that of step 10 was saved last."""
+    folder = Folder(tmp_path)
+    for step in (20, 30, 10):
+        contents = {"shared.pt": b"s" * 2**20, "rank-00000.pt": b"first", "rank-00001.pt": str(step).encode()}
+        partial = folder.partial(step, "0123abcd")
+        partial.mkdir()
+        for name, content in contents.items():
+            (partial / name).write_bytes(content)
+        files = {name: Entry(len(one), hashlib.sha256(one).hexdigest()) for name, one in contents.items()}
+        folder.complete(partial, step, 2, files)
+    return folder
+
+
+def table(capsys, *arguments):
+    status = main(["checkpoint", *map(str, arguments)])
+    output = capsys.readouterr()
+    return status, [line.split(maxsplit=4) for line in output.out.splitlines()[1:]], output.err
+
+
+@pytest.mark.parametrize(("arguments", "state"), [([], "complete"), (["--verify"], "verified")])
+def test_all_are_listed_newest_first(folder, capsys, arguments, state):
+    status, rows, _ = table(capsys, folder.path, *arguments)
+    expected = [[str(step), "1.0", "2", folder.manifest(step).digest, state] for step in (10, 30, 20)]
+    assert (status, rows) == (0, expected)
+    assert not (folder.path / "lock").exists(), "reading changes nothing"
+
+
+def test_what_is_damaged_is_named(folder, capsys):
+    (folder.of(20) / "rank-00001.pt").write_bytes(b"02")
+    (folder.of(30) / "shared.pt").unlink()
+    (folder.of(10) / "manifest.json").write_text("{")
+    status, rows, _ = table(capsys, folder.path)
+    assert status == 1
+    assert [row[0] for row in rows] == ["30", "20", "10"]
+    assert rows[0][4].startswith(f"{folder.of(30)}/shared.pt is missing")
+    assert rows[1][4] == "complete"
+    status, rows, _ = table(capsys, folder.path, "--verify")
+    assert status == 1
+    assert "rank-00001.pt is not what was saved (its SHA-256 differs)" in rows[1][4]
+
+
+def test_older_ones_are_deleted_and_what_was_left_behind(folder, capsys):
+    (folder.path / "step-00000040.partial-89abcdef").mkdir()
+    status = main(["checkpoint", str(folder.path), "--prune", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert (status, lines[:2]) == (0, ["deleted step 30", "deleted step 20"])
+    assert sorted(path.name for path in folder.path.iterdir()) == ["lock", "step-00000010"]
+
+
+def test_nothing_is_deleted_while_a_job_saves(folder):
+    folder.prepare()
+    program = "import sys; from horovod_sparse.cli import main; sys.exit(main(sys.argv[1:]))"
+    result = launch.python("-c", program, "checkpoint", str(folder.path), "--prune", "1")
+    assert result.returncode == 1
+    assert f"another job saves in {folder.path} (process {os.getpid()} on " in result.stderr
+    assert folder.steps() == [10, 20, 30]
+
+
+def test_a_folder_that_is_none_is_named(tmp_path, capsys):
+    status, rows, error = table(capsys, tmp_path / "none")
+    assert (status, rows) == (1, [])
+    assert f"{tmp_path / 'none'} is no folder" in error
+
+
+def test_it_needs_neither_torch_nor_mpi(folder):
+    without = "import sys; sys.modules.update(dict.fromkeys(('torch', 'mpi4py', 'numpy')))"
+    command = "from horovod_sparse.cli import main; sys.exit(main(sys.argv[1:]))"
+    result = launch.python("-c", f"{without}; {command}", "checkpoint", str(folder.path), "--verify")
+    assert result.returncode == 0, result.stderr

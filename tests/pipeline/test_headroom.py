@@ -1,0 +1,223 @@
+"""Whatever numbers come, what is remembered is finite, and no mass is lost where sums are finite."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from laws import content, digest, everywhere, same_bits, thorough
+from rules import LIKE, eighths
+
+from horovod_sparse.collectives import COLLECTIVES
+from horovod_sparse.compression import Sparse
+from horovod_sparse.memories import MEMORIES
+from horovod_sparse.pipeline import pipeline_for
+from horovod_sparse.pipeline.headroom import Headroom
+from horovod_sparse.rules import Place, Step
+from horovod_sparse.sparsifiers import SPARSIFIERS
+
+SIZE = 90
+SHARING = ("randomblock", "randomk", "stable")
+OPTIONS = {
+    "threshold": {"threshold": 16.0},
+    "stable": {"block": 1, "refresh": 3},
+    "hierarchical": {"outer": "gtopk", "node_ranks": 2},
+    "oktopk": {"tau_threshold": 4, "tau_partition": 4},
+    "reusedtopk": {"tau_threshold": 4},
+}
+COMBINATIONS = [
+    (sparsifier, collective)
+    for sparsifier, collective in itertools.product(SPARSIFIERS, COLLECTIVES)
+    if collective != "shared" or sparsifier in SHARING
+]
+# Every rule once, and those whose state the issue of overflow was found in.
+ONCE = [
+    *((one, "shared" if one in SHARING else "topka") for one in SPARSIFIERS),
+    *(("topk", one) for one in COLLECTIVES if one not in ("topka", "shared")),
+    ("reusedtopk", "oktopk"),
+    ("randomk", "hierarchical"),
+]
+# Of a step's elements, which come from these at random.
+NUMBERS = {
+    "plain": (0.0, -0.0, 1.0, -3.0, 1e-3),
+    "denormal": (0.0, 1e-42, -1e-45, 1e-38),
+    "huge": (3e38, -3e38, 3.4e38, 1e38, 1.0, 0.0),
+    "large": (1e33, -3e34, 1e36, 1.0),
+    "wide": (1e-42, 1.0, -1e10, 1e20, 1e30),
+    "not finite": (np.nan, np.inf, -np.inf, 1.0, 3e38),
+}
+
+
+def build(comm, sparsifier, collective, memory="residual", dtype="float32", **settings):
+    for name in (sparsifier, collective):
+        settings = {**OPTIONS.get(name, {}), **settings}
+    sparse = Sparse.of(0.05, sparsifier, memory, collective, **settings)
+    return pipeline_for(sparse, SIZE, LIKE.astype(dtype), comm)
+
+
+def drawn(generator, dtype="float32"):
+    """Numbers of one kind, mostly plain ones, so that what was remembered before has to survive."""
+    kind = str(generator.choice([*NUMBERS, "plain", "plain"]))
+    return generator.choice(NUMBERS[kind], SIZE).astype(dtype)
+
+
+def run(pipeline, gradient, **conditions):
+    output = np.full_like(gradient, np.nan)
+    with np.errstate(over="ignore", invalid="ignore"):
+        pipeline.run([(0, gradient)], [(0, output)], Step(**conditions))
+    return output
+
+
+def finite(state):
+    """Whether a state holds no number that is not finite."""
+    if isinstance(state, Mapping):
+        return all(map(finite, state.values()))
+    is_number = isinstance(state, float) or getattr(state, "dtype", np.dtype("i4")).kind == "f"
+    return not is_number or bool(np.isfinite(state).all())
+
+
+def everything(comm, array):
+    """The sum over the ranks in float64, and that of the magnitudes."""
+    wide = array.astype(np.float64)
+    return comm.allreduce(wide), comm.allreduce(abs(wide))
+
+
+def assert_laws(comm, pipeline, steps, dtype="float32"):
+    """Takes steps of random numbers, each rank's of a kind of their own."""
+    generator, bits, taken = np.random.default_rng([1, comm.Get_rank()]), [], 0
+    conserves = "residual" in pipeline.state_dict()["memory"] and "velocity" not in pipeline.state_dict()["memory"]
+    for number in range(steps):
+        before, counted = content(pipeline.state_dict()), pipeline.state_dict()["steps"]
+        old = pipeline.state_dict()["memory"]["residual"].copy() if conserves else 0
+        gradient = drawn(generator, dtype) if number > 2 else eighths(generator, SIZE).astype(dtype)
+        total = run(pipeline, gradient)
+        state = pipeline.state_dict()
+        assert everywhere(comm, finite(state)), f"step {number}: {state}"
+        bits.append(digest(total))
+        if state["steps"] == counted:
+            assert everywhere(comm, content(state) == before), number
+            with np.errstate(over="ignore", invalid="ignore"):
+                dense, size = everything(comm, gradient)
+            known = np.isfinite(dense) & (size < 3e38)
+            assert everywhere(
+                comm, np.allclose(total[known], dense[known], rtol=1e-5, atol=1e-6 * size[known].max(initial=0))
+            )
+        else:
+            taken += 1
+            assert everywhere(comm, np.isfinite(total).all())
+            if conserves:
+                fed, size = everything(comm, old.astype(np.float64) + gradient)
+                held = everything(comm, state["memory"]["residual"])[0]
+                assert everywhere(comm, (abs(total + held - fed) <= 1e-5 * size).all()), number
+    assert comm.bcast(bits) == bits
+    return taken
+
+
+@pytest.mark.mpi
+@pytest.mark.law
+@pytest.mark.parametrize(("sparsifier", "collective"), ONCE)
+def test_random_numbers_leave_finite_states_and_lose_nothing(comm, sparsifier, collective):
+    assert assert_laws(comm, build(comm, sparsifier, collective), 40 if thorough() else 10)
+
+
+@pytest.mark.mpi
+@pytest.mark.law
+@pytest.mark.parametrize("collective", ["gtopk", "hierarchical"])
+@pytest.mark.parametrize("memory", [one for one in MEMORIES if one != "residual"])
+def test_random_numbers_leave_finite_memories(comm, memory, collective):
+    settings = {} if memory in ("none", "momentum") else {"compressor": "quantize"}
+    assert assert_laws(comm, build(comm, "topk", collective, memory, **settings), 40 if thorough() else 10)
+
+
+@pytest.mark.mpi
+@pytest.mark.law
+@pytest.mark.parametrize("memory", ["conef", "partial", "improved"])
+def test_random_numbers_leave_finite_sketches(comm, memory):
+    settings = {"saving": 0.01} if memory != "improved" else {"saving": 0.01, "version": 2}
+    assert assert_laws(comm, build(comm, "randomk", "shared", memory, **settings), 40 if thorough() else 10)
+
+
+@pytest.mark.mpi
+@pytest.mark.law
+@pytest.mark.parametrize("wire", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("collective", ["oktopk", "hierarchical", "topkdsa"])
+def test_random_numbers_survive_rounding_for_the_wire(comm, wire, collective):
+    dtype = "float64" if wire == "float32" else "float32"
+    pipeline = build(comm, "reusedtopk", collective, dtype=dtype, wire=wire)
+    assert assert_laws(comm, pipeline, 40 if thorough() else 10, dtype)
+
+
+@pytest.mark.mpi
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.parametrize(("sparsifier", "collective"), COMBINATIONS)
+def test_hundreds_of_steps_of_random_numbers_with_every_combination(comm, sparsifier, collective):
+    assert assert_laws(comm, build(comm, sparsifier, collective), 300) > 20
+
+
+@pytest.mark.mpi
+@pytest.mark.law
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize(("sparsifier", "collective"), [("topk", "topka"), ("randomk", "shared"), ("stable", "shared")])
+def test_gradients_near_the_largest_float_are_sent_whole_and_leave_the_memory_alone(
+    comm, caplog, sparsifier, collective, memory
+):
+    settings = {"compressor": "quantize"} if memory in ("conef", "partial", "improved") else {}
+    pipeline = build(comm, sparsifier, collective, memory, **settings)
+    plain = eighths(np.random.default_rng([5, comm.Get_rank()]), SIZE)
+    run(pipeline, plain)
+    before, huge = content(pipeline.state_dict()), np.full(SIZE, 3e38 * (comm.Get_rank() == 0), np.float32)
+    for _ in range(5):
+        assert everywhere(comm, np.array_equal(run(pipeline, huge), np.full(SIZE, 3e38, np.float32)))
+        assert everywhere(comm, content(pipeline.state_dict()) == before)
+    assert everywhere(comm, ("rank 0: bucket 0, step 1: gradients are sent whole" in caplog.text) == huge.any())
+    assert everywhere(comm, np.isfinite(run(pipeline, plain)).all() and pipeline.state_dict()["steps"] == 2)
+
+
+@pytest.mark.mpi
+@pytest.mark.law
+def test_a_factor_that_would_carry_the_residual_away_empties_it(comm):
+    """A learning rate that falls by forty orders of magnitude asks for a residual as many times as large."""
+    pipeline, plain = build(comm, "topk", "topka"), eighths(np.random.default_rng(6), SIZE)
+    run(pipeline, plain, learning_rate=1.0)
+    assert everywhere(comm, run(pipeline, plain, learning_rate=1e-40).any())
+    assert everywhere(comm, not pipeline.state_dict()["memory"]["residual"].any())
+    assert same_bits(comm, run(pipeline, plain, learning_rate=1.0))
+    assert everywhere(comm, finite(pipeline.state_dict()))
+
+
+class Counting:
+    """A memory that counts how often it is measured."""
+
+    def __init__(self, value):
+        self.array, self.measured = np.full(4, value, np.float32), 0
+
+    def state_dict(self):
+        self.measured += 1
+        return {"nested": {"array": self.array, "indices": np.arange(4)}, "unit": 7.0}
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 64])
+def test_the_memory_is_measured_once_in_a_while_only(ranks):
+    memory = Counting(1e-3)
+    headroom = Headroom(Place(4, LIKE, ranks=ranks), memory)
+    assert all(headroom.suffices(1e4, 25_000_000, 1.0) for _ in range(400))
+    assert memory.measured <= 400 / 8
+
+
+def test_what_has_no_room_is_refused_and_a_memory_that_is_not_finite_is_emptied(caplog):
+    caplog.set_level(logging.WARNING)
+    memory = Counting(1.0)
+    headroom = Headroom(Place(4, LIKE), memory)
+    for square_norm in (np.nan, np.inf, 1e76):
+        assert not headroom.suffices(square_norm, 4, 1.0)
+    assert memory.array.all()
+    assert not headroom.suffices(1.0, 4, np.inf)
+    for bad in (np.nan, np.inf, -3e38):
+        memory.array[2] = bad
+        headroom.forget()
+        assert headroom.suffices(1.0, 4, 1.0)
+        assert not memory.array.any()

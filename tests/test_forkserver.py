@@ -1,0 +1,83 @@
+"""A forked rank is a rank like any other: MPI, streams, exit status and signals are those of its stub."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import launch
+import pytest
+from forkserver import ForkServer
+from processes import Mark
+
+PROGRAM = """
+import os, signal, sys, time
+from mpi4py import MPI
+rank, ranks = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
+total = MPI.COMM_WORLD.allreduce(rank)
+print(f"{os.getcwd()} {rank} of {ranks}, {total}, {sys.argv[1:]}, {os.environ['GIVEN']}", flush=True)
+if "wait" in sys.argv:
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
+    while True:
+        time.sleep(0.01)
+if "fail" in sys.argv:
+    os._exit(7)
+"""
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Starts the program on three ranks, with an argument."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    mark = Mark()
+    with ForkServer(tmp_path, ["mpi4py.MPI"], {**launch.ENVIRONMENT, **mark.variables}) as server:
+
+        def start(argument):
+            environment = {**launch.ENVIRONMENT, "GIVEN": "given"}
+            command = ["mpirun", "-n", "3", *server.stub, str(tmp_path / "program.py"), argument]
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+            return server, subprocess.Popen(command, env=environment, cwd=tmp_path, **pipes)
+
+        yield start
+    assert mark.gone()
+
+
+def begun(process):
+    return [process.stdout.readline() for _ in range(3)]
+
+
+@pytest.mark.parametrize(("argument", "status"), [("pass", 0), ("fail", 7)])
+def test_ranks_meet_and_end_with_their_status(job, tmp_path, argument, status):
+    _, process = job(argument)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == status
+    expected = {f"{tmp_path} {rank} of 3, 3, ['{argument}'], given" for rank in range(3)}
+    assert argument == "fail" or set(output.splitlines()) == expected
+
+
+def test_a_rank_that_is_killed_ends_the_job(job):
+    server, process = job("wait")
+    begun(process)
+    os.kill(server.ranks[1], signal.SIGKILL)
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert len(server.ranks) == 3
+    assert server.forget() == []
+    assert server.ranks == {}
+
+
+def test_signals_are_passed_on(job):
+    _, process = job("wait")
+    begun(process)
+    process.send_signal(signal.SIGUSR1)  # mpirun tells all ranks
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_no_rank_outlives_its_stub_or_the_server(job):
+    server, process = job("wait")
+    begun(process)
+    assert len(server.ranks) == 3
+    process.kill()  # the stubs notice
+    process.communicate(timeout=60)

@@ -1,0 +1,352 @@
+"""LocalOptimizer as scripts use it: schedulers, states, checkpoints, loss scales, ranks with fewer batches."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from checkpointing import reseed
+from laws import everywhere
+from torch import nn
+from training import Given, agree, loss_of, mlp, owed, settings, sgd, snapshot, train, wrap, wrap_local
+
+import horovod_sparse as hvs
+from horovod_sparse.checkpoint import Checkpoints
+
+pytestmark = pytest.mark.mpi
+
+EVERYTHING = hvs.Compression.topka(**settings(density=1.0))
+ADAM, SGD, PLAIN = ({"kind": torch.optim.AdamW}, {"kind": torch.optim.SGD, "momentum": 0.9}, {"kind": torch.optim.SGD})
+
+
+def same(ones, others):
+    return all(torch.equal(one, other) for one, other in zip(ones, others, strict=True))
+
+
+def inner(model, kind, **more):
+    return kind(model.parameters(), lr=0.05, **more)
+
+
+@pytest.fixture
+def folder(comm, tmp_path):
+    return Path(comm.bcast(str(tmp_path)))
+
+
+class Training:
+    """Dropout, batch normalization, a schedule, and a loss scale that grows, and overflows on one rank."""
+
+    def __init__(self, rank, of=ADAM, **arguments):
+        torch.manual_seed(3)
+        self.rank = rank
+        self.model = nn.Sequential(nn.Linear(12, 24), nn.BatchNorm1d(24), nn.Dropout(0.3), nn.Linear(24, 4))
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=2 + rank)
+        optimizer = inner(self.model, **of)
+        self.optimizer = wrap_local(
+            self.model, None, optimizer, grad_scaler=self.scaler, **{"outer": hvs.OuterSGD(), **arguments}
+        )
+        self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 7], gamma=0.5)
+        self.states = {name: getattr(self, name) for name in ("model", "optimizer", "scheduler", "scaler")}
+        reseed(rank)
+
+    def train(self, steps):
+        for step in steps:
+            self.optimizer.zero_grad()
+            loss = self.model(torch.randn(8, 12)).square().mean()
+            self.scaler.scale(loss).backward()
+            if step == 2 and self.rank == 0:
+                self.model[0].weight.grad[0, 0] = float("inf")
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.scheduler.step()
+        return self
+
+    def bits(self):
+        scale = torch.tensor(self.scaler.get_scale())
+        return [*snapshot(self.model), *(one.clone() for one in self.model.buffers()), scale]
+
+
+@pytest.mark.parametrize("of", [ADAM, SGD, PLAIN], ids=["AdamW", "momentum", "SGD"])
+@pytest.mark.parametrize("step", [5, 7, 8], ids=["in a round", "before its last step", "between rounds"])
+def test_a_checkpoint_goes_on_bit_by_bit(hvd, comm, folder, step, of):
+    """Also in the middle of a round, where parameters, optimizer and loss scale are each rank's own."""
+    rank = comm.Get_rank()
+    training = Training(rank, of).train(range(step))
+    Checkpoints(folder).save(step, **training.states)
+    saved = training.bits()
+    straight = training.train(range(step, 19)).bits()
+    resumed = Training(rank, of)
+    restored = Checkpoints(folder).load(**resumed.states)
+    assert everywhere(comm, restored.notes == ())
+    assert everywhere(comm, same(resumed.bits(), saved))
+    assert everywhere(comm, resumed.optimizer.local_step == step % 4)
+    assert everywhere(comm, same(resumed.train(range(step, 19)).bits(), straight))
+    assert everywhere(comm, resumed.optimizer.local_step == 3)
+    resumed.optimizer.synchronize()
+    assert agree(comm, snapshot(resumed.model))
+
+
+def test_on_fewer_ranks_residuals_go_on_and_the_round_starts_anew(hvd, comm, folder):
+    """Two ranks take over those of three or more; what is owed is the same update."""
+    rank, ranks = comm.Get_rank(), comm.Get_size()
+    model = mlp()
+    optimizer = wrap_local(model, outer=hvs.OuterSGD())
+    train(optimizer, model, rank, range(8))
+    common, left = snapshot(model), comm.allreduce(owed(optimizer))
+    train(optimizer, model, rank, range(8, 10))
+    Checkpoints(folder).save(10, model=model, optimizer=optimizer)
+    if ranks < 3:
+        return
+    few = comm.Split(rank < 2)
+    if rank < 2:
+        fresh = mlp()
+        resumed = wrap_local(fresh, process_set=few, outer=hvs.OuterSGD())
+        restored = Checkpoints(folder, process_set=few).load(model=fresh, optimizer=resumed)
+        assert everywhere(few, "the round in progress starts anew: its 2 steps are dropped" in restored.notes)
+        assert everywhere(few, same(snapshot(fresh), common) and resumed.local_step == 0)
+        assert everywhere(few, few.allreduce(owed(resumed)) == pytest.approx(left, rel=1e-4))
+        train(resumed, fresh, rank, range(10, 14))
+        assert agree(few, snapshot(fresh))
+    comm.Barrier()
+
+
+def test_a_training_that_exchanged_gradients_goes_on_with_local_steps(hvd, comm, folder):
+    """What was owed in gradients is owed as the same update."""
+    rank, given = comm.Get_rank(), 0.0
+    for wrapper, steps in ((wrap, range(5)), (wrap_local, range(5, 13))):
+        model = Given()
+        optimizer = wrapper(model, None, sgd(model, lr=0.25, momentum=0))
+        Checkpoints(folder).load(model=model, optimizer=optimizer)
+        for step in steps:
+            optimizer.zero_grad()
+            model.loss(rank, step).backward()
+            optimizer.step()
+            given += 0.25 * model.total(rank, step)
+        Checkpoints(folder).save(steps.stop, model=model, optimizer=optimizer)
+    left = comm.allreduce(owed(optimizer))
+    assert everywhere(comm, model.moved() + left == pytest.approx(comm.allreduce(given) / comm.Get_size(), abs=1e-2))
+    assert agree(comm, snapshot(model))
+
+
+@pytest.mark.parametrize("of", [ADAM, SGD, PLAIN], ids=["AdamW", "momentum", "SGD"])
+@pytest.mark.parametrize("steps", [8, 10], ids=["between rounds", "in a round"])
+def test_the_state_of_rank_0_reaches_new_ranks_by_horovods_broadcasts(hvd, comm, of, steps):
+    """The way of scripts that load on rank 0 alone: with momentum of the outer step and the place in the round."""
+    rank, model = comm.Get_rank(), mlp()
+    optimizer = wrap_local(model, EVERYTHING, inner(model, **of), outer=hvs.OuterSGD())
+    train(optimizer, model, rank, range(steps))
+    states = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    fresh = mlp()
+    resumed = wrap_local(fresh, EVERYTHING, inner(fresh, **of), outer=hvs.OuterSGD())
+    if rank == 0:
+        fresh.load_state_dict(states[0])
+        resumed.load_state_dict(states[1])
+    hvd.broadcast_parameters(fresh.state_dict(), root_rank=0)
+    hvd.broadcast_optimizer_state(resumed, root_rank=0)
+    assert everywhere(comm, resumed.local_step == steps % 4)
+    momentum = [entry["outer_momentum"] for entry in resumed.state_dict()["state"].values()]
+    assert agree(comm, momentum)
+    assert everywhere(comm, all(one.any() for one in momentum))
+    train(resumed, fresh, rank, range(steps, 12))
+    assert everywhere(comm, resumed.local_step == 0)
+    assert agree(comm, snapshot(fresh))
+    if steps == 8:
+        theirs = train(optimizer, model, rank, range(steps, 12))
+        assert everywhere(comm, comm.Get_size() > 1 or same(theirs, snapshot(fresh)))
+
+
+def test_a_state_dict_loaded_on_every_rank_goes_on_bit_by_bit(hvd, comm):
+    """At density 1, where no residual is missing in it; a plain optimizer's state is taken, too."""
+    rank, model = comm.Get_rank(), mlp()
+    optimizer = wrap_local(model, EVERYTHING, inner(model, **ADAM), outer=hvs.OuterSGD())
+    train(optimizer, model, rank, range(6))
+    other = mlp()
+    other.load_state_dict(model.state_dict())
+    resumed = wrap_local(other, EVERYTHING, inner(other, **ADAM), outer=hvs.OuterSGD())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    ends = [train(one, of, rank, range(6, 13)) for one, of in ((optimizer, model), (resumed, other))]
+    assert everywhere(comm, same(*ends))
+    plain = inner(other, **ADAM)
+    train(plain, other, rank, [0])
+    resumed.load_state_dict(plain.state_dict())
+    assert everywhere(comm, resumed.local_step == 0)
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
+@pytest.mark.parametrize("clip", [False, True], ids=["", "clipped"])
+def test_a_step_that_a_scaler_skips_on_one_rank_counts_and_gives_nothing(hvd, comm, fused, clip):
+    """Ranks meet after as many calls; each has come as far as its own optimizer would have come without us."""
+    rank = comm.Get_rank()
+
+    def walk(optimizer, model):
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for step in range(4):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, rank, step)).backward()
+            if step == 1 + rank % 3:  # in another step of each rank; torch's fused SGD cannot skip its first
+                model[0].weight.grad[0, 0] = float("inf")
+            if clip:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            scaler.step(optimizer)
+            scaler.update()
+        return [*snapshot(model), torch.tensor(scaler.get_scale())]
+
+    alone, model = mlp(), mlp()
+    theirs = walk(sgd(alone, fused=fused), alone)
+    optimizer = wrap_local(model, EVERYTHING, sgd(model, fused=fused))
+    ours = walk(optimizer, model)
+    assert everywhere(comm, optimizer.local_step == 0)
+    means = [torch.from_numpy(comm.allreduce(one.numpy()) / comm.Get_size()) for one in theirs[:-1]]
+    assert everywhere(comm, all(torch.allclose(one, p, atol=1e-6) for one, p in zip(means, ours, strict=False)))
+    assert everywhere(comm, torch.equal(ours[-1], theirs[-1]))
+    assert agree(comm, snapshot(model))
+
+
+def test_a_round_in_which_every_step_of_every_rank_is_skipped_leaves_no_trace(hvd, comm):
+    rank, model = comm.Get_rank(), mlp()
+    optimizer = wrap_local(model, outer=hvs.OuterSGD())
+    train(optimizer, model, rank, range(4))
+    before, sent, left = snapshot(model), optimizer.traffic.bytes_sent, owed(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for _ in range(4):
+        optimizer.zero_grad()
+        (scaler.scale(loss_of(model, rank, 0)) * float("inf")).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert everywhere(comm, optimizer.local_step == 0 and same(before, snapshot(model)))
+    assert everywhere(comm, optimizer.traffic.bytes_sent == sent and owed(optimizer) == left)
+
+
+@pytest.mark.parametrize("spec", ["topka:density=0.05", "oktopk:density=0.05,tau_partition=2,tau_threshold=2"])
+def test_ranks_with_fewer_batches_join_and_nothing_is_lost(hvd, comm, spec):
+    """What they have done in a round counts; then they follow, and so end with the parameters of all."""
+    rank, ranks, model, given = comm.Get_rank(), comm.Get_size(), Given(), 0.0
+    compression = hvs.parse(f"{spec},dense_below=0,bucket_bytes=1200")
+    optimizer = wrap_local(model, compression, sgd(model, lr=1.0, momentum=0))
+    for epoch in range(3):
+        for step in range(6 * rank + epoch):  # none at all on rank 0 at first
+            optimizer.zero_grad()
+            model.loss(rank, step).backward()
+            optimizer.step()
+            given += model.total(rank, step)
+        last = hvd.join()
+        assert everywhere(comm, last == ranks - 1 and optimizer.local_step == 0)
+        assert agree(comm, snapshot(model))
+        expected = comm.allreduce(given) / ranks
+        assert everywhere(comm, model.moved() + comm.allreduce(owed(optimizer)) == pytest.approx(expected, abs=1e-2))
+
+
+def test_ranks_join_with_two_optimizers_and_other_collectives_going_on(hvd, comm):
+    """One exchanges gradients, two take rounds of other lengths."""
+    rank = comm.Get_rank()
+    models = [mlp(), mlp(), mlp()]
+    optimizers = [wrap_local(models[0]), wrap_local(models[1], local_steps=3), wrap(models[2])]
+    for step in range(2 + 5 * rank):
+        for optimizer, model in zip(optimizers, models, strict=True):
+            train(optimizer, model, rank, [step])
+        hvd.allreduce(torch.ones(1), name="metric")
+    hvd.join()
+    assert agree(comm, snapshot(*models[:2]))
+
+
+def test_schedulers_hooks_and_closures_belong_to_the_local_steps(hvd, comm):
+    """A scheduler may be made before or after; a hook runs once a step."""
+    rank, model = comm.Get_rank(), mlp()
+    plain = sgd(model, momentum=0)
+    before = torch.optim.lr_scheduler.ExponentialLR(plain, 0.5)
+    optimizer = wrap_local(model, EVERYTHING, plain)
+    after = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    calls = []
+    optimizer.register_step_post_hook(lambda *_: calls.append(optimizer.local_step))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model, rank, 0)
+        loss.backward()
+        return loss
+
+    losses = [optimizer.step(closure).item() for _ in range(5)]
+    after.step()
+    with pytest.warns(UserWarning, match=r"before `optimizer.step\(\)`"):  # of the plain one, torch means
+        before.step()
+    assert everywhere(comm, calls == [0, 1, 2, 3, 0] and losses[3] < losses[0])
+    assert everywhere(comm, optimizer.param_groups[0]["lr"] == pytest.approx(0.025))
+    assert isinstance(optimizer, torch.optim.SGD)
+
+
+def test_param_groups_have_their_own_settings_and_may_be_added(hvd, comm):
+    rank, model, late = comm.Get_rank(), mlp(), nn.Linear(4, 1)
+    nn.init.ones_(late.weight)
+    groups = [
+        {"params": model[0].parameters(), "lr": 0.5},
+        {"params": [*model[2].parameters(), *model[4].parameters()]},
+    ]
+    optimizer = wrap_local(model, EVERYTHING, torch.optim.SGD(groups, lr=0.0))
+    start = snapshot(model)
+    train(optimizer, model, rank, range(2))
+    optimizer.add_param_group({"params": [late.weight], "lr": 0.5})
+    for step in range(2, 4):
+        optimizer.zero_grad()
+        (loss_of(model, rank, step) + (rank + 1) * late.weight.sum()).backward()
+        optimizer.step()
+    moved = [not torch.equal(one, other) for one, other in zip(start, model.parameters(), strict=True)]
+    assert everywhere(comm, moved == [True, True, False, False, False, False])
+    assert agree(comm, [*snapshot(model), late.weight.detach()])
+    mean = (comm.Get_size() + 1) / 2
+    assert everywhere(comm, torch.allclose(late.weight, torch.full((1, 4), 1 - 2 * 0.5 * mean)))
+
+
+def test_buffers_stay_each_ranks_own(hvd, comm):
+    rank = comm.Get_rank()
+    training = Training(rank)
+    training.train(range(8))
+    assert agree(comm, snapshot(training.model))
+    assert comm.Get_size() == 1 or not agree(comm, [training.model[1].running_mean])
+
+
+def refused(comm, match, **arguments):
+    model = mlp()
+    with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: .*{match}"):
+        hvs.LocalOptimizer(
+            **{
+                "optimizer": sgd(model, momentum=0),
+                "named_parameters": model.named_parameters(),
+                "local_steps": 4,
+                "compression": EVERYTHING,
+                **arguments,
+            }
+        )
+
+
+def test_arguments_that_cannot_be_are_named_with_a_remedy(hvd, comm):
+    model = mlp()
+    name_twice = [("one", p) for p in model.parameters()]
+    refused(comm, "local_steps .* not 0", local_steps=0)
+    refused(comm, "local_steps .* not 2.5", local_steps=2.5)
+    refused(comm, r"unknown compression .*Compression\.dense", compression=hvd.Compression.none)
+    refused(comm, "outer step .*residual", compression=hvs.Compression.dgc())
+    refused(comm, "a name twice", optimizer=sgd(model), named_parameters=name_twice)
+    refused(comm, "complex64", optimizer=torch.optim.SGD([nn.Parameter(torch.ones(2, dtype=torch.complex64))]))
+
+
+def test_arguments_that_differ_between_ranks_are_named(hvd, comm):
+    rank = comm.Get_rank()
+    if comm.Get_size() > 1:
+        refused(comm, r"local_steps .*rank \d+ has \d", local_steps=4 + rank)
+        refused(comm, r"outer .*lr=", outer=hvs.OuterSGD(lr=1 + rank))
+
+
+@pytest.mark.parametrize("wrapper", ["stock", "distributed", "local"])
+def test_what_is_wrapped_already_is_refused(hvd, comm, wrapper):
+    model = mlp()
+    kinds = {"stock": hvd.DistributedOptimizer, "distributed": lambda one: wrap(model, None, one), "local": None}
+    optimizer = sgd(model, momentum=0)
+    wrapped = kinds[wrapper](optimizer) if kinds[wrapper] else wrap_local(model, None, optimizer)
+    refused(comm, "wrapped by a .*plain one", optimizer=wrapped)
+    if wrapper == "local":
+        with pytest.raises(ValueError, match=r"wrapped by a LocalOptimizer .*plain one"):
+            wrap(model, None, wrapped)
+        with pytest.raises(TypeError, match="cannot be copied"):
+            copy.deepcopy(wrapped)

@@ -1,0 +1,262 @@
+"""Laws of local steps: the mean is what it should be, nothing is lost, parameters are the same on every rank."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from laws import everywhere, examples, same_bits
+from training import MEAN, Branches, Given, agree, mlp, owed, settings, sgd, snapshot, train, wrap, wrap_local
+
+import horovod_sparse as hvs
+
+pytestmark = pytest.mark.mpi
+
+EVERYTHING = hvs.Compression.topka(**settings(density=1.0))
+SPECS = [
+    "topka:density=0.05",
+    "gtopk:density=0.05",
+    "oktopk:density=0.05,tau_partition=2,tau_threshold=2",
+    "stable:density=0.25,block=4,refresh=2",
+    "topka:density=1.0",
+    "dense:dense_steps=0",
+]
+OUTER = [MEAN, hvs.OuterSGD(), hvs.OuterSGD(lr=0.5, nesterov=False)]
+
+
+def parse(spec):
+    return hvs.parse(f"{spec},dense_below=0,bucket_bytes=1200")
+
+
+class Exact(Given):
+    """Gradients whose means over the ranks are exact, too."""
+
+    def __init__(self, ranks):
+        super().__init__()
+        self.ranks = ranks
+
+    def gradients(self, rank, step):
+        return [self.ranks * gradient for gradient in super().gradients(rank, step)]
+
+
+def same(ones, others):
+    return all(torch.equal(one, other) for one, other in zip(ones, others, strict=True))
+
+
+def walk(optimizer, model, rank, steps):
+    for step in steps:
+        optimizer.zero_grad()
+        model.loss(rank, step).backward()
+        optimizer.step()
+    return snapshot(model)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_rounds_of_one_step_are_the_distributed_optimizer_bit_by_bit(hvd, comm, spec):
+    """Where sums are exact; a learning rate that is a power of two scales residuals and thresholds without rounding."""
+    rank, ends = comm.Get_rank(), []
+    for wrapper in (wrap, partial(wrap_local, local_steps=1)):
+        model = Exact(comm.Get_size())
+        ends.append(walk(wrapper(model, parse(spec), sgd(model, lr=0.25, momentum=0)), model, rank, range(20)))
+    assert everywhere(comm, same(*ends))
+    assert agree(comm, ends[1])
+
+
+@pytest.mark.parametrize("outer", OUTER, ids=repr)
+@pytest.mark.parametrize("inner", [torch.optim.SGD, torch.optim.AdamW])
+def test_at_density_1_the_outer_step_takes_the_mean_of_the_ranks_ways(hvd, comm, inner, outer):
+    """Local SGD and DiLoCo, as one would write them with allreduce."""
+    rank, model, theirs = comm.Get_rank(), mlp(), mlp()
+    optimizer = wrap_local(model, EVERYTHING, inner(model.parameters(), lr=0.05), local_steps=3, outer=outer)
+    plain, common = inner(theirs.parameters(), lr=0.05), [p.requires_grad_() for p in snapshot(theirs)]
+    nesterov = outer.nesterov and outer.momentum > 0
+    step = torch.optim.SGD(common, lr=outer.lr, momentum=outer.momentum, nesterov=nesterov)
+    for number in range(4):
+        steps = range(3 * number, 3 * number + 3)
+        train(optimizer, model, rank, steps)
+        train(plain, theirs, rank, steps)
+        for c, p in zip(common, theirs.parameters(), strict=True):
+            c.grad = torch.from_numpy(comm.allreduce((c - p).detach().numpy()) / comm.Get_size())
+        step.step()
+        for c, p in zip(common, theirs.parameters(), strict=True):
+            p.data.copy_(c)
+        pairs = zip(model.parameters(), common, strict=True)
+        assert everywhere(comm, all(torch.allclose(one, other, atol=1e-5) for one, other in pairs))
+
+
+@pytest.mark.parametrize("spec", ["topka:density=0.02", "gtopk:density=0.02", "oktopk:density=0.02,tau_threshold=4"])
+def test_over_hundreds_of_steps_every_difference_is_in_the_parameters_or_in_a_residual(hvd, comm, spec):
+    """Whatever the learning rate of the local steps is meanwhile: what they have moved is an update already."""
+    rank, ranks, model, mine = comm.Get_rank(), comm.Get_size(), Given(), 0.0
+    optimizer = wrap_local(model, parse(spec), sgd(model, lr=1.0, momentum=0))
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [101, 203], gamma=0.5)
+    for step in range(300):
+        mine += optimizer.param_groups[0]["lr"] * model.total(rank, step)
+        walk(optimizer, model, rank, [step])
+        scheduler.step()
+    left, expected = comm.allreduce(owed(optimizer)), comm.allreduce(mine) / ranks
+    assert everywhere(comm, model.moved() + left == pytest.approx(expected, abs=0.1))
+    assert everywhere(comm, ranks == 1 or abs(left) > 1)
+    assert agree(comm, snapshot(model))
+
+
+@examples(12)
+@given(spec=st.sampled_from(SPECS), seed=st.integers(0, 2**31), rounds=st.integers(1, 6))
+def test_nothing_is_lost_however_many_steps_each_rank_takes_in_a_round(hvd, comm, spec, seed, rounds):
+    """None at all, too, on some of them or on all."""
+    rank, ranks, model, moved = comm.Get_rank(), comm.Get_size(), Given(), 0.0
+    counts = np.random.default_rng(seed).integers(0, 4, (rounds, ranks))
+    optimizer = wrap_local(model, parse(spec), sgd(model, lr=0.5, momentum=0))
+    for number in range(rounds):
+        steps = range(4 * number, 4 * number + counts[number, rank])
+        moved += 0.5 * sum(model.total(rank, step) for step in steps)
+        walk(optimizer, model, rank, steps)
+        optimizer.synchronize()
+        assert agree(comm, snapshot(model))
+    left = comm.allreduce(owed(optimizer)) if "dense" not in spec else 0.0
+    assert everywhere(comm, model.moved() + left == pytest.approx(comm.allreduce(moved) / ranks, abs=0.02))
+
+
+@pytest.mark.parametrize("outer", OUTER[:2], ids=repr)
+@pytest.mark.parametrize("spec", [*SPECS, "randomk:density=0.1", "hierarchical:density=0.1,node_ranks=2"])
+def test_after_a_round_parameters_have_the_same_bits_and_in_it_they_have_not(hvd, comm, spec, outer):
+    rank, model = comm.Get_rank(), mlp()
+    optimizer = wrap_local(model, parse(spec), sgd(model, momentum=0.9), outer=outer)
+    for number in range(5):
+        start = snapshot(model)
+        train(optimizer, model, rank, range(4 * number, 4 * number + 3))
+        assert everywhere(comm, optimizer.local_step == 3)
+        assert comm.Get_size() == 1 or not agree(comm, snapshot(model))
+        train(optimizer, model, rank, [4 * number + 3])
+        assert everywhere(comm, optimizer.local_step == 0)
+        assert agree(comm, snapshot(model))
+        assert everywhere(
+            comm, not all(torch.equal(one, other) for one, other in zip(start, model.parameters(), strict=True))
+        )
+
+
+def test_ranks_may_use_other_parts_of_the_model(hvd, comm):
+    """A parameter without a gradient has not moved; what others have moved arrives."""
+    rank, model = comm.Get_rank(), Branches()
+    optimizer = wrap_local(model, EVERYTHING)
+    start = snapshot(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.ones(2, 12) * (step + 1), "left" if rank == 0 else "right").backward()
+        optimizer.step()
+    assert agree(comm, snapshot(model))
+    moved = [not torch.equal(one, other) for one, other in zip(start, model.parameters(), strict=True)]
+    assert everywhere(comm, moved == ([True] * 4 if comm.Get_size() > 1 else [True, True, False, False]))
+
+
+@pytest.mark.parametrize("where", ["on all ranks", "on rank 0"])
+def test_a_frozen_parameter_stands_still_until_it_learns_again(hvd, comm, where):
+    """On all ranks alike: momentum does not move it. On one: it follows the others, and its residual waits."""
+    rank, ranks, model = comm.Get_rank(), comm.Get_size(), mlp()
+    optimizer = wrap_local(model, None, sgd(model, momentum=0), outer=hvs.OuterSGD())
+    train(optimizer, model, rank, range(8))
+    frozen = model[2].weight
+    before = frozen.detach().clone()
+    frozen.requires_grad_(where == "on rank 0" and rank > 0)
+    frozen.grad = None
+    train(optimizer, model, rank, range(8, 16))
+    moves = where == "on rank 0" and ranks > 1
+    assert everywhere(comm, torch.equal(before, frozen) != moves)
+    frozen.requires_grad_(True)
+    train(optimizer, model, rank, range(16, 20))
+    assert everywhere(comm, not torch.equal(before, frozen))
+    assert agree(comm, snapshot(model))
+
+
+def test_a_parameter_that_is_frozen_within_a_round_ends_where_its_steps_have_led(hvd, comm):
+    rank, model = comm.Get_rank(), Given()
+    optimizer = wrap_local(model, EVERYTHING, sgd(model, lr=1.0, momentum=0))
+    walk(optimizer, model, rank, range(2))
+    model.second.requires_grad_(False)
+    model.second.grad = None
+    for step in range(2, 4):
+        optimizer.zero_grad()
+        (model.first * model.gradients(rank, step)[0]).sum().backward()
+        optimizer.step()
+    assert agree(comm, snapshot(model))
+    mine = sum(model.gradients(rank, step)[1].double().sum().item() for step in range(2))
+    moved = -model.second.double().sum().item()
+    assert everywhere(comm, moved == pytest.approx(comm.allreduce(mine) / comm.Get_size(), abs=1e-3))
+
+
+def test_a_parameter_that_was_frozen_at_first_takes_part_when_it_learns_anywhere(hvd, comm):
+    rank, model = comm.Get_rank(), mlp()
+    model[0].requires_grad_(False)
+    optimizer = wrap_local(model, EVERYTHING)
+    train(optimizer, model, rank, range(6))
+    before = snapshot(model[0])
+    model[0].requires_grad_(rank == comm.Get_size() - 1)  # in the middle of a round
+    train(optimizer, model, rank, range(6, 8))
+    assert agree(comm, snapshot(model))
+    pairs = zip(before, model[0].parameters(), strict=True)
+    assert everywhere(comm, not any(torch.equal(one, other) for one, other in pairs))
+    assert everywhere(comm, comm.Get_size() == 1 or len(optimizer.exchange.exchange.worker.buckets) > 1)
+
+
+def test_a_round_ends_early_where_ranks_ask_for_it(hvd, comm):
+    """Though they have taken different numbers of steps; where none has taken any, nothing is sent."""
+    rank, model = comm.Get_rank(), Given()
+    optimizer = wrap_local(model, EVERYTHING, sgd(model, lr=1.0, momentum=0), outer=hvs.OuterSGD(1, 0.5))
+    walk(optimizer, model, rank, range(rank % 3))
+    optimizer.synchronize()
+    assert agree(comm, snapshot(model))
+    mine = sum(model.total(rank, step) for step in range(rank % 3))
+    assert everywhere(comm, model.moved() == pytest.approx(1.5 * comm.allreduce(mine) / comm.Get_size(), abs=1e-3))
+    after, sent = snapshot(model), optimizer.traffic.bytes_sent
+    optimizer.synchronize()
+    assert everywhere(comm, same(after, model.parameters()))
+    assert everywhere(comm, optimizer.traffic.bytes_sent == sent)
+
+
+def test_ranks_that_part_from_different_parameters_are_told(hvd, comm):
+    rank, model = comm.Get_rank(), mlp()
+    if comm.Get_size() == 1:
+        return
+    with torch.no_grad():
+        model[2].bias[1] += rank
+    optimizer = wrap_local(model)
+    local = train(optimizer, model, rank, range(3))
+    with pytest.raises(ValueError, match=rf"rank {rank}: start of the first round.*broadcast_parameters.*2\.bias"):
+        train(optimizer, model, rank, [3])
+    assert everywhere(comm, not torch.equal(local[0], model[0].weight))  # the last step was taken, nothing else
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+
+
+def test_parameters_of_half_and_double_precision_and_of_any_layout(hvd, comm):
+    rank = comm.Get_rank()
+    for dtype in (torch.float64, torch.bfloat16):
+        model = mlp(dtype)
+        model[2].weight.data = model[2].weight.data.t().contiguous().t()
+        train(wrap_local(model, outer=hvs.OuterSGD()), model, rank, range(8))
+        assert agree(comm, snapshot(model))
+        assert everywhere(comm, all(p.isfinite().all() for p in model.parameters()))
+
+
+def test_a_bucket_is_sent_once_a_round(hvd, comm):
+    """An H-th of the bytes, and of the messages, of an exchange in every step."""
+    rank, sent = comm.Get_rank(), []
+    for local_steps in (1, 8):
+        model = mlp()
+        optimizer = wrap_local(model, local_steps=local_steps)
+        train(optimizer, model, rank, range(16))
+        sent.append((optimizer.traffic.bytes_sent, optimizer.traffic.messages_sent))
+    assert everywhere(comm, [8 * one for one in sent[1]] == list(sent[0]))
+
+
+def test_a_part_of_the_ranks_trains_alone(hvd, comm):
+    rank = comm.Get_rank()
+    halves = comm.Split(rank % 2)
+    model = mlp()
+    optimizer = wrap_local(model, process_set=halves)
+    train(optimizer, model, rank, range(4))
+    assert everywhere(comm, same_bits(halves, *(p.detach().numpy() for p in model.parameters())))
+    assert comm.Get_size() == 1 or not agree(comm, snapshot(model))

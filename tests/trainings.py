@@ -1,0 +1,93 @@
+"""Trainings through either door, and of torch's own optimizer on the mean gradient, which they are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from training import loss_of, sgd, snapshot, wrap
+
+import horovod_sparse as hvs
+
+STEPS = 50
+# Some parameters are small and travel whole, the others are selected from: everything.
+WHOLE = {"density": 1.0, "dense_below": 100, "bucket_bytes": 1200}
+
+
+def constant(step: int) -> float:
+    return 0.02
+
+
+def falling(step: int) -> float:
+    """A warm-up that begins with 0, and two sudden falls."""
+    return 0.004 * step if step < 5 else 0.02 / (1, 10, 3)[step // 20 % 3]
+
+
+def no_change(optimizer: Any, step: int) -> None:
+    """Nothing but the learning rate changes."""
+
+
+def train_plain(
+    comm: Any,
+    model: nn.Module,
+    optimizer: Any,
+    rate: Callable[[int], float] = constant,
+    loss: Callable[..., torch.Tensor] = loss_of,
+    steps: int = STEPS,
+    change: Callable[[Any, int], None] = no_change,
+) -> None:
+    """Trains with torch's optimizer on the mean gradient."""
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = rate(step)
+        change(optimizer, step)
+        mine = torch.autograd.grad(loss(model, comm.Get_rank(), step), list(model.parameters()))
+        for p, gradient in zip(model.parameters(), mine, strict=True):
+            p.grad = torch.from_numpy(comm.allreduce(gradient.numpy())) / comm.Get_size()
+        optimizer.step()
+
+
+def train_through(
+    comm: Any,
+    replica: nn.Module,
+    optimizer: Any,
+    rate: Callable[[int], float] = constant,
+    loss: Callable[..., torch.Tensor] = loss_of,
+    steps: int = STEPS,
+    change: Callable[[Any, int], None] = no_change,
+) -> None:
+    """The same through a door."""
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = rate(step)
+        change(optimizer, step)
+        optimizer.zero_grad()
+        loss(replica, comm.Get_rank(), step).backward()
+        optimizer.step()
+
+
+def plain(
+    comm: Any, model: nn.Module, rate: Any = constant, loss: Any = loss_of, steps: int = STEPS, **settings: Any
+) -> list[torch.Tensor]:
+    """The parameters that torch's SGD with momentum 0.9 ends with."""
+    train_plain(comm, model, sgd(model, lr=0.0, **settings), rate, loss, steps)
+    return snapshot(model)
+
+
+def through_horovod(model: nn.Module, compression: Any, optimizer: Any, **more: Any) -> tuple[nn.Module, Any]:
+    return model, wrap(model, compression, optimizer, **more)
+
+
+def through_ddp(model: nn.Module, compression: Any, optimizer: Any, **more: Any) -> tuple[nn.Module, Any]:
+    replica = DistributedDataParallel(model)
+    replica.register_comm_hook(hvs.ddp.SparseState(compression, optimizer, **more), hvs.ddp.sparse_hook)
+    return replica, optimizer
+
+
+DOORS = {"Horovod": through_horovod, "DDP": through_ddp}
+
+
+def near(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor], tolerance: float = 1e-9) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(torch.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in pairs)

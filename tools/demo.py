@@ -1,0 +1,141 @@
+"""Trains one model dense, in 16 bits and sparse: on four nodes with slow links, then on this machine as it is.
+
+    python -m tools.demo
+
+Nodes and links are those of benchmarks/cluster, emulated on this machine. Where it cannot make them, the second part
+alone is shown. Every run leaves a folder with its ``result.json`` in runs/demo, beside logs and a figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cluster.collectives import RING
+from benchmarks.cluster.emulated import Cluster, obstacle
+from benchmarks.cluster.network import bits_per_second
+from examples.progress import progress_bar
+from examples.results import Run, read
+from tools.demo_report import meaning, plot, table
+from tools.mpitest import mpi_environment
+
+RANKS = 4
+RUNS = {"dense": "none", "fp16": "fp16", "sparse": "topka:density=0.01"}
+
+_SHARE = 100  # of the bar, for each run
+_STATE = re.compile(r"(\d+)/(\d+) \[")  # as train.py's own bar has it
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Trains, and prints what came out; returns the exit status."""
+    options = build_parser().parse_args(arguments)
+    try:
+        bits_per_second(options.link)
+        lacking = obstacle()
+        if lacking:
+            print(f"The slow network is left out, as this machine cannot emulate it: {lacking}\n", flush=True)
+        runs = {}
+        with progress_bar((1 if lacking else 2) * len(RUNS) * _SHARE, show=True) as bar:
+            bar.bar_format = "{percentage:3.0f} %|{bar}| {elapsed}, {remaining} left{postfix}"
+            if not lacking:
+                runs[f"{RANKS} nodes, {options.link}"] = train_slow(options, bar)
+            runs["this machine"] = train_here(options, bar)
+    except KeyboardInterrupt:
+        return 130
+    except (RuntimeError, ValueError, OSError) as error:
+        print(f"demo: {error}", file=sys.stderr)
+        return 1
+    print(f"\n{table(runs)}\n")
+    print(f"sparse is --compression {RUNS['sparse']}; on this machine the ranks share its memory.")
+    if not lacking:
+        place, slow = next(iter(runs.items()))
+        print(meaning(slow["dense"], bits_per_second(options.link)))
+        plot([*slow.values()], place, options.output / "demo.png")
+        print(f"Figure: {options.output / 'demo.png'}")
+    return 0
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tools.demo", description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--link", default="100mbit", metavar="RATE", help="of every node (default: 100mbit)")
+    parser.add_argument("--epochs", type=int, default=20, help="of every run (default: 20)")
+    parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="folder (default: runs/demo)")
+    return parser
+
+
+def train_slow(options: argparse.Namespace, bar: Any) -> dict[str, Run]:
+    """The runs on nodes with slow links, by name."""
+    place = options.output / "slow"
+    with Cluster(RANKS, options.link) as cluster:
+        # What Open MPI chooses by itself for the dense sums takes twice as long as a ring, which must not be forced on
+        # the short messages of the others.
+        for names, choice in ((("dense", "fp16"), RING), (("sparse",), ())):
+            command = cluster.command(RANKS, program(names, place, options), choice)
+            watch(command, cluster.environment, place / f"{names[0]}.txt", len(names), bar)
+    return {name: read(place / name) for name in RUNS}
+
+
+def train_here(options: argparse.Namespace, bar: Any) -> dict[str, Run]:
+    """The runs on this machine, by name."""
+    place = options.output / "here"
+    environment = mpi_environment()
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
+    launcher = ["horovodrun", "-np", str(RANKS), "--mpi-args=--oversubscribe"]
+    watch([*launcher, *program(tuple(RUNS), place, options)], environment, place / "log.txt", len(RUNS), bar)
+    return {name: read(place / name) for name in RUNS}
+
+
+def program(names: Sequence[str], place: Path, options: argparse.Namespace) -> list[str]:
+    """The command line of a rank that makes these runs."""
+    common = ["--data", "digits", "--model", "cnn", "--epochs", str(options.epochs)]
+    runs = [["--compression", RUNS[name], "--output", str(place / name), *common] for name in names]
+    return [sys.executable, "-m", "tools.demo_ranks", json.dumps(runs)]
+
+
+def watch(command: Sequence[str], environment: Mapping[str, str], log: Path, runs: int, bar: Any) -> None:
+    """Starts some runs, writes what they say into a file, and moves the bar.
+
+    Raises:
+        RuntimeError: They failed; the message holds the end of what they said.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    bar.set_postfix_str(log.parent.name, refresh=False)
+    begin, finished, last = bar.n, 0, 0.0
+    with (
+        log.open("w") as file,
+        subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
+        try:
+            for line in process.stdout or ():
+                file.write(line)
+                if state := _STATE.search(line):
+                    share = int(state[1]) / int(state[2])
+                    finished, last = finished + (share < last), share
+                    bar.update(begin + round(_SHARE * (finished + share)) - bar.n)
+        except BaseException:  # Ctrl-C, which may have been for this process alone
+            process.terminate()
+            raise
+    if process.returncode:
+        end = "\n".join(log.read_text().splitlines()[-30:])
+        raise RuntimeError(f"`{' '.join(command)}` failed with status {process.returncode}:\n{end}")
+    bar.update(begin + runs * _SHARE - bar.n)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
