@@ -68,16 +68,21 @@ class Training:
 
 
 @pytest.mark.parametrize("of", [ADAM, SGD, PLAIN], ids=["AdamW", "momentum", "SGD"])
-@pytest.mark.parametrize("step", [5, 7, 8], ids=["in a round", "before its last step", "between rounds"])
-def test_a_checkpoint_goes_on_bit_by_bit(hvd, comm, folder, step, of):
+@pytest.mark.parametrize(
+    ("step", "save"),
+    [(5, "async_save"), (7, "save"), (8, "save")],
+    ids=["in a round, beside it", "before its last step", "between rounds"],
+)
+def test_a_checkpoint_goes_on_bit_by_bit(hvd, comm, folder, step, save, of):
     """Also in the middle of a round, where parameters, optimizer and loss scale are each rank's own."""
     rank = comm.Get_rank()
     training = Training(rank, of).train(range(step))
-    Checkpoints(folder).save(step, **training.states)
+    checkpoints = Checkpoints(folder)
+    getattr(checkpoints, save)(step, **training.states)
     saved = training.bits()
     straight = training.train(range(step, 19)).bits()
     resumed = Training(rank, of)
-    restored = Checkpoints(folder).load(**resumed.states)
+    restored = checkpoints.load(**resumed.states)
     assert everywhere(comm, restored.notes == ())
     assert everywhere(comm, same(resumed.bits(), saved))
     assert everywhere(comm, resumed.optimizer.local_step == step % 4)
