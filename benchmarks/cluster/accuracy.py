@@ -21,7 +21,7 @@ from benchmarks.cluster.collectives import RING
 from benchmarks.cluster.emulated import Cluster
 from benchmarks.convergence.arguments import STEPS
 from benchmarks.convergence.results import read_records, records_path
-from benchmarks.convergence.runs import FASHION, RUNS, Job, Run, local_name
+from benchmarks.convergence.runs import FASHION, RUNS, Job, Run
 from horovod_sparse.cli.units import at_least, listed
 
 # What a user chooses between, by the names of the tables and figures.
@@ -31,9 +31,6 @@ EXCHANGES: dict[str, Run] = {
     "DDP, PowerSGD 4": RUNS["powersgd-4"],
     "topka 1 %": RUNS["topka"],
     "oktopk 1 %, bfloat16": Run("oktopk-bfloat16", "time to accuracy", "oktopk:density=0.01,wire=bfloat16"),
-    "oktopk 1 %, 8 bits": Run("oktopk-log8", "time to accuracy", "oktopk:density=0.01,wire=log8"),
-    "recommended 1 %": RUNS["recommended"],
-    "8 local steps, 1 %": RUNS[local_name(8, 1, 8)],
     "oktopk 1 %, 8 bit": Run("oktopk-log8", "time to accuracy", "oktopk:density=0.01,wire=log8"),
     "recommended": Run("recommended", "time to accuracy", "recommended"),
     "local steps": Run("local-8", "time to accuracy", "topka:density=0.01,wire=log8", local_steps=8),
