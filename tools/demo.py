@@ -27,7 +27,7 @@ from tools.demo_report import meaning, plot, table
 from tools.mpitest import mpi_environment
 
 RANKS = 4
-RUNS = {"dense": "none", "fp16": "fp16", "sparse": "topka:density=0.01"}
+RUNS = {"dense": "none", "fp16": "fp16", "sparse": "recommended:density=0.01"}
 
 _SHARE = 100  # of the bar, for each run
 _STATE = re.compile(r"(\d+)/(\d+) \[")  # as train.py's own bar has it

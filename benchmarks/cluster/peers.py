@@ -70,7 +70,7 @@ def add_parser(commands: Any) -> None:
     add(
         "--contenders",
         type=listed(str),
-        default="ring,horovod-fp16,ddp,ddp-powersgd,oktopk,oktopk:wire=bfloat16",
+        default="ring,horovod-fp16,ddp,ddp-powersgd,oktopk,oktopk:wire=bfloat16,oktopk:wire=log8",
         help="names of others, and configurations of ours",
     )
     parser.set_defaults(run=run)

@@ -17,9 +17,9 @@ from horovod_sparse.mpi.transport import Parcel, Staging, Way
 # MPI counts are C ints: a longer message would wrap around.
 MPI_COUNT_MAX = 2**31 - 1
 _ALIGNMENT = 8
-# Bytes of a piece, of which several are under way: Open MPI's TCP moves longer messages between two ranks in one
-# direction at a time.
-PIECE_BYTES = 1 << 17
+# Bytes of a piece, of which several are under way. What Open MPI's TCP asks for before it sends it, from 64 KiB on,
+# moves between two ranks in one direction at a time.
+PIECE_BYTES = 60 << 10
 # Of messages and first pieces, of the lengths of those that have several pieces, and of the other pieces.
 _TAG, _LENGTH, _PIECE = 1, 3, 4
 

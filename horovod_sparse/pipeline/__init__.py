@@ -145,7 +145,7 @@ def pipeline_for(
     """
     shared = {} if shared is None else shared
     ranks = comm.Get_rank(), comm.Get_size(), consensus_of(comm)
-    place = Place(size, like[:0], number, *ranks, shared, undoable, own_cores(comm))
+    place = Place(size, like[:0], number, *ranks, shared, undoable=undoable, threads=own_cores(comm))
     messenger = Messenger(comm)
     if sparse.is_dense:
         return DensePipeline(place, messenger, factor)

@@ -20,7 +20,7 @@ class Counts:
 
     Attributes:
         steps: Exchanges.
-        nonfinite: Of these, those in which a gradient was not finite; everything travelled whole.
+        nonfinite: Of these, those in which a gradient was not finite, or a sum might not be; all travelled whole.
         elements: Elements that took part.
         asked: Entries k that the schedule asked for.
         entries: Entries that this rank handed in.

@@ -112,6 +112,14 @@ class _Local(torch.optim.Optimizer):
         """
         self._rounds.exchange.epoch = epoch
 
+    def statistics(self, *, norms: bool = False) -> dict[str, float]:
+        """Numbers of what was exchanged since the last call, as ``DistributedOptimizer`` gives them.
+
+        Args:
+            norms: Take norms, of differences and residuals, at the end of the next round, for the call after it.
+        """
+        return self._rounds.exchange.worker.statistics(norms)
+
     @property
     def exchange(self) -> Rounds:
         """The rounds, and what this rank remembers of them: its own part of a checkpoint."""
@@ -173,7 +181,7 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
 
     Returns:
         The optimizer, an instance of the wrapped optimizer's class. Beyond its methods it has ``synchronize``,
-        ``local_step``, ``local_steps``, ``set_epoch``, ``compression``, ``exchange`` and ``traffic``.
+        ``local_step``, ``local_steps``, ``set_epoch``, ``statistics``, ``compression``, ``exchange`` and ``traffic``.
 
     Raises:
         ValueError: An argument is out of range, or differs between ranks.

@@ -12,6 +12,7 @@ import torch
 from mpi4py import MPI
 
 from horovod_sparse.compression import Sparse
+from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.mpi.agreement import agree
 from horovod_sparse.mpi.lifetime import inside_mpi
 from horovod_sparse.training.exchange import Exchange
@@ -254,13 +255,17 @@ class Rounds:
             if p in state and not entry:
                 del state[p]
 
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's own: residuals, and what its local steps have made of parameters and optimizer, as copies."""
+    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
+        """This rank's own: residuals, and what its local steps have made of parameters and optimizer, as copies.
+
+        Args:
+            copy: Copies an array of the exchange to the host.
+        """
         own = plain(self._optimizer()).state_dict()
         ours = (_COMMON, _VELOCITY)
         entries = {index: {key: one[key] for key in one if key not in ours} for index, one in own["state"].items()}
         return {
-            **self.exchange.state_dict(),
+            **self.exchange.state_dict(copy),
             "local_step": self.local_step,
             "stepped": self.stepped,
             "parameters": on_host({self._names[p]: p for p in self._names if p in self._apart}),

@@ -227,7 +227,7 @@ def test_the_measurements_run_on_a_cluster_of_their_own(monkeypatch, tmp_path, c
     assert main(["peers", "--nodes", "2", "--rates", "none", "--parameters", "90K", "--rounds", "1"]) == 0
     rows = [row.split() for row in capfd.readouterr().out.splitlines()]
     sent = {row[0]: float(row[3]) for row in rows if len(row) == 5 and row[0] != "min"}
-    assert len(sent) == 6
+    assert len(sent) == 7
     assert all(megabytes > 0 for megabytes in sent.values())
     training = ["--nodes", "2", "--rate", "none", "--model", "cnn", "--batch-size", "64", "--output", str(tmp_path)]
     assert main(["overlap", *training]) == 0

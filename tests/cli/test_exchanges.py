@@ -14,6 +14,7 @@ from horovod_sparse.cli import exchanges
 from horovod_sparse.cli.bench import PRESETS
 from horovod_sparse.cli.exchanges import Bucket, windows
 from horovod_sparse.compression import Compression, parse
+from horovod_sparse.wire.header import HEADER_BYTES
 
 pytestmark = [pytest.mark.mpi, pytest.mark.law]
 
@@ -101,4 +102,4 @@ def test_bandwidths_and_bytes_follow_the_formulas(comm):
     assert row.algbw == pytest.approx(4 * SIZE / (row.max_ms * 1e-3) / 1e9)
     assert row.busbw == pytest.approx(row.algbw * 2 * (ranks - 1) / ranks)
     counts = 8 * (ranks - 1)
-    assert row.wire_bytes == pytest.approx(8 * K * (ranks - 1) + counts, abs=1)
+    assert row.wire_bytes == pytest.approx((HEADER_BYTES + 8 * K) * (ranks - 1) + counts, abs=1)

@@ -11,8 +11,7 @@ namespace hvs {
 
 constexpr int most_low_bits = 24;  // so that eight of them are in two loads of 16 bytes
 
-// The number of low bits that makes the code shortest, as far as a sample of the gaps tells. At most one bit for each
-// gap more than with the best number.
+// The number of low bits that makes the code shortest, as far as a sample of the gaps tells.
 int choose_low_bits(const std::int32_t* indices, std::size_t count);
 
 // Bytes that encode_gaps may write.
