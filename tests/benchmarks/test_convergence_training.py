@@ -104,7 +104,7 @@ def test_nothing_is_too_small_to_be_compressed():
 
 
 def test_local_steps_send_once_a_round_and_the_last_one_may_be_shorter():
-    record, every = (outcome("topka:density=0.01", local_steps=steps) for steps in (2, 1))
+    record, every = (outcome("topka:density=0.01,indices=plain", local_steps=steps) for steps in (2, 1))
     assert 3 * record["entries_sent"] == 2 * every["entries_sent"]
     assert 3 * record["bytes_sent"] == 2 * every["bytes_sent"]
     assert record["local_steps"] == 2

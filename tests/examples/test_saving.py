@@ -41,7 +41,7 @@ def run(monkeypatch, folder, output, *arguments):
     """One run of train.py in this process; gives its result, or None where it left early."""
     reseed(12345)
     common = ["train.py", "--data", f"cifar10:{folder}", "--epochs", "2", "--batch-size", "2", "--warmup-epochs", "1"]
-    common += ["--compression", "oktopk:density=0.01,tau_threshold=3", "--output", str(folder / output)]
+    common += ["--compression", "oktopk:density=0.01,tau_threshold=3,indices=plain", "--output", str(folder / output)]
     monkeypatch.setattr(sys, "argv", [*common, *arguments])
     train.main()
     result = folder / output / "result.json"
