@@ -61,11 +61,6 @@ class Recorder:
         self._spent: dict[str, float] = {}
         self._sent = 0.0
         self._in_progress = False  # an epoch, whose spans have not been counted yet
-        if door.rank == 0:
-            try:
-                args.output.mkdir(parents=True, exist_ok=True)  # fails before the training rather than after it
-            except OSError as error:
-                sys.exit(f"train.py: cannot write into --output {args.output}: {error.strerror}")
 
     def begin_epoch(self) -> None:
         """Forgets the spans of the epoch before."""

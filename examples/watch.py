@@ -19,7 +19,10 @@ class Watch:
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self._log = trace.Log(args.output, **{key: plain(value) for key, value in vars(args).items()})
+        try:
+            self._log = trace.Log(args.output, **{key: plain(value) for key, value in vars(args).items()})
+        except OSError as error:  # before the training rather than after it
+            sys.exit(f"train.py: cannot write into --output {args.output}: {error.strerror}")
         self._board: Any = None
         if args.tensorboard:
             try:

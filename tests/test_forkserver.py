@@ -14,11 +14,11 @@ from processes import Mark
 PROGRAM = """
 import os, signal, sys, time
 from mpi4py import MPI
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
 rank, ranks = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 total = MPI.COMM_WORLD.allreduce(rank)
 print(f"{os.getcwd()} {rank} of {ranks}, {total}, {sys.argv[1:]}, {os.environ['GIVEN']}", flush=True)
 if "wait" in sys.argv:
-    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
     while True:
         time.sleep(0.01)
 if "fail" in sys.argv:

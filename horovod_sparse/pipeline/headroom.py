@@ -37,7 +37,7 @@ class Headroom:
         self._memory = memory
         self._growth = _GROWTH * place.ranks  # what comes back from the other ranks may be the sum of a node
         self._limit = _LARGEST / (_LEVELS * self._growth)
-        self._held = math.inf  # not known
+        self._held = 0.0  # nothing so far; infinity: not known
 
     def suffices(self, square_norm: float, elements: int, factor: float) -> bool:
         """Tells whether factor * memory + gradients can be added up. A memory that itself is too large is emptied.

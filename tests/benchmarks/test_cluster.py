@@ -224,6 +224,7 @@ def test_the_measurements_run_on_a_cluster_of_their_own(monkeypatch, tmp_path, c
     cells = json.loads((tmp_path / "collectives.json").read_text())["cells"]
     assert [len(cell["rows"]) for cell in cells] == [5, 5, 5]
     assert (tmp_path / "collectives.png").exists()
+    capfd.readouterr()
     assert main(["peers", "--nodes", "2", "--rates", "none", "--parameters", "90K", "--rounds", "1"]) == 0
     rows = [row.split() for row in capfd.readouterr().out.splitlines()]
     sent = {row[0]: float(row[3]) for row in rows if len(row) == 5 and row[0] != "min"}

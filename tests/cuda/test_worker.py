@@ -23,28 +23,28 @@ from horovod_sparse.training.worker import Worker
 pytestmark = pytest.mark.mpi
 
 SHAPES = [(40, 30), (1,), (3, 5, 7), (2000,), (90,)]
-# Every sparsifier, memory, schedule and collective, and every format on the wire.
+# Every sparsifier, memory, schedule and collective, and every format on the wire. Coding is not left to measurements.
 CONFIGURATIONS = [
-    "topka:density=0.02",
-    "topkdsa:density=0.1,sparsifier=redsync",
+    "topka:density=0.02,indices=coded",
+    "topkdsa:density=0.1,sparsifier=redsync,indices=plain",
     "randomblock:density=0.05,wire=float16",
     "stable:density=0.1,block=16,refresh=2",
-    "topka:density=0.05,sparsifier=dgc,memory=momentum,momentum=0.9,nesterov=True",
+    "topka:density=0.05,sparsifier=dgc,memory=momentum,momentum=0.9,nesterov=True,indices=coded",
     "gravac:cf_min=4,sparsifier=randomk,collective=shared,window=2,eps=0.1,cf_max=1e6",
-    "oktopk:density=0.05,memory=momentum,momentum=0.5,max_norm=1.0,schedule=accordion",
+    "oktopk:density=0.05,memory=momentum,momentum=0.5,max_norm=1.0,schedule=accordion,indices=plain",
     "randomblock:density=0.05,memory=improved,rows=3,saving=0.5",
 ]
 MORE = [
     "dense",
-    "hierarchical:density=0.02,node_ranks=2",
-    "topka:density=0.05,sparsifier=randomk,shared=False",
+    "hierarchical:density=0.02,node_ranks=2,indices=coded",
+    "topka:density=0.05,sparsifier=randomk,shared=False,indices=plain",
     "randomk:density=0.05,memory=conef,saving=0.5,wire=bfloat16",
-    "topka:density=0.02,sparsifier=threshold,threshold=2.0,memory=none",
-    "topka:density=0.05,sparsifier=gaussiank,memory=conef,compressor=quantize,bits=4",
-    "topka:density=0.05,sparsifier=multilevel,memory=partial,beta=0.3,compressor=quantize",
-    "topka:density=0.05,memory=improved,version=1,compressor=quantize",
-    "topka:density=0.2,schedule=gravac,window=2,eps=0.5,cf_max=1e6",
-    "oktopk:density=0.05,memory=improved,compressor=quantize,wire=bfloat16",
+    "topka:density=0.02,sparsifier=threshold,threshold=2.0,memory=none,indices=coded",
+    "topka:density=0.05,sparsifier=gaussiank,memory=conef,compressor=quantize,bits=4,indices=plain",
+    "topka:density=0.05,sparsifier=multilevel,memory=partial,beta=0.3,compressor=quantize,indices=coded",
+    "topka:density=0.05,memory=improved,version=1,compressor=quantize,indices=plain",
+    "topka:density=0.2,schedule=gravac,window=2,eps=0.5,cf_max=1e6,indices=coded",
+    "oktopk:density=0.05,memory=improved,compressor=quantize,wire=bfloat16,indices=plain",
 ]
 
 
@@ -129,9 +129,17 @@ def test_an_overflow_leaves_every_residual_as_it_was(comm: Any, configuration: s
 
 @pytest.mark.parametrize(
     ("configuration", "most"),
-    # Whether the gradients are finite, messages and sums; for an exact global threshold, four histograms. Only the
-    # stand-in counts.
-    [("topka:density=0.02", 4), ("gtopk:density=0.02", 9), ("oktopk:density=0.02", 16)],
+    # Whether the gradients are finite, messages and sums; for an exact global threshold, four histograms. What arrived
+    # is read up to its header first; lengths of coded indices are known when they have been coded. Only the stand-in
+    # counts.
+    [
+        ("topka:density=0.02,indices=plain", 5),
+        ("gtopk:density=0.02,indices=plain", 12),
+        ("oktopk:density=0.02,indices=plain", 18),
+        ("topka:density=0.02,indices=coded", 10),
+        ("gtopk:density=0.02,indices=coded", 15),
+        ("oktopk:density=0.02,indices=coded", 30),
+    ],
 )
 def test_a_step_waits_for_the_device_a_few_times_only(comm: Any, configuration: str, most: int) -> None:
     generator = torch.Generator().manual_seed(comm.Get_rank())

@@ -10,7 +10,7 @@ import launch
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_three_ranks_learn_from_a_twentieth_of_the_bytes() -> None:
+def test_three_ranks_learn_from_a_fifteenth_of_the_bytes() -> None:
     assert "```{literalinclude} ../examples/arrays.py\n" in (ROOT / "docs" / "arrays.md").read_text()
     done = launch.python("-m", "mpi4py", str(ROOT / "examples" / "arrays.py"), ranks=3)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -18,4 +18,4 @@ def test_three_ranks_learn_from_a_twentieth_of_the_bytes() -> None:
     assert found is not None, done.stdout
     accuracy, sent, dense = (float(number.replace(",", "")) for number in found.groups())
     assert 0.9 < accuracy <= 1  # 0.5 is to guess; dense reaches 0.95
-    assert 0 < sent < dense / 20
+    assert 0 < sent < dense / 15  # with coded indices, which are not sure to pay here, less than a twentieth

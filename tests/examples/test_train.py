@@ -212,7 +212,7 @@ def test_the_time_of_an_epoch_includes_what_the_device_still_does(monkeypatch: p
     device = AsynchronousDevice(clock)
     monkeypatch.setattr(saving, "time", clock)
     monkeypatch.setattr(torch.cuda, "synchronize", device.synchronize)
-    args = Namespace(device="cuda", checkpoint=None, checkpoint_every=0, resume="none")
+    args = Namespace(device="cuda", checkpoint=None, checkpoint_every=0, resume="none", digest=None)
     door = SimpleNamespace(rank=0, exchange=None)
     run = saving.Saving(args, door, lambda: False, SimpleNamespace())
     run.begin(saving.Position(seconds=2.0))
@@ -257,9 +257,9 @@ def test_ddp_trains_sparse_without_horovod(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        ("oktopk:density=0.05,bucket_bytes=100000,dense_below=0", "--batch-size", "8", "--clip", "5"),
-        ("dgc:density=0.05,momentum=0.9", "--momentum", "0"),
-        ("topka:density=0.05,schedule=warmup,wire=float16", "--optimizer", "adamw", "--lr", "0.001"),
+        ("oktopk:density=0.05,bucket_bytes=100000,dense_below=0,indices=plain", "--batch-size", "8", "--clip", "5"),
+        ("dgc:density=0.05,momentum=0.9,indices=plain", "--momentum", "0"),
+        ("topka:density=0.05,schedule=warmup,wire=float16,indices=coded", "--optimizer", "adamw", "--lr", "0.001"),
     ],
     ids=lambda settings: settings[0].partition(":")[0],
 )

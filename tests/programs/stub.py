@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2
+signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # until there is a rank to pass them on to
 with socket.socket(socket.AF_UNIX) as server:
     server.connect(sys.argv[1])
     request = json.dumps(
@@ -29,8 +31,9 @@ with socket.socket(socket.AF_UNIX) as server:
         def pass_on(number: int, _: Any) -> None:
             os.kill(rank, number)
 
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        for number in SIGNALS:
             signal.signal(number, pass_on)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         status = int(answers.readline())
 if status < 0:
     if status != -signal.SIGKILL:

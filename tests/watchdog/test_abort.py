@@ -40,16 +40,16 @@ def test_a_rank_that_leaves_early_ends_the_job_with_a_reason(stage):
     assert result.stdout.count("trained") <= 1
 
 
+LEFT = "rank 1 of 3 has left the program or shut MPI down"
+
+
 @pytest.mark.full
 def test_a_rank_that_leaves_in_a_round_of_local_steps_ends_the_job_with_a_reason():
     result = launch.python(str(PROGRAM.with_name("local_steps.py")), ranks=3)
     assert result.returncode == 1, result.stderr
-    reasons = ("rank 1 of 3 has left the program, but synchronize() waits", "Horovod has been shut down")
+    reasons = (f"{LEFT}, but synchronize() waits", "Horovod has been shut down")
     assert any(reason in result.stderr for reason in reasons)
     assert result.stdout.count("trained") <= 1
-
-
-LEFT = "rank 1 of 3 has left the program or shut MPI down"
 
 
 # With mpi4py it is this that starts and ends MPI, else Horovod; tests of test_calls.py do without both.
