@@ -106,7 +106,8 @@ class Bucket:
     """
 
     def __init__(self, sparse: Sparse, gradients: Sequence[Array], comm: MPI.Intracomm) -> None:
-        from horovod_sparse.pipeline import Step, pipeline_for
+        from horovod_sparse.pipeline import pipeline_for
+        from horovod_sparse.rules import Step
 
         self.gradient, self.output, self.entries = gradients[0], gradients[0].copy(), 0
         self.pipeline = pipeline_for(sparse, self.output.size, self.output, comm, factor=1 / comm.Get_size())

@@ -23,7 +23,7 @@ from horovod_sparse.trace.counts import Counts
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["Pipeline", "Step", "pipeline_for"]
+__all__ = ["Pipeline", "pipeline_for"]
 
 
 class Pipeline(Protocol):

@@ -133,15 +133,15 @@ def test_a_memory_that_breaks_a_law_is_found(comm, rule, law):
 
 
 class Lossy(TopkA):
-    def _allreduce(self, vector, k):
-        exchange = super()._allreduce(vector, k)
+    def _allreduce(self, vector, wire, k):
+        exchange = super()._allreduce(vector, wire, k)
         return Exchange(exchange.total.cut(1)[0], exchange.returned)
 
 
 class Alone(TopkA):
     """Gives every rank its own vector."""
 
-    def _allreduce(self, vector, k):
+    def _allreduce(self, vector, wire, k):
         return Exchange(vector, vector.nothing())
 
 
