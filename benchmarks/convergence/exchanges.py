@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import horovod_sparse as hvs
 from benchmarks.convergence.runs import Run
 from horovod_sparse import ddp, trace
+from horovod_sparse.collectives.base import Base
 
 # torch's hook lets the gradients of the first steps travel whole.
 POWERSGD_START = 10
@@ -43,6 +44,9 @@ class Exchanged:
         compression = hvs.parse(spec)
         if isinstance(compression, hvs.Sparse):
             compression = replace(compression, dense_below=0, bucket_bytes=bucket_bytes)
+            options = compression.collective
+            if isinstance(options, Base.Options) and options.indices is None:  # this machine's memory would decide
+                compression = replace(compression, collective=replace(options, indices="plain"))
         self.forward: nn.Module = model
         self.optimizer: Any = (
             hvs.LocalOptimizer(

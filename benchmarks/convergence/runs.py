@@ -26,7 +26,7 @@ class Run:
         group: Runs of one group stand together in the report.
         spec: As ``hvs.parse`` reads it, STEPS standing for the steps of the training; ``none`` and ``fp16`` are
             Horovod's own exchange, ``powersgd:rank=4`` is torch's hook of DistributedDataParallel. Buckets are the
-            task's, and no parameter is too small to be compressed.
+            task's, no parameter is too small to be compressed, and indices have 32 bits if nothing else is said.
         optimizer: ``momentum``, ``memory``, where the memory has the momentum, ``sgd`` without, or ``adam``.
         baseline: Name of the dense run that it is compared with: that of the same momentum, be it the memory's.
         tasks: Names of the tasks that it is trained on, but for the small ones.
@@ -70,7 +70,7 @@ _PLAIN_LONGER: dict[str, Any] = {"optimizer": "sgd", "baseline": "dense-plain-4x
 _MOMENTUM_LONGER: dict[str, Any] = {"baseline": "dense-4x", "tasks": (STDLIB,), **_LONGER}
 _EVERYWHERE: dict[str, Any] = {"tasks": (*LARGE, CONFIRMATION), "headline": LARGE}
 # Instead of auto, which on one machine would take what is fastest there.
-_RECOMMENDED = "recommended:collective=topka,density="
+_RECOMMENDED = "recommended:collective=topka,indices=coded,density="
 PERCENTS = (2, 1, 0.5, 0.2, 0.1)
 # A rank of PowerSGD, and the percents of the recommended preset that are to be as accurate in a third of its bytes.
 RIVALS = {1: 0.1, 2: 0.2, 4: 0.5, 8: 1}
@@ -108,8 +108,8 @@ _ALL = (
     Run("topka", "top-k", "topka:density=0.01", quick=True),
     Run("topka-nofeedback", "top-k", "topka:density=0.01,memory=none", quick=True),
     Run("topka-bfloat16", "top-k", "topka:density=0.01,wire=bfloat16", tasks=(STDLIB,)),
-    Run("topka-log8", "top-k", "topka:density=0.01,wire=log8", tasks=(STDLIB,)),
-    Run("topka-log4", "top-k", "topka:density=0.01,wire=log4", tasks=(STDLIB,)),
+    Run("topka-log8", "top-k", "topka:density=0.01,wire=log8,indices=coded", tasks=(STDLIB,)),
+    Run("topka-log4", "top-k", "topka:density=0.01,wire=log4,indices=coded", tasks=(STDLIB,)),
     Run("gtopk", "top-k", "gtopk:density=0.01", quick=True),
     Run("oktopk", "top-k", "oktopk:density=0.01", quick=True),
     # The bytes that topka sends at 1 %.
@@ -228,7 +228,7 @@ def _local() -> Iterator[Run]:
     for bits, wire in LOCAL_BITS.items():
         for percent in LOCAL_DENSITIES:
             for steps in LOCAL_STEPS:
-                spec = f"topka:density={percent / 100:g}{wire}"
+                spec = f"topka:density={percent / 100:g},indices=coded{wire}"
                 name = local_name(steps, percent, bits)
                 yield Run(name, "Local steps", spec, tasks=(STDLIB,), seeds=1, local_steps=steps)
 
