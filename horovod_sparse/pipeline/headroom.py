@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from horovod_sparse.kernels import largest_magnitude
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.rules import Place
 
+_LOG = logging.getLogger("horovod_sparse")
 # What a step may leave, as a multiple of the largest magnitude that it found: improved error feedback holds an error,
 # and the error of that one.
 _GROWTH = 4.0
@@ -34,6 +36,7 @@ class Headroom:
     """
 
     def __init__(self, place: Place, memory: Any) -> None:
+        self._place = place
         self._memory = memory
         self._growth = _GROWTH * place.ranks  # what comes back from the other ranks may be the sum of a node
         self._limit = _LARGEST / (_LEVELS * self._growth)
@@ -73,6 +76,8 @@ class Headroom:
         return factor * max(self._held, 1.0) + gradients <= self._limit  # false for NaN
 
     def _empty(self) -> None:
+        place = (self._place.rank, self._place.bucket, self._held)
+        _LOG.warning("rank %d: bucket %d: what was held back reaches %.3g, too large to be sent, and is lost", *place)
         for array in _arrays(self._memory.state_dict()):
             array.fill(0)
         self._held = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -185,7 +186,10 @@ def test_what_takes_too_long_is_ended_on_every_node_and_the_nodes_stay(pair):
 def test_nothing_is_left_however_the_command_ends(end):
     mark = Mark()
     command = [sys.executable, "-m", "benchmarks.cluster", "run", "2", "--rate", "none", "--", "sleep", "1000"]
-    with subprocess.Popen(command, cwd=ROOT, env={**os.environ, **mark.variables}) as process:
+    # A test that runs in the background of a shell would hand on that Ctrl-C is ignored.
+    heeding = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    environment = {**os.environ, **mark.variables}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, preexec_fn=heeding) as process:
         deadline = time.monotonic() + 60
         while len(mark.ranks()) < 2 and time.monotonic() < deadline:
             time.sleep(0.1)

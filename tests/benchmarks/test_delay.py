@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks.convergence import delay
 from benchmarks.convergence.delay import COLUMNS, VARIANTS, Ages, main, measure
@@ -44,7 +45,10 @@ def test_what_is_masked_loses_its_momentum():
 @pytest.fixture
 def digits():
     task = dataclasses.replace(TASKS["digits"], batch=4)
-    return task, task.load(None)[0]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several would wait for each other, beside other tests
+    yield task, task.load(None)[0]
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.full
@@ -58,8 +62,9 @@ def test_at_density_1_it_is_dense_momentum(digits, variant):
 
 
 @pytest.mark.full
-def test_momentum_after_the_selection_is_later(digits):
+def test_momentum_after_the_selection_is_later(digits, monkeypatch):
     """As what has waited waits for its momentum, too; masking makes updates shorter."""
+    monkeypatch.setattr(delay, "WORKERS", 2)
     rows = {variant: measure(*digits, variant, steps=80, density=0.02)[0] for variant in VARIANTS}
     found = {variant: dict(zip(COLUMNS, numbers, strict=True)) for variant, numbers in rows.items()}
     assert found["after"]["age"] > found["before"]["age"] + 3

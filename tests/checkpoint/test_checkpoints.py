@@ -196,6 +196,8 @@ def with_bucket(shard, **changes):
     ids=["None", "NaN", "Inf", "buckets", "no buckets", "a number for a bucket"],
 )
 def test_a_shard_that_one_rank_alone_reads_is_refused_on_all(comm, run, folder, change, message):
+    if comm.Get_size() == 1:  # it exchanges nothing, and has no buckets
+        return
     checkpoints = Checkpoints(folder)
     checkpoints.save(3, **run.states)
     shard = folder / "step-00000003" / f"rank-{comm.Get_size() - 1:05d}.pt"
@@ -207,7 +209,7 @@ def test_a_shard_that_one_rank_alone_reads_is_refused_on_all(comm, run, folder, 
     on_rank_0(comm, tamper)
     refused = refusal(comm, lambda: checkpoints.load(**run.states))
     assert message in refused
-    assert shard.name in refused or comm.Get_size() == 1
+    assert shard.name in refused
 
 
 def test_a_state_that_is_not_finite_is_not_saved(comm, run, folder):

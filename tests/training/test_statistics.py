@@ -15,7 +15,7 @@ from training import Given, loss_of, mlp, settings, sgd, snapshot, train, wrap
 
 import horovod_sparse as hvs
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]  # one rank alone exchanges nothing, and has no statistics
 
 
 def total(statistics):

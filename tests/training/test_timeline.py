@@ -8,6 +8,7 @@ import launch
 import pytest
 
 TRAINING = """
+import os, time
 import horovod.torch as hvd, torch
 import horovod_sparse as hvs
 hvd.init()
@@ -21,6 +22,9 @@ for step in range(3):
     optimizer.step()
 assert optimizer.statistics()["total/steps"] == 3
 hvd.allreduce(torch.ones(3), name="of_the_script")
+while "of_the_script" not in open(os.environ["HOROVOD_TIMELINE"]).read():
+    time.sleep(0.1)  # a thread writes it, which shutdown() does not wait for
+hvd.barrier()
 hvd.shutdown()
 """
 
