@@ -65,8 +65,10 @@ def select_above(
     return move_out(positions[reaches], buffer)
 
 
-def all_finite(gradients: Segments) -> bool:
-    return all(bool(np.isfinite(gradient).all()) for _, gradient in gradients)
+def largest(gradients: Segments) -> float:
+    magnitudes = [np.abs(gradient.astype(np.float64)).ravel() for _, gradient in gradients]
+    found = float(np.max(np.concatenate([np.zeros(1), *magnitudes])))
+    return found if np.isfinite(found) else np.inf
 
 
 def merge_sum(vectors: Sequence[tuple[Array, Array]], size: int) -> tuple[Array, Array]:

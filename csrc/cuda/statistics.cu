@@ -437,51 +437,55 @@ __global__ void __launch_bounds__(block_threads)
   values[i] = accumulated(buffer[segment.start + at], load<Real>(segment, at), scale);
 }
 
-// --- whether all is finite -------------------------------------------------------------------------------------------
+// --- the largest magnitude -------------------------------------------------------------------------------------------
 
-constexpr int checked_part = 4096;  // elements of a tensor that a block of threads has
+constexpr int searched_part = 4096;  // elements of a tensor that a block of threads has
 
 template <class Word> struct alignas(16) Words {
   Word x[16 / sizeof(Word)];
 };
 
-// Whether no exponent has all its bits set, of what the thread sees; 16 bytes at a time, but for those in front of the
+// The largest of what the thread sees, as an integer without the sign; 16 bytes at a time, but for those in front of the
 // first multiple of 16 and behind the last.
-template <class Word> HVS_FUNCTION bool finite_words(const Word* x, int n, Word exponent) {
+template <class Word> HVS_FUNCTION Word largest_word(const Segment& segment, const Part& part) {
   constexpr int each = 16 / sizeof(Word);
-  const int lead = int((16 - reinterpret_cast<std::size_t>(x) % 16) % 16 / sizeof(Word));
+  constexpr Word magnitude = Word(~Word(0)) >> 1;
+  const Word* const x = reinterpret_cast<const Word*>(segment.data) + part.offset;
+  const int n = part.size, lead = int((16 - reinterpret_cast<std::size_t>(x) % 16) % 16 / sizeof(Word));
   const int head = lead < n ? lead : n, whole = (n - head) / each;
   const auto* const words = reinterpret_cast<const Words<Word>*>(x + head);
-  bool finite = true;
+  Word found = 0;
 #pragma unroll 4
   for (int i = threadIdx.x; i < whole; i += block_threads) {
     const Words<Word> w = words[i];
 #pragma unroll
-    for (int j = 0; j < each; ++j) finite &= (w.x[j] & exponent) != exponent;
+    for (int j = 0; j < each; ++j) found = max(found, Word(w.x[j] & magnitude));
   }
   const int tail = head + whole * each;
-  for (int i = threadIdx.x; i < head; i += block_threads) finite &= (x[i] & exponent) != exponent;
-  for (int i = tail + int(threadIdx.x); i < n; i += block_threads) finite &= (x[i] & exponent) != exponent;
-  return finite;
+  for (int i = threadIdx.x; i < head; i += block_threads) found = max(found, Word(x[i] & magnitude));
+  for (int i = tail + int(threadIdx.x); i < n; i += block_threads) found = max(found, Word(x[i] & magnitude));
+  return found;
 }
 
-template <class Word> HVS_FUNCTION bool finite_part(const Segment& segment, const Part& part, Word exponent) {
-  return finite_words(reinterpret_cast<const Word*>(segment.data) + part.offset, part.size, exponent);
-}
-
-// Sets the word unless all elements of the tensors are finite.
-__global__ void __launch_bounds__(block_threads)
-    find_infinite(const Segment* segments, int count, std::uint32_t* found) {
-  const Part part = part_of(segments, count, blockIdx.x, checked_part);
-  const Segment segment = segments[part.tensor];
-  bool finite = true;
+// Widened to float64, whose bits have the same order.
+HVS_FUNCTION double largest_of(const Segment& segment, const Part& part) {
   switch (segment.format) {
-    case format_float32: finite = finite_part<std::uint32_t>(segment, part, 0x7f800000); break;
-    case format_float16: finite = finite_part<std::uint16_t>(segment, part, 0x7c00); break;
-    case format_bfloat16: finite = finite_part<std::uint16_t>(segment, part, 0x7f80); break;
-    default: finite = finite_part<std::uint64_t>(segment, part, 0x7ff0000000000000);
+    case format_float32: return float_of(largest_word<std::uint32_t>(segment, part));
+    case format_float16: return widen(Half{largest_word<std::uint16_t>(segment, part)});
+    case format_bfloat16: return widen(BFloat16{largest_word<std::uint16_t>(segment, part)});
+    default: return bit_cast<double>(largest_word<std::uint64_t>(segment, part));
   }
-  if (__any_sync(full_warp, !finite) && threadIdx.x % 32 == 0) atomicOr(found, 1u);
+}
+
+// The bits of the largest magnitude, of infinity or of NaN; they are zero at the start.
+__global__ void __launch_bounds__(block_threads)
+    find_largest(const Segment* segments, int count, unsigned long long* result) {
+  const Part part = part_of(segments, count, blockIdx.x, searched_part);
+  auto found = bit_cast<unsigned long long>(largest_of(segments[part.tensor], part));
+  for (int distance = 16; distance > 0; distance /= 2) {
+    found = max(found, __shfl_xor_sync(full_warp, found, distance));
+  }
+  if (threadIdx.x % 32 == 0 && found > 0) atomicMax(result, found);
 }
 
 }  // namespace hvs

@@ -42,15 +42,15 @@ class Headroom:
         self._limit = _LARGEST / (_LEVELS * self._growth)
         self._held = 0.0  # nothing so far; infinity: not known
 
-    def suffices(self, square_norm: float, elements: int, factor: float) -> bool:
+    def suffices(self, largest: float, elements: int, factor: float) -> bool:
         """Tells whether factor * memory + gradients can be added up. A memory that itself is too large is emptied.
 
         Args:
-            square_norm: Sum of squares of the gradients; one that is not finite does not fit.
+            largest: Magnitude of the gradients; one that is not finite does not fit.
             elements: Their number.
             factor: The largest one on what the memory holds.
         """
-        gradients = math.sqrt(square_norm * elements)  # at least the sum of their magnitudes, as a sketch adds them up
+        gradients = largest * elements  # at least the sum of their magnitudes, as a sketch adds them up
         factor = max(factor, 1.0)  # another rank may keep this one from taking the step
         if not self._fits(gradients, factor):
             self._held = max((largest_magnitude(array) for array in _arrays(self._memory.state_dict())), default=0.0)

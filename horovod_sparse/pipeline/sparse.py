@@ -130,10 +130,9 @@ class SparsePipeline(PipelineBase):
 
     def _can_add(self, gradients: Segments, elements: int, step: Step) -> bool:
         """Tells if the gradients are finite, and their sums with the memory and over the ranks will be, too."""
-        square_norm = float(self._kernels.square_norm(gradients))  # takes no longer than a look at every exponent
+        largest = float(self._kernels.largest(gradients))
         _, carry, scale = self._scales(step)
-        fits = self._headroom.suffices(square_norm, elements, max(carry, scale))
-        return fits or self._too_large(square_norm)
+        return self._headroom.suffices(largest, elements, max(carry, scale)) or self._too_large(largest)
 
     def _too_large(self, magnitude: float) -> bool:
         if math.isfinite(magnitude):

@@ -33,7 +33,7 @@ ACCEPTED: dict[str, tuple[Any, ...]] = {
     "accumulate_moments": (SEGMENTS, F32),
     "count_reaching": (SEGMENTS, F32, OnHost(ONE)),
     "square_norm": (SEGMENTS,),
-    "all_finite": (SEGMENTS,),
+    "largest": (SEGMENTS,),
     "block_scores": (SEGMENTS, F32, 4),
     "sample": (SEGMENTS, F32, 1.0, 0, 3),
     "add": (INT, VALUES, F32),

@@ -385,17 +385,17 @@ def test_no_position_gives_an_empty_sample(dtype: Any) -> None:
         assert_same_bits(assert_sample(segments, buffer, 1.0, start, 4), np.zeros(0, dtype))
 
 
-# --- all_finite ----------------------------------------------------------------------------------------------------
+# --- largest -------------------------------------------------------------------------------------------------------
 
 
-def assert_finite(segments: Segments, on: Any = ALL) -> bool:
-    return bool(assert_parity("all_finite", segments, waiting=any_active(segments), on=on))
+def assert_largest(segments: Segments, on: Any = ALL) -> float:
+    return float(assert_parity("largest", segments, waiting=any_active(segments), on=on))
 
 
 @_EXAMPLES
 @given(bucket=buckets(), on=SOME)
-def test_finite_small_buckets(bucket: Any, on: Any) -> None:
-    assert_finite(bucket[0], on)
+def test_largest_of_small_buckets(bucket: Any, on: Any) -> None:
+    assert_largest(bucket[0], on)
 
 
 @formats
@@ -404,22 +404,22 @@ def test_finite_small_buckets(bucket: Any, on: Any) -> None:
 def test_one_number_that_is_not_finite_is_found(format_: Any, layout: Callable[[Array], Array], bad: float) -> None:
     """Wherever it is: between tiles, and in front of the device's first 16 bytes and behind the last."""
     x = normal(9_000).astype(format_)
-    x[:2] = [ml_dtypes.finfo(format_).max, ml_dtypes.finfo(format_).tiny]
+    x[:2] = [-ml_dtypes.finfo(format_).max, ml_dtypes.finfo(format_).tiny]
     on = places_of(ONE_OF_EACH, layout)
-    assert assert_finite([(0, layout(x)), (9_000, x)], on)
+    assert assert_largest([(0, layout(x)), (9_000, x)], on) == float(ml_dtypes.finfo(format_).max)
     for lead, at in ((0, 0), (0, 4095), (0, 4096), (0, 8_999), (1, 1), (3, 3), (5, 8_998), (1, 15), (7, 4_103)):
         y = x.copy()
         y[at] = bad
         for backend in on:
             whole = backend.put(layout(y))
-            assert not backend.kernels.all_finite([(0, backend.put(x)), (9_000, whole[lead:])])
+            assert backend.kernels.largest([(0, backend.put(x)), (9_000, whole[lead:])]) == np.inf
 
 
 def test_what_is_beside_a_tensor_does_not_matter() -> None:
     for backend in ONE_OF_EACH:
         x = backend.put(np.array([np.nan, 1, 2, 3, 4, 5, 6, np.inf], np.float32))
-        all_finite = backend.kernels.all_finite
-        assert all_finite([(0, x[1:4]), (3, x[4:7])]) is True
-        assert all_finite([]) is True
-        assert all_finite([(0, x[:0])]) is True
-        assert all_finite([(0, x[1:4]), (3, x[4:])]) is False
+        largest = backend.kernels.largest
+        assert largest([(0, x[1:4]), (3, x[4:7])]) == 6
+        assert largest([]) == 0
+        assert largest([(0, x[:0])]) == 0
+        assert largest([(0, x[1:4]), (3, x[4:])]) == np.inf

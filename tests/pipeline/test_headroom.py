@@ -204,7 +204,7 @@ class Counting:
 def test_the_memory_is_measured_once_in_a_while_only(ranks):
     memory = Counting(1e-3)
     headroom = Headroom(Place(4, LIKE, ranks=ranks), memory)
-    assert all(headroom.suffices(1e4, 25_000_000, 1.0) for _ in range(400))
+    assert all(headroom.suffices(0.1, 25_000_000, 1.0) for _ in range(400))
     assert memory.measured <= 400 / 8
 
 
@@ -212,8 +212,8 @@ def test_what_has_no_room_is_refused_and_a_memory_that_is_not_finite_is_emptied(
     caplog.set_level(logging.WARNING)
     memory = Counting(1.0)
     headroom = Headroom(Place(4, LIKE), memory)
-    for square_norm in (np.nan, np.inf, 1e76):
-        assert not headroom.suffices(square_norm, 4, 1.0)
+    for largest in (np.nan, np.inf, 1e38):
+        assert not headroom.suffices(largest, 4, 1.0)
     assert memory.array.all()
     assert not headroom.suffices(1.0, 4, np.inf)
     for bad in (np.nan, np.inf, -3e38):

@@ -113,10 +113,10 @@ py::array py_sample(const py::sequence& segments, py::handle object, double scal
   });
 }
 
-bool py_all_finite(const py::sequence& segments) {
+double py_largest(const py::sequence& segments) {
   const std::vector<Tensor> tensors = as_tensors(segments, largest_size);
   const py::gil_scoped_release release;
-  return all_finite(tensors);
+  return largest(tensors);
 }
 
 }  // namespace
@@ -127,7 +127,7 @@ void define_statistics(py::module_& m) {
   m.def("square_norm", py_square_norm);
   m.def("block_scores", py_block_scores);
   m.def("sample", py_sample);
-  m.def("all_finite", py_all_finite);
+  m.def("largest", py_largest);
 }
 
 }  // namespace hvs

@@ -35,7 +35,7 @@ inline std::size_t sample_count(std::size_t active, std::size_t start, std::size
 // Writes what accumulate would leave there, in order.
 template <class Real> void sample(const Step<Real>& step, std::size_t start, std::size_t stride, Real* values);
 
-// Whether every element of every tensor is finite; stops at the first tile that has one that is not.
-bool all_finite(const std::vector<Tensor>& tensors);
+// The largest magnitude of all elements; infinity where one is not finite, and then not all have been looked at.
+double largest(const std::vector<Tensor>& tensors);
 
 }  // namespace hvs

@@ -28,9 +28,9 @@ from horovod_sparse.kernels.cpu.select import accumulate, cut, select, select_ab
 from horovod_sparse.kernels.cpu.sketch import sketch_length, sketch_query, sketch_update
 from horovod_sparse.kernels.cpu.statistics import (
     accumulate_moments,
-    all_finite,
     block_scores,
     count_reaching,
+    largest,
     sample,
     square_norm,
 )
@@ -40,7 +40,6 @@ __all__ = [
     "accumulate",
     "accumulate_moments",
     "add",
-    "all_finite",
     "block_scores",
     "check_ascending",
     "count_magnitudes",
@@ -53,6 +52,7 @@ __all__ = [
     "encode_levels",
     "exclude",
     "key_range",
+    "largest",
     "merge_sum",
     "narrow",
     "quantize",

@@ -25,9 +25,16 @@ def accumulate_moments(gradients: Segments, buffer: Array, scale: float = 1.0, t
     return Moments(*_cpu.accumulate_moments(gradients, buffer, scale, threads))
 
 
-def all_finite(gradients: Segments) -> bool:
-    """Return True where no element of any segment is infinite or NaN."""
-    return _cpu.all_finite(gradients)
+def largest(gradients: Segments) -> float:
+    """Return the largest magnitude of all elements of the segments.
+
+    Args:
+        gradients: As for accumulate, but the segments may overlap.
+
+    Returns:
+        0 where there is no element, infinity where one is infinite or NaN.
+    """
+    return _cpu.largest(gradients)
 
 
 def block_scores(gradients: Segments, buffer: Array, block: int, threads: int = 1) -> NDArray[np.float64]:

@@ -19,9 +19,9 @@ from horovod_sparse.kernels.cuda.select import accumulate, cut, select, select_a
 from horovod_sparse.kernels.cuda.sketch import sketch_length, sketch_query, sketch_update
 from horovod_sparse.kernels.cuda.statistics import (
     accumulate_moments,
-    all_finite,
     block_scores,
     count_reaching,
+    largest,
     sample,
     square_norm,
 )
@@ -31,7 +31,6 @@ __all__ = [
     "accumulate",
     "accumulate_moments",
     "add",
-    "all_finite",
     "block_scores",
     "check_ascending",
     "count_magnitudes",
@@ -44,6 +43,7 @@ __all__ = [
     "encode_levels",
     "exclude",
     "key_range",
+    "largest",
     "merge_sum",
     "narrow",
     "quantize",

@@ -5,6 +5,8 @@ Results that are Python numbers or NumPy arrays wait once for the device, in one
 
 from __future__ import annotations
 
+import math
+
 import cupy
 import numpy as np
 from numpy.typing import NDArray
@@ -27,14 +29,14 @@ _MODULE = Module(
     templates=["measure", "score", "sample"],
     plain=[
         *(f"count_reaching<{real}, {most}>" for real in ("float", "double") for most in (_FEW, _MOST)),
-        *("add_moments", "square", "add_squares", "add_scores", "find_infinite"),
+        *("add_moments", "square", "add_squares", "add_scores", "find_largest"),
     ],
 )
 
 _TILE, _BLOCK = 2048, 16 * 2048  # elements whose sums are added in order, as csrc/common/sums.hpp says it
 _LANES = 8  # threads of such a tile
 _COUNTED_TILE = 4096
-_CHECKED_PART = 4096
+_PART = 4096
 _BLOCKS_PER_PROCESSOR = 8
 
 
@@ -152,12 +154,13 @@ def sample(gradients: Segments, buffer: Array, scale: float, start: int, stride:
     return values
 
 
-def all_finite(gradients: Segments) -> bool:
-    """As ``cpu.all_finite``; waits once for the answer."""
+def largest(gradients: Segments) -> float:
+    """As ``cpu.largest``; waits once for the answer."""
     table = Table(gradients, MAX_SIZE)
     if not table.active:
-        return True
-    found = cupy.empty(1, np.uint32)
+        return 0.0
+    found = cupy.empty(1, np.float64)
     found.data.memset_async(0, found.nbytes)
-    _MODULE.launch("find_infinite", _parts(table, _CHECKED_PART), table.device, table.count, found)
-    return not found.get()[0]
+    _MODULE.launch("find_largest", _parts(table, _PART), table.device, table.count, found)
+    magnitude = float(found.get()[0])
+    return magnitude if math.isfinite(magnitude) else math.inf
