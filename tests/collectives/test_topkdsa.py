@@ -44,6 +44,7 @@ def test_a_region_becomes_dense_where_that_is_shorter_on_the_wire(comm, wire, sh
 def test_sends_between_4k_and_2k_plus_n_words(comm, k, words):
     size, ranks = 120_000, comm.Get_size()
     _, traffic = exchange(comm, np.linspace(0, size - 1, k), size, indices="plain")
-    headers = 2 * 24 * (ranks - 1)  # of the part for each other rank, and of the part of each
+    # Of the part for each other rank, and of this rank's part, whose length and form each other rank is told before.
+    headers = (24 + 24 + 16) * (ranks - 1)
     most = 1.01 * (4 * words(k, size) * (ranks - 1) / ranks + headers) + 8 * ranks
     assert everywhere(comm, traffic.bytes_sent <= most)
