@@ -30,7 +30,6 @@ import horovod_sparse as hvs
 from horovod_sparse import trace
 from horovod_sparse.pipeline import pipeline_for
 from horovod_sparse.pipeline.base import PipelineBase
-from horovod_sparse.rules import Step
 from horovod_sparse.trace.counts import Counts
 
 Numbers: TypeAlias = NDArray[np.float64]
@@ -59,7 +58,7 @@ def bucket_seconds(compression: str, blocks: int = 24, steps: int = 300) -> tupl
             with nullcontext() if counting else uncounted():
                 start = time.process_time()
                 for _ in range(steps):
-                    pipeline.run([(0, gradient)], [(0, gradient)], Step())
+                    pipeline.run([(0, gradient)], [(0, gradient)])
                 seconds[block, counting] = (time.process_time() - start) / steps
     return seconds[:, 0], seconds[:, 1] - seconds[:, 0]
 

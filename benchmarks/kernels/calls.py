@@ -18,7 +18,6 @@ from mpi4py import MPI
 
 import horovod_sparse as hvs
 from horovod_sparse.pipeline import pipeline_for
-from horovod_sparse.rules import Step
 
 _SIZE = 100_000
 _STEPS = 100
@@ -39,7 +38,7 @@ def count(spec: str, comm: MPI.Intracomm) -> tuple[int, int, int]:
                 files.append(frame.f_code.co_filename)
 
         sys.setprofile(note)
-        pipeline.run([(0, gradient)], [(0, output)], Step())
+        pipeline.run([(0, gradient)], [(0, output)])
         sys.setprofile(None)
         changes = sum(one != other for one, other in itertools.pairwise(files))
         most = max(most, (len(files), len(set(files)), changes))

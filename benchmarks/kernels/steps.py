@@ -30,7 +30,6 @@ from horovod_sparse.cli.units import at_least, count, listed
 from horovod_sparse.compression import parse
 from horovod_sparse.kernels import cpu
 from horovod_sparse.pipeline import pipeline_for
-from horovod_sparse.rules import Step
 
 PARTS = ("select", "agree", "exchange", "apply")
 # Most that a step may take at 25M elements, 1 % and one thread, as a multiple of the bound.
@@ -60,7 +59,7 @@ class Case:
         if name == "bound":
             cpu.accumulate(segments, self.buffer, 1.0, self.threads, clear=True)
         else:
-            self.pipelines[name].run(segments, segments, Step())
+            self.pipelines[name].run(segments, segments)
         seconds = time.perf_counter() - begin
         totals = trace.totals()
         return [1e3 * seconds, *(1e3 * totals.get(part, 0.0) for part in PARTS)]

@@ -107,12 +107,10 @@ class Bucket:
 
     def __init__(self, sparse: Sparse, gradients: Sequence[Array], comm: MPI.Intracomm) -> None:
         from horovod_sparse.pipeline import pipeline_for
-        from horovod_sparse.rules import Step
 
         self.gradient, self.output, self.entries = gradients[0], gradients[0].copy(), 0
         self.pipeline = pipeline_for(sparse, self.output.size, self.output, comm, factor=1 / comm.Get_size())
         self._gradients = itertools.cycle(gradients)
-        self._step = Step()
 
     def load(self) -> None:
         """Makes the next gradient ready, as a backward pass does."""
@@ -124,7 +122,7 @@ class Bucket:
         segments = [(0, self.output)]
         trace.clear()
         with trace.span("step"):
-            self.pipeline.run(segments, segments, self._step)
+            self.pipeline.run(segments, segments)
         self.entries = sum(span.details["entries"] for span in trace.spans() if span.name == "exchange")
         seconds = trace.totals()
         return [1e3 * seconds.get(name, 0.0) for name in SPANS]

@@ -52,7 +52,7 @@ class Pipeline(Protocol):
         self,
         gradients: Segments,
         outputs: Segments,
-        step: Step,
+        step: Step = Step(),
         agreed: NDArray[np.int64] | None = None,
         ahead: NDArray[np.int64] | None = None,
     ) -> NDArray[np.int64] | None:
@@ -63,7 +63,7 @@ class Pipeline(Protocol):
             outputs: Written with factor * total, in their own dtypes; may be the gradients' own arrays, which saves
                 a pass over them: where all are, the sweep leaves zeros in them, into which the total is written. An
                 exchange that fails may leave them zero: what they held is in the memory then.
-            step: Conditions of this step.
+            step: Conditions of this step, by default the plain ones.
             agreed: Sums of this bucket's facts, where an earlier message brought them.
             ahead: Facts of another bucket, which a bucket that needs no agreement takes along in its message.
 

@@ -35,7 +35,7 @@ class DensePipeline(PipelineBase):
         self,
         gradients: Segments,
         outputs: Segments,
-        step: Step,
+        step: Step = Step(),
         agreed: NDArray[np.int64] | None = None,
         ahead: NDArray[np.int64] | None = None,
     ) -> NDArray[np.int64] | None:

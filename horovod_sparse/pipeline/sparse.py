@@ -82,7 +82,7 @@ class SparsePipeline(PipelineBase):
         self,
         gradients: Segments,
         outputs: Segments,
-        step: Step,
+        step: Step = Step(),
         agreed: NDArray[np.int64] | None = None,
         ahead: NDArray[np.int64] | None = None,
     ) -> None:
