@@ -17,7 +17,9 @@ from mpi4py import MPI
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
 rank, ranks = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 total = MPI.COMM_WORLD.allreduce(rank)
-print(f"{os.getcwd()} {rank} of {ranks}, {total}, {sys.argv[1:]}, {os.environ['GIVEN']}", flush=True)
+# In one piece: where nothing is buffered, print writes the end of a line on its own.
+line = f"{os.getcwd()} {rank} of {ranks}, {total}, {sys.argv[1:]}, {os.environ['GIVEN']}"
+print(line + os.linesep, end="", flush=True)
 if "wait" in sys.argv:
     while True:
         time.sleep(0.01)
