@@ -305,11 +305,16 @@ def test_a_gradient_that_is_not_finite_is_not_clipped_and_changes_no_state(hvd, 
 
 
 @pytest.mark.slow
-def test_below_density_1_every_gradient_is_delivered_ten_times(hvd, comm):
+@pytest.mark.parametrize(
+    ("compression", "momentum"),
+    [("dgc:masking=False", 0.0), ("topka:memory=momentum", 0.9)],
+    ids=["of the compression", "of the optimizer"],
+)
+def test_below_density_1_every_gradient_is_delivered_ten_times(hvd, comm, compression, momentum):
     """Momentum multiplies by 1 / (1 - m): what was delivered, what is held and what the velocities still owe."""
     model, rank, ranks, given = Given(torch.float64), comm.Get_rank(), comm.Get_size(), 0.0
-    compression = hvs.Compression.dgc(density=0.05, dense_below=100, masking=False)
-    optimizer = wrap(model, compression, sgd(model, lr=1.0, momentum=0))
+    compression = hvs.parse(f"{compression},density=0.05,dense_below=100")
+    optimizer = wrap(model, compression, sgd(model, lr=1.0, momentum=momentum))
     for step in range(200):
         optimizer.zero_grad()
         model.loss(rank, step).backward()
