@@ -19,7 +19,6 @@ from typing import Any
 from benchmarks.cluster.accuracy_report import outcomes, plot, table
 from benchmarks.cluster.collectives import RING
 from benchmarks.cluster.emulated import Cluster
-from benchmarks.convergence.arguments import STEPS
 from benchmarks.convergence.results import read_records, records_path
 from benchmarks.convergence.runs import FASHION, RUNS, Job, Run
 from horovod_sparse.cli.units import at_least, listed
@@ -35,7 +34,7 @@ EXCHANGES: dict[str, Run] = {
     "recommended": Run("recommended", "time to accuracy", "recommended"),
     "local steps": Run("local-8", "time to accuracy", "topka:density=0.01,wire=log8", local_steps=8),
 }
-EVALUATIONS = 26  # every 45 steps of 1170
+EVALUATIONS = 26  # every 18 steps of 468
 _DENSE = ("none", "fp16")  # without compression, and so rings
 
 _RANK = ("-m", "mpi4py", "-m", "benchmarks.cluster.accuracy")  # this file as a program; a failing rank ends all
@@ -54,7 +53,7 @@ def add_parser(commands: Any) -> None:
     add("--nodes", type=at_least(2), default=4, help="one rank on each")
     add("--rates", type=listed(str), default="1gbit,100mbit", help="of every link")
     add("--exchanges", type=listed(str), default=",".join(run.name for run in EXCHANGES.values()), help="their names")
-    add("--target", type=float, default=0.91, help="the accuracy")
+    add("--target", type=float, default=0.88, help="the accuracy")
     parser.set_defaults(run=run)
 
 
@@ -63,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--task", choices=(FASHION, "digits"), default=FASHION, help="of benchmarks.convergence")
     add("--seeds", type=at_least(1), default=3, help="trainings of each exchange at each rate")
-    add("--steps", type=at_least(1), help="of a training, as the task has them by default")
+    add("--steps", type=at_least(1), default=2 * 234, help="of a training; 234 are an epoch of Fashion-MNIST")
     add("--fashion-mnist", default="/usr/share/datasets/fashion-mnist", metavar="DIR", help="folder of its IDX files")
     add("--output", type=Path, default=Path("runs/accuracy"), help="folder for the results")
 
@@ -79,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     if unknown := set(options.exchanges) - known.keys():
         raise ValueError(f"unknown exchange {min(unknown)!r}; known are: {', '.join(known)}")
     options.output.mkdir(parents=True, exist_ok=True)
-    shared = ["task", "seeds", "fashion_mnist", "output", *(["steps"] if options.steps else [])]
+    shared = ("task", "seeds", "steps", "fashion_mnist", "output")
     words = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in shared]
     for rate, name in itertools.product(options.rates, options.exchanges):
         if not any(waiting(known[name], rate, options)):
@@ -95,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> None:
     """Prints and writes what the records say."""
-    asked = {"task": options.task, "steps": options.steps or STEPS[options.task]}
+    asked = {"task": options.task, "steps": options.steps}
     records = [one for one in read_records(records_path(options.output)) if asked.items() <= one.items()]
     found = outcomes(records, {label: one.name for label, one in EXCHANGES.items()}, options.target)
     text = table(found)
@@ -108,7 +107,7 @@ def waiting(exchange: Run, rate: str, options: argparse.Namespace) -> Iterator[J
     """The trainings of an exchange at a rate that have no record yet."""
     records = read_records(records_path(options.output))
     for seed in range(options.seeds):
-        job = Job(options.task, exchange, seed, options.steps or STEPS[options.task])
+        job = Job(options.task, exchange, seed, options.steps)
         if not any(job.made(record) and record["rate"] == rate for record in records):
             yield job
 
