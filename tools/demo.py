@@ -66,7 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.demo", description=str(__doc__).partition("\n")[0])
     parser.add_argument("--link", default="100mbit", metavar="RATE", help="of every node (default: 100mbit)")
-    parser.add_argument("--epochs", type=int, default=20, help="of every run (default: 20)")
+    parser.add_argument("--epochs", type=int, default=16, help="of every run (default: 16)")
     parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="folder (default: runs/demo)")
     return parser
 
