@@ -18,7 +18,7 @@ from benchmarks.convergence.runs import BLOCKS, DENSE, PERCENTS, REFRESHES, RIVA
 # Where a family's names stand, so that they do not lie on each other: offset in points, and which edge is there.
 _SIDES = {
     "dense": ((4, 5), "left", "bottom"),
-    "recommended": ((4, 5), "left", "bottom"),
+    "recommended": ((-4, 4), "right", "bottom"),
     "PowerSGD": ((7, 0), "left", "center"),
     "top-k": ((-3, 4), "right", "bottom"),
     "Ok-Topk": ((-7, 0), "right", "center"),
@@ -27,6 +27,12 @@ _SIDES = {
     "Stable Top-K": ((0, -7), "center", "top"),
 }
 _CEILING = 60  # perplexity
+# Runs that are called by something shorter, as their neighbours say the rest.
+_NAMES = {
+    grid_name(64, 5): "Stable Top-K",
+    **{recommended_name(percent): f"{percent:g} %" for percent in PERCENTS},
+    recommended_name(0.5): "recommended, 0.5 %",  # where there is room
+}
 # What a user chooses between, by family: the other runs are variants, which the tables have.
 FAMILIES = {
     "dense": (DENSE, "fp16"),
@@ -68,7 +74,7 @@ def _draw_family(axes: Axes, results: Results, task: str, family: str, runs: Seq
     errors = [Interval.of(values).error if len(values) > 1 else 0.0 for values in finals]
     axes.errorbar(places, list(map(mean, finals)), errors, color=colour, marker="o", capsize=3, linewidth=1)
     for run, place, values in zip(runs, places, finals, strict=True):
-        name = family if run.startswith("stable") else run
+        name = _NAMES.get(run, run)
         offset, across, along = _SIDES[family]
         label = axes.annotate(
             name, (place, mean(values)), offset, textcoords="offset points", ha=across, va=along, color=colour
