@@ -46,7 +46,7 @@ class Headroom:
         """Tells whether factor * memory + gradients can be added up. A memory that itself is too large is emptied.
 
         Args:
-            largest: Magnitude of the gradients; one that is not finite does not fit.
+            largest: The gradients' largest magnitude; one that is not finite does not fit.
             elements: Their number.
             factor: The largest one on what the memory holds.
         """

@@ -36,7 +36,7 @@ _MODULE = Module(
 _TILE, _BLOCK = 2048, 16 * 2048  # elements whose sums are added in order, as csrc/common/sums.hpp says it
 _LANES = 8  # threads of such a tile
 _COUNTED_TILE = 4096
-_PART = 4096
+_SEARCHED_PART = 4096
 _BLOCKS_PER_PROCESSOR = 8
 
 
@@ -161,6 +161,6 @@ def largest(gradients: Segments) -> float:
         return 0.0
     found = cupy.empty(1, np.float64)
     found.data.memset_async(0, found.nbytes)
-    _MODULE.launch("find_largest", _parts(table, _PART), table.device, table.count, found)
+    _MODULE.launch("find_largest", _parts(table, _SEARCHED_PART), table.device, table.count, found)
     magnitude = float(found.get()[0])
     return magnitude if math.isfinite(magnitude) else math.inf
