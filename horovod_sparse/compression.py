@@ -251,10 +251,10 @@ class Compression:
     def recommended(density: float = 0.01, **settings: Any) -> Sparse:
         """The most accurate for its bytes: exact top-k after the optimizer's momentum, by the fastest collective.
 
-        Values travel in 8 bits. The momentum of ``torch.optim.SGD``, ``Adam`` and ``AdamW`` is applied on each rank
+        Values travel in 4 bits. The momentum of ``torch.optim.SGD``, ``Adam`` and ``AdamW`` is applied on each rank
         before the selection, and not in the optimizer's step; other optimizers keep theirs.
         """
-        preset = {"sparsifier": "topk", "memory": "momentum", "collective": "auto", "wire": "log8"}
+        preset = {"sparsifier": "topk", "memory": "momentum", "collective": "auto", "wire": "log4"}
         return _preset(settings, density=density, **preset)
 
     @staticmethod

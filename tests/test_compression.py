@@ -212,7 +212,7 @@ def test_a_spec_means_what_the_preset_and_the_names_mean(name):
         ("dgc:momentum=0.5,masking=False", "memory", {"momentum": 0.5, "masking": False}),
         ("dgc:memory=conef,compressor=quantize", "memory", {"compressor": "quantize"}),
         ("recommended", "memory", {"momentum": None, "masking": False}),
-        ("recommended", "collective", {"wire": "log8"}),
+        ("recommended", "collective", {"wire": "log4"}),
         ("conef:saving=0.9", "memory", {"saving": 0.9, "compressor": "sketch"}),
         ("auto:wire=float16,throttle=2", "collective", {"wire": "float16"}),
     ],

@@ -1,8 +1,11 @@
 """Measures on an emulated cluster how long each exchange takes to train a model to a given accuracy.
 
-The model, the data and the trainings are those of benchmarks.convergence; evaluations are not counted. Every finished
-training is a line of records.jsonl, and is not made again: a call goes on where the last one ended. Afterwards, or with
-nothing left to train, accuracy.md and accuracy.png show what the records say.
+The model, the data and the trainings are those of benchmarks.convergence; evaluations are not counted. Exchanges take
+turns, so that a slow hour of the machine is one of them all. Every finished training is a line of records.jsonl, and is
+not made again: a call goes on where the last one ended. Afterwards, or with nothing left to train, accuracy.md and
+accuracy.png show what the records say:
+
+    python -m benchmarks.cluster accuracy --output docs/data/accuracy --page docs/performance.md    # this project's
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import Any
 from benchmarks.cluster.accuracy_report import outcomes, plot, table
 from benchmarks.cluster.collectives import RING
 from benchmarks.cluster.emulated import Cluster
+from benchmarks.convergence.report import filled
 from benchmarks.convergence.results import read_records, records_path
 from benchmarks.convergence.runs import FASHION, RUNS, Job, Run
 from horovod_sparse.cli.units import at_least, listed
@@ -31,9 +35,11 @@ EXCHANGES: dict[str, Run] = {
     "topka 1 %": RUNS["topka"],
     "oktopk 1 %, bfloat16": Run("oktopk-bfloat16", "time to accuracy", "oktopk:density=0.01,wire=bfloat16"),
     "oktopk 1 %, 8 bit": Run("oktopk-log8", "time to accuracy", "oktopk:density=0.01,wire=log8"),
-    "recommended": Run("recommended", "time to accuracy", "recommended"),
-    "local steps": Run("local-8", "time to accuracy", "topka:density=0.01,wire=log8", local_steps=8),
+    "recommended, 1 %": Run("recommended", "time to accuracy", "recommended"),
+    "8 local steps, 8 bit": Run("local-8", "time to accuracy", "topka:density=0.01,wire=log8", local_steps=8),
 }
+_BY_NAME = {run.name: run for run in EXCHANGES.values()}
+PART = "accuracy"  # of a page: its marks
 EVALUATIONS = 26  # every 18 steps of 468
 _DENSE = ("none", "fp16")  # without compression, and so rings
 
@@ -52,8 +58,10 @@ def add_parser(commands: Any) -> None:
     add = parser.add_argument
     add("--nodes", type=at_least(2), default=4, help="one rank on each")
     add("--rates", type=listed(str), default="1gbit,100mbit", help="of every link")
-    add("--exchanges", type=listed(str), default=",".join(run.name for run in EXCHANGES.values()), help="their names")
-    add("--target", type=float, default=0.88, help="the accuracy")
+    add("--seeds", type=at_least(1), default=3, help="trainings of each exchange at each rate")
+    add("--exchanges", type=listed(str), default=",".join(_BY_NAME), help="their names")
+    add("--target", type=float, default=0.89, help="the accuracy")
+    add("--page", type=Path, help="where the table goes, too, between marks")
     parser.set_defaults(run=run)
 
 
@@ -61,7 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what each rank is told, too."""
     add = parser.add_argument
     add("--task", choices=(FASHION, "digits"), default=FASHION, help="of benchmarks.convergence")
-    add("--seeds", type=at_least(1), default=3, help="trainings of each exchange at each rate")
     add("--steps", type=at_least(1), default=2 * 234, help="of a training; 234 are an epoch of Fashion-MNIST")
     add("--fashion-mnist", default="/usr/share/datasets/fashion-mnist", metavar="DIR", help="folder of its IDX files")
     add("--output", type=Path, default=Path("runs/accuracy"), help="folder for the results")
@@ -74,18 +81,15 @@ def run(options: argparse.Namespace) -> int:
         ValueError: An exchange is unknown.
         RuntimeError: No cluster can be made, or a training failed.
     """
-    known = {one.name: one for one in EXCHANGES.values()}
-    if unknown := set(options.exchanges) - known.keys():
-        raise ValueError(f"unknown exchange {min(unknown)!r}; known are: {', '.join(known)}")
+    if unknown := set(options.exchanges) - _BY_NAME.keys():
+        raise ValueError(f"unknown exchange {min(unknown)!r}; known are: {', '.join(_BY_NAME)}")
     options.output.mkdir(parents=True, exist_ok=True)
-    shared = ("task", "seeds", "steps", "fashion_mnist", "output")
+    shared = ("task", "steps", "fashion_mnist", "output")
     words = [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in shared]
-    for rate, name in itertools.product(options.rates, options.exchanges):
-        if not any(waiting(known[name], rate, options)):
-            continue
+    for rate, seed, name in waiting(options):
         with Cluster(options.nodes, rate) as cluster:
-            program = [sys.executable, *_RANK, *words, f"--rate={rate}", f"--exchange={name}"]
-            choice = RING if known[name].spec in _DENSE else ()
+            program = [sys.executable, *_RANK, *words, f"--rate={rate}", f"--seed={seed}", f"--exchange={name}"]
+            choice = RING if _BY_NAME[name].spec in _DENSE else ()
             if status := cluster.mpirun(options.nodes, program, choice, capture=False).returncode:
                 raise RuntimeError(f"{name} at {rate} failed with status {status}")
     report(options)
@@ -100,20 +104,22 @@ def report(options: argparse.Namespace) -> None:
     text = table(found)
     print(text)
     (options.output / "accuracy.md").write_text(f"{text}\n")
+    if options.page is not None:
+        options.page.write_text(filled(options.page.read_text(), {PART: text}))
     plot(found, options.output / "accuracy.png")
 
 
-def waiting(exchange: Run, rate: str, options: argparse.Namespace) -> Iterator[Job]:
-    """The trainings of an exchange at a rate that have no record yet."""
+def waiting(options: argparse.Namespace) -> Iterator[tuple[str, int, str]]:
+    """Rate, seed and exchange of each training that has no record yet, seed by seed."""
     records = read_records(records_path(options.output))
-    for seed in range(options.seeds):
-        job = Job(options.task, exchange, seed, options.steps)
+    for rate, seed, name in itertools.product(options.rates, range(options.seeds), options.exchanges):
+        job = Job(options.task, _BY_NAME[name], seed, options.steps)
         if not any(job.made(record) and record["rate"] == rate for record in records):
-            yield job
+            yield rate, seed, name
 
 
 def as_rank(arguments: Sequence[str] | None = None) -> None:
-    """Trains one exchange with all its seeds at one rate; under mpirun."""
+    """Trains by one exchange, with one seed, at one rate; under mpirun."""
     import horovod.torch as hvd
     import torch
 
@@ -123,21 +129,21 @@ def as_rank(arguments: Sequence[str] | None = None) -> None:
 
     parser = argparse.ArgumentParser(prog="accuracy")
     add_arguments(parser)
-    parser.add_argument("--rate", required=True)
-    parser.add_argument("--exchange", required=True)
+    add = parser.add_argument
+    add("--rate", required=True)
+    add("--seed", type=int, required=True)
+    add("--exchange", required=True)
     options = parser.parse_args(arguments)
     hvd.init()
     torch.set_num_threads(1)  # the ranks share the cores
     trace.enable()  # it counts the entries
     task = replace(TASKS[options.task], evaluations=EVALUATIONS)
     samples = task.load(Path(options.fashion_mnist))
-    exchange = next(one for one in EXCHANGES.values() if one.name == options.exchange)
-    for job in [*waiting(exchange, options.rate, options)]:
-        record = {**train(task, samples, job), "rate": options.rate}
-        if hvd.rank() == 0:
-            with records_path(options.output).open("a") as file:
-                file.write(json.dumps(record) + "\n")
-            print(f"{options.rate} {job.run.name}, seed {job.seed}: {record['seconds']:.0f} s", flush=True)
+    record = train(task, samples, Job(options.task, _BY_NAME[options.exchange], options.seed, options.steps))
+    if hvd.rank() == 0:
+        with records_path(options.output).open("a") as file:
+            file.write(json.dumps({**record, "rate": options.rate}) + "\n")
+        print(f"{options.rate} {options.exchange}, seed {options.seed}: {record['seconds']:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,13 +45,6 @@ class Outcome:
         """The accuracy after the last step, for each seed."""
         return [record["curve"][-1]["value"] for record in self.records]
 
-    @property
-    def curve(self) -> tuple[list[float], list[float]]:
-        """Seconds and accuracy at every evaluation, means over the seeds."""
-        points = list(zip(*(record["curve"] for record in self.records), strict=False))  # one may have diverged
-        seconds, values = ([mean(one[key] for one in same) for same in points] for key in ("seconds", "value"))
-        return seconds, values
-
 
 def outcomes(records: Sequence[Record], labels: Mapping[str, str], target: float) -> list[Outcome]:
     """What there are records of, rate by rate.
@@ -88,7 +82,7 @@ def table(found: Sequence[Outcome]) -> str:
         seconds = one.first("seconds")
         reached = math.isfinite(mean(seconds))
         cells = [
-            one.rate,
+            _written(one.rate),
             f"{one.label} ({len(seconds)})",
             _spread(seconds, "{:.3g}") if reached else f"not reached by {seconds.count(math.inf)}",
             f"{baseline / mean(seconds):.1f}" if reached and math.isfinite(baseline) else "",
@@ -100,6 +94,11 @@ def table(found: Sequence[Outcome]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
+def _written(rate: str) -> str:
+    """A rate as people write it: 100 Mbit/s for 100mbit."""
+    return re.sub(r"([\d.]+)([kmg])bit", lambda part: f"{part[1]} {part[2].upper().replace('K', 'k')}bit/s", rate)
+
+
 def _spread(numbers: Sequence[float], form: str) -> str:
     """Mean and standard deviation."""
     middle = form.format(mean(numbers))
@@ -107,28 +106,41 @@ def _spread(numbers: Sequence[float], form: str) -> str:
 
 
 def plot(found: Sequence[Outcome], path: Path) -> None:
-    """Draws accuracy over time, one panel for each rate, as PNG."""
+    """Draws the times as bars, with a dot for each seed and one panel for each rate, as PNG."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
     rates = list(dict.fromkeys(one.rate for one in found))
     labels = list(dict.fromkeys(one.label for one in found))
-    figure = Figure(figsize=(max(8, 5 * len(rates)), 4.6), layout="constrained")
+    figure = Figure(figsize=(5 * len(rates) + 1, 0.4 * len(labels) + 1.1), layout="constrained")
     panels = figure.subplots(1, len(rates), squeeze=False, sharey=True)[0]
     for rate, axes in zip(rates, panels, strict=True):
-        for one in (one for one in found if one.rate == rate):
-            number = labels.index(one.label)
-            colour = "black" if number == 0 else f"C{number - 1}"
-            axes.plot(*one.curve, color=colour, linewidth=2, label=one.label)
-        axes.axhline(found[0].target, color="grey", linestyle=":")
-        axes.set(title=f"links of {rate}", xlabel="seconds of training", xscale="log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(FuncFormatter("{:g}".format))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-        axes.grid(which="both", alpha=0.25)
-    ends = [value for one in found for value in one.finals]
-    panels[0].set(ylabel="test accuracy", ylim=(max(0.0, 1 - 2.5 * (1 - min(ends))), max(ends) + 0.1 * (1 - max(ends))))
-    lines = {line.get_label(): line for axes in panels for line in axes.get_lines()}
-    figure.legend([lines[label] for label in labels], labels, loc="outside lower center", ncols=3, frameon=False)
+        mine = [one for one in found if one.rate == rate]
+        longest = max(one.records[0]["curve"][-1]["seconds"] for one in mine)
+        for one in mine:
+            place = labels.index(one.label)
+            seconds = one.first("seconds")
+            reached = math.isfinite(mean(seconds))
+            length = mean(seconds) if reached else longest
+            axes.barh(place, length, color=_colour(one.label) if reached else "none", edgecolor=_colour(one.label))
+            dots = [second for second in seconds if math.isfinite(second)]
+            axes.plot(dots, [place] * len(dots), "o", color="black", markersize=3)
+            text = f"{length:.0f} s" if reached else "not reached"
+            axes.annotate(
+                f"{text}, ends at {mean(one.finals):.1%}",
+                (max(length, *dots) if dots else length, place),
+                xytext=(6, 0),
+                textcoords="offset points",
+                verticalalignment="center",
+            )
+        axes.set(title=f"links of {_written(rate)}", xlabel=f"seconds of training to {found[0].target:.0%} accuracy")
+        axes.set_yticks(range(len(labels)), labels)
+        axes.margins(x=0.55)  # room for the words behind the bars
+        axes.set_xlim(left=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].invert_yaxis()
     figure.savefig(path, format="png", dpi=120)
+
+
+def _colour(label: str) -> str:
+    """Others are grey."""
+    return "darkgrey" if label.startswith(("Horovod", "DDP")) else "C0"
