@@ -249,7 +249,7 @@ class Compression:
 
     @staticmethod
     def recommended(density: float = 0.01, **settings: Any) -> Sparse:
-        """The most accurate for its bytes: exact top-k after the optimizer's momentum, by the fastest collective.
+        """The most accurate for its bytes: exact top-k after the optimizer's momentum, exchanged as by ``auto``.
 
         Values travel in 4 bits. The momentum of ``torch.optim.SGD``, ``Adam`` and ``AdamW`` is applied on each rank
         before the selection, and not in the optimizer's step; other optimizers keep theirs.
@@ -359,7 +359,7 @@ class Compression:
 
     @staticmethod
     def auto(density: float = 0.01, **settings: Any) -> Sparse:
-        """Exact top-k by whatever collective is predicted to be fastest on the network found; dense if none is."""
+        """Exact top-k by the collective that is predicted to pay on the network found; dense if none does."""
         return _preset(settings, density=density, sparsifier="topk", collective="auto")
 
     @staticmethod

@@ -57,11 +57,11 @@ def add_parser(commands: Any) -> None:
     add_arguments(parser)
     add = parser.add_argument
     add("--nodes", type=at_least(2), default=4, help="one rank on each")
-    add("--rates", type=listed(str), default="1gbit,100mbit", help="of every link")
+    add("--rates", type=listed(str), default="100mbit,1gbit", help="of every link")
     add("--seeds", type=at_least(1), default=3, help="trainings of each exchange at each rate")
     add("--exchanges", type=listed(str), default=",".join(_BY_NAME), help="their names")
     add("--target", type=float, default=0.89, help="the accuracy")
-    add("--page", type=Path, help="where the table goes, too, between marks")
+    add("--page", type=Path, help="where the table goes, between marks; as it is: accuracy.md")
     parser.set_defaults(run=run)
 
 
@@ -103,8 +103,9 @@ def report(options: argparse.Namespace) -> None:
     found = outcomes(records, {label: one.name for label, one in EXCHANGES.items()}, options.target)
     text = table(found)
     print(text)
-    (options.output / "accuracy.md").write_text(f"{text}\n")
-    if options.page is not None:
+    if options.page is None:
+        (options.output / "accuracy.md").write_text(f"{text}\n")
+    else:
         options.page.write_text(filled(options.page.read_text(), {PART: text}))
     plot(found, options.output / "accuracy.png")
 

@@ -111,7 +111,7 @@ def plot(found: Sequence[Outcome], path: Path) -> None:
 
     rates = list(dict.fromkeys(one.rate for one in found))
     labels = list(dict.fromkeys(one.label for one in found))
-    figure = Figure(figsize=(5 * len(rates) + 1, 0.4 * len(labels) + 1.1), layout="constrained")
+    figure = Figure(figsize=(5 * len(rates) + 3, 0.4 * len(labels) + 1.1), layout="constrained")
     panels = figure.subplots(1, len(rates), squeeze=False, sharey=True)[0]
     for rate, axes in zip(rates, panels, strict=True):
         mine = [one for one in found if one.rate == rate]
@@ -124,7 +124,7 @@ def plot(found: Sequence[Outcome], path: Path) -> None:
             axes.barh(place, length, color=_colour(one.label) if reached else "none", edgecolor=_colour(one.label))
             dots = [second for second in seconds if math.isfinite(second)]
             axes.plot(dots, [place] * len(dots), "o", color="black", markersize=3)
-            text = f"{length:.0f} s" if reached else "not reached"
+            text = f"{length:.0f} s, {mean(one.first('bytes_sent')) / 1e6:,.0f} MB" if reached else "not reached"
             axes.annotate(
                 f"{text}, ends at {mean(one.finals):.1%}",
                 (max(length, *dots) if dots else length, place),
@@ -134,7 +134,7 @@ def plot(found: Sequence[Outcome], path: Path) -> None:
             )
         axes.set(title=f"links of {_written(rate)}", xlabel=f"seconds of training to {found[0].target:.0%} accuracy")
         axes.set_yticks(range(len(labels)), labels)
-        axes.margins(x=0.55)  # room for the words behind the bars
+        axes.margins(x=0.7)  # room for the words behind the bars
         axes.set_xlim(left=0)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].invert_yaxis()

@@ -10,7 +10,7 @@ from statistics import mean
 from benchmarks.convergence.claims import CLAIMS, Claim
 from benchmarks.convergence.figures import plot_grid, plot_overview
 from benchmarks.convergence.results import Interval, Results, read_records, records_path
-from benchmarks.convergence.runs import BETAS, PARTIAL, RUNS, SIZES, partial_name
+from benchmarks.convergence.runs import BETAS, PARTIAL, RUNS, SIZES, SMALL, partial_name
 
 _NOTHING = "Not measured yet."
 # Lines of a page between which the report of a source stands.
@@ -21,7 +21,7 @@ def report(folder: Path, page: Path | None = None) -> str:
     """Writes the tables and the figures of a folder's records; returns the tables.
 
     Args:
-        folder: With ``records.jsonl``; the figures go there.
+        folder: With ``records.jsonl``; the figures go there, of small tasks only where there is no other.
         page: Where the tables go, between the marks of each source; None: ``report.md`` in the folder.
 
     Raises:
@@ -37,7 +37,8 @@ def report(folder: Path, page: Path | None = None) -> str:
         (folder / "report.md").write_text(text)
     else:
         page.write_text(filled(page.read_text(), parts))
-    for task in filter(results.runs, results.tasks):
+    decisive = [task for task in results.tasks if task not in SMALL] or results.tasks
+    for task in filter(results.runs, decisive):
         plot_overview(results, task, folder / f"{task}.png")
     plot_grid(results, folder / "grid.png")
     return text

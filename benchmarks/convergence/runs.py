@@ -70,7 +70,7 @@ _PLAIN_LONGER: dict[str, Any] = {"optimizer": "sgd", "baseline": "dense-plain-4x
 _MOMENTUM_LONGER: dict[str, Any] = {"baseline": "dense-4x", "tasks": (STDLIB,), **_LONGER}
 _EVERYWHERE: dict[str, Any] = {"tasks": (*LARGE, CONFIRMATION), "headline": LARGE}
 # Instead of auto, which on one machine would take what is fastest there.
-_RECOMMENDED = "recommended:collective=topka,indices=coded,density="
+_RECOMMENDED = "recommended:collective=topka,indices=coded,wire=log4,density="
 PERCENTS = (2, 1, 0.5, 0.2, 0.1)
 # A rank of PowerSGD, and the percents of the recommended preset that are to be as accurate in a third of its bytes.
 RIVALS = {1: 0.1, 2: 0.2, 4: 0.5, 8: 1}
@@ -98,6 +98,7 @@ _ALL = (
     ),
     *(Run(f"powersgd-{rank}", "PowerSGD", f"powersgd:rank={rank}", **_EVERYWHERE) for rank in RIVALS),
     Run("momentum", "Momentum", "topka:density=0.01,memory=momentum", quick=True),
+    Run("momentum-log8", "Momentum", "recommended:collective=topka,indices=coded,wire=log8,density=0.01", seeds=1),
     Run("momentum-masked", "Momentum", "topka:density=0.01,memory=momentum,masking=True"),
     Run("momentum-dense-first", "Momentum", "topka:density=0.01,memory=momentum,dense_steps=STEPS/20"),
     Run("momentum-oktopk", "Momentum", "oktopk:density=0.01,memory=momentum"),

@@ -15,7 +15,7 @@ from typing import Any
 
 from horovod_sparse.cli import plot
 from horovod_sparse.cli.units import at_least, bandwidth, count, density, seconds
-from horovod_sparse.costs.model import LARGEST, Compute, Cost, break_even_bandwidth, predict, table
+from horovod_sparse.costs.model import LARGEST, Compute, Cost, break_even_bandwidth, choice, predict, table
 from horovod_sparse.costs.network import Link, Node
 
 # Accumulating and selecting reads gradient and residual and writes the residual, in float32.
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     costs = table(**plan.arguments, algorithms=("dense", *plan.candidates))
     random = predict("shared", **plan.arguments)
     even = break_even_bandwidth(**plan.arguments, algorithms=plan.candidates)
-    best = recommendation(costs[0], options.density)
+    best = recommendation(choice(costs), options.density)
     print(
         "\n".join([head(plan), "", *rows(costs, random), "", f"Recommended: compression={best}", verdict(plan, even)])
     )

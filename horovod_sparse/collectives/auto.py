@@ -1,4 +1,4 @@
-"""Auto: measures the network, predicts every algorithm's time, and takes the fastest, dense included."""
+"""Auto: measures the network, predicts every algorithm's time, and takes what is worth it, dense included."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
 from horovod_sparse.costs.formulas import Cost
 from horovod_sparse.costs.measure import measure_compute, measure_link
-from horovod_sparse.costs.model import table
+from horovod_sparse.costs.model import choice, table
 from horovod_sparse.rules import Exchange, Place, SparseVector
 from horovod_sparse.rules.options import RuleOptions
 
@@ -82,9 +82,9 @@ class Auto(Base):
         link, compute = measure_link(self._messenger, like), measure_compute(self._messenger, like)
         wire, indices = self._wire.format.width, self._options.indices
         costs = table(size, max(k, 1), ranks, link, compute, like.itemsize, wire=wire, indices=indices)
-        best = costs[0].algorithm
+        best = choice(costs).algorithm
         if self._messenger.rank == 0 and (first or best != self.choice):
-            _LOG.info("%s", _explain(costs, size, k, ranks))
+            _LOG.info("%s", _explain(costs, best, size, k, ranks))
         self.choice = best
 
     def allreduce(self, vector: SparseVector, k: int) -> Exchange:
@@ -107,9 +107,9 @@ class Auto(Base):
             one.load_state_dict(state["states"][name])
 
 
-def _explain(costs: Sequence[Cost], size: int, k: int, ranks: int) -> str:
-    """The predictions as a table, the choice first."""
-    lines = [f"{costs[0].algorithm} is predicted to be fastest for {k} of {size} elements on {ranks} ranks (ms):"]
+def _explain(costs: Sequence[Cost], best: str, size: int, k: int, ranks: int) -> str:
+    """The choice, and the predictions as a table, the fastest first."""
+    lines = [f"{best} is chosen for {k} of {size} elements on {ranks} ranks, by these predictions (ms):"]
     lines.append(f"{'':10} {'total':>10} {'selection':>10} {'bandwidth':>10} {'latency':>10} {'merging':>10}")
     for cost in costs:
         parts = (cost.total, cost.selection, cost.bandwidth, cost.latency, cost.merging)

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from horovod_sparse.costs.coding import coding_pays
 from horovod_sparse.costs.formulas import FORMULAS, Compute, Cost, Problem
 from horovod_sparse.costs.network import Link, Network, Node
 
-__all__ = ["ALGORITHMS", "LARGEST", "Compute", "Cost", "break_even_bandwidth", "predict", "table"]
+__all__ = ["ALGORITHMS", "LARGEST", "Compute", "Cost", "break_even_bandwidth", "choice", "predict", "table"]
 
 ALGORITHMS = tuple(FORMULAS)
 # Those that send the largest magnitudes between single ranks. Time alone must not choose shared indices: they cost the
 # least and converge the slowest.
 LARGEST = ("topka", "topkdsa", "gtopk", "oktopk")
+# Those that apply k entries of the sum, where the others apply all that any rank sends. With twice the density Ok-Topk
+# comes near TopkA, gTop-k does not (docs/results.md): they have to be twice as fast.
+_CUTTING, _HANDICAP = ("gtopk", "oktopk", "hierarchical"), 2.0
 
 
 def predict(
@@ -82,6 +85,17 @@ def table(
     """The costs of several algorithms, the fastest first; arguments as for ``predict``."""
     costs = [predict(one, size, k, ranks, link, compute, itemsize, node, wire, indices) for one in algorithms]
     return sorted(costs, key=lambda cost: cost.total)
+
+
+def choice(costs: Sequence[Cost]) -> Cost:
+    """What to exchange by: dense where that is fastest, otherwise the fastest that is worth what it leaves out.
+
+    Args:
+        costs: As of ``table``, dense among them.
+    """
+    faster = itertools.takewhile(lambda cost: cost.algorithm != "dense", costs)
+    weights = dict.fromkeys(_CUTTING, _HANDICAP)
+    return min(faster, key=lambda cost: cost.total * weights.get(cost.algorithm, 1.0), default=costs[0])
 
 
 def break_even_bandwidth(

@@ -263,3 +263,12 @@ def test_a_task_of_partial_feedback_alone_has_no_overview(tmp_path):
     (tmp_path / "records.jsonl").write_text("\n".join(lines) + "\n")
     assert "| β = 0.1 | 0.90 (1) |" in report(tmp_path)
     assert not (tmp_path / "digits.png").exists()
+
+
+def test_small_tasks_have_a_figure_only_where_there_is_no_other(tmp_path):
+    names = [(task, run) for task in ("stdlib", "lstm") for run in ("dense", "topka")]
+    records = [one for name in names for one in record(*name, [9.0], 1e6)]
+    (tmp_path / "records.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    report(tmp_path)
+    assert (tmp_path / "stdlib.png").exists()
+    assert not (tmp_path / "lstm.png").exists()

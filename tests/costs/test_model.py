@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from horovod_sparse.costs.model import ALGORITHMS, LARGEST, Compute, break_even_bandwidth, predict, table
+from horovod_sparse.costs.formulas import Cost
+from horovod_sparse.costs.model import ALGORITHMS, LARGEST, Compute, break_even_bandwidth, choice, predict, table
 from horovod_sparse.costs.network import Link, Node
 
 N, K = 25_000_000, 250_000
@@ -30,6 +31,31 @@ def test_a_table_is_sorted_and_complete():
     assert {cost.algorithm for cost in costs} == {"dense", *LARGEST}
     assert [cost.total for cost in costs] == sorted(cost.total for cost in costs)
     assert costs[0].algorithm == "oktopk"
+
+
+def costs_of(**seconds):
+    return sorted((Cost(name, one, 0, 0, 0, 0) for name, one in seconds.items()), key=lambda cost: cost.total)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "chosen"),
+    [
+        ({"dense": 1, "topka": 2, "oktopk": 3}, "dense"),
+        ({"dense": 9, "topka": 2, "oktopk": 3}, "topka"),
+        ({"dense": 9, "topka": 3, "topkdsa": 4, "oktopk": 2}, "topka"),
+        ({"dense": 9, "topka": 4, "topkdsa": 3, "gtopk": 2}, "topkdsa"),
+        ({"dense": 9, "topka": 5, "oktopk": 2}, "oktopk"),
+        ({"dense": 9, "topka": 5, "hierarchical": 3}, "topka"),
+        ({"dense": 3, "topka": 4, "oktopk": 2.5}, "oktopk"),  # not topka, which dense is faster than
+    ],
+)
+def test_what_cuts_the_sum_to_k_is_chosen_only_where_it_is_twice_as_fast_or_nothing_else_beats_dense(seconds, chosen):
+    assert choice(costs_of(**seconds)).algorithm == chosen
+
+
+def test_four_ranks_gather_all_and_many_cut_the_sum():
+    assert choice(table(1_120_000, 11_200, 4, Link(5e-6, 8e-8), CORE)).algorithm == "topka"
+    assert choice(table(N, K, 64, ETHERNET, CORE)).algorithm == "oktopk"
 
 
 @settings(max_examples=50)
