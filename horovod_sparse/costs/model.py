@@ -88,7 +88,7 @@ def table(
 
 
 def choice(costs: Sequence[Cost]) -> Cost:
-    """What to exchange by: dense where that is fastest, otherwise the fastest that is worth what it leaves out.
+    """Picks one: dense where that is fastest, otherwise the fastest that is worth what it leaves out.
 
     Args:
         costs: As of ``table``, dense among them.
