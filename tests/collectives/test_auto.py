@@ -10,6 +10,7 @@ from exchanges import every_way
 from laws import Case, check_exchange, digest_of, everywhere, make, own_vector
 
 from horovod_sparse.collectives import auto
+from horovod_sparse.costs.formulas import Cost
 from horovod_sparse.costs.network import Link
 from horovod_sparse.mpi.messenger import Messenger
 
@@ -41,6 +42,15 @@ def test_what_was_measured_decides_alike_on_every_rank(comm):
         collective.decide(size, k)
         assert len(set(comm.allgather(collective.choice))) == 1
     check_exchange(comm, collective, Case(1000, "random"))
+
+
+def test_what_cuts_the_sum_is_not_chosen_for_a_little_time(comm, network, monkeypatch):
+    network("slow")
+    costs = [Cost(name, seconds, 0, 0, 0, 0) for name, seconds in (("oktopk", 2), ("topka", 3), ("dense", 9))]
+    monkeypatch.setattr(auto, "table", lambda *_, **__: costs)
+    collective = make(comm, "auto")
+    collective.decide(SIZE, K)
+    assert everywhere(comm, collective.choice == ("topka" if comm.Get_size() > 1 else "dense"))
 
 
 def test_it_chooses_once_for_each_size_and_k(comm, network, monkeypatch):
