@@ -163,7 +163,7 @@ def test_auto_decides_once_for_the_k_in_force_and_each_algorithm_keeps_its_state
     def fake(size, k, *given, **more):
         asked.append(k)
         best = "oktopk" if k == 100 else "topka"
-        return sorted(table(size, k, *given, **more), key=lambda cost: cost.algorithm != best)
+        return [cost for cost in table(size, k, *given, **more) if cost.algorithm == best]
 
     monkeypatch.setattr(auto, "table", fake)
     pipeline = build(comm, 1000, 0.1, memory="none", collective="auto", **settings)
