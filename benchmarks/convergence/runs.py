@@ -71,7 +71,7 @@ _MOMENTUM_LONGER: dict[str, Any] = {"baseline": "dense-4x", "tasks": (STDLIB,), 
 _EVERYWHERE: dict[str, Any] = {"tasks": (*LARGE, CONFIRMATION), "headline": LARGE}
 # Instead of auto, which on one machine would take what is fastest there.
 _RECOMMENDED = "recommended:collective=topka,indices=coded,wire=log4,density="
-PERCENTS = (2, 1, 0.5, 0.2, 0.1)
+PERCENTS = (10, 2, 1, 0.5, 0.2, 0.1)
 # A rank of PowerSGD, and the percents of the recommended preset that are to be as accurate in a third of its bytes.
 RIVALS = {1: 0.1, 2: 0.2, 4: 0.5, 8: 1}
 # The search goes on to the end: on one machine, without a network, no factor's throughput is better than another's.
