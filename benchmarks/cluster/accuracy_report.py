@@ -84,7 +84,7 @@ def table(found: Sequence[Outcome]) -> str:
         cells = [
             _written(one.rate),
             f"{one.label} ({len(seconds)})",
-            _spread(seconds, "{:.3g}") if reached else f"not reached by {seconds.count(math.inf)}",
+            _spread(seconds, "{:.0f}") if reached else f"not reached by {seconds.count(math.inf)}",
             f"{baseline / mean(seconds):.1f}" if reached and math.isfinite(baseline) else "",
             f"{mean(one.first('bytes_sent')) / 1e6:,.0f}" if reached else "",
             f"{one.step:.0f}",
@@ -111,8 +111,8 @@ def plot(found: Sequence[Outcome], path: Path) -> None:
 
     rates = list(dict.fromkeys(one.rate for one in found))
     labels = list(dict.fromkeys(one.label for one in found))
-    figure = Figure(figsize=(5 * len(rates) + 3, 0.4 * len(labels) + 1.1), layout="constrained")
-    panels = figure.subplots(1, len(rates), squeeze=False, sharey=True)[0]
+    figure = Figure(figsize=(8, (0.3 * len(labels) + 0.8) * len(rates)), layout="constrained")
+    panels = figure.subplots(len(rates), squeeze=False)[:, 0]
     for rate, axes in zip(rates, panels, strict=True):
         mine = [one for one in found if one.rate == rate]
         longest = max(one.records[0]["curve"][-1]["seconds"] for one in mine)
@@ -137,7 +137,7 @@ def plot(found: Sequence[Outcome], path: Path) -> None:
         axes.margins(x=0.7)  # room for the words behind the bars
         axes.set_xlim(left=0)
         axes.spines[["top", "right"]].set_visible(False)
-    panels[0].invert_yaxis()
+        axes.invert_yaxis()
     figure.savefig(path, format="png", dpi=120)
 
 

@@ -91,10 +91,11 @@ def test_an_unknown_exchange_is_refused(tmp_path, capsys):
     assert "unknown exchange 'best'; known are: dense, fp16" in capsys.readouterr().err
 
 
-def test_the_published_page_shows_the_published_records(tmp_path):
+def test_the_published_page_shows_all_records_of_the_default_command(tmp_path):
     docs = ROOT / "docs"
     options = build_parser().parse_args(["accuracy", "--output", str(tmp_path)])
     (tmp_path / "records.jsonl").write_bytes((docs / "data" / "accuracy" / "records.jsonl").read_bytes())
+    assert not [*accuracy.waiting(options)]
     options.page = tmp_path / "page.md"
     options.page.write_bytes((docs / "performance.md").read_bytes())
     accuracy.report(options)
