@@ -21,6 +21,7 @@ WORKERS ?= 3
 
 BIN := $(abspath $(VENV))/bin
 STAMP := $(VENV)/.horovod_sparse
+TOOLS := $(VENV)/.horovod_sparse_dev
 # The environment's programs first: ninja, cmake, horovodrun and mpirun (the machine's mpirun where it has MPI).
 export PATH := $(BIN):$(PATH)
 SOURCES := $(filter-out tools/mpitest.py tools/demo%,$(wildcard pyproject.toml setup.py tools/*.py)) \
@@ -49,7 +50,13 @@ $(STAMP): $(SOURCES)
 	$(BIN)/python tools/install_torch.py $(TORCH)
 	env -u MFLAGS MAKEFLAGS='$(JOBS:%=-j%)' $(BIN)/python tools/install_horovod.py
 	$(BIN)/python -m pip install --quiet 'setuptools>=77' 'pybind11>=2.13'
-	HOROVOD_SPARSE_TEST_HOOKS=1 $(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[dev]'
+	HOROVOD_SPARSE_TEST_HOOKS=1 $(BIN)/python -m pip install --quiet --no-build-isolation \
+	  --editable '.[examples,horovod]'
+	@touch $@
+
+# What only tests, docs and packages need; the package itself is installed, so that pip adds what the extra asks for.
+$(TOOLS): $(STAMP)
+	$(BIN)/python -m pip install --quiet 'horovod_sparse[dev]'
 	@touch $@
 
 demo: $(STAMP)  ## train dense, fp16 and sparse, on 4 nodes with slow links and on this machine (runs/demo)
@@ -62,18 +69,18 @@ test-all: lint types  ## all of that, and what takes long: more ranks, every kil
 	python tools/mpitest.py --ranks $(MORE_RANKS) -- -m 'mpi and not law and not slow and not full' tests
 	python tools/mpitest.py --ranks 1 2 4 -- -m 'mpi and slow' tests/training/test_scripts.py tests/training/test_ddp.py
 
-lint: $(STAMP)  ## style
+lint: $(TOOLS)  ## style
 	ruff check
 	ruff format --check
 
-types: $(STAMP)  ## types, strictly
+types: $(TOOLS)  ## types, strictly
 	mypy
 
-test-serial: $(STAMP)  ## the tests that need one process
+test-serial: $(TOOLS)  ## the tests that need one process
 	python -m pytest -n $(WORKERS) --dist worksteal -m 'not mpi $(QUICK)'
 
 # The laws on their own: beside Horovod, its background thread would take the cores from them.
-test-mpi: $(STAMP)  ## the tests under mpirun
+test-mpi: $(TOOLS)  ## the tests under mpirun
 	python tools/mpitest.py --ranks $(LAW_RANKS) -- -m 'mpi and law $(QUICK)' $(LAWS)
 	python tools/mpitest.py --ranks $(RANKS) -- -m 'mpi and not law $(QUICK)' tests
 
@@ -84,15 +91,15 @@ test-cuda:  ## on a GPU: the same bits, ranks that share it, memcheck and racech
 	compute-sanitizer --tool memcheck --error-exitcode 1 $(PYTHON) -m pytest -q -x $(SANITIZED)
 	compute-sanitizer --tool racecheck --error-exitcode 1 $(PYTHON) -m pytest -q -x $(SANITIZED)
 
-test-slurm: $(STAMP)  ## the scripts of slurm/ on a SLURM of its own (as root it installs Debian's packages)
+test-slurm: $(TOOLS)  ## the scripts of slurm/ on a SLURM of its own (as root it installs Debian's packages)
 	tests/slurm/install.sh
 	python -m pytest tests/slurm --slurm
 
-docs: $(STAMP)  ## the documentation, in docs/_build
+docs: $(TOOLS)  ## the documentation, in docs/_build
 	python -m sphinx -W --keep-going -b html docs docs/_build
 
 # Built from the source package, so that nothing of an earlier build gets in. The tag is the oldest that the binary fits.
-wheel: $(STAMP)  ## the packages in dist: the source, and a wheel that needs no compiler to install
+wheel: $(TOOLS)  ## the packages in dist: the source, and a wheel that needs no compiler to install
 	rm -rf build/packages
 	env -u HOROVOD_SPARSE_TEST_HOOKS python -m build --no-isolation --outdir build/packages
 	auditwheel repair --plat '$(PLATFORM)' --wheel-dir dist build/packages/*.whl || \
@@ -109,4 +116,4 @@ clean:  ## remove what was built, keep the environment and runs/
 	rm -rf build dist docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find horovod_sparse -name '*.so' -delete
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
-	rm -f $(STAMP)
+	rm -f $(STAMP) $(TOOLS)

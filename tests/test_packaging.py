@@ -32,7 +32,7 @@ def packages(tmp_path_factory):
 
 def make_wheel(source, venv, **variables):
     """Runs `make wheel` in a copy of the repository, with an environment that need not be made before."""
-    command = ["make", "wheel", f"VENV={venv}", "-o", f"{venv}/.horovod_sparse"]
+    command = ["make", "wheel", f"VENV={venv}", "-o", f"{venv}/.horovod_sparse_dev"]
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
     return subprocess.run(
         command, cwd=source, env={**environment, **variables}, capture_output=True, text=True, check=False

@@ -16,6 +16,12 @@ Correction = tuple[str, str, str]
 # torch's headers need C++17.
 _STANDARD = [("horovod/torch/CMakeLists.txt", "set(CMAKE_CXX_STANDARD 14)", "set(CMAKE_CXX_STANDARD 17)")]
 
+# A quarter of the compiler's time is debug information, and the file that takes longest by far comes last.
+_FASTER_BUILD = [
+    ("CMakeLists.txt", '"-O2" "-O3" CMAKE_CXX_FLAGS_REL', '"-O2 -g" "-O3" CMAKE_CXX_FLAGS_REL'),
+    ("horovod/torch/CMakeLists.txt", "SHARED ${SOURCES} ${PYTORCH_SOURCES})", "SHARED ${PYTORCH_SOURCES} ${SOURCES})"),
+]
+
 # Wherever some nvcc is found, CMake enables CUDA and torch's CUDA build asks for it, even where nobody asked for
 # operations on GPUs and the rest of the toolkit is missing. No variable hides an nvcc from either of them.
 _WITHOUT_CUDA = [
@@ -27,7 +33,8 @@ _WITHOUT_CUDA = [
 def corrections(environ: Mapping[str, str]) -> list[Correction]:
     """The corrections for a build with these variables: CUDA is left out unless operations on GPUs are asked for."""
     gpu = any(value and name.startswith("HOROVOD_GPU_") for name, value in environ.items())
-    return _STANDARD if gpu else _STANDARD + _WITHOUT_CUDA
+    always = _STANDARD + _FASTER_BUILD
+    return always if gpu else always + _WITHOUT_CUDA
 
 
 def unpack(folder: Path) -> Path:
