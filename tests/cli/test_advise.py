@@ -82,6 +82,15 @@ def test_nodes_with_several_gpus_may_reduce_among_themselves_first(capsys, tmp_p
     assert content["plan"]["node"]["ranks"] == 8
 
 
+@pytest.mark.parametrize(("ranks", "collective"), [("4", ""), ("8", ", collective='hierarchical'")])
+def test_what_applies_less_is_advised_where_it_is_twice_as_fast(ranks, collective, capsys, tmp_path):
+    """Both times the hierarchical exchange is the fastest; with 4 ranks TopkA, which applies all, takes little more."""
+    model = ("--parameters", "1M", "--bandwidth", "100Mbit", "--gpus-per-node", "2")
+    _, _, content = advise(*model, "--ranks", ranks, capsys=capsys, folder=tmp_path)
+    assert content["costs"][0]["algorithm"] == "hierarchical"
+    assert content["recommended"] == f"hvs.Compression.recommended(density=0.01{collective})"
+
+
 def test_the_whole_gradient_is_not_worth_selecting(capsys, tmp_path):
     dense = (*MODEL, "--bandwidth", "1Gbit", "--density", "1")
     _, text, content = advise(*dense, capsys=capsys, folder=tmp_path)
