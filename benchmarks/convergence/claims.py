@@ -216,6 +216,8 @@ CLAIMS = (
     *(near("PowerSGD", f"rank {rank} ends near dense", f"powersgd-{rank}", DENSE) for rank in RIVALS),
     worse("PowerSGD", "top-k at 1 % ends behind rank 4", "topka", "powersgd-4"),
     near("PowerSGD", "fp16 ends near dense", "fp16", DENSE),
+    near("Longer", "the recommended preset ends within 1 % of dense", "recommended-4x", "dense-4x", TARGET),
+    worse("Longer", "PowerSGD with rank 4 ends behind 1 %", "powersgd-4-4x", "recommended-4x"),
     near("Longer", "Top-k at 1 % ends near dense", "topka-4x", "dense-4x"),
     worse("Longer", "Ok-Topk at the same density ends worse than Stable Top-K", "oktopk-10%-4x", f"{_BEST}-4x"),
     near("Longer", "error feedback ends near SGD", "randomblock-4x", "dense-plain-4x"),
