@@ -26,8 +26,10 @@ TOOLS := $(VENV)/.horovod_sparse_dev
 export PATH := $(BIN):$(PATH)
 SOURCES := $(filter-out tools/mpitest.py tools/demo%,$(wildcard pyproject.toml setup.py tools/*.py)) \
            $(shell find csrc -type f 2>/dev/null)
-# Files with laws import neither torch nor horovod: the other test files are not even collected.
-LAWS = $(shell grep -rlE --include='test_*.py' 'mark\.law' --exclude-dir=cuda tests)
+# Files with laws import neither torch nor horovod. Other files are not even collected, which would take as long as the
+# tests: every rank would do it.
+LAWS = $(shell grep -rl --include='test_*.py' 'mark\.law' --exclude-dir=cuda tests)
+UNDER_MPIRUN = $(shell grep -rl --include='test_*.py' 'mark\.mpi' tests)
 
 # Tests whose bodies run on every device, and every kernel on small inputs.
 ON_DEVICES = tests/cuda tests/kernels tests/mpi tests/collectives tests/wire tests/costs
@@ -66,7 +68,7 @@ test: lint types test-serial test-mpi  ## lint, types, and under mpirun everythi
 
 test-all: lint types  ## all of that, and what takes long: more ranks, every kill, packages, every architecture
 	$(MAKE) test-serial test-mpi QUICK= LAW_RANKS='$(MORE_LAW_RANKS)'
-	python tools/mpitest.py --ranks $(MORE_RANKS) -- -m 'mpi and not law and not slow and not full' tests
+	python tools/mpitest.py --ranks $(MORE_RANKS) -- -m 'mpi and not law and not slow and not full' $(UNDER_MPIRUN)
 	python tools/mpitest.py --ranks 1 2 4 -- -m 'mpi and slow' tests/training/test_scripts.py tests/training/test_ddp.py
 
 lint: $(TOOLS)  ## style
@@ -82,7 +84,7 @@ test-serial: $(TOOLS)  ## the tests that need one process
 # The laws on their own: beside Horovod, its background thread would take the cores from them.
 test-mpi: $(TOOLS)  ## the tests under mpirun
 	python tools/mpitest.py --ranks $(LAW_RANKS) -- -m 'mpi and law $(QUICK)' $(LAWS)
-	python tools/mpitest.py --ranks $(RANKS) -- -m 'mpi and not law $(QUICK)' tests
+	python tools/mpitest.py --ranks $(RANKS) -- -m 'mpi and not law $(QUICK)' $(UNDER_MPIRUN)
 
 test-cuda:  ## on a GPU: the same bits, ranks that share it, memcheck and racecheck (needs no Horovod, no venv)
 	$(PYTHON) -m pytest $(ON_DEVICES) -m 'not mpi and not full'

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.convergence.results import Interval, Results
-from benchmarks.convergence.runs import ADAM, DENSE, PLAIN, RIVALS, grid_name, recommended_name
+from benchmarks.convergence.runs import ADAM, DENSE, PLAIN, POWERSGD_RANKS, RIVALS, grid_name, recommended_name
 
 HOLDS, CONTRADICTED, UNDECIDED = "holds", "contradicted", "undecided"
 
@@ -190,7 +190,7 @@ CLAIMS = (
     near(_OURS, "so it does at 10 %", recommended_name(10), DENSE, TARGET),
     *(
         claim
-        for rank, percent in RIVALS.items()
+        for rank, percent in RIVALS
         for claim in (
             worse(
                 _OURS,
@@ -213,7 +213,7 @@ CLAIMS = (
     near(_ADAM, "the recommended preset ends within 0.15 points or 1 % of dense", "recommended-adam", ADAM, TARGET),
     worse(_ADAM, "top-k with momentum after the selection ends behind", "topka-adam", "momentum-adam"),
     worse(_ADAM, "masking costs accuracy", "momentum-masked-adam", "momentum-adam"),
-    *(near("PowerSGD", f"rank {rank} ends near dense", f"powersgd-{rank}", DENSE) for rank in RIVALS),
+    *(near("PowerSGD", f"rank {rank} ends near dense", f"powersgd-{rank}", DENSE) for rank in POWERSGD_RANKS),
     worse("PowerSGD", "top-k at 1 % ends behind rank 4", "topka", "powersgd-4"),
     near("PowerSGD", "fp16 ends near dense", "fp16", DENSE),
     near("Longer", "the recommended preset ends within 1 % of dense", "recommended-4x", "dense-4x", TARGET),

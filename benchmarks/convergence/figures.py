@@ -13,7 +13,16 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import EngFormatter, NullFormatter, PercentFormatter
 
 from benchmarks.convergence.results import Interval, Results
-from benchmarks.convergence.runs import BLOCKS, DENSE, PERCENTS, REFRESHES, RIVALS, STDLIB, grid_name, recommended_name
+from benchmarks.convergence.runs import (
+    BLOCKS,
+    DENSE,
+    PERCENTS,
+    POWERSGD_RANKS,
+    REFRESHES,
+    STDLIB,
+    grid_name,
+    recommended_name,
+)
 
 # Where a family's names stand, so that they do not lie on each other: offset in points, and which edge is there.
 _SIDES = {
@@ -37,7 +46,7 @@ _NAMES = {
 FAMILIES = {
     "dense": (DENSE, "fp16"),
     "recommended": tuple(map(recommended_name, PERCENTS)),
-    "PowerSGD": tuple(f"powersgd-{rank}" for rank in sorted(RIVALS, reverse=True)),
+    "PowerSGD": tuple(f"powersgd-{rank}" for rank in reversed(POWERSGD_RANKS)),
     "top-k": ("topka-10", "topka", "topka-1000"),
     "Ok-Topk": ("oktopk-10%", "oktopk"),
     "gTop-k": ("gtopk",),

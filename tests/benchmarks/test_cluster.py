@@ -182,7 +182,7 @@ def test_what_takes_too_long_is_ended_on_every_node_and_the_nodes_stay(pair):
 
 
 @needs_namespaces
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("end", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full), signal.SIGKILL])
 def test_nothing_is_left_however_the_command_ends(end):
     mark = Mark()
     command = [sys.executable, "-m", "benchmarks.cluster", "run", "2", "--rate", "none", "--", "sleep", "1000"]

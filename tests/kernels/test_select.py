@@ -488,7 +488,7 @@ def plain(bucket: Any) -> Any:
     return [(start, np.array(gradient)) for start, gradient in gradients], buffer
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(bucket=buckets(), share=st.floats(0, 1), scale=SCALES, threads=THREADS, apart=st.booleans(), on=SOME)
 def test_gradients_are_left_zero_and_a_source_as_it_is(
     bucket: Any, share: float, scale: float, threads: int, apart: bool, on: Any

@@ -40,7 +40,7 @@ THRESHOLDS = [0.0, -0.0, 5e-324, 1e-45, 0.3, 1.0, 1.5, 2.0, 3.0, 65504.0, 3.4e38
 # Far above what float64 loses over these sizes, far below what a lost or repeated element makes.
 PRECISION = 1e-13
 
-_EXAMPLES = settings(max_examples=60)
+_EXAMPLES = settings(max_examples=30)
 formats = pytest.mark.parametrize("format_", FORMATS, ids=str)
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
 shapes = pytest.mark.parametrize("shape", SHAPES)

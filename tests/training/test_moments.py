@@ -60,11 +60,13 @@ COUPLED = {"weight_decay": 0.05}
 CASES = [
     pytest.param("Horovod", sgd, {}, id="SGD"),
     pytest.param("Horovod", sgd, {"nesterov": True, **COUPLED}, id="nesterov"),
-    pytest.param("Horovod", sgd, {"dampening": 0.2, "maximize": True, **COUPLED}, id="dampening"),
+    pytest.param(
+        "Horovod", sgd, {"dampening": 0.2, "maximize": True, **COUPLED}, id="dampening", marks=pytest.mark.full
+    ),
     pytest.param("DDP", sgd, {"dampening": 0.2, "fused": True, **COUPLED}, id="DDP", marks=pytest.mark.slow),
     pytest.param("Horovod", adamw, {"maximize": True}, id="AdamW"),
     pytest.param("Horovod", adam, {"amsgrad": True}, id="Adam", marks=pytest.mark.full),
-    pytest.param("DDP", adam, {}, id="DDP-Adam", marks=pytest.mark.slow),
+    pytest.param("DDP", adam, {}, id="DDP-Adam", marks=pytest.mark.full),
 ]
 
 
@@ -141,7 +143,7 @@ def test_below_density_1_every_rank_ends_with_the_same_bits(hvd, group, comm, ma
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", ["Horovod", pytest.param("DDP", marks=pytest.mark.full)])
 @pytest.mark.parametrize("fused", [False, pytest.param(True, marks=pytest.mark.full)], ids=["", "fused"])
 def test_a_loss_scale_that_changes_and_steps_that_are_skipped_leave_no_trace(hvd, group, comm, door, fused):
     for make in (sgd, adam):

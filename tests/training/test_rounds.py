@@ -25,6 +25,11 @@ SPECS = [
     "topka:density=1.0",
     "dense:dense_steps=0",
 ]
+OVER_TIME = [
+    pytest.param("topka:density=0.02", marks=pytest.mark.full),
+    pytest.param("gtopk:density=0.02", marks=pytest.mark.full),
+    "oktopk:density=0.02,tau_threshold=4",
+]
 OUTER = [MEAN, hvs.OuterSGD(), hvs.OuterSGD(lr=0.5, nesterov=False)]
 
 
@@ -88,7 +93,7 @@ def test_at_density_1_the_outer_step_takes_the_mean_of_the_ranks_ways(hvd, comm,
         assert everywhere(comm, all(torch.allclose(one, other, atol=1e-5) for one, other in pairs))
 
 
-@pytest.mark.parametrize("spec", ["topka:density=0.02", "gtopk:density=0.02", "oktopk:density=0.02,tau_threshold=4"])
+@pytest.mark.parametrize("spec", OVER_TIME)
 def test_over_hundreds_of_steps_every_difference_is_in_the_parameters_or_in_a_residual(hvd, comm, spec):
     """Whatever the learning rate of the local steps is meanwhile: what they have moved is an update already."""
     rank, ranks, model, mine = comm.Get_rank(), comm.Get_size(), Given(), 0.0
