@@ -28,8 +28,8 @@ SOURCES := $(filter-out tools/mpitest.py tools/demo%,$(wildcard pyproject.toml s
            $(shell find csrc -type f 2>/dev/null)
 # Files with laws import neither torch nor horovod. Other files are not even collected, which would take as long as the
 # tests: every rank would do it.
-LAWS = $(shell grep -rl --include='test_*.py' 'mark\.law' --exclude-dir=cuda tests)
-UNDER_MPIRUN = $(shell grep -rl --include='test_*.py' 'mark\.mpi' tests)
+LAWS = $(sort $(shell grep -rl --include='test_*.py' 'mark\.law' --exclude-dir=cuda tests))
+UNDER_MPIRUN = $(sort $(shell grep -rl --include='test_*.py' 'mark\.mpi' tests))
 
 # Tests whose bodies run on every device, and every kernel on small inputs.
 ON_DEVICES = tests/cuda tests/kernels tests/mpi tests/collectives tests/wire tests/costs

@@ -111,7 +111,8 @@ def measure(step: Callable[[], None], optimizer: Any, rounds: int) -> Numbers:
                 if kind >= 2:
                     optimizer.statistics()
                 mine[kind, number] = time.perf_counter() - start
-    slowest: Numbers = hvd.allreduce(mine, op=hvd.Max).numpy()
+    # With a name: the number that Horovod gives otherwise differs between ranks once some have joined.
+    slowest: Numbers = hvd.allreduce(mine, op=hvd.Max, name="slowest").numpy()
     return slowest
 
 
