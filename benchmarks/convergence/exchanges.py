@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,12 +15,15 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.parallel import DistributedDataParallel
 
 import horovod_sparse as hvs
+from benchmarks.convergence.ahead import Ahead
 from benchmarks.convergence.runs import Run
 from horovod_sparse import ddp, trace
 from horovod_sparse.collectives.base import Base
 
 # torch's hook lets the gradients of the first steps travel whole.
 POWERSGD_START = 10
+
+Place = Callable[[], AbstractContextManager[None]]
 
 
 class Exchanged:
@@ -36,6 +41,7 @@ class Exchanged:
     Attributes:
         forward: The function from inputs to logits.
         optimizer: The wrapped optimizer.
+        place: Where gradients are computed.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class Exchanged:
             if run.local_steps
             else hvs.DistributedOptimizer(optimizer, model.named_parameters(), compression)
         )
+        self.place: Place = Ahead(self.optimizer, run.ahead == "mean") if run.ahead else nullcontext
         self._sparse = isinstance(compression, hvs.Sparse)
         self._bytes = 2 if compression is hvs.Compression.fp16 else 4
         self._size = sum(parameter.numel() for parameter in model.parameters())
@@ -99,6 +106,7 @@ class PowerSGD:
         self._state = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=POWERSGD_START)
         self.forward.register_comm_hook(self._state, powerSGD_hook)
         self.optimizer: Any = optimizer
+        self.place: Place = nullcontext
         self._size = sum(parameter.numel() for parameter in model.parameters())
 
     def traffic(self, steps: int) -> tuple[float, float]:

@@ -36,6 +36,8 @@ class Run:
         longer: How many times as many steps as the task has by default.
         local_steps: Steps that ranks take on their own between two exchanges; 0: gradients are exchanged.
         outer: Learning rate and momentum of the step after these exchanges.
+        ahead: Gradients are computed where the parameters would be with the residuals in them: ``own`` or the ranks'
+            ``mean``; empty: where they are.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Run:
     longer: int = 1
     local_steps: int = 0
     outer: tuple[float, float] = (1.0, 0.0)
+    ahead: str = ""
 
     def seeds_on(self, task: str) -> int:
         """Number of seeds that the report rests on."""
@@ -104,6 +107,10 @@ _ALL = (
     Run("momentum-masked", "Momentum", "topka:density=0.01,memory=momentum,masking=True"),
     Run("momentum-dense-first", "Momentum", "topka:density=0.01,memory=momentum,dense_steps=STEPS/20"),
     Run("momentum-oktopk", "Momentum", "oktopk:density=0.01,memory=momentum"),
+    *(
+        Run(f"ahead-{whose}", "Ahead", f"{_RECOMMENDED}0.01", tasks=(STDLIB,), seeds=1, ahead=whose)
+        for whose in ("mean", "own")
+    ),
     Run("recommended-adam", "Momentum with Adam", f"{_RECOMMENDED}0.01", **_BOTH_ADAM),
     Run("topka-adam", "Momentum with Adam", "topka:density=0.01", **_BOTH_ADAM),
     Run("momentum-adam", "Momentum with Adam", "topka:density=0.01,memory=momentum", **_BOTH_ADAM),

@@ -116,8 +116,9 @@ def batches(count: int, batch: int, seed: int) -> Iterator[list[int]]:
 def train_step(exchanged: Exchanged | PowerSGD, inputs: Tensor, labels: Tensor) -> Tensor:
     """One update; returns this rank's mean loss."""
     exchanged.optimizer.zero_grad()
-    loss = F.cross_entropy(exchanged.forward(inputs).flatten(0, -2), labels.flatten())
-    loss.backward()  # type: ignore[no-untyped-call]
+    with exchanged.place():
+        loss = F.cross_entropy(exchanged.forward(inputs).flatten(0, -2), labels.flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
     exchanged.optimizer.step()
     return loss.detach()
 

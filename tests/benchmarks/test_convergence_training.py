@@ -55,6 +55,20 @@ def test_the_order_depends_on_the_seed_and_changes_every_epoch():
     assert first != next(one)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "memory"), [pytest.param("sgd", "residual", marks=pytest.mark.full), ("momentum", "momentum")]
+)
+def test_gradients_where_nothing_is_held_back_are_those_of_dense_training(optimizer, memory):
+    """Whatever the learning rate does: held updates are what separates the parameters from the dense ones."""
+    spec, ranks = f"topka:density=0.02,memory={memory}", horovod.torch.size()
+    dense, ahead, behind = (
+        [point["train_loss"] for point in outcome(one, steps=30, optimizer=optimizer, ahead=whose)["curve"]]
+        for one, whose in (("none", ""), (spec, "mean"), (spec, "own"))
+    )
+    assert ahead == pytest.approx(dense, rel=1e-4)
+    assert (behind == pytest.approx(dense, rel=1e-4)) == (ranks == 1)
+
+
 @pytest.mark.full
 def test_horovods_own_exchange_is_charged_as_a_ring():
     record = outcome("none")
