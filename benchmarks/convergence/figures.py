@@ -24,6 +24,7 @@ from benchmarks.convergence.runs import (
     recommended_name,
 )
 
+_BELOW, _ABOVE, _BESIDE = ((0, -7), "center", "top"), ((0, 7), "center", "bottom"), ((7, -1), "left", "top")
 # Where a family's names stand, so that they do not lie on each other: offset in points, and which edge is there.
 _SIDES = {
     "dense": ((4, 5), "left", "bottom"),
@@ -31,16 +32,26 @@ _SIDES = {
     "PowerSGD": ((7, 0), "left", "center"),
     "top-k": ((-3, 4), "right", "bottom"),
     "Ok-Topk": ((-7, 0), "right", "center"),
-    "gTop-k": ((0, -7), "center", "top"),
-    "GraVAC": ((0, -7), "center", "top"),
-    "Stable Top-K": ((0, -7), "center", "top"),
+    "gTop-k": _BELOW,
+    "GraVAC": _BELOW,
+    "Stable Top-K": _BELOW,
 }
 _CEILING = 60  # perplexity
 # Runs that are called by something shorter, as their neighbours say the rest.
 _NAMES = {
     grid_name(64, 5): "Stable Top-K",
     **{recommended_name(percent): f"{percent:g} %" for percent in PERCENTS},
-    recommended_name(0.5): "recommended, 0.5 %",  # where there is room
+    **{f"powersgd-{rank}": f"rank {rank}" for rank in POWERSGD_RANKS},
+}
+# Families whose runs are called so: their last one has the family's name, too.
+_NUMBERED = ("recommended", "PowerSGD")
+# Those that stand elsewhere than their family's.
+_PLACES = {
+    recommended_name(PERCENTS[-1]): _BELOW,
+    recommended_name(2): _ABOVE,
+    "powersgd-4": _BESIDE,
+    "topka-1000": _BELOW,
+    "oktopk-10%": _BESIDE,
 }
 # What a user chooses between, by family: the other runs are variants, which the tables have.
 FAMILIES = {
@@ -84,7 +95,9 @@ def _draw_family(axes: Axes, results: Results, task: str, family: str, runs: Seq
     axes.errorbar(places, list(map(mean, finals)), errors, color=colour, marker="o", capsize=3, linewidth=1)
     for run, place, values in zip(runs, places, finals, strict=True):
         name = _NAMES.get(run, run)
-        offset, across, along = _SIDES[family]
+        if family in _NUMBERED and run == runs[-1]:
+            name = f"{family}, {name}"
+        offset, across, along = _PLACES.get(run, _SIDES[family])
         label = axes.annotate(
             name, (place, mean(values)), offset, textcoords="offset points", ha=across, va=along, color=colour
         )
