@@ -22,7 +22,7 @@ from mpi_stack import Mpi
 _BUILD_REQUIREMENTS = [
     "setuptools",
     "wheel",
-    "cmake>=3.13",
+    "cmake>=3.16",
     "packaging",
     "cffi",
     "pyyaml",
