@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from horovod_sparse.kernels import kernels_for, largest_magnitude, to_device
-from horovod_sparse.kernels.types import Array, Indices, Moments, Segments
+from horovod_sparse.kernels.types import Array, Indices, Moments, Segments, Velocity
 from horovod_sparse.vector import SparseVector
 
 # Elements of the zeros that stand for what is settled, again and again: contiguous, which the kernels read fastest, and
@@ -28,6 +28,7 @@ class Accumulator:
         scale: Factor on the source; 0 means that its content is ignored, even NaN.
         source: What acc is made of; it stays as it is. None: the buffer's own content.
         clear: The gradients' arrays may be left with zeros.
+        velocity: Of momentum that is applied to the gradients; None: they are added as they are.
 
     Attributes:
         buffer: Shape (n,), float32 or float64. Once settled it holds acc.
@@ -44,6 +45,7 @@ class Accumulator:
         *,
         source: Array | None = None,
         clear: bool = False,
+        velocity: Velocity | None = None,
     ) -> None:
         self.buffer = buffer
         self.gradients = gradients
@@ -53,6 +55,7 @@ class Accumulator:
         self.size = int(buffer.size)
         self._source = source
         self._clear = clear
+        self._velocity = velocity
         self._largest: Array | None = None  # values that left when everything was added up, the largest among them
         self._kernels = kernels_for(buffer)
 
@@ -83,7 +86,7 @@ class Accumulator:
 
     def moments(self, threads: int = 1) -> Moments:
         """Adds up what is pending and, in the same pass, the statistics of what takes part in this step."""
-        if self._source is not None:
+        if self._source is not None or self._velocity is not None:
             self.settle()
         self._clear = False  # which this kernel does not
         pending, options = self._pending()
@@ -91,7 +94,7 @@ class Accumulator:
         return moments
 
     def sample(self, start: int, stride: int) -> Array:
-        """Every stride-th value that takes part in this step; nothing is added up for it.
+        """Every stride-th value that takes part in this step; without momentum, nothing is added up for it.
 
         Args:
             start: Number of the first one; below the stride.
@@ -100,6 +103,8 @@ class Accumulator:
         Returns:
             The values of acc, in the buffer's dtype.
         """
+        if self._velocity is not None:
+            self.settle()
         if self.settled:
             pending, scale, source = self._zeros(), 1.0, self.buffer
         else:
@@ -203,7 +208,8 @@ class Accumulator:
         if self.settled:
             return self._zeros(), {"scale": 1.0}
         self.settled, self.cleared = True, self._clear
-        return self.gradients, {"scale": self.scale, "source": self._source, "clear": self._clear}
+        how = {"source": self._source, "clear": self._clear, "velocity": self._velocity}
+        return self.gradients, {"scale": self.scale, **how}
 
     def _zeros(self) -> Segments:
         """Zeros where the gradients lie."""

@@ -49,7 +49,7 @@ class Backend:
         if isinstance(x, OnHost):
             return x.array
         if isinstance(x, (list, tuple)):
-            return type(x)(map(self.put, x))
+            return x._make(map(self.put, x)) if hasattr(x, "_make") else type(x)(map(self.put, x))
         if not isinstance(x, np.ndarray):
             return x
         return twin(x) if self.level else devices.on_device(x)
@@ -96,18 +96,18 @@ def assert_parity(
     Returns:
         The reference's result.
     """
-    left = Backend("reference").put(arguments)
-    expected = getattr(reference, name)(*left, **options)
-    names = tuple(options)
+    names, before = tuple(options), tuple(options.values())
+    left, left_options = Backend("reference").put((arguments, before))
+    expected = getattr(reference, name)(*left, **dict(zip(names, left_options, strict=True)))
     for backend in on:
         for more in [{"threads": count} for count in (threads if backend.level else threads[:1])] or [{}]:
-            ours, given = backend.put(arguments), backend.put(tuple(options.values()))
+            ours, given = backend.put((arguments, before))
             with backend.active(waiting) as kernels:
                 result = getattr(kernels, name)(*ours, **dict(zip(names, given, strict=True)), **more)
             where = f"{name} on {backend} {more or ''}"
             assert_same(result, expected, f"{where}: the result")
             assert_same(ours, left, f"{where}: what is left in the arguments")
-            assert_same(given, tuple(options.values()), f"{where}: what is left in the options")
+            assert_same(given, left_options, f"{where}: what is left in the options")
     return expected
 
 

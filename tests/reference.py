@@ -12,6 +12,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from horovod_sparse.kernels.types import Velocity
+
 Array = NDArray[Any]
 Segments = Sequence[tuple[int, Array]]
 
@@ -23,7 +25,13 @@ def magnitude(x: Array) -> Array:
 
 
 def accumulate(
-    gradients: Segments, buffer: Array, scale: float = 1.0, *, source: Array | None = None, clear: bool = False
+    gradients: Segments,
+    buffer: Array,
+    scale: float = 1.0,
+    *,
+    source: Array | None = None,
+    clear: bool = False,
+    velocity: Velocity | None = None,
 ) -> None:
     if source is not None:
         buffer[:] = source
@@ -32,7 +40,13 @@ def accumulate(
     else:
         buffer *= buffer.dtype.type(scale)
     for start, gradient in gradients:
-        buffer[start : start + len(gradient)] += gradient.astype(buffer.dtype)
+        here = slice(start, start + len(gradient))
+        added = gradient.astype(buffer.dtype)
+        if velocity is not None:
+            momentum, share = buffer.dtype.type(velocity.momentum), buffer.dtype.type(velocity.share)
+            u = velocity.values[here] = momentum * velocity.values[here] + share * added
+            added = added + momentum * u if velocity.nesterov else u
+        buffer[here] += added
         if clear:
             gradient[:] = 0
 

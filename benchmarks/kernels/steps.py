@@ -7,9 +7,12 @@ Every round runs every contender on the same input, so that other load on the ma
 - bound: read gradient, read and write residual, write gradient, 16 bytes an element, with the same kernels
 - step: the pipeline of topka on one rank, so that nothing travels: test for finite values, selection, dense result
 - with scaler: the same as it is with a grad_scaler, which may ask for the state before the step again
+- with momentum: the same with momentum before the selection, whose velocity is read and written, too: 24 bytes
+- nesterov: that with Nesterov's momentum
 
 Behind the times are the parts of the step that took least; what they leave is Python. What is timed is verified: old
-residual + gradient is new residual + result exactly. The exit status is 1 when something was wrong.
+residual + gradient (with momentum, what that makes of it) is new residual + result exactly. The exit status is 1 when
+something was wrong.
 """
 
 from __future__ import annotations
@@ -34,6 +37,14 @@ from horovod_sparse.pipeline import pipeline_for
 PARTS = ("select", "agree", "exchange", "apply")
 # Most that a step may take at 25M elements, 1 % and one thread, as a multiple of the bound.
 TARGETS = {"step": 1.7, "with scaler": 1.4}
+_MOMENTUM = ",memory=momentum,momentum=0.9"
+# The contenders' settings.
+SETTINGS = {
+    "step": "",
+    "with scaler": "",
+    "with momentum": _MOMENTUM,
+    "nesterov": f"{_MOMENTUM},nesterov=True",
+}
 
 
 class Case:
@@ -44,10 +55,13 @@ class Case:
         self.initial = rng.standard_normal(size, dtype=np.float32)
         self.gradient, self.buffer = self.initial.copy(), np.zeros_like(self.initial)
         self.threads = threads
-        sparse = parse(f"topka:density={density},threads={threads}")
         self.pipelines = {
-            name: pipeline_for(sparse, size, self.gradient[:0], MPI.COMM_SELF, undoable=name == "with scaler")
-            for name in TARGETS
+            name: pipeline_for(
+                parse(f"topka:density={density},threads={threads}{settings}"),
+                *(size, self.gradient[:0], MPI.COMM_SELF),
+                undoable=name == "with scaler",
+            )
+            for name, settings in SETTINGS.items()
         }
 
     def run(self, name: str) -> list[float]:
@@ -66,24 +80,28 @@ class Case:
 
     def wrong(self, name: str) -> int:
         """Elements of one more step of a pipeline that are not what they should be."""
-        before = self._residual(name).copy()
+        before = self._memory(name)["residual"].copy()
         self.run(name)
-        return int(np.count_nonzero(self._residual(name) + self.gradient != before + self.initial))
+        memory, momentum = self._memory(name), np.float32(0.9)
+        added = memory.get("velocity", self.initial)
+        if name == "nesterov":
+            added = self.initial + momentum * added
+        return int(np.count_nonzero(memory["residual"] + self.gradient != before + added))
 
-    def _residual(self, name: str) -> Any:
-        return self.pipelines[name].state_dict()["memory"]["residual"]
+    def _memory(self, name: str) -> Any:
+        return self.pipelines[name].state_dict()["memory"]
 
 
 def show(size: int, density: float, threads: int, rounds: int) -> bool:
     """Measures, verifies and prints one combination; whether all was right."""
     case = Case(size, density, threads)
-    names = ["bound", *TARGETS]
+    names = ["bound", *SETTINGS]
     for name in names:
         case.run(name)  # memory is touched for the first time
     times: dict[str, list[list[float]]] = {name: [] for name in names}
     for _, name in itertools.product(range(rounds), names):
         times[name].append(case.run(name))
-    wrong = {name: case.wrong(name) for name in TARGETS}
+    wrong = {name: case.wrong(name) for name in SETTINGS}
     print(f"\nn = {size:,}   density {density:g}   threads {threads}")
     heads = ("min ms", "median ms", "/ bound", "of medians", *PARTS)
     print(f"  {'':14}" + "".join(f"{head:>11}" for head in heads) + f"{'#wrong':>8}")

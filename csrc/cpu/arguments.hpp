@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "gradient.hpp"
@@ -68,21 +69,37 @@ Step<Real> as_step(const py::sequence& segments, const py::array& buffer, double
   return {elements, elements, size, Real(scale), as_tensors(segments, size)};
 }
 
-// The same, with a source beside the buffer unless it is None, and with gradients that are to be left zero.
+// An array beside the buffer, of its size and dtype.
+inline py::array as_beside(py::handle object, const py::array& buffer, Access access, const std::string& name) {
+  const py::array array = as_array(object, name);
+  check_plain(array, access, name);
+  if (format_of(array, name) != format_of(buffer, "buffer") || array.shape(0) != buffer.shape(0)) {
+    refuse(name + ": " + std::to_string(array.shape(0)) + " elements of " + text(array.dtype()) +
+           ", but the buffer has " + std::to_string(buffer.shape(0)) + " of " + text(buffer.dtype()));
+  }
+  return array;
+}
+
+// None, or (values, momentum, share, nesterov).
+template <class Real> Velocity<Real> as_velocity(py::handle object, const py::array& buffer) {
+  if (object.is_none()) return {};
+  const auto [values, momentum, share, nesterov] = object.cast<std::tuple<py::object, double, double, bool>>();
+  const py::array array = as_beside(values, buffer, Access::write, "velocity");
+  return {reinterpret_cast<Real*>(data_of(array)), Real(as_factor(momentum, "momentum")),
+          Real(as_factor(share, "share")), nesterov};
+}
+
+// The same, with a source beside the buffer unless it is None, with gradients that are to be left zero, and a velocity.
 template <class Real>
-Step<Real> as_step(const py::sequence& segments, const py::array& buffer, double scale, py::handle source, bool clear) {
+Step<Real> as_step(const py::sequence& segments, const py::array& buffer, double scale, py::handle source, bool clear,
+                   py::handle velocity) {
   Step<Real> step = as_step<Real>(segments, buffer, scale);
   if (!source.is_none()) {
-    const py::array array = as_array(source, "source");
-    check_plain(array, Access::read, "source");
-    if (format_of(array, "source") != format_of(buffer, "buffer") || std::size_t(array.shape(0)) != step.size) {
-      refuse("source: " + std::to_string(array.shape(0)) + " elements of " + text(array.dtype()) +
-             ", but the buffer has " + std::to_string(step.size) + " of " + text(buffer.dtype()));
-    }
-    step.source = static_cast<const Real*>(array.data());
+    step.source = static_cast<const Real*>(as_beside(source, buffer, Access::read, "source").data());
   }
   if (clear) check_outputs(segments);
   step.clear = clear;
+  step.velocity = as_velocity<Real>(velocity, buffer);
   return step;
 }
 

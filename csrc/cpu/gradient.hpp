@@ -9,6 +9,7 @@
 
 #include "../common/bits.hpp"
 #include "../common/half.hpp"
+#include "../common/velocity.hpp"
 
 namespace hvs {
 
@@ -34,6 +35,7 @@ template <class Real> struct Step {
   Real scale;
   std::vector<Tensor> gradients;
   bool clear = false;  // leave zeros in the gradients, which then are contiguous
+  Velocity<Real> velocity = {};
 
   std::size_t active() const {
     std::size_t total = 0;

@@ -11,6 +11,9 @@
 namespace hvs {
 
 constexpr std::size_t tile_size = tile_of_sums;
+// Where three arrays are used at once, and an array of what is added: whole tiles of them would fill an L1 cache of
+// 32 KiB, and took a fifth longer.
+constexpr std::size_t momentum_tile_size = 512;
 
 // load, with the SIMD level's own conversion where there is one.
 template <class Real> void load_tile(const Tensor& t, std::size_t first, std::size_t count, Real* out) {
@@ -69,11 +72,22 @@ template <class Real> Real take_scanned(const Tile<Real>& tile, Real scale, Key<
   return acc;
 }
 
+// Updates the velocity at the positions from `at` on; returns what is added there, in `room` if it is not the velocity.
+template <class Real>
+const Real* update(const Velocity<Real>& velocity, const Real* gradient, std::size_t at, std::size_t count,
+                   Real* room) {
+  Real* const u = velocity.values + at;
+  if (!velocity.nesterov) room = u;
+  loops<Real>().update_velocity(gradient, u, count, velocity.momentum, velocity.share, room);
+  return room;
+}
+
 // Visits the positions begin .. end in ascending order: active(tile) for each tile of the gradients; those between them
 // are scaled.
 template <class Real, class Active>
 void for_each_tile(const Step<Real>& step, std::size_t begin, std::size_t end, const Active& active) {
-  alignas(64) Real converted[tile_size];
+  alignas(64) Real converted[tile_size], updated[momentum_tile_size];
+  const std::size_t most = step.velocity.values ? momentum_tile_size : tile_size;
   std::size_t at = begin;
   auto gradient = std::partition_point(step.gradients.begin(), step.gradients.end(),
                                        [begin](const Tensor& g) { return g.stop() <= begin; });
@@ -81,10 +95,12 @@ void for_each_tile(const Step<Real>& step, std::size_t begin, std::size_t end, c
     const std::size_t start = std::max(gradient->start, begin), stop = std::min(gradient->stop(), end);
     if (at < start) scale_held(step, at, start);
     const Real* const elements = in_place<Real>(*gradient);
-    for (at = start; at < stop; at += std::min(tile_size, stop - at)) {
-      const std::size_t offset = at - gradient->start, count = std::min(tile_size, stop - at);
+    for (at = start; at < stop; at += std::min(most, stop - at)) {
+      const std::size_t offset = at - gradient->start, count = std::min(most, stop - at);
       if (!elements) load_tile(*gradient, offset, count, converted);
-      active(Tile<Real>{elements ? elements + offset : converted, step.source + at, step.buffer + at, at, count});
+      const Real* added = elements ? elements + offset : converted;
+      if (step.velocity.values) added = update(step.velocity, added, at, count, updated);
+      active(Tile<Real>{added, step.source + at, step.buffer + at, at, count});
       if (step.clear) {
         const std::size_t width = bytes_of(gradient->format);
         std::memset(gradient->data + offset * width, 0, count * width);

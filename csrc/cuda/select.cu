@@ -128,8 +128,9 @@ HVS_FUNCTION std::int64_t sampled_number(std::uint32_t i, std::uint32_t strata, 
 // The magnitudes that accumulate would leave at the sampled positions, and the histogram of their first digit.
 template <class Real>
 __global__ void __launch_bounds__(block_threads)
-    draw(const Segment* segments, int count, const Real* source, Real scale, std::int64_t active, int strata,
-         Plan<Real>* plan, Real* sample) {
+    draw(const Segment* segments, int count, const Real* source, Real scale, Real* velocities, Real momentum,
+         Real share, int nesterov, std::int64_t active, int strata, Plan<Real>* plan, Real* sample) {
+  const Velocity<Real> velocity = {velocities, momentum, share, nesterov != 0};
   __shared__ std::uint32_t histogram[digit_bins];
   clear(histogram);
   const int i = blockIdx.x * block_threads + threadIdx.x;
@@ -137,7 +138,9 @@ __global__ void __launch_bounds__(block_threads)
     const std::int64_t number = sampled_number(std::uint32_t(i), std::uint32_t(strata), active);
     const Segment segment = segments[holding_active(segments, count, number)];
     const std::int64_t at = number - segment.before;
-    const Real x = accumulated(source[segment.start + at], load<Real>(segment, at), scale);
+    Real added = load<Real>(segment, at);
+    if (velocities) added = velocity.added(velocity.updated(velocities[segment.start + at], added), added);
+    const Real x = accumulated(source[segment.start + at], added, scale);
     sample[i] = x;
     count_key(Search<Real>{0, 0, Bits<Real>::width, 0}, x, histogram);
   }
@@ -177,27 +180,31 @@ template <class Real> __global__ void set_threshold(Plan<Real>* plan, Key<Real> 
 
 // --- the pass over everything --------------------------------------------------------------------------------------
 
-template <class Real>
+// `moving`: with a velocity, whose values are null otherwise.
+template <class Real, int moving>
 __global__ void __launch_bounds__(block_threads)
     accumulate(const Segment* segments, int count, Real* buffer, std::int64_t size, Real scale, const Real* source,
-               int clear) {
-  const Step<Real> step = {segments, count, buffer, size, scale, source, clear != 0};
+               int clear, Real* velocities, Real momentum, Real share, int nesterov) {
+  const Velocity<Real> velocity = {velocities, momentum, share, nesterov != 0};
+  const Step<Real> step = {segments, count, buffer, size, scale, source, clear != 0, velocity};
   for (std::int64_t tile = blockIdx.x; tile * tile_size < size; tile += gridDim.x) {
     Real acc[quads][quad];
-    accumulate_tile(step, tile * tile_size, acc);
+    accumulate_tile<moving != 0>(step, tile * tile_size, acc);
   }
 }
 
 // buffer <- acc, and the candidates: entries whose magnitude reaches plan->low, of which the first `room` are kept.
-template <class Real>
+template <class Real, int moving>
 __global__ void __launch_bounds__(block_threads)
     sweep(const Segment* segments, int count, Real* buffer, std::int64_t size, Real scale, const Real* source,
-          int clear, Plan<Real>* plan, Status* statuses, std::int32_t* indices, Real* values, std::int64_t room) {
-  const Step<Real> step = {segments, count, buffer, size, scale, source, clear != 0};
+          int clear, Real* velocities, Real momentum, Real share, int nesterov, Plan<Real>* plan, Status* statuses,
+          std::int32_t* indices, Real* values, std::int64_t room) {
+  const Velocity<Real> velocity = {velocities, momentum, share, nesterov != 0};
+  const Step<Real> step = {segments, count, buffer, size, scale, source, clear != 0, velocity};
   const std::int64_t tile = take_ticket(&plan->sweep_ticket), begin = tile * tile_size;
   const Key<Real> low = plan->low;
   Real acc[quads][quad];
-  std::uint32_t taken = accumulate_tile(step, begin, acc);
+  std::uint32_t taken = accumulate_tile<moving != 0>(step, begin, acc);
   std::uint64_t counts = 0;  // of each quad, 16 bits
 #pragma unroll
   for (int q = 0; q < quads; ++q) {

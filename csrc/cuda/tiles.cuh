@@ -1,6 +1,7 @@
 // Walking a bucket in tiles: a block adds up one at a time, each thread in its registers.
 #pragma once
 
+#include "../common/velocity.hpp"
 #include "quads.cuh"
 #include "scan.cuh"
 #include "segments.cuh"
@@ -19,6 +20,7 @@ template <class Real> struct Step {
   Real scale;
   const Real* source = nullptr;  // null: the buffer
   bool clear = false;            // leave zeros in the segments
+  Velocity<Real> velocity = {};
 
   HVS_FUNCTION const Real* from() const { return source ? source : buffer; }
 };
@@ -28,12 +30,13 @@ HVS_FUNCTION std::int64_t quad_begin(std::int64_t begin, int q) {
   return begin + std::int64_t(q) * (quad * block_threads) + std::int64_t(threadIdx.x) * quad;
 }
 
-// A tile inside one segment, whose elements are Stored at multiples of a quad.
-template <class Stored, class Real>
+// A tile inside one segment, whose elements are Stored at multiples of a quad. `moving`: with a velocity, whose values
+// begin with the tile.
+template <bool moving, class Stored, class Real>
 HVS_FUNCTION void accumulate_quads(Stored* gradient, const Real* source, Real* buffer, Real scale, bool clear,
-                                   Real (&acc)[quads][quad]) {
+                                   const Velocity<Real>& velocity, Real (&acc)[quads][quad]) {
   Quad<Stored> added[quads];
-  Quad<Real> old[quads];
+  Quad<Real> old[quads], u[quads];
 #pragma unroll
   for (int q = 0; q < quads; ++q) added[q] = *reinterpret_cast<const Quad<Stored>*>(gradient + quad_begin(0, q));
   if (scale != 0) {
@@ -43,20 +46,27 @@ HVS_FUNCTION void accumulate_quads(Stored* gradient, const Real* source, Real* b
 #pragma unroll
     for (int q = 0; q < quads; ++q) old[q] = {};
   }
+  if constexpr (moving) {
+#pragma unroll
+    for (int q = 0; q < quads; ++q) u[q] = *reinterpret_cast<const Quad<Real>*>(velocity.values + quad_begin(0, q));
+  }
 #pragma unroll
   for (int q = 0; q < quads; ++q) {
     Quad<Real> sum;
 #pragma unroll
     for (int i = 0; i < quad; ++i) {
-      sum.x[i] = acc[q][i] = accumulated(old[q].x[i], Real(widen(added[q].x[i])), scale);
+      Real x = Real(widen(added[q].x[i]));
+      if constexpr (moving) x = velocity.added(u[q].x[i] = velocity.updated(u[q].x[i], x), x);
+      sum.x[i] = acc[q][i] = accumulated(old[q].x[i], x, scale);
     }
+    if constexpr (moving) *reinterpret_cast<Quad<Real>*>(velocity.values + quad_begin(0, q)) = u[q];
     *reinterpret_cast<Quad<Real>*>(buffer + quad_begin(0, q)) = sum;
     if (clear) *reinterpret_cast<Quad<Stored>*>(gradient + quad_begin(0, q)) = {};
   }
 }
 
 // The same, if that is so; returns whether it was.
-template <class Stored, class Real>
+template <bool moving, class Stored, class Real>
 HVS_FUNCTION bool try_quads(const Step<Real>& step, const Segment& segment, std::int64_t begin,
                             Real (&acc)[quads][quad]) {
   Stored* const gradient = reinterpret_cast<Stored*>(segment.data) + (begin - segment.start);
@@ -64,23 +74,28 @@ HVS_FUNCTION bool try_quads(const Step<Real>& step, const Segment& segment, std:
   Real* const buffer = step.buffer + begin;
   if (!aligned(gradient, alignof(Quad<Stored>)) || !aligned(buffer, alignof(Quad<Real>))) return false;
   if (!aligned(source, alignof(Quad<Real>))) return false;
-  accumulate_quads(gradient, source, buffer, step.scale, step.clear, acc);
+  Velocity<Real> velocity = step.velocity;
+  if constexpr (moving) {
+    velocity.values += begin;
+    if (!aligned(velocity.values, alignof(Quad<Real>))) return false;
+  }
+  accumulate_quads<moving>(gradient, source, buffer, step.scale, step.clear, velocity, acc);
   return true;
 }
 
-template <class Real>
+template <bool moving, class Real>
 HVS_FUNCTION bool accumulate_inside(const Step<Real>& step, const Segment& segment, std::int64_t begin,
                                     Real (&acc)[quads][quad]) {
   switch (segment.format) {
-    case format_float32: return try_quads<float>(step, segment, begin, acc);
-    case format_float16: return try_quads<Half>(step, segment, begin, acc);
-    case format_bfloat16: return try_quads<BFloat16>(step, segment, begin, acc);
-    default: return try_quads<double>(step, segment, begin, acc);
+    case format_float32: return try_quads<moving, float>(step, segment, begin, acc);
+    case format_float16: return try_quads<moving, Half>(step, segment, begin, acc);
+    case format_bfloat16: return try_quads<moving, BFloat16>(step, segment, begin, acc);
+    default: return try_quads<moving, double>(step, segment, begin, acc);
   }
 }
 
 // Any tile, element by element. Returns a bit for each element of the thread that is inside a segment.
-template <class Real>
+template <bool moving, class Real>
 HVS_FUNCTION std::uint32_t accumulate_any(const Step<Real>& step, int first, std::int64_t begin,
                                           Real (&acc)[quads][quad]) {
   std::uint32_t active = 0;
@@ -95,8 +110,16 @@ HVS_FUNCTION std::uint32_t accumulate_any(const Step<Real>& step, int first, std
       while (s < step.count && step.segments[s].stop() <= at) ++s;
       const bool inside = s < step.count && step.segments[s].start <= at;
       const Real old = step.from()[at];
-      acc[q][i] = inside ? accumulated(old, load<Real>(step.segments[s], at - step.segments[s].start), step.scale)
-                         : held(old, step.scale);
+      if (inside) {
+        Real x = load<Real>(step.segments[s], at - step.segments[s].start);
+        if constexpr (moving) {
+          Real& u = step.velocity.values[at];
+          x = step.velocity.added(u = step.velocity.updated(u, x), x);
+        }
+        acc[q][i] = accumulated(old, x, step.scale);
+      } else {
+        acc[q][i] = held(old, step.scale);
+      }
       step.buffer[at] = acc[q][i];
       if (inside && step.clear) store(step.segments[s], at - step.segments[s].start, Real(0));
       active |= std::uint32_t(inside) << (q * quad + i);
@@ -106,13 +129,13 @@ HVS_FUNCTION std::uint32_t accumulate_any(const Step<Real>& step, int first, std
 }
 
 // buffer <- acc for one tile; what the thread's elements are then, and which of them are inside a segment.
-template <class Real>
+template <bool moving = false, class Real>
 HVS_FUNCTION std::uint32_t accumulate_tile(const Step<Real>& step, std::int64_t begin, Real (&acc)[quads][quad]) {
   const int s = first_behind(step.segments, step.count, begin);
   if (s < step.count && step.segments[s].start <= begin && begin + tile_size <= step.segments[s].stop()) {
-    if (accumulate_inside(step, step.segments[s], begin, acc)) return (1u << (quads * quad)) - 1;
+    if (accumulate_inside<moving>(step, step.segments[s], begin, acc)) return (1u << (quads * quad)) - 1;
   }
-  return accumulate_any(step, s, begin, acc);
+  return accumulate_any<moving>(step, s, begin, acc);
 }
 
 }  // namespace hvs

@@ -11,6 +11,7 @@ def accumulate(
     threads: int,
     source: NDArray[Any] | None,
     clear: bool,
+    velocity: tuple[NDArray[Any], float, float, bool] | None,
     /,
 ) -> None: ...
 def select(
@@ -21,6 +22,7 @@ def select(
     threads: int,
     source: NDArray[Any] | None,
     clear: bool,
+    velocity: tuple[NDArray[Any], float, float, bool] | None,
     /,
 ) -> tuple[NDArray[np.int32], NDArray[Any]]: ...
 def select_above(
@@ -31,6 +33,7 @@ def select_above(
     threads: int,
     source: NDArray[Any] | None,
     clear: bool,
+    velocity: tuple[NDArray[Any], float, float, bool] | None,
     /,
 ) -> tuple[NDArray[np.int32], NDArray[Any]]: ...
 def largest(segments: Sequence[tuple[int, NDArray[Any]]], /) -> float: ...

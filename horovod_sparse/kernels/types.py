@@ -20,6 +20,22 @@ Indices: TypeAlias = NDArray[np.int32]
 Segments: TypeAlias = Sequence[tuple[int, Array]]
 
 
+class Velocity(NamedTuple):
+    """Momentum on the way: u <- momentum * u + share * gradient, and u is added in the gradient's place.
+
+    Attributes:
+        values: u, in the dtype of the buffer, [n]; changed in place inside the segments.
+        momentum: Finite factor, rounded to the buffer's dtype.
+        share: Of the gradient; the same.
+        nesterov: gradient + momentum * u is added instead of u.
+    """
+
+    values: Array
+    momentum: float
+    share: float = 1.0
+    nesterov: bool = False
+
+
 class Moments(NamedTuple):
     """Sums over the positions of a bucket that are inside its segments; without any, all of them are zero.
 

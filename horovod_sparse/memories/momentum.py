@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.kernels import kernels_for, to_device
+from horovod_sparse.kernels import to_device
+from horovod_sparse.kernels.types import Velocity
 from horovod_sparse.memories.base import delivered, total
 from horovod_sparse.memories.residual import Residual
 from horovod_sparse.rules import Momentum, Place, Step
@@ -74,24 +75,15 @@ class MomentumCorrection(Residual):
         self._velocity = np.zeros_like(self._residual)
 
     def open(self, step: Step, scale: float) -> Accumulator:
-        """Updates u; what is pending is u itself."""
+        """What is pending is u, which changes when it is added up."""
         if step.carry != 1:
             self._velocity *= self._velocity.dtype.type(step.carry)
         momentum = self._own or step.momentum
         if not momentum.factor:
             return super().open(step, scale)
-        kernels, real = kernels_for(self._residual), self._velocity.dtype.type
         share = momentum.share if step.number else momentum.first
-        pending = [(start, self._velocity[start : start + gradient.size]) for start, gradient in step.gradients]
-        for (_, part), (_, gradient) in zip(pending, step.gradients, strict=True):
-            if share:
-                kernels.accumulate([(0, gradient)], part, momentum.factor / share)
-            if share != 1:
-                part *= real(share or momentum.factor)
-        if momentum.nesterov:
-            kernels.accumulate(step.gradients, self._residual, scale)
-            pending, scale = [(start, part * real(momentum.factor)) for start, part in pending], 1.0
-        return Accumulator(self._residual, pending, scale)
+        velocity = Velocity(self._velocity, momentum.factor, share, momentum.nesterov)
+        return Accumulator(self._residual, step.gradients, scale, clear=step.clear, velocity=velocity)
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
         """Adds to v what came back, and clears u where something was selected and delivered."""

@@ -21,14 +21,14 @@ def test_every_contender_is_measured_and_right(monkeypatch, capsys):
     rows = [
         line.split()
         for line in capsys.readouterr().out.splitlines()
-        if line.startswith(("  bound", "  step", "  with"))
+        if line.startswith(("  bound", "  step", "  with", "  nesterov"))
     ]
-    assert [row[0] for row in rows] == ["bound", "step", "with"] * 2
+    assert [row[0] for row in rows] == ["bound", "step", "with", "with", "nesterov"] * 2
     assert all(float(row[-5]) > 0 for row in rows if row[0] != "bound")  # select
     assert {row[-1] for row in rows} == {"0"}
 
 
-@pytest.mark.parametrize("name", steps.TARGETS)
+@pytest.mark.parametrize("name", steps.SETTINGS)
 def test_an_element_that_is_wrong_is_counted(monkeypatch, name):
     case = steps.Case(5000, 0.01, 1)
     case.run(name)

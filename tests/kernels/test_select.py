@@ -33,6 +33,8 @@ from inputs import (
     sparse_vectors,
 )
 
+from horovod_sparse.kernels.types import Velocity
+
 # `import ... as` would find the function of that name.
 module = import_module("horovod_sparse.kernels.cuda.select")
 
@@ -291,7 +293,7 @@ def test_samples_suffice(density: float, shape: Shape) -> None:
     sample = module._Sample.of(n, k)
     table = module.Table([(0, on_device(x))], n)
     selection = module._Selection(table, cupy.zeros(n, np.float32), sample.room)
-    selection.estimate(np.float32(1), sample, selection._buffer)
+    selection.estimate(module._What.of(selection._buffer, 1.0, None, False, None), sample)
     threshold = to_host(selection._plan[16:20]).view(np.int32)[0]
     assert k <= int((reference.magnitude(x) >= threshold).sum()) <= sample.room
 
@@ -536,4 +538,72 @@ def test_select_many_elements_beside_a_source(hooks: Any) -> None:
     n, before = 1_000_017, hooks.fallbacks()
     how = {"source": normal(n, seed=2), "clear": True}
     assert_parity("select", [(3, layered(n - 7))], normal(n, seed=1), 10_000, 0.7, threads=[1, 2, 3], on=CPU, **how)
+    assert hooks.fallbacks() == before
+
+
+# --- with momentum on the way --------------------------------------------------------------------------------------
+
+MOMENTA = st.tuples(st.sampled_from([0.0, 0.5, 0.9]), st.sampled_from([1.0, 0.1, 0.0]), st.booleans())
+
+
+@settings(max_examples=80)
+@given(
+    bucket=buckets(),
+    share=st.floats(0, 1),
+    scale=SCALES,
+    how=MOMENTA,
+    clear=st.booleans(),
+    threads=THREADS,
+    on=SOME,
+)
+def test_momentum_is_applied_on_the_way(
+    bucket: Any, share: float, scale: float, how: Any, clear: bool, threads: int, on: Any
+) -> None:
+    gradients, buffer = plain(bucket)
+    options = {"clear": clear, "velocity": Velocity(normal(len(buffer), seed=3).astype(buffer.dtype), *how)}
+    k = round(share * active_in(bucket))
+    assert_parity("accumulate", gradients, buffer, scale, threads=[threads], on=on, **options)
+    assert_parity("select", gradients, buffer, k, scale, threads=[threads], on=on, **options)
+    assert_parity("select_above", gradients, buffer, 1.0, scale, threads=[threads], waiting=1, on=on, **options)
+
+
+@pytest.mark.parametrize("format_", FORMATS, ids=str)
+@pytest.mark.parametrize("real", REALS, ids=str)
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_formats_with_momentum(format_: Any, real: Any, nesterov: bool) -> None:
+    """On the device, whole tiles inside a tensor take a fast way; on the CPU, tiles are converted first."""
+    parts = np.split(normal(30_000).astype(format_), [4, 20_004, 20_005])
+    starts = np.cumsum([0, *map(len, parts[:-1])]) + 4 * np.arange(4)
+    segments = list(zip(starts.tolist(), parts, strict=True))
+    buffer, values = (normal(30_020, seed=seed).astype(real) for seed in (1, 2))
+    options = {"velocity": Velocity(values, 0.9, 0.3, nesterov), "clear": True}
+    assert_parity("select", segments, buffer, 600, 0.9, threads=[2], **options)
+    assert_parity("select_above", segments, buffer, 2.5, 0.9, threads=[2], waiting=1, **options)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    bucket=buckets(),
+    share=st.floats(0, 1),
+    limits=st.tuples(LIMITS, LIMITS),
+    high=LIMITS,
+    capacity=st.sampled_from([0, 3, 20, 1000]),
+    how=MOMENTA,
+)
+def test_momentum_is_applied_once_whatever_the_sample_says(
+    hooks: Any, bucket: Any, share: float, limits: Any, high: float, capacity: int, how: Any
+) -> None:
+    gradients, buffer = plain(bucket)
+    options = {"clear": True, "velocity": Velocity(normal(len(buffer), seed=3).astype(buffer.dtype), *how)}
+    low, guess = np.sort(limits)
+    with forced(hooks, (low, guess, high, capacity)):
+        assert_parity("select", gradients, buffer, round(share * active_in(bucket)), 0.7, on=CPU, **options)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_the_sample_sees_the_momentum(hooks: Any, nesterov: bool) -> None:
+    """The velocity is far larger than the gradient: an estimate without it would be of no use."""
+    n, before = 1_000_017, hooks.fallbacks()
+    options = {"velocity": Velocity(100 * layered(n), 0.9, 1.0, nesterov), "clear": True}
+    assert_parity("select", [(3, normal(n - 7))], normal(n, seed=1), 10_000, 0.7, threads=[1, 3], on=CPU, **options)
     assert hooks.fallbacks() == before

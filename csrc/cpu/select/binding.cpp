@@ -12,10 +12,10 @@ namespace hvs {
 namespace {
 
 void py_accumulate(const py::sequence& segments, py::handle object, double scale, std::int64_t threads,
-                   py::handle source, bool clear) {
+                   py::handle source, bool clear, py::handle velocity) {
   const py::array buffer = as_array(object, "buffer");
   with_real(buffer, "buffer", [&](auto real) {
-    const auto step = as_step<decltype(real)>(segments, buffer, scale, source, clear);
+    const auto step = as_step<decltype(real)>(segments, buffer, scale, source, clear, velocity);
     const std::size_t count = as_threads(threads);
     const py::gil_scoped_release release;
     accumulate(step, count);
@@ -23,12 +23,12 @@ void py_accumulate(const py::sequence& segments, py::handle object, double scale
 }
 
 py::tuple py_select(const py::sequence& segments, py::handle object, std::int64_t k, double scale,
-                    std::int64_t threads, py::handle source, bool clear) {
+                    std::int64_t threads, py::handle source, bool clear, py::handle velocity) {
   if (k < 0) refuse("k must not be negative, but is " + std::to_string(k));
   const py::array buffer = as_array(object, "buffer");
   return with_real(buffer, "buffer", [&](auto real) -> py::tuple {
     using Real = decltype(real);
-    const auto step = as_step<Real>(segments, buffer, scale, source, clear);
+    const auto step = as_step<Real>(segments, buffer, scale, source, clear, velocity);
     const std::size_t count = as_threads(threads), taken = std::min(std::size_t(k), step.active());
     Output<Real> output(taken);
     {
@@ -56,12 +56,12 @@ template <class Real> py::tuple join(const std::vector<Entries<Real>>& pieces) {
 }
 
 py::tuple py_select_above(const py::sequence& segments, py::handle object, double threshold, double scale,
-                          std::int64_t threads, py::handle source, bool clear) {
+                          std::int64_t threads, py::handle source, bool clear, py::handle velocity) {
   if (!(threshold >= 0)) refuse("threshold must be 0 or more, not " + std::to_string(threshold));
   const py::array buffer = as_array(object, "buffer");
   return with_real(buffer, "buffer", [&](auto real) -> py::tuple {
     using Real = decltype(real);
-    const auto step = as_step<Real>(segments, buffer, scale, source, clear);
+    const auto step = as_step<Real>(segments, buffer, scale, source, clear, velocity);
     const std::size_t count = as_threads(threads);
     Lease scratch(workspaces());
     std::vector<Entries<Real>> taken;

@@ -25,6 +25,10 @@ template <class Real>
 void load_keys(const Step<Real>& step, const Tensor& gradient, std::size_t first, std::size_t n, Key<Real>* keys) {
   Real added[cluster] = {};
   load(gradient, first, n, added);
+  if (const Velocity<Real>& velocity = step.velocity; velocity.values) {
+    const Real* const u = velocity.values + gradient.start + first;
+    for (std::size_t i = 0; i < n; ++i) added[i] = velocity.added(velocity.updated(u[i], added[i]), added[i]);
+  }
   const Real* const old = step.source + gradient.start + first;
   for (std::size_t i = 0; i < n; ++i) keys[i] = magnitude(accumulated(old[i], added[i], step.scale));
 }
@@ -35,6 +39,7 @@ template <class Real> void prefetch(const Step<Real>& step, const Tensor& gradie
   if (i >= gradient.length) return;
   __builtin_prefetch(gradient.data + std::ptrdiff_t(i) * gradient.stride);
   __builtin_prefetch(step.source + gradient.start + i);
+  if (step.velocity.values) __builtin_prefetch(step.velocity.values + gradient.start + i);
 }
 
 template <class Real> void draw(const Step<Real>& step, std::size_t active, Key<Real>* keys) {

@@ -63,6 +63,11 @@ HVS_AVX2 void accumulate(const float* gradient, float* buffer, std::size_t n, fl
   }
 }
 
+HVS_AVX2 void update_velocity(const float* gradient, float* velocity, std::size_t n, float momentum, float share,
+                              float* added) {
+  update_velocity_lanes(gradient, velocity, n, momentum, share, added);
+}
+
 HVS_AVX2 Sums measure(const float* gradient, float* buffer, std::size_t n, float scale) {
   return measure_lanes<4>(gradient, buffer, n, scale);
 }
@@ -208,8 +213,8 @@ HVS_AVX2 void filter(const Entries<float>& from, std::size_t first, std::size_t 
 
 }  // namespace
 
-const Loops<float> avx2_float = {widen_halves, accumulate, measure, square,   count,
-                                    scan,         scan_apart, filter,  list_bits};
+const Loops<float> avx2_float = {widen_halves, accumulate, update_velocity, measure, square,
+                                  count,        scan,       scan_apart,      filter,  list_bits};
 
 }  // namespace hvs
 

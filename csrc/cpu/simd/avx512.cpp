@@ -55,6 +55,11 @@ HVS_AVX512 void accumulate(const float* gradient, float* buffer, std::size_t n, 
   }
 }
 
+HVS_AVX512 void update_velocity(const float* gradient, float* velocity, std::size_t n, float momentum, float share,
+                                float* added) {
+  update_velocity_lanes(gradient, velocity, n, momentum, share, added);
+}
+
 HVS_AVX512 Sums measure(const float* gradient, float* buffer, std::size_t n, float scale) {
   return measure_lanes<8>(gradient, buffer, n, scale);
 }
@@ -163,8 +168,8 @@ std::size_t list_bits(const std::uint64_t* words, std::size_t count, std::size_t
 
 }  // namespace
 
-const Loops<float> avx512_float = {widen_halves, accumulate, measure, square,   count,
-                                    scan,         scan_apart, filter,  list_bits};
+const Loops<float> avx512_float = {widen_halves, accumulate, update_velocity, measure, square,
+                                    count,        scan,       scan_apart,      filter,  list_bits};
 
 }  // namespace hvs
 

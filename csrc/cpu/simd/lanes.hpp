@@ -20,6 +20,21 @@ template <class Element, std::size_t width> struct Vector {
   typedef Element Type __attribute__((vector_size(width * sizeof(Element))));
 };
 
+// Loops::update_velocity, which compilers vectorise.
+template <class Real>
+HVS_INLINE void update_velocity_lanes(const Real* gradient, Real* velocity, std::size_t n, Real momentum, Real share,
+                                      Real* added) {
+  if (added == velocity) {
+    for (std::size_t i = 0; i < n; ++i) velocity[i] = momentum * velocity[i] + share * gradient[i];
+    return;
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    const Real u = momentum * velocity[i] + share * gradient[i];
+    velocity[i] = u;
+    added[i] = gradient[i] + momentum * u;
+  }
+}
+
 // One running value per lane.
 template <std::size_t width> struct Lanes {
   static constexpr std::size_t parts = lanes_of_sums / width;

@@ -40,6 +40,9 @@ template <class Real> struct Loops {
   void (*widen_halves)(const char* halves, std::size_t n, Real* out);
   // buffer <- acc
   void (*accumulate)(const Real* gradient, Real* buffer, std::size_t n, Real scale);
+  // velocity <- u = momentum * velocity + share * gradient; `added` <- u if it is the velocity, gradient + momentum * u
+  // if it is an array of its own.
+  void (*update_velocity)(const Real* gradient, Real* velocity, std::size_t n, Real momentum, Real share, Real* added);
   // buffer <- acc; returns its sums, the same bits at every level
   Sums (*measure)(const Real* gradient, Real* buffer, std::size_t n, Real scale);
   // The sum of squares, the same bits at every level.

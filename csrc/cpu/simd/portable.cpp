@@ -20,6 +20,11 @@ template <class Real> void accumulate(const Real* gradient, Real* buffer, std::s
   }
 }
 
+template <class Real>
+void update_velocity(const Real* gradient, Real* velocity, std::size_t n, Real momentum, Real share, Real* added) {
+  update_velocity_lanes(gradient, velocity, n, momentum, share, added);
+}
+
 template <class Real> Sums measure(const Real* gradient, Real* buffer, std::size_t n, Real scale) {
   return measure_lanes<2>(gradient, buffer, n, scale);
 }
@@ -135,8 +140,8 @@ std::size_t list_bits(const std::uint64_t* words, std::size_t count, std::size_t
 }
 
 template <class Real>
-constexpr Loops<Real> portable = {load_adjacent<Half, Real>, accumulate<Real>, measure<Real>, square<Real>, count<Real>,
-                                  scan<Real>, scan_apart<Real>, filter<Real>, list_bits};
+constexpr Loops<Real> portable = {load_adjacent<Half, Real>, accumulate<Real>, update_velocity<Real>, measure<Real>,
+                                  square<Real>, count<Real>, scan<Real>, scan_apart<Real>, filter<Real>, list_bits};
 
 }  // namespace
 

@@ -1,7 +1,7 @@
 """Accumulation, and what moves entries out of a bucket."""
 
 from horovod_sparse.kernels import _cpu
-from horovod_sparse.kernels.types import Array, Indices, Segments
+from horovod_sparse.kernels.types import Array, Indices, Segments, Velocity
 
 
 def accumulate(
@@ -12,6 +12,7 @@ def accumulate(
     *,
     source: Array | None = None,
     clear: bool = False,
+    velocity: Velocity | None = None,
 ) -> None:
     """Set ``buffer <- scale * source``, plus the gradients inside their segments.
 
@@ -25,8 +26,9 @@ def accumulate(
         threads: How many threads share the work; the result does not depend on it.
         source: What the buffer is made of, in its dtype [n]; it stays as it is. None: the buffer's own content.
         clear: Leave zeros in the gradients, which then must be contiguous and writable, in the same pass.
+        velocity: Of momentum, which is applied to the gradients first, in the same pass.
     """
-    _cpu.accumulate(gradients, buffer, scale, threads, source, clear)
+    _cpu.accumulate(gradients, buffer, scale, threads, source, clear, velocity)
 
 
 def select(
@@ -38,6 +40,7 @@ def select(
     *,
     source: Array | None = None,
     clear: bool = False,
+    velocity: Velocity | None = None,
 ) -> tuple[Indices, Array]:
     """Accumulate, then move the k largest magnitudes inside the segments out of the buffer, which keeps zeros.
 
@@ -54,12 +57,13 @@ def select(
         threads: As for accumulate.
         source: As for accumulate.
         clear: As for accumulate.
+        velocity: As for accumulate.
 
     Returns:
         indices: Positions that left, ascending and unique, int32 [min(k, positions inside the segments)].
         values: What they held, in the buffer's dtype.
     """
-    return _cpu.select(gradients, buffer, k, scale, threads, source, clear)
+    return _cpu.select(gradients, buffer, k, scale, threads, source, clear, velocity)
 
 
 def select_above(
@@ -71,6 +75,7 @@ def select_above(
     *,
     source: Array | None = None,
     clear: bool = False,
+    velocity: Velocity | None = None,
 ) -> tuple[Indices, Array]:
     """Accumulate, then move every magnitude of at least the threshold inside the segments out of the buffer.
 
@@ -86,12 +91,13 @@ def select_above(
         threads: As for accumulate.
         source: As for accumulate.
         clear: As for accumulate.
+        velocity: As for accumulate.
 
     Returns:
         indices: Positions that left, ascending and unique, int32.
         values: What they held, in the buffer's dtype.
     """
-    return _cpu.select_above(gradients, buffer, threshold, scale, threads, source, clear)
+    return _cpu.select_above(gradients, buffer, threshold, scale, threads, source, clear, velocity)
 
 
 def cut(indices: Indices, values: Array, k: int) -> tuple[tuple[Indices, Array], tuple[Indices, Array]]:

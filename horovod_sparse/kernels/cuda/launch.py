@@ -166,10 +166,10 @@ def check_size(size: int, name: str = "size") -> None:
         raise ValueError(f"{name}: {size} elements, but indices are int32: use buckets of less than 2**31")
 
 
-def check_scale(scale: float, buffer: Array) -> Any:
+def check_scale(scale: float, buffer: Array, name: str = "scale") -> Any:
     """A finite factor, rounded to the buffer's dtype."""
     if not math.isfinite(scale):
-        raise ValueError(f"scale must be finite, not {scale}")
+        raise ValueError(f"{name} must be finite, not {scale}")
     return buffer.dtype.type(scale)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
@@ -18,14 +18,16 @@ from horovod_sparse.kernels.cuda.launch import (
     check_same_dtype,
     check_scale,
     check_vector,
+    instances,
     multiprocessors,
     real_of,
 )
-from horovod_sparse.kernels.types import Array, Indices, Segments
+from horovod_sparse.kernels.types import Array, Indices, Segments, Velocity
 
 _MODULE = Module(
     "select",
-    templates=["draw", "estimate", "set_threshold", "accumulate", "sweep", "digit", "compact", "take"],
+    templates=["draw", "estimate", "set_threshold", "digit", "compact", "take"],
+    plain=instances(("accumulate", "sweep"), (0, 1)),  # without and with a velocity
 )
 
 _TILE, _SMALL_TILE = 4096, 1024  # elements of a tile in sweep and in compact
@@ -46,15 +48,15 @@ def accumulate(
     *,
     source: Array | None = None,
     clear: bool = False,
+    velocity: Velocity | None = None,
 ) -> None:
     """As ``cpu.accumulate``; ``threads`` has no meaning on the device."""
     del threads
     table = Table(gradients, check_real(buffer, "buffer").size, writable=clear)
     _MODULE.launch(
-        f"accumulate<{real_of(buffer)}>",
+        f"accumulate<{real_of(buffer)}, {int(velocity is not None)}>",
         min(blocks_for(buffer.size, _TILE), 16 * multiprocessors()),
-        *(table.device, table.count, buffer, np.int64(buffer.size), check_scale(scale, buffer)),
-        *(_check_source(source, buffer), np.int32(clear)),
+        *(table.device, table.count, buffer, np.int64(buffer.size), *_What.of(buffer, scale, source, clear, velocity)),
     )
 
 
@@ -67,20 +69,21 @@ def select(
     *,
     source: Array | None = None,
     clear: bool = False,
+    velocity: Velocity | None = None,
 ) -> tuple[Indices, Array]:
     """As ``cpu.select``; nothing is waited for, as the number of entries is known."""
     del threads
     table = Table(gradients, check_real(buffer, "buffer").size, writable=clear)
-    what = check_scale(scale, buffer), _check_source(source, buffer), np.int32(clear)
+    what = _What.of(buffer, scale, source, clear, velocity)
     k = _check_count(k, table.active)
     if k == 0:
-        accumulate(gradients, buffer, scale, source=source, clear=clear)
+        accumulate(gradients, buffer, scale, source=source, clear=clear, velocity=velocity)
         return cupy.empty(0, np.int32), cupy.empty(0, buffer.dtype)
     sample = _Sample.of(table.active, k)
     selection = _Selection(table, buffer, sample.room)
     if sample.strata:
-        selection.estimate(what[0], sample, buffer if source is None else source)
-    selection.sweep(*what)
+        selection.estimate(what, sample)
+    selection.sweep(what)
     selection.search(k)
     return selection.compact(k)
 
@@ -94,17 +97,18 @@ def select_above(
     *,
     source: Array | None = None,
     clear: bool = False,
+    velocity: Velocity | None = None,
 ) -> tuple[Indices, Array]:
     """As ``cpu.select_above``; waits once for the number of entries."""
     del threads
     table = Table(gradients, check_real(buffer, "buffer").size, writable=clear)
-    what = check_scale(scale, buffer), _check_source(source, buffer), np.int32(clear)
+    what = _What.of(buffer, scale, source, clear, velocity)
     if not threshold >= 0:
         raise ValueError(f"threshold must be 0 or more, not {threshold}")
     key = _key(threshold, buffer)
     room = min(table.active, max(table.active // 32, _ALL_ARE_CANDIDATES))
     selection = _Selection(table, buffer, room, low=key)
-    selection.sweep(*what)
+    selection.sweep(what)
     return selection.compact(selection.found(), key)
 
 
@@ -133,13 +137,39 @@ def take(gradients: Segments, buffer: Array, positions: Indices | None) -> Array
     return values
 
 
-def _check_source(source: Array | None, buffer: Array) -> Array | None:
-    if source is None:
+class _What(NamedTuple):
+    """What is added up, as the kernels take it; ``values`` to ``nesterov`` are the velocity's."""
+
+    scale: Any
+    source: Array | None
+    clear: Any
+    values: Array | None
+    momentum: Any
+    share: Any
+    nesterov: Any
+
+    @classmethod
+    def of(cls, buffer: Array, scale: float, source: Array | None, clear: bool, velocity: Velocity | None) -> _What:
+        """Checks it."""
+        values, momentum, share, nesterov = velocity or (None, 0.0, 0.0, False)
+        return cls(
+            check_scale(scale, buffer),
+            _check_beside(source, buffer, "source"),
+            np.int32(clear),
+            _check_beside(values, buffer, "velocity"),
+            check_scale(momentum, buffer, "momentum"),
+            check_scale(share, buffer, "share"),
+            np.int32(nesterov),
+        )
+
+
+def _check_beside(array: Array | None, buffer: Array, name: str) -> Array | None:
+    if array is None:
         return None
-    check_same_dtype(check_real(source, "source"), buffer, "source")
-    if source.size != buffer.size:
-        raise ValueError(f"source: {source.size} elements, but the buffer has {buffer.size}")
-    return source
+    check_same_dtype(check_real(array, name), buffer, name)
+    if array.size != buffer.size:
+        raise ValueError(f"{name}: {array.size} elements, but the buffer has {buffer.size}")
+    return array
 
 
 def _check_count(k: int, available: int) -> int:
@@ -232,25 +262,26 @@ class _Selection:
     def _step(self) -> tuple[Any, ...]:
         return self._table.device, self._table.count, self._buffer, np.int64(self._size)
 
-    def estimate(self, scale: Any, sample: _Sample, source: Array) -> None:
+    def estimate(self, what: _What, sample: _Sample) -> None:
         """Finds the threshold of the candidates."""
         table = self._table
         _MODULE.launch(
             f"draw<{self._real}>",
             blocks_for(sample.strata),
-            *(table.device, table.count, source, scale, np.int64(table.active), np.int32(sample.strata)),
-            *(self._plan, self._sample),
+            *(table.device, table.count, self._buffer if what.source is None else what.source, what.scale),
+            *(what.values, what.momentum, what.share, what.nesterov),
+            *(np.int64(table.active), np.int32(sample.strata), self._plan, self._sample),
         )
         strata, low, high = np.array([sample.strata, sample.low, sample.high], np.int32)
         _MODULE.launch(f"estimate<{self._real}>", 1, self._plan, self._sample, strata, low, high)
 
-    def sweep(self, scale: Any, source: Array | None, clear: Any) -> None:
+    def sweep(self, what: _What) -> None:
         """Adds up, and lists the candidates."""
         statuses, room = self._sweep_statuses, np.int64(self._room)
         _MODULE.launch(
-            f"sweep<{self._real}>",
+            f"sweep<{self._real}, {int(what.values is not None)}>",
             self._sweep_tiles,
-            *(*self._step, scale, source, clear, self._plan, statuses, self._indices, self._values, room),
+            *(*self._step, *what, self._plan, statuses, self._indices, self._values, room),
         )
 
     def search(self, k: int) -> None:
