@@ -30,15 +30,35 @@ HVS_FUNCTION std::int64_t quad_begin(std::int64_t begin, int q) {
   return begin + std::int64_t(q) * (quad * block_threads) + std::int64_t(threadIdx.x) * quad;
 }
 
-// A tile inside one segment, whose elements are Stored at multiples of a quad. `moving`: with a velocity, whose values
-// begin with the tile.
+// Updates the velocity, whose values begin with the tile; acc <- what is added.
+template <class Stored, class Real>
+HVS_FUNCTION void update_quads(const Velocity<Real>& velocity, const Quad<Stored> (&gradient)[quads],
+                               Real (&acc)[quads][quad]) {
+  Quad<Real> u[quads];
+#pragma unroll
+  for (int q = 0; q < quads; ++q) u[q] = *reinterpret_cast<const Quad<Real>*>(velocity.values + quad_begin(0, q));
+#pragma unroll
+  for (int q = 0; q < quads; ++q) {
+#pragma unroll
+    for (int i = 0; i < quad; ++i) {
+      const Real x = Real(widen(gradient[q].x[i]));
+      u[q].x[i] = velocity.updated(u[q].x[i], x);
+      acc[q][i] = velocity.added(u[q].x[i], x);
+    }
+    *reinterpret_cast<Quad<Real>*>(velocity.values + quad_begin(0, q)) = u[q];
+  }
+}
+
+// A tile inside one segment, whose elements are Stored at multiples of a quad. `moving`: with a velocity, which comes
+// first: no more than two arrays are in registers.
 template <bool moving, class Stored, class Real>
 HVS_FUNCTION void accumulate_quads(Stored* gradient, const Real* source, Real* buffer, Real scale, bool clear,
                                    const Velocity<Real>& velocity, Real (&acc)[quads][quad]) {
   Quad<Stored> added[quads];
-  Quad<Real> old[quads], u[quads];
+  Quad<Real> old[quads];
 #pragma unroll
   for (int q = 0; q < quads; ++q) added[q] = *reinterpret_cast<const Quad<Stored>*>(gradient + quad_begin(0, q));
+  if constexpr (moving) update_quads(velocity, added, acc);
   if (scale != 0) {
 #pragma unroll
     for (int q = 0; q < quads; ++q) old[q] = *reinterpret_cast<const Quad<Real>*>(source + quad_begin(0, q));
@@ -46,20 +66,14 @@ HVS_FUNCTION void accumulate_quads(Stored* gradient, const Real* source, Real* b
 #pragma unroll
     for (int q = 0; q < quads; ++q) old[q] = {};
   }
-  if constexpr (moving) {
-#pragma unroll
-    for (int q = 0; q < quads; ++q) u[q] = *reinterpret_cast<const Quad<Real>*>(velocity.values + quad_begin(0, q));
-  }
 #pragma unroll
   for (int q = 0; q < quads; ++q) {
     Quad<Real> sum;
 #pragma unroll
     for (int i = 0; i < quad; ++i) {
-      Real x = Real(widen(added[q].x[i]));
-      if constexpr (moving) x = velocity.added(u[q].x[i] = velocity.updated(u[q].x[i], x), x);
+      const Real x = moving ? acc[q][i] : Real(widen(added[q].x[i]));
       sum.x[i] = acc[q][i] = accumulated(old[q].x[i], x, scale);
     }
-    if constexpr (moving) *reinterpret_cast<Quad<Real>*>(velocity.values + quad_begin(0, q)) = u[q];
     *reinterpret_cast<Quad<Real>*>(buffer + quad_begin(0, q)) = sum;
     if (clear) *reinterpret_cast<Quad<Stored>*>(gradient + quad_begin(0, q)) = {};
   }

@@ -75,7 +75,7 @@ class MomentumCorrection(Residual):
         self._velocity = np.zeros_like(self._residual)
 
     def open(self, step: Step, scale: float) -> Accumulator:
-        """What is pending is u, which changes when it is added up."""
+        """Leaves u pending, which changes when it is added up."""
         if step.carry != 1:
             self._velocity *= self._velocity.dtype.type(step.carry)
         momentum = self._own or step.momentum

@@ -138,7 +138,7 @@ def take(gradients: Segments, buffer: Array, positions: Indices | None) -> Array
 
 
 class _What(NamedTuple):
-    """What is added up, as the kernels take it; ``values`` to ``nesterov`` are the velocity's."""
+    """Arguments of the kernels that add up; ``values`` to ``nesterov`` are the velocity's."""
 
     scale: Any
     source: Array | None
