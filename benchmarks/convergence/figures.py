@@ -95,9 +95,11 @@ def _draw_family(axes: Axes, results: Results, task: str, family: str, runs: Seq
     axes.errorbar(places, list(map(mean, finals)), errors, color=colour, marker="o", capsize=3, linewidth=1)
     for run, place, values in zip(runs, places, finals, strict=True):
         name = _NAMES.get(run, run)
+        where = _PLACES.get(run, _SIDES[family])
         if family in _NUMBERED and run == runs[-1]:
             name = f"{family}, {name}"
-        offset, across, along = _PLACES.get(run, _SIDES[family])
+            where = _BELOW if len(runs) == 1 else where  # with a long name at the edge of the figure
+        offset, across, along = where
         label = axes.annotate(
             name, (place, mean(values)), offset, textcoords="offset points", ha=across, va=along, color=colour
         )
