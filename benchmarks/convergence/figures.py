@@ -49,7 +49,7 @@ _NUMBERED = ("recommended", "PowerSGD")
 _PLACES = {
     recommended_name(PERCENTS[-1]): _BELOW,
     recommended_name(2): _ABOVE,
-    "powersgd-4": _BESIDE,
+    "powersgd-4": ((4, -6), "center", "top"),
     "topka-1000": _BELOW,
     "oktopk-10%": _BESIDE,
 }
