@@ -64,6 +64,13 @@ def parted(buffer: Array) -> list[tuple[int, Array]]:
     return [(0, normal(half, seed=1) * buffer[:half].astype(np.float32)), (half + 11, buffer[half + 11 :])]
 
 
+def four_parts(format_: Any) -> list[tuple[int, Array]]:
+    """Gradients of a bucket of 30,020, of very different lengths, with held positions between them."""
+    parts = np.split(normal(30_000).astype(format_), [4, 20_004, 20_005])
+    starts = np.cumsum([0, *map(len, parts[:-1])]) + 4 * np.arange(4)
+    return list(zip(starts.tolist(), parts, strict=True))
+
+
 def many_small() -> list[tuple[int, Array]]:
     return [(40 * i, normal(i % 41, seed=i)) for i in range(1500)]
 
@@ -108,9 +115,7 @@ def test_select_many_elements(hooks: Any, density: float) -> None:
 @pytest.mark.parametrize("real", REALS, ids=str)
 def test_formats(format_: Any, layout: Callable[[Array], Array], real: Any) -> None:
     """On the device, whole tiles inside a tensor take a fast way, which needs aligned quads; others do not."""
-    parts = np.split(normal(30_000).astype(format_), [4, 20_004, 20_005])
-    starts = np.cumsum([0, *map(len, parts[:-1])]) + 4 * np.arange(4)
-    segments = [(int(start), layout(part)) for start, part in zip(starts, parts, strict=True)]
+    segments = [(start, layout(part)) for start, part in four_parts(format_)]
     buffer, on = normal(30_020, seed=1).astype(real), ALL if layout is as_given else CPU
     assert_parity("select", segments, buffer, 600, 0.9, threads=[2], on=on)
     assert_parity("select_above", segments, buffer, 2.5, 0.9, threads=[2], waiting=1, on=on)
@@ -507,9 +512,7 @@ def test_gradients_are_left_zero_and_a_source_as_it_is(
 @pytest.mark.parametrize("real", REALS, ids=str)
 @pytest.mark.parametrize("clear", [False, True])
 def test_formats_beside_a_source(format_: Any, real: Any, clear: bool) -> None:
-    parts = np.split(normal(30_000).astype(format_), [4, 20_004, 20_005])
-    starts = np.cumsum([0, *map(len, parts[:-1])]) + 4 * np.arange(4)
-    segments = list(zip(starts.tolist(), parts, strict=True))
+    segments = four_parts(format_)
     buffer, source = (normal(30_020, seed=seed).astype(real) for seed in (1, 2))
     assert_parity("select", segments, buffer, 600, 0.9, threads=[2], source=source, clear=clear)
     assert_parity("select_above", segments, buffer, 2.5, 0.9, threads=[2], waiting=1, source=source, clear=clear)
@@ -572,9 +575,7 @@ def test_momentum_is_applied_on_the_way(
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_formats_with_momentum(format_: Any, real: Any, nesterov: bool) -> None:
     """On the device, whole tiles inside a tensor take a fast way; on the CPU, tiles are converted first."""
-    parts = np.split(normal(30_000).astype(format_), [4, 20_004, 20_005])
-    starts = np.cumsum([0, *map(len, parts[:-1])]) + 4 * np.arange(4)
-    segments = list(zip(starts.tolist(), parts, strict=True))
+    segments = four_parts(format_)
     buffer, values = (normal(30_020, seed=seed).astype(real) for seed in (1, 2))
     options = {"velocity": Velocity(values, 0.9, 0.3, nesterov), "clear": True}
     assert_parity("select", segments, buffer, 600, 0.9, threads=[2], **options)

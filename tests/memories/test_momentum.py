@@ -83,6 +83,35 @@ def test_the_optimizers_momentum_may_change_from_step_to_step(size, k, seed, for
         assert np.array_equal(state(memory), (residual, velocity))
 
 
+LOOKS = {
+    "nothing": lambda accumulator: None,
+    "sample": lambda accumulator: accumulator.sample(0, 2),
+    "moments": lambda accumulator: accumulator.moments(),
+    "block scores": lambda accumulator: accumulator.block_scores(4),
+}
+
+
+@pytest.mark.parametrize("nesterov", [False, True], ids=["", "nesterov"])
+@pytest.mark.parametrize("look", LOOKS)
+def test_whatever_looks_at_it_first_the_velocity_changes_once(look, nesterov):
+    generator = np.random.default_rng(1)
+    memory = made(MomentumCorrection, 40, momentum=0.5, nesterov=nesterov)
+    residual = velocity = np.zeros(40, np.float32)
+    for _ in range(3):
+        gradient = 128 * eighths(generator, 40)
+        residual, velocity = reference(residual, velocity, gradient, np.float32(0.5), nesterov)
+        accumulator = memory.open(Step(gradients=[(0, gradient)]), 1.0)
+        seen = LOOKS[look](accumulator)
+        if look == "sample":
+            assert np.array_equal(seen, residual[::2])
+        if look == "moments":
+            assert seen.largest == np.abs(residual).max()
+        vector = accumulator.take_above(1.0)
+        memory.close(accumulator, vector, vector.nothing())
+        residual[vector.entries[0]] = 0
+        assert np.array_equal(state(memory), (residual, velocity))
+
+
 def test_nesterovs_form_belongs_to_a_momentum():
     with pytest.raises(ValueError, match=r"nesterov must be False, not True, where .*optimizer nesterov=True"):
         MomentumCorrection.Options(nesterov=True)
