@@ -16,20 +16,20 @@ MAY_IMPORT = {
     "trace": "",
     "kernels": "",
     "mpi": "kernels",
+    "control": "",
     "wire": "kernels",
     "vector": "kernels",
     "accumulator": "kernels vector",
     "rules": "kernels vector accumulator mpi",  # mpi: its tests for users alone
     "costs": "kernels mpi",
-    "watchdog": "mpi",
     "schedules": "rules kernels",
     "memories": "rules kernels vector accumulator",
     "sparsifiers": "rules kernels vector accumulator",
     "collectives": "rules kernels wire mpi costs",
     "compression": "rules memories sparsifiers collectives schedules",
-    "pipeline": "compression rules kernels mpi trace",
-    "training": "pipeline compression rules kernels mpi trace watchdog",
-    "checkpoint": "training mpi",
+    "pipeline": "compression rules kernels mpi trace control",
+    "training": "pipeline compression rules kernels mpi trace control",
+    "checkpoint": "training control",
 }
 
 
@@ -69,7 +69,7 @@ def test_torch_horovod_and_mpi_stay_where_they_belong():
     rooms = {framework: {one for one, name in loaded if name == framework} for framework in ("torch", "mpi4py")}
     assert rooms == {
         "torch": {"training", "checkpoint"},
-        "mpi4py": {"mpi", "watchdog", "pipeline", "training", "checkpoint", "cli"},
+        "mpi4py": {"mpi", "control", "pipeline", "training", "checkpoint", "cli"},
     }
     # One door is Horovod's. Else, a communicator knows its process sets, the compression its compressors, and join it.
     of_horovod = {(str(path), local) for path, name, _, local in IMPORTS if name.partition(".")[0] == "horovod"}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from horovod_sparse.checkpoint.staging import Staging
 from horovod_sparse.checkpoint.state import require_loadable
 from horovod_sparse.checkpoint.store import Snapshot, failed, store
 from horovod_sparse.checkpoint.together import CALL, together
-from horovod_sparse.mpi.lifetime import inside_mpi
+from horovod_sparse.control.lifecycle import process
 from horovod_sparse.training.communicator import communicator
 
 _LOG = logging.getLogger("horovod_sparse")
@@ -61,7 +62,7 @@ class Checkpoints:
         self._folder = Folder(Path(directory))
         self._keep = keep
         self._staging = Staging()
-        self._thread = ThreadPoolExecutor(1, "horovod_sparse_save")  # Python waits for it before the program ends
+        self._thread = process.background("horovod_sparse_save", CALL)
         self._under_way: Future[str] | None = None
 
     def save(
@@ -123,8 +124,8 @@ class Checkpoints:
         late = self._finish()
         snapshot = self._collect(step, self._staging, model, optimizer, exchange, data, others)
         alive = ExitStack()
-        alive.enter_context(inside_mpi())  # from here on, as the thread may begin late
-        self._under_way = self._thread.submit(self._store_beside, snapshot, alive)
+        alive.enter_context(process.inside_mpi())  # from here on, as the thread may begin late
+        self._under_way = self._thread.submit(partial(self._store_beside, snapshot, alive))
         if late is not None:
             raise late
 
@@ -140,7 +141,7 @@ class Checkpoints:
         under_way, self._under_way = self._under_way, None
         if under_way is None:
             return None
-        with inside_mpi(CALL):
+        with process.inside_mpi(CALL, self._comm):
             return under_way.result()
 
     def _finish(self) -> CheckpointError | None:
@@ -177,7 +178,7 @@ class Checkpoints:
 
     def _agree(self, step: int) -> str:
         """Makes sure that all ranks save the same step; gives rank 0's token for this save."""
-        with inside_mpi(CALL):
+        with process.inside_mpi(CALL, self._comm):
             everyone = self._comm.allgather((step, secrets.token_hex(4)))
         steps = [one for one, _ in everyone]
         if steps != [step] * len(steps):
@@ -233,7 +234,7 @@ class Checkpoints:
             with together(self._comm, f"{self._folder.path} cannot be loaded"):
                 if self._comm.Get_rank() == 0:
                     manifest = self._folder.choose(step, digest)
-            with inside_mpi(CALL):
+            with process.inside_mpi(CALL, self._comm):
                 manifest = self._comm.bcast(manifest)
             if manifest is None:
                 return None
@@ -247,7 +248,7 @@ class Checkpoints:
         with suppress(CheckpointError), together(self._comm, ""):
             if self._comm.Get_rank() == 0:
                 other = self._folder.intact(besides=refused.step if refused else None)
-        with inside_mpi(CALL):
+        with process.inside_mpi(CALL, self._comm):
             other = self._comm.bcast(other)
         if other is None:
             return ""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from horovod_sparse.mpi.lifetime import inside_mpi
+from horovod_sparse.control.lifecycle import process
 from horovod_sparse.training.communicator import communicator
 
 
@@ -47,7 +47,7 @@ def on_preemption(process_set: Any = None) -> Iterator[Callable[[], bool]]:
                 f"rank {MPI.COMM_WORLD.Get_rank()} is not part of {process_set}: call preempted() on its ranks only"
             )
         anywhere = np.empty_like(noticed)
-        with inside_mpi("preempted()"):
+        with process.inside_mpi("preempted()", comm):
             comm.Allreduce(noticed.copy(), anywhere, op=MPI.MAX)
         return bool(anywhere[0])
 

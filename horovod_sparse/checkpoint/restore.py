@@ -16,7 +16,7 @@ from horovod_sparse.checkpoint.parts import compare, load_others
 from horovod_sparse.checkpoint.shards import read_own, read_shared
 from horovod_sparse.checkpoint.state import set_generators
 from horovod_sparse.checkpoint.together import CALL, together
-from horovod_sparse.mpi.lifetime import inside_mpi
+from horovod_sparse.control.lifecycle import process
 from horovod_sparse.training.state import leader
 
 _LOG = logging.getLogger("horovod_sparse")
@@ -68,7 +68,7 @@ def read(comm: MPI.Intracomm, folder: Folder, manifest: Manifest) -> Content:
         mine = range(rank, manifest.ranks, comm.Get_size())
         own = [read_own(manifest, place, old) for old in mine]
         first = (leader(own[0]["compression"]), own[0]["data"]) if rank == 0 else None
-    with inside_mpi(CALL):
+    with process.inside_mpi(CALL, comm):
         first = comm.bcast(first)
     assert first is not None
     with together(comm, what):  # whoever had other buckets would wait for ranks that have not

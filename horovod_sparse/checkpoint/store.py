@@ -13,7 +13,7 @@ from horovod_sparse.checkpoint.folder import Folder
 from horovod_sparse.checkpoint.manifest import SHARED, Entry, shard
 from horovod_sparse.checkpoint.shards import require_finite, write
 from horovod_sparse.checkpoint.together import together, wait_for_all
-from horovod_sparse.mpi.lifetime import inside_mpi
+from horovod_sparse.control.lifecycle import process
 
 _LOG = logging.getLogger("horovod_sparse")
 
@@ -69,7 +69,7 @@ def store(comm: MPI.Intracomm, folder: Folder, snapshot: Snapshot, keep: int, ca
         return _complete(comm, folder, snapshot, files, keep, call)
     except CheckpointError:
         folder.discard(partial)
-        with inside_mpi(call):
+        with process.inside_mpi(call, comm):
             wait_for_all(comm)  # another save must not begin while a rank still cleans up
         raise
 
@@ -78,7 +78,7 @@ def _complete(
     comm: MPI.Intracomm, folder: Folder, snapshot: Snapshot, files: dict[str, Entry], keep: int, call: str
 ) -> str:
     digest, partial = "", folder.partial(snapshot.step, snapshot.token)
-    with inside_mpi(call):
+    with process.inside_mpi(call, comm):
         everyone = comm.gather(files)
     with together(comm, failed(snapshot.step), call):
         if everyone is not None:
@@ -86,6 +86,6 @@ def _complete(
             digest = folder.complete(partial, snapshot.step, len(everyone), together_files).digest
             folder.prune(keep)
             _LOG.info("step %d is saved in %s, digest %s", snapshot.step, folder.of(snapshot.step), digest)
-    with inside_mpi(call):
+    with process.inside_mpi(call, comm):
         known: str = comm.bcast(digest)
     return known

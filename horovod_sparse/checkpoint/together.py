@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from mpi4py import MPI
 
 from horovod_sparse.checkpoint.errors import CheckpointError
-from horovod_sparse.mpi.lifetime import inside_mpi
+from horovod_sparse.control.lifecycle import process
 
 CALL = "Checkpoints.save() or load()"  # for reports of stalls
 _SHOWN = 3  # ranks whose errors a message holds
@@ -33,7 +33,7 @@ def together(comm: MPI.Intracomm, what: str, call: str = CALL) -> Iterator[None]
         yield
     except Exception as caught:
         error = caught
-    with inside_mpi(call):
+    with process.inside_mpi(call, comm):
         wait_for_all(comm)
         everyone = comm.allgather(None if error is None else _text(error))
     failed = [f"rank {rank}: {text}" for rank, text in enumerate(everyone) if text is not None]

@@ -84,9 +84,9 @@ def run(options: argparse.Namespace) -> int:
     # Loads MPI, which only this subcommand needs; from here on a rank must not leave alone.
     from mpi4py import MPI
 
-    from horovod_sparse.watchdog.abort import abort_on_error
+    from horovod_sparse.control.lifecycle import process
 
-    abort_on_error()
+    process.abort_on_error()
     comm = MPI.COMM_WORLD
     first = comm.Get_rank() == 0
     try:

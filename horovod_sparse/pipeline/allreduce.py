@@ -13,11 +13,11 @@ from mpi4py import MPI
 
 import horovod_sparse
 from horovod_sparse.compression import Sparse, parse
+from horovod_sparse.control.lifecycle import process
 from horovod_sparse.kernels import copy_to_host, kernels_for
 from horovod_sparse.kernels.formats import FORMATS
 from horovod_sparse.kernels.types import MAX_SIZE, Array
 from horovod_sparse.mpi.agreement import agree
-from horovod_sparse.mpi.lifetime import inside_mpi
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline import Pipeline, pipeline_for
 from horovod_sparse.rules import Step
@@ -67,7 +67,7 @@ class SparseAllreduce:
             facts = {"version of horovod_sparse": version, "size": size, "compression": self._sparse.facts()}
         except Exception as error:
             facts = error
-        with inside_mpi(_CALL):
+        with process.inside_mpi(_CALL, comm):
             self._comm = comm.Dup()
             agree(self._comm, facts)
         self._pipeline: Pipeline | None = None  # made for the first array
@@ -100,7 +100,7 @@ class SparseAllreduce:
             RuntimeError: The density depends on the epoch, which was not given.
             Exception: The exchange failed. The array is in the residual; it must not be handed in again.
         """
-        with inside_mpi(_CALL):
+        with process.inside_mpi(_CALL, self._comm):
             facts: dict[str, Any] | Exception
             try:
                 step = Step(_checked_rate(learning_rate), epoch=None if epoch is None else operator.index(epoch))

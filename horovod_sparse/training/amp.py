@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from torch.amp import GradScaler
 
+from horovod_sparse.control.lifecycle import process
 
-@functools.cache
+
 def exchange_before_unscaling() -> None:
-    """Lets every GradScaler of this process complete the exchange of an optimizer whose gradients it is to unscale.
+    """Let every GradScaler of this process complete the exchange of gradients that it is about to unscale.
 
     What it does to gradients leaves no trace in their version counters, and so it could not be told afterwards.
     """
-    unscale = GradScaler._unscale_grads_
+    process.replace(GradScaler, "_unscale_grads_", _exchanging)
 
+
+def _exchanging(unscale: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(unscale)
     def exchange_and_unscale(scaler: GradScaler, optimizer: Any, *arguments: Any) -> Any:
         complete = getattr(optimizer, "_complete_exchange", None)
@@ -23,4 +27,4 @@ def exchange_before_unscaling() -> None:
             complete()
         return unscale(scaler, optimizer, *arguments)
 
-    GradScaler._unscale_grads_ = exchange_and_unscale  # type: ignore[assignment, method-assign]
+    return exchange_and_unscale

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from mpi4py import MPI
 from torch import distributed
 
-from horovod_sparse.mpi.lifetime import inside_mpi, leave
-from horovod_sparse.watchdog.calls import some_ranks_call, watch_calls
+from horovod_sparse.control.lifecycle import process
+from horovod_sparse.control.watch import Call
 
 # Create_group needs a tag of its own, apart from other libraries' groups.
 _TAG = 7211
-_world: MPI.Intracomm | None = None
+_CALL = "creation of a communicator"
 
 
 def communicator(members: Any = None) -> MPI.Intracomm | None:
@@ -37,8 +36,8 @@ def communicator(members: Any = None) -> MPI.Intracomm | None:
         RuntimeError: Horovod or MPI cannot do what is needed; the message names the remedy.
     """
     require_threads()
-    watch_calls()
-    with inside_mpi("the making of a communicator"):
+    process.watch.start()
+    with process.inside_mpi(_CALL):
         if isinstance(members, distributed.ProcessGroup):
             return _of_process_group(members)
         if members is None:
@@ -46,8 +45,8 @@ def communicator(members: Any = None) -> MPI.Intracomm | None:
         if members == MPI.COMM_WORLD:
             return _private_world().Dup()
         if isinstance(members, MPI.Intracomm):
-            some_ranks_call()
-            return members.Dup()
+            with process.inside_mpi(_CALL, members):
+                return members.Dup()
         return _of_process_set(members)
 
 
@@ -60,16 +59,18 @@ def _of_process_set(process_set: Any) -> MPI.Intracomm | None:
     import horovod.torch as hvd
 
     _require_mpi(hvd)
-    _leave_at_shutdown(hvd)
+    _follow(hvd)
     if process_set.process_set_id is None:
         raise ValueError(f"rank {hvd.rank()}: {process_set} is not registered: pass it to hvd.add_process_set() first")
     if not process_set.included():
         return None
     if process_set.size() == 1:
         return MPI.COMM_SELF.Dup()
+    everybody = process_set.size() == MPI.COMM_WORLD.Get_size()
     mine = torch.tensor([MPI.COMM_WORLD.Get_rank()])
     name = f"horovod_sparse.world_ranks.{process_set.process_set_id}"
-    return _group(hvd.allgather(mine, name=name, process_set=process_set).tolist())
+    with process.inside_mpi(_CALL, MPI.COMM_WORLD if everybody else None):
+        return _group(hvd.allgather(mine, name=name, process_set=process_set).tolist())
 
 
 def _of_process_group(group: distributed.ProcessGroup) -> MPI.Intracomm | None:
@@ -89,34 +90,42 @@ def _of_process_group(group: distributed.ProcessGroup) -> MPI.Intracomm | None:
 def _group(ranks: Sequence[int]) -> MPI.Intracomm:
     """A communicator of ranks of the world, whose calls need no other rank."""
     everybody = len(ranks) == MPI.COMM_WORLD.Get_size()
-    if not everybody:
-        some_ranks_call()
     # Its messages can be seen on the communicator that it is called on. The world itself is the last resort: there is
     # no private one before all ranks have made something together.
-    parent = _private_world() if everybody else _world or MPI.COMM_WORLD
+    parent = _private_world() if everybody else process.world or MPI.COMM_WORLD
     return parent.Create_group(MPI.COMM_WORLD.Get_group().Incl(ranks), tag=_TAG)
 
 
 def _private_world() -> MPI.Intracomm:
     """All ranks, apart from messages of the program's own; a collective call of them the first time."""
-    global _world
-    if _world is None:
-        _world = MPI.COMM_WORLD.Dup()
-        watch_calls(_world)
-    return _world
+    if process.world is None:
+        with process.inside_mpi(_CALL, MPI.COMM_WORLD):
+            process.world = MPI.COMM_WORLD.Dup()
+        process.watch.start(process.world)
+    return process.world
 
 
-@functools.cache
-def _leave_at_shutdown(hvd: Any) -> None:
-    """Lets ``hvd.shutdown()`` begin with a farewell: it may end in MPI_Finalize, which waits for the other ranks."""
-    library = hvd.mpi_ops._basics.MPI_LIB_CTYPES
-    shutdown = library.horovod_shutdown
+def _follow(hvd: Any) -> None:
+    """Let the process leave before Horovod shuts down, and notice when the program waits in an operation of Horovod."""
 
-    def leave_and_shut_down() -> Any:
-        leave()
-        return shutdown()
+    def closing(shut_down: Callable[[], Any]) -> Callable[[], Any]:
+        def close_and_shut_down() -> Any:
+            process.close()  # shutdown may call MPI_Finalize, which waits for the other ranks
+            return shut_down()
 
-    library.horovod_shutdown = leave_and_shut_down
+        return close_and_shut_down
+
+    def noticing(wait: Callable[[int], Any]) -> Callable[[int], Any]:
+        def wait_for_horovod(handle: int) -> Any:
+            # Long waits are Horovod's to report. One for a rank that has left, but still exchanges a bucket, it cannot
+            # know of.
+            with process.waiting(Call("an operation of Horovod", MPI.COMM_WORLD, stalls=False)):
+                return wait(handle)
+
+        return wait_for_horovod
+
+    process.replace(hvd.mpi_ops._basics.MPI_LIB_CTYPES, "horovod_shutdown", closing)
+    process.replace(hvd.mpi_ops.mpi_lib, "horovod_torch_wait_and_clear", noticing)
 
 
 def _require_mpi(hvd: Any) -> None:

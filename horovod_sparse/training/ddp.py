@@ -22,9 +22,10 @@ from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 from horovod_sparse.compression import Sparse
+from horovod_sparse.control.lifecycle import process
+from horovod_sparse.control.report import limits
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.mpi.agreement import agree
-from horovod_sparse.mpi.lifetime import inside_mpi
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.training.arguments import check_devices, check_sparse, common_facts, require_plain
 from horovod_sparse.training.communicator import communicator
@@ -35,7 +36,6 @@ from horovod_sparse.training.momentum import apply_momentum
 from horovod_sparse.training.processgroup import init_process_group
 from horovod_sparse.training.units import check_unit
 from horovod_sparse.training.worker import Worker
-from horovod_sparse.watchdog.report import limits
 
 __all__ = ["SparseState", "init_process_group", "sparse_hook"]
 
@@ -255,7 +255,7 @@ class SparseState:
         if self._exchange is None:
             comm = communicator(self.group)
             assert comm is not None
-            with inside_mpi("SparseState"):
+            with process.inside_mpi("SparseState", comm):
                 agree(comm, self._facts(devices))
             stall = limits(*self._stall)
             owner, ranks = weakref.proxy(self), comm.Get_size()

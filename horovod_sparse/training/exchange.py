@@ -11,8 +11,9 @@ import torch
 from mpi4py import MPI
 
 from horovod_sparse.compression import Sparse
+from horovod_sparse.control.lifecycle import process
+from horovod_sparse.control.report import Limits
 from horovod_sparse.kernels import copy_to_host
-from horovod_sparse.mpi.lifetime import inside_mpi
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.rules import Momentum, Step
 from horovod_sparse.training.bucket import Bucket
@@ -20,9 +21,6 @@ from horovod_sparse.training.layout import Layout, Member, plan
 from horovod_sparse.training.moments import momentum_of
 from horovod_sparse.training.units import ResidualUnits
 from horovod_sparse.training.worker import Worker
-from horovod_sparse.watchdog.abort import abort_on_error
-from horovod_sparse.watchdog.calls import watch_exchange
-from horovod_sparse.watchdog.report import Limits
 
 
 class Exchange:
@@ -75,12 +73,12 @@ class Exchange:
         clip = None if momentum is None or momentum.max_norm is None else partial(momentum.clip, ranks=self.ranks)
         self.worker = Worker(self._conditions, self.undoable, clip)
         if self.ranks > 1:
-            abort_on_error()
-            watch_exchange(comm, weakref.WeakMethod(self.worker.progress), self._names, stall)
+            process.abort_on_error()
+            process.watch.add(comm, weakref.ref(self.worker), self._names, stall)
 
     def order(self, names: list[str]) -> list[str]:
         """Some names in the order that rank 0 has them in; a collective call."""
-        with inside_mpi("the exchange of new parameters"):
+        with process.inside_mpi("the exchange of new parameters", self._comm):
             in_order: list[str] = self._comm.bcast(names)
         return in_order
 
@@ -95,7 +93,7 @@ class Exchange:
         # Backward reaches the last layer first.
         layouts = plan(members[::-1], self.compression.bucket_bytes, len(self.worker.buckets))
         self._names += [layout.names for layout in layouts]
-        with inside_mpi("the exchange of new parameters"):
+        with process.inside_mpi("the exchange of new parameters", self._comm):
             self.worker.add([self._bucket(layout) for layout in layouts])
 
     def _bucket(self, layout: Layout) -> Bucket:
@@ -123,7 +121,7 @@ class Exchange:
     def anywhere(self, flags: Sequence[bool]) -> list[bool]:
         """Which of some flags are set on any of the ranks; a collective call between steps."""
         mine = bytearray(flags)
-        with inside_mpi("synchronize()"):
+        with process.inside_mpi("synchronize()", self._comm):
             self._comm.Allreduce(MPI.IN_PLACE, mine, op=MPI.MAX)
         return [bool(flag) for flag in mine]
 

@@ -14,8 +14,9 @@ from horovod.torch.optimizer import _DistributedOptimizer as _Horovod
 from mpi4py import MPI
 
 from horovod_sparse.compression import Sparse
+from horovod_sparse.control.lifecycle import process
+from horovod_sparse.control.report import Limits
 from horovod_sparse.mpi.agreement import agree
-from horovod_sparse.mpi.lifetime import inside_mpi
 from horovod_sparse.training.amp import exchange_before_unscaling
 from horovod_sparse.training.arguments import parameter_facts
 from horovod_sparse.training.device import device_of
@@ -24,8 +25,6 @@ from horovod_sparse.training.horovod import numbered, user_level
 from horovod_sparse.training.join import Use, let_join
 from horovod_sparse.training.layout import Member
 from horovod_sparse.training.momentum import apply_momentum
-from horovod_sparse.watchdog.abort import abort
-from horovod_sparse.watchdog.report import Limits
 
 _SHOWN = 3  # names of parameters that a message holds
 _exchanging: weakref.WeakSet[Any] = weakref.WeakSet()  # the optimizers whose hooks are in place
@@ -107,7 +106,7 @@ class Gradients:
         added = self.param_groups[-1]["params"]
         names = {p: name for name, p in numbered(self)} | self._parameter_names  # type: ignore[arg-type]
         try:
-            with inside_mpi("add_param_group()"):
+            with process.inside_mpi("add_param_group()", self._comm):
                 agree(self._comm, {"parameter": parameter_facts((names[p], p) for p in added)})
         except ValueError:
             self.param_groups.pop()
@@ -246,24 +245,24 @@ class Gradients:
         self._use.note()
         exchange.idle = not self._handles and all(p.grad is None for p in self._requires_update)
         try:
-            self._hand_in(self._requires_update.difference(self._handles))
-            self._hand_in([p for p, (handle, _) in self._handles.items() if handle is None])
-            exchange.worker.collect()
-            if self._unhooked:
-                self._hook()
-            if self._frozen:
-                self._admit_learning(exchange)
-            self._take_results()
+            with exchange.worker.completing():
+                self._complete_step(exchange)
         except BaseException:
-            self._abandon()
-            if exchange.idle:  # the zeros handed in are no gradients
-                for p in self._requires_update:
-                    p.grad = None
+            self._abandon(exchange)
             raise
         finally:
-            exchange.worker.finish()
             exchange.idle = False
         self._synchronized = True
+
+    def _complete_step(self, exchange: Exchange) -> None:
+        self._hand_in(self._requires_update.difference(self._handles))
+        self._hand_in([p for p, (handle, _) in self._handles.items() if handle is None])
+        exchange.worker.collect()
+        if self._unhooked:
+            self._hook()
+        if self._frozen:
+            self._admit_learning(exchange)
+        self._take_results()
 
     def _complete_exchange(self) -> None:
         """Synchronizes, for a GradScaler that comes between backward() and step()."""
@@ -307,11 +306,15 @@ class Gradients:
                 "step inside `with optimizer.skip_synchronize():`"
             )
 
-    def _abandon(self) -> None:
-        """Makes ready for a next step after one that failed."""
-        for handle, _ in self._handles.values():
-            if isinstance(handle, int):  # Horovod's own: not waited for, its name would stay taken
-                hvd.synchronize(handle)
+    def _abandon(self, exchange: Exchange) -> None:
+        """Prepare for the next step after one that failed."""
+        if not exchange.worker.interrupted:  # else there is no next step, and the exception must not be held back
+            for handle, _ in self._handles.values():
+                if isinstance(handle, int):  # Horovod's own: not waited for, its name would stay taken
+                    hvd.synchronize(handle)
+        if exchange.idle:  # the zeros handed in are no gradients
+            for p in self._requires_update:
+                p.grad = None
         self._handles.clear()
         self._densified.clear()
         self._allreduce_delay = dict.fromkeys(self._allreduce_delay, self.backward_passes_per_step)
@@ -338,7 +341,7 @@ class Gradients:
 
         def ended(error: BaseException | None) -> None:
             if error is not None:
-                abort(f"failed in the other ranks' steps, as it is in hvd.join(): {error!r}")
+                process.abort(f"failed in the other ranks' steps, as it is in hvd.join(): {error!r}")
 
         exchange.worker.stand_in(after_step, ended)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import weakref
+from collections.abc import Callable
 from typing import Any
+
+from horovod_sparse.control.lifecycle import process
 
 _joining: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -43,17 +45,13 @@ def let_join(optimizer: Any) -> None:
         optimizer: Has a ``Use`` as ``_use``, and ``_stand_in``, which begins to take part in the other ranks' steps and
             may give a function that waits for the end of that: for optimizers that change parameters meanwhile.
     """
-    _joining.add(optimizer)
-    _replace_join()
-
-
-@functools.cache
-def _replace_join() -> None:
     from horovod.torch import mpi_ops  # here, as local steps do without Horovod
 
-    library = mpi_ops.mpi_lib
-    join_of_horovod = library.horovod_torch_join
+    _joining.add(optimizer)
+    process.replace(mpi_ops.mpi_lib, "horovod_torch_join", _joined)
 
+
+def _joined(join_of_horovod: Callable[..., Any]) -> Callable[..., Any]:
     def join(*arguments: Any) -> Any:
         waits = [optimizer._stand_in() for optimizer in list(_joining) if optimizer._use]
         handle = join_of_horovod(*arguments)  # begins: Horovod's thread takes part in the others' collectives
@@ -61,4 +59,4 @@ def _replace_join() -> None:
             wait()
         return handle
 
-    library.horovod_torch_join = join
+    return join

@@ -11,15 +11,15 @@ import torch
 from mpi4py import MPI
 
 from horovod_sparse.compression import Sparse
+from horovod_sparse.control.lifecycle import process
+from horovod_sparse.control.report import limits
 from horovod_sparse.mpi.agreement import agree
-from horovod_sparse.mpi.lifetime import inside_mpi
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.training.arguments import check_devices, common_facts, names_of, parameter_facts, require_plain
 from horovod_sparse.training.communicator import communicator
 from horovod_sparse.training.join import Use, let_join
 from horovod_sparse.training.outer import DILOCO, OuterSGD
 from horovod_sparse.training.rounds import Rounds, plain
-from horovod_sparse.watchdog.report import limits
 
 
 class _Local(torch.optim.Optimizer):
@@ -78,7 +78,7 @@ class _Local(torch.optim.Optimizer):
         names = names_of(self.param_groups, ())
         added = {p: names[p] for p in self.param_groups[-1]["params"]}
         try:
-            with inside_mpi("add_param_group()"):
+            with process.inside_mpi("add_param_group()", self._rounds.comm):
                 agree(self._rounds.comm, {"parameter": parameter_facts((name, p) for p, name in added.items())})
         except ValueError:
             self.param_groups.pop()
@@ -193,7 +193,7 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
             f"rank {MPI.COMM_WORLD.Get_rank()} is not part of {process_set}: make a LocalOptimizer on its ranks only"
         )
     named = list(named_parameters or ())
-    with inside_mpi("LocalOptimizer()"):
+    with process.inside_mpi("LocalOptimizer()", comm):
         agree(comm, _facts(optimizer, named, local_steps, compression, outer, (stall_timeout, stall_abort)))
     kind = type(optimizer)
     local: Any = object.__new__(type(kind.__name__, (kind,), _OVERRIDES))

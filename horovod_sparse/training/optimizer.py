@@ -11,14 +11,14 @@ import torch
 from horovod.torch.optimizer import _DistributedOptimizer as _Horovod
 
 from horovod_sparse.compression import Sparse
+from horovod_sparse.control.lifecycle import process
+from horovod_sparse.control.report import limits
 from horovod_sparse.mpi.agreement import agree
-from horovod_sparse.mpi.lifetime import inside_mpi
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.training.communicator import communicator
 from horovod_sparse.training.exchange import Exchange
 from horovod_sparse.training.gradients import Gradients
 from horovod_sparse.training.horovod import facts, user_level
-from horovod_sparse.watchdog.report import limits
 
 
 class _Optimizer(Gradients):
@@ -84,7 +84,7 @@ class _Optimizer(Gradients):
             if self._comm is None or not isinstance(self, torch.optim.LBFGS):
                 return loss
             mine = loss.item() if isinstance(loss, torch.Tensor) else loss
-            with inside_mpi("step(closure)"):
+            with process.inside_mpi("step(closure)", self._comm):
                 return self._comm.allreduce(mine) / self._comm.Get_size()
 
         return exchanged
@@ -277,7 +277,7 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
     }
     named = None if named_parameters is None else list(named_parameters)
     own = {"stall_timeout": stall_timeout, "stall_abort": stall_abort, "residual_unit": residual_unit}
-    with inside_mpi("DistributedOptimizer()"):
+    with process.inside_mpi("DistributedOptimizer()"):
         comm = communicator(process_set)
         if comm is not None:
             agree(comm, facts(optimizer, named, compression, {**arguments, **own}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 import weakref
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
@@ -12,15 +11,14 @@ import torch
 from mpi4py import MPI
 
 from horovod_sparse.compression import Sparse
+from horovod_sparse.control.lifecycle import process
+from horovod_sparse.control.report import Limits
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.mpi.agreement import agree
-from horovod_sparse.mpi.lifetime import inside_mpi
 from horovod_sparse.training.exchange import Exchange
 from horovod_sparse.training.layout import Member
 from horovod_sparse.training.outer import OuterSGD
 from horovod_sparse.training.state import on_host
-from horovod_sparse.watchdog.abort import abort
-from horovod_sparse.watchdog.report import Limits
 
 # In the state of a parameter, as torch's optimizers have it, where broadcasts and checkpoints find them.
 _COMMON, _VELOCITY = "common_parameter", "outer_momentum"
@@ -187,15 +185,15 @@ class Rounds:
         worker = self.exchange.worker
         self.exchange.idle = not self.stepped
         try:
-            for slot in [slot for bucket in worker.buckets for slot in bucket.layout.slots]:
-                p = slot.parameter
-                bucket = worker.bucket_of(p)
-                assert bucket is not None
-                difference = differences[p] if p in differences else torch.zeros_like(p)
-                worker.put(bucket, p, difference, hold=p in held)
-            worker.collect()
+            with worker.completing():
+                for slot in [slot for bucket in worker.buckets for slot in bucket.layout.slots]:
+                    p = slot.parameter
+                    bucket = worker.bucket_of(p)
+                    assert bucket is not None
+                    difference = differences[p] if p in differences else torch.zeros_like(p)
+                    worker.put(bucket, p, difference, hold=p in held)
+                worker.collect()
         finally:
-            worker.finish()
             self.exchange.idle = False
 
     def _velocity_of(self, p: torch.Tensor) -> torch.Tensor:
@@ -207,7 +205,7 @@ class Rounds:
         """Makes sure, once, that ranks parted from the same parameters: else they would never be common."""
         if not self._compared:
             start = tuple((self._names[p], _digest(self._common[p])) for p in parameters)
-            with inside_mpi("synchronize()"):
+            with process.inside_mpi("synchronize()", self.comm):
                 agree(self.comm, {"start of the first round, which hvd.broadcast_parameters() makes common,": start})
             self._compared = True
 
@@ -223,11 +221,16 @@ class Rounds:
                 while self.end(working=False):
                     pass
             except BaseException as error:
-                abort(f"failed in the other ranks' rounds, as it is in hvd.join(): {error!r}")
+                process.abort(f"failed in the other ranks' rounds, as it is in hvd.join(): {error!r}")
 
-        thread = threading.Thread(target=take_part, name="horovod_sparse_join", daemon=True)
-        thread.start()
-        return thread.join
+        thread = process.background("horovod_sparse_join")
+        future = thread.submit(take_part)
+
+        def wait() -> None:
+            future.result()
+            thread.close()
+
+        return wait
 
     def add_to(self, state: dict[str, Any]) -> dict[str, Any]:
         """Adds to the state of an optimizer, as torch gives it, what is the same on all ranks."""

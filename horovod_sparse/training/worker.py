@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -15,14 +16,14 @@ from typing import Any, NamedTuple
 import torch
 
 from horovod_sparse import trace
+from horovod_sparse.control.lifecycle import process
+from horovod_sparse.control.report import Place, Progress
 from horovod_sparse.kernels import copy_to_host
-from horovod_sparse.mpi.lifetime import current_call, inside_mpi
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline.base import NoBackwardError
 from horovod_sparse.rules import Step
 from horovod_sparse.trace.counts import statistics
 from horovod_sparse.training.bucket import Bucket, Facts, Filling
-from horovod_sparse.watchdog.report import Progress
 
 
 class _Job(NamedTuple):
@@ -66,13 +67,14 @@ class Worker:
         self._followed: list[bool] = []  # which buckets take the facts of the next one along
         self._bucket_of: dict[torch.Tensor, Bucket] = {}
         self._lock = threading.Lock()  # autograd runs one thread a device, and each may fire hooks
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="horovod_sparse")
+        self._thread = process.background("horovod_sparse")
         self._exchanged: list[Bucket] = []  # in a step that was not applied so far
         self._begun: list[Bucket] = []  # whose exchange has begun in this step
         self._next = 0  # number of the bucket that starts next
         self._step = 0
         self._complete = 0  # ns; when the last gradient of the step in progress was handed in
         self._running: Bucket | None = None
+        self._standing_in = False
 
     def add(self, buckets: Sequence[Bucket]) -> None:
         """Appends buckets; they take part in the step in progress.
@@ -97,6 +99,7 @@ class Worker:
             gradient: Its gradient, dense; overwritten with the result.
             hold: Keep the parameter's residual out of this step: it neither grows nor travels.
         """
+        self._require_whole()
         with self._lock:
             self._undo()
             bucket.put(parameter, gradient, hold)
@@ -104,6 +107,7 @@ class Worker:
 
     def leave_out(self, bucket: Bucket, parameter: torch.Tensor) -> None:
         """Lets the bucket go without a parameter whose gradient takes another way in this step."""
+        self._require_whole()
         with self._lock:
             self._undo()
             bucket.filling.waiting.discard(parameter)
@@ -115,14 +119,15 @@ class Worker:
             if any(bucket.filling.waiting for bucket in buckets):
                 return
             fillings = [(bucket, bucket.filling) for bucket in buckets]
-            self._thread.submit(self._clip_all, fillings, self._conditions(buckets[0].layout.group), self._clip)
+            conditions = self._conditions(buckets[0].layout.group)
+            self._thread.submit(partial(self._clip_all, fillings, conditions, self._clip))
         while self._next < len(self.buckets):
             together = self._together(self._next)
             if any(bucket.filling.waiting for bucket in together):
                 break
             # Read here, in the order of the program: a schedule may change it while the worker is still busy.
             jobs = [_Job(bucket, bucket.filling, self._conditions(bucket.layout.group)) for bucket in together]
-            self._thread.submit(self._run, jobs)
+            self._thread.submit(partial(self._run, jobs))
             self._next += len(together)
         if buckets and self._next == len(self.buckets):
             self._complete = time.perf_counter_ns()
@@ -168,7 +173,7 @@ class Worker:
             facts: dict[str, Facts] = {} if agreed is None else {"agreed": agreed}
             self._running = job.bucket
             try:
-                with inside_mpi():
+                with process.inside_mpi():
                     if behind is not None:
                         facts["ahead"] = behind.bucket.facts(behind.filling, behind.conditions)
                     agreed = job.bucket.exchange(job.filling, job.conditions, **facts)
@@ -200,8 +205,41 @@ class Worker:
                 with trace.span("wait", bucket=bucket.layout.number):
                     bucket.filling.done.result()
 
+    @contextmanager
+    def completing(self) -> Iterator[None]:
+        """Finish the step after the block, which waits for its results.
+
+        An exception raised by a signal handler may leave the block while buckets are in exchange. It is not held back
+        until they are done. The other ranks may apply a step then that this rank does not, so that this worker refuses
+        further gradients, and to be asked for its state.
+        """
+        try:
+            yield
+        except BaseException as error:
+            running = [bucket for bucket in self.buckets[: self._next] if not bucket.filling.done.done()]
+            if running:
+                self._thread.abandoned = (
+                    f"{type(error).__name__} interrupted step() while bucket {running[0].layout.number} was in exchange"
+                )
+            else:
+                self.finish()
+            raise
+        self.finish()
+
+    @property
+    def interrupted(self) -> bool:
+        """Tell whether an exception has left a step while its buckets were in exchange."""
+        return bool(self._thread.abandoned)
+
+    def _require_whole(self) -> None:
+        if self._thread.abandoned:
+            raise RuntimeError(
+                f"rank {process.rank}: {self._thread.abandoned}: other ranks may have applied that step, which this "
+                "rank has not: start again from the last checkpoint"
+            )
+
     def finish(self) -> None:
-        """Waits for everything that was started, whatever became of it, and makes ready for the next step."""
+        """Wait for everything that was started, and make ready for the next step."""
         self._wait()
         if self._undoable:
             self._exchanged = self._begun
@@ -217,6 +255,8 @@ class Worker:
             after_step: Called after each step, on the worker's thread.
             ended: Called when it is over, on that thread, with the error if there was one.
         """
+        self._require_whole()
+        self._standing_in = True
         steps = {bucket: replace(self._conditions(bucket.layout.group)(), idle=True) for bucket in self.buckets}
         firsts = [number for number in range(len(self.buckets)) if not (number and self._followed[number - 1])]
 
@@ -233,6 +273,8 @@ class Worker:
                 ended(None)
             except BaseException as error:
                 ended(error)
+            finally:
+                self._standing_in = False
 
         self._thread.submit(take_part)
 
@@ -242,6 +284,7 @@ class Worker:
 
     def settle(self) -> None:
         """Undoes a step that was exchanged, but not applied; to be called between steps."""
+        self._require_whole()
         with self._lock:
             self._undo()
 
@@ -256,7 +299,15 @@ class Worker:
         if running is not None:
             return Progress(self._step, running.layout.number, running.pipeline.stage)
         done = 0 < len(self.buckets) == self._next
-        return Progress(self._step + done, 0 if done else self._next, call=current_call())
+        return Progress(self._step + done, 0 if done else self._next)
+
+    def started(self) -> Place:
+        """Return step and number of the first bucket that this rank will not exchange if it begins to leave now."""
+        if self._standing_in:
+            return sys.maxsize, 0
+        if self.failed is not None:
+            return self._step, self._begun[-1].layout.number if self._begun else 0
+        return self._step, self._next
 
     @property
     def traffic(self) -> Traffic:

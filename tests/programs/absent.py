@@ -15,7 +15,7 @@ import horovod.torch as hvd
 import torch
 
 import horovod_sparse as hvs
-from horovod_sparse.watchdog import watch
+from horovod_sparse.control import watch
 
 hvd.init()
 watch._PERIOD, watch._PATIENCE = 0.2, 1.5  # looks often, and waits less for an answer

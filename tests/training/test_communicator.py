@@ -10,6 +10,7 @@ import pytest
 from laws import everywhere
 from mpi4py import MPI
 
+from horovod_sparse.control.lifecycle import process
 from horovod_sparse.training.communicator import communicator
 
 PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "split_world.py"
@@ -53,7 +54,7 @@ def test_a_process_set(hvd, comm):
 @pytest.mark.mpi
 def test_no_message_meets_a_receive_of_the_program(hvd, comm, monkeypatch):
     """One for any message, from any rank, of the world: it would take what communicators are made with."""
-    monkeypatch.setattr("horovod_sparse.training.communicator._world", None)  # as in a program that begins
+    monkeypatch.setattr(process, "world", None)  # as in a program that begins
     text, world = np.zeros(64, np.uint8), MPI.COMM_WORLD
     request = world.Irecv([text, MPI.BYTE], MPI.ANY_SOURCE, MPI.ANY_TAG)
     made = [communicator(), communicator(world)]

@@ -8,9 +8,9 @@ import pytest
 import torch
 from buckets import recording_buckets
 
+from horovod_sparse.control.report import Progress
 from horovod_sparse.rules import Step
 from horovod_sparse.training.worker import Worker
-from horovod_sparse.watchdog.report import Progress
 
 
 @pytest.fixture

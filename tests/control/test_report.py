@@ -8,7 +8,7 @@ from pathlib import Path
 import launch
 import pytest
 
-from horovod_sparse.watchdog.report import Limits, Progress, limits, report
+from horovod_sparse.control.report import Limits, Progress, Snapshot, Wait, limits
 
 PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "stall.py"
 VARIABLES = ("CHECK_TIME_SECONDS", "SHUTDOWN_TIME_SECONDS", "CHECK_DISABLE")
@@ -61,67 +61,105 @@ def test_a_wait_is_reported_again_and_again_and_ended_once():
     assert Limits(0, 0).after(0) == float("inf")
 
 
+def snapshot(*calls, **exchanges):
+    """What a process is doing: exchanges by their numbers, ``e1=(step, bucket, stage)``."""
+    return Snapshot(calls, {int(name[1:]): Progress(*place) for name, place in exchanges.items()})
+
+
+def reported(wait, answers, left=()):
+    """Where the rank waits, and what it says of the others."""
+    where, others = wait.report(answers, left).split(": ", 1)
+    return where, set(others.split("; "))
+
+
 def test_a_report_says_where_it_waits_and_where_every_other_rank_is():
-    mine = Progress(17, 2, "exchange")
+    mine = snapshot(e1=(17, 2, "exchange"))
     answers = {
         0: mine,
-        1: Progress(17, 2, ""),
-        2: Progress(17, 2, ""),
-        3: Progress(16, 2, ""),
+        1: snapshot(e1=(17, 2)),
+        2: snapshot(e1=(17, 2)),
+        3: snapshot(e1=(16, 2)),
         4: None,
+        5: snapshot("preempted()", e1=(17, 0)),
         6: None,
-        7: Progress(17, 2, "agree"),
-        8: Progress(18, 0, ""),
+        7: snapshot(e1=(17, 2, "agree")),
+        8: snapshot(e1=(18, 0)),
         9: mine,
+        10: snapshot(),
+        11: snapshot(e1=(17, 1)),
     }
-    text = report(mine, ["a", "b", "c", "d"], answers)
-    where, others = text.split(": ", 1)
+    where, others = reported(Wait(mine, 1, parameters=["a", "b", "c", "d"]), answers, left={11})
     assert where == "stage exchange of bucket 2 (a, b, c, ...) in step 17"
-    assert set(others.split("; ")) == {
+    assert others == {
         "ranks 0, 9: waits there too",
-        "ranks 1-2: missing, its program has not come to bucket 2 of step 17",
-        "rank 3: missing, its program has not come to bucket 2 of step 16",
+        "ranks 1-2: missing, has not reached bucket 2 of step 17",
+        "rank 3: missing, has not reached bucket 2 of step 16",
         "ranks 4, 6: missing, gives no answer (stopped, or cut off from here)",
-        "rank 7: is in bucket 2 of step 17, stage agree",
-        "rank 8: has gone on, to before bucket 0 of step 18",
+        "rank 5: missing, waits in preempted()",
+        "rank 7: is in stage agree of bucket 2 of step 17",
+        "rank 8: has gone on, next is bucket 0 of step 18",
+        "rank 10: missing, has no such optimizer (yet, or any more)",
+        "rank 11: has left",
     }
 
 
 def test_a_report_says_in_which_call_ranks_wait_between_two_steps():
-    mine = Progress(18, 0, call="preempted()")
-    answers = {0: mine, 1: Progress(18, 0), 2: Progress(17, 1), 3: Progress(18, 0, "agree"), 4: Progress(19, 0)}
-    where, others = report(mine, ["a"], answers).split(": ", 1)
-    assert where == "preempted() before bucket 0 of step 18"
-    assert set(others.split("; ")) == {
+    mine = snapshot("preempted()", e1=(18, 0))
+    answers = {
+        0: mine,
+        1: snapshot(e1=(18, 0)),
+        2: snapshot(e1=(17, 1)),
+        3: snapshot(e1=(18, 0, "agree")),
+        4: snapshot(e1=(19, 0)),
+        5: snapshot("Checkpoints.save() or load()", e1=(18, 0)),
+    }
+    where, others = reported(Wait(mine, 1, "preempted()"), answers)
+    assert where == "preempted(), before bucket 0 of step 18"
+    assert others == {
         "rank 0: waits there too",
-        "rank 1: missing, its program has not come there",
-        "rank 2: missing, its program has not come to bucket 1 of step 17",
-        "rank 3: is in bucket 0 of step 18, stage agree",
-        "rank 4: has gone on, to before bucket 0 of step 19",
+        "rank 1: missing, has not reached this call",
+        "rank 2: missing, has not reached bucket 1 of step 17",
+        "rank 3: is in stage agree of bucket 0 of step 18",
+        "rank 4: has gone on, next is bucket 0 of step 19",
+        "rank 5: missing, waits in Checkpoints.save() or load()",
     }
 
 
+def test_two_ranks_that_wait_in_different_optimizers_do_not_contradict_each_other():
+    first, second = snapshot(e1=(3, 0, "agree"), e2=(3, 0)), snapshot(e1=(3, 0), e2=(3, 0, "exchange"))
+    where, others = reported(Wait(first, 1, parameters=["a"]), {1: second})
+    assert where == "stage agree of bucket 0 (a) in step 3"
+    assert others == {"rank 1: missing, waits in stage exchange of bucket 0 of step 3 of optimizer 2"}
+    where, others = reported(Wait(second, 2, parameters=["b"]), {0: first})
+    assert where == "stage exchange of bucket 0 (b) in step 3 of optimizer 2"
+    assert others == {"rank 0: missing, waits in stage agree of bucket 0 of step 3"}
+
+
+def test_what_a_process_is_doing_survives_a_message():
+    mine = snapshot("preempted()", e1=(18, 0), e3=(0, 2, "agree"))
+    assert Snapshot.unpack(mine.pack()) == mine
+
+
 def test_a_rank_that_nobody_can_ask_yet_is_missed_all_the_same():
-    assert report(Progress(0, 0, call="DistributedOptimizer()"), (), {}) == (
-        "DistributedOptimizer() before bucket 0 of step 0: some ranks are missing, which cannot be asked before they "
-        "come there"
-    )
+    where, others = reported(Wait(snapshot("DistributedOptimizer()"), None, "DistributedOptimizer()"), {})
+    assert where == "DistributedOptimizer()"
+    assert others == {"some ranks are missing, which cannot be asked before all ranks have made a call together"}
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("arguments", "where", "who"),
     [
-        (["DistributedOptimizer"], "the making of a communicator|DistributedOptimizer()", "some ranks are missing"),
-        (["preempted"], "the making of a communicator", "some ranks are missing"),
-        (["Checkpoints"], "the making of a communicator", "some ranks are missing"),
+        (["DistributedOptimizer"], "creation of a communicator|DistributedOptimizer()", "some ranks are missing"),
+        (["preempted"], "creation of a communicator", "some ranks are missing"),
+        (["Checkpoints"], "creation of a communicator", "some ranks are missing"),
         (
             ["DistributedOptimizer", "known"],
             "DistributedOptimizer()",
-            "rank 1: missing, its program has not come there",
+            "rank 1: missing, has not reached this call",
         ),
-        (["preempted", "known"], "preempted()", "rank 1: missing, its program has not come there"),
-        (["save", "known"], "Checkpoints.save() or load()", "rank 1: missing, its program has not come there"),
+        (["preempted", "known"], "preempted()", "rank 1: missing, has not reached this call"),
+        (["save", "known"], "Checkpoints.save() or load()", "rank 1: missing, has not reached this call"),
         (["leaves", "known"], "DistributedOptimizer()", ""),
     ],
     ids=" ".join,
@@ -135,8 +173,8 @@ def test_a_rank_that_stays_away_from_a_call_before_the_first_step_is_missed_and_
         left = "rank 1 of 3 has left the program or shut MPI down, but DistributedOptimizer() waits for it"
         assert left in result.stderr or "Horovod has been shut down" in result.stderr
         return
-    place = f"({'|'.join(map(re.escape, where.split('|')))}) before bucket 0 of step 0: .*{re.escape(who)}"
-    warned = rf"^rank [02]: has waited [4-7] s in {place}.*; all ranks are ended when it has been 8 s"
+    place = f"({'|'.join(map(re.escape, where.split('|')))}): .*{re.escape(who)}"
+    warned = rf"^rank [02]: has waited [4-7] s in {place}.*; ends all ranks after 8 s"
     assert re.search(warned, result.stderr, re.MULTILINE), result.stderr
     ended = rf"^rank [02]: has waited ([89]|1[0-3]) s in {place}.*; ends all ranks after stall_abort=8 s"
     assert re.search(ended, result.stderr, re.MULTILINE), result.stderr
@@ -149,8 +187,8 @@ def test_a_rank_that_sleeps_is_named_and_waited_for_and_one_that_stays_away_ends
     assert result.returncode != 0
     assert result.stdout.count("has made step 3") == 3, result.stderr  # the one that slept was waited for
     assert "has made step 4" not in result.stdout
-    between, within = "preempted() before bucket 0 of step 3", "stage agree of bucket 0 (2.weight) in step 4"
-    asleep, stopped = "rank 1: missing, its program has not come there", "rank 2: missing, gives no answer"
+    between, within = "preempted(), before bucket 0 of step 3", "stage agree of bucket 0 (2.weight) in step 4"
+    asleep, stopped = "rank 1: missing, has not reached this call", "rank 2: missing, gives no answer"
     for rank, other, where, missing in [
         (0, 2, between, asleep),
         (2, 0, between, asleep),

@@ -1,0 +1,217 @@
+"""Stall reports: after how long a wait is reported, and what the report says."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import defaultdict
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, TypeAlias
+
+# Of waiting, after which a job is ended that nobody has set a limit for: as long as torch waits for NCCL. Hours of many
+# nodes cost more than to start again from a checkpoint.
+_ABORT = 600.0
+
+_UNKNOWN = "some ranks are missing, which cannot be asked before all ranks have made a call together"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits on the time that a bucket waits for other ranks.
+
+    Attributes:
+        report: Seconds after which it is reported, and again after as many more; 0: never.
+        abort: Seconds after which all ranks are ended; 0: never.
+    """
+
+    report: float
+    abort: float
+
+    def after(self, waited: float) -> float:
+        """Seconds of waiting at which something is to be done next; infinity: never."""
+        report = (waited // self.report + 1) * self.report if self.report else math.inf
+        return min(report, self.abort if self.abort > waited else math.inf)
+
+
+def limits(timeout: float | None, abort: float | None) -> Limits:
+    """Limits that the user gave, or else those that Horovod was told for its own exchange.
+
+    Args:
+        timeout: Seconds; None: ``HOROVOD_STALL_CHECK_TIME_SECONDS``, by default 60.
+        abort: Seconds; None: ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, by default 600, or twice the timeout if that is
+            more, so that there is a report before. Both are 0 by default where ``HOROVOD_STALL_CHECK_DISABLE`` is set,
+            and so is this one where the timeout is 0.
+
+    Raises:
+        ValueError: A value is no number of seconds.
+    """
+    checked = not _from_environment("HOROVOD_STALL_CHECK_DISABLE", 0)
+    if timeout is None:
+        timeout = _from_environment("HOROVOD_STALL_CHECK_TIME_SECONDS", 60) * checked
+    timeout = _seconds("stall_timeout", timeout)
+    if abort is None:
+        default = max(_ABORT, 2 * timeout) if timeout else 0.0
+        abort = _from_environment("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", default) * checked
+    return Limits(timeout, _seconds("stall_abort", abort))
+
+
+def _from_environment(variable: str, default: float) -> float:
+    return _seconds(variable, os.environ.get(variable) or default)
+
+
+def _seconds(name: str, value: float | str) -> float:
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{name} must be a number of seconds, or 0 for never, not {value!r}")
+    return seconds
+
+
+Place: TypeAlias = tuple[int, int]
+"""Step and bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Progress of one exchange on one rank.
+
+    Attributes:
+        step: Steps exchanged before this one.
+        bucket: The bucket in exchange, or else the next one.
+        stage: Stage of the pipeline that the bucket is in; empty: its exchange has not started.
+    """
+
+    step: int
+    bucket: int
+    stage: str = ""
+
+    @property
+    def place(self) -> Place:
+        """Ordering key (step, bucket)."""
+        return self.step, self.bucket
+
+    def __str__(self) -> str:
+        return f"bucket {self.bucket} of step {self.step}"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Activity of one process.
+
+    Attributes:
+        calls: Calls in which its program waits for other ranks; the outermost first.
+        exchanges: Progress of each exchange, by the number that all its ranks know it by.
+    """
+
+    calls: tuple[str, ...]
+    exchanges: Mapping[int, Progress]
+
+    def pack(self) -> Any:
+        """Return plain values for a message."""
+        return self.calls, {number: astuple(progress) for number, progress in self.exchanges.items()}
+
+    @classmethod
+    def unpack(cls, content: Any) -> Snapshot:
+        """Return the snapshot of a message."""
+        calls, exchanges = content
+        return cls(calls, {number: Progress(*values) for number, values in exchanges.items()})
+
+    @property
+    def newest(self) -> int | None:
+        """Number of the exchange that was made last."""
+        return max(self.exchanges, default=None)
+
+    def waits_in(self, besides: int | None = None) -> str:
+        """Return where the program waits, leaving out one exchange; empty: nowhere."""
+        running = [
+            f"stage {progress.stage} of {progress}{of_optimizer(number)}"
+            for number, progress in self.exchanges.items()
+            if progress.stage and number != besides
+        ]
+        return next(iter([*running, *self.calls]), "")
+
+
+def of_optimizer(number: int) -> str:
+    """Return words that tell optimizers apart; empty for the first one, which is usually the only one."""
+    return f" of optimizer {number}" if number > 1 else ""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A wait for other ranks: for a bucket, or in a call.
+
+    Attributes:
+        mine: What this process is doing.
+        number: Number of the exchange whose bucket it is; in a call, of the newest exchange, if there is any.
+        call: The call; empty: it is a bucket.
+        parameters: Names of the bucket's parameters.
+    """
+
+    mine: Snapshot
+    number: int | None
+    call: str = ""
+    parameters: Sequence[str] = ()
+
+    @property
+    def progress(self) -> Progress:
+        """Progress of this rank in the exchange."""
+        return Progress(0, 0) if self.number is None else self.mine.exchanges[self.number]
+
+    def __str__(self) -> str:
+        number = self.number or 1
+        if self.call:
+            return self.call + (f", before {self.progress}{of_optimizer(number)}" if self.number else "")
+        names = ", ".join(self.parameters[:3]) + (", ..." if len(self.parameters) > 3 else "")
+        progress = self.progress
+        where = f"stage {progress.stage} of bucket {progress.bucket} ({names}) in step {progress.step}"
+        return where + of_optimizer(number)
+
+    def report(self, answers: Mapping[int, Snapshot | None], left: Container[int]) -> str:
+        """Return where this rank waits and what each other rank is doing.
+
+        Args:
+            answers: Of the other ranks; None: no answer.
+            left: Ranks that have left.
+        """
+        ranks_of: defaultdict[str, list[int]] = defaultdict(list)
+        for rank, theirs in sorted(answers.items()):
+            ranks_of["has left" if rank in left else self._describe(theirs)].append(rank)
+        others = "; ".join(f"{_ranks(ranks)}: {what}" for what, ranks in sorted(ranks_of.items()))
+        return f"{self}: {others or _UNKNOWN}"
+
+    def _describe(self, theirs: Snapshot | None) -> str:
+        if theirs is None:
+            return "missing, gives no answer (stopped, or cut off from here)"
+        mine = self.progress
+        their = mine if self.number is None else theirs.exchanges.get(self.number)
+        if self.call and self.call in theirs.calls and their == mine:
+            return "waits there too"
+        if their is not None and their.stage:
+            if their == mine and not self.call:
+                return "waits there too"
+            return f"is in stage {their.stage} of {their}{of_optimizer(self.number or 1)}"
+        if their is not None and their.place > mine.place:
+            return f"has gone on, next is {their}"
+        elsewhere = theirs.waits_in(besides=self.number)
+        if elsewhere:
+            return f"missing, waits in {elsewhere}"
+        if their is None:
+            return "missing, has no such optimizer (yet, or any more)"
+        if self.call and their.place == mine.place:
+            return "missing, has not reached this call"
+        return f"missing, has not reached {their}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """``rank 1``, ``ranks 1, 3-5``."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    text = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"

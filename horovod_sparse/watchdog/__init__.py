@@ -1,1 +1,0 @@
-"""Ranks that fail, leave or stall are noticed while others wait for them."""

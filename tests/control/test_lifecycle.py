@@ -1,0 +1,219 @@
+"""A process that fails or leaves ends the job, nobody waits for it, and what it replaced elsewhere is given back."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import launch
+import pytest
+
+from horovod_sparse.control.lifecycle import Lifecycle
+
+PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
+FULL = pytest.mark.full
+LEFT = "rank 1 of 3 has left the program or shut MPI down"
+
+FINALIZE = """
+import threading, time
+from mpi4py import MPI
+from horovod_sparse.control.lifecycle import process
+
+entered = threading.Event()
+
+def exchange():
+    with process.inside_mpi():
+        entered.set()
+        time.sleep(0.5)
+        print("finalized inside" if MPI.Is_finalized() else "inside", flush=True)
+
+worker = threading.Thread(target=exchange)
+worker.start()
+entered.wait()
+MPI.Finalize()
+print("finalized", flush=True)
+try:
+    with process.inside_mpi():
+        print("inside again")
+except RuntimeError as error:
+    print(error)
+"""
+
+CLOSE = """
+import os, sys, threading
+from horovod_sparse.control.lifecycle import process
+
+hooks = sys.excepthook, threading.excepthook
+process.abort_on_error()
+process.abort_on_error()
+assert sys.excepthook is not hooks[0] and threading.excepthook is not hooks[1]
+thread = process.background("horovod_sparse")
+done = []
+thread.submit(lambda: done.append(threading.Event().wait(0.3)))
+if os.fork() == 0:
+    process.close()  # a copy has no threads to wait for, and is no rank
+    os._exit(0 if sys.excepthook is not hooks[0] else 1)
+assert os.wait()[1] == 0
+process.close()
+assert done == [False] and not thread.busy
+assert (sys.excepthook, threading.excepthook) == hooks
+process.close()
+process.abort_on_error()  # and again, as after hvd.shutdown() and hvd.init()
+assert sys.excepthook is not hooks[0]
+with process.inside_mpi():
+    print("closed twice")
+"""
+
+
+class Library:
+    """Another library, with a function to replace."""
+
+    @staticmethod
+    def double(x):
+        return 2 * x
+
+
+def test_mpi_is_finalized_only_when_no_thread_is_inside():
+    result = launch.python("-c", FINALIZE)
+    lines = result.stdout.splitlines()
+    assert lines[:2] == ["inside", "finalized"], result.stderr
+    assert lines[2].startswith("nothing can be exchanged: Horovod has been shut down")
+
+
+def test_close_completes_what_is_in_progress_and_can_be_called_again():
+    result = launch.python("-c", CLOSE)
+    assert (result.returncode, result.stdout) == (0, "closed twice\n"), result.stderr
+
+
+def test_a_function_is_replaced_once_and_given_back_unless_somebody_else_has_replaced_it():
+    lifecycle, library, other = Lifecycle(), Library(), Library()
+    original = library.double
+    for _ in range(2):
+        lifecycle.replace(library, "double", lambda function: lambda x: function(x) + 1)
+        lifecycle.replace(other, "double", lambda function: lambda x: function(x) + 1)
+    assert (library.double(3), other.double(3)) == (7, 7)
+    theirs = other.double = lambda x: x
+    lifecycle.close()
+    assert library.double is original
+    assert other.double is theirs
+
+
+def test_reports_name_the_outermost_call_and_learn_its_communicator_from_inner_ones():
+    lifecycle = Lifecycle()
+    with lifecycle.inside_mpi("DistributedOptimizer()"):
+        (call,) = lifecycle.calls
+        assert (call.name, call.comm) == ("DistributedOptimizer()", None)
+        with lifecycle.inside_mpi("creation of a communicator", "a communicator"):
+            assert lifecycle.calls == [call]
+        assert call.comm == "a communicator"
+    assert lifecycle.calls == []
+
+
+# While nothing is under way, while buckets are, and in the thread that exchanges them.
+@pytest.mark.parametrize(
+    "stage", [pytest.param("forward", marks=FULL), pytest.param("backward", marks=FULL), "exchange"]
+)
+def test_an_uncaught_exception_ends_all_ranks_and_is_shown(stage):
+    result = launch.python(str(PROGRAMS / "train.py"), stage, ranks=3)
+    assert result.returncode != 0
+    assert "KeyError: 'the data set is gone'" in result.stderr
+    assert "rank 1: ends all ranks because of the KeyError above" in result.stderr
+    assert "trained" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    "stage", [pytest.param("exit in forward", marks=FULL), pytest.param("exit in backward", marks=FULL), "fewer steps"]
+)
+def test_a_rank_that_leaves_early_ends_the_job_with_a_reason(stage):
+    # Which of the two it is depends on whether a rank waits for a bucket already when Horovod is shut down.
+    reasons = (LEFT, "Horovod has been shut down")
+    result = launch.python(str(PROGRAMS / "train.py"), stage, ranks=3)
+    assert result.returncode in (1, 3), result.stderr  # of the abort, or rank 1's own; a crash has another
+    assert any(reason in result.stderr for reason in reasons)
+    assert result.stdout.count("trained") <= 1
+
+
+@pytest.mark.full
+def test_a_rank_that_leaves_in_a_round_of_local_steps_ends_the_job_with_a_reason():
+    result = launch.python(str(PROGRAMS / "local_steps.py"), ranks=3)
+    assert result.returncode == 1, result.stderr
+    reasons = (f"{LEFT}, but synchronize() waits", f"nothing can be exchanged: {LEFT}", "Horovod has been shut down")
+    assert any(reason in result.stderr for reason in reasons)
+    assert result.stdout.count("trained") <= 1
+
+
+# With mpi4py it is this that starts and ends MPI, else Horovod; tests of the watch do without both.
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("arguments", "reasons"),
+    [
+        (["shutdown", "step"], [f"{LEFT}, but bucket 0 of step 3 waits for it"]),
+        (["shutdown", "step", "mpi4py"], [f"{LEFT}, but bucket 0 of step 3 waits for it"]),
+        (["shutdown", "preempted"], [f"{LEFT}, but preempted() waits for it"]),
+        (["shutdown", "construction"], [LEFT, "Horovod has been shut down"]),
+        (["finalize", "step"], [f"{LEFT}, but bucket 0 of step 3 waits for it"]),
+        (["finalize", "step", "mpi4py"], [f"{LEFT}, but bucket 0 of step 3 waits for it"]),
+        (["thread", "step"], ["rank 1: ends all ranks because of the KeyError above, in thread reader"]),
+    ],
+    ids=lambda one: " ".join(one)[:30],
+)
+def test_a_rank_that_shuts_down_or_loses_a_thread_ends_the_job_with_its_name(arguments, reasons):
+    result = launch.python(str(PROGRAMS / "leave.py"), *arguments, ranks=3, limit=90)
+    assert result.returncode != 0
+    assert any(reason in result.stderr for reason in reasons), result.stderr
+    assert "trained" not in result.stdout
+
+
+def leave(*arguments):
+    """Run `in_flight.py`; gives its result, and the seconds between rank 1's leaving and the end of the job."""
+    result = launch.python(str(PROGRAMS / "in_flight.py"), *arguments, ranks=3, limit=60)
+    (left,) = re.findall(r"leaves at (\S+)", result.stdout)
+    return result, time.time() - float(left)
+
+
+@pytest.mark.parametrize(
+    ("where", "what"),
+    [
+        pytest.param("save", "Checkpoints.save() or load()", marks=FULL),
+        pytest.param("preempted", "preempted()", marks=FULL),
+        pytest.param("construction", "DistributedOptimizer()", marks=FULL),
+        ("bucket", "bucket 0 of step 1 of optimizer 2"),
+        pytest.param("horovod", "an operation of Horovod", marks=FULL),
+    ],
+)
+def test_a_rank_that_exits_with_a_bucket_in_flight_is_not_waited_for_elsewhere(where, what):
+    result, seconds = leave("bucket", where)
+    assert result.returncode != 0
+    assert f"{LEFT}, but {what} waits for it" in result.stderr
+    assert "completed" not in result.stdout
+    assert seconds < 8, "5 seconds, and what mpirun takes to end"
+
+
+@pytest.mark.parametrize("what", [["bucket", "nowhere"], pytest.param(["checkpoint"], marks=FULL)])
+def test_a_rank_that_exits_completes_what_the_others_wait_for(what):
+    result, seconds = leave(*what)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("completed") == 2
+    assert seconds > 4, "the others came later than a rank that has left is waited for"
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("SystemExit", r"leaves the program; SystemExit interrupted step\(\) while bucket 0 was in exchange"),
+        pytest.param("TimeoutError", "ends all ranks because of the TimeoutError above", marks=FULL),
+        pytest.param("KeyboardInterrupt", "ends all ranks because of the KeyboardInterrupt above", marks=FULL),
+        pytest.param(
+            "caught",
+            r"TimeoutError interrupted step\(\) while .*: start again from the last",
+            marks=FULL,
+        ),
+    ],
+)
+def test_an_exception_raised_while_step_waits_is_not_held_back(how, reason):
+    result, seconds = leave(how)
+    assert result.returncode != 0
+    assert re.search(f"rank 1: {reason}", result.stderr), result.stderr
+    assert "completed" not in result.stdout
+    assert seconds < 8, "the others compute for 20 seconds"
