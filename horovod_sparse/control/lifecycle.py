@@ -19,7 +19,7 @@ from typing import Any
 from mpi4py import MPI
 
 from horovod_sparse.control.background import Background
-from horovod_sparse.control.watch import ADVICE, Call, Watch
+from horovod_sparse.control.watch import ADVICE, Call, FinalizedError, Watch
 
 _HOROVOD_SHUT_DOWN = "Horovod has been shut down, here or by a rank that has left the program"
 
@@ -69,11 +69,11 @@ class Lifecycle:
             comm: Communicator of the ranks that the call waits for; None: not known yet.
 
         Raises:
-            RuntimeError: MPI has been finalized.
+            FinalizedError: MPI has been finalized.
         """
         with self._state:
             if self._finalized or MPI.Is_finalized():
-                raise RuntimeError(f"nothing can be exchanged: {self._finalized or _HOROVOD_SHUT_DOWN}: {ADVICE}")
+                raise FinalizedError(f"nothing can be exchanged: {self._finalized or _HOROVOD_SHUT_DOWN}: {ADVICE}")
             self._attach  # noqa: B018 - once
             self._users += 1
         try:
@@ -203,7 +203,7 @@ class Lifecycle:
     def _abort_because_of(self, kind: type[BaseException], where: str = "") -> None:
         if os.getpid() == self._pid:
             left = ""
-            with suppress(RuntimeError), self.inside_mpi():
+            with suppress(FinalizedError), self.inside_mpi():
                 left = self.watch.who_left()
             self.abort(f"ends all ranks because of the {kind.__name__} above{where}{left and f'; {left}'}")
 
@@ -215,7 +215,7 @@ class Lifecycle:
         try:
             with self.inside_mpi():
                 MPI.COMM_WORLD.Abort(1)
-        except RuntimeError:
+        except FinalizedError:
             os._exit(1)  # MPI is finalized: the launcher ends the other ranks when it sees this status
 
 

@@ -24,6 +24,10 @@ _PATIENCE = 3.0  # seconds to wait for an answer
 _GRACE = 3.0  # seconds for what a rank sent before it left
 
 
+class FinalizedError(RuntimeError):
+    """MPI has been finalized: nothing can be exchanged any more."""
+
+
 class Source(Protocol):
     """An exchange of gradients, as the watch sees it; both methods are called from another thread."""
 
@@ -176,7 +180,7 @@ class Watch:
 
     def say_farewell(self) -> None:
         """Tell all other ranks that this one leaves, and which buckets and calls it still takes part in."""
-        with contextlib.suppress(RuntimeError), self._lock, self._process.inside_mpi():
+        with contextlib.suppress(FinalizedError), self._lock, self._process.inside_mpi():
             sources = {number: exchange.source() for number, exchange in self._exchanges.items()}
             started = {number: source.started() for number, source in sources.items() if source is not None}
             for link in self._links():
@@ -205,7 +209,7 @@ class Watch:
         yield from (exchange.link for exchange in self._exchanges.values())
 
     def _run(self, end: threading.Event) -> None:
-        with contextlib.suppress(RuntimeError):  # MPI is finalized: `inside_mpi` tells whoever still waits
+        with contextlib.suppress(FinalizedError):  # `inside_mpi` tells whoever still waits
             while not end.wait(_PERIOD):
                 with self._process.inside_mpi(), self._lock:
                     self._look()

@@ -117,13 +117,13 @@ def _follow(hvd: Any) -> None:
 
     def noticing(wait: Callable[[int], Any]) -> Callable[[int], Any]:
         def wait_for_horovod(handle: int) -> Any:
-            # Long waits are Horovod's to report. One for a rank that has left, but still exchanges a bucket, it cannot
-            # know of.
-            with process.waiting(Call("an operation of Horovod", MPI.COMM_WORLD, stalls=False)):
+            # Horovod reports long waits itself. It does not know of ranks that leave, but still exchange a bucket.
+            with process.waiting(Call("an operation of Horovod", everybody, stalls=False)):
                 return wait(handle)
 
         return wait_for_horovod
 
+    everybody = MPI.COMM_WORLD if hvd.size() == MPI.COMM_WORLD.Get_size() else None
     process.replace(hvd.mpi_ops._basics.MPI_LIB_CTYPES, "horovod_shutdown", closing)
     process.replace(hvd.mpi_ops.mpi_lib, "horovod_torch_wait_and_clear", noticing)
 

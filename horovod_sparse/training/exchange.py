@@ -22,6 +22,8 @@ from horovod_sparse.training.moments import momentum_of
 from horovod_sparse.training.units import ResidualUnits
 from horovod_sparse.training.worker import Worker
 
+_CALL = "construction of buckets"  # for reports of stalls
+
 
 class Exchange:
     """Buckets, the worker that exchanges them and what they remember from step to step.
@@ -74,11 +76,12 @@ class Exchange:
         self.worker = Worker(self._conditions, self.undoable, clip)
         if self.ranks > 1:
             process.abort_on_error()
-            process.watch.add(comm, weakref.ref(self.worker), self._names, stall)
+            with process.inside_mpi(_CALL, comm):
+                process.watch.add(comm, weakref.ref(self.worker), self._names, stall)
 
     def order(self, names: list[str]) -> list[str]:
         """Some names in the order that rank 0 has them in; a collective call."""
-        with process.inside_mpi("the exchange of new parameters", self._comm):
+        with process.inside_mpi(_CALL, self._comm):
             in_order: list[str] = self._comm.bcast(names)
         return in_order
 
@@ -93,7 +96,7 @@ class Exchange:
         # Backward reaches the last layer first.
         layouts = plan(members[::-1], self.compression.bucket_bytes, len(self.worker.buckets))
         self._names += [layout.names for layout in layouts]
-        with process.inside_mpi("the exchange of new parameters", self._comm):
+        with process.inside_mpi(_CALL, self._comm):
             self.worker.add([self._bucket(layout) for layout in layouts])
 
     def _bucket(self, layout: Layout) -> Bucket:
