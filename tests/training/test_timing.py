@@ -74,6 +74,6 @@ def test_stages_begin_when_the_device_has_the_gradients_and_lie_on_its_own_strea
     worker.finish()
     stages = [spans[name] for name in ("select", "agree", "exchange", "apply")]
     backward, synchronize = spans["backward"], spans["synchronize"]
-    assert everywhere(comm, {one.thread for one in stages} == {"horovod_sparse_0"})
+    assert everywhere(comm, {one.thread for one in stages} == {"horovod_sparse"})
     assert everywhere(comm, all(one.start == backward.start + backward.duration for one in stages))
     assert everywhere(comm, (synchronize.start, synchronize.duration) == (stages[0].start, 2 * MS))
