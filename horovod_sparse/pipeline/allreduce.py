@@ -21,6 +21,7 @@ from horovod_sparse.mpi.lifetime import inside_mpi
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline import Pipeline, pipeline_for
 from horovod_sparse.rules import Step
+from horovod_sparse.rules.states import checked_integer
 
 _CALL = "SparseAllreduce"  # in reports of stalls
 
@@ -160,8 +161,13 @@ class SparseAllreduce:
     def _begin(self, array: Array) -> Pipeline:
         like = np.empty(0, _precision(array), like=array)
         pipeline = pipeline_for(self._sparse, self._size, like, self._comm, factor=1 / self._comm.Get_size())
-        if self._loaded is not None:
-            pipeline.load_state_dict(self._loaded)
+        error: Exception | None = None
+        try:
+            if self._loaded is not None:
+                pipeline.load_state_dict(self._loaded)
+        except ValueError as refused:
+            error = refused
+        agree(self._comm, error or {})
         self._pipeline, self._loaded, self._kept = pipeline, None, (_precision(array), _device(array))
         return pipeline
 
@@ -176,24 +182,45 @@ class SparseAllreduce:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what ``state_dict`` gave on the same rank of as many ranks, also before the first call.
 
+        Not a collective call. Before the first call of this object, dtype and device of its residuals are not known:
+        what does not fit them is then an error in that call, on all ranks.
+
         Raises:
-            ValueError: The state is of another rank, size or compression. Or this object has been called already, and
-                the state is for arrays of another precision, or of an object that had not been called.
+            ValueError: The state is of another rank, size or compression, or it is damaged: a part is missing, of
+                another type or size, not finite, or out of range. Or this object has been called already, and the state
+                is for arrays of another precision, or of an object that had not been called. Nothing is changed.
         """
-        mine = self._identity()
-        if self._pipeline is not None:
-            mine["precision"] = self._kept[0]
-        for name, value in mine.items():
-            if state[name] != value:
-                raise ValueError(
-                    f"rank {mine['rank']}: the state is of {name} {state[name]!r}, this SparseAllreduce of {value!r}: "
-                    "load what the same rank of as many ranks gave, into one that was made alike"
-                )
+        self._check(state)
         if self._pipeline is not None:
             self._pipeline.load_state_dict(state["pipeline"])
         else:
             self._loaded, self._kept = _on_host(state["pipeline"]), (state["precision"], "")
-        self._calls = state["calls"]
+        self._calls = int(state["calls"])
+
+    def _check(self, state: Any) -> None:
+        """Raises if a state is not one of this object; what is inside of its pipeline is left to the pipeline."""
+        rank, own = f"rank {self._comm.Get_rank()}", self._identity()
+        begun = self._pipeline is not None
+        expected = {**own, "precision": self._kept[0], "calls": self._calls, "pipeline": None}
+        if not isinstance(state, Mapping) or state.keys() != expected.keys():
+            found = sorted(map(str, state)) if isinstance(state, Mapping) else repr(state)[:100]
+            raise ValueError(
+                f"{rank}: a state must be a dict with the keys {sorted(expected)}, not {found}: load what state_dict() "
+                "returned"
+            )
+        for name, value in {**own, **({"precision": self._kept[0]} if begun else {})}.items():
+            if state[name] != value:
+                raise ValueError(
+                    f"{rank}: the state is of {name} {state[name]!r}, this SparseAllreduce of {value!r}: load what the "
+                    "same rank of as many ranks gave, into one that was made alike"
+                )
+        kinds = ("float32", "float64") if isinstance(state["pipeline"], Mapping) else ("",)
+        if state["precision"] not in kinds or (not state["precision"] and state["pipeline"] is not None):
+            raise ValueError(
+                f"{rank}: the state has precision {state['precision']!r}, which does not fit its pipeline "
+                f"{type(state['pipeline']).__name__}: load what state_dict() returned"
+            )
+        checked_integer(state["calls"], f"{rank}: calls of the state")
 
     def _identity(self) -> dict[str, Any]:
         rank, ranks = self._comm.Get_rank(), self._comm.Get_size()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import operator
 from fractions import Fraction
 
 import ml_dtypes
@@ -220,6 +223,99 @@ def test_a_state_that_only_one_rank_has_loaded_is_noticed(comm):
         return
     with pytest.raises(ValueError, match=rf"number of the call differs .* rank {last} has 1, rank 0 has 0"):
         average(np.ones(100))
+
+
+def places(state, path=()):
+    """All paths to values that are no dicts, and to the dicts themselves."""
+    if isinstance(state, dict):
+        for key, value in state.items():
+            yield from places(value, (*path, key))
+    if path:
+        yield path
+
+
+def changed(state, path, change):
+    """A copy of a state in which one value is replaced, or left out where the change gives nothing."""
+    state = copy.deepcopy(state)
+    *above, last = path
+    place = functools.reduce(operator.getitem, above, state)
+    place[last] = change(place[last])
+    if place[last] is ...:
+        del place[last]
+    return state
+
+
+def poisoned(value):
+    floats = isinstance(value, np.ndarray) and value.size and value.dtype.kind == "f"
+    return np.full_like(value, np.nan) if floats else -1
+
+
+QUANTIZED = "topka:density=0.1,memory=improved,version=1,compressor=quantize"
+# The epoch before the first one is -1. A sum that has overflowed ends with its epoch.
+NOT_IMPOSSIBLE = [("pipeline", "schedule", "epoch"), ("pipeline", "schedule", "sum")]
+DAMAGES = {
+    "left out": lambda value: ...,
+    "nothing": lambda value: [] if value is None else "?",
+    "another type": lambda value: [value] if isinstance(value, dict) else {"value": value},
+    "shorter": lambda value: value[:-1] if isinstance(value, np.ndarray) and len(value) > 7 else {1: 2},
+    "longer": lambda value: np.tile(value, 2) if isinstance(value, np.ndarray) and len(value) else {1: 2},
+    "another dtype": lambda value: value.astype(np.float16) if isinstance(value, np.ndarray) else {1: 2},
+    "impossible number": poisoned,
+}
+
+
+@law
+@pytest.mark.parametrize("compression", [*COMPRESSIONS, QUANTIZED, "topka:density=0.1,schedule=gravac"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_state_is_refused_and_changes_nothing(comm, compression, damage):
+    used, twin = (SparseAllreduce(200, compression, comm) for _ in range(2))
+    arrays = own(comm, 15).standard_normal((3, 200)).astype(np.float32)
+    for average in (used, twin):
+        average(arrays[0], epoch=0)
+    state = twin.state_dict()
+    for path in places(state):
+        if path[0] == "compression" or (damage == "impossible number" and path in NOT_IMPOSSIBLE):
+            continue
+        bad = changed(state, path, DAMAGES[damage])
+        with pytest.raises(ValueError, match=f"^rank {comm.Get_rank()}: ") as error:
+            used.load_state_dict(bad)
+        if len(path) > 1 and damage not in ("shorter", "longer"):
+            assert path[-1] in str(error.value)
+    assert everywhere(comm, content(used.state_dict()) == content(state))
+    for array in arrays[1:]:
+        results = [average(array, epoch=0) for average in (used, twin)]
+        assert everywhere(comm, np.array_equal(*results))
+
+
+@law
+@pytest.mark.parametrize("state", [None, [], {}, {"size": 100}, "state"])
+def test_other_objects_are_no_states(comm, state):
+    with pytest.raises(ValueError, match=r"a state must be a dict with the keys .*'size'\], not .*: load what state_d"):
+        SparseAllreduce(100, "topka:density=0.1", comm).load_state_dict(state)
+
+
+@law
+def test_a_damaged_state_from_before_the_first_call_is_an_error_on_all_ranks_in_it(comm):
+    average, twin = (SparseAllreduce(100, "topka:density=0.1", comm) for _ in range(2))
+    array, last = own(comm, 16).random(100), comm.Get_size() - 1
+    twin(array)
+    good, mine = twin.state_dict(), comm.Get_rank() == last
+    bad = changed(good, ("pipeline", "unit"), lambda _: np.nan)
+    average.load_state_dict(bad if mine else good)
+    message = rf"rank {last}: bucket 0 cannot load this state: .*state\['unit'\] is nan"
+    with pytest.raises(ValueError, match=f"^{message}" if mine else f"rank {last} could not begin: {message}"):
+        average(array)
+    average.load_state_dict(good)
+    assert everywhere(comm, np.array_equal(average(array), twin(array)))
+
+
+def test_a_state_without_a_pipeline_has_no_precision(comm):
+    average = SparseAllreduce(100, "topka:density=0.1", comm)
+    fresh = average.state_dict()
+    for change in ({"precision": "float32"}, {"pipeline": {}}, {"precision": "float16", "pipeline": {}}):
+        with pytest.raises(ValueError, match=r"the state has precision '.*', which does not fit its pipeline"):
+            average.load_state_dict({**fresh, **change})
+    average.load_state_dict(fresh)
 
 
 # --- what goes wrong ---
