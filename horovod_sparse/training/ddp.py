@@ -26,7 +26,14 @@ from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.mpi.agreement import agree
 from horovod_sparse.mpi.lifetime import inside_mpi
 from horovod_sparse.mpi.traffic import Traffic
-from horovod_sparse.training.arguments import check_devices, check_sparse, common_facts, require_plain
+from horovod_sparse.training.arguments import (
+    check_devices,
+    check_sparse,
+    common_facts,
+    optimizers_in,
+    require_own,
+    require_plain,
+)
 from horovod_sparse.training.communicator import communicator
 from horovod_sparse.training.device import device_of
 from horovod_sparse.training.exchange import Exchange
@@ -92,7 +99,8 @@ class SparseState:
     Args:
         compression: Usually from ``hvs.Compression`` or ``hvs.parse``.
         optimizer: The optimizer of the model, or several. Residuals follow their learning rates. May be given later, as
-            the attribute, before the first backward pass; without any, residuals stay as gradients. A compression that
+            the attribute, before the first backward pass; without any, residuals stay as gradients. Give plain
+            optimizers of torch: of a wrapper, such as Accelerate's, the one inside. A compression that
             applies momentum needs it: it applies that of small parameters and of the weight decay in the optimizer's
             step.
         named_parameters: Pairs of name and parameter, usually ``model.named_parameters()``: names for messages.
@@ -103,6 +111,7 @@ class SparseState:
         stall_abort: Seconds, as for ``DistributedOptimizer``.
 
     Raises:
+        TypeError: The optimizer is none of torch's, or a wrapper that takes no hooks.
         ValueError: An argument is out of range.
     """
 
@@ -137,6 +146,8 @@ class SparseState:
         self._loaded: Mapping[str, Any] | None = None  # a state for an exchange that is still to be made
         # Parameters without a place so far, in the first step, with their gradients.
         self._unplaced: list[tuple[torch.Tensor, torch.Tensor, _Delivery]] = []
+        # Parameters of the model, in the first step, until the optimizers are compared with them.
+        self._unchecked: dict[torch.Tensor, None] | None = {}
 
     def set_epoch(self, epoch: int) -> None:
         """Tells the epoch that begins, as ``DistributedSampler.set_epoch`` is told.
@@ -160,6 +171,7 @@ class SparseState:
 
     @optimizer.setter
     def optimizer(self, given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None) -> None:
+        self._optimizers = optimizers_in(given)
         self._optimizer = given
         for optimizer in self.optimizers:
             # Not in the first backward pass: that may be inside of the first step already, in a closure.
@@ -168,8 +180,7 @@ class SparseState:
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The optimizers."""
-        given = [] if self.optimizer is None else self.optimizer
-        return [given] if isinstance(given, torch.optim.Optimizer) else list(given)
+        return list(self._optimizers)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -185,6 +196,11 @@ class SparseState:
 
     def _receive(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         exchange = self._open({p.device for p in bucket.parameters()})
+        if self._unchecked is not None:
+            self._unchecked |= dict.fromkeys(bucket.parameters())
+            if bucket.is_last():
+                self._check_optimizers(exchange, self._unchecked)
+                self._unchecked = None
         exchange.epoch = self.epoch
         if bucket.index() == 0 and exchange.worker.filling:
             exchange.worker.finish()
@@ -288,6 +304,19 @@ class SparseState:
             return common_facts(self.compression, named, *self._stall, self._residual_unit, self.optimizers)
         except ValueError as error:
             return ValueError(f"rank {MPI.COMM_WORLD.Get_rank()}: {error}")
+
+    def _check_optimizers(self, exchange: Exchange, of_model: Iterable[torch.Tensor]) -> None:
+        """Raise on all ranks if an optimizer of any rank is not one of the model; a collective call."""
+        error: ValueError | None = None
+        try:
+            require_own(self.optimizers, of_model, self._names)
+        except ValueError as wrong:
+            error = ValueError(f"rank {MPI.COMM_WORLD.Get_rank()}: {wrong}")
+        if exchange.anywhere([error is not None])[0]:
+            raise error or ValueError(
+                f"rank {MPI.COMM_WORLD.Get_rank()}: the optimizer of another rank does not belong to its DDP model; "
+                "that rank's error has the details"
+            )
 
     def _between_steps(self) -> Exchange | None:
         if self._exchange is not None and self._exchange.worker.filling:

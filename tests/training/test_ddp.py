@@ -376,6 +376,86 @@ def test_bad_input_is_refused_on_every_rank(hvd, group, comm):
         fails(comm, f"rank {rank}: the state has places for .*its own", lambda: replicate(mlp(), state=shared)[0])
 
 
+class Wrapper(torch.optim.Optimizer):
+    """Wraps an optimizer as Accelerate does: without the attributes of the base class."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+
+@pytest.mark.parametrize("wrong", ["sgd", mlp(), mlp().parameters(), [sgd(mlp()), "sgd"], torch.optim.SGD, {"a": 1}])
+def test_what_is_no_optimizer_is_refused(wrong):
+    state = hvs.ddp.SparseState(SPARSE)
+    for use in (lambda: hvs.ddp.SparseState(SPARSE, wrong), lambda: setattr(state, "optimizer", wrong)):
+        with pytest.raises(
+            TypeError, match=r"(?s)optimizer must be a torch.optim.Optimizer, or a list of them, not .*: gi"
+        ):
+            use()
+    assert state.optimizer is None
+    assert state.optimizers == []
+
+
+@pytest.mark.parametrize("compression", [SPARSE, hvs.Compression.dgc()])
+def test_a_wrapper_of_an_optimizer_is_refused_with_the_remedy(compression):
+    inside = sgd(mlp(), momentum=0)
+    with pytest.raises(TypeError, match=r"is a .*Wrapper, which wraps .*give the one inside, optimizer\.optimizer"):
+        hvs.ddp.SparseState(compression, [Wrapper(inside)])
+    assert hvs.ddp.SparseState(compression, (inside,)).optimizers == [inside]
+
+
+def half(model, number, *more):
+    return torch.optim.SGD([*list(model.parameters())[number::2], *more], lr=0.1)
+
+
+@pytest.mark.parametrize("on", ["all ranks", "the last rank"])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda model, other: sgd(other, momentum=0),
+            r"SGD is not the one .* its parameter 0 of group 0 \(24, 12\) is not in the",
+        ),
+        (lambda model, other: [sgd(model, momentum=0), sgd(other, momentum=0)], "its parameter 0 of group 0"),
+        (
+            lambda model, other: half(model, 1, *list(other.parameters())[::2]),
+            r"parameter 3 of group 0 \(24, 12\) is not .*, and 0\.weight \(24, 12\) of the model is in none",
+        ),
+    ],
+    ids=["none", "of two", "some"],
+)
+def test_an_optimizer_of_another_model_is_refused_on_all_ranks(group, comm, make, message, on):
+    """Also where it has the same shapes, so that only the parameters themselves tell."""
+    model, rank = mlp(), comm.Get_rank()
+    wrong = on == "all ranks" or rank == comm.Get_size() - 1
+    given = make(model, mlp() if wrong else model)
+    state = hvs.ddp.SparseState(SPARSE, given, model.named_parameters())
+    replica, _ = replicate(model, state=state)
+    expected = f"^rank {rank}: .*{message}.*: give" if wrong else f"^rank {rank}: "
+    with pytest.raises((ValueError, RuntimeError), match=expected):
+        loss_of(replica, rank, 0).backward()
+    comm.Barrier()
+
+
+def test_optimizers_may_share_models_and_leave_parameters_out(group, comm):
+    """An optimizer of two models, two of one model, one of its head, and one that holds frozen parameters, too."""
+    model, other = mlp(), mlp()
+    frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
+    for given in (
+        torch.optim.SGD([*other.parameters(), *model.parameters()], lr=0.1),
+        [half(model, 0), half(model, 1)],
+        torch.optim.SGD(model[4].parameters(), lr=0.1),
+        half(model, 0, frozen),
+    ):
+        replica, _ = replicate(model, SPARSE, given)
+        for step in range(2):
+            loss_of(replica, comm.Get_rank(), step).backward()
+        assert agree(comm, [p.grad for p in model.parameters()])
+
+
 def test_an_error_in_the_exchange_is_raised_by_backward_and_training_goes_on(group, comm):
     if comm.Get_size() == 1:
         return
