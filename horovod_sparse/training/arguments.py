@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -96,6 +97,33 @@ def optimizers_in(given: Any) -> list[torch.optim.Optimizer]:
                 "optimizer.optimizer"
             ) from error
     return optimizers
+
+
+def _kind(part: Any) -> str | None:
+    return "name" if isinstance(part, str) else "parameter" if isinstance(part, torch.Tensor) else None
+
+
+def names_in(named_parameters: Any) -> dict[torch.Tensor, str]:
+    """Return the names in pairs of name and parameter.
+
+    Raises:
+        TypeError: They are no such pairs.
+        ValueError: A name is given twice.
+    """
+    pairs = list(named_parameters) if isinstance(named_parameters, Iterable) else [named_parameters]
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or list(map(_kind, pair)) != ["name", "parameter"]:
+            raise TypeError(
+                f"named_parameters must be pairs of name and parameter, not {pair!r:.200}: give "
+                "model.named_parameters()"
+            )
+    names = [name for name, _ in pairs]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(
+            f"named_parameters gives the name {twice[0]!r} more than once: give each parameter its own name"
+        )
+    return {p: name for name, p in pairs}
 
 
 def require_own(

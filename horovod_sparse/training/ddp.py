@@ -30,6 +30,7 @@ from horovod_sparse.training.arguments import (
     check_devices,
     check_sparse,
     common_facts,
+    names_in,
     optimizers_in,
     require_own,
     require_plain,
@@ -139,7 +140,9 @@ class SparseState:
         self.optimizer = optimizer
         self.epoch: int | None = None
         self.process_group = process_group
-        self._names = {p: name for name, p in named_parameters}
+        self._names = names_in(named_parameters)
+        self._names_by_position: dict[str, str] = {}  # of a pickled state, until parameters are known
+        self._must_have: dict[str, bool] = {}  # whether optimizer and scaler have to be given again
         self._grad_scaler = grad_scaler
         self._residual_unit = residual_unit
         self._stall = (stall_timeout, stall_abort)
@@ -247,10 +250,11 @@ class SparseState:
         group_of = {p: number for number, group in enumerate(groups) for p in group["params"]}
         position = {p: place for place, p in enumerate(group_of)}
         in_order = sorted(parameters, key=lambda p: position.get(p, len(position)))
-        # Names of one kind where users give none: those that Horovod gives.
-        names = {p: f"{number}.{i}" for number, group in enumerate(groups) for i, p in enumerate(group["params"])}
-        names |= self._names
-        named = {names.get(p, f"parameter {i}"): p for i, p in enumerate(in_order)}
+        positions = self._positions() | {p: f"parameter {i}" for i, p in enumerate(in_order) if p not in group_of}
+        given = {p: self._names_by_position[at] for p, at in positions.items() if at in self._names_by_position}
+        self._names = given | self._names
+        self._names_by_position |= {at: self._names[p] for p, at in positions.items() if p in self._names}
+        named = {self._names.get(p, positions[p]): p for p in in_order}
         members = [
             Member(
                 name,
@@ -265,6 +269,11 @@ class SparseState:
         if self._loaded is not None:
             exchange.load_state_dict(self._loaded)
             self._loaded = None
+
+    def _positions(self) -> dict[torch.Tensor, str]:
+        """Positions of parameters in the optimizers; they serve as names where the user gives none, as in Horovod."""
+        groups = enumerate(self.param_groups)
+        return {p: f"{number}.{i}" for number, group in groups for i, p in enumerate(group["params"])}
 
     def _open(self, devices: Iterable[torch.device] = ()) -> Exchange:
         """The exchange; made, and agreed on, at the first call, which is collective."""
@@ -287,6 +296,7 @@ class SparseState:
         """Facts that must be the same on every rank, or the error in them on this one."""
         try:
             check_devices(devices)
+            self._require_given_again()
             check_sparse(self.compression, self.optimizers)
             for optimizer in self.optimizers:
                 require_plain(optimizer)
@@ -301,7 +311,9 @@ class SparseState:
                     f"{len(self.optimizers)}: set state.optimizer before the first backward pass"
                 )
             named = [(str(number), p) for number, group in enumerate(self.param_groups) for p in group["params"]]
-            return common_facts(self.compression, named, *self._stall, self._residual_unit, self.optimizers)
+            facts = common_facts(self.compression, named, *self._stall, self._residual_unit, self.optimizers)
+            names = tuple(sorted({*self._names.values(), *self._names_by_position.values()}))
+            return {**facts, "named_parameters": names}
         except ValueError as error:
             return ValueError(f"rank {MPI.COMM_WORLD.Get_rank()}: {error}")
 
@@ -317,6 +329,31 @@ class SparseState:
                 f"rank {MPI.COMM_WORLD.Get_rank()}: the optimizer of another rank does not belong to its DDP model; "
                 "that rank's error has the details"
             )
+
+    def _require_given_again(self) -> None:
+        """ValueError if an unpickled state lacks what it was pickled with; positions depend on the optimizer."""
+        now, had = self._holds(), self._must_have
+        for name in had:
+            if had[name] > now[name]:
+                raise ValueError(
+                    f"the state was pickled with {name}, which a pickle leaves out: set state.{name} again before the "
+                    "first backward pass"
+                )
+        if had and now["optimizer"] > had["optimizer"]:
+            raise ValueError(
+                "the state was pickled without an optimizer, which orders the parameters: leave state.optimizer unset"
+            )
+
+    @property
+    def grad_scaler(self) -> torch.amp.GradScaler | None:
+        """The scaler that multiplies the loss; to be given again to an unpickled state."""
+        return self._grad_scaler
+
+    @grad_scaler.setter
+    def grad_scaler(self, given: torch.amp.GradScaler | None) -> None:
+        if self._exchange is not None:
+            raise ValueError("grad_scaler must be set before the first backward pass: give it to SparseState")
+        self._grad_scaler = given
 
     def _between_steps(self) -> Exchange | None:
         if self._exchange is not None and self._exchange.worker.filling:
@@ -387,17 +424,27 @@ class SparseState:
         return Traffic() if self._exchange is None else self._exchange.traffic
 
     def __getstate__(self) -> dict[str, Any]:
-        """The configuration and what is remembered, without process group, communicator, optimizer and scaler."""
+        """Configuration, names and what is remembered, without process group, communicator, optimizer and scaler.
+
+        Names are keyed by the positions of the parameters, which are the same in a model that is made alike.
+        """
+        positions = self._positions()
+        names = {positions[p]: name for p, name in self._names.items() if p in positions}
         return {
             "compression": self.compression,
             "epoch": self.epoch,
             "residual_unit": self._residual_unit,
             "stall": self._stall,
             "state": self.state_dict(),
+            "names": names | self._names_by_position,
+            "had": self._must_have if self._exchange is None and self._must_have else self._holds(),
         }
 
+    def _holds(self) -> dict[str, bool]:
+        return {"optimizer": bool(self.optimizers), "grad_scaler": self._grad_scaler is not None}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Goes on from there in the default process group; the optimizer is to be given again, as the attribute."""
+        """Goes on from there in the default process group; optimizer and scaler must be set again, as attributes."""
         timeout, abort = state["stall"]
         SparseState.__init__(
             self,
@@ -407,6 +454,8 @@ class SparseState:
             stall_abort=abort,
         )
         self.epoch = state["epoch"]
+        self._names_by_position = state["names"]
+        self._must_have = state["had"] if state["state"]["buckets"] else {}
         self._loaded = state["state"] if state["state"]["buckets"] else None
 
 

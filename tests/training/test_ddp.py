@@ -302,6 +302,118 @@ def test_the_state_goes_on_in_a_new_one_by_a_pickle_and_by_a_checkpoint(group, c
         assert everywhere(comm, same(snapshot(model), expected)), way
 
 
+def named(model, order=1, prefix="layers."):
+    return [(prefix + name, p) for name, p in list(model.named_parameters())[::order]]
+
+
+def go_on(comm, model, state, optimizers, steps):
+    replica, _ = replicate(model, state=state)
+    for step in steps:
+        replica.zero_grad()
+        loss_of(replica, comm.Get_rank(), step).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+OPTIMIZERS = {
+    "unknown": lambda model: [sgd(model, momentum=0)],
+    "one": lambda model: [sgd(model, momentum=0)],
+    "two": lambda model: [half(model, 1), half(model, 0)],
+}
+
+
+@pytest.mark.parametrize("compression", [SPARSE, parsed("oktopk:memory=momentum,momentum=0.9,tau_threshold=2")])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("order", [1, -1], ids=["", "reversed"])
+def test_a_pickled_state_keeps_the_names_and_goes_on_with_the_same_bits(group, comm, kind, compression, order):
+    """Pickled twice, the second time before it was used again."""
+    if compression.replaces_momentum and kind == "unknown":
+        return
+    results = []
+    for pickled in (False, True):
+        model = mlp()
+        optimizers = OPTIMIZERS[kind](model)
+        state = hvs.ddp.SparseState(compression, None if kind == "unknown" else optimizers, named(model, order))
+        go_on(comm, model, state, optimizers, range(3))
+        if pickled:
+            before, saved, old = state.state_dict(), snapshot(model), optimizers
+            state = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(state))))  # noqa: S301 - our own
+            model = mlp()
+            optimizers = OPTIMIZERS[kind](model)
+            for optimizer, other in zip(optimizers, old, strict=True):
+                optimizer.load_state_dict(other.state_dict())
+            for p, value in zip(model.parameters(), saved, strict=True):
+                p.data.copy_(value)
+            state.optimizer = None if kind == "unknown" else optimizers
+            assert everywhere(comm, same(state.state_dict(), before))
+        go_on(comm, model, state, optimizers, range(3, 6))
+        results.append([snapshot(model), state.state_dict()])
+    assert everywhere(comm, same(*results))
+    names = [name for bucket in state.state_dict()["buckets"] for name in bucket["parameters"]]
+    assert everywhere(comm, sorted(names) == (sorted(dict(named(model))) if comm.Get_size() > 1 else []))
+
+
+def test_a_state_that_is_pickled_before_it_is_used_keeps_the_names_of_its_optimizers(group, comm):
+    model = mlp()
+    state = hvs.ddp.SparseState(SPARSE, sgd(model, momentum=0), named(model))
+    state, model = pickle.loads(pickle.dumps(state)), mlp()  # noqa: S301 - our own
+    state.optimizer = optimizer = sgd(model, momentum=0)
+    go_on(comm, model, state, [optimizer], range(1))
+    names = {name for bucket in state.state_dict()["buckets"] for name in bucket["parameters"]}
+    assert everywhere(comm, names == (set(dict(named(model))) if comm.Get_size() > 1 else set()))
+
+
+def test_an_unpickled_state_asks_for_what_it_was_pickled_with(group, comm):
+    if comm.Get_size() == 1:
+        return
+
+    def unpickled(*arguments, **more):
+        model = mlp()
+        optimizer = sgd(model, momentum=0)
+        state = hvs.ddp.SparseState(SPARSE, *([optimizer] if arguments else []), **more)
+        go_on(comm, model, state, [optimizer], range(1))
+        return pickle.loads(pickle.dumps(state))  # noqa: S301 - our own
+
+    rank, scaler = comm.Get_rank(), torch.amp.GradScaler("cpu", init_scale=1.0)
+    fails(comm, f"rank {rank}: .*with optimizer.*: set state.optimizer", lambda: again(unpickled("optimizer")))
+    fails(comm, f"rank {rank}: .*without an optimizer.*: leave", lambda: again(unpickled(), optimizer=True))
+    scaled = unpickled("optimizer", grad_scaler=scaler)
+    fails(comm, f"rank {rank}: .*with grad_scaler.*: set state.grad", lambda: again(scaled, optimizer=True))
+    scaled.grad_scaler = scaler
+    replica = again(scaled, optimizer=True)
+    loss_of(replica, rank, 0).backward()
+    with pytest.raises(ValueError, match="grad_scaler must be set before the first backward pass"):
+        scaled.grad_scaler = None
+
+
+def again(state, optimizer=False):
+    model = mlp()
+    if optimizer:
+        state.optimizer = sgd(model, momentum=0)
+    return replicate(model, state=state)[0]
+
+
+def test_names_are_pairs_with_different_names_that_ranks_share(group, comm):
+    model = mlp()
+    for wrong in (
+        model,
+        model.named_parameters,
+        model.parameters(),
+        dict(model.named_parameters()),
+        [("a", 1)],
+        ["ab"],
+    ):
+        with pytest.raises(TypeError, match=r"(?s)must be pairs of name and parameter, not .*: give model.named_par"):
+            hvs.ddp.SparseState(SPARSE, None, wrong)
+    with pytest.raises(ValueError, match="gives the name 'a' more than once: give each"):
+        hvs.ddp.SparseState(SPARSE, None, [("a", p) for p in model.parameters()])
+    rank, last = comm.Get_rank(), comm.Get_size() - 1
+    if last:
+        state = hvs.ddp.SparseState(SPARSE, None, named(model) if rank < last else ())
+        message = f"rank {rank}: named_parameters differs between ranks: rank {last} has 0 of them, rank 0 has 6"
+        fails(comm, message, lambda: replicate(model, state=state)[0])
+
+
 def test_states_of_another_number_of_ranks_are_merged_before_the_first_step(group, comm):
     rank, ranks = comm.Get_rank(), comm.Get_size()
     if ranks == 1:
