@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import math
 import os
 from pathlib import Path
 from typing import IO, Any, cast
@@ -14,11 +13,11 @@ import torch
 from horovod_sparse.checkpoint.errors import CheckpointError
 from horovod_sparse.checkpoint.folder import naming
 from horovod_sparse.checkpoint.manifest import SHARED, Entry, Manifest, shard
+from horovod_sparse.training.state import require_finite
 
 # What a file holds, and of which types.
 _SHARED = {"model": dict, "optimizer": dict, "compression": dict | None, "others": dict}
 _OWN = {"compression": dict | None, "generators": dict, "buffers": dict, "data": dict}
-_MAY_BE_INFINITE = "schedule"  # which begins with norms that are no numbers yet
 
 
 def write(folder: Path, name: str, content: dict[str, Any]) -> Entry:
@@ -76,31 +75,6 @@ def _read(manifest: Manifest, folder: Path, name: str, parts: dict[str, Any]) ->
         raise CheckpointError(f"{folder / name} does not hold {', '.join(parts)}: it is no part of a checkpoint")
     parts_by_name: dict[str, Any] = content
     return parts_by_name
-
-
-def require_finite(state: Any, name: str) -> None:
-    """Refuses what an exchange would hand on for ever: residuals, units and thresholds that are not finite.
-
-    Args:
-        state: Nested dicts and lists of numbers and tensors.
-        name: What to call it in the message.
-
-    Raises:
-        ValueError: A number is infinite or none; names its place.
-    """
-    if isinstance(state, dict):
-        for key, one in state.items():
-            if key != _MAY_BE_INFINITE:
-                require_finite(one, f"{name}[{key!r}]")
-    elif isinstance(state, (list, tuple)):
-        for index, one in enumerate(state):
-            require_finite(one, f"{name}[{index}]")
-    elif isinstance(state, torch.Tensor):
-        # The sum tells in one pass, without a mask, unless it overflows.
-        if state.is_floating_point() and not state.sum().isfinite() and not state.isfinite().all():
-            raise ValueError(f"{name} holds values that are not finite: go on from a checkpoint before they came up")
-    elif isinstance(state, float) and not math.isfinite(state):
-        raise ValueError(f"{name} is {state}, not finite: go on from a checkpoint before it came up")
 
 
 class _Sink(io.RawIOBase):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import random
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
+_PLAIN = (bool, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
+_LONGEST = 255  # bytes of an integer; torch.load with weights_only reads no longer ones
+_DEEPEST = 100  # levels of containers; each takes several of the levels to which Python's pickle can recurse
 
 
 def generators() -> dict[str, Any]:
@@ -44,27 +47,56 @@ def buffers(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in state.items() if name in names}
 
 
-def require_loadable(value: Any, name: str) -> None:
-    """Refuses what could not be loaded again without executing code.
+def require_loadable(value: Any, name: str, depth: int = _DEEPEST) -> None:
+    """Raise if a value cannot be loaded again without executing code.
 
     Args:
         value: Nested dicts and lists of numbers, strings and tensors.
-        name: What to call it in the message.
+        name: How to refer to the value in the message.
+        depth: Levels of nesting that are still allowed.
 
     Raises:
-        ValueError: Something in it is of another type; names it.
+        ValueError: A part of the value cannot be loaded; names that part.
     """
-    if type(value) in _PLAIN or type(value) in (torch.Tensor, nn.Parameter):
+    if type(value) is int:
+        _require_short(value, name)
+    elif type(value) in _PLAIN or (type(value) in (torch.Tensor, nn.Parameter) and not vars(value)):
         return
-    if type(value) in (dict, OrderedDict):
-        for key, one in value.items():
-            require_loadable(key, f"the key {key!r} of {name}")
-            require_loadable(one, f"{name}[{key!r}]")
-    elif type(value) in (list, tuple):
-        for index, one in enumerate(value):
-            require_loadable(one, f"{name}[{index}]")
+    elif type(value) in (dict, OrderedDict, list, tuple):
+        if not depth:
+            raise ValueError(f"{name:.200} is nested more than {_DEEPEST} levels deep, or contains itself: flatten it")
+        for part, suffix in _parts(value):
+            require_loadable(part, f"{name}{suffix}", depth - 1)
     else:
         _require_round_trip(value, name)
+
+
+def _parts(value: Any) -> Iterator[tuple[Any, str]]:
+    """Keys, items and attributes of a container, each with what follows the container's name in a message."""
+    if isinstance(value, dict):
+        yield from ((key, f" (key {_shown(key)})") for key in value)
+        yield from ((one, f"[{_shown(key)}]") for key, one in value.items())
+    else:
+        yield from ((one, f"[{index}]") for index, one in enumerate(value))
+    if type(value) is OrderedDict:  # torch keeps the metadata of a model's state in an attribute
+        yield from ((one, f".{attribute}") for attribute, one in vars(value).items())
+
+
+def _shown(key: Any) -> str:
+    """A key as it is shown in a message; Python refuses to print very long integers."""
+    return f"<integer of {key.bit_length()} bits>" if isinstance(key, int) and not _is_short(key) else repr(key)
+
+
+def _is_short(value: int) -> bool:
+    return value.bit_length() < 8 * _LONGEST  # one bit is the sign
+
+
+def _require_short(value: int, name: str) -> None:
+    if not _is_short(value):
+        raise ValueError(
+            f"{name} is an integer of {value.bit_length()} bits, but torch loads at most {8 * _LONGEST - 1}: save it "
+            "as a string, hex(value), and read it back with int(text, 16)"
+        )
 
 
 def _require_round_trip(value: Any, name: str) -> None:
@@ -76,5 +108,6 @@ def _require_round_trip(value: Any, name: str) -> None:
     except Exception as error:
         raise ValueError(
             f"{name} is of type {type(value).__module__}.{type(value).__qualname__}, which cannot be loaded again "
-            "without executing code: give numbers, strings, tensors, and lists or dicts of them"
+            "without executing code: save numbers, strings, tensors, and lists or dicts of them; value.item() turns a "
+            "NumPy scalar into a number, torch.from_numpy(array) an array into a tensor"
         ) from error

@@ -11,9 +11,10 @@ from mpi4py import MPI
 from horovod_sparse.checkpoint.errors import CheckpointError
 from horovod_sparse.checkpoint.folder import Folder
 from horovod_sparse.checkpoint.manifest import SHARED, Entry, shard
-from horovod_sparse.checkpoint.shards import require_finite, write
+from horovod_sparse.checkpoint.shards import write
 from horovod_sparse.checkpoint.together import together, wait_for_all
 from horovod_sparse.control.lifecycle import process
+from horovod_sparse.training.state import require_finite
 
 _LOG = logging.getLogger("horovod_sparse")
 

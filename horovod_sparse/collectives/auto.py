@@ -14,9 +14,10 @@ from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
 from horovod_sparse.costs.formulas import Cost
 from horovod_sparse.costs.measure import measure_compute, measure_link
-from horovod_sparse.costs.model import choice, table
+from horovod_sparse.costs.model import ALGORITHMS, choice, table
 from horovod_sparse.rules import Exchange, Place, SparseVector
 from horovod_sparse.rules.options import RuleOptions
+from horovod_sparse.rules.states import checked_integer
 
 if TYPE_CHECKING:
     from horovod_sparse.mpi.messenger import Messenger
@@ -101,8 +102,10 @@ class Auto(Base):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a state given by ``state_dict``; the choice stays in force until size or k change."""
-        self.choice = str(state["choice"])
-        self._decided = (int(state["decided"][0]), int(state["decided"][1]))
+        if state["choice"] not in ALGORITHMS:
+            raise ValueError(f"choice of auto must be one of {', '.join(ALGORITHMS)}, not {state['choice']!r:.100}")
+        size, k = (checked_integer(one, "decided of auto") for one in state["decided"])
+        self.choice, self._decided = state["choice"], (size, k)
         for name, one in self._collectives.items():
             one.load_state_dict(state["states"][name])
 

@@ -19,6 +19,7 @@ from horovod_sparse.kernels import to_device, to_host
 from horovod_sparse.kernels.types import Array, Indices
 from horovod_sparse.rules import Exchange, Place, SparseVector
 from horovod_sparse.rules.options import number, whole
+from horovod_sparse.rules.states import checked_integer
 from horovod_sparse.rules.threshold import LOW, UP, ReusedThreshold
 from horovod_sparse.wire import Wire, concatenate
 
@@ -147,7 +148,7 @@ class OkTopk(Base):
         """Takes over a state given by ``state_dict`` on as many ranks.
 
         Raises:
-            ValueError: The state belongs to another number of ranks.
+            ValueError: The state belongs to another number of ranks, or a value is impossible.
         """
         boundaries = np.asarray(state["boundaries"], np.int64)
         if boundaries.size != self._boundaries.size:
@@ -155,6 +156,8 @@ class OkTopk(Base):
                 f"rank {self._messenger.rank}: the state holds the regions of {boundaries.size - 1} ranks, but there "
                 f"are {self._messenger.ranks}"
             )
+        if boundaries[0] != 0 or (boundaries[1:] < boundaries[:-1]).any():
+            raise ValueError(f"boundaries of regions must ascend from 0, not be {boundaries.tolist()!r:.100}")
         self._threshold.load_state_dict(state["threshold"])
         self._boundaries = boundaries.copy()
-        self._partition_left = int(state["partition_left"])
+        self._partition_left = checked_integer(state["partition_left"], "partition_left of oktopk")

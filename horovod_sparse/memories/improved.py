@@ -16,6 +16,7 @@ from horovod_sparse.memories.compressed import CompressedOptions, compressor_for
 from horovod_sparse.memories.scratch import SCRATCH
 from horovod_sparse.rules import Place, Step
 from horovod_sparse.rules.options import one_of
+from horovod_sparse.rules.states import require_positions
 from horovod_sparse.vector import SparseVector
 
 
@@ -111,6 +112,9 @@ class ImprovedContractive:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a state given by ``state_dict`` of the same version; ValueError when it does not fit."""
+        if state["indices"].size != state["values"].size:
+            raise ValueError(f"{state['values'].size} values do not fit {state['indices'].size} indices of entries")
+        require_positions(state["indices"], self._place.size, "indices of entries")
         if self._error is not None:
             self._error.load_state_dict(state["error"])
         indices, values = (to_device(state[key].copy(), self._place.like) for key in ("indices", "values"))

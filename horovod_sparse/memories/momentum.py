@@ -12,7 +12,7 @@ import numpy as np
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import to_device
 from horovod_sparse.kernels.types import Velocity
-from horovod_sparse.memories.base import delivered, total
+from horovod_sparse.memories.base import delivered, require_fit, total
 from horovod_sparse.memories.residual import Residual
 from horovod_sparse.rules import Momentum, Place, Step
 from horovod_sparse.rules.options import RuleOptions, flag, number
@@ -97,6 +97,7 @@ class MomentumCorrection(Residual):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copies both in; ValueError when they are of another size or dtype."""
+        require_fit(state["velocity"], self._velocity)
         super().load_state_dict(state)
         self._velocity[...] = to_device(state["velocity"], self._velocity)
 

@@ -11,6 +11,7 @@ from horovod_sparse.kernels import kernels_for, to_device
 from horovod_sparse.kernels.types import Array, Indices
 from horovod_sparse.memories.base import require_fit
 from horovod_sparse.rules import Place
+from horovod_sparse.rules.states import checked_number
 
 
 class Quantization:
@@ -65,11 +66,12 @@ class Quantization:
         return {"codes": self._codes, "scales": self._scales, "factor": self._factor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``; ValueError when it is of another size."""
+        """Takes over a state given by ``state_dict``; ValueError if its size or factor is not possible here."""
         require_fit(state["codes"], self._codes)
+        require_fit(state["scales"], self._scales)
         self._codes = to_device(state["codes"].copy(), self._codes)
         self._scales = to_device(state["scales"].copy(), self._scales)
-        self._factor = float(state["factor"])
+        self._factor = checked_number(state["factor"], "factor of the quantized error")
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Several states are decoded, added up and encoded again, which rounds them once more; one stays as it is."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import operator
+import numbers
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -21,6 +21,7 @@ from horovod_sparse.mpi.agreement import agree
 from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline import Pipeline, pipeline_for
 from horovod_sparse.rules import Step
+from horovod_sparse.rules.states import checked_integer
 
 _CALL = "SparseAllreduce"  # in reports of stalls
 
@@ -64,9 +65,9 @@ class SparseAllreduce:
         try:
             self._size, self._sparse = _checked_size(size), _configuration(compression)
             version = horovod_sparse.__version__
-            facts = {"version of horovod_sparse": version, "size": size, "compression": self._sparse.facts()}
+            facts = {"version of horovod_sparse": version, "size": self._size, "compression": self._sparse.facts()}
         except Exception as error:
-            facts = error
+            facts = _on_rank(comm, error)
         with process.inside_mpi(_CALL, comm):
             self._comm = comm.Dup()
             agree(self._comm, facts)
@@ -84,29 +85,30 @@ class SparseAllreduce:
         Args:
             array: NumPy or CuPy, of any shape with ``size`` elements; float32, float64, float16 or, of NumPy's,
                 bfloat16 (``ml_dtypes``). The first one decides on precision (float64 or not) and device. It is not
-                changed. A CuPy array's device must be the current one.
+                changed. A CuPy array's device must be the current one. Of NumPy's subclasses only ``np.memmap`` is
+                accepted: others, such as ``np.matrix`` and masked arrays, have a meaning that a mean would lose.
             learning_rate: Factor by which the result will be applied. When it changes, residuals are rescaled, so that
                 they stay the same as updates. For an optimizer that divides by the gradients' own scale, such as Adam,
                 leave it at 1: residuals then stay the same as gradients.
-            epoch: For densities that depend on it; from 0.
+            epoch: For densities that depend on it; an integer from 0.
 
         Returns:
             A new array of the same shape and dtype, on the same device.
 
         Raises:
-            TypeError: It is an array of another library.
-            ValueError: Size, dtype, device or learning rate is wrong, or the ranks' differ. Raised on all ranks, and
-                nothing is changed.
+            TypeError: It is an array of another library, or a subclass. Other ranks raise ValueError.
+            ValueError: Size, dtype, device, learning rate or epoch is wrong, or the ranks' differ. Raised on all ranks,
+                and nothing is changed.
             RuntimeError: The density depends on the epoch, which was not given.
             Exception: The exchange failed. The array is in the residual; it must not be handed in again.
         """
         with process.inside_mpi(_CALL, self._comm):
             facts: dict[str, Any] | Exception
             try:
-                step = Step(_checked_rate(learning_rate), epoch=None if epoch is None else operator.index(epoch))
+                step = Step(_checked_rate(learning_rate), epoch=_checked_epoch(epoch))
                 facts = {**self._facts(array), "learning rate": step.learning_rate, "epoch": step.epoch}
             except Exception as error:
-                facts = error
+                facts = _on_rank(self._comm, error)
             self._agree(facts)
             pipeline = self._pipeline or self._begin(array)
             flat = self._clipped(array.ravel())  # in C order and contiguous
@@ -130,23 +132,21 @@ class SparseAllreduce:
         return wide
 
     def _facts(self, array: Array) -> dict[str, Any]:
-        """Facts of an array that must be the same on every rank; an error where it is none to be averaged."""
-        rank, device = f"rank {self._comm.Get_rank()}", _device(array)
+        """Facts of an array that must be the same on every rank; raises if it cannot be averaged."""
+        device = _device(array)
         if array.dtype not in FORMATS.values():
-            raise ValueError(
-                f"{rank}: arrays can be of {', '.join(FORMATS)}, not {array.dtype}: use array.astype('f4')"
-            )
+            raise ValueError(f"arrays can be of {', '.join(FORMATS)}, not {array.dtype}: {_conversion(array)}")
         if array.size != self._size:
             raise ValueError(
-                f"{rank}: this SparseAllreduce is for arrays of {self._size} elements, not {array.size} (shape "
-                f"{array.shape}): make one for each size"
+                f"this SparseAllreduce is for arrays of {self._size} elements, not {array.size} (shape {array.shape}): "
+                "make one for each size"
             )
         needed = (_precision(array), device)
         if any(old not in ("", new) for old, new in zip(self._kept, needed, strict=True)):
             kept = " on ".join(filter(None, self._kept))
             raise ValueError(
-                f"{rank}: this SparseAllreduce keeps residuals of {kept}, but the array needs {' on '.join(needed)}: "
-                "make one for each"
+                f"this SparseAllreduce keeps residuals of {kept}, but the array needs {' on '.join(needed)}: make one "
+                "for each"
             )
         return {"dtype": str(array.dtype), "device": device.partition(" ")[0], "number of the call": self._calls}
 
@@ -161,8 +161,13 @@ class SparseAllreduce:
     def _begin(self, array: Array) -> Pipeline:
         like = np.empty(0, _precision(array), like=array)
         pipeline = pipeline_for(self._sparse, self._size, like, self._comm, factor=1 / self._comm.Get_size())
-        if self._loaded is not None:
-            pipeline.load_state_dict(self._loaded)
+        error: Exception | None = None
+        try:
+            if self._loaded is not None:
+                pipeline.load_state_dict(self._loaded)
+        except ValueError as refused:
+            error = refused
+        agree(self._comm, error or {})
         self._pipeline, self._loaded, self._kept = pipeline, None, (_precision(array), _device(array))
         return pipeline
 
@@ -177,24 +182,45 @@ class SparseAllreduce:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what ``state_dict`` gave on the same rank of as many ranks, also before the first call.
 
+        Not a collective call. Before the first call of this object, dtype and device of its residuals are not known:
+        what does not fit them is then an error in that call, on all ranks.
+
         Raises:
-            ValueError: The state is of another rank, size or compression. Or this object has been called already, and
-                the state is for arrays of another precision, or of an object that had not been called.
+            ValueError: The state is of another rank, size or compression, or it is damaged: a part is missing, of
+                another type or size, not finite, or out of range. Or this object has been called already, and the state
+                is for arrays of another precision, or of an object that had not been called. Nothing is changed.
         """
-        mine = self._identity()
-        if self._pipeline is not None:
-            mine["precision"] = self._kept[0]
-        for name, value in mine.items():
-            if state[name] != value:
-                raise ValueError(
-                    f"rank {mine['rank']}: the state is of {name} {state[name]!r}, this SparseAllreduce of {value!r}: "
-                    "load what the same rank of as many ranks gave, into one that was made alike"
-                )
+        self._check(state)
         if self._pipeline is not None:
             self._pipeline.load_state_dict(state["pipeline"])
         else:
             self._loaded, self._kept = _on_host(state["pipeline"]), (state["precision"], "")
-        self._calls = state["calls"]
+        self._calls = int(state["calls"])
+
+    def _check(self, state: Any) -> None:
+        """Raises if a state is not one of this object; what is inside of its pipeline is left to the pipeline."""
+        rank, own = f"rank {self._comm.Get_rank()}", self._identity()
+        begun = self._pipeline is not None
+        expected = {**own, "precision": self._kept[0], "calls": self._calls, "pipeline": None}
+        if not isinstance(state, Mapping) or state.keys() != expected.keys():
+            found = sorted(map(str, state)) if isinstance(state, Mapping) else repr(state)[:100]
+            raise ValueError(
+                f"{rank}: a state must be a dict with the keys {sorted(expected)}, not {found}: load what state_dict() "
+                "returned"
+            )
+        for name, value in {**own, **({"precision": self._kept[0]} if begun else {})}.items():
+            if state[name] != value:
+                raise ValueError(
+                    f"{rank}: the state is of {name} {state[name]!r}, this SparseAllreduce of {value!r}: load what the "
+                    "same rank of as many ranks gave, into one that was made alike"
+                )
+        kinds = ("float32", "float64") if isinstance(state["pipeline"], Mapping) else ("",)
+        if state["precision"] not in kinds or (not state["precision"] and state["pipeline"] is not None):
+            raise ValueError(
+                f"{rank}: the state has precision {state['precision']!r}, which does not fit its pipeline "
+                f"{type(state['pipeline']).__name__}: load what state_dict() returned"
+            )
+        checked_integer(state["calls"], f"{rank}: calls of the state")
 
     def _identity(self) -> dict[str, Any]:
         rank, ranks = self._comm.Get_rank(), self._comm.Get_size()
@@ -211,16 +237,37 @@ class SparseAllreduce:
         return Traffic() if self._pipeline is None else self._pipeline.traffic
 
 
+def _on_rank(comm: MPI.Intracomm, error: Exception) -> Exception:
+    """The error with this rank in its message."""
+    return type(error)(f"rank {comm.Get_rank()}: {error}") if type(error) in (TypeError, ValueError) else error
+
+
 def _checked_size(size: Any) -> int:
-    if not isinstance(size, (int, np.integer)) or not 0 < size <= MAX_SIZE:
-        raise ValueError(f"size must be a whole number from 1 to {MAX_SIZE}, not {size!r}")
-    return int(size)
+    return _integer(size, 1, "size must be an integer", "give array.size")
+
+
+def _checked_epoch(epoch: Any) -> int | None:
+    return None if epoch is None else _integer(epoch, 0, "epoch must be None or an integer", "give int(epoch)")
+
+
+def _integer(value: Any, least: int, what: str, remedy: str) -> int:
+    """The value as an int; ``bool`` and arrays are no integers here, although Python and NumPy would convert them."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= MAX_SIZE:
+        raise ValueError(f"{what} from {least} to {MAX_SIZE}, not {value!r}: {remedy}")
+    return int(value)
 
 
 def _checked_rate(rate: Any) -> float:
-    if not 0 <= rate < float("inf"):
-        raise ValueError(f"learning_rate must be a finite number of at least 0, not {rate!r}")
-    return float(rate)
+    try:
+        number = math.nan if isinstance(rate, bool) or not isinstance(rate, numbers.Real) else float(rate)
+    except OverflowError:
+        number = math.inf
+    if not 0 <= number < math.inf:
+        raise ValueError(
+            f"learning_rate must be a finite number of at least 0, not {rate!r}: give float(learning_rate), or leave "
+            "it out where it is constant"
+        )
+    return number
 
 
 def _configuration(compression: Any) -> Sparse:
@@ -241,11 +288,26 @@ def _configuration(compression: Any) -> Sparse:
 
 
 def _device(array: Any) -> str:
+    """The device of an array; raises if its type is not one of plain arrays."""
     try:
         kind = kernels_for(array).__name__.rpartition(".")[2]
     except TypeError as error:
-        raise TypeError(f"{error}: np.asarray(array) makes one of JAX's and PyTorch's arrays on the host") from error
+        raise TypeError(
+            f"{error}: np.asarray(array) converts lists, and arrays of JAX and PyTorch, to NumPy arrays on the host"
+        ) from error
+    if isinstance(array, np.ndarray) and type(array) not in (np.ndarray, np.memmap):
+        raise TypeError(
+            f"expected a plain NumPy array, not {type(array).__module__}.{type(array).__name__}, whose meaning would "
+            "get lost: give np.asarray(array), or array.filled(0) for a masked array"
+        )
     return "cpu" if kind == "cpu" else f"{kind} {array.device.id}"
+
+
+def _conversion(array: Array) -> str:
+    """The remedy for an array of another dtype."""
+    if array.dtype.kind == "c":
+        return f"use array.view('{array.real.dtype}'), which has twice the size"
+    return "use array.astype('f4')"
 
 
 def _precision(array: Array) -> str:

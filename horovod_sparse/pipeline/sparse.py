@@ -20,6 +20,7 @@ from horovod_sparse.pipeline.base import PipelineBase
 from horovod_sparse.pipeline.headroom import Headroom
 from horovod_sparse.pipeline.norms import Norms
 from horovod_sparse.rules import Accumulator, Exchange, Place, SparseVector, Step, snapshot
+from horovod_sparse.rules.states import checked_integer, checked_number, require_finite, require_like
 
 _LOG = logging.getLogger("horovod_sparse")
 
@@ -242,7 +243,7 @@ class SparsePipeline(PipelineBase):
 
     def undo(self) -> None:
         """Goes back to the state before the step that was exchanged last."""
-        self.load_state_dict(self._before)
+        self._restore(self._before)
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the four parts on this rank, the unit of the memory and the number of steps."""
@@ -257,10 +258,31 @@ class SparsePipeline(PipelineBase):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over a state given by ``state_dict`` of the same configuration and bucket."""
+        """Load a state that ``state_dict`` returned for the same configuration and bucket; other keys are ignored.
+
+        Raises:
+            ValueError: A part is missing, of another type or size, not finite, or out of range. The pipeline keeps the
+                state that it had.
+        """
+        own = self.state_dict()
+        before = snapshot(own)
+        try:
+            mine = {key: value for key, value in state.items() if key in own}
+            require_like(mine, own)
+            require_finite(mine, "state")
+            self._restore(mine)
+        except Exception as error:  # a rule of the user's own may raise anything
+            self._restore(before)
+            raise ValueError(
+                f"rank {self._place.rank}: bucket {self._place.bucket} cannot load this state: load an undamaged one "
+                f"of the same model and configuration: {error if isinstance(error, ValueError) else repr(error)}"
+            ) from error
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
         self.memory.load_state_dict(state["memory"])
         self._headroom.forget()
-        self._units, self._steps = _Units(float(state["unit"]), float(state["gradient_unit"])), int(state["steps"])
+        self._units = _Units(*(checked_number(state[key], key) for key in ("unit", "gradient_unit")))
+        self._steps = checked_integer(state["steps"], "steps")
         self.sparsifier.load_state_dict(state["sparsifier"])
         self.collective.load_state_dict(state["collective"])
         self.schedule.load_state_dict(state["schedule"])

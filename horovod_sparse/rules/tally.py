@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from horovod_sparse.rules import Place
+from horovod_sparse.rules.states import checked_flag, checked_numbers
 
 
 class Told(NamedTuple):
@@ -79,6 +80,7 @@ class Tally:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a state given by ``state_dict``; the next bucket begins a step."""
-        self._sums = [float(one) for one in state["sums"]]
-        self._added, self._works = bool(state["added"]), bool(state["works"])
+        self._sums = checked_numbers(state["sums"], "sums of the tally", len(self._sums))
+        self._added = checked_flag(state["added"], "added of the tally")
+        self._works = checked_flag(state["works"], "works of the tally")
         self._last, self._began = math.inf, math.nan

@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from horovod_sparse.rules.states import checked_integer, checked_number
+
 _Range: TypeAlias = tuple[Callable[[float], bool], str]
 
 # Ranges of the options, for ``options.number``: the band's ends and the factors that nudge.
@@ -88,5 +90,8 @@ class ReusedThreshold:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a state given by ``state_dict``."""
-        self.value, self._k, self._left = float(state["value"]), int(state["k"]), int(state["left"])
-        self._exact, self._distrust = int(state["exact"]), int(state["distrust"])
+        self.value = checked_number(state["value"], "value of the threshold")
+        self._k = checked_integer(state["k"], "k of the threshold")
+        self._left = checked_integer(state["left"], "left of the threshold")
+        self._exact = checked_integer(state["exact"], "exact of the threshold")
+        self._distrust = checked_integer(state["distrust"], "distrust of the threshold", least=1)

@@ -12,6 +12,7 @@ import numpy as np
 from horovod_sparse.kernels import kernels_for, to_device
 from horovod_sparse.rules import Place, Step
 from horovod_sparse.rules.options import number, whole
+from horovod_sparse.rules.states import checked_flag, checked_integer, checked_number
 from horovod_sparse.schedules.constant import Constant
 
 _ROUNDING = 1e-9  # of a mean of equal learning rates
@@ -102,8 +103,13 @@ class Accordion(Constant):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``."""
+        """Takes over a state given by ``state_dict``; ValueError if a value is impossible."""
+        if state["sum"].size not in (0, self._place.size):
+            raise ValueError(f"sum of accordion must have 0 or {self._place.size} elements, not {state['sum'].size}")
         self._sum = to_device(state["sum"].copy(), self._place.like)
-        self._epoch, self._steps = int(state["epoch"]), int(state["steps"])
-        self._scale, self._norm = float(state["scale"]), float(state["norm"])
-        self._learning_rate, self._high = float(state["learning_rate"]), bool(state["high"])
+        self._epoch = checked_integer(state["epoch"], "epoch of accordion", least=-1)
+        self._steps = checked_integer(state["steps"], "steps of accordion")
+        self._scale = checked_number(state["scale"], "scale of accordion", finite=True)
+        self._norm = checked_number(state["norm"], "norm of accordion")
+        self._learning_rate = checked_number(state["learning_rate"], "learning_rate of accordion")
+        self._high = checked_flag(state["high"], "high of accordion")

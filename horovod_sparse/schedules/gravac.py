@@ -9,6 +9,7 @@ from typing import Any
 
 from horovod_sparse.rules import Place, Step
 from horovod_sparse.rules.options import number, one_of, whole
+from horovod_sparse.rules.states import checked_integer, checked_number, checked_numbers
 from horovod_sparse.rules.tally import Tally, Told
 from horovod_sparse.schedules.constant import Constant
 
@@ -185,10 +186,20 @@ class _Search:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``."""
-        self.lowest, self.candidate = float(state["lowest"]), float(state["candidate"])
-        self.chosen = None if state["chosen"] is None else int(state["chosen"])
-        self._stage, self._steps = int(state["stage"]), int(state["steps"])
-        self._averages = [[float(one) for one in pair] for pair in state["averages"]]
-        self._seen = [[float(factor), [float(one) for one in kept]] for factor, kept in state["seen"]]
+        """Takes over a state given by ``state_dict``; ValueError if a value is impossible."""
+        self.lowest, self.candidate = (
+            checked_number(state[key], f"{key} of gravac", 1, finite=True) for key in ("lowest", "candidate")
+        )
+        if state["chosen"] not in (None, 0, 1) or state["stage"] not in (0, 1, 2) or len(state["averages"]) != 2:
+            raise ValueError(
+                "gravac needs chosen=None, 0 or 1, stage=0, 1 or 2 and two averages, not "
+                f"{state['chosen']!r:.100}, {state['stage']!r:.100} and {state['averages']!r:.100}"
+            )
+        self.chosen, self._stage = state["chosen"], state["stage"]
+        self._steps = checked_integer(state["steps"], "steps of gravac")
+        self._averages = [checked_numbers(pair, "averages of gravac", 2, finite=True) for pair in state["averages"]]
+        self._seen = [
+            [checked_number(factor, "seen of gravac", 1, finite=True), checked_numbers(kept, "seen of gravac")]
+            for factor, kept in state["seen"]
+        ]
         self.tally.load_state_dict(state["tally"])

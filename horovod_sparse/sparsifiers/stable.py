@@ -12,6 +12,7 @@ from horovod_sparse.kernels import kernels_for, to_device, to_host
 from horovod_sparse.kernels.types import Indices
 from horovod_sparse.rules import Place, Step
 from horovod_sparse.rules.options import RuleOptions, whole
+from horovod_sparse.rules.states import checked_integer, require_positions
 from horovod_sparse.sparsifiers.base import Base
 from horovod_sparse.vector import SparseVector
 
@@ -82,6 +83,7 @@ class StableTopK(Base):
         return {"until": self._until, "blocks": self._blocks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``."""
-        self._until = int(state["until"])
+        """Takes over a state given by ``state_dict``; ValueError if a value is impossible."""
+        require_positions(state["blocks"], -(-self._place.size // self._block), "blocks of stable")
+        self._until = checked_integer(state["until"], "until of stable")
         self._choose(to_device(state["blocks"], self._place.like).copy())

@@ -27,7 +27,15 @@ from horovod_sparse.control.report import limits
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.mpi.agreement import agree
 from horovod_sparse.mpi.traffic import Traffic
-from horovod_sparse.training.arguments import check_devices, check_sparse, common_facts, require_plain
+from horovod_sparse.training.arguments import (
+    check_devices,
+    check_sparse,
+    common_facts,
+    names_in,
+    optimizers_in,
+    require_own,
+    require_plain,
+)
 from horovod_sparse.training.communicator import communicator
 from horovod_sparse.training.device import device_of
 from horovod_sparse.training.exchange import Exchange
@@ -92,7 +100,8 @@ class SparseState:
     Args:
         compression: Usually from ``hvs.Compression`` or ``hvs.parse``.
         optimizer: The optimizer of the model, or several. Residuals follow their learning rates. May be given later, as
-            the attribute, before the first backward pass; without any, residuals stay as gradients. A compression that
+            the attribute, before the first backward pass; without any, residuals stay as gradients. Give plain
+            optimizers of torch: of a wrapper, such as Accelerate's, the one inside. A compression that
             applies momentum needs it: it applies that of small parameters and of the weight decay in the optimizer's
             step.
         named_parameters: Pairs of name and parameter, usually ``model.named_parameters()``: names for messages.
@@ -103,6 +112,7 @@ class SparseState:
         stall_abort: Seconds, as for ``DistributedOptimizer``.
 
     Raises:
+        TypeError: The optimizer is none of torch's, or a wrapper that takes no hooks.
         ValueError: An argument is out of range.
     """
 
@@ -130,13 +140,17 @@ class SparseState:
         self.optimizer = optimizer
         self.epoch: int | None = None
         self.process_group = process_group
-        self._names = {p: name for name, p in named_parameters}
+        self._names = names_in(named_parameters)
+        self._names_by_position: dict[str, str] = {}  # of a pickled state, until parameters are known
+        self._must_have: dict[str, bool] = {}  # whether optimizer and scaler have to be given again
         self._grad_scaler = grad_scaler
         self._residual_unit = residual_unit
         self._stall = (stall_timeout, stall_abort)
         self._loaded: Mapping[str, Any] | None = None  # a state for an exchange that is still to be made
         # Parameters without a place so far, in the first step, with their gradients.
         self._unplaced: list[tuple[torch.Tensor, torch.Tensor, _Delivery]] = []
+        # Parameters of the model, in the first step, until the optimizers are compared with them.
+        self._unchecked: dict[torch.Tensor, None] | None = {}
 
     def set_epoch(self, epoch: int) -> None:
         """Tells the epoch that begins, as ``DistributedSampler.set_epoch`` is told.
@@ -160,6 +174,7 @@ class SparseState:
 
     @optimizer.setter
     def optimizer(self, given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None) -> None:
+        self._optimizers = optimizers_in(given)
         self._optimizer = given
         for optimizer in self.optimizers:
             # Not in the first backward pass: that may be inside of the first step already, in a closure.
@@ -168,8 +183,7 @@ class SparseState:
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The optimizers."""
-        given = [] if self.optimizer is None else self.optimizer
-        return [given] if isinstance(given, torch.optim.Optimizer) else list(given)
+        return list(self._optimizers)
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -185,6 +199,11 @@ class SparseState:
 
     def _receive(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         exchange = self._open({p.device for p in bucket.parameters()})
+        if self._unchecked is not None:
+            self._unchecked |= dict.fromkeys(bucket.parameters())
+            if bucket.is_last():
+                self._check_optimizers(exchange, self._unchecked)
+                self._unchecked = None
         exchange.epoch = self.epoch
         if bucket.index() == 0 and exchange.worker.filling:
             exchange.worker.finish()
@@ -231,10 +250,11 @@ class SparseState:
         group_of = {p: number for number, group in enumerate(groups) for p in group["params"]}
         position = {p: place for place, p in enumerate(group_of)}
         in_order = sorted(parameters, key=lambda p: position.get(p, len(position)))
-        # Names of one kind where users give none: those that Horovod gives.
-        names = {p: f"{number}.{i}" for number, group in enumerate(groups) for i, p in enumerate(group["params"])}
-        names |= self._names
-        named = {names.get(p, f"parameter {i}"): p for i, p in enumerate(in_order)}
+        positions = self._positions() | {p: f"parameter {i}" for i, p in enumerate(in_order) if p not in group_of}
+        given = {p: self._names_by_position[at] for p, at in positions.items() if at in self._names_by_position}
+        self._names = given | self._names
+        self._names_by_position |= {at: self._names[p] for p, at in positions.items() if p in self._names}
+        named = {self._names.get(p, positions[p]): p for p in in_order}
         members = [
             Member(
                 name,
@@ -249,6 +269,11 @@ class SparseState:
         if self._loaded is not None:
             exchange.load_state_dict(self._loaded)
             self._loaded = None
+
+    def _positions(self) -> dict[torch.Tensor, str]:
+        """Positions of parameters in the optimizers; they serve as names where the user gives none, as in Horovod."""
+        groups = enumerate(self.param_groups)
+        return {p: f"{number}.{i}" for number, group in groups for i, p in enumerate(group["params"])}
 
     def _open(self, devices: Iterable[torch.device] = ()) -> Exchange:
         """The exchange; made, and agreed on, at the first call, which is collective."""
@@ -271,6 +296,7 @@ class SparseState:
         """Facts that must be the same on every rank, or the error in them on this one."""
         try:
             check_devices(devices)
+            self._require_given_again()
             check_sparse(self.compression, self.optimizers)
             for optimizer in self.optimizers:
                 require_plain(optimizer)
@@ -285,9 +311,49 @@ class SparseState:
                     f"{len(self.optimizers)}: set state.optimizer before the first backward pass"
                 )
             named = [(str(number), p) for number, group in enumerate(self.param_groups) for p in group["params"]]
-            return common_facts(self.compression, named, *self._stall, self._residual_unit, self.optimizers)
+            facts = common_facts(self.compression, named, *self._stall, self._residual_unit, self.optimizers)
+            names = tuple(sorted({*self._names.values(), *self._names_by_position.values()}))
+            return {**facts, "named_parameters": names}
         except ValueError as error:
             return ValueError(f"rank {MPI.COMM_WORLD.Get_rank()}: {error}")
+
+    def _check_optimizers(self, exchange: Exchange, of_model: Iterable[torch.Tensor]) -> None:
+        """Raise on all ranks if an optimizer of any rank is not one of the model; a collective call."""
+        error: ValueError | None = None
+        try:
+            require_own(self.optimizers, of_model, self._names)
+        except ValueError as wrong:
+            error = ValueError(f"rank {MPI.COMM_WORLD.Get_rank()}: {wrong}")
+        if exchange.anywhere([error is not None])[0]:
+            raise error or ValueError(
+                f"rank {MPI.COMM_WORLD.Get_rank()}: the optimizer of another rank does not belong to its DDP model; "
+                "that rank's error has the details"
+            )
+
+    def _require_given_again(self) -> None:
+        """ValueError if an unpickled state lacks what it was pickled with; positions depend on the optimizer."""
+        now, had = self._holds(), self._must_have
+        for name in had:
+            if had[name] > now[name]:
+                raise ValueError(
+                    f"the state was pickled with {name}, which a pickle leaves out: set state.{name} again before the "
+                    "first backward pass"
+                )
+        if had and now["optimizer"] > had["optimizer"]:
+            raise ValueError(
+                "the state was pickled without an optimizer, which orders the parameters: leave state.optimizer unset"
+            )
+
+    @property
+    def grad_scaler(self) -> torch.amp.GradScaler | None:
+        """The scaler that multiplies the loss; to be given again to an unpickled state."""
+        return self._grad_scaler
+
+    @grad_scaler.setter
+    def grad_scaler(self, given: torch.amp.GradScaler | None) -> None:
+        if self._exchange is not None:
+            raise ValueError("grad_scaler must be set before the first backward pass: give it to SparseState")
+        self._grad_scaler = given
 
     def _between_steps(self) -> Exchange | None:
         if self._exchange is not None and self._exchange.worker.filling:
@@ -358,17 +424,27 @@ class SparseState:
         return Traffic() if self._exchange is None else self._exchange.traffic
 
     def __getstate__(self) -> dict[str, Any]:
-        """The configuration and what is remembered, without process group, communicator, optimizer and scaler."""
+        """Configuration, names and what is remembered, without process group, communicator, optimizer and scaler.
+
+        Names are keyed by the positions of the parameters, which are the same in a model that is made alike.
+        """
+        positions = self._positions()
+        names = {positions[p]: name for p, name in self._names.items() if p in positions}
         return {
             "compression": self.compression,
             "epoch": self.epoch,
             "residual_unit": self._residual_unit,
             "stall": self._stall,
             "state": self.state_dict(),
+            "names": names | self._names_by_position,
+            "had": self._must_have if self._exchange is None and self._must_have else self._holds(),
         }
 
+    def _holds(self) -> dict[str, bool]:
+        return {"optimizer": bool(self.optimizers), "grad_scaler": self._grad_scaler is not None}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Goes on from there in the default process group; the optimizer is to be given again, as the attribute."""
+        """Goes on from there in the default process group; optimizer and scaler must be set again, as attributes."""
         timeout, abort = state["stall"]
         SparseState.__init__(
             self,
@@ -378,6 +454,8 @@ class SparseState:
             stall_abort=abort,
         )
         self.epoch = state["epoch"]
+        self._names_by_position = state["names"]
+        self._must_have = state["had"] if state["state"]["buckets"] else {}
         self._loaded = state["state"] if state["state"]["buckets"] else None
 
 

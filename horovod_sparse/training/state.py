@@ -9,6 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from horovod_sparse.kernels import copy_to_host
+from horovod_sparse.rules.states import require_finite
+
+__all__ = ["leader", "on_host", "require_finite", "to_arrays", "to_tensors"]
 
 
 def to_tensors(state: Any, copy: Callable[[Any], NDArray[Any]] = copy_to_host) -> Any:

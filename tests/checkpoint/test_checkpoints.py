@@ -217,10 +217,8 @@ def test_a_state_that_is_not_finite_is_not_saved(comm, run, folder):
     checkpoints.save(1, **run.states)
     if comm.Get_size() == 1:
         return
-    state = run.optimizer.compression_state_dict()
     if comm.Get_rank() == 1:
-        poison({"compression": state})
-    run.optimizer.load_compression_state_dict(state)
+        run.optimizer.exchange.worker.buckets[0].pipeline.memory.state_dict()["residual"][5] = float("nan")
     message = refusal(comm, lambda: checkpoints.save(2, **run.states))
     assert "step 2 could not be saved: rank 1: compression['buckets'][0]['memory']['residual'] holds" in message
     assert everywhere(comm, names(comm, folder) == ["step-00000001"])

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import random
+from collections import Counter, OrderedDict, namedtuple
 
 import numpy as np
 import pytest
 import torch
 from checkpointing import reseed
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from horovod_sparse.checkpoint.state import buffers, generators, require_loadable, set_generators
@@ -39,7 +42,108 @@ class Anything:
     pass
 
 
+def reloaded(value):
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
 def test_what_would_execute_code_is_named():
     require_loadable({"best": [1.0, torch.zeros(2), None, {"at": (1, "a")}], 3: nn.Parameter(torch.zeros(1))}, "data")
     with pytest.raises(ValueError, match=r"data\['best'\]\[1\]\['at'\] is of type .*Anything.*without executing code"):
         require_loadable({"best": [1.0, {"at": Anything()}]}, "data")
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_integers_beyond_255_bytes_are_refused_with_the_remedy(sign):
+    longest = sign * (2**2039 - 1)
+    assert reloaded(longest) == longest
+    require_loadable(longest, "data")
+    for value, where in [
+        (sign * 2**2040, "data is"),
+        ({"seed": [sign * 2**2040]}, r"data\['seed'\]\[0\] is"),
+        ({sign * 2**2040: 1}, r"data \(key <integer of 2041 bits>\) is"),
+        ({sign * 2**200_000: [2**200_000]}, "data .*"),
+    ]:
+        with pytest.raises(ValueError, match=rf"^{where}.* an integer of \d+ bits, .*2039: save it as a string, hex"):
+            require_loadable(value, "data")
+
+
+def test_nesting_that_pickle_cannot_follow_is_refused():
+    def nested(levels):
+        return [] if levels == 1 else [nested(levels - 1)]
+
+    require_loadable(nested(100), "data")
+    cycle = {}
+    cycle["self"] = cycle
+    for value in (nested(101), nested(900), cycle):
+        with pytest.raises(ValueError, match=r"^data.* is nested more than 100 levels deep, or contains itself: fl"):
+            require_loadable(value, "data")
+
+
+def attributed(value):
+    value.tag = Anything()
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        (attributed(torch.zeros(2)), "data is of type torch.Tensor"),
+        (attributed(nn.Parameter(torch.zeros(2))), "data is of type torch.nn.parameter.Parameter"),
+        (attributed(OrderedDict()), "data.tag is of type .*Anything"),
+        (np.float64(1), "data is of type numpy.float64.*item"),
+        (np.zeros(2), "data is of type numpy.ndarray.*from_numpy"),
+        ({2**3000}, "data is of type builtins.set"),
+        (namedtuple("Pair", "a b")(1, 2), "data is of type .*Pair"),
+        (type("Text", (str,), {})("a"), "data is of type .*Text"),
+        (type("Real", (float,), {})(1), "data is of type .*Real"),
+    ],
+)
+def test_values_that_only_look_plain_are_refused(value, where):
+    with pytest.raises(ValueError, match=where):
+        require_loadable(value, "data")
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers() | st.sampled_from([2038, 2039, 2040, 2041, 4000]).map(lambda bits: -(1 << bits)),
+    st.floats() | st.complex_numbers() | st.floats().map(np.float64),
+    st.text() | st.just("\ud800") | st.binary() | st.binary().map(bytearray),
+    st.lists(st.integers(0, 3)).map(torch.Size),
+    st.sets(st.integers() | st.just(2**2050)),
+    st.lists(st.text(max_size=1)).map(Counter),
+    st.sampled_from([torch.bfloat16, torch.device("cpu"), torch.strided, ..., int, np.int64(1), Anything]),
+)
+KEYS = st.none() | st.booleans() | st.integers() | st.just(2**2040) | st.text() | st.tuples(st.integers(), st.text())
+DATA = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner),
+        st.lists(inner).map(tuple),
+        st.dictionaries(KEYS, inner),
+        st.dictionaries(st.text(), inner).map(OrderedDict),
+    ),
+    max_leaves=10,
+)
+
+
+@given(DATA)
+def test_whatever_is_accepted_is_loaded_as_it_was(value):
+    try:
+        require_loadable(value, "data")
+    except ValueError:
+        return
+    loaded = reloaded(value)
+    assert described(loaded) == described(value)
+
+
+def described(value):
+    """Types and bits; NaN is the same as NaN, and True is not 1."""
+    if isinstance(value, dict):
+        return type(value), [(described(key), described(one)) for key, one in value.items()]
+    if isinstance(value, (list, tuple)):
+        return type(value), list(map(described, value))
+    return type(value), value if isinstance(value, (int, str, set)) else repr(value)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import operator
+from fractions import Fraction
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -220,40 +225,143 @@ def test_a_state_that_only_one_rank_has_loaded_is_noticed(comm):
         average(np.ones(100))
 
 
+def places(state, path=()):
+    """All paths to values that are no dicts, and to the dicts themselves."""
+    if isinstance(state, dict):
+        for key, value in state.items():
+            yield from places(value, (*path, key))
+    if path:
+        yield path
+
+
+def changed(state, path, change):
+    """A copy of a state in which one value is replaced, or left out where the change gives nothing."""
+    state = copy.deepcopy(state)
+    *above, last = path
+    place = functools.reduce(operator.getitem, above, state)
+    place[last] = change(place[last])
+    if place[last] is ...:
+        del place[last]
+    return state
+
+
+def poisoned(value):
+    floats = isinstance(value, np.ndarray) and value.size and value.dtype.kind == "f"
+    return np.full_like(value, np.nan) if floats else -1
+
+
+QUANTIZED = "topka:density=0.1,memory=improved,version=1,compressor=quantize"
+# The epoch before the first one is -1. A sum that has overflowed ends with its epoch.
+NOT_IMPOSSIBLE = [("pipeline", "schedule", "epoch"), ("pipeline", "schedule", "sum")]
+DAMAGES = {
+    "left out": lambda value: ...,
+    "nothing": lambda value: [] if value is None else "?",
+    "another type": lambda value: [value] if isinstance(value, dict) else {"value": value},
+    "shorter": lambda value: value[:-1] if isinstance(value, np.ndarray) and len(value) > 7 else {1: 2},
+    "longer": lambda value: np.tile(value, 2) if isinstance(value, np.ndarray) and len(value) else {1: 2},
+    "another dtype": lambda value: value.astype(np.float16) if isinstance(value, np.ndarray) else {1: 2},
+    "impossible number": poisoned,
+}
+
+
+@law
+@pytest.mark.parametrize("compression", [*COMPRESSIONS, QUANTIZED, "topka:density=0.1,schedule=gravac"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_state_is_refused_and_changes_nothing(comm, compression, damage):
+    used, twin = (SparseAllreduce(200, compression, comm) for _ in range(2))
+    arrays = own(comm, 15).standard_normal((3, 200)).astype(np.float32)
+    for average in (used, twin):
+        average(arrays[0], epoch=0)
+    state = twin.state_dict()
+    for path in places(state):
+        if path[0] == "compression" or (damage == "impossible number" and path in NOT_IMPOSSIBLE):
+            continue
+        bad = changed(state, path, DAMAGES[damage])
+        with pytest.raises(ValueError, match=f"^rank {comm.Get_rank()}: ") as error:
+            used.load_state_dict(bad)
+        if len(path) > 1 and damage not in ("shorter", "longer"):
+            assert path[-1] in str(error.value)
+    assert everywhere(comm, content(used.state_dict()) == content(state))
+    for array in arrays[1:]:
+        results = [average(array, epoch=0) for average in (used, twin)]
+        assert everywhere(comm, np.array_equal(*results))
+
+
+@law
+@pytest.mark.parametrize("state", [None, [], {}, {"size": 100}, "state"])
+def test_other_objects_are_no_states(comm, state):
+    with pytest.raises(ValueError, match=r"a state must be a dict with the keys .*'size'\], not .*: load what state_d"):
+        SparseAllreduce(100, "topka:density=0.1", comm).load_state_dict(state)
+
+
+@law
+def test_a_damaged_state_from_before_the_first_call_is_an_error_on_all_ranks_in_it(comm):
+    average, twin = (SparseAllreduce(100, "topka:density=0.1", comm) for _ in range(2))
+    array, last = own(comm, 16).random(100), comm.Get_size() - 1
+    twin(array)
+    good, mine = twin.state_dict(), comm.Get_rank() == last
+    bad = changed(good, ("pipeline", "unit"), lambda _: np.nan)
+    average.load_state_dict(bad if mine else good)
+    message = rf"rank {last}: bucket 0 cannot load this state: .*state\['unit'\] is nan"
+    with pytest.raises(ValueError, match=f"^{message}" if mine else f"rank {last} could not begin: {message}"):
+        average(array)
+    average.load_state_dict(good)
+    assert everywhere(comm, np.array_equal(average(array), twin(array)))
+
+
+def test_a_state_without_a_pipeline_has_no_precision(comm):
+    average = SparseAllreduce(100, "topka:density=0.1", comm)
+    fresh = average.state_dict()
+    for change in ({"precision": "float32"}, {"pipeline": {}}, {"precision": "float16", "pipeline": {}}):
+        with pytest.raises(ValueError, match=r"the state has precision '.*', which does not fit its pipeline"):
+            average.load_state_dict({**fresh, **change})
+    average.load_state_dict(fresh)
+
+
 # --- what goes wrong ---
 
 
-def wrong(kind, array):
-    return {
-        "size": (array[:-1], {}),
-        "dtype": (array.astype(np.int32), {}),
-        "precision": (array.astype(np.float64), {}),
-        "library": (array.tolist(), {}),
-        "rate": (array, {"learning_rate": float("nan")}),
-        "epoch": (array, {"epoch": 0.5}),
-    }[kind]
+MISTAKES = {
+    "size": (lambda a: a[:-1], r"for arrays of 100 elements, not 99 \(shape \(99,\)\): make one for each size"),
+    "dtype": (lambda a: a.astype(np.int32), r"can be of float64, .*, not int32: use array.astype"),
+    "object": (lambda a: a.astype(object), r"can be of float64, .*, not object: use array.astype"),
+    "complex": (lambda a: a.astype(np.complex64), r"not complex64: use array.view\('float32'\), .* twice the size"),
+    "byte order": (lambda a: a.astype(">f4"), r"not >f4: use array.astype"),
+    "precision": (
+        lambda a: a.astype(np.float64),
+        "residuals of float32 on cpu, but the array needs float64 on cpu: make one for each",
+    ),
+    "list": (lambda a: a.tolist(), r"not builtins.list: np.asarray\(array\) converts lists"),
+    "scalar": (lambda a: a[0], r"not numpy.float32: np.asarray\(array\)"),
+    "matrix": (
+        lambda a: a[None].view(np.matrix),
+        r"plain NumPy array, not numpy.*matrix, .*: give np.asarray\(array\)",
+    ),
+    "masked": (np.ma.masked_array, r"plain NumPy array, not numpy.ma.*MaskedArray, .*array.filled\(0\)"),
+    "subclass": (lambda a: a.view(np.recarray), r"plain NumPy array, not numpy.*recarray"),
+}
+RATES = [np.nan, np.inf, -0.5, 10**400, None, True, np.True_, "0.1", 1j, np.array(0.1), np.ones(3)]
+EPOCHS = [0.5, -1, 2**31, 2**70, True, "1", np.array(1)]
 
 
 @law
 @pytest.mark.parametrize(
-    ("kind", "error", "message"),
+    ("make", "conditions", "message"),
     [
-        ("size", ValueError, r"for arrays of 100 elements, not 99 \(shape \(99,\)\): make one for each size"),
-        ("dtype", ValueError, r"can be of float64, .*, not int32: use array.astype"),
-        ("precision", ValueError, "residuals of float32 on cpu, but the array needs float64 on cpu: make one for each"),
-        ("library", TypeError, r"not builtins.list: np.asarray\(array\)"),
-        ("rate", ValueError, "learning_rate must be a finite number of at least 0, not nan"),
-        ("epoch", TypeError, "float"),
+        *(pytest.param(make, {}, message, id=name) for name, (make, message) in MISTAKES.items()),
+        *((None, {"learning_rate": one}, "learning_rate must be a finite number .*: give float") for one in RATES),
+        *((None, {"epoch": one}, "epoch must be None or an integer from 0 to .*: give int") for one in EPOCHS),
     ],
 )
-def test_a_mistake_of_one_rank_is_an_error_on_all_and_changes_nothing(comm, kind, error, message):
+def test_a_mistake_of_one_rank_is_an_error_on_all_and_changes_nothing(comm, make, conditions, message):
     average, array = SparseAllreduce(100, "topka:density=0.1", comm), own(comm, 8).random(100, np.float32)
     average(array)
     before, last = content(average.state_dict()), comm.Get_size() - 1
-    given_, conditions = wrong(kind, array) if comm.Get_rank() == last else (array, {})
     mine = comm.Get_rank() == last
-    with pytest.raises(error if mine else ValueError, match=message if mine else f"rank {last} could not begin: "):
-        average(given_, **conditions)
+    given_ = make(array) if mine and make else array
+    prefix = "" if mine else f"rank {comm.Get_rank()}: rank {last} could not begin: "
+    with pytest.raises((TypeError, ValueError) if mine else ValueError, match=f"^{prefix}rank {last}: .*{message}"):
+        average(given_, **(conditions if mine else {}))
     assert everywhere(comm, content(average.state_dict()) == before)
     assert same_bits(comm, average(array))
 
@@ -273,11 +381,44 @@ def test_ranks_that_differ_are_told_so(comm):
         SparseAllreduce(100, Sparse.of(0.2 if last else 0.1), comm)
 
 
+@law
+def test_a_size_that_is_wrong_on_one_rank_is_an_error_on_all(comm):
+    last = comm.Get_size() - 1
+    with pytest.raises(ValueError, match=f"rank {last}: size must be an integer .*, not True"):
+        SparseAllreduce(True if comm.Get_rank() == last else 1, "topka", comm)
+
+
+def test_numbers_of_numpy_and_fractions_are_numbers(comm):
+    one, other = (SparseAllreduce(size, "topka:density=0.1", comm) for size in (np.int32(100), 100))
+    array = own(comm, 13).random(100, np.float32)
+    for rate, same in [(np.float32(0.5), 0.5), (Fraction(1, 4), 0.25), (np.int64(2), 2)]:
+        assert everywhere(
+            comm,
+            np.array_equal(one(array, learning_rate=rate, epoch=np.int8(3)), other(array, learning_rate=same, epoch=3)),
+        )
+
+
+@pytest.mark.parametrize("compression", ["topka:density=0.1", "dgc:density=0.1,max_norm=0.5"])
+def test_an_array_in_a_file_is_an_array(comm, compression, tmp_path):
+    array = own(comm, 14).random((20, 5), np.float32)
+    np.save(tmp_path / "array.npy", array)
+    mapped = np.load(tmp_path / "array.npy", mmap_mode="r")
+    one, other = (SparseAllreduce(100, compression, comm) for _ in range(2))
+    for _ in range(2):
+        result = one(mapped)
+        assert everywhere(comm, type(result) is np.ndarray and np.array_equal(result, other(array)))
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((0, "topka"), ValueError, "size must be a whole number from 1 to 2147483647, not 0"),
-        ((1.5, "topka"), ValueError, "size must be a whole number .*, not 1.5"),
+        ((0, "topka"), ValueError, "size must be an integer from 1 to 2147483647, not 0: give array.size"),
+        ((2**31, "topka"), ValueError, "size must be an integer .*, not 2147483648"),
+        ((1.5, "topka"), ValueError, "size must be an integer .*, not 1.5"),
+        ((True, "topka"), ValueError, "size must be an integer .*, not True"),
+        ((np.True_, "topka"), ValueError, "size must be an integer .*, not np.True_"),
+        (("9", "topka"), ValueError, "size must be an integer .*, not '9'"),
+        ((np.array(9), "topka"), ValueError, r"size must be an integer .*, not array\(9\)"),
         ((9, "none"), ValueError, "'none' is no sparse compression: .*'dense' averages whole arrays"),
         ((9, "fp16"), ValueError, "'fp16' is no sparse compression"),
         ((9, Compression), ValueError, "is no sparse compression"),

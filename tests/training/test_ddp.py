@@ -302,6 +302,118 @@ def test_the_state_goes_on_in_a_new_one_by_a_pickle_and_by_a_checkpoint(group, c
         assert everywhere(comm, same(snapshot(model), expected)), way
 
 
+def named(model, order=1, prefix="layers."):
+    return [(prefix + name, p) for name, p in list(model.named_parameters())[::order]]
+
+
+def go_on(comm, model, state, optimizers, steps):
+    replica, _ = replicate(model, state=state)
+    for step in steps:
+        replica.zero_grad()
+        loss_of(replica, comm.Get_rank(), step).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+OPTIMIZERS = {
+    "unknown": lambda model: [sgd(model, momentum=0)],
+    "one": lambda model: [sgd(model, momentum=0)],
+    "two": lambda model: [half(model, 1), half(model, 0)],
+}
+
+
+@pytest.mark.parametrize("compression", [SPARSE, parsed("oktopk:memory=momentum,momentum=0.9,tau_threshold=2")])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("order", [1, -1], ids=["", "reversed"])
+def test_a_pickled_state_keeps_the_names_and_goes_on_with_the_same_bits(group, comm, kind, compression, order):
+    """Pickled twice, the second time before it was used again."""
+    if compression.replaces_momentum and kind == "unknown":
+        return
+    results = []
+    for pickled in (False, True):
+        model = mlp()
+        optimizers = OPTIMIZERS[kind](model)
+        state = hvs.ddp.SparseState(compression, None if kind == "unknown" else optimizers, named(model, order))
+        go_on(comm, model, state, optimizers, range(3))
+        if pickled:
+            before, saved, old = state.state_dict(), snapshot(model), optimizers
+            state = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(state))))  # noqa: S301 - our own
+            model = mlp()
+            optimizers = OPTIMIZERS[kind](model)
+            for optimizer, other in zip(optimizers, old, strict=True):
+                optimizer.load_state_dict(other.state_dict())
+            for p, value in zip(model.parameters(), saved, strict=True):
+                p.data.copy_(value)
+            state.optimizer = None if kind == "unknown" else optimizers
+            assert everywhere(comm, same(state.state_dict(), before))
+        go_on(comm, model, state, optimizers, range(3, 6))
+        results.append([snapshot(model), state.state_dict()])
+    assert everywhere(comm, same(*results))
+    names = [name for bucket in state.state_dict()["buckets"] for name in bucket["parameters"]]
+    assert everywhere(comm, sorted(names) == (sorted(dict(named(model))) if comm.Get_size() > 1 else []))
+
+
+def test_a_state_that_is_pickled_before_it_is_used_keeps_the_names_of_its_optimizers(group, comm):
+    model = mlp()
+    state = hvs.ddp.SparseState(SPARSE, sgd(model, momentum=0), named(model))
+    state, model = pickle.loads(pickle.dumps(state)), mlp()  # noqa: S301 - our own
+    state.optimizer = optimizer = sgd(model, momentum=0)
+    go_on(comm, model, state, [optimizer], range(1))
+    names = {name for bucket in state.state_dict()["buckets"] for name in bucket["parameters"]}
+    assert everywhere(comm, names == (set(dict(named(model))) if comm.Get_size() > 1 else set()))
+
+
+def test_an_unpickled_state_asks_for_what_it_was_pickled_with(group, comm):
+    if comm.Get_size() == 1:
+        return
+
+    def unpickled(*arguments, **more):
+        model = mlp()
+        optimizer = sgd(model, momentum=0)
+        state = hvs.ddp.SparseState(SPARSE, *([optimizer] if arguments else []), **more)
+        go_on(comm, model, state, [optimizer], range(1))
+        return pickle.loads(pickle.dumps(state))  # noqa: S301 - our own
+
+    rank, scaler = comm.Get_rank(), torch.amp.GradScaler("cpu", init_scale=1.0)
+    fails(comm, f"rank {rank}: .*with optimizer.*: set state.optimizer", lambda: again(unpickled("optimizer")))
+    fails(comm, f"rank {rank}: .*without an optimizer.*: leave", lambda: again(unpickled(), optimizer=True))
+    scaled = unpickled("optimizer", grad_scaler=scaler)
+    fails(comm, f"rank {rank}: .*with grad_scaler.*: set state.grad", lambda: again(scaled, optimizer=True))
+    scaled.grad_scaler = scaler
+    replica = again(scaled, optimizer=True)
+    loss_of(replica, rank, 0).backward()
+    with pytest.raises(ValueError, match="grad_scaler must be set before the first backward pass"):
+        scaled.grad_scaler = None
+
+
+def again(state, optimizer=False):
+    model = mlp()
+    if optimizer:
+        state.optimizer = sgd(model, momentum=0)
+    return replicate(model, state=state)[0]
+
+
+def test_names_are_pairs_with_different_names_that_ranks_share(group, comm):
+    model = mlp()
+    for wrong in (
+        model,
+        model.named_parameters,
+        model.parameters(),
+        dict(model.named_parameters()),
+        [("a", 1)],
+        ["ab"],
+    ):
+        with pytest.raises(TypeError, match=r"(?s)must be pairs of name and parameter, not .*: give model.named_par"):
+            hvs.ddp.SparseState(SPARSE, None, wrong)
+    with pytest.raises(ValueError, match="gives the name 'a' more than once: give each"):
+        hvs.ddp.SparseState(SPARSE, None, [("a", p) for p in model.parameters()])
+    rank, last = comm.Get_rank(), comm.Get_size() - 1
+    if last:
+        state = hvs.ddp.SparseState(SPARSE, None, named(model) if rank < last else ())
+        message = f"rank {rank}: named_parameters differs between ranks: rank {last} has 0 of them, rank 0 has 6"
+        fails(comm, message, lambda: replicate(model, state=state)[0])
+
+
 def test_states_of_another_number_of_ranks_are_merged_before_the_first_step(group, comm):
     rank, ranks = comm.Get_rank(), comm.Get_size()
     if ranks == 1:
@@ -374,6 +486,86 @@ def test_bad_input_is_refused_on_every_rank(hvd, group, comm):
         fails(comm, rf"rank {rank}: compression\.density differs", lambda: replicate(mlp(), differing)[0])
         shared = trained(comm, mlp(), SPARSE)[1]
         fails(comm, f"rank {rank}: the state has places for .*its own", lambda: replicate(mlp(), state=shared)[0])
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Wraps an optimizer as Accelerate does: without the attributes of the base class."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+
+@pytest.mark.parametrize("wrong", ["sgd", mlp(), mlp().parameters(), [sgd(mlp()), "sgd"], torch.optim.SGD, {"a": 1}])
+def test_what_is_no_optimizer_is_refused(wrong):
+    state = hvs.ddp.SparseState(SPARSE)
+    for use in (lambda: hvs.ddp.SparseState(SPARSE, wrong), lambda: setattr(state, "optimizer", wrong)):
+        with pytest.raises(
+            TypeError, match=r"(?s)optimizer must be a torch.optim.Optimizer, or a list of them, not .*: gi"
+        ):
+            use()
+    assert state.optimizer is None
+    assert state.optimizers == []
+
+
+@pytest.mark.parametrize("compression", [SPARSE, hvs.Compression.dgc()])
+def test_a_wrapper_of_an_optimizer_is_refused_with_the_remedy(compression):
+    inside = sgd(mlp(), momentum=0)
+    with pytest.raises(TypeError, match=r"is a .*Wrapper, which wraps .*give the one inside, optimizer\.optimizer"):
+        hvs.ddp.SparseState(compression, [Wrapper(inside)])
+    assert hvs.ddp.SparseState(compression, (inside,)).optimizers == [inside]
+
+
+def half(model, number, *more):
+    return torch.optim.SGD([*list(model.parameters())[number::2], *more], lr=0.1)
+
+
+@pytest.mark.parametrize("on", ["all ranks", "the last rank"])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda model, other: sgd(other, momentum=0),
+            r"SGD is not the one .* its parameter 0 of group 0 \(24, 12\) is not in the",
+        ),
+        (lambda model, other: [sgd(model, momentum=0), sgd(other, momentum=0)], "its parameter 0 of group 0"),
+        (
+            lambda model, other: half(model, 1, *list(other.parameters())[::2]),
+            r"parameter 3 of group 0 \(24, 12\) is not .*, and 0\.weight \(24, 12\) of the model is in none",
+        ),
+    ],
+    ids=["none", "of two", "some"],
+)
+def test_an_optimizer_of_another_model_is_refused_on_all_ranks(group, comm, make, message, on):
+    """Also where it has the same shapes, so that only the parameters themselves tell."""
+    model, rank = mlp(), comm.Get_rank()
+    wrong = on == "all ranks" or rank == comm.Get_size() - 1
+    given = make(model, mlp() if wrong else model)
+    state = hvs.ddp.SparseState(SPARSE, given, model.named_parameters())
+    replica, _ = replicate(model, state=state)
+    expected = f"^rank {rank}: .*{message}.*: give" if wrong else f"^rank {rank}: "
+    with pytest.raises((ValueError, RuntimeError), match=expected):
+        loss_of(replica, rank, 0).backward()
+    comm.Barrier()
+
+
+def test_optimizers_may_share_models_and_leave_parameters_out(group, comm):
+    """An optimizer of two models, two of one model, one of its head, and one that holds frozen parameters, too."""
+    model, other = mlp(), mlp()
+    frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
+    for given in (
+        torch.optim.SGD([*other.parameters(), *model.parameters()], lr=0.1),
+        [half(model, 0), half(model, 1)],
+        torch.optim.SGD(model[4].parameters(), lr=0.1),
+        half(model, 0, frozen),
+    ):
+        replica, _ = replicate(model, SPARSE, given)
+        for step in range(2):
+            loss_of(replica, comm.Get_rank(), step).backward()
+        assert agree(comm, [p.grad for p in model.parameters()])
 
 
 def test_an_error_in_the_exchange_is_raised_by_backward_and_training_goes_on(group, comm):

@@ -1,0 +1,74 @@
+"""States are refused where their structure or their numbers are impossible."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from horovod_sparse.rules.states import (
+    checked_flag,
+    checked_integer,
+    checked_number,
+    checked_numbers,
+    require_finite,
+    require_like,
+    require_positions,
+)
+
+OWN = {"array": np.zeros(3, np.float32), "number": 0.0, "list": [1], "parts": {"k": 3}}
+
+
+def test_lengths_and_numbers_may_differ():
+    require_like({"array": np.ones(0, np.float32), "number": -1, "list": (), "parts": {"k": None}}, OWN)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"more": 1}, r"state must be a dict with the keys .*, not \['array', 'list', 'more'"),
+        ({"parts": None}, r"state\['parts'\] must be a dict with the keys \['k'\], not None"),
+        ({"parts": {}}, r"state\['parts'\] must be a dict with the keys \['k'\], not \[\]"),
+        ({"array": None}, r"state\['array'\] must be an array .*1 and float32, not None"),
+        ({"array": np.zeros(3)}, r"state\['array'\] must be an array .*1 and float32, not 1 and float64"),
+        ({"array": np.zeros((3, 1), np.float32)}, r"state\['array'\] must be an array .*, not 2 and float32"),
+        ({"list": "a"}, r"state\['list'\] must be a list, not 'a'"),
+    ],
+)
+def test_another_structure_is_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        require_like({**OWN, **change}, OWN)
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.inf, np.float32("nan"), np.array([1, np.nan]), [0.0, math.inf]])
+def test_numbers_that_are_not_finite_are_named_but_those_of_a_schedule(bad):
+    with pytest.raises(ValueError, match=r"state\['a'\]\['b'\].* not finite"):
+        require_finite({"a": {"b": bad}}, "state")
+    require_finite({"schedule": {"norm": bad}, "none": None, "name": "nan", "bits": np.array([True])}, "state")
+
+
+def test_values_are_checked():
+    assert (checked_integer(np.int64(3), "k"), checked_number(2, "x"), checked_flag(np.True_, "f")) == (3, 2.0, True)
+    assert math.isnan(checked_number(math.nan, "x"))
+    assert checked_numbers((1, 2.0), "sums", 2) == [1, 2]
+    for refused in (
+        *((checked_integer, value, "k") for value in (-1, 1.0, True, None, "1", np.array(1))),
+        *((checked_number, value, "x") for value in (-1, True, None, "1", 1j, Fraction(1), np.zeros(1))),
+        *((checked_numbers, value, "sums", 2) for value in ([1], None, 1.0, "12", [1, -1])),
+        *((checked_flag, value, "f") for value in (1, None, "yes")),
+    ):
+        check, value, *more = refused
+        with pytest.raises(ValueError, match=f"^{more[0]}.* must be .*, not "):
+            check(value, *more)
+    with pytest.raises(ValueError, match="x must be a finite number of at least 0, not inf"):
+        checked_number(math.inf, "x", finite=True)
+
+
+def test_positions_are_inside_and_ascend():
+    for good in ([], [0], [0, 4], [1, 2, 3]):
+        require_positions(np.array(good, np.int32), 5, "blocks")
+    for bad in ([-1], [5], [0, 5], [1, 1], [2, 1], [3, 1, 4]):
+        with pytest.raises(ValueError, match="blocks must be ascending positions from 0 to 4"):
+            require_positions(np.array(bad, np.int32), 5, "blocks")
