@@ -8,8 +8,9 @@ import launch  # noqa: F401 - before anything starts MPI
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-# No randomness, no database, no deadline on a shared machine.
-settings.register_profile("serial", derandomize=True, database=None, deadline=None)
+# No randomness, no database, and nothing that depends on the speed of a shared machine.
+slow = [HealthCheck.too_slow]
+settings.register_profile("serial", derandomize=True, database=None, deadline=None, suppress_health_check=slow)
 # Under mpirun every rank must draw the same examples in the same order; to shrink one rank's failure would not.
 ranks = {"phases": [Phase.explicit, Phase.generate], "suppress_health_check": list(HealthCheck)}
 settings.register_profile("ranks", settings.get_profile("serial"), **ranks)

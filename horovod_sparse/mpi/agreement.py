@@ -28,7 +28,7 @@ def agree(comm: MPI.Intracomm, mine: Mapping[str, Any] | Exception) -> None:
         raise mine
     for other, theirs in enumerate(everyone):
         if isinstance(theirs, str):
-            raise ValueError(f"rank {rank}: rank {other} could not begin: {theirs}")
+            raise ValueError(f"rank {rank}: rank {other} could not begin: {theirs.removeprefix(f'rank {other}: ')}")
     if len(set(everyone)) == 1:
         return
     first = comm.bcast(mine)

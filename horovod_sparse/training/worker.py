@@ -333,11 +333,19 @@ class Worker:
         """Takes over a state given by ``state_dict`` on the same rank of as many ranks.
 
         Raises:
-            ValueError: The state belongs to another model, bucket size or configuration.
+            ValueError: The state belongs to another model, bucket size or configuration, or is damaged. All buckets
+                keep the state that they had.
         """
         self._require_layout(state)
-        for bucket, saved in zip(self.buckets, state["buckets"], strict=True):
-            bucket.load_state_dict(saved)
+        before: list[tuple[Bucket, dict[str, Any]]] = []
+        try:
+            for bucket, saved in zip(self.buckets, state["buckets"], strict=True):
+                before.append((bucket, bucket.state_dict(copy_to_host)))
+                bucket.load_state_dict(saved)
+        except ValueError:
+            for bucket, own in before[:-1]:  # the last one has refused its state, and keeps its own
+                bucket.load_state_dict(own)
+            raise
 
     def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """The state that goes on from those of another number of ranks; this worker itself stays as it is.

@@ -302,8 +302,10 @@ def test_a_damaged_state_from_before_the_first_call_is_an_error_on_all_ranks_in_
     good, mine = twin.state_dict(), comm.Get_rank() == last
     bad = changed(good, ("pipeline", "unit"), lambda _: np.nan)
     average.load_state_dict(bad if mine else good)
-    message = rf"rank {last}: bucket 0 cannot load this state: .*state\['unit'\] is nan"
-    with pytest.raises(ValueError, match=f"^{message}" if mine else f"rank {last} could not begin: {message}"):
+    message = r"bucket 0 cannot load this state: .*state\['unit'\] is nan"
+    with pytest.raises(
+        ValueError, match=rf"^rank {last}: {message}" if mine else f"rank {last} could not begin: {message}"
+    ):
         average(array)
     average.load_state_dict(good)
     assert everywhere(comm, np.array_equal(average(array), twin(array)))
@@ -359,8 +361,8 @@ def test_a_mistake_of_one_rank_is_an_error_on_all_and_changes_nothing(comm, make
     before, last = content(average.state_dict()), comm.Get_size() - 1
     mine = comm.Get_rank() == last
     given_ = make(array) if mine and make else array
-    prefix = "" if mine else f"rank {comm.Get_rank()}: rank {last} could not begin: "
-    with pytest.raises((TypeError, ValueError) if mine else ValueError, match=f"^{prefix}rank {last}: .*{message}"):
+    prefix = f"rank {last}: " if mine else f"rank {comm.Get_rank()}: rank {last} could not begin: "
+    with pytest.raises((TypeError, ValueError) if mine else ValueError, match=f"^{prefix}.*{message}"):
         average(given_, **(conditions if mine else {}))
     assert everywhere(comm, content(average.state_dict()) == before)
     assert same_bits(comm, average(array))
@@ -384,7 +386,7 @@ def test_ranks_that_differ_are_told_so(comm):
 @law
 def test_a_size_that_is_wrong_on_one_rank_is_an_error_on_all(comm):
     last = comm.Get_size() - 1
-    with pytest.raises(ValueError, match=f"rank {last}: size must be an integer .*, not True"):
+    with pytest.raises(ValueError, match=rf"rank {last}( could not begin)?: size must be an integer .*, not True"):
         SparseAllreduce(True if comm.Get_rank() == last else 1, "topka", comm)
 
 

@@ -153,6 +153,22 @@ def test_a_state_of_another_model_is_refused(hvd, comm):
         optimizer.load_compression_state_dict(state)
 
 
+def test_a_state_that_is_damaged_in_its_last_bucket_changes_no_bucket(hvd, comm):
+    model, rank = mlp(), comm.Get_rank()
+    optimizer = wrap(model)
+    train(optimizer, model, rank)
+    damaged = optimizer.compression_state_dict()
+    if comm.Get_size() == 1:
+        return
+    assert len(damaged["buckets"]) > 1
+    damaged["buckets"][-1]["memory"]["residual"][0] = float("nan")
+    train(optimizer, model, rank)
+    before = optimizer.compression_state_dict()
+    with pytest.raises(ValueError, match=rf"rank {rank}: .*residual.* not finite"):
+        optimizer.load_compression_state_dict(damaged)
+    assert everywhere(comm, same(optimizer.compression_state_dict(), before))
+
+
 def test_residuals_are_not_read_during_an_exchange(hvd, comm):
     model = mlp()
     optimizer = wrap(model)
