@@ -36,11 +36,12 @@ class Lifecycle:
         self.world: MPI.Intracomm | None = None
         self.watch = Watch(self)
         self._pid = os.getpid()
-        self._state = threading.Condition()  # guards the next four
+        self._state = threading.Condition()  # guards the next five
         self._users = 0  # blocks that use MPI
         self._finalized = ""  # why MPI can no longer be used
         self._calls: list[Call] = []
         self._closing = False
+        self._attached = False
         self._outermost = threading.local()  # call of each thread
         self._threads: weakref.WeakSet[Background] = weakref.WeakSet()
         self._replaced: dict[tuple[int, str], tuple[Any, Any, Any]] = {}
@@ -74,7 +75,7 @@ class Lifecycle:
         with self._state:
             if self._finalized or MPI.Is_finalized():
                 raise FinalizedError(f"nothing can be exchanged: {self._finalized or _HOROVOD_SHUT_DOWN}: {ADVICE}")
-            self._attach  # noqa: B018 - once
+            self._attach()
             self._users += 1
         try:
             with self.waiting(Call(call, comm)):
@@ -90,7 +91,7 @@ class Lifecycle:
         outermost: Call | None = getattr(self._outermost, "call", None)
         if outermost is not None or not call.name:
             if outermost is not None and call.comm is not None and call.stalls:
-                outermost.comm = call.comm  # known by now
+                outermost.comm = call.comm  # known by now; Horovod's operations inside of our calls tell nothing
             yield
             return
         self._outermost.call = call
@@ -103,9 +104,11 @@ class Lifecycle:
             with self._state:
                 self._calls.remove(call)
 
-    @cached_property
     def _attach(self) -> None:
-        """Register ``close`` at exit and with MPI_Finalize, which begins by deleting attributes of COMM_SELF."""
+        """Register ``close`` at exit and with MPI_Finalize, which begins by deleting attributes of COMM_SELF; once."""
+        if self._attached:
+            return
+        self._attached = True
         atexit.register(self.close)  # before Horovod's shutdown, which was registered earlier
 
         def before_finalize(*_: Any) -> None:
