@@ -6,14 +6,15 @@ PYTHON ?= python3
 TORCH ?=
 # Compilers at a time for building Horovod; empty: one per core, as far as memory allows.
 JOBS ?=
+# World sizes of the tests under mpirun in `make test`, then those that `make test-ci` and `make test-nightly` add. At
+# 3 ranks every combination is tried: see tests/laws.py.
 RANKS ?= 3
-# At 3 of them every combination is tried: see tests/laws.py.
 LAW_RANKS ?= 1 3 4
-# In `make test-all`.
-MORE_RANKS ?= 1 2
-MORE_LAW_RANKS ?= 1 2 3 4 5 7 8 16
-# Left out of `make test`: what takes long.
-QUICK ?= and not full
+CI_RANKS ?= 1 2 4
+NIGHTLY_LAW_RANKS ?= 5 7 8 16
+# One of those, chosen by the hash of the commit.
+COMMIT := $(shell git rev-parse --short=7 HEAD 2>/dev/null || echo 0)
+CI_LAW_RANKS ?= 2 $(word $(shell echo $$((0x$(COMMIT) % 4 + 1))),$(NIGHTLY_LAW_RANKS))
 # What the wheel must install on: here, systems with glibc 2.34 (RHEL 9, Ubuntu 22.04, Debian 12) and later ones.
 PLATFORM ?= manylinux_2_34_$(shell uname -m)
 # Processes that share the tests that need one process; some only wait.
@@ -28,8 +29,12 @@ SOURCES := $(filter-out tools/mpitest.py tools/demo%,$(wildcard pyproject.toml s
            $(shell find csrc -type f 2>/dev/null)
 # Files with laws import neither torch nor horovod. Other files are not even collected, which would take as long as the
 # tests: every rank would do it.
-LAWS = $(sort $(shell grep -rl --include='test_*.py' 'mark\.law' --exclude-dir=cuda tests))
-UNDER_MPIRUN = $(sort $(shell grep -rl --include='test_*.py' 'mark\.mpi' tests))
+marked = $(sort $(shell grep -rl --include='test_*.py' 'mark\.$(1)' $(2)))
+LAWS = $(call marked,law,--exclude-dir=cuda tests)
+UNDER_MPIRUN = $(call marked,mpi,tests)
+# A module marked xdist_group runs in one process: its fixtures are expensive.
+SERIAL = python -m pytest -n $(WORKERS) --dist loadgroup
+MPITEST = python tools/mpitest.py
 
 # Tests whose bodies run on every device, and every kernel on small inputs.
 ON_DEVICES = tests/cuda tests/kernels tests/mpi tests/collectives tests/wire tests/costs
@@ -38,7 +43,8 @@ SANITIZED = tests/cuda tests/kernels -m 'not mpi and not full' --ignore tests/ke
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help venv demo test test-all lint types test-serial test-mpi test-cuda test-slurm docs wheel bench clean
+.PHONY: help venv demo test test-ci test-nightly lint types test-serial test-mpi test-cuda test-slurm docs wheel bench \
+        clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,10 +72,16 @@ demo: $(STAMP)  ## train dense, fp16 and sparse, on 4 nodes with slow links and 
 
 test: lint types test-serial test-mpi  ## lint, types, and under mpirun everything at 3 ranks, the laws at 1 and 4 too
 
-test-all: lint types  ## all of that, and what takes long: more ranks, every kill, packages, every architecture
-	$(MAKE) test-serial test-mpi QUICK= LAW_RANKS='$(MORE_LAW_RANKS)'
-	python tools/mpitest.py --ranks $(MORE_RANKS) -- -m 'mpi and not law and not slow and not full' $(UNDER_MPIRUN)
-	python tools/mpitest.py --ranks 1 2 4 -- -m 'mpi and slow' tests/training/test_scripts.py tests/training/test_ddp.py
+test-ci: $(TOOLS)  ## what CI adds to `make test`: tests marked full, more ranks
+	$(SERIAL) -m 'not mpi and full and not nightly'
+	$(MPITEST) --ranks $(RANKS) -- -m 'mpi and full and not nightly' $(call marked,full,$(UNDER_MPIRUN))
+	$(MPITEST) --ranks $(CI_RANKS) -- -m 'mpi and not law and not slow and not full and not nightly' $(UNDER_MPIRUN)
+	$(MPITEST) --ranks $(CI_LAW_RANKS) -- -m 'mpi and law and not full' $(LAWS)
+
+test-nightly: $(TOOLS)  ## what must pass before a release: kills at random, packages, every architecture, up to 16 ranks
+	$(SERIAL) -m 'not mpi and nightly'
+	$(MPITEST) --ranks $(RANKS) -- -m 'mpi and nightly' $(call marked,nightly,$(UNDER_MPIRUN))
+	$(MPITEST) --ranks $(NIGHTLY_LAW_RANKS) -- -m 'mpi and law' $(LAWS)
 
 lint: $(TOOLS)  ## style
 	ruff check
@@ -79,12 +91,12 @@ types: $(TOOLS)  ## types, strictly
 	mypy
 
 test-serial: $(TOOLS)  ## the tests that need one process
-	python -m pytest -n $(WORKERS) --dist worksteal -m 'not mpi $(QUICK)'
+	$(SERIAL) -m 'not mpi and not full and not nightly'
 
 # The laws on their own: beside Horovod, its background thread would take the cores from them.
 test-mpi: $(TOOLS)  ## the tests under mpirun
-	python tools/mpitest.py --ranks $(LAW_RANKS) -- -m 'mpi and law $(QUICK)' $(LAWS)
-	python tools/mpitest.py --ranks $(RANKS) -- -m 'mpi and not law $(QUICK)' $(UNDER_MPIRUN)
+	$(MPITEST) --ranks $(LAW_RANKS) -- -m 'mpi and law and not full' $(LAWS)
+	$(MPITEST) --ranks $(RANKS) -- -m 'mpi and not law and not full and not nightly' $(UNDER_MPIRUN)
 
 test-cuda:  ## on a GPU: the same bits, ranks that share it, memcheck and racecheck (needs no Horovod, no venv)
 	$(PYTHON) -m pytest $(ON_DEVICES) -m 'not mpi and not full'

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-import launch  # noqa: F401 - before anything starts MPI
+import launch  # before anything starts MPI
 import pytest
+from forkserver import TRAINING_MODULES, ForkServer
 from hypothesis import HealthCheck, Phase, settings
 
 # No randomness, no database, and nothing that depends on the speed of a shared machine.
@@ -43,6 +45,13 @@ def comm() -> Any:
     from mpi4py import MPI
 
     return MPI.COMM_WORLD.Dup()
+
+
+@pytest.fixture(scope="session")
+def training_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    """Forks the ranks of examples/train.py, with torch and Horovod imported."""
+    with ForkServer(tmp_path_factory.mktemp("server"), TRAINING_MODULES, launch.ENVIRONMENT) as server:
+        yield server
 
 
 @pytest.fixture

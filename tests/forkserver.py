@@ -26,6 +26,11 @@ from types import TracebackType
 from typing import Any
 
 STUB = Path(__file__).parent / "programs" / "stub.py"
+# Imported by examples/train.py, at its start or later.
+TRAINING_MODULES = (
+    *("torch", "torch.distributed", "horovod.torch", "mpi4py.MPI", "tqdm", "sklearn.datasets", "sklearn.metrics"),
+    *("horovod_sparse.training.optimizer", "horovod_sparse.training.ddp", "horovod_sparse.checkpoint.checkpoints"),
+)
 
 
 class ForkServer:
@@ -169,6 +174,8 @@ def main() -> None:
     folder, *modules = sys.argv[1:]
     for module in modules:
         importlib.import_module(module)
+    if len(list(Path("/proc/self/task").iterdir())) > 1:
+        raise RuntimeError(f"one of {', '.join(modules)} has started a thread, which would be missing after a fork")
     become(_Server(Path(folder)).serve())
 
 

@@ -35,7 +35,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
 
-from forkserver import ForkServer  # noqa: E402
+from forkserver import TRAINING_MODULES, ForkServer  # noqa: E402
 
 from horovod_sparse.checkpoint.errors import CheckpointError  # noqa: E402
 from horovod_sparse.checkpoint.folder import Folder  # noqa: E402
@@ -45,11 +45,6 @@ KEEP = 2
 TRAINING = (
     *("--compression", "oktopk:density=0.05,bucket_bytes=100000,dense_below=0"),
     *("--schedule", "constant", "--warmup-epochs", "0", "--checkpoint-every", "2", "--keep", str(KEEP)),
-)
-# What train.py imports, and what its imports import when they are used.
-MODULES = (
-    *("torch", "torch.distributed", "horovod.torch", "mpi4py.MPI", "tqdm", "sklearn.datasets", "sklearn.metrics"),
-    *("horovod_sparse.training.optimizer", "horovod_sparse.training.ddp", "horovod_sparse.checkpoint.checkpoints"),
 )
 KINDS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "preempt": signal.SIGUSR1}
 CHANCES = (0.6, 0.2, 0.2)
@@ -200,7 +195,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through all that cleans up
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     arguments = ("--epochs", str(args.epochs), "--seed", str(args.seed))
-    with ForkServer(folder, MODULES, quick_start(mpi_environment())) as server:
+    with ForkServer(folder, TRAINING_MODULES, quick_start(mpi_environment())) as server:
         undisturbed = Training(folder / "undisturbed", arguments, args.ranks, server)
         start = time.monotonic()
         outcome = undisturbed.run()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import launch
 import pytest
+from forkserver import ForkServer
 from processes import Mark
 
 PROGRAM = Path(__file__).parent / "programs" / "faulty.py"
@@ -35,22 +36,26 @@ KILLS = (
     "kill:rename@0@2",
 )
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600), pytest.mark.xdist_group("faults")]
 
 
 class Training:
     """A training in one folder, which can be begun and continued."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, server: ForkServer) -> None:
+        self.folder, self.server = folder, server
         self.checkpoints = folder / "checkpoints"
 
     def run(self, fault: str = "none@0@0", *arguments: str) -> subprocess.CompletedProcess[str]:
         """Begins, or continues where the newest checkpoint is; leaves no process behind."""
         mark = Mark()
         places = ("--checkpoint", str(self.checkpoints), "--output", str(self.folder))
-        result = launch.python(str(PROGRAM), fault, *TRAINING, *places, *arguments, ranks=RANKS, **mark.variables)
+        # setpriv, which gives up root's rights, starts Python again.
+        server = None if fault.startswith("modes") else self.server
+        command = (str(PROGRAM), fault, *TRAINING, *places, *arguments)
+        result = launch.python(*command, ranks=RANKS, server=server, **mark.variables)
         assert mark.gone(), result.stdout + result.stderr
+        assert self.server.forget() == [], result.stdout + result.stderr
         return result
 
     @property
@@ -66,14 +71,19 @@ class Training:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, training_server: ForkServer) -> str:
     """Digest of the parameters that every training must end with."""
-    training = Training(tmp_path_factory.mktemp("undisturbed"))
+    training = Training(tmp_path_factory.mktemp("undisturbed"), training_server)
     result = training.run()
     assert result.returncode == 0, result.stdout + result.stderr
     assert training.steps == [STEPS - EVERY, STEPS]
     digest: str = json.loads((training.folder / "result.json").read_text())["parameters"]
     return digest
+
+
+@pytest.fixture
+def training(tmp_path: Path, training_server: ForkServer) -> Training:
+    return Training(tmp_path, training_server)
 
 
 def assert_killed(training: Training, fault: str, reached: int, *arguments: str) -> None:
@@ -84,9 +94,9 @@ def assert_killed(training: Training, fault: str, reached: int, *arguments: str)
     assert reached == EVERY or f"goes on from step {reached - EVERY}\n" in result.stdout, fault
 
 
-@pytest.mark.full
-def test_kills_during_an_exchange_and_a_save_and_a_preemption_leave_no_trace(undisturbed: str, tmp_path: Path) -> None:
-    training = Training(tmp_path)
+def test_kills_during_an_exchange_and_a_save_and_a_preemption_leave_no_trace(
+    undisturbed: str, training: Training
+) -> None:
     assert_killed(training, "kill:exchange@1@8", EVERY)
     assert_killed(training, "kill:fsync@1@1", 2 * EVERY)
     result = training.run("term:fsync@0@4")
@@ -97,20 +107,19 @@ def test_kills_during_an_exchange_and_a_save_and_a_preemption_leave_no_trace(und
     assert not list(training.checkpoints.glob("*.*")), "what was half written is cleaned up"
 
 
-@pytest.mark.full
-def test_a_rank_is_killed_at_every_other_stage_of_a_step_and_of_a_checkpoint(undisturbed: str, tmp_path: Path) -> None:
-    training = Training(tmp_path)
+def test_a_rank_is_killed_at_every_other_stage_of_a_step_and_of_a_checkpoint(
+    undisturbed: str, training: Training
+) -> None:
     for number, fault in enumerate(KILLS):
         assert_killed(training, fault, EVERY * (number + 1))
     assert training.ends_as(undisturbed, training.run())
 
 
-@pytest.mark.full
 def test_a_training_through_ddp_goes_on_after_kills_and_through_the_other_door(
-    undisturbed: str, tmp_path: Path
+    undisturbed: str, training: Training
 ) -> None:
     """The bits are those of the training through Horovod that nothing happened to."""
-    training, ddp = Training(tmp_path), ("--door", "ddp")
+    ddp = ("--door", "ddp")
     assert_killed(training, "kill:exchange@1@8", EVERY, *ddp)
     assert_killed(training, "kill:fsync@1@1", 2 * EVERY, *ddp)
     assert_killed(training, "kill:update@1@2", 3 * EVERY)
@@ -121,9 +130,7 @@ def test_a_training_through_ddp_goes_on_after_kills_and_through_the_other_door(
     assert training.ends_as(undisturbed, training.run("none@0@0", *ddp))
 
 
-@pytest.mark.full
-def test_a_full_disk_and_a_read_only_folder_lose_nothing(undisturbed: str, tmp_path: Path) -> None:
-    training = Training(tmp_path)
+def test_a_full_disk_and_a_read_only_folder_lose_nothing(undisturbed: str, training: Training) -> None:
     result = training.run("full@1@2,term:fsync@0@4")
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("train.py: warning: step") == 2
@@ -136,9 +143,7 @@ def test_a_full_disk_and_a_read_only_folder_lose_nothing(undisturbed: str, tmp_p
     assert training.steps == [6, 7]
 
 
-@pytest.mark.full
-def test_a_corrupt_checkpoint_is_refused_and_the_one_before_it_continues(undisturbed: str, tmp_path: Path) -> None:
-    training = Training(tmp_path)
+def test_a_corrupt_checkpoint_is_refused_and_the_one_before_it_continues(undisturbed: str, training: Training) -> None:
     assert training.run("kill:forward@0@5").returncode != 0
     assert training.steps == [2, 4]
     shard = training.checkpoints / "step-00000004" / "rank-00001.pt"

@@ -16,7 +16,7 @@ from processes import Mark
 
 PROGRAM = str(Path(__file__).parent / "soak.py")
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 
 def test_twenty_disturbances_leave_no_trace():

@@ -53,6 +53,7 @@ def possible():
         pytest.skip(f"no emulated cluster here: {reason}")
 
 
+pytestmark = pytest.mark.xdist_group("cluster")  # one pair of nodes
 needs_namespaces = pytest.mark.usefixtures("possible")
 
 
@@ -182,7 +183,9 @@ def test_what_takes_too_long_is_ended_on_every_node_and_the_nodes_stay(pair):
 
 
 @needs_namespaces
-@pytest.mark.parametrize("end", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full), signal.SIGKILL])
+@pytest.mark.parametrize(
+    "end", [*(pytest.param(end, marks=pytest.mark.full) for end in (signal.SIGINT, signal.SIGTERM)), signal.SIGKILL]
+)
 def test_nothing_is_left_however_the_command_ends(end):
     mark = Mark()
     command = [sys.executable, "-m", "benchmarks.cluster", "run", "2", "--rate", "none", "--", "sleep", "1000"]
@@ -216,13 +219,20 @@ def test_what_fails_half_way_leaves_nothing(monkeypatch):
 
 
 @pytest.mark.full
-@pytest.mark.timeout(400)  # three trainings
 @needs_namespaces
-def test_the_measurements_run_on_a_cluster_of_their_own(monkeypatch, tmp_path, capfd):
+def test_collectives_count_the_bytes_that_the_kernel_counts(monkeypatch, capfd):
     monkeypatch.setattr(Cluster.__init__, "__defaults__", (2, "none"))
     monkeypatch.chdir(ROOT)
     assert main(["bytes", "--nodes", "2"]) == 0
     assert "off by more" not in capfd.readouterr().out
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(400)  # three trainings
+@needs_namespaces
+def test_the_other_measurements_run_on_a_cluster_of_their_own(monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr(Cluster.__init__, "__defaults__", (2, "none"))
+    monkeypatch.chdir(ROOT)
     small = ["--nodes", "2", "--ranks", "2", "--rates", "none", "--parameters", "100K", "--iters", "2"]
     assert main(["collectives", *small, "--output", str(tmp_path), "--plot"]) == 0
     cells = json.loads((tmp_path / "collectives.json").read_text())["cells"]

@@ -190,6 +190,7 @@ def test_every_run_is_compared_with_a_dense_one_of_its_tasks():
         assert {*run.tasks} <= {*RUNS[run.baseline].tasks} or run.group == "partial"
 
 
+@pytest.mark.full
 def test_the_report_is_written_anew_from_the_numbers(results, tmp_path):
     lines = [json.dumps(one) for one in results.records]
     (tmp_path / "records.jsonl").write_text("\n".join(lines) + "\n")

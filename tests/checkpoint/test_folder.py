@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +31,29 @@ def folder(tmp_path):
     save(folder, 10)
     save(folder, 20)
     return folder
+
+
+def test_a_checkpoint_gets_its_name_once_all_of_it_is_on_the_disk(folder, monkeypatch):
+    calls, fsync, rename = [], os.fsync, Path.rename
+
+    def noted_fsync(descriptor):
+        calls.append(("fsync", str(Path(f"/proc/self/fd/{descriptor}").readlink())))
+        fsync(descriptor)
+
+    def noted_rename(path, target):
+        calls.append(("rename", str(target)))
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "rename", noted_rename)
+    save(folder, 30)
+    partial = folder.partial(30, "0123abcd")
+    assert calls == [
+        ("fsync", f"{partial}/manifest.json"),
+        ("fsync", str(partial)),
+        ("rename", str(folder.of(30))),
+        ("fsync", str(folder.path)),
+    ]
 
 
 STRAY = [

@@ -69,7 +69,7 @@ def test_a_number_that_cannot_be_is_refused_before_it_is_used(folder, text, plac
     assert time.process_time() - start < 1
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_changed_bytes_are_refused(folder, data):
     MANIFEST.write(folder)
@@ -80,13 +80,13 @@ def test_changed_bytes_are_refused(folder, data):
     assert outcome(folder, bytes(content)) in (None, MANIFEST)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(content=st.binary(max_size=300) | JSON.map(lambda value: json.dumps(value).encode()))
 def test_anything_else_is_refused(folder, content):
     assert outcome(folder, content) is None
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(value=JSON, place=st.sampled_from(["step", "number", "ranks", "files", "shared.pt", "bytes"]))
 def test_other_values_are_refused_even_where_the_digest_was_made_for_them(folder, value, place):
     content = {"step": 120, "number": 4, "ranks": RANKS, "files": {name: vars(one) for name, one in FILES.items()}}

@@ -24,7 +24,9 @@ print(json.dumps(sizes))
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("arch", ["70", "80", "90", "100"])
+@pytest.mark.parametrize(
+    "arch", ["90", *(pytest.param(arch, marks=pytest.mark.nightly) for arch in ("70", "80", "100"))]
+)
 def test_kernels_compile(arch: str) -> None:
     """With the real CuPy, in a process of its own: this one may have the stand-in."""
     run = subprocess.run([sys.executable, "-c", COMPILE, arch], capture_output=True, text=True, timeout=110)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from argparse import Namespace
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ import pytest
 import saving
 import torch
 from asynchronous import AsynchronousDevice, Clock
+from forkserver import ForkServer
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils._python_dispatch import TorchDispatchMode
 from train import main, train_step
@@ -34,12 +36,20 @@ WITHOUT_HOROVOD = (
 )
 
 
-def train(*arguments: str, ranks: int | None = None) -> subprocess.CompletedProcess[str]:
-    """Runs train.py, under mpirun when a number of ranks is given."""
-    return launch.python(str(TRAIN), *arguments, ranks=ranks)
+Run = subprocess.CompletedProcess[str]
 
 
-def result(run: subprocess.CompletedProcess[str], output: Path) -> dict[str, Any]:
+@pytest.fixture
+def train(training_server: ForkServer) -> Callable[..., Run]:
+    """Runs train.py under mpirun."""
+
+    def run(*arguments: str, ranks: int) -> Run:
+        return launch.python(str(TRAIN), *arguments, ranks=ranks, server=training_server)
+
+    return run
+
+
+def result(run: Run, output: Path) -> dict[str, Any]:
     """The run's results; fails with its messages where it did."""
     assert run.returncode == 0, run.stdout + run.stderr
     content: dict[str, Any] = json.loads((output / "result.json").read_text())
@@ -55,7 +65,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 def test_a_single_process_learns(tmp_path: Path) -> None:
     board = tmp_path / "board"
     schedule = ("--warmup-epochs", "0", "--schedule", "constant")
-    run = train("--epochs", "1", *schedule, "--tensorboard", str(board), "--output", str(tmp_path))
+    run = launch.python(str(TRAIN), "--epochs", "1", *schedule, "--tensorboard", str(board), "--output", str(tmp_path))
     content = result(run, tmp_path)
     (epoch,) = content["epochs"]
     assert content["ranks"] == 1
@@ -73,7 +83,7 @@ def test_a_single_process_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_two_ranks_train_sparse(tmp_path: Path) -> None:
+def test_two_ranks_train_sparse(train: Callable[..., Run], tmp_path: Path) -> None:
     arguments = ["--compression", "topka:density=0.01,indices=plain", "--epochs", "1"]
     arguments += ["--warmup-epochs", "0", "--clip", "5"]
     arguments += ["--batch-size", "16", "--backward-passes-per-step", "2", "--trace", "--output", str(tmp_path)]
@@ -101,7 +111,7 @@ def test_two_ranks_train_sparse(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_two_ranks_train_with_mixed_precision(tmp_path: Path) -> None:
+def test_two_ranks_train_with_mixed_precision(train: Callable[..., Run], tmp_path: Path) -> None:
     arguments = [
         "--amp",
         "--compression",
@@ -118,7 +128,7 @@ def test_two_ranks_train_with_mixed_precision(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_two_ranks_take_local_steps(tmp_path: Path) -> None:
+def test_two_ranks_take_local_steps(train: Callable[..., Run], tmp_path: Path) -> None:
     """The last round of an epoch ends early: 6 rounds of 22 steps."""
     arguments = ["--compression", "topka:density=0.01", "--local-steps", "4", "--clip", "5", "--warmup-epochs", "0"]
     content = result(train(*arguments, "--epochs", "4", "--output", str(tmp_path), ranks=2), tmp_path)
@@ -130,7 +140,7 @@ def test_two_ranks_take_local_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_two_ranks_train_dense_and_charge_a_ring(tmp_path: Path) -> None:
+def test_two_ranks_train_dense_and_charge_a_ring(train: Callable[..., Run], tmp_path: Path) -> None:
     content = result(train("--epochs", "1", "--output", str(tmp_path), ranks=2), tmp_path)
     (epoch,) = content["epochs"]
     assert epoch["bytes_per_step"] == 2 * 0.5 * 4 * content["parameter_count"]
@@ -167,7 +177,7 @@ def test_bad_arguments_end_before_horovod_starts(
 
 
 def test_a_folder_that_cannot_be_written_ends_the_run_before_it_begins() -> None:
-    run = train("--output", "/proc/x", "--epochs", "1")
+    run = launch.python(str(TRAIN), "--output", "/proc/x", "--epochs", "1")
     assert run.returncode != 0
     assert "train.py: cannot write into --output /proc/x: " in run.stderr
     assert "Traceback" not in run.stderr
@@ -223,7 +233,9 @@ def test_the_time_of_an_epoch_includes_what_the_device_still_does(monkeypatch: p
 
 @pytest.mark.full
 @pytest.mark.parametrize("compression", ["none", "topka:density=0.01"])
-def test_without_overlap_the_times_add_up_and_the_result_stays(compression: str, tmp_path: Path) -> None:
+def test_without_overlap_the_times_add_up_and_the_result_stays(
+    compression: str, train: Callable[..., Run], tmp_path: Path
+) -> None:
     common = ["--compression", compression, "--epochs", "2", "--warmup-epochs", "0"]
     beside = result(train(*common, "--output", str(tmp_path / "beside"), ranks=2), tmp_path / "beside")
     after = result(train(*common, "--no-overlap", "--output", str(tmp_path / "after"), ranks=2), tmp_path / "after")
@@ -264,7 +276,9 @@ def test_ddp_trains_sparse_without_horovod(tmp_path: Path) -> None:
     ],
     ids=lambda settings: settings[0].partition(":")[0],
 )
-def test_both_doors_end_with_the_same_bits(settings: tuple[str, ...], tmp_path: Path) -> None:
+def test_both_doors_end_with_the_same_bits(
+    settings: tuple[str, ...], train: Callable[..., Run], tmp_path: Path
+) -> None:
     common = ["--epochs", "2", "--backward-passes-per-step", "2", "--warmup-epochs", "1", "--compression", *settings]
     ends = []
     for door in ("horovod", "ddp"):
@@ -282,7 +296,7 @@ def test_both_doors_end_with_the_same_bits(settings: tuple[str, ...], tmp_path: 
 
 @pytest.mark.full
 @pytest.mark.timeout(450)
-def test_dense_and_at_density_1_both_doors_end_alike(tmp_path: Path) -> None:
+def test_dense_and_at_density_1_both_doors_end_alike(train: Callable[..., Run], tmp_path: Path) -> None:
     losses = {}
     for door, compression in (("horovod", "none"), ("ddp", "none"), ("ddp", "topka:density=1"), ("ddp", "fp16")):
         output = tmp_path / f"{door}-{compression}"
@@ -296,7 +310,7 @@ def test_dense_and_at_density_1_both_doors_end_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_ddp_trains_with_mixed_precision(tmp_path: Path) -> None:
+def test_ddp_trains_with_mixed_precision(train: Callable[..., Run], tmp_path: Path) -> None:
     arguments = [*DDP, "--amp", "--compression", "oktopk:density=0.05", "--clip", "5", "--epochs", "1"]
     (epoch,) = result(train(*arguments, "--output", str(tmp_path), ranks=2), tmp_path)["epochs"]
     assert epoch["test_accuracy"] > 0.4
@@ -305,6 +319,6 @@ def test_ddp_trains_with_mixed_precision(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_ddp_on_one_process(tmp_path: Path) -> None:
     arguments = [*DDP, "--compression", "topka:density=0.01", "--epochs", "1", "--output", str(tmp_path)]
-    (epoch,) = result(train(*arguments), tmp_path)["epochs"]
+    (epoch,) = result(launch.python(str(TRAIN), *arguments), tmp_path)["epochs"]
     assert epoch["test_accuracy"] > 0.7
     assert epoch["bytes_sent"] == 0

@@ -138,8 +138,7 @@ def test_random_configurations_train_and_lose_nothing(comm) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.full
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(3))
 def test_hundreds_of_random_configurations_train_and_lose_nothing(comm, seed: int) -> None:

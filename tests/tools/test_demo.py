@@ -119,9 +119,10 @@ def test_a_kernel_without_user_namespaces_is_told_from_one_with_them():
     assert subprocess.run(["unshare", "--user", "--map-root-user", *ask], cwd=ROOT, **CAPTURED).stdout == "\n"
 
 
-@pytest.mark.full
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("possible", [True, False])
+@pytest.mark.parametrize(
+    "possible", [pytest.param(True, marks=pytest.mark.full), pytest.param(False, marks=pytest.mark.nightly)]
+)
 def test_the_demo_trains_and_leaves_nothing_running(possible, tmp_path):
     if not possible:
         (tmp_path / "unshare").write_text("#!/bin/sh\necho unshare: Operation not permitted >&2\nexit 1\n")

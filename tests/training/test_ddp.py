@@ -18,7 +18,7 @@ import horovod_sparse as hvs
 from horovod_sparse.checkpoint import Checkpoints
 from horovod_sparse.training import processgroup
 
-pytestmark = [pytest.mark.mpi, pytest.mark.slow]  # one number of ranks in `make test`, four in `make test-all`
+pytestmark = pytest.mark.mpi
 
 EVERYTHING = hvs.Compression.topka(**settings(density=1.0))
 SPARSE = hvs.Compression.topka(**settings())

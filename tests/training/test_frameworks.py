@@ -6,35 +6,45 @@ from pathlib import Path
 
 import launch
 import pytest
+from forkserver import TRAINING_MODULES, ForkServer
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
 HOROVOD = ["lightning_horovod", "trainer_horovod"]
 DDP = ["lightning_ddp", "accelerate_ddp"]
 SETTINGS = [(), ("--accumulate", "2"), ("--clip", "0.1")]
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(500)]
+MODULES = (*TRAINING_MODULES, "accelerate", "lightning.pytorch", "transformers.trainer")
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(500), pytest.mark.xdist_group("frameworks")]
 
 each_program = pytest.mark.parametrize("program", HOROVOD + DDP)
 each_setting = pytest.mark.parametrize("setting", SETTINGS, ids=["plain", "accumulate", "clip"])
 
 
-@functools.cache
-def trained(program, *arguments):
-    """What the two ranks report."""
-    done = launch.python(str(PROGRAMS / f"{program}.py"), *arguments, ranks=2, limit=200)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank"')]
-    assert sorted(report["rank"] for report in reports) == [0, 1]
-    return reports
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Trains with a program of a framework; returns the reports of the two ranks."""
+    with ForkServer(tmp_path_factory.mktemp("server"), MODULES, launch.ENVIRONMENT) as server:
+
+        @functools.cache
+        def run(program, *arguments):
+            done = launch.python(str(PROGRAMS / f"{program}.py"), *arguments, ranks=2, limit=200, server=server)
+            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+            reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank"')]
+            assert sorted(report["rank"] for report in reports) == [0, 1]
+            return reports
+
+        yield run
 
 
-def dense(*setting):
-    """The two ranks of a training with Horovod's own exchange."""
-    return trained("lightning_horovod", *setting)
+@pytest.fixture
+def dense(trained):
+    """Trains with Horovod's own exchange; returns the reports of the two ranks."""
+    return functools.partial(trained, "lightning_horovod")
 
 
 @each_program
-def test_the_dense_exchange_is_the_same_training_in_every_framework(program):
+def test_the_dense_exchange_is_the_same_training_in_every_framework(trained, dense, program):
     for report in trained(program):
         assert report["steps"] == dense()[0]["steps"]
         assert report["loss"] == pytest.approx(dense()[0]["loss"], rel=1e-5)
@@ -42,7 +52,7 @@ def test_the_dense_exchange_is_the_same_training_in_every_framework(program):
 
 @each_program
 @each_setting
-def test_density_1_is_the_dense_training(program, setting):
+def test_density_1_is_the_dense_training(trained, dense, program, setting):
     first, second = trained(program, *setting, "--compression", "oktopk:density=1,dense_below=0")
     assert first["digest"] == second["digest"]
     assert first["steps"] == second["steps"] == dense(*setting)[0]["steps"]
@@ -50,7 +60,7 @@ def test_density_1_is_the_dense_training(program, setting):
 
 
 @each_program
-def test_a_sparse_training_learns_and_has_the_same_bits_on_every_rank(program):
+def test_a_sparse_training_learns_and_has_the_same_bits_on_every_rank(trained, dense, program):
     first, second = trained(program, "--compression", "oktopk:density=0.05,dense_below=0")
     assert first["digest"] == second["digest"] != dense()[0]["digest"]
     assert first["loss"] < UNTRAINED

@@ -222,6 +222,15 @@ def test_gradients_of_parameters(hvd, comm, name):
     assert_parity(hvd, comm, scenario)
 
 
+@parity
+def test_ranks_that_list_their_parameters_in_another_order(wrapper, rank):
+    """All exchange them in rank 0's order."""
+    model = mlp()
+    named = list(model.named_parameters())[:: -1 if rank % 2 else 1]
+    optimizer = wrapper(torch.optim.SGD([p for _, p in named], lr=0.1), named_parameters=named)
+    return train(optimizer, model, rank)
+
+
 def test_ranks_without_any_backward_pass(hvd, comm):
     def scenario(wrapper, rank):
         model = mlp()

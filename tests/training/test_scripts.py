@@ -29,7 +29,7 @@ from training import (
 
 import horovod_sparse as hvs
 
-pytestmark = [pytest.mark.mpi, pytest.mark.slow]  # one number of ranks in `make test`, four in `make test-all`
+pytestmark = pytest.mark.mpi
 
 EVERYTHING = hvs.Compression.topka(**settings(density=1.0))
 
