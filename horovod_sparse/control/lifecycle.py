@@ -35,7 +35,6 @@ class Lifecycle:
     def __init__(self) -> None:
         self.world: MPI.Intracomm | None = None
         self.watch = Watch(self)
-        self._pid = os.getpid()
         self._state = threading.Condition()  # guards the next five
         self._users = 0  # blocks that use MPI
         self._finalized = ""  # why MPI can no longer be used
@@ -45,6 +44,8 @@ class Lifecycle:
         self._outermost = threading.local()  # call of each thread
         self._threads: weakref.WeakSet[Background] = weakref.WeakSet()
         self._replaced: dict[tuple[int, str], tuple[Any, Any, Any]] = {}
+        self._is_rank = True
+        os.register_at_fork(after_in_child=self._after_fork)
 
     @cached_property
     def rank(self) -> int:
@@ -122,6 +123,9 @@ class Lifecycle:
 
         MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=before_finalize), "horovod_sparse uses MPI")
 
+    def _after_fork(self) -> None:
+        self._is_rank = not self._attached  # a copy of a process that uses MPI is no rank of its own
+
     def background(self, name: str, call: str = "") -> Background:
         """Make a background thread that ``close`` waits for; arguments as of ``Background``."""
         thread = Background(name, call)
@@ -157,7 +161,7 @@ class Lifecycle:
         anything else end the job. So does this rank, if an exception has abandoned a bucket that is still in exchange.
         """
         with self._state:
-            if self._closing or os.getpid() != self._pid:  # a forked copy is not a rank
+            if self._closing or not self._is_rank:
                 return
             self._closing = True
         try:
@@ -204,7 +208,7 @@ class Lifecycle:
         self.replace(threading, "excepthook", of_thread)
 
     def _abort_because_of(self, kind: type[BaseException], where: str = "") -> None:
-        if os.getpid() == self._pid:
+        if self._is_rank:
             left = ""
             with suppress(FinalizedError), self.inside_mpi():
                 left = self.watch.who_left()

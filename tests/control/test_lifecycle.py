@@ -47,6 +47,8 @@ from horovod_sparse.control.lifecycle import process
 hooks = sys.excepthook, threading.excepthook
 process.abort_on_error()
 process.abort_on_error()
+with process.inside_mpi():
+    pass  # from now on, a forked copy is not this rank
 assert sys.excepthook is not hooks[0] and threading.excepthook is not hooks[1]
 thread = process.background("horovod_sparse")
 done = []
