@@ -116,8 +116,8 @@ def test_reports_name_the_outermost_call_and_learn_its_communicator_from_inner_o
 @pytest.mark.parametrize(
     "stage", [pytest.param("forward", marks=FULL), pytest.param("backward", marks=FULL), "exchange"]
 )
-def test_an_uncaught_exception_ends_all_ranks_and_is_shown(stage):
-    result = launch.python(str(PROGRAMS / "train.py"), stage, ranks=3)
+def test_an_uncaught_exception_ends_all_ranks_and_is_shown(stage, training_server):
+    result = launch.python(str(PROGRAMS / "train.py"), stage, ranks=3, server=training_server)
     assert result.returncode != 0
     assert "KeyError: 'the data set is gone'" in result.stderr
     assert "rank 1: ends all ranks because of the KeyError above" in result.stderr
@@ -127,10 +127,10 @@ def test_an_uncaught_exception_ends_all_ranks_and_is_shown(stage):
 @pytest.mark.parametrize(
     "stage", [pytest.param("exit in forward", marks=FULL), pytest.param("exit in backward", marks=FULL), "fewer steps"]
 )
-def test_a_rank_that_leaves_early_ends_the_job_with_a_reason(stage):
+def test_a_rank_that_leaves_early_ends_the_job_with_a_reason(stage, training_server):
     # Which of the two it is depends on whether a rank waits for a bucket already when Horovod is shut down.
     reasons = (LEFT, "Horovod has been shut down")
-    result = launch.python(str(PROGRAMS / "train.py"), stage, ranks=3)
+    result = launch.python(str(PROGRAMS / "train.py"), stage, ranks=3, server=training_server)
     assert result.returncode in (1, 3), result.stderr  # of the abort, or rank 1's own; a crash has another
     assert any(reason in result.stderr for reason in reasons)
     assert result.stdout.count("trained") <= 1
@@ -167,11 +167,17 @@ def test_a_rank_that_shuts_down_or_loses_a_thread_ends_the_job_with_its_name(arg
     assert "trained" not in result.stdout
 
 
-def leave(*arguments):
-    """Run `in_flight.py`; gives its result, and the seconds between rank 1's leaving and the end of the job."""
-    result = launch.python(str(PROGRAMS / "in_flight.py"), *arguments, ranks=3, limit=60)
-    (left,) = re.findall(r"leaves at (\S+)", result.stdout)
-    return result, time.time() - float(left)
+@pytest.fixture
+def leave(training_server):
+    """Runs `in_flight.py`; returns its result, and the seconds between rank 1's leaving and the end of the job."""
+
+    def run(*arguments):
+        program = str(PROGRAMS / "in_flight.py")
+        result = launch.python(program, *arguments, ranks=3, limit=60, server=training_server)
+        (left,) = re.findall(r"leaves at (\S+)", result.stdout)
+        return result, time.time() - float(left)
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -184,7 +190,7 @@ def leave(*arguments):
         pytest.param("horovod", "an operation of Horovod", marks=FULL),
     ],
 )
-def test_a_rank_that_exits_with_a_bucket_in_flight_is_not_waited_for_elsewhere(where, what):
+def test_a_rank_that_exits_with_a_bucket_in_flight_is_not_waited_for_elsewhere(leave, where, what):
     result, seconds = leave("bucket", where)
     assert result.returncode != 0
     assert f"{LEFT}, but {what} waits for it" in result.stderr
@@ -193,7 +199,7 @@ def test_a_rank_that_exits_with_a_bucket_in_flight_is_not_waited_for_elsewhere(w
 
 
 @pytest.mark.parametrize("what", [["bucket", "nowhere"], pytest.param(["checkpoint"], marks=FULL)])
-def test_a_rank_that_exits_completes_what_the_others_wait_for(what):
+def test_a_rank_that_exits_completes_what_the_others_wait_for(leave, what):
     result, seconds = leave(*what)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("completed") == 2
@@ -213,7 +219,7 @@ def test_a_rank_that_exits_completes_what_the_others_wait_for(what):
         ),
     ],
 )
-def test_an_exception_raised_while_step_waits_is_not_held_back(how, reason):
+def test_an_exception_raised_while_step_waits_is_not_held_back(leave, how, reason):
     result, seconds = leave(how)
     assert result.returncode != 0
     assert re.search(f"rank 1: {reason}", result.stderr), result.stderr
