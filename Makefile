@@ -8,13 +8,13 @@ TORCH ?=
 JOBS ?=
 # World sizes of the tests under mpirun in `make test`, then those that `make test-ci` and `make test-nightly` add. At
 # 3 ranks every combination is tried: see tests/laws.py.
-RANKS ?= 3
-LAW_RANKS ?= 1 3 4
-CI_RANKS ?= 1 2 4
+LAW_RANKS ?= 1 3
+RANKS ?= 2
+CI_RANKS ?= 1 4
 NIGHTLY_LAW_RANKS ?= 5 7 8 16
 # One of those, chosen by the hash of the commit.
 COMMIT := $(shell git rev-parse --short=7 HEAD 2>/dev/null || echo 0)
-CI_LAW_RANKS ?= 2 $(word $(shell echo $$((0x$(COMMIT) % 4 + 1))),$(NIGHTLY_LAW_RANKS))
+CI_LAW_RANKS ?= 2 4 $(word $(shell echo $$((0x$(COMMIT) % 4 + 1))),$(NIGHTLY_LAW_RANKS))
 # What the wheel must install on: here, systems with glibc 2.34 (RHEL 9, Ubuntu 22.04, Debian 12) and later ones.
 PLATFORM ?= manylinux_2_34_$(shell uname -m)
 # Processes that share the tests that need one process; some only wait.
@@ -35,6 +35,7 @@ UNDER_MPIRUN = $(call marked,mpi,tests)
 # A module marked xdist_group runs in one process: its fixtures are expensive.
 SERIAL = python -m pytest -n $(WORKERS) --dist loadgroup
 MPITEST = python tools/mpitest.py
+QUICK = mpi and not law and not slow and not full and not nightly
 
 # Tests whose bodies run on every device, and every kernel on small inputs.
 ON_DEVICES = tests/cuda tests/kernels tests/mpi tests/collectives tests/wire tests/costs
@@ -70,17 +71,17 @@ $(TOOLS): $(STAMP)
 demo: $(STAMP)  ## train dense, fp16 and sparse, on 4 nodes with slow links and on this machine (runs/demo)
 	python -m tools.demo
 
-test: lint types test-serial test-mpi  ## lint, types, and under mpirun everything at 3 ranks, the laws at 1 and 4 too
+test: lint types test-serial test-mpi  ## lint, types, and the laws at 1 and 3 ranks, front ends at 2
 
 test-ci: $(TOOLS)  ## what CI adds to `make test`: tests marked full, more ranks
 	$(SERIAL) -m 'not mpi and full and not nightly'
-	$(MPITEST) --ranks $(RANKS) -- -m 'mpi and full and not nightly' $(call marked,full,$(UNDER_MPIRUN))
-	$(MPITEST) --ranks $(CI_RANKS) -- -m 'mpi and not law and not slow and not full and not nightly' $(UNDER_MPIRUN)
+	$(MPITEST) --ranks 3 -- -m 'mpi and (full or not law) and not nightly' $(UNDER_MPIRUN)
+	$(MPITEST) --ranks $(CI_RANKS) -- -m '$(QUICK)' $(UNDER_MPIRUN)
 	$(MPITEST) --ranks $(CI_LAW_RANKS) -- -m 'mpi and law and not full' $(LAWS)
 
 test-nightly: $(TOOLS)  ## what must pass before a release: kills at random, packages, every architecture, up to 16 ranks
 	$(SERIAL) -m 'not mpi and nightly'
-	$(MPITEST) --ranks $(RANKS) -- -m 'mpi and nightly' $(call marked,nightly,$(UNDER_MPIRUN))
+	$(MPITEST) --ranks 3 -- -m 'mpi and nightly' $(call marked,nightly,$(UNDER_MPIRUN))
 	$(MPITEST) --ranks $(NIGHTLY_LAW_RANKS) -- -m 'mpi and law' $(LAWS)
 
 lint: $(TOOLS)  ## style
@@ -96,7 +97,7 @@ test-serial: $(TOOLS)  ## the tests that need one process
 # The laws on their own: beside Horovod, its background thread would take the cores from them.
 test-mpi: $(TOOLS)  ## the tests under mpirun
 	$(MPITEST) --ranks $(LAW_RANKS) -- -m 'mpi and law and not full' $(LAWS)
-	$(MPITEST) --ranks $(RANKS) -- -m 'mpi and not law and not full and not nightly' $(UNDER_MPIRUN)
+	$(MPITEST) --ranks $(RANKS) -- -m '$(QUICK)' $(UNDER_MPIRUN)
 
 test-cuda:  ## on a GPU: the same bits, ranks that share it, memcheck and racecheck (needs no Horovod, no venv)
 	$(PYTHON) -m pytest $(ON_DEVICES) -m 'not mpi and not full'

@@ -24,6 +24,14 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("ranks" if config.getoption("--with-mpi", default=False) else "serial")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave tests of what is not the library to `make test-ci`."""
+    for item in items:
+        if item.path.parent.name in ("benchmarks", "tools"):
+            item.add_marker(pytest.mark.full)
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.skipped:
         _counts["skipped"] += 1

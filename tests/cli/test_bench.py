@@ -74,6 +74,7 @@ def test_table_and_files_hold_every_size_density_and_preset_without_torch_or_hor
     assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.full
 def test_a_wrong_result_is_counted_and_ends_with_status_1():
     lose = "exchange.total.values[0] += 1"
     done = launch.python("-c", ON_LAST_RANK.format(lose), *SMALL, "--algorithms", "topka,dense", ranks=2)

@@ -62,6 +62,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(one.step, one.value) for one in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
+@pytest.mark.full
 def test_a_single_process_learns(tmp_path: Path) -> None:
     board = tmp_path / "board"
     schedule = ("--warmup-epochs", "0", "--schedule", "constant")
@@ -176,6 +177,7 @@ def test_bad_arguments_end_before_horovod_starts(
     assert message in str(left.value) + capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_folder_that_cannot_be_written_ends_the_run_before_it_begins() -> None:
     run = launch.python(str(TRAIN), "--output", "/proc/x", "--epochs", "1")
     assert run.returncode != 0

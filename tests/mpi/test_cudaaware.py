@@ -65,6 +65,7 @@ for mpi in ("yes", "crash", "garbage", ""):
 """
 
 
+@pytest.mark.full
 def test_a_wrong_setting_is_an_error_and_no_crash():
     """Below mpirun, whose rank the process that tries it must not become."""
     here = Path(__file__).parents[1]

@@ -107,6 +107,7 @@ def progress(scale_free):
     return np.mean(ways[300:steps]), np.array(ways[steps:]).reshape(-1, 50).mean(1)
 
 
+@pytest.mark.full
 def test_a_fall_of_the_learning_rate_is_no_shock_for_adam():
     """What it has held back counts as gradients. As updates it would be ten times as large at once."""
     before, after = progress(scale_free=True)
