@@ -15,6 +15,8 @@ NIGHTLY_LAW_RANKS ?= 5 7 8 16
 # One of those, chosen by the hash of the commit.
 COMMIT := $(shell git rev-parse --short=7 HEAD 2>/dev/null || echo 0)
 CI_LAW_RANKS ?= 2 $(word $(shell echo $$((0x$(COMMIT) % 4 + 1))),$(NIGHTLY_LAW_RANKS))
+# Tests of `make test`.
+QUICK = not full and not nightly
 # What the wheel must install on: here, systems with glibc 2.34 (RHEL 9, Ubuntu 22.04, Debian 12) and later ones.
 PLATFORM ?= manylinux_2_34_$(shell uname -m)
 # Processes that share the tests that need one process; some only wait.
@@ -38,7 +40,7 @@ MPITEST = python tools/mpitest.py
 
 # Tests whose bodies run on every device, and every kernel on small inputs.
 ON_DEVICES = tests/cuda tests/kernels tests/mpi tests/collectives tests/wire tests/costs
-SANITIZED = tests/cuda tests/kernels -m 'not mpi and not full' --ignore tests/kernels/test_cpu.py \
+SANITIZED = tests/cuda tests/kernels -m 'not mpi and $(QUICK)' --ignore tests/kernels/test_cpu.py \
             --ignore tests/cuda/test_on_gpu.py --ignore tests/cuda/test_emulation.py --ignore tests/cuda/test_benchmark.py
 
 .DEFAULT_GOAL := help
@@ -75,8 +77,8 @@ test: lint types test-serial test-mpi  ## lint, types, and under mpirun everythi
 test-ci: $(TOOLS)  ## what CI adds to `make test`: tests marked full, more ranks
 	$(SERIAL) -m 'not mpi and full and not nightly'
 	$(MPITEST) --ranks $(RANKS) -- -m 'mpi and full and not nightly' $(call marked,full,$(UNDER_MPIRUN))
-	$(MPITEST) --ranks $(CI_RANKS) -- -m 'mpi and not law and not slow and not full and not nightly' $(UNDER_MPIRUN)
-	$(MPITEST) --ranks $(CI_LAW_RANKS) -- -m 'mpi and law and not full' $(LAWS)
+	$(MPITEST) --ranks $(CI_RANKS) -- -m 'mpi and not law and not slow and $(QUICK)' $(UNDER_MPIRUN)
+	$(MPITEST) --ranks $(CI_LAW_RANKS) -- -m 'mpi and law and $(QUICK)' $(LAWS)
 
 test-nightly: $(TOOLS)  ## what must pass before a release: kills at random, packages, every architecture, up to 16 ranks
 	$(SERIAL) -m 'not mpi and nightly'
@@ -91,16 +93,16 @@ types: $(TOOLS)  ## types, strictly
 	mypy
 
 test-serial: $(TOOLS)  ## the tests that need one process
-	$(SERIAL) -m 'not mpi and not full and not nightly'
+	$(SERIAL) -m 'not mpi and $(QUICK)'
 
 # The laws on their own: beside Horovod, its background thread would take the cores from them.
 test-mpi: $(TOOLS)  ## the tests under mpirun
-	$(MPITEST) --ranks $(LAW_RANKS) -- -m 'mpi and law and not full' $(LAWS)
-	$(MPITEST) --ranks $(RANKS) -- -m 'mpi and not law and not full and not nightly' $(UNDER_MPIRUN)
+	$(MPITEST) --ranks $(LAW_RANKS) -- -m 'mpi and law and $(QUICK)' $(LAWS)
+	$(MPITEST) --ranks $(RANKS) -- -m 'mpi and not law and $(QUICK)' $(UNDER_MPIRUN)
 
 test-cuda:  ## on a GPU: the same bits, ranks that share it, memcheck and racecheck (needs no Horovod, no venv)
-	$(PYTHON) -m pytest $(ON_DEVICES) -m 'not mpi and not full'
-	$(PYTHON) tools/mpitest.py --ranks 2 3 4 -- -m 'mpi and not full' $(filter-out tests/cuda,$(ON_DEVICES))
+	$(PYTHON) -m pytest $(ON_DEVICES) -m 'not mpi and $(QUICK)'
+	$(PYTHON) tools/mpitest.py --ranks 2 3 4 -- -m 'mpi and $(QUICK)' $(filter-out tests/cuda,$(ON_DEVICES))
 	$(PYTHON) tools/mpitest.py --ranks 2 3 4 -- -m mpi tests/cuda
 	compute-sanitizer --tool memcheck --error-exitcode 1 $(PYTHON) -m pytest -q -x $(SANITIZED)
 	compute-sanitizer --tool racecheck --error-exitcode 1 $(PYTHON) -m pytest -q -x $(SANITIZED)
