@@ -34,8 +34,9 @@ SOURCES := $(filter-out tools/mpitest.py tools/demo%,$(wildcard pyproject.toml s
 marked = $(sort $(shell grep -rl --include='test_*.py' 'mark\.$(1)' $(2)))
 LAWS = $(call marked,law,--exclude-dir=cuda tests)
 UNDER_MPIRUN = $(call marked,mpi,tests)
-# A module marked xdist_group runs in one process: its fixtures are expensive.
-SERIAL = python -m pytest -n $(WORKERS) --dist loadgroup
+# Each file in one process, so that its fixtures are made once. (loadgroup of pytest-xdist 3.8 does nothing with
+# pytest 9.2.)
+SERIAL = python -m pytest -n $(WORKERS) --dist loadfile
 MPITEST = python tools/mpitest.py
 
 # Tests whose bodies run on every device, and every kernel on small inputs.
