@@ -10,7 +10,8 @@ JOBS ?=
 # 3 ranks every combination is tried: see tests/laws.py.
 RANKS ?= 3
 LAW_RANKS ?= 1 3 4
-CI_RANKS ?= 1 2 4
+CI_RANKS ?= 1 2
+CI_FRONT_END_RANKS ?= 4
 NIGHTLY_LAW_RANKS ?= 5 7 8 16
 # One of those, chosen by the hash of the commit.
 COMMIT := $(shell git rev-parse --short=7 HEAD 2>/dev/null || echo 0)
@@ -34,6 +35,7 @@ SOURCES := $(filter-out tools/mpitest.py tools/demo%,$(wildcard pyproject.toml s
 marked = $(sort $(shell grep -rl --include='test_*.py' 'mark\.$(1)' $(2)))
 LAWS = $(call marked,law,--exclude-dir=cuda tests)
 UNDER_MPIRUN = $(call marked,mpi,tests)
+FRONT_ENDS = $(filter tests/mpi/% $(patsubst %,tests/training/test_%.py,ddp optimizer scripts),$(UNDER_MPIRUN))
 # Each file in one process, so that its fixtures are made once. (loadgroup of pytest-xdist 3.8 does nothing with
 # pytest 9.2.)
 SERIAL = python -m pytest -n $(WORKERS) --dist loadfile
@@ -79,6 +81,7 @@ test-ci: $(TOOLS)  ## what CI adds to `make test`: tests marked full, more ranks
 	$(SERIAL) -m 'not mpi and full and not nightly'
 	$(MPITEST) --ranks $(RANKS) -- -m 'mpi and full and not nightly' $(call marked,full,$(UNDER_MPIRUN))
 	$(MPITEST) --ranks $(CI_RANKS) -- -m 'mpi and not law and not slow and $(QUICK)' $(UNDER_MPIRUN)
+	$(MPITEST) --ranks $(CI_FRONT_END_RANKS) -- -m 'mpi and not law and not slow and $(QUICK)' $(FRONT_ENDS)
 	$(MPITEST) --ranks $(CI_LAW_RANKS) -- -m 'mpi and law and $(QUICK)' $(LAWS)
 
 test-nightly: $(TOOLS)  ## what must pass before a release: kills at random, packages, every architecture, up to 16 ranks
