@@ -10,11 +10,13 @@ JOBS ?=
 # 3 ranks every combination is tried: see tests/laws.py.
 LAW_RANKS ?= 1 3
 RANKS ?= 2
-CI_RANKS ?= 1 4
 NIGHTLY_LAW_RANKS ?= 5 7 8 16
 # One of those, chosen by the hash of the commit.
 COMMIT := $(shell git rev-parse --short=7 HEAD 2>/dev/null || echo 0)
 CI_LAW_RANKS ?= 2 4 $(word $(shell echo $$((0x$(COMMIT) % 4 + 1))),$(NIGHTLY_LAW_RANKS))
+# Tests of `make test`, and those of them under mpirun that are no laws.
+QUICK = not full and not nightly
+OTHERS = mpi and not law and not slow and $(QUICK)
 # What the wheel must install on: here, systems with glibc 2.34 (RHEL 9, Ubuntu 22.04, Debian 12) and later ones.
 PLATFORM ?= manylinux_2_34_$(shell uname -m)
 # Processes that share the tests that need one process; some only wait.
@@ -32,14 +34,15 @@ SOURCES := $(filter-out tools/mpitest.py tools/demo%,$(wildcard pyproject.toml s
 marked = $(sort $(shell grep -rl --include='test_*.py' 'mark\.$(1)' $(2)))
 LAWS = $(call marked,law,--exclude-dir=cuda tests)
 UNDER_MPIRUN = $(call marked,mpi,tests)
-# A module marked xdist_group runs in one process: its fixtures are expensive.
-SERIAL = python -m pytest -n $(WORKERS) --dist loadgroup
+FRONT_ENDS = $(filter tests/mpi/% $(patsubst %,tests/training/test_%.py,ddp optimizer scripts),$(UNDER_MPIRUN))
+# Each file in one process, so that its fixtures are made once. (loadgroup of pytest-xdist 3.8 does nothing with
+# pytest 9.2.)
+SERIAL = python -m pytest -n $(WORKERS) --dist loadfile
 MPITEST = python tools/mpitest.py
-QUICK = mpi and not law and not slow and not full and not nightly
 
 # Tests whose bodies run on every device, and every kernel on small inputs.
 ON_DEVICES = tests/cuda tests/kernels tests/mpi tests/collectives tests/wire tests/costs
-SANITIZED = tests/cuda tests/kernels -m 'not mpi and not full' --ignore tests/kernels/test_cpu.py \
+SANITIZED = tests/cuda tests/kernels -m 'not mpi and $(QUICK)' --ignore tests/kernels/test_cpu.py \
             --ignore tests/cuda/test_on_gpu.py --ignore tests/cuda/test_emulation.py --ignore tests/cuda/test_benchmark.py
 
 .DEFAULT_GOAL := help
@@ -76,8 +79,9 @@ test: lint types test-serial test-mpi  ## lint, types, and the laws at 1 and 3 r
 test-ci: $(TOOLS)  ## what CI adds to `make test`: tests marked full, more ranks
 	$(SERIAL) -m 'not mpi and full and not nightly'
 	$(MPITEST) --ranks 3 -- -m 'mpi and (full or not law) and not nightly' $(UNDER_MPIRUN)
-	$(MPITEST) --ranks $(CI_RANKS) -- -m '$(QUICK)' $(UNDER_MPIRUN)
-	$(MPITEST) --ranks $(CI_LAW_RANKS) -- -m 'mpi and law and not full' $(LAWS)
+	$(MPITEST) --ranks 1 -- -m '$(OTHERS)' $(UNDER_MPIRUN)
+	$(MPITEST) --ranks 4 -- -m '$(OTHERS)' $(FRONT_ENDS)
+	$(MPITEST) --ranks $(CI_LAW_RANKS) -- -m 'mpi and law and $(QUICK)' $(LAWS)
 
 test-nightly: $(TOOLS)  ## what must pass before a release: kills at random, packages, every architecture, up to 16 ranks
 	$(SERIAL) -m 'not mpi and nightly'
@@ -92,16 +96,16 @@ types: $(TOOLS)  ## types, strictly
 	mypy
 
 test-serial: $(TOOLS)  ## the tests that need one process
-	$(SERIAL) -m 'not mpi and not full and not nightly'
+	$(SERIAL) -m 'not mpi and $(QUICK)'
 
 # The laws on their own: beside Horovod, its background thread would take the cores from them.
 test-mpi: $(TOOLS)  ## the tests under mpirun
-	$(MPITEST) --ranks $(LAW_RANKS) -- -m 'mpi and law and not full' $(LAWS)
-	$(MPITEST) --ranks $(RANKS) -- -m '$(QUICK)' $(UNDER_MPIRUN)
+	$(MPITEST) --ranks $(LAW_RANKS) -- -m 'mpi and law and $(QUICK)' $(LAWS)
+	$(MPITEST) --ranks $(RANKS) -- -m '$(OTHERS)' $(UNDER_MPIRUN)
 
 test-cuda:  ## on a GPU: the same bits, ranks that share it, memcheck and racecheck (needs no Horovod, no venv)
-	$(PYTHON) -m pytest $(ON_DEVICES) -m 'not mpi and not full'
-	$(PYTHON) tools/mpitest.py --ranks 2 3 4 -- -m 'mpi and not full' $(filter-out tests/cuda,$(ON_DEVICES))
+	$(PYTHON) -m pytest $(ON_DEVICES) -m 'not mpi and $(QUICK)'
+	$(PYTHON) tools/mpitest.py --ranks 2 3 4 -- -m 'mpi and $(QUICK)' $(filter-out tests/cuda,$(ON_DEVICES))
 	$(PYTHON) tools/mpitest.py --ranks 2 3 4 -- -m mpi tests/cuda
 	compute-sanitizer --tool memcheck --error-exitcode 1 $(PYTHON) -m pytest -q -x $(SANITIZED)
 	compute-sanitizer --tool racecheck --error-exitcode 1 $(PYTHON) -m pytest -q -x $(SANITIZED)

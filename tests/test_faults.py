@@ -36,7 +36,7 @@ KILLS = (
     "kill:rename@0@2",
 )
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(600), pytest.mark.xdist_group("faults")]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 
 class Training:

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 EXTENSION = "horovod_sparse/kernels/_cpu."
 
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600), pytest.mark.xdist_group("packaging")]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,6 @@ def possible():
         pytest.skip(f"no emulated cluster here: {reason}")
 
 
-pytestmark = pytest.mark.xdist_group("cluster")  # one pair of nodes
 needs_namespaces = pytest.mark.usefixtures("possible")
 
 

@@ -15,7 +15,7 @@ SETTINGS = [(), ("--accumulate", "2"), ("--clip", "0.1")]
 
 MODULES = (*TRAINING_MODULES, "accelerate", "lightning.pytorch", "transformers.trainer")
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(500), pytest.mark.xdist_group("frameworks")]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(500)]
 
 each_program = pytest.mark.parametrize("program", HOROVOD + DDP)
 each_setting = pytest.mark.parametrize("setting", SETTINGS, ids=["plain", "accumulate", "clip"])
