@@ -30,12 +30,12 @@ OPTIONS = {
     **{name: {"tau_threshold": 1} for name in ("reusedtopk", "oktopk", "auto")},
     "hierarchical": {"outer": "topka", "node_ranks": 2},
 }
+ALL = [pair for pair in itertools.product(SPARSIFIERS, COLLECTIVES) if pair[1] != "shared" or pair[0] in SHARING]
+# Every collective and every sparsifier once; all of them with each other in `make test-ci`, at one world size.
+ONCE = [(one, other) for one, other in ALL if one == "topk" or other == ("shared" if one in SHARING else "topka")]
 COMBINATIONS = [
-    (sparsifier, collective)
-    for sparsifier, collective in itertools.product(SPARSIFIERS, COLLECTIVES)
-    if collective != "shared" or sparsifier in SHARING
-    # Elsewhere, every collective and every sparsifier once.
-    if thorough() or sparsifier == "topk" or collective == ("shared" if sparsifier in SHARING else "topka")
+    *ONCE,
+    *(pytest.param(*pair, marks=pytest.mark.full) for pair in ALL if thorough() and pair not in ONCE),
 ]
 # Collectives that return nothing, something and a lot.
 COMMON = [("topk", "topka"), ("topk", "gtopk"), ("reusedtopk", "oktopk"), ("randomblock", "shared")]
