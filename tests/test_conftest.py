@@ -19,9 +19,13 @@ sys.exit(pytest.main(["--with-mpi", "-p", "conftest", "-p", "no:cacheprovider", 
 @pytest.mark.parametrize(
     ("body", "passes"),
     [
-        ("def test_one(): assert True", True),
+        pytest.param("def test_one(): assert True", True, marks=pytest.mark.full),
         ("import pytest\ndef test_one(): assert True\ndef test_two(): pytest.skip('no reason')", False),
-        ("import pytest\ndef test_one(): assert True\n@pytest.mark.mpi(min_size=2)\ndef test_two(): pass", False),
+        pytest.param(
+            "import pytest\ndef test_one(): assert True\n@pytest.mark.mpi(min_size=2)\ndef test_two(): pass",
+            False,
+            marks=pytest.mark.full,
+        ),
     ],
     ids=["all pass", "skipped", "too few ranks"],
 )

@@ -119,11 +119,14 @@ ADVISE = ["advise", "--parameters", "25.6M", "--ranks", "64", "--bandwidth", "10
         ("horovod_sparse.compression", "horovod_sparse.parse('hierarchical:inner=gtopk')", "torch horovod mpi4py"),
         ("horovod_sparse.cli", f"horovod_sparse.cli.main({ADVISE})", "torch horovod mpi4py"),
         (STAGES, "", "torch horovod"),
-        ("horovod_sparse", "horovod_sparse.ddp.SparseState, horovod_sparse.checkpoint.Checkpoints", "horovod"),
-        ("horovod_sparse", "horovod_sparse.LocalOptimizer", "horovod"),
+        (
+            "horovod_sparse",
+            "horovod_sparse.ddp.SparseState, horovod_sparse.checkpoint.Checkpoints, horovod_sparse.LocalOptimizer",
+            "horovod",
+        ),
         ("horovod_sparse.pipeline", AVERAGE, "torch horovod"),
     ],
-    ids=["package", "parse", "advise", "stages", "without Horovod", "local steps", "arrays"],
+    ids=["package", "parse", "advise", "stages", "without Horovod", "arrays"],
 )
 def test_what_is_not_needed_is_not_loaded(names, statement, forbidden):
     result = launch.python("-c", CODE, forbidden, names, statement)

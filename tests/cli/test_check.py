@@ -167,6 +167,7 @@ def test_the_command_survives_a_machine_with_nothing(tmp_path, monkeypatch):
     assert not any(item["found"] for item in items if item["needed"])
 
 
+@pytest.mark.full
 def test_this_environment_can_train(capsys):
     assert main(["check"]) == 0, capsys.readouterr().out
 
