@@ -36,7 +36,7 @@ def test_the_cnn_takes_pictures_of_28_pixels():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("name", "words"), [("stdlib", 5_000_000), (CONFIRMATION, 2_500_000)])
+@pytest.mark.parametrize(("name", "words"), [("stdlib", 2_000_000), (CONFIRMATION, 2_500_000)])
 def test_files_are_in_one_part_each_and_the_test_part_is_a_tenth(name, words):
     train, test = TASKS[name].load(Path())
     assert len(train) > words
