@@ -131,8 +131,9 @@ def test_two_ranks_train_with_mixed_precision(train: Callable[..., Run], tmp_pat
 @pytest.mark.full
 def test_two_ranks_take_local_steps(train: Callable[..., Run], tmp_path: Path) -> None:
     """The last round of an epoch ends early: 6 rounds of 22 steps."""
-    arguments = ["--compression", "topka:density=0.01", "--local-steps", "4", "--clip", "5", "--warmup-epochs", "0"]
-    content = result(train(*arguments, "--epochs", "4", "--output", str(tmp_path), ranks=2), tmp_path)
+    arguments = ["--compression", "topka:density=0.01,indices=plain", "--local-steps", "4", "--clip", "5"]
+    arguments += ["--warmup-epochs", "0", "--epochs", "4"]
+    content = result(train(*arguments, "--output", str(tmp_path), ranks=2), tmp_path)
     assert content["steps_per_epoch"] == 22
     entries = 0.01 * content["parameter_count"]
     for epoch in content["epochs"]:
@@ -251,7 +252,8 @@ def test_without_overlap_the_times_add_up_and_the_result_stays(
 @pytest.mark.full
 def test_ddp_trains_sparse_without_horovod(tmp_path: Path) -> None:
     """Two backward passes a step, the first of which exchanges nothing, and times of every stage."""
-    arguments = [*DDP, "--compression", "topka:density=0.01", "--epochs", "1", "--clip", "5", "--batch-size", "16"]
+    arguments = [*DDP, "--compression", "topka:density=0.01,indices=plain", "--epochs", "1"]
+    arguments += ["--clip", "5", "--batch-size", "16"]
     arguments += ["--backward-passes-per-step", "2", "--trace", "--output", str(tmp_path)]
     content = result(launch.python("-c", WITHOUT_HOROVOD, *arguments, ranks=2), tmp_path)
     (epoch,) = content["epochs"]
