@@ -6,17 +6,16 @@ PYTHON ?= python3
 TORCH ?=
 # Compilers at a time for building Horovod; empty: one per core, as far as memory allows.
 JOBS ?=
-# World sizes of the tests under mpirun in `make test`, then those that `make test-ci` and `make test-nightly` add. At
-# 3 ranks every combination is tried: see tests/laws.py.
-LAW_RANKS ?= 1 3
-RANKS ?= 2
-NIGHTLY_LAW_RANKS ?= 5 7 8 16
-# One of those, chosen by the hash of the commit.
+# World sizes of laws on threads, beside 3, at which every combination is tried: see tests/laws.py.
+LAW_RANKS ?= 1,2,4,5,7,8,16
+# Those of all laws in `make test-ci`; one of them is chosen by the hash of the commit.
 COMMIT := $(shell git rev-parse --short=7 HEAD 2>/dev/null || echo 0)
-CI_LAW_RANKS ?= 2 4 $(word $(shell echo $$((0x$(COMMIT) % 4 + 1))),$(NIGHTLY_LAW_RANKS))
-# Tests of `make test`, and those of them under mpirun that are no laws.
+CI_LAW_RANKS ?= 2,4,$(word $(shell echo $$((0x$(COMMIT) % 4 + 1))),5 7 8 16)
+# World size of the tests under mpirun in `make test`.
+RANKS ?= 2
+# Tests of `make test`, and those of them under mpirun.
 QUICK = not full and not nightly
-OTHERS = mpi and not law and not slow and $(QUICK)
+OTHERS = mpi and not slow and $(QUICK)
 # What the wheel must install on: here, systems with glibc 2.34 (RHEL 9, Ubuntu 22.04, Debian 12) and later ones.
 PLATFORM ?= manylinux_2_34_$(shell uname -m)
 # Processes that share the tests that need one process; some only wait.
@@ -34,20 +33,20 @@ SOURCES := $(filter-out tools/mpitest.py tools/demo%,$(wildcard pyproject.toml s
 marked = $(sort $(shell grep -rl --include='test_*.py' 'mark\.$(1)' $(2)))
 LAWS = $(call marked,law,--exclude-dir=cuda tests)
 UNDER_MPIRUN = $(call marked,mpi,tests)
-FRONT_ENDS = $(filter tests/mpi/% $(patsubst %,tests/training/test_%.py,ddp optimizer scripts),$(UNDER_MPIRUN))
+FRONT_ENDS = $(patsubst %,tests/training/test_%.py,ddp optimizer scripts)
 # Each file in one process, so that its fixtures are made once. (loadgroup of pytest-xdist 3.8 does nothing with
 # pytest 9.2.)
 SERIAL = python -m pytest -n $(WORKERS) --dist loadfile
 MPITEST = python tools/mpitest.py
 
 # Tests whose bodies run on every device, and every kernel on small inputs.
-ON_DEVICES = tests/cuda tests/kernels tests/mpi tests/collectives tests/wire tests/costs
+ON_DEVICES = tests/cuda tests/kernels tests/transport tests/collectives tests/wire tests/costs
 SANITIZED = tests/cuda tests/kernels -m 'not mpi and $(QUICK)' --ignore tests/kernels/test_cpu.py \
             --ignore tests/cuda/test_on_gpu.py --ignore tests/cuda/test_emulation.py --ignore tests/cuda/test_benchmark.py
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help venv demo test test-ci test-nightly lint types test-serial test-mpi test-cuda test-slurm docs wheel bench \
+.PHONY: help venv demo test test-ci test-nightly lint types test-serial test-laws test-mpi test-cuda test-slurm docs wheel bench \
         clean
 
 help:  ## show this list
@@ -74,19 +73,19 @@ $(TOOLS): $(STAMP)
 demo: $(STAMP)  ## train dense, fp16 and sparse, on 4 nodes with slow links and on this machine (runs/demo)
 	python -m tools.demo
 
-test: lint types test-serial test-mpi  ## lint, types, and the laws at 1 and 3 ranks, front ends at 2
+test: lint types test-serial test-laws test-mpi  ## lint, types, laws at 1 to 16 ranks, front ends at 2
 
 test-ci: $(TOOLS)  ## what CI adds to `make test`: tests marked full, more ranks
 	$(SERIAL) -m 'not mpi and full and not nightly'
-	$(MPITEST) --ranks 3 -- -m 'mpi and (full or not law) and not nightly' $(UNDER_MPIRUN)
+	$(SERIAL) --ranks $(CI_LAW_RANKS) -m 'law and not mpi and $(QUICK)' $(LAWS)
+	$(MPITEST) --ranks 3 -- -m '(mpi or law) and not nightly' $(sort $(UNDER_MPIRUN) $(LAWS))
 	$(MPITEST) --ranks 1 -- -m '$(OTHERS)' $(UNDER_MPIRUN)
-	$(MPITEST) --ranks 4 -- -m '$(OTHERS)' $(FRONT_ENDS)
-	$(MPITEST) --ranks $(CI_LAW_RANKS) -- -m 'mpi and law and $(QUICK)' $(LAWS)
+	$(MPITEST) --ranks 4 -- -m '(mpi or law) and not slow and $(QUICK)' $(FRONT_ENDS) tests/transport
 
 test-nightly: $(TOOLS)  ## what must pass before a release: kills at random, packages, every architecture, up to 16 ranks
 	$(SERIAL) -m 'not mpi and nightly'
 	$(MPITEST) --ranks 3 -- -m 'mpi and nightly' $(call marked,nightly,$(UNDER_MPIRUN))
-	$(MPITEST) --ranks $(NIGHTLY_LAW_RANKS) -- -m 'mpi and law' $(LAWS)
+	$(SERIAL) --ranks $(LAW_RANKS) -m 'law and not mpi' $(LAWS)
 
 lint: $(TOOLS)  ## style
 	ruff check
@@ -98,14 +97,17 @@ types: $(TOOLS)  ## types, strictly
 test-serial: $(TOOLS)  ## the tests that need one process
 	$(SERIAL) -m 'not mpi and $(QUICK)'
 
-# The laws on their own: beside Horovod, its background thread would take the cores from them.
-test-mpi: $(TOOLS)  ## the tests under mpirun
-	$(MPITEST) --ranks $(LAW_RANKS) -- -m 'mpi and law and $(QUICK)' $(LAWS)
+test-laws: $(TOOLS)  ## transport and collectives at other world sizes than 3, on threads
+	python -m pytest -n $(WORKERS) --ranks $(LAW_RANKS) -m 'law and not mpi and $(QUICK)' \
+	  -k 'test_base or nothing_is_lost' tests/transport/test_base.py tests/collectives/test_laws.py
+
+test-mpi: $(TOOLS)  ## the tests under mpirun; the transport at 3 ranks, where messages of devices are tried, too
+	$(MPITEST) --ranks 3 -- -m '(mpi or law) and $(QUICK)' tests/transport
 	$(MPITEST) --ranks $(RANKS) -- -m '$(OTHERS)' $(UNDER_MPIRUN)
 
 test-cuda:  ## on a GPU: the same bits, ranks that share it, memcheck and racecheck (needs no Horovod, no venv)
 	$(PYTHON) -m pytest $(ON_DEVICES) -m 'not mpi and $(QUICK)'
-	$(PYTHON) tools/mpitest.py --ranks 2 3 4 -- -m 'mpi and $(QUICK)' $(filter-out tests/cuda,$(ON_DEVICES))
+	$(PYTHON) tools/mpitest.py --ranks 2 3 4 -- -m '(mpi or law) and $(QUICK)' $(filter-out tests/cuda,$(ON_DEVICES))
 	$(PYTHON) tools/mpitest.py --ranks 2 3 4 -- -m mpi tests/cuda
 	compute-sanitizer --tool memcheck --error-exitcode 1 $(PYTHON) -m pytest -q -x $(SANITIZED)
 	compute-sanitizer --tool racecheck --error-exitcode 1 $(PYTHON) -m pytest -q -x $(SANITIZED)

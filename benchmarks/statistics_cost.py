@@ -31,6 +31,7 @@ from horovod_sparse import trace
 from horovod_sparse.pipeline import pipeline_for
 from horovod_sparse.pipeline.base import PipelineBase
 from horovod_sparse.trace.counts import Counts
+from horovod_sparse.transport.mpi import MPITransport
 
 Numbers: TypeAlias = NDArray[np.float64]
 KINDS = ("nothing counted", "counted", "statistics()", "with norms")
@@ -50,7 +51,7 @@ def main() -> None:
 def bucket_seconds(compression: str, blocks: int = 24, steps: int = 300) -> tuple[Numbers, Numbers]:
     """CPU seconds of a step of a bucket of 1000 elements without counting, and by how much counting adds to them."""
     like = np.zeros(1000, np.float32)
-    pipeline = pipeline_for(hvs.parse(compression), like.size, like, MPI.COMM_SELF)
+    pipeline = pipeline_for(hvs.parse(compression), like.size, like, MPITransport(MPI.COMM_SELF))
     gradient = np.random.default_rng(0).standard_normal(like.size, np.float32)
     seconds = np.zeros((blocks, 2))
     for block in range(blocks):

@@ -191,7 +191,7 @@ def hierarchical() -> None:
 
 
 def allreduce(name: str, title: str, vectors: Sequence[Vector]) -> None:
-    """The same positions on every rank: one MPI Allreduce of the values."""
+    """The same positions on every rank: one allreduce of the values."""
     picture = Picture(WIDTH, TOP + BLOCK - 1, SIZE)
     strips(picture, LEFT, TOP, title, dict(enumerate(vectors)))
     total = merged(*vectors)

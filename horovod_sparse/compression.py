@@ -172,17 +172,17 @@ class Sparse(RuleOptions):
         """Options of the momentum that the memory applies, as of ``MomentumCorrection``; None: it applies none."""
         return self.memory if self.replaces_momentum else None
 
-    def build(self, place: Place, messenger: Any) -> tuple[Memory, Sparsifier, Collective, Schedule]:
+    def build(self, place: Place, transport: Any) -> tuple[Memory, Sparsifier, Collective, Schedule]:
         """One bucket's four parts. The collective is first: others may wait in it, and the rest may fail on one rank.
 
         Args:
             place: The bucket and the rank.
-            messenger: ``Messenger`` of the ranks that take part.
+            transport: ``Transport`` of the ranks that take part.
 
         Raises:
             ValueError: An option does not fit a bucket of this size.
         """
-        collective = self._make("collective", place, messenger)
+        collective = self._make("collective", place, transport)
         memory, sparsifier = self._make("memory", place), self._make("sparsifier", place)
         return memory, sparsifier, collective, self._make("schedule", place, self.density)
 
@@ -364,7 +364,7 @@ class Compression:
 
     @staticmethod
     def dense(**settings: Any) -> Sparse:
-        """The whole bucket by MPI Allreduce through our own buckets: the baseline of the sparse ones."""
+        """The whole bucket by a dense allreduce through our own buckets: the baseline of the sparse ones."""
         return _preset(settings, density=1.0, sparsifier="topk", memory="none", collective="dense")
 
 

@@ -1,4 +1,4 @@
-"""Fixtures, and the rule that an MPI run in which anything was skipped has failed."""
+"""Fixtures, ranks as threads, and the rule that an MPI run in which anything was skipped has failed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import launch  # before anything starts MPI
 import pytest
+import rank_threads
 from forkserver import TRAINING_MODULES, ForkServer
 from hypothesis import HealthCheck, Phase, settings
 
@@ -21,15 +22,32 @@ _counts = {"passed": 0, "skipped": 0}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile("ranks" if config.getoption("--with-mpi", default=False) else "serial")
+    settings.load_profile("ranks" if _over_mpi(config) else "serial")
+    rank_threads.sizes = None if _over_mpi(config) else config.getoption("--ranks")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    numbers = "numbers of threads that are the ranks of a test, where MPI is not used: 1,2,4"
+    parser.addoption("--ranks", type=lambda text: tuple(map(int, text.split(","))), default=(3,), help=numbers)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "transport" in metafunc.fixturenames and rank_threads.sizes:
+        metafunc.parametrize("transport", rank_threads.sizes, indirect=True, ids=lambda size: f"{size} ranks")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave tests of what is not the library to `make test-ci`."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave tests of what is not the library to `make test-ci`, and run tests that take a transport on every rank."""
     for item in items:
         if item.path.parent.name in ("benchmarks", "tools"):
             item.add_marker(pytest.mark.full)
+        if isinstance(item, pytest.Function) and "transport" in item.fixturenames and not _over_mpi(config):
+            item.obj = rank_threads.on_every_rank(item.obj)
+
+
+def _over_mpi(config: pytest.Config) -> bool:
+    return bool(config.getoption("--with-mpi", default=False))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -40,7 +58,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if not session.config.getoption("--with-mpi", default=False) or session.config.getoption("collectonly"):
+    if not _over_mpi(session.config) or session.config.getoption("collectonly"):
         return
     if _counts["skipped"] or not _counts["passed"]:
         print(f"\nMPI run failed: {_counts['passed']} tests passed, {_counts['skipped']} were skipped")
@@ -53,6 +71,16 @@ def comm() -> Any:
     from mpi4py import MPI
 
     return MPI.COMM_WORLD.Dup()
+
+
+@pytest.fixture(scope="session")
+def transport(request: pytest.FixtureRequest) -> Any:
+    """The ranks of the test: those of MPI under mpirun; else the number of threads, which get a transport each."""
+    if not _over_mpi(request.config):
+        return request.param
+    from horovod_sparse.transport.mpi import MPITransport
+
+    return MPITransport(request.getfixturevalue("comm"))
 
 
 @pytest.fixture(scope="session")
@@ -72,11 +100,12 @@ def own_rules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def put(request: pytest.FixtureRequest, comm: Any) -> Any:
+def put(request: pytest.FixtureRequest) -> Any:
     """Puts arrays on the host or the device, whose messages take a way to MPI; see ``exchanges.every_way``."""
     from exchanges import through
 
-    with through(request.param, comm.Get_rank()) as put:
+    rank = request.getfixturevalue("comm").Get_rank() if _over_mpi(request.config) else 0
+    with through(request.param, rank) as put:
         yield put
 
 

@@ -9,14 +9,16 @@ from typing import Any
 import devices  # before CuPy is imported
 import numpy as np
 import pytest
+import rank_threads
 from laws import thorough
 
-from horovod_sparse.mpi import pinned, transport
-from horovod_sparse.mpi.cudaaware import ask_library
+from horovod_sparse.transport import pinned, staging
+from horovod_sparse.transport.cuda_aware import ask_library
 
 HOST, STAGED, AWARE, DIFFERENT = "host", "staged", "aware", "different"
-# Where the device is emulated, once is enough.
-DEVICE = [STAGED, AWARE, DIFFERENT] if thorough() or not devices.emulated() else []
+# Where the device is emulated, once is enough, and not for ranks that are threads: they would share its stream.
+_ONCE = thorough() and rank_threads.sizes is None
+DEVICE = [STAGED, AWARE, DIFFERENT] if _ONCE or not devices.emulated() else []
 WAYS = [HOST, *DEVICE]
 every_way = pytest.mark.parametrize("put", WAYS, indirect=True)
 # Where it does not matter how messages get there.
@@ -35,7 +37,7 @@ def through(way: str, rank: int = 0) -> Iterator[Callable[[Any], Any]]:
         return
     aware = {STAGED: False, AWARE: True, DIFFERENT: rank % 2 == 0}[way] and (devices.emulated() or bool(ask_library()))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transport, "cuda_aware", lambda: aware)
+        patch.setattr(staging, "cuda_aware", lambda: aware)
         if devices.emulated():
             patch.setattr(devices.cupy._stream, "mpi", "yes" if aware else "")
         yield devices.on_device

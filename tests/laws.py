@@ -6,16 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import rank_threads
 from hypothesis import settings
 from hypothesis import strategies as st
 from mpi4py import MPI
 
 from horovod_sparse.collectives import COLLECTIVES
-from horovod_sparse.mpi.messenger import Messenger
 from horovod_sparse.rules import Place
-from horovod_sparse.rules.testing import Case, check_exchange
+from horovod_sparse.rules.testing import Case, check_exchange, values
 from horovod_sparse.rules.testing.collectives import BITS, PATTERNS, SHARED, own_vector, vector_of
-from horovod_sparse.rules.testing.values import content, dense, digest, digest_of, everywhere, placed, same_bits
+from horovod_sparse.rules.testing.values import content, dense, digest, digest_of, placed
+from horovod_sparse.transport import base
+from horovod_sparse.transport.base import Transport
+from horovod_sparse.transport.mpi import MPITransport
 
 __all__ = [
     "LOGARITHMIC",
@@ -34,6 +37,8 @@ __all__ = [
     "own_vector",
     "placed",
     "same_bits",
+    "sum_bytes",
+    "summed",
     "thorough",
     "vector_of",
 ]
@@ -43,13 +48,41 @@ NARROWER = [("float16", "float32"), ("bfloat16", "float32"), ("float32", "float6
 LOGARITHMIC = [("log8", "float32"), ("log4", "float64")]
 
 
-def make(comm: Any, name: str, dtype: Any = "float32", put: Callable[[Any], Any] = np.asarray, **given: Any) -> Any:
-    """A collective by its name, on a messenger of its own; what is given are options as ``Sparse.of`` takes them."""
+def make(
+    transport: Transport, name: str, dtype: Any = "float32", put: Callable[[Any], Any] = np.asarray, **given: Any
+) -> Any:
+    """A collective by its name, on a channel of its own; what is given are options as ``Sparse.of`` takes them."""
     rule = COLLECTIVES[name]
     options = rule.Options.read(given)
     assert given.keys() <= options.known(), f"{name} has no such options: {given}"
     like = put(np.empty(0, dtype))
-    return rule(Place(1, like, rank=comm.Get_rank(), ranks=comm.Get_size()), Messenger(comm), options)
+    return rule(Place(1, like, rank=transport.rank, ranks=transport.size), transport.channel(), options)
+
+
+def summed(transport: Transport, value: Any) -> Any:
+    """Sum of numbers or arrays over the ranks."""
+    return sum(transport.allgather_object(value))
+
+
+def sum_bytes(transport: Transport, nbytes: int) -> float:
+    """Bytes that a rank sends in the sum of an array of floating-point numbers, but for unequal regions."""
+    ranks = transport.size
+    gathered = nbytes <= base._GATHERED_SUM_BYTES or nbytes * ranks <= base._GATHERED_SUM_TOTAL
+    return (ranks - 1) * nbytes if gathered else 2 * nbytes * (ranks - 1) / ranks
+
+
+def everywhere(ranks: Transport | MPI.Intracomm, holds: bool) -> bool:
+    """Tell whether a condition holds on all ranks; a collective call."""
+    return values.everywhere(_transport(ranks), holds)
+
+
+def same_bits(ranks: Transport | MPI.Intracomm, *arrays: Any) -> bool:
+    """Tell whether arrays are the same on all ranks; a collective call."""
+    return values.same_bits(_transport(ranks), *arrays)
+
+
+def _transport(ranks: Transport | MPI.Intracomm) -> Transport:
+    return MPITransport(ranks) if isinstance(ranks, MPI.Intracomm) else ranks
 
 
 def cases(dtype: str | None = None, most: int = 50_000) -> st.SearchStrategy[Case]:
@@ -70,7 +103,7 @@ def thorough() -> bool:
 
     Three ranks are odd, leave remainders, fold before they make a tree, and fill one node and a half.
     """
-    return MPI.COMM_WORLD.Get_size() == 3
+    return (rank_threads.sizes or (MPI.COMM_WORLD.Get_size(),)) == (3,)
 
 
 def examples(most: int) -> settings:

@@ -250,14 +250,14 @@ def test_k_is_the_density_rounded_and_at_least_one(density, size):
 def test_build_makes_what_was_named(kind):
     from mpi4py import MPI
 
-    from horovod_sparse.mpi.messenger import Messenger
+    from horovod_sparse.transport.mpi import MPITransport
 
     registry = {"sparsifier": SPARSIFIERS, "memory": MEMORIES, "collective": COLLECTIVES, "schedule": SCHEDULES}[kind]
     others = {"shared": {"sparsifier": "randomk"}, "threshold": {"threshold": 1.0}}
     others |= {one: {"sparsifier": "randomk", "collective": "shared"} for one in MEMORIES}
     for name, rule in registry.items():
         sparse = hvs.Sparse.of(0.1, **{kind: name}, **others.get(name, {}))
-        parts = sparse.build(Place(100, LIKE.astype(np.float64)), Messenger(MPI.COMM_SELF))
+        parts = sparse.build(Place(100, LIKE.astype(np.float64)), MPITransport(MPI.COMM_SELF))
         assert [type(part) for part in parts].count(rule) == 1
         assert type(getattr(sparse, kind)) is rule.Options
         assert sparse.replaces_momentum == (name == "momentum")

@@ -145,11 +145,11 @@ def print_link_and_compute() -> None:
     from mpi4py import MPI
 
     from horovod_sparse.costs.measure import measure_compute, measure_link
-    from horovod_sparse.mpi.messenger import Messenger
+    from horovod_sparse.transport.mpi import MPITransport
 
-    messenger = Messenger(MPI.COMM_WORLD)
-    link, compute = measure_link(messenger), measure_compute(messenger, np.empty(0, np.float32))
-    if messenger.rank == 0:
+    transport = MPITransport(MPI.COMM_WORLD)
+    link, compute = measure_link(transport), measure_compute(transport, np.empty(0, np.float32))
+    if transport.rank == 0:
         print(json.dumps({"link": asdict(link), "compute": asdict(compute)}))
 
 

@@ -179,9 +179,10 @@ def ours(spec: str, gradient: Array, comm: MPI.Intracomm) -> Round:
     """The pipeline of a configuration, in place, as a training calls it."""
     from horovod_sparse.compression import parse
     from horovod_sparse.pipeline import pipeline_for
+    from horovod_sparse.transport.mpi import MPITransport
 
     sparse = parse(spec)
-    pipeline = pipeline_for(sparse, gradient.size, gradient[:0], comm, factor=1 / comm.Get_size())
+    pipeline = pipeline_for(sparse, gradient.size, gradient[:0], MPITransport(comm), factor=1 / comm.Get_size())
     segments = [(0, gradient)]
     return lambda: pipeline.run(segments, segments)
 

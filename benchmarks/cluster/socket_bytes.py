@@ -22,8 +22,8 @@ from mpi4py import MPI
 
 from benchmarks.cluster.network import socket_bytes as payload
 from horovod_sparse.collectives import COLLECTIVES, Collective
-from horovod_sparse.mpi.messenger import Messenger
 from horovod_sparse.rules import Place
+from horovod_sparse.transport.mpi import MPITransport
 from horovod_sparse.vector import SparseVector
 
 TOLERANCE = 0.01
@@ -61,7 +61,7 @@ def compare(comm: MPI.Intracomm, name: str, vector: SparseVector, steps: int, ne
     """Runs one collective some times between two looks at both counts; a collective call."""
     rule: Any = COLLECTIVES[name]
     place = Place(vector.size, vector.values[:0], rank=comm.Get_rank(), ranks=comm.Get_size())
-    collective: Collective = rule(place, Messenger(comm), rule.Options())
+    collective: Collective = rule(place, MPITransport(comm), rule.Options())
     k = vector.values.size
     collective.allreduce(vector, k)  # opens the connections
     before = _counts(comm, collective, network)

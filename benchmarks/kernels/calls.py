@@ -18,6 +18,7 @@ from mpi4py import MPI
 
 import horovod_sparse as hvs
 from horovod_sparse.pipeline import pipeline_for
+from horovod_sparse.transport.mpi import MPITransport
 
 _SIZE = 100_000
 _STEPS = 100
@@ -28,7 +29,7 @@ def count(spec: str, comm: MPI.Intracomm) -> tuple[int, int, int]:
     """Calls, files and changes of file in the step with most calls."""
     gradient = np.random.default_rng(comm.Get_rank()).standard_normal(_SIZE, np.float32)
     output = np.empty_like(gradient)
-    pipeline = pipeline_for(hvs.parse(spec), _SIZE, gradient, comm)
+    pipeline = pipeline_for(hvs.parse(spec), _SIZE, gradient, MPITransport(comm))
     most = (0, 0, 0)
     for _ in range(_STEPS):
         files: list[str] = []

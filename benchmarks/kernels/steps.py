@@ -33,6 +33,7 @@ from horovod_sparse.cli.units import at_least, count, listed
 from horovod_sparse.compression import parse
 from horovod_sparse.kernels import cpu
 from horovod_sparse.pipeline import pipeline_for
+from horovod_sparse.transport.mpi import MPITransport
 
 PARTS = ("select", "agree", "exchange", "apply")
 # Most that a step may take at 25M elements, 1 % and one thread, as a multiple of the bound.
@@ -58,7 +59,7 @@ class Case:
         self.pipelines = {
             name: pipeline_for(
                 parse(f"topka:density={density},threads={threads}{settings}"),
-                *(size, self.gradient[:0], MPI.COMM_SELF),
+                *(size, self.gradient[:0], MPITransport(MPI.COMM_SELF)),
                 undoable=name == "with scaler",
             )
             for name, settings in SETTINGS.items()

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mpi4py import MPI
 from torch import nn
 
 from horovod_sparse.checkpoint.errors import CheckpointError
@@ -24,7 +23,8 @@ from horovod_sparse.checkpoint.state import require_loadable
 from horovod_sparse.checkpoint.store import Snapshot, failed, store
 from horovod_sparse.checkpoint.together import CALL, together
 from horovod_sparse.control.lifecycle import process
-from horovod_sparse.training.communicator import communicator
+from horovod_sparse.training.members import transport_of
+from horovod_sparse.transport.mpi import job
 
 _LOG = logging.getLogger("horovod_sparse")
 
@@ -52,13 +52,11 @@ class Checkpoints:
     def __init__(self, directory: str | os.PathLike[str], keep: int = 3, process_set: Any = None) -> None:
         if keep < 1:
             raise ValueError(f"keep must be at least 1 checkpoint, not {keep}")
-        comm = communicator(process_set)
-        if comm is None:
-            raise ValueError(
-                f"rank {MPI.COMM_WORLD.Get_rank()} is not part of {process_set}: make Checkpoints on its ranks only"
-            )
-        self._comm = comm
-        self._comm_beside = comm.Dup()  # the thread's: it must not meet messages of the program
+        transport = transport_of(process_set)
+        if transport is None:
+            raise ValueError(f"rank {job().rank} is not part of {process_set}: make Checkpoints on its ranks only")
+        self._transport = transport
+        self._beside = transport.duplicate()  # the thread's: it must not meet messages of the program
         self._folder = Folder(Path(directory))
         self._keep = keep
         self._staging = Staging()
@@ -97,7 +95,7 @@ class Checkpoints:
         """
         late = self._finish()
         snapshot = self._collect(step, None, model, optimizer, exchange, data, others)
-        digest = store(self._comm, self._folder, snapshot, self._keep, CALL)
+        digest = store(self._transport, self._folder, snapshot, self._keep, CALL)
         if late is not None:
             raise late
         return digest
@@ -124,7 +122,7 @@ class Checkpoints:
         late = self._finish()
         snapshot = self._collect(step, self._staging, model, optimizer, exchange, data, others)
         alive = ExitStack()
-        alive.enter_context(process.inside_mpi())  # from here on, as the thread may begin late
+        alive.enter_context(process.communicating())  # from here on, as the thread may begin late
         self._under_way = self._thread.submit(partial(self._store_beside, snapshot, alive))
         if late is not None:
             raise late
@@ -141,7 +139,7 @@ class Checkpoints:
         under_way, self._under_way = self._under_way, None
         if under_way is None:
             return None
-        with process.inside_mpi(CALL, self._comm):
+        with process.communicating(CALL, self._transport):
             return under_way.result()
 
     def _finish(self) -> CheckpointError | None:
@@ -164,12 +162,12 @@ class Checkpoints:
     ) -> Snapshot:
         """The state of the training itself, or copies of it; a collective call."""
         token = self._agree(step)
-        with together(self._comm, failed(step)):
+        with together(self._transport, failed(step)):
             exchange = exchange_of(exchange or optimizer)
             if staging is not None:
                 staging.begin()
             own = own_state(model, exchange, data or {}, None if staging is None else staging.array)
-            shared = shared_state(model, optimizer, exchange, others) if self._comm.Get_rank() == 0 else {}
+            shared = shared_state(model, optimizer, exchange, others) if self._transport.rank == 0 else {}
             for name, state in (*own.items(), *shared.items()):
                 require_loadable(state, name)
             if staging is not None:
@@ -178,8 +176,8 @@ class Checkpoints:
 
     def _agree(self, step: int) -> str:
         """Makes sure that all ranks save the same step; gives rank 0's token for this save."""
-        with process.inside_mpi(CALL, self._comm):
-            everyone = self._comm.allgather((step, secrets.token_hex(4)))
+        with process.communicating(CALL, self._transport):
+            everyone = self._transport.allgather_object((step, secrets.token_hex(4)))
         steps = [one for one, _ in everyone]
         if steps != [step] * len(steps):
             raise CheckpointError(f"ranks save different steps: {steps}: let all ranks save at the same step")
@@ -191,9 +189,9 @@ class Checkpoints:
     def _store_beside(self, snapshot: Snapshot, alive: ExitStack) -> str:
         with alive:
             try:
-                return store(self._comm_beside, self._folder, snapshot, self._keep, call="")
+                return store(self._beside, self._folder, snapshot, self._keep, call="")
             except CheckpointError as error:
-                if self._comm_beside.Get_rank() == 0:  # now, as the next call may be far, or none
+                if self._beside.rank == 0:  # now, as the next call may be far, or none
                     _LOG.error("%s", error)
                 raise
 
@@ -231,25 +229,25 @@ class Checkpoints:
         self.wait()
         manifest: Manifest | None = None
         try:
-            with together(self._comm, f"{self._folder.path} cannot be loaded"):
-                if self._comm.Get_rank() == 0:
+            with together(self._transport, f"{self._folder.path} cannot be loaded"):
+                if self._transport.rank == 0:
                     manifest = self._folder.choose(step, digest)
-            with process.inside_mpi(CALL, self._comm):
-                manifest = self._comm.bcast(manifest)
+            with process.communicating(CALL, self._transport):
+                manifest = self._transport.broadcast_object(manifest)
             if manifest is None:
                 return None
-            content = read(self._comm, self._folder, manifest)
+            content = read(self._transport, self._folder, manifest)
         except CheckpointError as error:
             raise CheckpointError(f"{error}{self._offer(manifest)}") from error
-        return restore(self._comm, content, model, optimizer, exchange_of(exchange or optimizer), others)
+        return restore(self._transport, content, model, optimizer, exchange_of(exchange or optimizer), others)
 
     def _offer(self, refused: Manifest | None) -> str:
         other = None
-        with suppress(CheckpointError), together(self._comm, ""):
-            if self._comm.Get_rank() == 0:
+        with suppress(CheckpointError), together(self._transport, ""):
+            if self._transport.rank == 0:
                 other = self._folder.intact(besides=refused.step if refused else None)
-        with process.inside_mpi(CALL, self._comm):
-            other = self._comm.bcast(other)
+        with process.communicating(CALL, self._transport):
+            other = self._transport.broadcast_object(other)
         if other is None:
             return ""
         return f". The checkpoint of step {other.step} is intact: load it with step={other.step}"

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
 from horovod_sparse.control.lifecycle import process
-from horovod_sparse.training.communicator import communicator
+from horovod_sparse.training.members import transport_of
+from horovod_sparse.transport.base import Transport
+from horovod_sparse.transport.mpi import job
 
 
 @contextmanager
@@ -27,29 +28,26 @@ def on_preemption(process_set: Any = None) -> Iterator[Callable[[], bool]]:
             by default all.
 
     Yields:
-        A function that tells whether any of the ranks has had notice so far. A collective call, a message of one byte:
-        all ranks call it as often, once a step, and get the same answer.
+        A function that tells whether any of the ranks has had notice so far. A collective call, four bytes: all ranks
+        call it as often, once a step, and get the same answer.
 
     Raises:
         ValueError: Entered outside the main thread, where Python allows no signal handlers.
     """
-    noticed = np.zeros(1, np.uint8)
-    comm: MPI.Intracomm | None = None
+    noticed = np.zeros(1, np.int32)
+    transport: Transport | None = None
 
     def notice(*_: Any) -> None:
         noticed[0] = 1
 
     def preempted() -> bool:
-        nonlocal comm
-        comm = comm or communicator(process_set)
-        if comm is None:
-            raise ValueError(
-                f"rank {MPI.COMM_WORLD.Get_rank()} is not part of {process_set}: call preempted() on its ranks only"
-            )
-        anywhere = np.empty_like(noticed)
-        with process.inside_mpi("preempted()", comm):
-            comm.Allreduce(noticed.copy(), anywhere, op=MPI.MAX)
-        return bool(anywhere[0])
+        nonlocal transport
+        transport = transport or transport_of(process_set)
+        if transport is None:
+            raise ValueError(f"rank {job().rank} is not part of {process_set}: call preempted() on its ranks only")
+        with process.communicating("preempted()", transport):
+            ranks = transport.allreduce(noticed)
+        return bool(ranks[0])
 
     previous = {number: signal.signal(number, notice) for number in (signal.SIGUSR1, signal.SIGTERM)}
     try:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mpi4py import MPI
 from torch import nn
 
 from horovod_sparse.checkpoint.folder import Folder
@@ -18,6 +17,7 @@ from horovod_sparse.checkpoint.state import set_generators
 from horovod_sparse.checkpoint.together import CALL, together
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.training.state import leader
+from horovod_sparse.transport.base import Transport
 
 _LOG = logging.getLogger("horovod_sparse")
 
@@ -56,22 +56,22 @@ class Content:
     first: tuple[dict[str, Any], dict[str, Any]]
 
 
-def read(comm: MPI.Intracomm, folder: Folder, manifest: Manifest) -> Content:
+def read(transport: Transport, folder: Folder, manifest: Manifest) -> Content:
     """Reads what this rank goes on with; a collective call.
 
     Raises:
         CheckpointError: A file is damaged, or the ranks' files do not fit each other. Raised on all ranks.
     """
-    what, place, rank = f"step {manifest.step} cannot be loaded", folder.place(manifest.step), comm.Get_rank()
-    with together(comm, what):
+    what, place, rank = f"step {manifest.step} cannot be loaded", folder.place(manifest.step), transport.rank
+    with together(transport, what):
         shared = read_shared(manifest, place)
-        mine = range(rank, manifest.ranks, comm.Get_size())
+        mine = range(rank, manifest.ranks, transport.size)
         own = [read_own(manifest, place, old) for old in mine]
         first = (leader(own[0]["compression"]), own[0]["data"]) if rank == 0 else None
-    with process.inside_mpi(CALL, comm):
-        first = comm.bcast(first)
+    with process.communicating(CALL, transport):
+        first = transport.broadcast_object(first)
     assert first is not None
-    with together(comm, what):  # whoever had other buckets would wait for ranks that have not
+    with together(transport, what):  # whoever had other buckets would wait for ranks that have not
         for old, state in zip(mine, own, strict=True):
             if _parameters(leader(state["compression"])) != _parameters(first[0]):
                 raise ValueError(f"{place / shard(old)} has other buckets than {shard(0)}: it is of another training")
@@ -83,7 +83,7 @@ def _parameters(state: Mapping[str, Any]) -> list[Any]:
 
 
 def restore(
-    comm: MPI.Intracomm, content: Content, model: nn.Module, optimizer: Any, exchange: Any, others: dict[str, Any]
+    transport: Transport, content: Content, model: nn.Module, optimizer: Any, exchange: Any, others: dict[str, Any]
 ) -> Restored:
     """Hands over what was read; a collective call.
 
@@ -92,21 +92,21 @@ def restore(
     """
     manifest, shared, own = content.manifest, content.shared, content.own
     what = f"step {manifest.step} cannot be loaded"
-    with together(comm, what):
+    with together(transport, what):
         notes = compare(exchange, shared["compression"])
     sparse = shared["compression"] is not None and not notes
     state, data = content.first
     model_state = shared["model"]
-    if manifest.ranks == comm.Get_size():
+    if manifest.ranks == transport.size:
         state, data = own[0]["compression"], own[0]["data"]
         model_state = {**model_state, **own[0]["buffers"]}
     else:
-        notes += _new_ranks(manifest.ranks, comm.Get_size())
-        with together(comm, what):
+        notes += _new_ranks(manifest.ranks, transport.size)
+        with together(transport, what):
             if sparse:
                 state, more = exchange.merge([one["compression"] for one in own], state)
                 notes += more
-    with together(comm, what):
+    with together(transport, what):
         model.load_state_dict(model_state)
         optimizer.load_state_dict(shared["optimizer"])
         notes += load_others(others, shared["others"])
@@ -114,7 +114,7 @@ def restore(
             exchange.load_state_dict(state)  # last: with local steps, parts of the others are this rank's own
         if own:
             set_generators(own[0]["generators"])
-    if comm.Get_rank() == 0:
+    if transport.rank == 0:
         for note in notes:
             _LOG.warning("step %d was loaded, but %s", manifest.step, note)
     return Restored(manifest.step, data, tuple(notes), manifest.digest)

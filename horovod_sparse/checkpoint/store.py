@@ -6,8 +6,6 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from mpi4py import MPI
-
 from horovod_sparse.checkpoint.errors import CheckpointError
 from horovod_sparse.checkpoint.folder import Folder
 from horovod_sparse.checkpoint.manifest import SHARED, Entry, shard
@@ -15,6 +13,7 @@ from horovod_sparse.checkpoint.shards import write
 from horovod_sparse.checkpoint.together import together, wait_for_all
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.training.state import require_finite
+from horovod_sparse.transport.base import Transport
 
 _LOG = logging.getLogger("horovod_sparse")
 
@@ -41,11 +40,11 @@ def failed(step: int) -> str:
     return f"step {step} could not be saved"
 
 
-def store(comm: MPI.Intracomm, folder: Folder, snapshot: Snapshot, keep: int, call: str) -> str:
+def store(transport: Transport, folder: Folder, snapshot: Snapshot, keep: int, call: str) -> str:
     """Writes a checkpoint, gives it its name when all of it is on the disk, and deletes older ones; a collective call.
 
     Args:
-        comm: The ranks; nobody else uses it meanwhile.
+        transport: The ranks; nobody else uses it meanwhile.
         folder: Of the checkpoints.
         snapshot: This rank's.
         keep: Checkpoints to keep.
@@ -59,34 +58,34 @@ def store(comm: MPI.Intracomm, folder: Folder, snapshot: Snapshot, keep: int, ca
     """
     what, partial = failed(snapshot.step), folder.partial(snapshot.step, snapshot.token)
     try:
-        with together(comm, what, call):
+        with together(transport, what, call):
             require_finite(snapshot.own["compression"], "compression")
-            if comm.Get_rank() == 0:
+            if transport.rank == 0:
                 folder.prepare()
-        with together(comm, what, call):
-            files = {shard(comm.Get_rank()): write(partial, shard(comm.Get_rank()), snapshot.own)}
-            if comm.Get_rank() == 0:
+        with together(transport, what, call):
+            files = {shard(transport.rank): write(partial, shard(transport.rank), snapshot.own)}
+            if transport.rank == 0:
                 files[SHARED] = write(partial, SHARED, snapshot.shared)
-        return _complete(comm, folder, snapshot, files, keep, call)
+        return _complete(transport, folder, snapshot, files, keep, call)
     except CheckpointError:
         folder.discard(partial)
-        with process.inside_mpi(call, comm):
-            wait_for_all(comm)  # another save must not begin while a rank still cleans up
+        with process.communicating(call, transport):
+            wait_for_all(transport)  # another save must not begin while a rank still cleans up
         raise
 
 
 def _complete(
-    comm: MPI.Intracomm, folder: Folder, snapshot: Snapshot, files: dict[str, Entry], keep: int, call: str
+    transport: Transport, folder: Folder, snapshot: Snapshot, files: dict[str, Entry], keep: int, call: str
 ) -> str:
     digest, partial = "", folder.partial(snapshot.step, snapshot.token)
-    with process.inside_mpi(call, comm):
-        everyone = comm.gather(files)
-    with together(comm, failed(snapshot.step), call):
+    with process.communicating(call, transport):
+        everyone = transport.gather_object(files)
+    with together(transport, failed(snapshot.step), call):
         if everyone is not None:
             together_files = {name: entry for one in everyone for name, entry in one.items()}
             digest = folder.complete(partial, snapshot.step, len(everyone), together_files).digest
             folder.prune(keep)
             _LOG.info("step %d is saved in %s, digest %s", snapshot.step, folder.of(snapshot.step), digest)
-    with process.inside_mpi(call, comm):
-        known: str = comm.bcast(digest)
+    with process.communicating(call, transport):
+        known: str = transport.broadcast_object(digest)
     return known

@@ -85,24 +85,26 @@ def run(options: argparse.Namespace) -> int:
     from mpi4py import MPI
 
     from horovod_sparse.control.lifecycle import process
+    from horovod_sparse.transport.mpi import MPITransport, job
 
+    transport = MPITransport(MPI.COMM_WORLD)
+    process.join(job())
     process.abort_on_error()
-    comm = MPI.COMM_WORLD
-    first = comm.Get_rank() == 0
+    first = transport.rank == 0
     try:
         named = configurations(options.algorithms, options.density, options.begin // 4)
-        problem = comm.bcast(plot.unwritable(options.json, plot=options.plot))
+        problem = transport.broadcast_object(plot.unwritable(options.json, plot=options.plot))
     except ValueError as error:
         problem = str(error)
     if problem and first:
         options.parser.error(problem)
     if problem:
         return 2  # as rank 0 does
-    about = environment(comm)
+    about = environment(transport)
     if first:
         print("\n".join([title(about, options), _NOTES, *heads()]), flush=True)
     rows = []
-    for row in measure(named, options, comm):
+    for row in measure(named, options, transport):
         rows.append(row)
         if first:
             print(line(row), flush=True)
@@ -141,17 +143,19 @@ def configurations(algorithms: list[str] | None, densities: list[float], smalles
     return named
 
 
-def measure(named: list[tuple[str, Sparse]], options: argparse.Namespace, comm: Any) -> Iterator[Row]:
+def measure(named: list[tuple[str, Sparse]], options: argparse.Namespace, transport: Any) -> Iterator[Row]:
     """The rows, size after size; a size's gradients are the same for all configurations."""
     nbytes = options.begin
     while nbytes <= options.end:
-        gradients = exchanges.windows(nbytes // 4, (options.seed, comm.Get_rank()))
+        gradients = exchanges.windows(nbytes // 4, (options.seed, transport.rank))
         for name, sparse in named:
-            yield exchanges.measure(name, sparse, gradients, comm, options.iters, options.warmup, options.check == 1)
+            yield exchanges.measure(
+                name, sparse, gradients, transport, options.iters, options.warmup, options.check == 1
+            )
         nbytes *= options.factor
 
 
-def environment(comm: Any) -> dict[str, Any]:
+def environment(transport: Any) -> dict[str, Any]:
     """Facts that the figures depend on; all ranks call this."""
     import mpi4py
     import numpy as np
@@ -161,8 +165,8 @@ def environment(comm: Any) -> dict[str, Any]:
     from horovod_sparse.kernels import cpu
 
     return {
-        "ranks": comm.Get_size(),
-        "hosts": len(set(comm.allgather(MPI.Get_processor_name()))),
+        "ranks": transport.size,
+        "hosts": len(set(transport.allgather_object(MPI.Get_processor_name()))),
         "mpi": MPI.Get_library_version().partition("\n")[0].partition(",")[0].strip("\0 "),
         "mpi4py": mpi4py.__version__,
         "horovod_sparse": __version__,

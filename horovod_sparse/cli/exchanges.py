@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 from horovod_sparse import trace
 
 if TYPE_CHECKING:
-    from mpi4py import MPI
-
     from horovod_sparse.compression import Sparse
     from horovod_sparse.kernels.types import Array
+    from horovod_sparse.transport.base import Transport
 
 SPANS = ("step", "select", "agree", "exchange", "apply")
 
@@ -96,7 +95,7 @@ class Bucket:
     Args:
         sparse: The configuration.
         gradients: This rank's, one after the other and again from the start.
-        comm: The communicator of all ranks.
+        transport: The communicator of all ranks.
 
     Attributes:
         pipeline: Its pipeline.
@@ -105,11 +104,11 @@ class Bucket:
         entries: What this rank handed in.
     """
 
-    def __init__(self, sparse: Sparse, gradients: Sequence[Array], comm: MPI.Intracomm) -> None:
+    def __init__(self, sparse: Sparse, gradients: Sequence[Array], transport: Transport) -> None:
         from horovod_sparse.pipeline import pipeline_for
 
         self.gradient, self.output, self.entries = gradients[0], gradients[0].copy(), 0
-        self.pipeline = pipeline_for(sparse, self.output.size, self.output, comm, factor=1 / comm.Get_size())
+        self.pipeline = pipeline_for(sparse, self.output.size, self.output, transport, factor=1 / transport.size)
         self._gradients = itertools.cycle(gradients)
 
     def load(self) -> None:
@@ -138,7 +137,7 @@ def measure(
     name: str,
     sparse: Sparse,
     gradients: Sequence[Array],
-    comm: MPI.Intracomm,
+    transport: Transport,
     iterations: int,
     warmup: int,
     check: bool = True,
@@ -149,7 +148,7 @@ def measure(
         name: What to call it.
         sparse: The configuration.
         gradients: This rank's gradients.
-        comm: The communicator of all ranks.
+        transport: The communicator of all ranks.
         iterations: Timed iterations, at least 1; each begins with a barrier.
         warmup: Iterations before them, in which reused thresholds settle.
         check: Verify one more step, which takes a dense allreduce in float64.
@@ -157,7 +156,7 @@ def measure(
     import numpy as np
 
     trace.enable()
-    bucket = Bucket(sparse, gradients, comm)
+    bucket = Bucket(sparse, gradients, transport)
     for _ in range(warmup):
         bucket.load()
         bucket.run()
@@ -165,14 +164,16 @@ def measure(
     mine = []
     for _ in range(iterations):
         bucket.load()
-        comm.Barrier()
+        transport.barrier()
         mine.append(bucket.run())
     sent = [sent[0] + bucket.pipeline.traffic.bytes_sent, sent[1] + bucket.pipeline.traffic.messages_sent]
     nonzero = int(np.count_nonzero(bucket.output))
-    wire, messages, entries = np.mean(comm.allgather([*sent, bucket.entries * iterations]), axis=0) / iterations
-    mistakes = wrong(comm, bucket) if check else None
+    wire, messages, entries = (
+        np.mean(transport.allgather_object([*sent, bucket.entries * iterations]), axis=0) / iterations
+    )
+    mistakes = wrong(transport, bucket) if check else None
     trace.enable(False)
-    times = np.array(comm.allgather(mine))  # ranks, iterations, step and stages
+    times = np.array(transport.allgather_object(mine))  # ranks, iterations, step and stages
     least, steps = dict(zip(SPANS, np.median(times.min(axis=0), axis=0).tolist(), strict=True)), times[..., 0]
     slowest = float(np.median(steps.max(axis=0)))
     ranks, nbytes = len(times), bucket.output.nbytes
@@ -197,7 +198,7 @@ def measure(
     )
 
 
-def wrong(comm: MPI.Intracomm, bucket: Bucket) -> int:
+def wrong(transport: Transport, bucket: Bucket) -> int:
     """Takes one step and counts what is wrong with it; all ranks call this and get the same number.
 
     Returns:
@@ -208,18 +209,17 @@ def wrong(comm: MPI.Intracomm, bucket: Bucket) -> int:
     before = bucket.residual()
     bucket.load()
     bucket.run()
-    after, ranks, different = bucket.residual(), comm.Get_size(), 0
+    after, ranks, different = bucket.residual(), transport.size, 0
     # Rounded are each rank's accumulator, P - 1 partial sums and the average: none is larger than the sum of the ranks'
     # largest magnitudes.
     largest = float(abs(before).max(initial=0) + abs(bucket.gradient).max(initial=0))
-    tolerance = (ranks + 2) * 2.0**-23 * comm.allreduce(largest)
+    tolerance = (ranks + 2) * 2.0**-23 * sum(transport.allgather_object(largest))
     for begin in range(0, after.size, _CHUNK):
         part = slice(begin, begin + _CHUNK)
         delivered = before[part].astype("float64") + bucket.gradient[part] - after[part]
-        total = delivered.copy()
-        comm.Allreduce(delivered, total)
+        total = transport.allreduce(delivered)
         agrees = abs(total - ranks * bucket.output[part].astype("float64")) <= tolerance  # false for NaN
         different += int((~agrees).sum())
-    digests = comm.allgather(hashlib.sha256(bucket.output.tobytes()).digest())
-    worst: int = max(comm.allgather(different)) + sum(digest != digests[0] for digest in digests)
+    digests = transport.allgather_object(hashlib.sha256(bucket.output.tobytes()).digest())
+    worst: int = max(transport.allgather_object(different)) + sum(digest != digests[0] for digest in digests)
     return worst

@@ -38,7 +38,11 @@ def probe_horovod() -> Facts:
     facts = {name: bool(getattr(hvd, f"{name}_built")()) for name in ("mpi", "gloo", "nccl")}
     import_module("mpi4py").rc.initialize = False
     import_module("mpi4py.MPI")
-    return {"version": version, **facts, "libraries": import_module("horovod_sparse.mpi.cudaaware").mpi_libraries()}
+    return {
+        "version": version,
+        **facts,
+        "libraries": import_module("horovod_sparse.transport.cuda_aware").mpi_libraries(),
+    }
 
 
 def probe_mpi() -> Facts:
@@ -50,7 +54,7 @@ def probe_mpi() -> Facts:
         "version": re.split(r",|\n", mpi.Get_library_version().strip())[0].strip(),
         "standard": ".".join(map(str, mpi.Get_version())),
         "thread_level": next(name for name in levels if getattr(mpi, f"THREAD_{name}") == mpi.Query_thread()),
-        "cuda_aware": import_module("horovod_sparse.mpi.cudaaware").ask_library(),
+        "cuda_aware": import_module("horovod_sparse.transport.cuda_aware").ask_library(),
     }
 
 
@@ -94,7 +98,7 @@ def run_all(timeout: float) -> dict[str, Facts]:
 
 def run(name: str, timeout: float) -> Facts:
     """Runs one probe in a process of its own and returns its facts, or {"error": reason}."""
-    from horovod_sparse.mpi.alone import run_python  # which the process itself could not import yet
+    from horovod_sparse.transport.subprocess_python import run_python  # which the process itself could not import yet
 
     status, output = run_python([__file__, name], timeout)
     return {"error": f"no answer within {timeout:g} s"} if status is None else _answer(output, status)

@@ -17,19 +17,19 @@ from horovod_sparse.rules import Exchange, Place, SparseVector
 from horovod_sparse.rules.registry import Registry
 
 if TYPE_CHECKING:
-    from horovod_sparse.mpi.messenger import Messenger
-    from horovod_sparse.mpi.traffic import Traffic
+    from horovod_sparse.transport.base import Transport
+    from horovod_sparse.transport.traffic import Traffic
 
 
 class Collective(Protocol):
-    """One bucket's sparse allreduce, on an explicit communicator; built from its place, a messenger and its options.
+    """One bucket's sparse allreduce, on an explicit communicator; built from its place, a transport and its options.
 
     Law: the vectors summed over the ranks = total + the returned vectors summed over the ranks, and total has
     the same bits on every rank and in every run. All ranks call it in the same order; a vector without indices
     (a dense step) is one on every rank or on none.
     """
 
-    def __init__(self, place: Place, messenger: Messenger, options: Any) -> None: ...
+    def __init__(self, place: Place, transport: Transport, options: Any) -> None: ...
 
     @property
     def traffic(self) -> Traffic:

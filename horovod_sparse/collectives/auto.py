@@ -20,7 +20,7 @@ from horovod_sparse.rules.options import RuleOptions
 from horovod_sparse.rules.states import checked_integer
 
 if TYPE_CHECKING:
-    from horovod_sparse.mpi.messenger import Messenger
+    from horovod_sparse.transport.base import Transport
 
 _LOG = logging.getLogger("horovod_sparse")
 _CANDIDATES: dict[str, type[Base]] = {"topka": TopkA, "topkdsa": TopkDSA, "gtopk": GTopk, "oktopk": OkTopk}
@@ -63,28 +63,28 @@ class Auto(Base):
             """Names of the settings that any of the algorithms takes."""
             return {"wire", "indices"}.union(*(one.known() for one in self.candidates))
 
-    def __init__(self, place: Place, messenger: Messenger, options: Options) -> None:
-        super().__init__(place, messenger, options)
+    def __init__(self, place: Place, transport: Transport, options: Options) -> None:
+        super().__init__(place, transport, options)
         self._place = place
         parts = zip(_CANDIDATES.items(), options.candidates, strict=True)
-        self._collectives: dict[str, Any] = {name: rule(place, messenger, one) for (name, rule), one in parts}
+        self._collectives: dict[str, Any] = {name: rule(place, transport, one) for (name, rule), one in parts}
         self.choice = "dense"
         self._decided = (0, 0)  # size and k of the choice in force
 
     def decide(self, size: int, k: int) -> bool:
         """Chooses for these numbers; tells whether the choice is dense."""
-        if (size, k) != self._decided and self._messenger.ranks > 1:
+        if (size, k) != self._decided and self._transport.size > 1:
             self._choose(size, k)
         return self.choice == "dense"
 
     def _choose(self, size: int, k: int) -> None:
         first, self._decided = self._decided == (0, 0), (size, k)
-        like, ranks = self._place.like, self._messenger.ranks
-        link, compute = measure_link(self._messenger, like), measure_compute(self._messenger, like)
+        like, ranks = self._place.like, self._transport.size
+        link, compute = measure_link(self._transport, like), measure_compute(self._transport, like)
         wire, indices = self._wire.format.width, self._options.indices
         costs = table(size, max(k, 1), ranks, link, compute, like.itemsize, wire=wire, indices=indices)
         best = choice(costs).algorithm
-        if self._messenger.rank == 0 and (first or best != self.choice):
+        if self._transport.rank == 0 and (first or best != self.choice):
             _LOG.info("%s", _explain(costs, best, size, k, ranks))
         self.choice = best
 

@@ -11,14 +11,14 @@ from horovod_sparse.rules import SparseVector
 from horovod_sparse.wire import Entries, Wire, concatenate
 
 if TYPE_CHECKING:
-    from horovod_sparse.mpi.messenger import Messenger
+    from horovod_sparse.transport.base import Transport
 
 
-def balance(messenger: Messenger, wire: Wire, vector: SparseVector, counts: Sequence[int]) -> SparseVector:
+def balance(transport: Transport, wire: Wire, vector: SparseVector, counts: Sequence[int]) -> SparseVector:
     """Gives every rank an equal share; all positions on a rank stay below those on the next.
 
     Args:
-        messenger: Of the ranks that take part.
+        transport: Of the ranks that take part.
         wire: Format of the messages, in which values travel as they are.
         vector: This rank's entries, whose positions are above those on lower ranks.
         counts: The number of entries of every rank.
@@ -27,14 +27,14 @@ def balance(messenger: Messenger, wire: Wire, vector: SparseVector, counts: Sequ
         This rank's share.
     """
     entries = vector.entries
-    rank, ranks = messenger.rank, messenger.ranks
+    rank, ranks = transport.rank, transport.size
     held, share = _bounds(counts)
     outgoing = [_common(held, rank, share, other) for other in range(ranks)]
     targets = [other for other, (begin, end) in enumerate(outgoing) if begin < end and other != rank]
     messages = (wire.pack(_part(entries, *(at - held[rank] for at in outgoing[other]))) for other in targets)
-    sends = messenger.send_all(messages, targets, entries[1])
+    sends = transport.send_all(messages, targets, entries[1])
     parts = [
-        wire.unpack(messenger.receive(other, entries[1]).wait(), vector.size)
+        wire.unpack(transport.receive(other, entries[1]).wait(), vector.size)
         if other != rank
         else _part(entries, begin - held[rank], end - held[rank])
         for other, (begin, end) in enumerate(_common(held, other, share, rank) for other in range(ranks))

@@ -13,8 +13,8 @@ from horovod_sparse.rules.options import RuleOptions, one_of
 from horovod_sparse.wire import FORMATS, NEVER, Wire
 
 if TYPE_CHECKING:
-    from horovod_sparse.mpi.messenger import Messenger
-    from horovod_sparse.mpi.traffic import Traffic
+    from horovod_sparse.transport.base import Transport
+    from horovod_sparse.transport.traffic import Traffic
 
 
 # Ways of indices that can be forced.
@@ -22,11 +22,11 @@ CODINGS = ("plain", "coded")
 
 
 class Base:
-    """A collective on a messenger of its own, with the way that vectors without indices take.
+    """A collective on a transport of its own, with the way that vectors without indices take.
 
     Args:
         place: The bucket and the rank.
-        messenger: Of the ranks that take part.
+        transport: Of the ranks that take part.
         options: Of the algorithm.
     """
 
@@ -43,15 +43,15 @@ class Base:
         wire: str | None = one_of(None, *FORMATS)
         indices: str | None = one_of(None, *CODINGS)
 
-    def __init__(self, place: Place, messenger: Messenger, options: Any) -> None:
-        self._messenger = messenger
+    def __init__(self, place: Place, transport: Transport, options: Any) -> None:
+        self._transport = transport
         self._options = options
         self._wire = Wire.of(options.wire, place.like.dtype)
 
     @property
     def traffic(self) -> Traffic:
         """Payload this rank has sent and received so far."""
-        return self._messenger.traffic
+        return self._transport.traffic
 
     def decide(self, size: int, k: int) -> bool:
         """Nothing: the vector with indices is what this collective is for."""
@@ -66,7 +66,7 @@ class Base:
             k: Entries that a total has where the algorithm limits them; the same on every rank.
         """
         if vector.indices is None:
-            return Exchange(SparseVector.full(self._messenger.sum(vector.values)), vector.nothing())
+            return Exchange(SparseVector.full(self._transport.allreduce(vector.values)), vector.nothing())
         self._choose_coding(vector, k)
         rounded, error, wire = self._round(vector)
         exchange = self._allreduce(rounded, wire, k)
@@ -75,7 +75,7 @@ class Base:
     def _choose_coding(self, vector: SparseVector, k: int) -> None:
         """Sets from how many entries on the wire codes indices: forced, or as measured; alike on all ranks."""
         if self._options.indices is None:
-            least = coded_from(self._messenger, vector.values, min(k / vector.size, 1.0))
+            least = coded_from(self._transport, vector.values, min(k / vector.size, 1.0))
         else:
             least = 0 if self._options.indices == "coded" else NEVER
         self._wire = replace(self._wire, coded_from=least)

@@ -14,7 +14,7 @@ from horovod_sparse.wire import Wire
 
 
 class Dense(Stateless, Base):
-    """Sums whole buckets with one MPI Allreduce, 2 n (P-1)/P words; nothing is rounded or returned."""
+    """Sums whole buckets with one dense allreduce, 2 n (P-1)/P words; nothing is rounded or returned."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(RuleOptions):

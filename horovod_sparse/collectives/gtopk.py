@@ -28,7 +28,7 @@ class GTopk(Stateless, Base):
 
     def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
         """Sums and cuts along the tree; merges add the lower rank's entries first, ties go to the lower index."""
-        rank, ranks = self._messenger.rank, self._messenger.ranks
+        rank, ranks = self._transport.rank, self._transport.size
         largest, rest = vector.cut(k)
         returned: list[SparseVector | None] = []
         distance = 1
@@ -43,14 +43,14 @@ class GTopk(Stateless, Base):
             returned.append(error)
         message = wire.pack(largest.entries)
         if rank > 0:
-            self._messenger.send(message, rank - distance).wait()
+            self._transport.send(message, rank - distance).wait()
             message = self._receive(rank - distance, vector)
         children = [rank + (1 << level) for level in reversed(range(distance.bit_length() - 1))]
         for child in children:
             if child < ranks:
-                self._messenger.send(message, child).wait()
+                self._transport.send(message, child).wait()
         indices, values = wire.unpack(message, vector.size)
         return Exchange(SparseVector(indices, values, vector.size, shared=True), rest.plus(*returned))
 
     def _receive(self, rank: int, like: SparseVector) -> Array:
-        return self._messenger.receive(rank, like.values).wait()
+        return self._transport.receive(rank, like.values).wait()

@@ -14,13 +14,13 @@ from horovod_sparse.collectives.gtopk import GTopk
 from horovod_sparse.collectives.oktopk import OkTopk
 from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
-from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.rules import Exchange, Place, SparseVector
 from horovod_sparse.rules.options import RuleOptions, whole
+from horovod_sparse.transport.traffic import Traffic
 from horovod_sparse.wire import Wire
 
 if TYPE_CHECKING:
-    from horovod_sparse.mpi.messenger import Messenger
+    from horovod_sparse.transport.base import Transport
 
 _PARTS: dict[str, type[Any]] = {"topka": TopkA, "topkdsa": TopkDSA, "gtopk": GTopk, "oktopk": OkTopk, "dense": Dense}
 _RULES: dict[type[RuleOptions], type[Any]] = {rule.Options: rule for rule in _PARTS.values()}
@@ -69,9 +69,9 @@ class Hierarchical(Base):
             """Names of the settings that this and both parts take."""
             return super().known() | self.inner.known() | self.outer.known()
 
-    def __init__(self, place: Place, messenger: Messenger, options: Options) -> None:
-        super().__init__(place, messenger, options)
-        self._nodes, self._node, leaders = messenger.by_node(options.node_ranks)
+    def __init__(self, place: Place, transport: Transport, options: Options) -> None:
+        super().__init__(place, transport, options)
+        self._nodes, self._node, leaders = transport.by_node(options.node_ranks)
         self._inner = _RULES[type(options.inner)](place, self._node, options.inner)
         self._outer = None if leaders is None else _RULES[type(options.outer)](place, leaders, options.outer)
 
@@ -79,7 +79,7 @@ class Hierarchical(Base):
     def traffic(self) -> Traffic:
         """Payload this rank has sent and received, inside its node and across nodes."""
         total = Traffic()
-        for part in (self._messenger, self._node, self._outer):
+        for part in (self._transport, self._node, self._outer):
             if part is not None:
                 total.add(part.traffic)
         return total
@@ -99,7 +99,7 @@ class Hierarchical(Base):
         total, error, wire = across.total, None, self._wire
         if total.indices is not None:
             total, rounding, wire = self._round(total)
-            if self._messenger.rank == 0:  # the first ranks round alike, and one of them answers for it
+            if self._transport.rank == 0:  # the first ranks round alike, and one of them answers for it
                 error = rounding
         return Exchange(self._broadcast(wire, total, vector), of_node.returned.plus(across.returned, error))
 
@@ -115,7 +115,7 @@ class Hierarchical(Base):
         message = np.empty(0, np.uint8, like=like.values)
         if total is not None:
             message = total.values.view(np.uint8) if total.indices is None else wire.pack(total.entries)
-        headers = self._node.share(message.nbytes, total is not None and total.indices is None)
+        headers = self._node.allgather_integers(message.nbytes, total is not None and total.indices is None)
         length, full = headers[0].tolist()
         message = self._node.broadcast(message, length)
         if full:

@@ -10,12 +10,12 @@ from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import Array
 
 if TYPE_CHECKING:
-    from horovod_sparse.mpi.messenger import Messenger
+    from horovod_sparse.transport.base import Transport
 
 _DIGIT = 8  # bits that one round settles
 
 
-def kth_magnitude(messenger: Messenger, values: Array, k: int, most: int) -> float:
+def kth_magnitude(transport: Transport, values: Array, k: int, most: int) -> float:
     """The k-th largest magnitude over all ranks, exactly; the same on every rank.
 
     A radix selection whose histograms are summed over the ranks, 256 counts in each of 4 rounds (float32): the paper
@@ -23,7 +23,7 @@ def kth_magnitude(messenger: Messenger, values: Array, k: int, most: int) -> flo
     rule in the first round, and after it the number of values that have not been ruled out is known.
 
     Args:
-        messenger: Of the ranks that take part.
+        transport: Of the ranks that take part.
         values: This rank's values, float32 or float64, any number; NaN counts as the largest.
         k: The rank that is looked for, at least 1.
         most: All ranks together have at most so many values.
@@ -37,7 +37,9 @@ def kth_magnitude(messenger: Messenger, values: Array, k: int, most: int) -> flo
     while shift > 0:
         bits = min(_DIGIT, shift)
         shift -= bits
-        counts = messenger.sum(count(values, prefix, shift, bits).astype(np.min_scalar_type(most))).astype(np.int64)
+        counts = transport.allreduce(count(values, prefix, shift, bits).astype(np.min_scalar_type(most))).astype(
+            np.int64
+        )
         reached = above + np.cumsum(counts[::-1])[::-1]  # how many have this digit or a larger one
         if reached[0] < k:
             return 0.0

@@ -24,7 +24,7 @@ from horovod_sparse.rules.threshold import LOW, UP, ReusedThreshold
 from horovod_sparse.wire import Wire, concatenate
 
 if TYPE_CHECKING:
-    from horovod_sparse.mpi.messenger import Messenger
+    from horovod_sparse.transport.base import Transport
 
 # Bytes by which the longest way of the gathering must become shorter for the entries to be spread evenly first: what
 # that takes, a message or a few, is not for nothing (20 us at 10 Gbit/s are 25 kB).
@@ -76,13 +76,13 @@ class OkTopk(Base):
         global_down: float = number(1.008, *UP)
         throttle: int = whole(4, least=1)
 
-    def __init__(self, place: Place, messenger: Messenger, options: Options) -> None:
-        super().__init__(place, messenger, options)
+    def __init__(self, place: Place, transport: Transport, options: Options) -> None:
+        super().__init__(place, transport, options)
         o = options
         band = (o.global_low, o.global_high, o.global_up, o.global_down)
         self._threshold = ReusedThreshold(o.tau_threshold, *band, place.events)
         self._partition_left = 0  # steps for which the boundaries may still be reused
-        self._boundaries = np.zeros(messenger.ranks + 1, np.int64)
+        self._boundaries = np.zeros(transport.size + 1, np.int64)
 
     def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
         """Sums the ranks' vectors to a total of about k entries."""
@@ -91,24 +91,24 @@ class OkTopk(Base):
             self._boundaries = self._partition(vector.indices, vector.size)
             self._partition_left = self._options.tau_partition
         self._partition_left -= 1
-        sums = split_reduce(self._messenger, wire, vector, self._boundaries, self._options.throttle)
+        sums = split_reduce(self._transport, wire, vector, self._boundaries, self._options.throttle)
         part = self._select(SparseVector(*sums, vector.size), k)
         if saving(part.counts) * sum(part.lengths) >= _WORTH * sum(part.counts):
-            part = self._offer(balance(self._messenger, self._wire.exact, part.kept, part.counts))
-        messages = self._messenger.allgather(part.message, part.lengths)
+            part = self._offer(balance(self._transport, self._wire.exact, part.kept, part.counts))
+        messages = self._transport.allgather(part.message, part.lengths)
         total = SparseVector(*concatenate(wire.unpack_all(messages, vector.size)), vector.size, shared=True)
         return Exchange(total, vector.without(total).plus(part.error))
 
     def _partition(self, indices: Indices, size: int) -> Array:
         """Boundaries that give every rank about as many entries: the mean of what the ranks propose."""
-        ranks = self._messenger.ranks
+        ranks = self._transport.size
         inner = np.arange(1, ranks, dtype=np.int64)
         if indices.size:
             # In 64 bits: the sum of P positions exceeds 32 bits for models of ordinary size.
             proposal = to_host(indices[to_device(inner * indices.size // ranks, indices)]).astype(np.int64)
         else:
             proposal = inner * size // ranks
-        return np.array([0, *self._messenger.sum(proposal) // ranks, size], np.int64)
+        return np.array([0, *self._transport.allreduce(proposal) // ranks, size], np.int64)
 
     def _select(self, sums: SparseVector, k: int) -> _Part:
         """This owner's sums that reach the global threshold."""
@@ -120,7 +120,7 @@ class OkTopk(Base):
                 if threshold.holds(sum(part.counts)):
                     return part
             threshold.failed()
-        threshold.renew(kth_magnitude(self._messenger, sums.values, max(k, 1), sums.size), k)
+        threshold.renew(kth_magnitude(self._transport, sums.values, max(k, 1), sums.size), k)
         return self._reach(sums)
 
     def _reach(self, sums: SparseVector) -> _Part:
@@ -133,7 +133,7 @@ class OkTopk(Base):
         """This owner's part of the total, and how much every owner has; one round of messages tells both."""
         rounded, error, wire = self._round(kept)
         message = wire.pack(rounded.entries)
-        headers = self._messenger.share(len(kept), message.nbytes)
+        headers = self._transport.allgather_integers(len(kept), message.nbytes)
         return _Part(kept, error, message, headers[:, 0].tolist(), headers[:, 1].tolist())
 
     def state_dict(self) -> dict[str, Any]:
@@ -153,8 +153,8 @@ class OkTopk(Base):
         boundaries = np.asarray(state["boundaries"], np.int64)
         if boundaries.size != self._boundaries.size:
             raise ValueError(
-                f"rank {self._messenger.rank}: the state holds the regions of {boundaries.size - 1} ranks, but there "
-                f"are {self._messenger.ranks}"
+                f"rank {self._transport.rank}: the state holds the regions of {boundaries.size - 1} ranks, but there "
+                f"are {self._transport.size}"
             )
         if boundaries[0] != 0 or (boundaries[1:] < boundaries[:-1]).any():
             raise ValueError(f"boundaries of regions must ascend from 0, not be {boundaries.tolist()!r:.100}")

@@ -16,10 +16,10 @@ from horovod_sparse.wire import Wire, concatenate
 
 
 class SharedIndices(Stateless, Base):
-    """One MPI Allreduce of k values, 2 k (P-1)/P words; nothing but rounding errors is returned.
+    """One allreduce of k values, 2 k (P-1)/P words; nothing but rounding errors is returned.
 
     Where values are rounded, each rank sums a part of them, in full precision and in the order of the ranks, and the
-    rounded sums are gathered: as many words, of half the size. MPI has no sum of 16-bit values.
+    rounded sums are gathered: as many words, of half the size.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -35,13 +35,13 @@ class SharedIndices(Stateless, Base):
         del k  # nothing is dropped
         if not vector.shared:
             raise ValueError(
-                f"rank {self._messenger.rank}: the ranks' vectors have different indices, but the collective 'shared' "
+                f"rank {self._transport.rank}: the ranks' vectors have different indices, but the collective 'shared' "
                 "sums values alone: use a sparsifier whose indices are the same on every rank, such as 'randomblock'"
             )
         if wire.format.rounds:
             values, error = self._sum_rounded(vector, wire)
         else:
-            values, error = self._messenger.sum(vector.values), None
+            values, error = self._transport.allreduce(vector.values), None
         total = SparseVector(vector.indices, values, vector.size, shared=True)
         return Exchange(total, vector.nothing() if error is None else error)
 
@@ -51,24 +51,24 @@ class SharedIndices(Stateless, Base):
     def _sum_rounded(self, vector: SparseVector, wire: Wire) -> tuple[Array, SparseVector | None]:
         """The rounded sums of all ranks' values, and what rounding took away from this rank's part of them."""
         assert vector.indices is not None
-        messenger = self._messenger
-        cuts = [rank * len(vector) // messenger.ranks for rank in range(messenger.ranks + 1)]
+        transport = self._transport
+        cuts = [rank * len(vector) // transport.size for rank in range(transport.size + 1)]
         parts = [slice(begin, end) for begin, end in itertools.pairwise(cuts)]
-        mine = parts[messenger.rank]
+        mine = parts[transport.rank]
         sums = functools.reduce(np.add, self._swap(wire, [vector.values[part] for part in parts]))
         rounded, error, wire = self._round(SparseVector(vector.indices[mine], sums, vector.size))
         lengths = [wire.nbytes_all(count) for count in np.diff(cuts).tolist()]
-        messages = messenger.allgather(wire.pack_all(rounded.values, mine.start), lengths)
+        messages = transport.allgather(wire.pack_all(rounded.values, mine.start), lengths)
         return concatenate(wire.unpack_all(messages, len(vector)))[1], error
 
     def _swap(self, wire: Wire, parts: Sequence[Array]) -> list[Array]:
         """Gives every rank its part of the values; returns what all ranks have for this one, in rank order."""
-        messenger, rank = self._messenger, self._messenger.rank
-        others = [(rank + i) % messenger.ranks for i in range(1, messenger.ranks)]
-        sends = messenger.send_all((wire.pack_all(parts[other], 0) for other in others), others, parts[rank])
+        transport, rank = self._transport, self._transport.rank
+        others = [(rank + i) % transport.size for i in range(1, transport.size)]
+        sends = transport.send_all((wire.pack_all(parts[other], 0) for other in others), others, parts[rank])
         arrived = {rank: parts[rank]}
         for other in reversed(others):
-            arrived[other] = wire.unpack(messenger.receive(other, parts[rank]).wait(), parts[rank].size)[1]
+            arrived[other] = wire.unpack(transport.receive(other, parts[rank]).wait(), parts[rank].size)[1]
         for one in sends:
             one.wait()
-        return [arrived[other] for other in range(messenger.ranks)]
+        return [arrived[other] for other in range(transport.size)]

@@ -14,17 +14,17 @@ from horovod_sparse.rules import SparseVector
 from horovod_sparse.wire import Entries, Wire
 
 if TYPE_CHECKING:
-    from horovod_sparse.mpi.messenger import Messenger, Receiving
+    from horovod_sparse.transport.base import Receiving, Transport
 
 
-def split_reduce(messenger: Messenger, wire: Wire, vector: SparseVector, boundaries: Array, throttle: int) -> Entries:
+def split_reduce(transport: Transport, wire: Wire, vector: SparseVector, boundaries: Array, throttle: int) -> Entries:
     """Sums all ranks' entries of this rank's region.
 
     Step i goes to rank + i and comes from rank - i, so that no rank is everybody's target at once. ``throttle`` steps
     are under way at a time, and what they brought is merged while the next ones travel.
 
     Args:
-        messenger: Of the ranks that take part.
+        transport: Of the ranks that take part.
         wire: Format of the messages, which holds the values.
         vector: This rank's vector, with indices.
         boundaries: Integers [ranks + 1], ascending from 0 to vector.size: region r is boundaries[r] .. [r + 1].
@@ -35,16 +35,16 @@ def split_reduce(messenger: Messenger, wire: Wire, vector: SparseVector, boundar
     """
     parts = _regions(vector, boundaries)
     merge = kernels_for(vector.values).merge_sum
-    sums, sends = [parts[messenger.rank]], []
+    sums, sends = [parts[transport.rank]], []
     group: Sequence[Receiving] = ()
-    for first in range(1, messenger.ranks, throttle):
+    for first in range(1, transport.size, throttle):
         arrived = wire.unpack_all([one.wait() for one in group], vector.size) if group else []
-        steps = range(first, min(first + throttle, messenger.ranks))
-        owners = [(messenger.rank + i) % messenger.ranks for i in steps]
-        sends += messenger.send_all(map(wire.pack, map(parts.__getitem__, owners)), owners, vector.values)
+        steps = range(first, min(first + throttle, transport.size))
+        owners = [(transport.rank + i) % transport.size for i in steps]
+        sends += transport.send_all(map(wire.pack, map(parts.__getitem__, owners)), owners, vector.values)
         if arrived:
             sums.append(merge(arrived, vector.size))
-        group = [messenger.receive((messenger.rank - i) % messenger.ranks, vector.values) for i in steps]
+        group = [transport.receive((transport.rank - i) % transport.size, vector.values) for i in steps]
     if group:
         sums.append(merge(wire.unpack_all([one.wait() for one in group], vector.size), vector.size))
     for one in sends:

@@ -24,7 +24,7 @@ class TopkA(Stateless, Base):
         """Sums the ranks' vectors, which may have different numbers of entries, or none."""
         del k  # nothing is dropped
         message = wire.pack(vector.entries)
-        lengths = self._messenger.share(message.nbytes)[:, 0].tolist()
-        vectors = wire.unpack_all(self._messenger.allgather(message, lengths), vector.size)
+        lengths = self._transport.allgather_integers(message.nbytes)[:, 0].tolist()
+        vectors = wire.unpack_all(self._transport.allgather(message, lengths), vector.size)
         indices, values = kernels_for(vector.values).merge_sum(vectors, vector.size)
         return Exchange(SparseVector(indices, values, vector.size, shared=True), vector.nothing())

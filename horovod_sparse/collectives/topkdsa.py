@@ -38,18 +38,18 @@ class TopkDSA(Stateless, Base):
     def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
         """Sums the ranks' vectors; the total holds every position where all regions became dense."""
         del k  # nothing is dropped
-        messenger = self._messenger
-        width = -(-vector.size // messenger.ranks)
-        boundaries = np.minimum(np.arange(messenger.ranks + 1, dtype=np.int64) * width, vector.size)
-        sums = split_reduce(messenger, wire, vector, boundaries, self._options.throttle)
+        transport = self._transport
+        width = -(-vector.size // transport.size)
+        boundaries = np.minimum(np.arange(transport.size + 1, dtype=np.int64) * width, vector.size)
+        sums = split_reduce(transport, wire, vector, boundaries, self._options.throttle)
         mine, error, wire = self._round(SparseVector(*sums, vector.size))
-        begin, end = boundaries[messenger.rank : messenger.rank + 2].tolist()
+        begin, end = boundaries[transport.rank : transport.rank + 2].tolist()
         message = wire.pack(mine.entries)
         dense = wire.nbytes_all(end - begin) <= message.nbytes
         if dense:
             message = wire.pack_all(_write_out(mine.entries, begin, end), begin)
-        headers = messenger.share(message.nbytes, dense)
-        messages = messenger.allgather(message, headers[:, 0].tolist())
+        headers = transport.allgather_integers(message.nbytes, dense)
+        messages = transport.allgather(message, headers[:, 0].tolist())
         indices, values = concatenate(wire.unpack_all(messages, vector.size))
         full = headers[:, 1].all()
         total = SparseVector.full(values) if full else SparseVector(indices, values, vector.size, shared=True)

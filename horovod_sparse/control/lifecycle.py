@@ -12,14 +12,12 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cached_property
 from types import TracebackType
 from typing import Any
 
-from mpi4py import MPI
-
 from horovod_sparse.control.background import Background
 from horovod_sparse.control.watch import ADVICE, Call, FinalizedError, Watch
+from horovod_sparse.transport.base import Job, Transport
 
 _HOROVOD_SHUT_DOWN = "Horovod has been shut down, here or by a rank that has left the program"
 
@@ -28,29 +26,48 @@ class Lifecycle:
     """Threads, functions replaced in other libraries, use of MPI, and shutdown of one process.
 
     Attributes:
-        world: Private communicator of all ranks; None until all of them have made something together.
+        world: Private transport of all ranks; None until all of them have made something together.
         watch: Exchanges farewells and progress reports with the other ranks.
     """
 
     def __init__(self) -> None:
-        self.world: MPI.Intracomm | None = None
+        self.world: Transport | None = None
+        self._job: Job | None = None
         self.watch = Watch(self)
-        self._state = threading.Condition()  # guards the next five
-        self._users = 0  # blocks that use MPI
-        self._finalized = ""  # why MPI can no longer be used
+        self._state = threading.Condition()  # guards the next four
+        self._users = 0  # blocks that communicate
+        self._finalized = ""  # why it can no longer communicate
         self._calls: list[Call] = []
         self._closing = False
-        self._attached = False
         self._outermost = threading.local()  # call of each thread
         self._threads: weakref.WeakSet[Background] = weakref.WeakSet()
         self._replaced: dict[tuple[int, str], tuple[Any, Any, Any]] = {}
         self._is_rank = True
         os.register_at_fork(after_in_child=self._after_fork)
 
-    @cached_property
-    def rank(self) -> int:
-        """Rank in ``MPI.COMM_WORLD``."""
-        return MPI.COMM_WORLD.Get_rank()
+    @property
+    def job(self) -> Job:
+        """All processes of the launcher, once this process has joined them."""
+        assert self._job is not None
+        return self._job
+
+    def join(self, job: Job) -> None:
+        """Take part in a job: ``close`` is called at exit and before communication ends. Only the first call counts."""
+        with self._state:
+            if self._job is not None:
+                return
+            self._job = job
+        atexit.register(self.close)  # before Horovod's shutdown, which was registered earlier
+        job.on_finalize(self._before_finalize)
+
+    def _before_finalize(self) -> None:
+        # On any other thread, it is Horovod that finalizes MPI, usually because another rank has asked for it.
+        if threading.current_thread() is threading.main_thread():
+            self.close()
+        with self._state:
+            self._state.wait_for(lambda: self._users == 0)
+            self._finalized = _HOROVOD_SHUT_DOWN
+        self._finalized = self.watch.who_left() or _HOROVOD_SHUT_DOWN
 
     @property
     def calls(self) -> list[Call]:
@@ -59,8 +76,8 @@ class Lifecycle:
             return list(self._calls)
 
     @contextmanager
-    def inside_mpi(self, call: str = "", comm: MPI.Intracomm | None = None) -> Iterator[None]:
-        """Delay MPI_Finalize until the block ends.
+    def communicating(self, call: str = "", transport: Transport | None = None) -> Iterator[None]:
+        """Delay the shutdown of communication until the block ends.
 
         When one rank shuts Horovod down, Horovod's background threads finalize MPI on all ranks, whatever other threads
         are doing: a thread in the middle of an exchange would crash.
@@ -68,18 +85,22 @@ class Lifecycle:
         Args:
             call: Public function in which ranks wait for each other, for reports; empty: no such call. Of nested calls,
                 reports name the outermost.
-            comm: Communicator of the ranks that the call waits for; None: not known yet.
+            transport: Connects the ranks that the call waits for; None: not known yet.
 
         Raises:
-            FinalizedError: MPI has been finalized.
+            FinalizedError: Communication has been shut down.
         """
+        if transport is not None:
+            if transport.job is None:  # threads
+                yield
+                return
+            self.join(transport.job)
         with self._state:
-            if self._finalized or MPI.Is_finalized():
+            if self._finalized or (self._job is not None and self._job.finalized):
                 raise FinalizedError(f"nothing can be exchanged: {self._finalized or _HOROVOD_SHUT_DOWN}: {ADVICE}")
-            self._attach()
             self._users += 1
         try:
-            with self.waiting(Call(call, comm)):
+            with self.waiting(Call(call, transport)):
                 yield
         finally:
             with self._state:
@@ -91,8 +112,10 @@ class Lifecycle:
         """Let reports say that the program waits in a call during the block."""
         outermost: Call | None = getattr(self._outermost, "call", None)
         if outermost is not None or not call.name:
-            if outermost is not None and call.comm is not None and call.stalls:
-                outermost.comm = call.comm  # known by now; Horovod's operations inside of our calls tell nothing
+            if outermost is not None and call.transport is not None and call.stalls:
+                outermost.transport = (
+                    call.transport
+                )  # known by now; Horovod's operations inside of our calls tell nothing
             yield
             return
         self._outermost.call = call
@@ -105,26 +128,8 @@ class Lifecycle:
             with self._state:
                 self._calls.remove(call)
 
-    def _attach(self) -> None:
-        """Register ``close`` at exit and with MPI_Finalize, which begins by deleting attributes of COMM_SELF; once."""
-        if self._attached:
-            return
-        self._attached = True
-        atexit.register(self.close)  # before Horovod's shutdown, which was registered earlier
-
-        def before_finalize(*_: Any) -> None:
-            # On any other thread, it is Horovod that finalizes MPI, usually because another rank has asked for it.
-            if threading.current_thread() is threading.main_thread():
-                self.close()
-            with self._state:
-                self._state.wait_for(lambda: self._users == 0)
-                self._finalized = _HOROVOD_SHUT_DOWN
-            self._finalized = self.watch.who_left() or _HOROVOD_SHUT_DOWN
-
-        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=before_finalize), "horovod_sparse uses MPI")
-
     def _after_fork(self) -> None:
-        self._is_rank = not self._attached  # a copy of a process that uses MPI is no rank of its own
+        self._is_rank = self._job is None  # a copy of a rank is no rank of its own
 
     def background(self, name: str, call: str = "") -> Background:
         """Make a background thread that ``close`` waits for; arguments as of ``Background``."""
@@ -186,7 +191,6 @@ class Lifecycle:
 
         The other ranks would wait for this one. Daemon threads are helpers, which Python does not wait for either.
         """
-        self.rank  # noqa: B018 - while MPI can tell
 
         def of_program(previous: Any) -> Any:
             def report(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -210,20 +214,20 @@ class Lifecycle:
     def _abort_because_of(self, kind: type[BaseException], where: str = "") -> None:
         if self._is_rank:
             left = ""
-            with suppress(FinalizedError), self.inside_mpi():
+            with suppress(FinalizedError), self.communicating():
                 left = self.watch.who_left()
             self.abort(f"ends all ranks because of the {kind.__name__} above{where}{left and f'; {left}'}")
 
     def abort(self, reason: str) -> None:
         """End all ranks, after printing why on the standard error stream."""
         # In one piece, as other ranks may be writing the same.
-        sys.stderr.write(f"rank {self.rank}: {reason}\n")
+        sys.stderr.write(f"rank {self.job.rank}: {reason}\n")
         sys.stderr.flush()
         try:
-            with self.inside_mpi():
-                MPI.COMM_WORLD.Abort(1)
+            with self.communicating():
+                self.job.abort()
         except FinalizedError:
-            os._exit(1)  # MPI is finalized: the launcher ends the other ranks when it sees this status
+            os._exit(1)  # the launcher ends the other ranks when it sees this status
 
 
 process = Lifecycle()

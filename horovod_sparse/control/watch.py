@@ -8,13 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol, TypeAlias
 
-from mpi4py import MPI
-
-from horovod_sparse.control.link import Link, world_ranks
+from horovod_sparse.control.link import Link
 from horovod_sparse.control.report import Limits, Place, Progress, Snapshot, Wait, limits, of_optimizer
+from horovod_sparse.transport.base import Job, Transport
 
 _LOG = logging.getLogger("horovod_sparse")
 ADVICE = "let every rank take as many steps (equal shares of the data, drop_last=True)"
@@ -47,27 +45,21 @@ class Call:
 
     Attributes:
         name: For reports.
-        comm: Communicator of the ranks that it waits for; None: not known yet.
+        transport: Connects the ranks that it waits for; None: not known yet.
         stalls: Whether a long wait is reported, and ends the job.
     """
 
     name: str
-    comm: MPI.Intracomm | None
+    transport: Transport | None
     stalls: bool = True
-
-    @cached_property
-    def ranks(self) -> list[int]:
-        """World ranks that it waits for, once ``comm`` is known."""
-        assert self.comm is not None
-        return world_ranks(self.comm)
 
 
 class Process(Protocol):
     """The watch's view of its process."""
 
     @property
-    def rank(self) -> int:
-        """Rank in ``MPI.COMM_WORLD``."""
+    def job(self) -> Job:
+        """All processes of the launcher."""
 
     @property
     def calls(self) -> list[Call]:
@@ -77,8 +69,8 @@ class Process(Protocol):
     def background_calls(self) -> tuple[str, ...]:
         """Names of calls that this rank takes part in on background threads."""
 
-    def inside_mpi(self) -> contextlib.AbstractContextManager[None]:
-        """Delay MPI_Finalize."""
+    def communicating(self) -> contextlib.AbstractContextManager[None]:
+        """Delay the shutdown of communication."""
 
     def abort(self, reason: str) -> None:
         """End all ranks."""
@@ -146,13 +138,13 @@ class Watch:
         self._thread: threading.Thread | None = None
         self._end = threading.Event()
 
-    def start(self, world: MPI.Intracomm | None = None) -> None:
+    def start(self, world: Transport | None = None) -> None:
         """Begin to watch calls.
 
         Args:
-            world: Private communicator of all ranks, if there is one so far.
+            world: Private transport of all ranks, if there is one so far.
         """
-        with self._process.inside_mpi(), self._lock:  # from now on, `close` is called at the end
+        with self._process.communicating(), self._lock:  # from now on, `close` is called at the end
             if world is not None:
                 self._world = Link(world)
             if self._thread is None:
@@ -163,24 +155,24 @@ class Watch:
                 )
                 self._thread.start()
 
-    def add(self, comm: MPI.Intracomm, source: Reference, names: Sequence[Sequence[str]], limits: Limits) -> None:
+    def add(self, transport: Transport, source: Reference, names: Sequence[Sequence[str]], limits: Limits) -> None:
         """Begin to watch an exchange; a collective call.
 
         Args:
-            comm: Its communicator, on which the watch takes the highest tags.
+            transport: Connects its ranks.
             source: A weak reference to it.
             names: Parameters of every bucket.
             limits: How long one of its buckets may wait, and a call after it was made.
         """
         # The same on all its ranks, also where some of them have made others that these have not.
-        number: int = comm.allreduce(max(self._exchanges, default=0) + 1, MPI.MAX)
+        number = int(transport.allgather_integers(max(self._exchanges, default=0) + 1).max())
         with self._lock:
-            self._exchanges[number] = _Exchange(source, names, limits, Link(comm))
+            self._exchanges[number] = _Exchange(source, names, limits, Link(transport))
         self.start()
 
     def say_farewell(self) -> None:
         """Tell all other ranks that this one leaves, and which buckets and calls it still takes part in."""
-        with contextlib.suppress(FinalizedError), self._lock, self._process.inside_mpi():
+        with contextlib.suppress(FinalizedError), self._lock, self._process.communicating():
             sources = {number: exchange.source() for number, exchange in self._exchanges.items()}
             started = {number: source.started() for number, source in sources.items() if source is not None}
             for link in self._links():
@@ -201,7 +193,7 @@ class Watch:
         """Return which rank has left, in words; empty: none that this one knows of."""
         with self._lock:
             self._hear()
-            return next((_has_left(rank) for rank in self._farewells), "")
+            return next((self._has_left(rank) for rank in self._farewells), "")
 
     def _links(self) -> Iterator[Link]:
         if self._world is not None:
@@ -209,9 +201,9 @@ class Watch:
         yield from (exchange.link for exchange in self._exchanges.values())
 
     def _run(self, end: threading.Event) -> None:
-        with contextlib.suppress(FinalizedError):  # `inside_mpi` tells whoever still waits
+        with contextlib.suppress(FinalizedError):  # `communicating` tells whoever still waits
             while not end.wait(_PERIOD):
-                with self._process.inside_mpi(), self._lock:
+                with self._process.communicating(), self._lock:
                     self._look()
 
     def _look(self) -> None:
@@ -273,7 +265,7 @@ class Watch:
         if 0 < limits.abort <= waited:
             self._process.abort(f"{text}; ends all ranks after stall_abort={limits.abort:g} s")
         coming = f"; ends all ranks after {limits.abort:g} s (stall_abort; 0 waits for ever)" if limits.abort else ""
-        _LOG.warning("rank %d: %s%s", self._process.rank, text, coming)
+        _LOG.warning("rank %d: %s%s", self._process.job.rank, text, coming)
 
     def _check_left(self, key: Hashable, wait: Wait, timer: _Timer) -> None:
         """End all ranks where one has left that is waited for."""
@@ -281,11 +273,11 @@ class Watch:
             since = max(farewell.noticed, timer.since)
             if time.monotonic() - since >= _GRACE and self._waits_for(rank, farewell, key, wait):
                 what = wait.call or f"{wait.progress}{of_optimizer(wait.number or 1)}"
-                self._process.abort(f"{_has_left(rank)}, but {what} waits for it: {ADVICE}")
+                self._process.abort(f"{self._has_left(rank)}, but {what} waits for it: {ADVICE}")
 
     def _waits_for(self, rank: int, farewell: _Farewell, key: Hashable, wait: Wait) -> bool:
         if isinstance(key, Call):
-            return key.comm is not None and rank in key.ranks and key.name not in farewell.calls
+            return key.transport is not None and rank in key.transport.members and key.name not in farewell.calls
         assert wait.number is not None
         if wait.progress.stage == "apply":
             return False  # everything has arrived
@@ -297,9 +289,8 @@ class Watch:
             for rank, (started, calls) in link.farewells():
                 self._farewells[rank] = _Farewell(time.monotonic(), started, calls)
 
-
-def _has_left(rank: int) -> str:
-    return f"rank {rank} of {MPI.COMM_WORLD.Get_size()} has left the program or shut MPI down"
+    def _has_left(self, rank: int) -> str:
+        return f"rank {rank} of {self._process.job.size} has left the program or shut MPI down"
 
 
 def _default_limits() -> Limits:

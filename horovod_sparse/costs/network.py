@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from horovod_sparse.mpi.traffic import RING_BYTES
+from horovod_sparse.transport.traffic import RING_BYTES
 
 
 @dataclass(frozen=True)

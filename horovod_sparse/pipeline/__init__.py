@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from horovod_sparse.compression import Sparse
 from horovod_sparse.kernels.types import Array, Segments
-from horovod_sparse.mpi.agreement import agree
-from horovod_sparse.mpi.consensus import consensus_of
-from horovod_sparse.mpi.cores import own_cores
-from horovod_sparse.mpi.messenger import Messenger
-from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline.dense import DensePipeline
 from horovod_sparse.pipeline.sparse import SparsePipeline
 from horovod_sparse.rules import Place, Step
 from horovod_sparse.trace.counts import Counts
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from horovod_sparse.transport.agreement import agree
+from horovod_sparse.transport.base import Transport
+from horovod_sparse.transport.cores import own_cores
+from horovod_sparse.transport.traffic import Traffic
 
 __all__ = ["Pipeline", "pipeline_for"]
 
@@ -118,7 +114,7 @@ def pipeline_for(
     sparse: Sparse,
     size: int,
     like: Array,
-    comm: MPI.Intracomm,
+    transport: Transport,
     number: int = 0,
     factor: float = 1.0,
     undoable: bool = False,
@@ -130,7 +126,7 @@ def pipeline_for(
         sparse: The configuration, the same on every rank.
         size: Elements n of the bucket.
         like: Array whose dtype (float32 or float64) and device the bucket takes.
-        comm: Communicator of the ranks that take part.
+        transport: Connects the ranks that take part; the pipeline counts its traffic on a channel of its own.
         number: The bucket's number, for traces and messages.
         factor: Factor on the totals: 1/P averages.
         undoable: Whether ``undo`` will be asked for: the state before every step is kept, which doubles a memory of
@@ -144,16 +140,16 @@ def pipeline_for(
         Exception: This rank could not, for want of memory, say.
     """
     shared = {} if shared is None else shared
-    ranks = comm.Get_rank(), comm.Get_size(), consensus_of(comm)
-    place = Place(size, like[:0], number, *ranks, shared, undoable=undoable, threads=own_cores(comm))
-    messenger = Messenger(comm)
+    ranks = transport.rank, transport.size, transport.channel().allreduce
+    place = Place(size, like[:0], number, *ranks, shared, undoable=undoable, threads=own_cores(transport))
+    transport = transport.channel()
     if sparse.is_dense:
-        return DensePipeline(place, messenger, factor)
+        return DensePipeline(place, transport, factor)
     made: SparsePipeline | Exception
     try:
-        made = SparsePipeline(sparse, place, messenger, factor)
+        made = SparsePipeline(sparse, place, transport, factor)
     except Exception as error:
         made = error
-    agree(comm, made if isinstance(made, Exception) else {})
+    agree(transport, made if isinstance(made, Exception) else {})
     assert not isinstance(made, Exception)
     return made

@@ -6,10 +6,9 @@ import math
 import numbers
 import zlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
 import horovod_sparse
 from horovod_sparse.compression import Sparse, parse
@@ -17,11 +16,15 @@ from horovod_sparse.control.lifecycle import process
 from horovod_sparse.kernels import copy_to_host, kernels_for
 from horovod_sparse.kernels.formats import FORMATS
 from horovod_sparse.kernels.types import MAX_SIZE, Array
-from horovod_sparse.mpi.agreement import agree
-from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline import Pipeline, pipeline_for
 from horovod_sparse.rules import Step
 from horovod_sparse.rules.states import checked_integer
+from horovod_sparse.transport.agreement import agree
+from horovod_sparse.transport.base import Transport
+from horovod_sparse.transport.traffic import Traffic
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 _CALL = "SparseAllreduce"  # in reports of stalls
 
@@ -50,27 +53,25 @@ class SparseAllreduce:
     Args:
         size: Elements n of the arrays.
         compression: A ``Sparse``, usually from ``hvs.Compression``, or a text for ``hvs.parse``.
-        comm: Communicator of the ranks that take part, by default ``MPI.COMM_WORLD``. It is duplicated.
+        comm: Communicator of the ranks that take part, by default ``MPI.COMM_WORLD``, or a transport. It is duplicated.
 
     Raises:
         TypeError: The communicator is none of mpi4py's, or not of one group of ranks.
         ValueError: An argument is out of range, unknown, or not the same on every rank. Raised on all ranks.
     """
 
-    def __init__(self, size: int, compression: Sparse | str, comm: MPI.Intracomm | None = None) -> None:
-        comm = MPI.COMM_WORLD if comm is None else comm
-        if not isinstance(comm, MPI.Intracomm):
-            raise TypeError(f"comm must be an intracommunicator of mpi4py, such as MPI.COMM_WORLD, not {comm!r}")
+    def __init__(self, size: int, compression: Sparse | str, comm: MPI.Intracomm | Transport | None = None) -> None:
+        transport = comm if isinstance(comm, Transport) else _over_mpi(comm)
         facts: dict[str, Any] | Exception = {}
         try:
             self._size, self._sparse = _checked_size(size), _configuration(compression)
             version = horovod_sparse.__version__
             facts = {"version of horovod_sparse": version, "size": self._size, "compression": self._sparse.facts()}
         except Exception as error:
-            facts = _on_rank(comm, error)
-        with process.inside_mpi(_CALL, comm):
-            self._comm = comm.Dup()
-            agree(self._comm, facts)
+            facts = _on_rank(transport, error)
+        with process.communicating(_CALL, transport):
+            self._transport = transport.duplicate()
+            agree(self._transport, facts)
         self._pipeline: Pipeline | None = None  # made for the first array
         self._loaded: dict[str, Any] | None = None  # the state that it will begin with
         self._calls = 0
@@ -102,13 +103,13 @@ class SparseAllreduce:
             RuntimeError: The density depends on the epoch, which was not given.
             Exception: The exchange failed. The array is in the residual; it must not be handed in again.
         """
-        with process.inside_mpi(_CALL, self._comm):
+        with process.communicating(_CALL, self._transport):
             facts: dict[str, Any] | Exception
             try:
                 step = Step(_checked_rate(learning_rate), epoch=_checked_epoch(epoch))
                 facts = {**self._facts(array), "learning rate": step.learning_rate, "epoch": step.epoch}
             except Exception as error:
-                facts = _on_rank(self._comm, error)
+                facts = _on_rank(self._transport, error)
             self._agree(facts)
             pipeline = self._pipeline or self._begin(array)
             flat = self._clipped(array.ravel())  # in C order and contiguous
@@ -123,7 +124,7 @@ class SparseAllreduce:
         if momentum is None or momentum.max_norm is None:
             return flat
         kernels = kernels_for(flat)
-        factor = momentum.clip(math.sqrt(kernels.square_norm([(0, flat)])), self._comm.Get_size())
+        factor = momentum.clip(math.sqrt(kernels.square_norm([(0, flat)])), self._transport.size)
         if factor == 1:
             return flat
         wide = np.zeros(self._size, _precision(flat), like=flat)
@@ -153,21 +154,20 @@ class SparseAllreduce:
     def _agree(self, facts: dict[str, Any] | Exception) -> None:
         """Fails on all ranks alike unless all hold the same facts; one short message where they do."""
         mine = -1 if isinstance(facts, Exception) else zlib.crc32(repr(facts).encode())
-        ends = np.array([mine, -mine], np.int64)
-        self._comm.Allreduce(MPI.IN_PLACE, ends, MPI.MAX)
-        if mine < 0 or ends[0] != -ends[1]:
-            agree(self._comm, facts)
+        everyones = self._transport.allgather_integers(mine)
+        if mine < 0 or (everyones != mine).any():
+            agree(self._transport, facts)
 
     def _begin(self, array: Array) -> Pipeline:
         like = np.empty(0, _precision(array), like=array)
-        pipeline = pipeline_for(self._sparse, self._size, like, self._comm, factor=1 / self._comm.Get_size())
+        pipeline = pipeline_for(self._sparse, self._size, like, self._transport, factor=1 / self._transport.size)
         error: Exception | None = None
         try:
             if self._loaded is not None:
                 pipeline.load_state_dict(self._loaded)
         except ValueError as refused:
             error = refused
-        agree(self._comm, error or {})
+        agree(self._transport, error or {})
         self._pipeline, self._loaded, self._kept = pipeline, None, (_precision(array), _device(array))
         return pipeline
 
@@ -199,7 +199,7 @@ class SparseAllreduce:
 
     def _check(self, state: Any) -> None:
         """Raises if a state is not one of this object; what is inside of its pipeline is left to the pipeline."""
-        rank, own = f"rank {self._comm.Get_rank()}", self._identity()
+        rank, own = f"rank {self._transport.rank}", self._identity()
         begun = self._pipeline is not None
         expected = {**own, "precision": self._kept[0], "calls": self._calls, "pipeline": None}
         if not isinstance(state, Mapping) or state.keys() != expected.keys():
@@ -223,7 +223,7 @@ class SparseAllreduce:
         checked_integer(state["calls"], f"{rank}: calls of the state")
 
     def _identity(self) -> dict[str, Any]:
-        rank, ranks = self._comm.Get_rank(), self._comm.Get_size()
+        rank, ranks = self._transport.rank, self._transport.size
         return {"size": self._size, "rank": rank, "ranks": ranks, "compression": self._sparse.facts()}
 
     @property
@@ -237,9 +237,20 @@ class SparseAllreduce:
         return Traffic() if self._pipeline is None else self._pipeline.traffic
 
 
-def _on_rank(comm: MPI.Intracomm, error: Exception) -> Exception:
+def _over_mpi(comm: MPI.Intracomm | None) -> Transport:
+    from mpi4py import MPI
+
+    from horovod_sparse.transport.mpi import MPITransport
+
+    comm = MPI.COMM_WORLD if comm is None else comm
+    if not isinstance(comm, MPI.Intracomm):
+        raise TypeError(f"comm must be an intracommunicator of mpi4py, such as MPI.COMM_WORLD, not {comm!r}")
+    return MPITransport(comm)
+
+
+def _on_rank(transport: Transport, error: Exception) -> Exception:
     """The error with this rank in its message."""
-    return type(error)(f"rank {comm.Get_rank()}: {error}") if type(error) in (TypeError, ValueError) else error
+    return type(error)(f"rank {transport.rank}: {error}") if type(error) in (TypeError, ValueError) else error
 
 
 def _checked_size(size: Any) -> int:

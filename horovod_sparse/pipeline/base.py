@@ -8,10 +8,10 @@ from typing import Any
 from horovod_sparse import trace
 from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import Segments
-from horovod_sparse.mpi.messenger import Messenger
-from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.rules import Place, SparseVector
 from horovod_sparse.trace.counts import Counts, Stages
+from horovod_sparse.transport.base import Transport
+from horovod_sparse.transport.traffic import Traffic
 
 
 class NoBackwardError(RuntimeError):
@@ -23,7 +23,7 @@ class PipelineBase:
 
     Args:
         place: The bucket and the rank.
-        messenger: Of the ranks that take part.
+        transport: Of the ranks that take part.
         factor: Factor on the totals.
 
     Attributes:
@@ -32,9 +32,9 @@ class PipelineBase:
         counts: What was counted since the last ``statistics``.
     """
 
-    def __init__(self, place: Place, messenger: Messenger, factor: float) -> None:
+    def __init__(self, place: Place, transport: Transport, factor: float) -> None:
         self._place = place
-        self._messenger = messenger
+        self._transport = transport
         self._factor = factor
         self._kernels = kernels_for(place.like)
         self.stage = "select"
@@ -54,7 +54,7 @@ class PipelineBase:
     @property
     def traffic(self) -> Traffic:
         """Payload this rank has sent and received for this bucket."""
-        return self._messenger.traffic
+        return self._transport.traffic
 
     def statistics(self, norms: bool) -> Counts:
         """Counts since the last call; to be called between two steps.

@@ -24,7 +24,7 @@ class DensePipeline(PipelineBase):
 
     Args:
         place: The bucket and the rank.
-        messenger: Of the ranks that take part.
+        transport: Of the ranks that take part.
         factor: Factor on the totals.
     """
 
@@ -50,7 +50,7 @@ class DensePipeline(PipelineBase):
             values[size] = not step.idle
             if digits.size:
                 values[size + 1 :] = to_device(digits.ravel().astype(like.dtype), like)
-            total = self._messenger.sum(values)
+            total = self._transport.allreduce(values)
             if not total[size]:
                 raise self._no_backward()
         if self._measuring:

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from horovod_sparse import trace
 from horovod_sparse.compression import Sparse
 from horovod_sparse.kernels.types import Segments
-from horovod_sparse.mpi.messenger import Messenger
-from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline.base import PipelineBase
 from horovod_sparse.pipeline.headroom import Headroom
 from horovod_sparse.pipeline.norms import Norms
 from horovod_sparse.rules import Accumulator, Exchange, Place, SparseVector, Step, snapshot
 from horovod_sparse.rules.states import checked_integer, checked_number, require_finite, require_like
+from horovod_sparse.transport.base import Transport
+from horovod_sparse.transport.traffic import Traffic
 
 _LOG = logging.getLogger("horovod_sparse")
 
@@ -57,12 +57,12 @@ class SparsePipeline(PipelineBase):
     Args:
         sparse: The configuration.
         place: The bucket and the rank.
-        messenger: Of the ranks that take part.
+        transport: Of the ranks that take part.
         factor: Factor on the totals.
     """
 
-    def __init__(self, sparse: Sparse, place: Place, messenger: Messenger, factor: float) -> None:
-        super().__init__(place, messenger, factor)
+    def __init__(self, sparse: Sparse, place: Place, transport: Transport, factor: float) -> None:
+        super().__init__(place, transport, factor)
         self._sparse = sparse
         self._units = _Units()
         self._steps = 0
@@ -71,7 +71,7 @@ class SparsePipeline(PipelineBase):
         # Whether a step with values that are not finite is found out, and undone, when everything has been added up.
         self._late = place.undoable and place.size >= _LATE
         self._algorithm = str(sparse.facts()["collective"]["of"])
-        self.memory, self.sparsifier, self.collective, self.schedule = sparse.build(place, messenger)
+        self.memory, self.sparsifier, self.collective, self.schedule = sparse.build(place, transport)
         self._headroom = Headroom(place, self.memory)
 
     @property

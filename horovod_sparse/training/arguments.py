@@ -11,10 +11,10 @@ import torch
 import horovod_sparse
 from horovod_sparse.compression import Sparse
 from horovod_sparse.control.report import limits
-from horovod_sparse.mpi.cudaaware import cuda_aware
 from horovod_sparse.training.device import device_of
 from horovod_sparse.training.moments import has_momentum
 from horovod_sparse.training.units import check_unit, unit_for
+from horovod_sparse.transport.cuda_aware import cuda_aware
 
 
 def common_facts(

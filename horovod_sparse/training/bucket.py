@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from mpi4py import MPI
 from numpy.typing import NDArray
 
 from horovod_sparse.compression import Sparse
@@ -19,6 +18,7 @@ from horovod_sparse.rules import Step
 from horovod_sparse.training.device import Mark, real_dtype
 from horovod_sparse.training.layout import Layout, Slot
 from horovod_sparse.training.state import to_arrays, to_tensors
+from horovod_sparse.transport.base import Transport
 
 Facts: TypeAlias = NDArray[np.int64] | None
 _WHOLE = Sparse.of(1.0, memory="none", collective="dense")
@@ -73,7 +73,7 @@ class Bucket:
     Args:
         layout: Its parameters.
         sparse: The configuration of buckets that do not travel whole.
-        comm: Communicator of the ranks that take part.
+        transport: Communicator of the ranks that take part.
         factor: Factor on the totals: 1/P averages.
         undoable: Whether ``undo`` will be asked for.
         hold_zeros: Whether a gradient of zeros only means that its parameter took no part in the step.
@@ -87,7 +87,7 @@ class Bucket:
         self,
         layout: Layout,
         sparse: Sparse,
-        comm: MPI.Intracomm,
+        transport: Transport,
         factor: float,
         undoable: bool,
         hold_zeros: bool = False,
@@ -104,7 +104,7 @@ class Bucket:
             like = self._device.empty(layout.dtype)
             chosen = _WHOLE if layout.dense else sparse
             number = layout.number
-            self.pipeline = pipeline_for(chosen, layout.size, like, comm, number, factor, undoable, shared)
+            self.pipeline = pipeline_for(chosen, layout.size, like, transport, number, factor, undoable, shared)
 
     @property
     def missing(self) -> list[Slot]:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from mpi4py import MPI
 from torch import distributed
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -25,8 +24,6 @@ from horovod_sparse.compression import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
 from horovod_sparse.kernels import copy_to_host
-from horovod_sparse.mpi.agreement import agree
-from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.training.arguments import (
     check_devices,
     check_sparse,
@@ -36,14 +33,17 @@ from horovod_sparse.training.arguments import (
     require_own,
     require_plain,
 )
-from horovod_sparse.training.communicator import communicator
 from horovod_sparse.training.device import device_of
 from horovod_sparse.training.exchange import Exchange
 from horovod_sparse.training.layout import Member
+from horovod_sparse.training.members import transport_of
 from horovod_sparse.training.momentum import apply_momentum
 from horovod_sparse.training.processgroup import init_process_group
 from horovod_sparse.training.units import check_unit
 from horovod_sparse.training.worker import Worker
+from horovod_sparse.transport.agreement import agree
+from horovod_sparse.transport.mpi import job
+from horovod_sparse.transport.traffic import Traffic
 
 __all__ = ["SparseState", "init_process_group", "sparse_hook"]
 
@@ -240,7 +240,7 @@ class SparseState:
         missing = [slot.name for bucket in exchange.worker.buckets for slot in bucket.missing]
         if missing:
             raise ValueError(
-                f"rank {MPI.COMM_WORLD.Get_rank()}: the state has places for {', '.join(missing[:3])}, which this DDP "
+                f"rank {job().rank}: the state has places for {', '.join(missing[:3])}, which this DDP "
                 "model does not exchange: give each model a SparseState of its own, with its named_parameters"
             )
 
@@ -278,14 +278,14 @@ class SparseState:
     def _open(self, devices: Iterable[torch.device] = ()) -> Exchange:
         """The exchange; made, and agreed on, at the first call, which is collective."""
         if self._exchange is None:
-            comm = communicator(self.group)
-            assert comm is not None
-            with process.inside_mpi("SparseState", comm):
-                agree(comm, self._facts(devices))
+            transport = transport_of(self.group)
+            assert transport is not None
+            with process.communicating("SparseState", transport):
+                agree(transport, self._facts(devices))
             stall = limits(*self._stall)
-            owner, ranks = weakref.proxy(self), comm.Get_size()
+            owner, ranks = weakref.proxy(self), transport.size
             conditions = (self._grad_scaler, stall, True, self._residual_unit)
-            exchange = Exchange(self.compression, comm, owner, 1 / ranks, *conditions)
+            exchange = Exchange(self.compression, transport, owner, 1 / ranks, *conditions)
             for optimizer in self.optimizers:
                 apply_momentum(optimizer, self.compression, exchange)
                 optimizer.register_step_post_hook(_confirmation(weakref.ref(exchange.worker)))
@@ -315,7 +315,7 @@ class SparseState:
             names = tuple(sorted({*self._names.values(), *self._names_by_position.values()}))
             return {**facts, "named_parameters": names}
         except ValueError as error:
-            return ValueError(f"rank {MPI.COMM_WORLD.Get_rank()}: {error}")
+            return ValueError(f"rank {job().rank}: {error}")
 
     def _check_optimizers(self, exchange: Exchange, of_model: Iterable[torch.Tensor]) -> None:
         """Raise on all ranks if an optimizer of any rank is not one of the model; a collective call."""
@@ -323,10 +323,10 @@ class SparseState:
         try:
             require_own(self.optimizers, of_model, self._names)
         except ValueError as wrong:
-            error = ValueError(f"rank {MPI.COMM_WORLD.Get_rank()}: {wrong}")
+            error = ValueError(f"rank {job().rank}: {wrong}")
         if exchange.anywhere([error is not None])[0]:
             raise error or ValueError(
-                f"rank {MPI.COMM_WORLD.Get_rank()}: the optimizer of another rank does not belong to its DDP model; "
+                f"rank {job().rank}: the optimizer of another rank does not belong to its DDP model; "
                 "that rank's error has the details"
             )
 

@@ -7,20 +7,21 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
-from mpi4py import MPI
 
 from horovod_sparse.compression import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Limits
 from horovod_sparse.kernels import copy_to_host
-from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.rules import Momentum, Step
 from horovod_sparse.training.bucket import Bucket
 from horovod_sparse.training.layout import Layout, Member, plan
 from horovod_sparse.training.moments import momentum_of
 from horovod_sparse.training.units import ResidualUnits
 from horovod_sparse.training.worker import Worker
+from horovod_sparse.transport.base import Transport
+from horovod_sparse.transport.traffic import Traffic
 
 _CALL = "construction of buckets"  # for reports of stalls
 
@@ -30,7 +31,7 @@ class Exchange:
 
     Args:
         sparse: The configuration.
-        comm: A communicator of its own; one rank alone exchanges nothing.
+        transport: Used by nothing else; one rank alone exchanges nothing.
         owner: Has ``param_groups``, whose learning rates the residuals follow, ``optimizer_of``, which tells whose they
             are, and ``place_named``, which is asked to make a bucket for parameters of some names.
         factor: Factor on the totals: 1/P averages.
@@ -50,7 +51,7 @@ class Exchange:
     def __init__(
         self,
         sparse: Sparse,
-        comm: MPI.Intracomm,
+        transport: Transport,
         owner: Any,
         factor: float,
         grad_scaler: torch.amp.GradScaler | None,
@@ -59,30 +60,30 @@ class Exchange:
         residual_unit: str | None = None,
     ) -> None:
         self.compression = sparse
-        self.ranks = comm.Get_size()  # a rank that leaves ends MPI: it is not asked later
+        self.ranks = transport.size  # a rank that leaves ends MPI: it is not asked later
         self.epoch: int | None = None
         self.idle = False
         self.undoable = grad_scaler is not None and grad_scaler.is_enabled()
-        self._comm = comm
+        self._transport = transport
         self._owner = owner
         self._factor = factor
         self._grad_scaler = grad_scaler
         self._hold_zeros = hold_zeros
         self._names: list[list[str]] = []  # of the parameters of each bucket
         self._shared: dict[type[Any], Any] = {}  # by the rules of all buckets
-        self._units = ResidualUnits(residual_unit, comm.Get_rank())
+        self._units = ResidualUnits(residual_unit, transport.rank)
         momentum = sparse.momentum
         clip = None if momentum is None or momentum.max_norm is None else partial(momentum.clip, ranks=self.ranks)
         self.worker = Worker(self._conditions, self.undoable, clip)
         if self.ranks > 1:
             process.abort_on_error()
-            with process.inside_mpi(_CALL, comm):
-                process.watch.add(comm, weakref.ref(self.worker), self._names, stall)
+            with process.communicating(_CALL, transport):
+                process.watch.add(transport, weakref.ref(self.worker), self._names, stall)
 
     def order(self, names: list[str]) -> list[str]:
         """Some names in the order that rank 0 has them in; a collective call."""
-        with process.inside_mpi(_CALL, self._comm):
-            in_order: list[str] = self._comm.bcast(names)
+        with process.communicating(_CALL, self._transport):
+            in_order: list[str] = self._transport.broadcast_object(names)
         return in_order
 
     def add(self, members: Sequence[Member]) -> None:
@@ -96,11 +97,11 @@ class Exchange:
         # Backward reaches the last layer first.
         layouts = plan(members[::-1], self.compression.bucket_bytes, len(self.worker.buckets))
         self._names += [layout.names for layout in layouts]
-        with process.inside_mpi(_CALL, self._comm):
+        with process.communicating(_CALL, self._transport):
             self.worker.add([self._bucket(layout) for layout in layouts])
 
     def _bucket(self, layout: Layout) -> Bucket:
-        settings = (self._comm, self._factor, self.undoable, self._hold_zeros, self._shared)
+        settings = (self._transport, self._factor, self.undoable, self._hold_zeros, self._shared)
         return Bucket(layout, self.compression, *settings)
 
     def _conditions(self, group: int) -> Callable[[], Step]:
@@ -123,10 +124,9 @@ class Exchange:
 
     def anywhere(self, flags: Sequence[bool]) -> list[bool]:
         """Which of some flags are set on any of the ranks; a collective call between steps."""
-        mine = bytearray(flags)
-        with process.inside_mpi("synchronize()", self._comm):
-            self._comm.Allreduce(MPI.IN_PLACE, mine, op=MPI.MAX)
-        return [bool(flag) for flag in mine]
+        with process.communicating("synchronize()", self._transport):
+            counts = self._transport.allreduce(np.array(flags, np.int32))
+        return [bool(count) for count in counts]
 
     @property
     def traffic(self) -> Traffic:

@@ -11,12 +11,10 @@ import horovod.torch as hvd
 import torch
 from horovod.common.util import split_list
 from horovod.torch.optimizer import _DistributedOptimizer as _Horovod
-from mpi4py import MPI
 
 from horovod_sparse.compression import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Limits
-from horovod_sparse.mpi.agreement import agree
 from horovod_sparse.training.amp import exchange_before_unscaling
 from horovod_sparse.training.arguments import parameter_facts
 from horovod_sparse.training.device import device_of
@@ -25,6 +23,8 @@ from horovod_sparse.training.horovod import numbered, user_level
 from horovod_sparse.training.join import Use, let_join
 from horovod_sparse.training.layout import Member
 from horovod_sparse.training.momentum import apply_momentum
+from horovod_sparse.transport.agreement import agree
+from horovod_sparse.transport.base import Transport
 
 _SHOWN = 3  # names of parameters that a message holds
 _exchanging: weakref.WeakSet[Any] = weakref.WeakSet()  # the optimizers whose hooks are in place
@@ -53,14 +53,14 @@ class Gradients:
         params: Any,
         named_parameters: Any,
         sparse: Sparse,
-        comm: MPI.Intracomm | None,
+        transport: Transport | None,
         grad_scaler: torch.amp.GradScaler | None,
         residual_unit: str | None,
         stall: Limits,
         **of_horovod: Any,
     ) -> None:
         self._sparse = sparse
-        self._comm = comm
+        self._transport = transport
         self._exchange: Exchange | None = None
         self._hooks: list[Any] = []
         self._unhooked: list[torch.Tensor] = []  # parameters with places, but without hooks
@@ -70,10 +70,10 @@ class Gradients:
         self._use = Use()
         self._complete = False  # a GradScaler has called synchronize(), not the user
         self._newer: weakref.ref[Any] | None = None  # the optimizer that has taken parameters over
-        if comm is not None:
-            factor = 1.0 if of_horovod["op"] == hvd.Sum else 1.0 / comm.Get_size()
+        if transport is not None:
+            factor = 1.0 if of_horovod["op"] == hvd.Sum else 1.0 / transport.size
             owner = weakref.proxy(self)
-            self._exchange = Exchange(sparse, comm, owner, factor, grad_scaler, stall, residual_unit=residual_unit)
+            self._exchange = Exchange(sparse, transport, owner, factor, grad_scaler, stall, residual_unit=residual_unit)
         _Horovod.__init__(self, params, named_parameters, hvd.Compression.none, **of_horovod)
         apply_momentum(self, sparse, self._exchange)  # type: ignore[arg-type]
 
@@ -101,13 +101,13 @@ class Gradients:
                 f"rank {hvd.rank()}: add_param_group() between backward() and step(): call it after step()"
             )
         super(self.__class__, self).add_param_group(param_group)  # type: ignore[misc]
-        if not wrapped or self._exchange is None or self._comm is None or self._exchange.ranks == 1:
+        if not wrapped or self._exchange is None or self._transport is None or self._exchange.ranks == 1:
             return
         added = self.param_groups[-1]["params"]
         names = {p: name for name, p in numbered(self)} | self._parameter_names  # type: ignore[arg-type]
         try:
-            with process.inside_mpi("add_param_group()", self._comm):
-                agree(self._comm, {"parameter": parameter_facts((names[p], p) for p in added)})
+            with process.communicating("add_param_group()", self._transport):
+                agree(self._transport, {"parameter": parameter_facts((names[p], p) for p in added)})
         except ValueError:
             self.param_groups.pop()
             raise

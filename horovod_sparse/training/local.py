@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from mpi4py import MPI
 
 from horovod_sparse.compression import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
-from horovod_sparse.mpi.agreement import agree
-from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.training.arguments import check_devices, common_facts, names_of, parameter_facts, require_plain
-from horovod_sparse.training.communicator import communicator
 from horovod_sparse.training.join import Use, let_join
+from horovod_sparse.training.members import transport_of
 from horovod_sparse.training.outer import DILOCO, OuterSGD
 from horovod_sparse.training.rounds import Rounds, plain
+from horovod_sparse.transport.agreement import agree
+from horovod_sparse.transport.mpi import job
+from horovod_sparse.transport.traffic import Traffic
 
 
 class _Local(torch.optim.Optimizer):
@@ -78,8 +78,8 @@ class _Local(torch.optim.Optimizer):
         names = names_of(self.param_groups, ())
         added = {p: names[p] for p in self.param_groups[-1]["params"]}
         try:
-            with process.inside_mpi("add_param_group()", self._rounds.comm):
-                agree(self._rounds.comm, {"parameter": parameter_facts((name, p) for p, name in added.items())})
+            with process.communicating("add_param_group()", self._rounds.transport):
+                agree(self._rounds.transport, {"parameter": parameter_facts((name, p) for p, name in added.items())})
         except ValueError:
             self.param_groups.pop()
             raise
@@ -187,14 +187,12 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
         ValueError: An argument is out of range, or differs between ranks.
         RuntimeError: MPI has no threads.
     """
-    comm = communicator(process_set)
-    if comm is None:
-        raise ValueError(
-            f"rank {MPI.COMM_WORLD.Get_rank()} is not part of {process_set}: make a LocalOptimizer on its ranks only"
-        )
+    transport = transport_of(process_set)
+    if transport is None:
+        raise ValueError(f"rank {job().rank} is not part of {process_set}: make a LocalOptimizer on its ranks only")
     named = list(named_parameters or ())
-    with process.inside_mpi("LocalOptimizer()", comm):
-        agree(comm, _facts(optimizer, named, local_steps, compression, outer, (stall_timeout, stall_abort)))
+    with process.communicating("LocalOptimizer()", transport):
+        agree(transport, _facts(optimizer, named, local_steps, compression, outer, (stall_timeout, stall_abort)))
     kind = type(optimizer)
     local: Any = object.__new__(type(kind.__name__, (kind,), _OVERRIDES))
     # A scheduler that was made before has put a step of its own there.
@@ -202,9 +200,9 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
     names = names_of(optimizer.param_groups, named)
     local.local_steps = local_steps
     local._use = Use()
-    local._rounds = Rounds(local, names, compression, comm, outer, limits(stall_timeout, stall_abort), grad_scaler)
+    local._rounds = Rounds(local, names, compression, transport, outer, limits(stall_timeout, stall_abort), grad_scaler)
     local.register_step_post_hook(_beginning(weakref.ref(local._rounds)))
-    if "horovod.torch" in sys.modules and comm.Get_size() == MPI.COMM_WORLD.Get_size():
+    if "horovod.torch" in sys.modules and transport.size == job().size:
         let_join(local)
     return local
 
@@ -228,7 +226,7 @@ def _facts(
             "outer": repr(outer),
         }
     except ValueError as error:
-        return ValueError(f"rank {MPI.COMM_WORLD.Get_rank()}: {error}")
+        return ValueError(f"rank {job().rank}: {error}")
 
 
 def _check(

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from mpi4py import MPI
 
 from horovod_sparse.compression import Sparse
 from horovod_sparse.rules import Momentum
 from horovod_sparse.training.bucket import Bucket
 from horovod_sparse.training.exchange import Exchange
 from horovod_sparse.training.moments import coupled_decay, enter_first_moment, has_momentum, is_known, momentum_of
+from horovod_sparse.transport.mpi import job
 
 _LOG = logging.getLogger("horovod_sparse")
 # The name that torch's SGD gives it. Without momentum, SGD leaves it as it is.
@@ -197,7 +197,7 @@ def apply_momentum(optimizer: torch.optim.Optimizer, sparse: Sparse, exchange: E
 
 
 def _warn_of_what_stays(optimizer: torch.optim.Optimizer) -> None:
-    if has_momentum(optimizer) and not is_known(optimizer) and MPI.COMM_WORLD.Get_rank() == 0:
+    if has_momentum(optimizer) and not is_known(optimizer) and job().rank == 0:
         _LOG.warning(
             "rank 0: momentum of %s is applied after the selection, as the compression can take over that of SGD, Adam "
             "and AdamW only: use one of these, or say so by memory='residual'",

@@ -7,18 +7,19 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import horovod.torch as hvd
+import numpy as np
 import torch
 from horovod.torch.optimizer import _DistributedOptimizer as _Horovod
 
 from horovod_sparse.compression import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
-from horovod_sparse.mpi.agreement import agree
-from horovod_sparse.mpi.traffic import Traffic
-from horovod_sparse.training.communicator import communicator
 from horovod_sparse.training.exchange import Exchange
 from horovod_sparse.training.gradients import Gradients
 from horovod_sparse.training.horovod import facts, user_level
+from horovod_sparse.training.members import transport_of
+from horovod_sparse.transport.agreement import agree
+from horovod_sparse.transport.traffic import Traffic
 
 
 class _Optimizer(Gradients):
@@ -81,11 +82,11 @@ class _Optimizer(Gradients):
             if self._should_synchronize:
                 self.synchronize()
             self._synchronized = False
-            if self._comm is None or not isinstance(self, torch.optim.LBFGS):
+            if self._transport is None or not isinstance(self, torch.optim.LBFGS):
                 return loss
             mine = loss.item() if isinstance(loss, torch.Tensor) else loss
-            with process.inside_mpi("step(closure)", self._comm):
-                return self._comm.allreduce(mine) / self._comm.Get_size()
+            with process.communicating("step(closure)", self._transport):
+                return float(self._transport.allreduce(np.array([mine]))[0]) / self._transport.size
 
         return exchanged
 
@@ -277,15 +278,15 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
     }
     named = None if named_parameters is None else list(named_parameters)
     own = {"stall_timeout": stall_timeout, "stall_abort": stall_abort, "residual_unit": residual_unit}
-    with process.inside_mpi("DistributedOptimizer()"):
-        comm = communicator(process_set)
-        if comm is not None:
-            agree(comm, facts(optimizer, named, compression, {**arguments, **own}))
+    with process.communicating("DistributedOptimizer()"):
+        transport = transport_of(process_set)
+        if transport is not None:
+            agree(transport, facts(optimizer, named, compression, {**arguments, **own}))
     if isinstance(compression, Sparse):
         _warn_of_line_search(optimizer, compression)
         kind = type(optimizer)
         cls = type(kind.__name__, (kind,), {**vars(_Horovod), **_OVERRIDES})
-        of_exchange = (compression, comm, grad_scaler, residual_unit, limits(stall_timeout, stall_abort))
+        of_exchange = (compression, transport, grad_scaler, residual_unit, limits(stall_timeout, stall_abort))
         wrapped = cls(optimizer.param_groups, named, *of_exchange, **arguments)
     else:
         wrapped = hvd.DistributedOptimizer(optimizer, named, compression, **arguments)

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from horovod_sparse.training.communicator import require_threads
+from horovod_sparse.training.members import require_threads
 
 
 def init_process_group(backend: str | None = None, **settings: Any) -> None:

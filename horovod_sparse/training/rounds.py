@@ -8,17 +8,17 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from mpi4py import MPI
 
 from horovod_sparse.compression import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Limits
 from horovod_sparse.kernels import copy_to_host
-from horovod_sparse.mpi.agreement import agree
 from horovod_sparse.training.exchange import Exchange
 from horovod_sparse.training.layout import Member
 from horovod_sparse.training.outer import OuterSGD
 from horovod_sparse.training.state import on_host
+from horovod_sparse.transport.agreement import agree
+from horovod_sparse.transport.base import Transport
 
 # In the state of a parameter, as torch's optimizers have it, where broadcasts and checkpoints find them.
 _COMMON, _VELOCITY = "common_parameter", "outer_momentum"
@@ -42,7 +42,7 @@ class Rounds:
         optimizer: Takes the local steps; held weakly.
         names: Of its parameters.
         sparse: The configuration.
-        comm: A communicator of its own.
+        transport: Connects the ranks.
         outer: The outer step.
         stall: How long a bucket may wait.
         grad_scaler: This rank's, saved with its state.
@@ -51,7 +51,7 @@ class Rounds:
         exchange: Buckets of differences, with their residuals.
         stepped: Whether this rank has taken a step in this round.
         begun: Whether the optimizer has a state: that of a new one is to look empty.
-        comm: Of the ranks that train together.
+        transport: Of the ranks that train together.
     """
 
     param_groups: Sequence[dict[str, Any]] = ()  # the exchange has no learning rate to ask for
@@ -61,17 +61,17 @@ class Rounds:
         optimizer: torch.optim.Optimizer,
         names: Mapping[torch.Tensor, str],
         sparse: Sparse,
-        comm: MPI.Intracomm,
+        transport: Transport,
         outer: OuterSGD,
         stall: Limits,
         grad_scaler: torch.amp.GradScaler | None,
     ) -> None:
-        self.exchange = Exchange(sparse, comm, weakref.proxy(self), 1 / comm.Get_size(), None, stall)
+        self.exchange = Exchange(sparse, transport, weakref.proxy(self), 1 / transport.size, None, stall)
         self.stepped = False
         self.begun = False
         self._optimizer = weakref.ref(optimizer)
         self._names: dict[torch.Tensor, str] = {}
-        self.comm = comm
+        self.transport = transport
         self._outer = outer
         self._grad_scaler = grad_scaler
         self._common: dict[torch.Tensor, torch.Tensor] = {}
@@ -205,8 +205,10 @@ class Rounds:
         """Makes sure, once, that ranks parted from the same parameters: else they would never be common."""
         if not self._compared:
             start = tuple((self._names[p], _digest(self._common[p])) for p in parameters)
-            with process.inside_mpi("synchronize()", self.comm):
-                agree(self.comm, {"start of the first round, which hvd.broadcast_parameters() makes common,": start})
+            with process.communicating("synchronize()", self.transport):
+                agree(
+                    self.transport, {"start of the first round, which hvd.broadcast_parameters() makes common,": start}
+                )
             self._compared = True
 
     def stand_in(self) -> Callable[[], None]:

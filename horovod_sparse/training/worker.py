@@ -19,11 +19,11 @@ from horovod_sparse import trace
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Place, Progress
 from horovod_sparse.kernels import copy_to_host
-from horovod_sparse.mpi.traffic import Traffic
 from horovod_sparse.pipeline.base import NoBackwardError
 from horovod_sparse.rules import Step
 from horovod_sparse.trace.counts import statistics
 from horovod_sparse.training.bucket import Bucket, Facts, Filling
+from horovod_sparse.transport.traffic import Traffic
 
 
 class _Job(NamedTuple):
@@ -173,7 +173,7 @@ class Worker:
             facts: dict[str, Facts] = {} if agreed is None else {"agreed": agreed}
             self._running = job.bucket
             try:
-                with process.inside_mpi():
+                with process.communicating():
                     if behind is not None:
                         facts["ahead"] = behind.bucket.facts(behind.filling, behind.conditions)
                     agreed = job.bucket.exchange(job.filling, job.conditions, **facts)
@@ -234,8 +234,8 @@ class Worker:
     def _require_whole(self) -> None:
         if self._thread.abandoned:
             raise RuntimeError(
-                f"rank {process.rank}: {self._thread.abandoned}: other ranks may have applied that step, which this "
-                "rank has not: start again from the last checkpoint"
+                f"rank {process.job.rank}: {self._thread.abandoned}: other ranks may have applied that step, which "
+                "this rank has not: start again from the last checkpoint"
             )
 
     def finish(self) -> None:

@@ -57,6 +57,7 @@ def table(output):
     return {(row["algorithm"], row["elements"], row["density"]): row for row in rows}
 
 
+@pytest.mark.full
 def test_table_and_files_hold_every_size_density_and_preset_without_torch_or_horovod(tmp_path):
     files = ("--json", str(tmp_path / "rows.json"), "--plot", str(tmp_path / "rows.png"))
     done = launch.python("-c", RUN, *SMALL, "--density", "0.01,0.1", *files, ranks=2)

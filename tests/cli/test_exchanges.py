@@ -22,9 +22,9 @@ SIZE, K = 3000, 30
 
 
 @pytest.fixture
-def bucket(comm):
+def bucket(transport):
     """A bucket whose memory holds something already."""
-    bucket = Bucket(Compression.topka(density=K / SIZE), windows(SIZE, (7, comm.Get_rank())), comm)
+    bucket = Bucket(Compression.topka(density=K / SIZE), windows(SIZE, (7, transport.rank)), transport)
     bucket.run()
     return bucket
 
@@ -42,19 +42,19 @@ def spoil(monkeypatch: pytest.MonkeyPatch, bucket: Bucket, change: Callable[[np.
     monkeypatch.setattr(bucket.pipeline.collective, "allreduce", changed)  # type: ignore[attr-defined]
 
 
-def test_a_correct_step_has_nothing_wrong(comm, bucket):
-    assert exchanges.wrong(comm, bucket) == 0
+def test_a_correct_step_has_nothing_wrong(transport, bucket):
+    assert exchanges.wrong(transport, bucket) == 0
 
 
 @pytest.mark.parametrize("value", [0.0, np.nan, 1e9])
 @pytest.mark.parametrize("chunk", [70, 1 << 20])
-def test_a_wrong_element_is_counted(comm, bucket, monkeypatch, value, chunk):
+def test_a_wrong_element_is_counted(transport, bucket, monkeypatch, value, chunk):
     monkeypatch.setattr(exchanges, "_CHUNK", chunk)
     spoil(monkeypatch, bucket, lambda values: values.put([1, -1], value))
-    assert exchanges.wrong(comm, bucket) == 2
+    assert exchanges.wrong(transport, bucket) == 2
 
 
-def test_what_the_memory_loses_is_counted(comm, bucket, monkeypatch):
+def test_what_the_memory_loses_is_counted(transport, bucket, monkeypatch):
     close = bucket.pipeline.memory.close
 
     def forget(accumulator, *arguments):
@@ -62,26 +62,26 @@ def test_what_the_memory_loses_is_counted(comm, bucket, monkeypatch):
         accumulator.buffer[np.argmax(abs(accumulator.buffer))] = 0
 
     monkeypatch.setattr(bucket.pipeline.memory, "close", forget)
-    assert 1 <= exchanges.wrong(comm, bucket) <= comm.Get_size()
+    assert 1 <= exchanges.wrong(transport, bucket) <= transport.size
 
 
-def test_bits_that_differ_from_rank_to_rank_are_counted(comm, bucket, monkeypatch):
-    upwards = np.float32(np.inf if comm.Get_rank() else -np.inf)
+def test_bits_that_differ_from_rank_to_rank_are_counted(transport, bucket, monkeypatch):
+    upwards = np.float32(np.inf if transport.rank else -np.inf)
     spoil(monkeypatch, bucket, lambda values: values.put(2, np.nextafter(values[2], upwards)))
-    assert exchanges.wrong(comm, bucket) == comm.Get_size() - 1
+    assert exchanges.wrong(transport, bucket) == transport.size - 1
 
 
-def test_gradients_differ_from_iteration_to_iteration_and_from_rank_to_rank(comm):
-    gradients, again = (windows(SIZE, (7, comm.Get_rank())) for _ in range(2))
+def test_gradients_differ_from_iteration_to_iteration_and_from_rank_to_rank(transport):
+    gradients, again = (windows(SIZE, (7, transport.rank)) for _ in range(2))
     assert not np.array_equal(gradients[0], gradients[1])
     assert np.array_equal(gradients[1], again[1])
-    assert len(set(comm.allgather(gradients[0].tobytes()))) == comm.Get_size()
+    assert len(set(transport.allgather_object(gradients[0].tobytes()))) == transport.size
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_is_measured_and_nothing_is_wrong(comm, name):
-    gradients = windows(SIZE, (1, comm.Get_rank()))
-    row = exchanges.measure(name, parse(name), gradients, comm, iterations=3, warmup=1)
+def test_every_preset_is_measured_and_nothing_is_wrong(transport, name):
+    gradients = windows(SIZE, (1, transport.rank))
+    row = exchanges.measure(name, parse(name), gradients, transport, iterations=3, warmup=1)
     assert row.wrong == 0
     assert 0 < row.best_ms <= row.max_ms
     assert row.min_ms <= row.avg_ms <= row.max_ms
@@ -90,13 +90,13 @@ def test_every_preset_is_measured_and_nothing_is_wrong(comm, name):
     # Of a bucket that always travels whole nothing is selected, and there is nothing to agree on.
     assert (row.select_ms > 0) == (row.agree_ms > 0) == (name != "dense")
     assert row.total_entries > 0
-    assert everywhere(comm, comm.bcast(row) == row)
+    assert everywhere(transport, transport.broadcast_object(row) == row)
 
 
-def test_bandwidths_and_bytes_follow_the_formulas(comm):
-    gradients = windows(SIZE, (1, comm.Get_rank()))
-    row = exchanges.measure("topka", Compression.topka(0.01), gradients, comm, iterations=4, warmup=2, check=False)
-    ranks = comm.Get_size()
+def test_bandwidths_and_bytes_follow_the_formulas(transport):
+    gradients = windows(SIZE, (1, transport.rank))
+    row = exchanges.measure("topka", Compression.topka(0.01), gradients, transport, iterations=4, warmup=2, check=False)
+    ranks = transport.size
     assert row.wrong is None
     assert (row.size, row.nbytes, row.density, row.entries) == (SIZE, 4 * SIZE, 0.01, K)
     assert row.algbw == pytest.approx(4 * SIZE / (row.max_ms * 1e-3) / 1e9)

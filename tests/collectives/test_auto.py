@@ -12,66 +12,66 @@ from laws import Case, check_exchange, digest_of, everywhere, make, own_vector
 from horovod_sparse.collectives import auto
 from horovod_sparse.costs.formulas import Cost
 from horovod_sparse.costs.network import Link
-from horovod_sparse.mpi.messenger import Messenger
 
-pytestmark = [pytest.mark.mpi, pytest.mark.law]
+pytestmark = pytest.mark.law
 
 SIZE, K = 1_000_000, 10_000
 
 
-def test_dense_wins_on_a_fast_network_and_asks_for_everything(comm, network):
+def test_dense_wins_on_a_fast_network_and_asks_for_everything(transport, network):
     network("fast")
-    collective = make(comm, "auto")
-    assert everywhere(comm, collective.decide(SIZE, K) and collective.choice == "dense")
+    collective = make(transport, "auto")
+    assert everywhere(transport, collective.decide(SIZE, K) and collective.choice == "dense")
 
 
-def test_sparse_wins_on_a_slow_network_and_dense_at_a_high_density(comm, network):
+def test_sparse_wins_on_a_slow_network_and_dense_at_a_high_density(transport, network):
     network("slow")
-    collective, choices = make(comm, "auto"), []
+    collective, choices = make(transport, "auto"), []
     for k in (10, SIZE - 10, 10):
         asked = collective.decide(SIZE, k)
         choices.append(collective.choice)
         assert asked == (collective.choice == "dense")
-    assert everywhere(comm, choices[0] == choices[2] and choices[1] == "dense")
-    assert everywhere(comm, choices[0] != "dense" or comm.Get_size() == 1)
+    assert everywhere(transport, choices[0] == choices[2] and choices[1] == "dense")
+    assert everywhere(transport, choices[0] != "dense" or transport.size == 1)
 
 
-def test_what_was_measured_decides_alike_on_every_rank(comm):
-    collective = make(comm, "auto")
+def test_what_was_measured_decides_alike_on_every_rank(transport):
+    collective = make(transport, "auto")
     for size, k in ((1000, 10), (SIZE, K), (SIZE, SIZE // 3), (SIZE, 0)):  # 0: all of it is held
         collective.decide(size, k)
-        assert len(set(comm.allgather(collective.choice))) == 1
-    check_exchange(comm, collective, Case(1000, "random"))
+        assert len(set(transport.allgather_object(collective.choice))) == 1
+    check_exchange(transport, collective, Case(1000, "random"))
 
 
-def test_what_cuts_the_sum_is_not_chosen_for_a_little_time(comm, network, monkeypatch):
+def test_what_cuts_the_sum_is_not_chosen_for_a_little_time(transport, network, monkeypatch):
     network("slow")
     costs = [Cost(name, seconds, 0, 0, 0, 0) for name, seconds in (("oktopk", 2), ("topka", 3), ("dense", 9))]
     monkeypatch.setattr(auto, "table", lambda *_, **__: costs)
-    collective = make(comm, "auto")
+    collective = make(transport, "auto")
     collective.decide(SIZE, K)
-    assert everywhere(comm, collective.choice == ("topka" if comm.Get_size() > 1 else "dense"))
+    assert everywhere(transport, collective.choice == ("topka" if transport.size > 1 else "dense"))
 
 
-def test_it_chooses_once_for_each_size_and_k(comm, network, monkeypatch):
+@pytest.mark.mpi
+def test_it_chooses_once_for_each_size_and_k(transport, network, monkeypatch):
     network("slow")
     calls, table = [], auto.table
     monkeypatch.setattr(auto, "table", lambda *args, **named: calls.append(args[:2]) or table(*args, **named))
     collective, numbers = (
-        make(comm, "auto"),
+        make(transport, "auto"),
         [(SIZE, K), (SIZE, K), (SIZE, 2 * K), (SIZE // 2, 2 * K), (SIZE // 2, 2 * K)],
     )
     for size, k in numbers:
         collective.decide(size, k)
-    assert calls == ([numbers[0], *numbers[2:4]] if comm.Get_size() > 1 else [])
+    assert calls == ([numbers[0], *numbers[2:4]] if transport.size > 1 else [])
 
 
-def test_an_algorithm_keeps_its_state_while_another_one_runs(comm, network):
+def test_an_algorithm_keeps_its_state_while_another_one_runs(transport, network):
     """Ok-Topk goes on with its thresholds as if nothing had come between, and what both send is counted."""
     network("slow")
-    collective, alone, other = make(comm, "auto"), make(comm, "oktopk"), make(comm, "gtopk")
+    collective, alone, other = make(transport, "auto"), make(transport, "oktopk"), make(transport, "gtopk")
     for step in range(8):
-        vector = own_vector(Case(5000, "same indices", seed=step), comm)
+        vector = own_vector(Case(5000, "same indices", seed=step), transport)
         collective.choice = "oktopk" if step % 2 else "gtopk"
         exchange = collective.allreduce(vector, 50)
         expected = (alone if step % 2 else other).allreduce(vector, 50)
@@ -79,37 +79,41 @@ def test_an_algorithm_keeps_its_state_while_another_one_runs(comm, network):
     assert collective.traffic.bytes_sent == alone.traffic.bytes_sent + other.traffic.bytes_sent
 
 
-def test_rank_0_logs_the_table_once_for_each_choice(comm, network, caplog):
+@pytest.mark.mpi
+def test_rank_0_logs_the_table_once_for_each_choice(transport, network, caplog):
     network("slow")
     with caplog.at_level(logging.INFO, "horovod_sparse"):
-        collective = make(comm, "auto")
+        collective = make(transport, "auto")
         for k in (K, K, K + 1):
             collective.decide(SIZE, k)
     logs = [record.getMessage() for record in caplog.records]
-    assert len(logs) == (comm.Get_rank() == 0 and comm.Get_size() > 1)
+    assert len(logs) == (transport.rank == 0 and transport.size > 1)
     assert all(name in log for log in logs for name in ("dense", "topka", "topkdsa", "gtopk", "oktopk", "chosen"))
 
 
-def test_one_rank_is_dense_and_silent(comm, caplog):
-    alone = comm.Split(comm.Get_rank())
+@pytest.mark.mpi
+def test_one_rank_is_dense_and_silent(transport, caplog):
+    alone = transport.by_node(1).own
     with caplog.at_level(logging.INFO, "horovod_sparse"):
         collective = make(alone, "auto")
         assert collective.decide(SIZE, K)
     assert (collective.choice, caplog.records) == ("dense", [])
-    alone.Free()
 
 
+@pytest.mark.mpi
 @every_way
-def test_it_measures_for_the_dtype_and_device_of_the_bucket_and_knows_the_format_of_the_wire(comm, monkeypatch, put):
+def test_it_measures_for_the_dtype_and_device_of_the_bucket_and_knows_the_format_of_the_wire(
+    transport, monkeypatch, put
+):
     likes, widths = [], []
-    table, compute = auto.table, auto.measure_compute(Messenger(comm), np.empty(0, np.float32))
+    table, compute = auto.table, auto.measure_compute(transport.channel(), np.empty(0, np.float32))
     monkeypatch.setattr(auto, "measure_link", lambda _, like: likes.append(like) or Link(50e-6, 8e-9))
     monkeypatch.setattr(auto, "measure_compute", lambda *_: compute)
     monkeypatch.setattr(auto, "table", lambda *args, **named: widths.append(named["wire"]) or table(*args, **named))
     for dtype, wire in (("float32", None), ("float32", "bfloat16"), ("float64", "float32")):
-        make(comm, "auto", dtype, put, wire=wire).decide(SIZE, K)
+        make(transport, "auto", dtype, put, wire=wire).decide(SIZE, K)
     there = type(put(np.empty(0)))
-    several = comm.Get_size() > 1
+    several = transport.size > 1
     assert [(type(one), str(one.dtype)) for one in likes] == several * [
         *2 * [(there, "float32")],
         (there, "float64"),
@@ -117,11 +121,11 @@ def test_it_measures_for_the_dtype_and_device_of_the_bucket_and_knows_the_format
     assert widths == several * [4, 2, 4]
 
 
-def test_a_restored_choice_stays_in_force(comm, network):
+def test_a_restored_choice_stays_in_force(transport, network):
     network("slow")
-    one, other = make(comm, "auto"), make(comm, "auto")
+    one, other = make(transport, "auto"), make(transport, "auto")
     one.decide(SIZE, K)
     other.load_state_dict(one.state_dict())
     network("fast")
     other.decide(SIZE, K)
-    assert everywhere(comm, other.choice == one.choice)
+    assert everywhere(transport, other.choice == one.choice)

@@ -9,39 +9,36 @@ from hypothesis import strategies as st
 from laws import everywhere, examples
 
 from horovod_sparse.collectives.balance import balance, saving
-from horovod_sparse.mpi.messenger import Messenger
 from horovod_sparse.vector import SparseVector
 from horovod_sparse.wire import Wire
 
 WIRE = Wire.of(None, np.dtype(np.float32))
 
 
-@pytest.mark.mpi
 @pytest.mark.law
 @examples(20)
 @given(seed=st.integers(0, 2**31), most=st.sampled_from([0, 1, 5, 300]))
-def test_shares_are_equal_and_ascend_with_the_ranks(comm, seed, most):
-    ranks, rank = comm.Get_size(), comm.Get_rank()
+def test_shares_are_equal_and_ascend_with_the_ranks(transport, seed, most):
+    ranks, rank = transport.size, transport.rank
     generator = np.random.default_rng(seed)
     counts = generator.integers(0, most + 1, ranks) * (generator.random(ranks) < 0.5)
     ends = np.cumsum(counts)
     mine = np.arange(ends[rank] - counts[rank], ends[rank], dtype=np.int32)
     vector = SparseVector(mine, mine.astype(np.float32), max(int(ends[-1]), 1))
-    indices, values = balance(Messenger(comm), WIRE, vector, counts.tolist()).entries
-    shares = comm.allgather(indices.size)
-    assert everywhere(comm, sum(shares) == ends[-1] and max(shares) - min(shares) <= 1)
-    assert everywhere(comm, np.concatenate(comm.allgather(indices)).tolist() == list(range(ends[-1])))
-    assert everywhere(comm, np.array_equal(values, indices))
+    indices, values = balance(transport.channel(), WIRE, vector, counts.tolist()).entries
+    shares = transport.allgather_object(indices.size)
+    assert everywhere(transport, sum(shares) == ends[-1] and max(shares) - min(shares) <= 1)
+    assert everywhere(transport, np.concatenate(transport.allgather_object(indices)).tolist() == list(range(ends[-1])))
+    assert everywhere(transport, np.array_equal(values, indices))
 
 
-@pytest.mark.mpi
 @pytest.mark.law
-def test_only_what_changes_hands_travels(comm):
-    messenger = Messenger(comm)
-    indices = np.arange(8, dtype=np.int32) + 8 * messenger.rank
-    vector = SparseVector(indices, np.ones(8, np.float32), 8 * messenger.ranks)
-    balance(messenger, WIRE, vector, [8] * messenger.ranks)
-    assert messenger.traffic.bytes_sent == 0
+def test_only_what_changes_hands_travels(transport):
+    transport = transport.channel()
+    indices = np.arange(8, dtype=np.int32) + 8 * transport.rank
+    vector = SparseVector(indices, np.ones(8, np.float32), 8 * transport.size)
+    balance(transport, WIRE, vector, [8] * transport.size)
+    assert transport.traffic.bytes_sent == 0
 
 
 def ways(counts):

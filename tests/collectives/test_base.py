@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from laws import NARROWER, Case, dense, digest_of, everywhere, make, own_vector
+from laws import NARROWER, Case, dense, digest_of, everywhere, make, own_vector, summed
 
 from horovod_sparse.collectives import COLLECTIVES
 from horovod_sparse.costs import measure
 from horovod_sparse.costs.network import Link
 from horovod_sparse.vector import SparseVector
 
-pytestmark = pytest.mark.mpi
-
 narrower = pytest.mark.parametrize(("wire", "dtype"), NARROWER)
 
 
 @narrower
-def test_numbers_of_any_magnitude_come_out_in_parts_that_make_them_up_exactly(comm, name, settings, wire, dtype):
+def test_numbers_of_any_magnitude_come_out_in_parts_that_make_them_up_exactly(transport, name, settings, wire, dtype):
     if name == "dense":
         return  # rounds nothing
-    size, rank, ranks = 1000, comm.Get_rank(), comm.Get_size()
+    size, rank, ranks = 1000, transport.rank, transport.size
     generator = np.random.default_rng([7, rank])
     values = (generator.standard_normal(size) * np.exp(generator.uniform(-40, 80, size))).astype(dtype)
     values[np.arange(size) % ranks != rank] = 0  # each is one rank's number, so that sums are exact
     vector = SparseVector(np.arange(size, dtype=np.int32), values, size, shared=True)
-    exchange = make(comm, name, dtype, **settings, wire=wire).allreduce(vector, size // 5)
-    came_back = sum(comm.allgather(dense(exchange.returned)))
-    assert everywhere(comm, np.array_equal(came_back + dense(exchange.total), sum(comm.allgather(values))))
+    exchange = make(transport, name, dtype, **settings, wire=wire).allreduce(vector, size // 5)
+    came_back = sum(transport.allgather_object(dense(exchange.returned)))
+    assert everywhere(
+        transport, np.array_equal(came_back + dense(exchange.total), sum(transport.allgather_object(values)))
+    )
 
 
-def bytes_sent(comm, name, dtype, density, **settings):
+def bytes_sent(transport, name, dtype, density, **settings):
     """In the second step, when thresholds are known."""
     size = 100_000
     indices = np.arange(0, size, round(1 / density), dtype=np.int32)
     vector = SparseVector(indices, np.ones(indices.size, dtype), size, shared=True)
-    collective, counts = make(comm, name, dtype, indices="plain", **settings), []
+    collective, counts = make(transport, name, dtype, indices="plain", **settings), []
     for _ in range(2):
         collective.allreduce(vector, indices.size)
         counts.append(collective.traffic.bytes_sent)
@@ -52,36 +52,36 @@ def bytes_sent(comm, name, dtype, density, **settings):
         ("shared", 0.05, 0),
     ],
 )
-def test_values_travel_in_as_many_bytes_as_the_format_has(comm, rule, density, index, wire, dtype):
+def test_values_travel_in_as_many_bytes_as_the_format_has(transport, rule, density, index, wire, dtype):
     nodes = {"node_ranks": 2} if rule == "hierarchical" else {}
-    full = bytes_sent(comm, rule, dtype, density, **nodes)
-    short = bytes_sent(comm, rule, dtype, density, wire=wire, **nodes)
+    full = bytes_sent(transport, rule, dtype, density, **nodes)
+    short = bytes_sent(transport, rule, dtype, density, wire=wire, **nodes)
     expected = full * (index + np.dtype(wire if wire != "bfloat16" else "float16").itemsize)
     expected /= index + np.dtype(dtype).itemsize
-    assert everywhere(comm, abs(short - expected) <= 0.02 * expected)
-    assert comm.Get_size() == 1 or comm.allreduce(short) > 0
+    assert everywhere(transport, abs(short - expected) <= 0.02 * expected)
+    assert transport.size == 1 or summed(transport, short) > 0
 
 
 @pytest.mark.parametrize("rule", ["topka", "topkdsa", "gtopk", "oktopk", "hierarchical", "auto"])
-def test_indices_are_coded_where_the_link_is_slow_and_the_total_has_the_same_bits(comm, monkeypatch, rule):
+def test_indices_are_coded_where_the_link_is_slow_and_the_total_has_the_same_bits(transport, monkeypatch, rule):
     sent, totals = {}, []
     for speed, beta in (("slow", 8e-9), ("fast", 1e-12), ("coded", 0.0), ("plain", 1.0)):
         monkeypatch.setattr(measure, "measure_link", lambda *_, beta=beta: Link(1e-6, beta))
         monkeypatch.setattr(measure, "measure_coding", lambda *_: 2e-9)
-        collective = make(comm, rule, indices=speed if speed in ("coded", "plain") else None)
-        vector = own_vector(Case(200_000, "random", seed=4, share=0.01), comm).cut(4000)[0]
+        collective = make(transport, rule, indices=speed if speed in ("coded", "plain") else None)
+        vector = own_vector(Case(200_000, "random", seed=4, share=0.01), transport).cut(4000)[0]
         totals.append(collective.allreduce(vector, 4000).total)
-        sent[speed] = comm.allreduce(collective.traffic.bytes_sent)
-    assert everywhere(comm, sent["slow"] == sent["coded"] and sent["fast"] == sent["plain"])
-    assert everywhere(comm, sent["slow"] < 0.8 * sent["fast"] or comm.Get_size() == 1)
-    assert everywhere(comm, len({digest_of(total) for total in totals}) == 1)
+        sent[speed] = summed(transport, collective.traffic.bytes_sent)
+    assert everywhere(transport, sent["slow"] == sent["coded"] and sent["fast"] == sent["plain"])
+    assert everywhere(transport, sent["slow"] < 0.8 * sent["fast"] or transport.size == 1)
+    assert everywhere(transport, len({digest_of(total) for total in totals}) == 1)
 
 
 @pytest.mark.parametrize("rule", ["topkdsa", "gtopk", "oktopk", "shared"])
-def test_owners_round_what_they_sum(comm, rule):
-    vector = own_vector(Case(2000, "same indices"), comm)
-    total = make(comm, rule, wire="bfloat16").allreduce(vector, 500).total
-    assert everywhere(comm, not np.any(total.values.view(np.uint32) & 0xFFFF))
+def test_owners_round_what_they_sum(transport, rule):
+    vector = own_vector(Case(2000, "same indices"), transport)
+    total = make(transport, rule, wire="bfloat16").allreduce(vector, 500).total
+    assert everywhere(transport, not np.any(total.values.view(np.uint32) & 0xFFFF))
 
 
 @pytest.mark.parametrize("rule", sorted(set(COLLECTIVES) - {"dense"}))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given
-from laws import cases, check_exchange, dense, everywhere, examples, make
+from laws import cases, check_exchange, dense, everywhere, examples, make, summed
 
 from horovod_sparse.vector import SparseVector
 
-pytestmark = [pytest.mark.mpi, pytest.mark.law]
+pytestmark = pytest.mark.law
 
 
 def sparse(indices, values, size=100):
@@ -18,36 +18,36 @@ def sparse(indices, values, size=100):
 
 @examples(12)
 @given(case=cases(most=1000))
-def test_the_total_is_k_sparse(comm, case):
-    assert len(check_exchange(comm, make(comm, "gtopk", case.dtype), case).total) <= case.k
+def test_the_total_is_k_sparse(transport, case):
+    assert len(check_exchange(transport, make(transport, "gtopk", case.dtype), case).total) <= case.k
 
 
-def test_the_largest_stay_and_ties_go_to_the_lower_index(comm):
-    rank, ranks = comm.Get_rank(), comm.Get_size()
-    total = make(comm, "gtopk").allreduce(sparse([rank, 50], [rank + 1, 100]), 2).total
-    assert everywhere(comm, total.indices.tolist() == [ranks - 1, 50])
-    assert everywhere(comm, total.values.tolist() == [ranks, 100 * ranks])
-    tied = make(comm, "gtopk").allreduce(sparse([3, 5, 9], [1, -1, 1]), 2).total
-    assert everywhere(comm, tied.indices.tolist() == [3, 5])
+def test_the_largest_stay_and_ties_go_to_the_lower_index(transport):
+    rank, ranks = transport.rank, transport.size
+    total = make(transport, "gtopk").allreduce(sparse([rank, 50], [rank + 1, 100]), 2).total
+    assert everywhere(transport, total.indices.tolist() == [ranks - 1, 50])
+    assert everywhere(transport, total.values.tolist() == [ranks, 100 * ranks])
+    tied = make(transport, "gtopk").allreduce(sparse([3, 5, 9], [1, -1, 1]), 2).total
+    assert everywhere(transport, tied.indices.tolist() == [3, 5])
 
 
-def test_a_contribution_dropped_on_the_way_returns_although_its_index_survives(comm):
+def test_a_contribution_dropped_on_the_way_returns_although_its_index_survives(transport):
     """The last rank's entry at 7 survives; others' smaller ones at 7 are dropped by merges before they meet it."""
-    ranks, last = comm.Get_size(), comm.Get_size() - 1
-    mine = sparse([7], [64]) if comm.Get_rank() == last else sparse([7, 8, 9], [1, 8, 8])
-    exchange = make(comm, "gtopk").allreduce(mine, 2)
-    came_back = comm.allreduce(dense(exchange.returned))
-    assert everywhere(comm, np.array_equal(dense(exchange.total) + came_back, comm.allreduce(dense(mine))))
+    ranks, last = transport.size, transport.size - 1
+    mine = sparse([7], [64]) if transport.rank == last else sparse([7, 8, 9], [1, 8, 8])
+    exchange = make(transport, "gtopk").allreduce(mine, 2)
+    came_back = summed(transport, dense(exchange.returned))
+    assert everywhere(transport, np.array_equal(dense(exchange.total) + came_back, summed(transport, dense(mine))))
     if ranks >= 3:
-        assert everywhere(comm, came_back[7] > 0 and 7 in exchange.total.indices)
+        assert everywhere(transport, came_back[7] > 0 and 7 in exchange.total.indices)
 
 
-def test_sends_4k_log_p_words_at_most(comm):
-    k, ranks = 10_000, comm.Get_size()
-    collective = make(comm, "gtopk", indices="plain")
+def test_sends_4k_log_p_words_at_most(transport):
+    k, ranks = 10_000, transport.size
+    collective = make(transport, "gtopk", indices="plain")
     collective.allreduce(sparse(np.arange(k), np.ones(k), 10 * k), k)
     levels = (ranks - 1).bit_length()
     traffic = collective.traffic
-    assert everywhere(comm, traffic.bytes_sent + traffic.bytes_received <= 2 * 4 * (4 * k + 12) * levels)
-    assert everywhere(comm, traffic.messages_sent + traffic.messages_received <= 2 * 2 * levels)
-    assert comm.allreduce(traffic.bytes_sent) == 2 * (ranks - 1) * (8 * k + 24)
+    assert everywhere(transport, traffic.bytes_sent + traffic.bytes_received <= 2 * 4 * (4 * k + 12) * levels)
+    assert everywhere(transport, traffic.messages_sent + traffic.messages_received <= 2 * 2 * levels)
+    assert summed(transport, traffic.bytes_sent) == 2 * (ranks - 1) * (8 * k + 24)

@@ -4,61 +4,65 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from laws import Case, check_exchange, dense, everywhere, make, own_vector
+from laws import Case, check_exchange, dense, everywhere, make, own_vector, summed
 
 from horovod_sparse.collectives import Hierarchical
 from horovod_sparse.vector import SparseVector
 
-pytestmark = [pytest.mark.mpi, pytest.mark.law]
+pytestmark = pytest.mark.law
 
 
-def test_one_node_runs_the_inner_collective_alone(comm):
-    vector = own_vector(Case(1000, "random", seed=4), comm)
-    collective = make(comm, "hierarchical", inner="topka", outer="oktopk", node_ranks=comm.Get_size())
+def test_one_node_runs_the_inner_collective_alone(transport):
+    vector = own_vector(Case(1000, "random", seed=4), transport)
+    collective = make(transport, "hierarchical", inner="topka", outer="oktopk", node_ranks=transport.size)
     total = collective.allreduce(vector, 10).total
-    assert everywhere(comm, np.array_equal(dense(total), dense(make(comm, "topka").allreduce(vector, 10).total)))
+    assert everywhere(
+        transport, np.array_equal(dense(total), dense(make(transport, "topka").allreduce(vector, 10).total))
+    )
 
 
-def test_ranks_that_share_memory_are_one_node(comm):
-    exchange = check_exchange(comm, make(comm, "hierarchical", inner="gtopk"), Case(1000, "random", share=0.01))
+def test_ranks_that_share_memory_are_one_node(transport):
+    exchange = check_exchange(
+        transport, make(transport, "hierarchical", inner="gtopk"), Case(1000, "random", share=0.01)
+    )
     assert len(exchange.total) <= 10
 
 
-def test_what_the_nodes_drop_stays_with_their_first_ranks(comm):
-    collective = make(comm, "hierarchical", inner="topka", outer="gtopk", node_ranks=2)
-    exchange = check_exchange(comm, collective, Case(1000, "disjoint", share=0.01))
-    assert comm.Get_rank() % 2 == 0 or len(exchange.returned) == 0
+def test_what_the_nodes_drop_stays_with_their_first_ranks(transport):
+    collective = make(transport, "hierarchical", inner="topka", outer="gtopk", node_ranks=2)
+    exchange = check_exchange(transport, collective, Case(1000, "disjoint", share=0.01))
+    assert transport.rank % 2 == 0 or len(exchange.returned) == 0
 
 
 @pytest.mark.parametrize("node_ranks", [1, 2])
-def test_what_the_last_rounding_takes_away_is_the_first_ranks(comm, node_ranks):
+def test_what_the_last_rounding_takes_away_is_the_first_ranks(transport, node_ranks):
     """All first ranks round the same total; here its values are sums that bfloat16 does not hold."""
-    collective = make(comm, "hierarchical", inner="gtopk", outer="topka", node_ranks=node_ranks, wire="bfloat16")
-    vector = SparseVector(np.arange(50, dtype=np.int32), np.full(50, 256 if comm.Get_rank() else 1, np.float32), 50)
+    collective = make(transport, "hierarchical", inner="gtopk", outer="topka", node_ranks=node_ranks, wire="bfloat16")
+    vector = SparseVector(np.arange(50, dtype=np.int32), np.full(50, 256 if transport.rank else 1, np.float32), 50)
     exchange = collective.allreduce(vector, 50)
     came_back = dense(exchange.returned)
-    assert everywhere(comm, not came_back.any() or comm.Get_rank() == 0)
-    everything = 256 * (comm.Get_size() - 1) + 1
-    assert everywhere(comm, bool((dense(exchange.total) + comm.allreduce(came_back) == everything).all()))
+    assert everywhere(transport, not came_back.any() or transport.rank == 0)
+    everything = 256 * (transport.size - 1) + 1
+    assert everywhere(transport, bool((dense(exchange.total) + summed(transport, came_back) == everything).all()))
 
 
-def test_only_first_ranks_send_across_nodes(comm):
-    collective = make(comm, "hierarchical", inner="topka", outer="topka", node_ranks=2)
-    check_exchange(comm, collective, Case(1000, "everything"))
-    assert (collective._outer is None) == (comm.Get_rank() % 2 == 1)
-    last_alone = comm.Get_size() % 2 == 1 and comm.Get_rank() == comm.Get_size() - 1
-    assert (collective._inner.traffic.bytes_sent == 0) == (last_alone or comm.Get_size() == 1)
+def test_only_first_ranks_send_across_nodes(transport):
+    collective = make(transport, "hierarchical", inner="topka", outer="topka", node_ranks=2)
+    check_exchange(transport, collective, Case(1000, "everything"))
+    assert (collective._outer is None) == (transport.rank % 2 == 1)
+    last_alone = transport.size % 2 == 1 and transport.rank == transport.size - 1
+    assert (collective._inner.traffic.bytes_sent == 0) == (last_alone or transport.size == 1)
 
 
-def test_a_node_whose_total_became_dense_meets_one_whose_total_is_sparse(comm):
+def test_a_node_whose_total_became_dense_meets_one_whose_total_is_sparse(transport):
     """TopkDSA gives up indices where they do not pay: here on the first node only."""
     size = 1000
-    indices = np.arange(size if comm.Get_rank() < 2 else 3, dtype=np.int32)
+    indices = np.arange(size if transport.rank < 2 else 3, dtype=np.int32)
     vector = SparseVector(indices, np.ones(indices.size, np.float32), size)
-    collective = make(comm, "hierarchical", inner="topkdsa", outer="topka", node_ranks=2)
+    collective = make(transport, "hierarchical", inner="topkdsa", outer="topka", node_ranks=2)
     total = dense(collective.allreduce(vector, 10).total)
-    ranks = comm.Get_size()
-    assert everywhere(comm, np.array_equal(total, np.where(np.arange(size) < 3, ranks, min(ranks, 2))))
+    ranks = transport.size
+    assert everywhere(transport, np.array_equal(total, np.where(np.arange(size) < 3, ranks, min(ranks, 2))))
 
 
 @pytest.mark.parametrize(

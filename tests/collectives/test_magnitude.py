@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from laws import everywhere, examples
 
 from horovod_sparse.collectives.magnitude import kth_magnitude
-from horovod_sparse.mpi.messenger import Messenger
 
-pytestmark = [pytest.mark.mpi, pytest.mark.law]
+pytestmark = pytest.mark.law
 
 KINDS = {
     "normal": lambda generator, n: generator.standard_normal(n),
@@ -31,13 +30,13 @@ KINDS = {
     share=st.floats(0, 1.2),
     tight=st.booleans(),
 )
-def test_agrees_with_sorting_everything(comm, seed, most, kind, dtype, share, tight):
+def test_agrees_with_sorting_everything(transport, seed, most, kind, dtype, share, tight):
     parts = []
-    for rank in range(comm.Get_size()):
+    for rank in range(transport.size):
         generator = np.random.default_rng([seed, rank])
         parts.append(KINDS[kind](generator, generator.integers(0, most + 1)).astype(dtype))
     everything = np.sort(np.abs(np.concatenate(parts)))[::-1]
     limit = everything.size if tight else 2**31
     k = max(1, round(share * everything.size))
     expected = float(everything[k - 1]) if k <= everything.size else 0.0
-    assert everywhere(comm, kth_magnitude(Messenger(comm), parts[comm.Get_rank()], k, limit) == expected)
+    assert everywhere(transport, kth_magnitude(transport.channel(), parts[transport.rank], k, limit) == expected)

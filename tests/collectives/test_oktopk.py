@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given
-from laws import cases, check_exchange, dense, everywhere, examples, make, own_vector
+from laws import cases, check_exchange, dense, everywhere, examples, make, own_vector, summed
 
 from horovod_sparse.collectives import OkTopk, oktopk
-from horovod_sparse.mpi import messenger
+from horovod_sparse.transport import base
 from horovod_sparse.vector import SparseVector
 
-pytestmark = [pytest.mark.mpi, pytest.mark.law]
+pytestmark = pytest.mark.law
 
 SIZE, K = 50_000, 500
 
 
-def selection(comm, step, size=SIZE, k=K, clustered=False):
+def selection(transport, step, size=SIZE, k=K, clustered=False):
     """k random entries of this rank; clustered: nine tenths of them in the first tenth of the positions."""
-    generator = np.random.default_rng([comm.Get_rank(), step])
+    generator = np.random.default_rng([transport.rank, step])
     positions = generator.choice(size, k, replace=False)
     if clustered:
         low = generator.choice(size // 10, 9 * k // 10, replace=False)
@@ -34,99 +34,100 @@ def scaled(vector, factor):
 
 @examples(15)
 @given(case=cases(most=5000))
-def test_what_returns_is_all_that_missed_the_total_and_nothing_else(comm, case):
-    exchange = check_exchange(comm, make(comm, "oktopk", case.dtype), case)
-    mine = own_vector(case, comm)
+def test_what_returns_is_all_that_missed_the_total_and_nothing_else(transport, case):
+    exchange = check_exchange(transport, make(transport, "oktopk", case.dtype), case)
+    mine = own_vector(case, transport)
     missed = ~np.isin(mine.indices, exchange.total.indices)
-    assert everywhere(comm, np.array_equal(exchange.returned.indices, mine.indices[missed]))
-    assert everywhere(comm, np.array_equal(exchange.returned.values, mine.values[missed]))
+    assert everywhere(transport, np.array_equal(exchange.returned.indices, mine.indices[missed]))
+    assert everywhere(transport, np.array_equal(exchange.returned.values, mine.values[missed]))
 
 
-def test_what_missed_the_total_returns_with_its_own_bits_whatever_the_format(comm):
-    vector = selection(comm, 0)
-    exchange = make(comm, "oktopk", wire="bfloat16").allreduce(vector, K)
+def test_what_missed_the_total_returns_with_its_own_bits_whatever_the_format(transport):
+    vector = selection(transport, 0)
+    exchange = make(transport, "oktopk", wire="bfloat16").allreduce(vector, K)
     missed = ~np.isin(vector.indices, exchange.total.indices)
     came_back = dense(exchange.returned)[vector.indices[missed]]
-    assert everywhere(comm, came_back.tobytes() == vector.values[missed].tobytes())
-    assert missed.any() or comm.Get_size() == 1
+    assert everywhere(transport, came_back.tobytes() == vector.values[missed].tobytes())
+    assert missed.any() or transport.size == 1
 
 
-def test_an_exact_step_keeps_the_k_largest_sums(comm):
-    vector = selection(comm, 0)
-    sums = comm.allreduce(dense(vector).astype(np.float64))
-    total = make(comm, "oktopk").allreduce(vector, K).total
+def test_an_exact_step_keeps_the_k_largest_sums(transport):
+    vector = selection(transport, 0)
+    sums = summed(transport, dense(vector).astype(np.float64))
+    total = make(transport, "oktopk").allreduce(vector, K).total
     least = np.sort(np.abs(sums))[-K]
-    assert everywhere(comm, len(total) == K and np.abs(total.values).min() >= least * (1 - 1e-6))
+    assert everywhere(transport, len(total) == K and np.abs(total.values).min() >= least * (1 - 1e-6))
 
 
-def test_the_kth_entry_and_its_ties_are_sent(comm):
+def test_the_kth_entry_and_its_ties_are_sent(transport):
     vector = SparseVector(np.arange(5, dtype=np.int32), np.array([3, 1, 1, 1, 0.5], np.float32), 10)
-    exchange = make(comm, "oktopk").allreduce(vector, 2)
-    assert everywhere(comm, exchange.total.indices.tolist() == [0, 1, 2, 3])
-    assert everywhere(comm, exchange.returned.indices.tolist() == [4])
+    exchange = make(transport, "oktopk").allreduce(vector, 2)
+    assert everywhere(transport, exchange.total.indices.tolist() == [0, 1, 2, 3])
+    assert everywhere(transport, exchange.returned.indices.tolist() == [4])
 
 
-def test_the_threshold_and_the_boundaries_are_found_anew_on_schedule_and_reused_in_between(comm, monkeypatch):
+@pytest.mark.mpi
+def test_the_threshold_and_the_boundaries_are_found_anew_on_schedule_and_reused_in_between(transport, monkeypatch):
     exact, partitions = [], []
     find, partition = oktopk.kth_magnitude, OkTopk._partition
     monkeypatch.setattr(oktopk, "kth_magnitude", lambda *args: exact.append(step) or find(*args))
     monkeypatch.setattr(OkTopk, "_partition", lambda *args: partitions.append(step) or partition(*args))
-    collective = make(comm, "oktopk", tau_threshold=4, tau_partition=3)
+    collective = make(transport, "oktopk", tau_threshold=4, tau_partition=3)
     for step in range(10):
-        collective.allreduce(selection(comm, step), K)
+        collective.allreduce(selection(transport, step), K)
     assert (exact, partitions) == ([0, 4, 8], [0, 3, 6, 9])
 
 
-def test_the_number_of_entries_stays_inside_the_band_for_hundreds_of_steps(comm):
+def test_the_number_of_entries_stays_inside_the_band_for_hundreds_of_steps(transport):
     """Magnitudes that stay, then shrink as gradients do, then grow; regions move with the entries."""
-    collective, counts, factor = make(comm, "oktopk", tau_partition=16), [], 1.0
+    collective, counts, factor = make(transport, "oktopk", tau_partition=16), [], 1.0
     for step in range(300):
         factor *= (1.0, 0.98, 1.02)[step // 100]
-        vector = scaled(selection(comm, step, 5000, 200, clustered=step >= 150), factor)
+        vector = scaled(selection(transport, step, 5000, 200, clustered=step >= 150), factor)
         counts.append(len(collective.allreduce(vector, 200).total))
-    assert everywhere(comm, all(2 / 3 * 200 <= count <= 4 / 3 * 200 for count in counts))
+    assert everywhere(transport, all(2 / 3 * 200 <= count <= 4 / 3 * 200 for count in counts))
     inner = collective.state_dict()["boundaries"][1:-1]
-    expected = np.interp(np.arange(1, comm.Get_size()) / comm.Get_size(), [0, 0.9, 1], [0, 500, 5000])
-    assert everywhere(comm, bool((np.abs(inner - expected) < 250).all()))  # those of the last steps' entries
+    expected = np.interp(np.arange(1, transport.size) / transport.size, [0, 0.9, 1], [0, 500, 5000])
+    assert everywhere(transport, bool((np.abs(inner - expected) < 250).all()))  # those of the last steps' entries
 
 
 @pytest.mark.parametrize("factor", [1e6, 30, 0.03, 1e-6])
-def test_a_threshold_that_is_far_off_is_found_anew_before_anything_travels(comm, factor):
-    collective = make(comm, "oktopk")
-    collective.allreduce(selection(comm, 0), K)
-    total = collective.allreduce(scaled(selection(comm, 1), factor), K).total
-    assert everywhere(comm, 2 / 3 * K <= len(total) <= 4 / 3 * K)
+def test_a_threshold_that_is_far_off_is_found_anew_before_anything_travels(transport, factor):
+    collective = make(transport, "oktopk")
+    collective.allreduce(selection(transport, 0), K)
+    total = collective.allreduce(scaled(selection(transport, 1), factor), K).total
+    assert everywhere(transport, 2 / 3 * K <= len(total) <= 4 / 3 * K)
 
 
-def test_a_total_that_nudging_brings_back_needs_no_exact_threshold(comm, monkeypatch):
-    collective = make(comm, "oktopk", global_low=0.97, global_high=1.03, global_up=1.05, global_down=1.05)
-    vector = selection(comm, 0)
+def test_a_total_that_nudging_brings_back_needs_no_exact_threshold(transport, monkeypatch):
+    collective = make(transport, "oktopk", global_low=0.97, global_high=1.03, global_up=1.05, global_down=1.05)
+    vector = selection(transport, 0)
     collective.allreduce(vector, K)
     monkeypatch.setattr(oktopk, "kth_magnitude", lambda *args: pytest.fail("found anew"))
-    assert everywhere(comm, 0.97 * K <= len(collective.allreduce(scaled(vector, 1.05), K).total) <= 1.03 * K)
+    assert everywhere(transport, 0.97 * K <= len(collective.allreduce(scaled(vector, 1.05), K).total) <= 1.03 * K)
 
 
-def test_a_changed_k_takes_effect_at_once(comm):
-    collective = make(comm, "oktopk")
-    counts = [len(collective.allreduce(selection(comm, step), k).total) for step, k in enumerate([K, K // 2, K])]
-    assert everywhere(comm, counts == [K, K // 2, K])
+def test_a_changed_k_takes_effect_at_once(transport):
+    collective = make(transport, "oktopk")
+    counts = [len(collective.allreduce(selection(transport, step), k).total) for step, k in enumerate([K, K // 2, K])]
+    assert everywhere(transport, counts == [K, K // 2, K])
 
 
-def test_boundaries_are_summed_in_64_bits(comm):
+def test_boundaries_are_summed_in_64_bits(transport):
     size = 2**31 - 1
     indices = np.arange(size - 64, size, dtype=np.int32)
-    collective = make(comm, "oktopk")
+    collective = make(transport, "oktopk")
     collective.allreduce(SparseVector(indices, np.ones(64, np.float32), size), 64)
     boundaries = collective.state_dict()["boundaries"]
-    assert everywhere(comm, bool((boundaries[1:-1] >= size - 64).all() and (np.diff(boundaries) >= 0).all()))
+    assert everywhere(transport, bool((boundaries[1:-1] >= size - 64).all() and (np.diff(boundaries) >= 0).all()))
 
 
-def shifting(comm, step, size, k):
+def shifting(transport, step, size, k):
     """An adversary's selection of up to 4/3 k entries: where they lie and how large they are there changes each step.
 
     All lie in one region, in any but the rank's own, in two, or everywhere; the largest in one region, or anywhere.
     """
-    rank, ranks, shared = comm.Get_rank(), comm.Get_size(), np.random.default_rng([3, step])
+    rank, ranks, shared = transport.rank, transport.size, np.random.default_rng([3, step])
     width = size // ranks
     kind, busy, winner = shared.integers(4), shared.integers(ranks), shared.integers(ranks + 1)
     generator = np.random.default_rng([rank, step])
@@ -153,19 +154,22 @@ def noting_traffic(monkeypatch, where, name, traffic):
     return calls
 
 
+@pytest.mark.mpi
 @pytest.mark.parametrize(("worth", "size", "k", "steps"), [(1, 4000, 120, 100), (2**16, 60_000, 6000, 10)])
-def test_what_travels_is_bounded_whatever_is_selected(comm, monkeypatch, worth, size, k, steps):
+def test_what_travels_is_bounded_whatever_is_selected(transport, monkeypatch, worth, size, k, steps):
     """The bounds of docs/collectives/oktopk.md, in entries of two words; regions stay those of the first step.
 
     A header and what aligns it is four entries at most, of each of up to 3 P messages.
     """
     monkeypatch.setattr(oktopk, "_WORTH", worth)
-    monkeypatch.setattr(messenger, "RING_BYTES", 1)  # whose traffic is counted, not estimated
-    collective, ranks = make(comm, "oktopk", tau_partition=10_000, indices="plain"), comm.Get_size()
+    monkeypatch.setattr(base, "RING_BYTES", 1)  # whose traffic is counted, not estimated
+    collective, ranks = make(transport, "oktopk", tau_partition=10_000, indices="plain"), transport.size
     uniform = np.linspace(0, size - 1, k).astype(np.int32)
     collective.allreduce(SparseVector(uniform, np.ones(k, np.float32), size), k)
-    own, traffic = collective._messenger, collective.traffic
-    apart = [noting_traffic(monkeypatch, own, name, traffic) for name in ("sum", "share")]  # histograms, counts
+    own, traffic = collective._transport, collective.traffic
+    apart = [
+        noting_traffic(monkeypatch, own, name, traffic) for name in ("allreduce", "allgather_integers")
+    ]  # histograms, counts
     steps_taken = noting_traffic(monkeypatch, collective, "_allreduce", traffic)
     spread, lengths, gather = noting_traffic(monkeypatch, oktopk, "balance", traffic), [], own.allgather
     monkeypatch.setattr(own, "allgather", lambda *given: lengths.append(given[1]) or gather(*given))
@@ -173,11 +177,13 @@ def test_what_travels_is_bounded_whatever_is_selected(comm, monkeypatch, worth, 
     for step in range(steps):
         for calls in (*apart, spread):
             calls.clear()
-        vector = shifting(comm, step, size, k)
+        vector = shifting(transport, step, size, k)
         total = len(collective.allreduce(vector, k).total)
         entries = np.array(steps_taken[-1]) - sum(np.sum(calls, 0) for calls in apart if calls)
         rows.append((len(vector), total, *entries, max(spread[0]) if spread else 0, max(lengths[-1], default=0) / 8))
-    selected, total, sent, received, moved, largest = np.moveaxis(comm.allgather(rows), -1, 0)  # [rank, step]
+    selected, total, sent, received, moved, largest = np.moveaxis(
+        transport.allgather_object(rows), -1, 0
+    )  # [rank, step]
     twice = 2 * total * (ranks - 1) / ranks
     assert (total <= 4 / 3 * k).all()
     assert (sent <= selected + twice + 12 * ranks).all()
@@ -187,44 +193,44 @@ def test_what_travels_is_bounded_whatever_is_selected(comm, monkeypatch, worth, 
     assert ranks < 3 or worth > 1 or moved.any()
 
 
-def test_an_owner_with_far_more_than_the_mean_gives_entries_away(comm, monkeypatch):
+def test_an_owner_with_far_more_than_the_mean_gives_entries_away(transport, monkeypatch):
     shares, balance = [], oktopk.balance
 
     def spread(*args):
         result = balance(*args)
-        shares.append(comm.allgather(len(result)))
+        shares.append(transport.allgather_object(len(result)))
         return result
 
     monkeypatch.setattr(oktopk, "balance", spread)
-    collective, k = make(comm, "oktopk", tau_partition=100, indices="plain"), 20_000
-    ranks = comm.Get_size()
-    collective.allreduce(selection(comm, 0, k=k), k)  # regions of about equal width
+    collective, k = make(transport, "oktopk", tau_partition=100, indices="plain"), 20_000
+    ranks = transport.size
+    collective.allreduce(selection(transport, 0, k=k), k)  # regions of about equal width
     indices = np.arange(SIZE // ranks - 200, dtype=np.int32)[:k]  # all in the first region
     exchange = collective.allreduce(SparseVector(indices, np.full(indices.size, 9, np.float32), SIZE), k)
-    assert everywhere(comm, np.array_equal(exchange.total.indices, indices))
+    assert everywhere(transport, np.array_equal(exchange.total.indices, indices))
     if ranks > 2:
-        assert everywhere(comm, max(shares[-1]) - min(shares[-1]) <= 1)
+        assert everywhere(transport, max(shares[-1]) - min(shares[-1]) <= 1)
     else:
         assert shares == []  # nothing is saved
 
 
 @pytest.mark.parametrize("clustered", [False, True])
-def test_where_regions_fit_no_more_than_the_published_volume_travels(comm, clustered):
-    collective = make(comm, "oktopk")
-    k, size, ranks, steps = 10_000, 1_000_000, comm.Get_size(), 4
-    collective.allreduce(selection(comm, 0, size, k, clustered), k)
+def test_where_regions_fit_no_more_than_the_published_volume_travels(transport, clustered):
+    collective = make(transport, "oktopk")
+    k, size, ranks, steps = 10_000, 1_000_000, transport.size, 4
+    collective.allreduce(selection(transport, 0, size, k, clustered), k)
     before = collective.traffic.bytes_sent
     for step in range(1, 1 + steps):
-        collective.allreduce(selection(comm, step, size, k, clustered), k)
+        collective.allreduce(selection(transport, step, size, k, clustered), k)
     sent = (collective.traffic.bytes_sent - before) / steps
-    assert everywhere(comm, sent <= 4 * 6 * k * (ranks - 1) / ranks)
+    assert everywhere(transport, sent <= 4 * 6 * k * (ranks - 1) / ranks)
 
 
-def test_a_state_of_another_number_of_ranks_is_refused(comm):
-    state = make(comm, "oktopk").state_dict()
-    state["boundaries"] = np.zeros(comm.Get_size() + 2, np.int64)
-    with pytest.raises(ValueError, match=rf"regions of {comm.Get_size() + 1} ranks, but there are {comm.Get_size()}"):
-        make(comm, "oktopk").load_state_dict(state)
+def test_a_state_of_another_number_of_ranks_is_refused(transport):
+    state = make(transport, "oktopk").state_dict()
+    state["boundaries"] = np.zeros(transport.size + 2, np.int64)
+    with pytest.raises(ValueError, match=rf"regions of {transport.size + 1} ranks, but there are {transport.size}"):
+        make(transport, "oktopk").load_state_dict(state)
 
 
 @pytest.mark.parametrize(

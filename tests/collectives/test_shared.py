@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 from laws import Case, check_exchange, everywhere, make, own_vector
 
-pytestmark = [pytest.mark.mpi, pytest.mark.law]
+pytestmark = pytest.mark.law
 
 
 @pytest.mark.parametrize(("wire", "width"), [(None, 4), ("bfloat16", 2)])
-def test_values_travel_in_two_phases_and_no_index_does(comm, wire, width):
-    collective, ranks = make(comm, "shared", wire=wire), comm.Get_size()
-    exchange = check_exchange(comm, collective, Case(4000 * ranks, "everything"))
+def test_values_travel_in_two_phases_and_no_index_does(transport, wire, width):
+    collective, ranks = make(transport, "shared", wire=wire), transport.size
+    exchange = check_exchange(transport, collective, Case(4000 * ranks, "everything"))
     assert wire or len(exchange.returned) == 0
-    assert everywhere(comm, 0 <= collective.traffic.bytes_sent - 2 * width * 4000 * (ranks - 1) <= 48 * ranks)
+    assert everywhere(transport, 0 <= collective.traffic.bytes_sent - 2 * width * 4000 * (ranks - 1) <= 48 * ranks)
 
 
-def test_vectors_whose_indices_differ_are_refused(comm):
-    with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: .*use a sparsifier whose indices"):
-        make(comm, "shared").allreduce(own_vector(Case(100, "random"), comm), 10)
+def test_vectors_whose_indices_differ_are_refused(transport):
+    with pytest.raises(ValueError, match=rf"rank {transport.rank}: .*use a sparsifier whose indices"):
+        make(transport, "shared").allreduce(own_vector(Case(100, "random"), transport), 10)

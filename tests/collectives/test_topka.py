@@ -8,28 +8,28 @@ from laws import Case, check_exchange, everywhere, make
 
 from horovod_sparse.vector import SparseVector
 
-pytestmark = [pytest.mark.mpi, pytest.mark.law]
+pytestmark = pytest.mark.law
 
 
 @pytest.mark.parametrize("pattern", ["random", "some empty", "everything"])
-def test_returns_nothing_and_drops_nothing(comm, pattern):
-    exchange = check_exchange(comm, make(comm, "topka"), Case(100, pattern, seed=3, share=1e-9))
+def test_returns_nothing_and_drops_nothing(transport, pattern):
+    exchange = check_exchange(transport, make(transport, "topka"), Case(100, pattern, seed=3, share=1e-9))
     assert len(exchange.returned) == 0
 
 
-def test_entries_are_added_in_the_order_of_the_ranks(comm):
+def test_entries_are_added_in_the_order_of_the_ranks(transport):
     """Here another order would round to other numbers."""
-    mine = np.float32(2.0**24 if comm.Get_rank() == 0 else 1.0)
+    mine = np.float32(2.0**24 if transport.rank == 0 else 1.0)
     vector = SparseVector(np.array([5], np.int32), np.array([mine]), 10)
-    total = make(comm, "topka").allreduce(vector, 1).total
-    assert everywhere(comm, total.values.tolist() == [2.0**24])
+    total = make(transport, "topka").allreduce(vector, 1).total
+    assert everywhere(transport, total.values.tolist() == [2.0**24])
 
 
 @pytest.mark.parametrize("count", [1000, 100_000])
-def test_a_pair_costs_eight_bytes_on_the_wire(comm, count):
-    collective = make(comm, "topka", indices="plain")
-    others = comm.Get_size() - 1
+def test_a_pair_costs_eight_bytes_on_the_wire(transport, count):
+    collective = make(transport, "topka", indices="plain")
+    others = transport.size - 1
     vector = SparseVector(np.arange(count, dtype=np.int32), np.ones(count, np.float32), 10 * count)
     collective.allreduce(vector, count)
     traffic, expected = collective.traffic, others * (8 * count + 24 + 8)  # 2 k (P-1) words, headers and lengths
-    assert everywhere(comm, abs(traffic.bytes_sent - expected) <= 1 and traffic.bytes_received == expected)
+    assert everywhere(transport, abs(traffic.bytes_sent - expected) <= 1 and traffic.bytes_received == expected)

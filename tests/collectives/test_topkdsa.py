@@ -8,43 +8,43 @@ from laws import Case, check_exchange, dense, everywhere, make
 
 from horovod_sparse.vector import SparseVector
 
-pytestmark = [pytest.mark.mpi, pytest.mark.law]
+pytestmark = pytest.mark.law
 
 
-def exchange(comm, chosen, size, **settings):
-    collective = make(comm, "topkdsa", **settings)
+def exchange(transport, chosen, size, **settings):
+    collective = make(transport, "topkdsa", **settings)
     vector = SparseVector(chosen.astype(np.int32), np.ones(chosen.size, np.float32), size)
     return collective.allreduce(vector, chosen.size).total, collective.traffic
 
 
 @pytest.mark.parametrize("size", [1000, 1001, 64])
-def test_a_remainder_of_n_by_p_is_neither_lost_nor_counted_twice(comm, size):
+def test_a_remainder_of_n_by_p_is_neither_lost_nor_counted_twice(transport, size):
     for pattern in ("everything", "disjoint", "random"):
-        returned = check_exchange(comm, make(comm, "topkdsa"), Case(size, pattern, share=1e-9)).returned
+        returned = check_exchange(transport, make(transport, "topkdsa"), Case(size, pattern, share=1e-9)).returned
         assert len(returned) == 0
 
 
-def test_a_total_can_have_dense_and_sparse_regions(comm):
-    total, _ = exchange(comm, np.arange(600), 1200)
-    ranks = comm.Get_size()
-    assert everywhere(comm, ranks == 1 or total.indices is not None)
-    assert everywhere(comm, np.array_equal(dense(total), np.repeat([ranks, 0], 600)))
+def test_a_total_can_have_dense_and_sparse_regions(transport):
+    total, _ = exchange(transport, np.arange(600), 1200)
+    ranks = transport.size
+    assert everywhere(transport, ranks == 1 or total.indices is not None)
+    assert everywhere(transport, np.array_equal(dense(total), np.repeat([ranks, 0], 600)))
 
 
 @pytest.mark.parametrize(("wire", "share"), [(None, 1 / 2), ("float32", 1 / 2), ("bfloat16", 1 / 3)])
-def test_a_region_becomes_dense_where_that_is_shorter_on_the_wire(comm, wire, share):
+def test_a_region_becomes_dense_where_that_is_shorter_on_the_wire(transport, wire, share):
     size = 12_000
     for factor, full in ((0.95, False), (1.05, True)):
         chosen = np.linspace(0, size - 1, round(factor * share * size))
-        total, _ = exchange(comm, chosen, size, wire=wire, indices="plain")
-        assert everywhere(comm, (total.indices is None) == full and np.count_nonzero(dense(total)) == chosen.size)
+        total, _ = exchange(transport, chosen, size, wire=wire, indices="plain")
+        assert everywhere(transport, (total.indices is None) == full and np.count_nonzero(dense(total)) == chosen.size)
 
 
 @pytest.mark.parametrize(("k", "words"), [(1000, lambda k, n: 4 * k), (60_000, lambda k, n: 2 * k + n)])
-def test_sends_between_4k_and_2k_plus_n_words(comm, k, words):
-    size, ranks = 120_000, comm.Get_size()
-    _, traffic = exchange(comm, np.linspace(0, size - 1, k), size, indices="plain")
+def test_sends_between_4k_and_2k_plus_n_words(transport, k, words):
+    size, ranks = 120_000, transport.size
+    _, traffic = exchange(transport, np.linspace(0, size - 1, k), size, indices="plain")
     # Of the part for each other rank, and of this rank's part, whose length and form each other rank is told before.
     headers = (24 + 24 + 16) * (ranks - 1)
     most = 1.01 * (4 * words(k, size) * (ranks - 1) / ranks + headers) + 8 * ranks
-    assert everywhere(comm, traffic.bytes_sent <= most)
+    assert everywhere(transport, traffic.bytes_sent <= most)

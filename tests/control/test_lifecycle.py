@@ -8,8 +8,10 @@ from pathlib import Path
 
 import launch
 import pytest
+from mpi4py import MPI
 
 from horovod_sparse.control.lifecycle import Lifecycle
+from horovod_sparse.transport.mpi import MPITransport
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 FULL = pytest.mark.full
@@ -19,11 +21,13 @@ FINALIZE = """
 import threading, time
 from mpi4py import MPI
 from horovod_sparse.control.lifecycle import process
+from horovod_sparse.transport.mpi import job
 
+process.join(job())
 entered = threading.Event()
 
 def exchange():
-    with process.inside_mpi():
+    with process.communicating():
         entered.set()
         time.sleep(0.5)
         print("finalized inside" if MPI.Is_finalized() else "inside", flush=True)
@@ -34,7 +38,7 @@ entered.wait()
 MPI.Finalize()
 print("finalized", flush=True)
 try:
-    with process.inside_mpi():
+    with process.communicating():
         print("inside again")
 except RuntimeError as error:
     print(error)
@@ -43,12 +47,12 @@ except RuntimeError as error:
 CLOSE = """
 import os, sys, threading
 from horovod_sparse.control.lifecycle import process
+from horovod_sparse.transport.mpi import job
 
 hooks = sys.excepthook, threading.excepthook
 process.abort_on_error()
 process.abort_on_error()
-with process.inside_mpi():
-    pass  # from now on, a forked copy is not this rank
+process.join(job())  # from now on, a forked copy is not this rank
 assert sys.excepthook is not hooks[0] and threading.excepthook is not hooks[1]
 thread = process.background("horovod_sparse")
 done = []
@@ -63,7 +67,7 @@ assert (sys.excepthook, threading.excepthook) == hooks
 process.close()
 process.abort_on_error()  # and again, as after hvd.shutdown() and hvd.init()
 assert sys.excepthook is not hooks[0]
-with process.inside_mpi():
+with process.communicating():
     print("closed twice")
 """
 
@@ -101,14 +105,15 @@ def test_a_function_is_replaced_once_and_given_back_unless_somebody_else_has_rep
     assert other.double is theirs
 
 
-def test_reports_name_the_outermost_call_and_learn_its_communicator_from_inner_ones():
+def test_reports_name_the_outermost_call_and_learn_its_ranks_from_inner_ones():
     lifecycle = Lifecycle()
-    with lifecycle.inside_mpi("DistributedOptimizer()"):
+    with lifecycle.communicating("DistributedOptimizer()"):
         (call,) = lifecycle.calls
-        assert (call.name, call.comm) == ("DistributedOptimizer()", None)
-        with lifecycle.inside_mpi("creation of a communicator", "a communicator"):
+        assert (call.name, call.transport) == ("DistributedOptimizer()", None)
+        transport = MPITransport(MPI.COMM_SELF)
+        with lifecycle.communicating("creation of a communicator", transport):
             assert lifecycle.calls == [call]
-        assert call.comm == "a communicator"
+        assert call.transport is transport
     assert lifecycle.calls == []
 
 
@@ -198,7 +203,8 @@ def test_a_rank_that_exits_with_a_bucket_in_flight_is_not_waited_for_elsewhere(l
     assert seconds < 8, "5 seconds, and what mpirun takes to end"
 
 
-@pytest.mark.parametrize("what", [["bucket", "nowhere"], pytest.param(["checkpoint"], marks=FULL)])
+@FULL
+@pytest.mark.parametrize("what", [["bucket", "nowhere"], ["checkpoint"]])
 def test_a_rank_that_exits_completes_what_the_others_wait_for(leave, what):
     result, seconds = leave(*what)
     assert result.returncode == 0, result.stderr

@@ -6,6 +6,7 @@ import contextlib
 import re
 import time
 import weakref
+from types import SimpleNamespace
 
 import launch
 import pytest
@@ -15,6 +16,7 @@ from mpi4py import MPI
 from horovod_sparse.control import link, watch
 from horovod_sparse.control.report import Limits, Progress
 from horovod_sparse.control.watch import Watch
+from horovod_sparse.transport.mpi import MPITransport
 
 PROGRAM = """
 import sys, threading, time
@@ -32,12 +34,15 @@ from horovod_sparse.control import watch
 from horovod_sparse.control.lifecycle import process
 
 watch._PERIOD, watch._PATIENCE, watch._GRACE = 0.1, 0.5, 1
+from horovod_sparse.transport.mpi import MPITransport, job
+
+process.join(job())
 process.abort_on_error()
-world = MPI.COMM_WORLD.Dup()
-rank = world.Get_rank()
-waited_for = world.Split(rank == 1) if way == "some ranks" else world
+world = MPITransport(MPI.COMM_WORLD.Dup())
+rank = world.rank
+waited_for = MPITransport(world.comm.Split(rank == 1)) if way == "some ranks" else world
 process.watch.start(None if way == "unknown" else world)
-world.Barrier()
+world.barrier()
 
 def fail():
     raise KeyError("the data set is gone")
@@ -53,8 +58,8 @@ if rank == 1:
 if rank == 2 and way == "some ranks":
     time.sleep(3)
 if rank != 1 or way == "daemon":
-    with process.inside_mpi("the call", waited_for):
-        waited_for.Barrier()
+    with process.communicating("the call", waited_for):
+        waited_for.barrier()
 """
 LEFT = "rank 1 of 3 has left the program or shut MPI down, but the call waits for it: let every rank take as many steps"
 LIMITS = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "3"}
@@ -73,6 +78,7 @@ def test_a_rank_that_ends_mpi_or_its_program_ends_the_job_with_its_name(way):
     assert LEFT in errors
 
 
+@pytest.mark.full
 def test_an_uncaught_exception_in_a_thread_ends_the_job_unless_the_thread_is_a_helper():
     status, errors = run("thread")
     assert status != 0
@@ -89,7 +95,11 @@ def test_a_rank_that_has_left_is_not_missed_in_a_call_that_concerns_others():
 
 
 @pytest.mark.parametrize(
-    ("way", "who"), [("stalls", "rank 1: missing, has not reached this call"), ("unknown", "some")]
+    ("way", "who"),
+    [
+        ("stalls", "rank 1: missing, has not reached this call"),
+        pytest.param("unknown", "some", marks=pytest.mark.full),
+    ],
 )
 def test_a_call_that_stalls_is_reported_before_it_ends_the_job(way, who):
     status, errors = run(way, **LIMITS)
@@ -103,10 +113,10 @@ def test_a_call_that_stalls_is_reported_before_it_ends_the_job(way, who):
 class Program:
     """Stands in for a process whose program waits in no call."""
 
-    rank = 0
+    job = SimpleNamespace(rank=0, size=3)
     calls = ()
     background_calls = ()
-    inside_mpi = staticmethod(contextlib.nullcontext)
+    communicating = staticmethod(contextlib.nullcontext)
 
     def abort(self, reason):
         raise AssertionError(reason)
@@ -134,13 +144,13 @@ def hasty(monkeypatch):
 @pytest.fixture
 def asked(monkeypatch):
     """Ranks that were asked, of the communicator."""
-    ranks, send = [], link.Link._send
+    ranks, post = [], MPITransport.post
 
-    def recording_send(self, content, rank, tag):
-        ranks.extend([rank] * (tag == link._ASKS))
-        send(self, content, rank, tag)
+    def recording_post(self, content, rank, kind):
+        ranks.extend([rank] * (kind == link._ASKS))
+        post(self, content, rank, kind)
 
-    monkeypatch.setattr(link.Link, "_send", recording_send)
+    monkeypatch.setattr(MPITransport, "post", recording_post)
     return ranks
 
 
@@ -152,44 +162,44 @@ def until(condition, limit=30):
 
 
 @pytest.mark.mpi
-def test_a_rank_that_does_not_answer_is_asked_once_and_believed_later(hvd, comm, caplog, hasty, asked):
-    comm, last, watching, worker = comm.Dup(), comm.Get_size() - 1, Watch(Program()), Worker()
-    stopped = watching._lock if comm.Get_rank() == last else contextlib.nullcontext()
-    if comm.Get_rank() == last:
+def test_a_rank_that_does_not_answer_is_asked_once_and_believed_later(hvd, transport, caplog, hasty, asked):
+    transport, last, watching, worker = transport.duplicate(), transport.size - 1, Watch(Program()), Worker()
+    stopped = watching._lock if transport.rank == last else contextlib.nullcontext()
+    if transport.rank == last:
         worker.stage = ""
     silent = f"rank {last}: missing, gives no answer"
     away = f"rank {last}: missing, has not reached bucket 0 of step 0"
-    watching.add(comm, weakref.ref(worker), NAMES, Limits(0.4, 0))
+    watching.add(transport, weakref.ref(worker), NAMES, Limits(0.4, 0))
     with stopped:
-        if comm.Get_rank() < last:
+        if transport.rank < last:
             assert until(lambda: sum(silent in one.getMessage() for one in caplog.records) >= 3), caplog.text
             assert all("stage agree of bucket 0 (weight) in step 0" in one.getMessage() for one in caplog.records)
             assert asked.count(last) == 1
-        comm.Barrier()
-    if comm.Get_rank() < last:
+        transport.barrier()
+    if transport.rank < last:
         assert until(lambda: away in caplog.text), caplog.text
-    comm.Barrier()
+    transport.barrier()
     watching.close()
-    assert everywhere(comm, watching._thread is None)
+    assert everywhere(transport, watching._thread is None)
 
 
 @pytest.mark.mpi
-def test_a_wait_that_goes_on_is_not_reported(hvd, comm, caplog, hasty):
+def test_a_wait_that_goes_on_is_not_reported(hvd, transport, caplog, hasty):
     watching, worker = Watch(Program()), Worker(*range(10**4))
     worker.stage = "exchange"
-    watching.add(comm.Dup(), weakref.ref(worker), NAMES, Limits(0.3, 0))
+    watching.add(transport.duplicate(), weakref.ref(worker), NAMES, Limits(0.3, 0))
     time.sleep(1)
-    assert everywhere(comm, not caplog.records and watching._thread.is_alive())
+    assert everywhere(transport, not caplog.records and watching._thread.is_alive())
     del worker
     watching.close()
 
 
 @pytest.mark.mpi
-def test_all_ranks_know_an_exchange_by_the_same_number(hvd, comm, hasty):
+def test_all_ranks_know_an_exchange_by_the_same_number(hvd, transport, hasty):
     """Some may have made more of them, with other ranks, or have fewer left."""
-    watching, workers = Watch(Program()), [Worker() for _ in range(comm.Get_rank() + 2)]
+    watching, workers = Watch(Program()), [Worker() for _ in range(transport.rank + 2)]
     for worker in workers[1:]:
-        watching.add(MPI.COMM_SELF.Dup(), weakref.ref(worker), NAMES, Limits(0, 0))
-    watching.add(comm.Dup(), weakref.ref(workers[0]), NAMES, Limits(0, 0))
-    assert everywhere(comm, max(watching._exchanges) == comm.Get_size() + 1)
+        watching.add(MPITransport(MPI.COMM_SELF.Dup()), weakref.ref(worker), NAMES, Limits(0, 0))
+    watching.add(transport.duplicate(), weakref.ref(workers[0]), NAMES, Limits(0, 0))
+    assert everywhere(transport, max(watching._exchanges) == transport.size + 1)
     watching.close()

@@ -14,7 +14,7 @@ from horovod_sparse.costs import measure
 from horovod_sparse.costs.measure import measure_compute, measure_link
 from horovod_sparse.costs.model import Compute
 from horovod_sparse.costs.network import Link, Network
-from horovod_sparse.mpi.messenger import Messenger
+from horovod_sparse.transport.mpi import MPITransport
 
 pytestmark = [pytest.mark.mpi, pytest.mark.law]
 
@@ -22,11 +22,9 @@ FLOAT32, FLOAT64 = np.empty(0, np.float32), np.empty(0, np.float64)
 
 
 @pytest.fixture
-def fresh(comm):
-    """A messenger on a communicator that has measured nothing yet."""
-    mine = comm.Dup()
-    yield Messenger(mine)
-    mine.Free()
+def fresh(transport):
+    """A transport that has measured nothing yet."""
+    return transport.duplicate()
 
 
 class Wire:
@@ -35,36 +33,36 @@ class Wire:
     def __init__(self, alpha, beta):
         self.alpha, self.beta, self.clock = alpha, beta, 0.0
 
-    def seconds(self, messenger, nbytes, like, repeat=1):
+    def seconds(self, transport, nbytes, like, repeat=1):
         one = self.alpha + nbytes * self.beta
         self.clock += measure._ROUNDS * repeat * one
         return one
 
 
 @every_device
-def test_figures_are_times_with_the_same_bits_everywhere_measured_once(comm, fresh, put, monkeypatch):
+def test_figures_are_times_with_the_same_bits_everywhere_measured_once(transport, fresh, put, monkeypatch):
     few = {"_ELEMENTS": 1 << 10, "_KERNEL_SECONDS": 1e-6, "_BYTES": (1 << 12, 1 << 14), "_PINGS": 2, "_ROUNDS": 1}
     for figure, value in few.items():
         monkeypatch.setattr(measure, figure, value)
     likes = [put(one) for one in (FLOAT32, FLOAT64)]
     figures = [(measure_link(fresh, like), measure_compute(fresh, like)) for like in likes]
     for link, compute in figures:
-        assert everywhere(comm, comm.bcast((link, compute)) == (link, compute))
+        assert everywhere(transport, transport.broadcast_object((link, compute)) == (link, compute))
         assert all(0 < one < 1 for one in (compute.select, compute.accumulate, compute.merge, compute.cut))
         assert 0 <= compute.reduce < 1
-        assert comm.Get_size() == 1 or (0 < link.alpha < 1 and 0 <= link.beta < 1e-3)
+        assert transport.size == 1 or (0 < link.alpha < 1 and 0 <= link.beta < 1e-3)
     monkeypatch.setattr(measure, "_seconds", lambda *_: pytest.fail("measured again"))
     for like, (link, compute) in zip(likes, figures, strict=True):
         assert measure_link(fresh, like) is link
-        assert measure_compute(Messenger(fresh.comm), like) is compute
+        assert measure_compute(fresh.channel(), like) is compute
 
 
-def test_the_real_figures_are_plausible_and_known_in_seconds(comm, fresh):
+def test_the_real_figures_are_plausible_and_known_in_seconds(transport, fresh):
     begin = time.monotonic()
     compute = measure_compute(fresh, FLOAT32)
     assert time.monotonic() - begin < 10
     assert all(0 < one < 1e-3 for one in (compute.select, compute.accumulate, compute.merge, compute.cut))
-    assert measure_link(Messenger(MPI.COMM_SELF)) == Link(0, 0)
+    assert measure_link(MPITransport(MPI.COMM_SELF)) == Link(0, 0)
 
 
 @every_device
@@ -75,12 +73,10 @@ def test_figures_of_one_communicator_dtype_or_device_are_not_those_of_another(fr
     assert measure_compute(fresh, put(FLOAT32)).merge == 4
     assert measure_compute(fresh, put(FLOAT64)).merge == 8
     monkeypatch.setattr(measure, "_measure_link", lambda _, like: Link(2, 2))
-    copy = fresh.comm.Dup()
-    assert measure_link(Messenger(copy), put(FLOAT32)) == Link(2, 2)
+    assert measure_link(fresh.duplicate(), put(FLOAT32)) == Link(2, 2)
     assert measure_link(fresh, put(FLOAT32)) == Link(1, 1)
     same_device = isinstance(put(FLOAT32), np.ndarray)
     assert measure_link(fresh) == (Link(1, 1) if same_device else Link(2, 2))
-    copy.Free()
 
 
 @pytest.mark.parametrize(("alpha", "rate"), [(1e-6, 10e6), (1e-6, 100e9), (30e-6, 1e9), (1e-3, 10e6), (1e-3, 100e9)])
@@ -88,7 +84,7 @@ def test_a_link_is_known_in_under_a_second_whatever_its_speed(fresh, monkeypatch
     wire = Wire(alpha, beta=8 / rate)
     monkeypatch.setattr(measure, "_message_seconds", wire.seconds)
     link = measure_link(fresh)
-    if fresh.ranks > 1:
+    if fresh.size > 1:
         assert wire.clock < 1
         assert link.alpha == pytest.approx(alpha + 8 * 8 / rate)
         assert link.beta == pytest.approx(8 / rate, rel=0.01)
@@ -96,14 +92,14 @@ def test_a_link_is_known_in_under_a_second_whatever_its_speed(fresh, monkeypatch
 
 @pytest.mark.parametrize(("rate", "per_element"), [(10e6, 0.0), (1e9, 1e-9), (100e9, 0.0), (100e9, 1e-9)])
 def test_a_dense_allreduce_is_charged_for_what_the_link_does_not_explain(fresh, monkeypatch, rate, per_element):
-    if fresh.ranks == 1:
+    if fresh.size == 1:
         assert measure_compute(fresh, FLOAT32).reduce == 0
         return
     wire = Wire(1e-6, beta=8 / rate)
     monkeypatch.setattr(measure, "_message_seconds", wire.seconds)
-    network = Network(fresh.ranks, measure_link(fresh))
+    network = Network(fresh.size, measure_link(fresh))
 
-    def allreduce(messenger, nbytes, like):
+    def allreduce(transport, nbytes, like):
         known = sum(one.bandwidth + one.latency for one in network.allreduce(nbytes))
         seconds = known + per_element * network.others * nbytes / like.itemsize
         wire.clock += measure._ROUNDS * seconds
@@ -114,30 +110,20 @@ def test_a_dense_allreduce_is_charged_for_what_the_link_does_not_explain(fresh, 
     assert wire.clock < 1.5
 
 
-def test_the_slowest_rank_counts_on_every_rank(comm):
-    last = comm.Get_rank() == comm.Get_size() - 1
-    seconds = measure._seconds(Messenger(comm), lambda: time.sleep(0.02 if last else 0), repeat=2)
+def test_the_slowest_rank_counts_on_every_rank(transport):
+    last = transport.rank == transport.size - 1
+    seconds = measure._seconds(transport.channel(), lambda: time.sleep(0.02 if last else 0), repeat=2)
     assert 0.02 <= seconds < 0.5
-    assert everywhere(comm, comm.bcast(seconds) == seconds)
+    assert everywhere(transport, transport.broadcast_object(seconds) == seconds)
 
 
-def test_all_ranks_send_and_receive_alike(fresh):
+def test_all_ranks_send_and_receive_alike(fresh, monkeypatch):
     sent, received = [], []
-
-    class Watched:
-        """The communicator, with a list of who exchanges with whom."""
-
-        def __getattr__(self, name):
-            return getattr(comm, name)
-
-        def Sendrecv(self, outgoing, to, tag, incoming, origin, _):  # noqa: N802 - mpi4py's name
-            sent.append(to)
-            received.append(origin)
-            comm.Sendrecv(outgoing, to, tag, incoming, origin, tag)
-
-    comm = fresh.comm
-    measure._message_seconds(Messenger(Watched()), 64, FLOAT32, repeat=5)
-    distance = max(1, (fresh.ranks - 1) // 2)
-    assert set(sent) == {(fresh.rank + distance) % fresh.ranks}
-    assert set(received) == {(fresh.rank - distance) % fresh.ranks}
+    send, receive = fresh.send, fresh.receive
+    monkeypatch.setattr(fresh, "send", lambda message, rank: sent.append(rank) or send(message, rank))
+    monkeypatch.setattr(fresh, "receive", lambda rank, like: received.append(rank) or receive(rank, like))
+    measure._message_seconds(fresh, 64, FLOAT32, repeat=5)
+    distance = max(1, (fresh.size - 1) // 2)
+    assert set(sent) == {(fresh.rank + distance) % fresh.size}
+    assert set(received) == {(fresh.rank - distance) % fresh.size}
     assert len(sent) == 5 * measure._ROUNDS

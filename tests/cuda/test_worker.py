@@ -61,12 +61,12 @@ def there() -> Iterator[torch.device]:
 
 
 def start(
-    comm: Any, configuration: str, device: torch.device, dtypes: list[torch.dtype], undoable: bool = False
+    transport: Any, configuration: str, device: torch.device, dtypes: list[torch.dtype], undoable: bool = False
 ) -> Worker:
     parameters = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in zip(SHAPES, dtypes, strict=True)]
     layouts = plan([Member(str(i), p, group=0) for i, p in enumerate(parameters)], bucket_bytes=1 << 20)
-    sparse, factor = parse(configuration), 1 / comm.Get_size()
-    buckets = [Bucket(one, sparse, comm, factor, undoable) for one in layouts]
+    sparse, factor = parse(configuration), 1 / transport.size
+    buckets = [Bucket(one, sparse, transport, factor, undoable) for one in layouts]
     worker = Worker(lambda _: lambda: Step(0.1, epoch=0), undoable)
     worker.add(buckets)
     return worker
@@ -88,43 +88,43 @@ def step(worker: Worker, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     "configuration", [*CONFIGURATIONS, *(pytest.param(one, marks=pytest.mark.full) for one in MORE)]
 )
-def test_the_device_computes_what_the_host_does(comm: Any, configuration: str) -> None:
+def test_the_device_computes_what_the_host_does(transport: Any, configuration: str) -> None:
     dtypes = [torch.float32, torch.float32, torch.float16, torch.bfloat16, torch.float64]
-    generator = torch.Generator().manual_seed(comm.Get_rank())
-    host = start(comm, configuration, torch.device("cpu"), dtypes)
+    generator = torch.Generator().manual_seed(transport.rank)
+    host = start(transport, configuration, torch.device("cpu"), dtypes)
     with there() as device:
-        ours = start(comm, configuration, device, dtypes)
+        ours = start(transport, configuration, device, dtypes)
     for _ in range(3):
         gradients = [
             torch.randn(shape, generator=generator).to(dtype) for shape, dtype in zip(SHAPES, dtypes, strict=True)
         ]
         expected, state = step(host, gradients), host.state_dict()
         with there():
-            assert everywhere(comm, same(step(ours, gradients), expected))
-            assert everywhere(comm, same(ours.state_dict(), state))
+            assert everywhere(transport, same(step(ours, gradients), expected))
+            assert everywhere(transport, same(ours.state_dict(), state))
     assert ours.traffic == host.traffic
 
 
 @pytest.mark.parametrize("configuration", ["oktopk:density=0.05", "randomk:density=0.05,memory=conef,saving=0.5"])
-def test_an_overflow_leaves_every_residual_as_it_was(comm: Any, configuration: str) -> None:
+def test_an_overflow_leaves_every_residual_as_it_was(transport: Any, configuration: str) -> None:
     """It reaches every rank, so that a GradScaler skips the step everywhere; the finite bucket is undone."""
     dtypes = [*[torch.float16] * 4, torch.float64]
-    generator = torch.Generator().manual_seed(comm.Get_rank())
+    generator = torch.Generator().manual_seed(transport.rank)
     with there() as device:
-        worker = start(comm, configuration, device, dtypes, undoable=True)
+        worker = start(transport, configuration, device, dtypes, undoable=True)
         gradients = [
             torch.randn(shape, generator=generator).to(dtype) for shape, dtype in zip(SHAPES, dtypes, strict=True)
         ]
         step(worker, gradients)
         worker.confirm()
         before = worker.state_dict()
-        if comm.Get_rank() == comm.Get_size() - 1:
+        if transport.rank == transport.size - 1:
             gradients[3][17] = torch.inf
         results = step(worker, gradients)
-        assert everywhere(comm, not torch.isfinite(results[3]).all())
-        assert everywhere(comm, comm.Get_size() == 1 or not same(worker.state_dict(), before))
+        assert everywhere(transport, not torch.isfinite(results[3]).all())
+        assert everywhere(transport, transport.size == 1 or not same(worker.state_dict(), before))
         worker.settle()
-        assert everywhere(comm, same(worker.state_dict(), before))
+        assert everywhere(transport, same(worker.state_dict(), before))
 
 
 @pytest.mark.parametrize(
@@ -141,10 +141,10 @@ def test_an_overflow_leaves_every_residual_as_it_was(comm: Any, configuration: s
         ("oktopk:density=0.02,indices=coded", 38),
     ],
 )
-def test_a_step_waits_for_the_device_a_few_times_only(comm: Any, configuration: str, most: int) -> None:
-    generator = torch.Generator().manual_seed(comm.Get_rank())
+def test_a_step_waits_for_the_device_a_few_times_only(transport: Any, configuration: str, most: int) -> None:
+    generator = torch.Generator().manual_seed(transport.rank)
     with there() as device:
-        worker = start(comm, configuration, device, [torch.float32] * len(SHAPES))
+        worker = start(transport, configuration, device, [torch.float32] * len(SHAPES))
         for _ in range(3):
             gradients = [torch.randn(shape, generator=generator) for shape in SHAPES]
             cupy.cuda.get_current_stream().synchronize()
@@ -152,5 +152,5 @@ def test_a_step_waits_for_the_device_a_few_times_only(comm: Any, configuration: 
             step(worker, gradients)
             after = getattr(cupy, "transfers", {})
             waited = sum(after.values()) - sum(before.values())
-            assert everywhere(comm, waited <= most), (configuration, waited)
+            assert everywhere(transport, waited <= most), (configuration, waited)
     assert len(worker.buckets) == 1

@@ -11,14 +11,13 @@ from typing import Any
 import launch
 import numpy as np
 import pytest
-from mpi4py import MPI
 from rules import made
 from train import main
 
 import horovod_sparse as hvs
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.rules import Step
-from horovod_sparse.rules.testing import check_sparsifier
+from horovod_sparse.rules.testing import check_sparsifier, run_ranks
 from horovod_sparse.sparsifiers import TopK
 
 TRAIN = Path(__file__).resolve().parents[2] / "examples" / "train.py"
@@ -52,7 +51,7 @@ def test_it_selects_what_topk_selects(rule: Any, dtype: Any, held: bool) -> None
 
 
 def test_it_obeys_the_laws(rule: Any) -> None:
-    check_sparsifier(MPI.COMM_SELF, rule)
+    run_ranks(2, lambda transport: check_sparsifier(transport, rule))
 
 
 def test_a_configuration_takes_it_by_its_name(rule: Any) -> None:

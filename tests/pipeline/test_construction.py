@@ -11,42 +11,41 @@ from horovod_sparse.compression import Sparse
 from horovod_sparse.memories import Residual
 from horovod_sparse.pipeline import pipeline_for
 
-pytestmark = pytest.mark.mpi
-
 SPARSE = Sparse.of(0.1, collective="hierarchical", node_ranks=2, outer="gtopk")
 
 
-def refusal(comm):
+def refusal(transport):
     """The error with which a pipeline cannot be made."""
     try:
-        pipeline_for(SPARSE, 100, LIKE, comm)
+        pipeline_for(SPARSE, 100, LIKE, transport)
     except Exception as error:
         return error
     return None
 
 
 @pytest.mark.law
-def test_a_collective_that_only_the_first_ranks_of_the_nodes_cannot_make_fails_everywhere(comm, monkeypatch):
+def test_a_collective_that_only_the_first_ranks_of_the_nodes_cannot_make_fails_everywhere(transport, monkeypatch):
     rules = hierarchical._RULES
 
     def refuse(*_):
         raise ValueError("an option that does not go with two nodes")
 
     monkeypatch.setitem(rules, SPARSE.collective.outer.__class__, refuse)
-    error = refusal(comm)
-    first = comm.Get_rank() % 2 == 0
-    assert everywhere(comm, isinstance(error, ValueError) and "does not go with two nodes" in str(error))
-    assert everywhere(comm, first or "could not begin" in str(error))
-    comm.Barrier()  # nobody waits in another call
+    error = refusal(transport)
+    first = transport.rank % 2 == 0
+    assert everywhere(transport, isinstance(error, ValueError) and "does not go with two nodes" in str(error))
+    assert everywhere(transport, first or "could not begin" in str(error))
+    transport.barrier()  # nobody waits in another call
 
 
+@pytest.mark.mpi
 @pytest.mark.law
-def test_memory_that_one_rank_alone_does_not_get_fails_everywhere(comm, monkeypatch):
-    last = comm.Get_rank() == comm.Get_size() - 1
+def test_memory_that_one_rank_alone_does_not_get_fails_everywhere(transport, monkeypatch):
+    last = transport.rank == transport.size - 1
     if last:
         monkeypatch.setattr(Residual, "__init__", lambda *_: (_ for _ in ()).throw(MemoryError("400 GB")))
-    error = refusal(comm.Dup())  # whose ranks have not been divided into nodes yet
-    assert everywhere(comm, isinstance(error, MemoryError if last else ValueError) and "400 GB" in str(error))
-    comm.Barrier()
+    error = refusal(transport.duplicate())  # whose ranks have not been divided into nodes yet
+    assert everywhere(transport, isinstance(error, MemoryError if last else ValueError) and "400 GB" in str(error))
+    transport.barrier()
     monkeypatch.undo()
-    assert everywhere(comm, refusal(comm) is None)
+    assert everywhere(transport, refusal(transport) is None)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from laws import content, digest, everywhere, same_bits, thorough
+from laws import content, digest, everywhere, same_bits, summed, thorough
 from rules import LIKE, eighths
 
 from horovod_sparse.collectives import COLLECTIVES
@@ -51,11 +51,11 @@ NUMBERS = {
 }
 
 
-def build(comm, sparsifier, collective, memory="residual", dtype="float32", **settings):
+def build(transport, sparsifier, collective, memory="residual", dtype="float32", **settings):
     for name in (sparsifier, collective):
         settings = {**OPTIONS.get(name, {}), **settings}
     sparse = Sparse.of(0.05, sparsifier, memory, collective, **settings)
-    return pipeline_for(sparse, SIZE, LIKE.astype(dtype), comm)
+    return pipeline_for(sparse, SIZE, LIKE.astype(dtype), transport)
 
 
 def drawn(generator, dtype="float32"):
@@ -79,15 +79,15 @@ def finite(state):
     return not is_number or bool(np.isfinite(state).all())
 
 
-def everything(comm, array):
+def everything(transport, array):
     """The sum over the ranks in float64, and that of the magnitudes."""
     wide = array.astype(np.float64)
-    return comm.allreduce(wide), comm.allreduce(abs(wide))
+    return summed(transport, wide), summed(transport, abs(wide))
 
 
-def assert_laws(comm, pipeline, steps, dtype="float32"):
+def assert_laws(transport, pipeline, steps, dtype="float32"):
     """Takes steps of random numbers, each rank's of a kind of their own."""
-    generator, bits, taken = np.random.default_rng([1, comm.Get_rank()]), [], 0
+    generator, bits, taken = np.random.default_rng([1, transport.rank]), [], 0
     conserves = "residual" in pipeline.state_dict()["memory"] and "velocity" not in pipeline.state_dict()["memory"]
     for number in range(steps):
         before, counted = content(pipeline.state_dict()), pipeline.state_dict()["steps"]
@@ -95,98 +95,93 @@ def assert_laws(comm, pipeline, steps, dtype="float32"):
         gradient = drawn(generator, dtype) if number > 2 else eighths(generator, SIZE).astype(dtype)
         total = run(pipeline, gradient)
         state = pipeline.state_dict()
-        assert everywhere(comm, finite(state)), f"step {number}: {state}"
+        assert everywhere(transport, finite(state)), f"step {number}: {state}"
         bits.append(digest(total))
         if state["steps"] == counted:
-            assert everywhere(comm, content(state) == before), number
+            assert everywhere(transport, content(state) == before), number
             with np.errstate(over="ignore", invalid="ignore"):
-                dense, size = everything(comm, gradient)
+                dense, size = everything(transport, gradient)
             known = np.isfinite(dense) & (size < 3e38)
             assert everywhere(
-                comm, np.allclose(total[known], dense[known], rtol=1e-5, atol=1e-6 * size[known].max(initial=0))
+                transport, np.allclose(total[known], dense[known], rtol=1e-5, atol=1e-6 * size[known].max(initial=0))
             )
         else:
             taken += 1
-            assert everywhere(comm, np.isfinite(total).all())
+            assert everywhere(transport, np.isfinite(total).all())
             if conserves:
-                fed, size = everything(comm, old.astype(np.float64) + gradient)
-                held = everything(comm, state["memory"]["residual"])[0]
-                assert everywhere(comm, (abs(total + held - fed) <= 1e-5 * size).all()), number
-    assert comm.bcast(bits) == bits
+                fed, size = everything(transport, old.astype(np.float64) + gradient)
+                held = everything(transport, state["memory"]["residual"])[0]
+                assert everywhere(transport, (abs(total + held - fed) <= 1e-5 * size).all()), number
+    assert transport.broadcast_object(bits) == bits
     return taken
 
 
-@pytest.mark.mpi
 @pytest.mark.law
 @pytest.mark.parametrize(("sparsifier", "collective"), ONCE)
-def test_random_numbers_leave_finite_states_and_lose_nothing(comm, sparsifier, collective):
-    assert assert_laws(comm, build(comm, sparsifier, collective), 40 if thorough() else 10)
+def test_random_numbers_leave_finite_states_and_lose_nothing(transport, sparsifier, collective):
+    assert assert_laws(transport, build(transport, sparsifier, collective), 40 if thorough() else 10)
 
 
-@pytest.mark.mpi
 @pytest.mark.law
 @pytest.mark.parametrize("collective", ["gtopk", "hierarchical"])
 @pytest.mark.parametrize("memory", [one for one in MEMORIES if one != "residual"])
-def test_random_numbers_leave_finite_memories(comm, memory, collective):
+def test_random_numbers_leave_finite_memories(transport, memory, collective):
     settings = {} if memory in ("none", "momentum") else {"compressor": "quantize"}
-    assert assert_laws(comm, build(comm, "topk", collective, memory, **settings), 40 if thorough() else 10)
+    assert assert_laws(transport, build(transport, "topk", collective, memory, **settings), 40 if thorough() else 10)
 
 
-@pytest.mark.mpi
 @pytest.mark.law
 @pytest.mark.parametrize("memory", ["conef", "partial", "improved"])
-def test_random_numbers_leave_finite_sketches(comm, memory):
+def test_random_numbers_leave_finite_sketches(transport, memory):
     settings = {"saving": 0.01} if memory != "improved" else {"saving": 0.01, "version": 2}
-    assert assert_laws(comm, build(comm, "randomk", "shared", memory, **settings), 40 if thorough() else 10)
+    assert assert_laws(transport, build(transport, "randomk", "shared", memory, **settings), 40 if thorough() else 10)
 
 
-@pytest.mark.mpi
 @pytest.mark.law
 @pytest.mark.parametrize("wire", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("collective", ["oktopk", "hierarchical", "topkdsa"])
-def test_random_numbers_survive_rounding_for_the_wire(comm, wire, collective):
+def test_random_numbers_survive_rounding_for_the_wire(transport, wire, collective):
     dtype = "float64" if wire == "float32" else "float32"
-    pipeline = build(comm, "reusedtopk", collective, dtype=dtype, wire=wire)
-    assert assert_laws(comm, pipeline, 40 if thorough() else 10, dtype)
+    pipeline = build(transport, "reusedtopk", collective, dtype=dtype, wire=wire)
+    assert assert_laws(transport, pipeline, 40 if thorough() else 10, dtype)
 
 
-@pytest.mark.mpi
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize(("sparsifier", "collective"), COMBINATIONS)
-def test_hundreds_of_steps_of_random_numbers_with_every_combination(comm, sparsifier, collective):
-    assert assert_laws(comm, build(comm, sparsifier, collective), 300) > 20
+def test_hundreds_of_steps_of_random_numbers_with_every_combination(transport, sparsifier, collective):
+    assert assert_laws(transport, build(transport, sparsifier, collective), 300) > 20
 
 
-@pytest.mark.mpi
 @pytest.mark.law
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize(("sparsifier", "collective"), [("topk", "topka"), ("randomk", "shared"), ("stable", "shared")])
 def test_gradients_near_the_largest_float_are_sent_whole_and_leave_the_memory_alone(
-    comm, caplog, sparsifier, collective, memory
+    transport, caplog, sparsifier, collective, memory
 ):
     settings = {"compressor": "quantize"} if memory in ("conef", "partial", "improved") else {}
-    pipeline = build(comm, sparsifier, collective, memory, **settings)
-    plain = eighths(np.random.default_rng([5, comm.Get_rank()]), SIZE)
+    pipeline = build(transport, sparsifier, collective, memory, **settings)
+    plain = eighths(np.random.default_rng([5, transport.rank]), SIZE)
     run(pipeline, plain)
-    before, huge = content(pipeline.state_dict()), np.full(SIZE, 3e38 * (comm.Get_rank() == 0), np.float32)
+    before, huge = content(pipeline.state_dict()), np.full(SIZE, 3e38 * (transport.rank == 0), np.float32)
     for _ in range(5):
-        assert everywhere(comm, np.array_equal(run(pipeline, huge), np.full(SIZE, 3e38, np.float32)))
-        assert everywhere(comm, content(pipeline.state_dict()) == before)
-    assert everywhere(comm, ("rank 0: bucket 0, step 1: gradients are sent whole" in caplog.text) == huge.any())
-    assert everywhere(comm, np.isfinite(run(pipeline, plain)).all() and pipeline.state_dict()["steps"] == 2)
+        assert everywhere(transport, np.array_equal(run(pipeline, huge), np.full(SIZE, 3e38, np.float32)))
+        assert everywhere(transport, content(pipeline.state_dict()) == before)
+    assert everywhere(
+        transport, (f"rank {transport.rank}: bucket 0, step 1: gradients are sent whole" in caplog.text) == huge.any()
+    )
+    assert everywhere(transport, np.isfinite(run(pipeline, plain)).all() and pipeline.state_dict()["steps"] == 2)
 
 
-@pytest.mark.mpi
 @pytest.mark.law
-def test_a_factor_that_would_carry_the_residual_away_empties_it(comm):
+def test_a_factor_that_would_carry_the_residual_away_empties_it(transport):
     """A learning rate that falls by forty orders of magnitude asks for a residual as many times as large."""
-    pipeline, plain = build(comm, "topk", "topka"), eighths(np.random.default_rng(6), SIZE)
+    pipeline, plain = build(transport, "topk", "topka"), eighths(np.random.default_rng(6), SIZE)
     run(pipeline, plain, learning_rate=1.0)
-    assert everywhere(comm, run(pipeline, plain, learning_rate=1e-40).any())
-    assert everywhere(comm, not pipeline.state_dict()["memory"]["residual"].any())
-    assert same_bits(comm, run(pipeline, plain, learning_rate=1.0))
-    assert everywhere(comm, finite(pipeline.state_dict()))
+    assert everywhere(transport, run(pipeline, plain, learning_rate=1e-40).any())
+    assert everywhere(transport, not pipeline.state_dict()["memory"]["residual"].any())
+    assert same_bits(transport, run(pipeline, plain, learning_rate=1.0))
+    assert everywhere(transport, finite(pipeline.state_dict()))
 
 
 class Counting:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from laws import content, everywhere, same_bits
+from laws import content, everywhere, same_bits, summed
 from rules import LIKE, eighths
 
 from horovod_sparse.compression import Sparse
@@ -14,20 +14,18 @@ from horovod_sparse.pipeline import pipeline_for, sparse
 from horovod_sparse.rules import Step
 from horovod_sparse.sparsifiers import SPARSIFIERS
 
-pytestmark = pytest.mark.mpi
-
 SIZE = 600
 FORMATS = [np.dtype(kind) for kind in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)]
 # A bucket of any size, with steps that do not depend on earlier ones' choices only.
 OPTIONS = {"threshold": {"threshold": 16.0}, "stable": {"block": 1, "refresh": 2}}
 
 
-def build(comm, undoable=False, **settings):
-    return pipeline_for(Sparse.of(0.05, **settings), SIZE, LIKE, comm, 0, 0.5, undoable)
+def build(transport, undoable=False, **settings):
+    return pipeline_for(Sparse.of(0.05, **settings), SIZE, LIKE, transport, 0, 0.5, undoable)
 
 
-def own(comm, *seed):
-    return np.random.default_rng([*seed, comm.Get_rank()])
+def own(transport, *seed):
+    return np.random.default_rng([*seed, transport.rank])
 
 
 def parameters(gradient, dtype):
@@ -56,31 +54,33 @@ COMBINATIONS = [*((name, "residual") for name in SPARSIFIERS), *(("topk", name) 
 @pytest.mark.law
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize(("sparsifier", "memory"), COMBINATIONS)
-def test_a_result_in_the_gradients_place_has_the_same_bits(comm, sparsifier, memory, dtype):
+def test_a_result_in_the_gradients_place_has_the_same_bits(transport, sparsifier, memory, dtype):
     settings = settings_of(sparsifier, memory)
-    one, other = build(comm, **settings), build(comm, **settings)
+    one, other = build(transport, **settings), build(transport, **settings)
     for number in range(4):
-        gradient = eighths(own(comm, number), SIZE, 256)
+        gradient = eighths(own(transport, number), SIZE, 256)
         held = 1 if number % 2 else 3  # none
         first = run(one, parameters(gradient, dtype), held)
-        assert everywhere(comm, np.array_equal(first, run(other, parameters(gradient, dtype), held, in_place=False)))
-        assert same_bits(comm, first)
-        assert everywhere(comm, content(one.state_dict()) == content(other.state_dict()))
+        assert everywhere(
+            transport, np.array_equal(first, run(other, parameters(gradient, dtype), held, in_place=False))
+        )
+        assert same_bits(transport, first)
+        assert everywhere(transport, content(one.state_dict()) == content(other.state_dict()))
 
 
 @pytest.mark.law
-def test_gradients_that_are_no_outputs_stay_as_they_are(comm):
-    pipeline, gradient = build(comm), eighths(own(comm), SIZE)
+def test_gradients_that_are_no_outputs_stay_as_they_are(transport):
+    pipeline, gradient = build(transport), eighths(own(transport), SIZE)
     output, before = np.empty_like(gradient), gradient.copy()
     pipeline.run([(0, gradient)], [(0, output)], Step())
     pipeline.run([(0, gradient[:300]), (300, gradient[300:])], [(0, gradient[:300]), (300, output[300:])], Step())
-    assert everywhere(comm, np.array_equal(gradient[300:], before[300:]))
+    assert everywhere(transport, np.array_equal(gradient[300:], before[300:]))
 
 
 @pytest.mark.law
 @pytest.mark.parametrize("undoable", [False, True])
-def test_an_exchange_that_fails_in_place_loses_nothing(comm, monkeypatch, undoable):
-    pipeline, gradient = build(comm, undoable), eighths(own(comm), SIZE)
+def test_an_exchange_that_fails_in_place_loses_nothing(transport, monkeypatch, undoable):
+    pipeline, gradient = build(transport, undoable), eighths(own(transport), SIZE)
     run(pipeline, [(0, gradient.copy())])
     before = pipeline.memory.state_dict()["residual"].copy()
 
@@ -90,56 +90,58 @@ def test_an_exchange_that_fails_in_place_loses_nothing(comm, monkeypatch, undoab
     monkeypatch.setattr(pipeline.collective, "allreduce", fail)
     with pytest.raises(OSError, match="down"):
         run(pipeline, [(0, gradient.copy())])
-    assert everywhere(comm, np.array_equal(pipeline.memory.state_dict()["residual"], before + gradient))
+    assert everywhere(transport, np.array_equal(pipeline.memory.state_dict()["residual"], before + gradient))
 
 
 @pytest.mark.law
 @pytest.mark.parametrize("late", [0, SIZE + 1], ids=["by the selection", "before it"])
 @pytest.mark.parametrize(("sparsifier", "memory"), COMBINATIONS)
 def test_steps_that_can_be_undone_have_the_same_bits_and_one_that_is_not_finite_leaves_no_trace(
-    comm, monkeypatch, sparsifier, memory, late
+    transport, monkeypatch, sparsifier, memory, late
 ):
     monkeypatch.setattr(sparse, "_LATE", late)
     settings = settings_of(sparsifier, memory)
-    one, other, ranks = build(comm, undoable=True, **settings), build(comm, **settings), comm.Get_size()
+    one, other, ranks = build(transport, undoable=True, **settings), build(transport, **settings), transport.size
     for number in range(4):
-        before, gradient = content(one.state_dict()), eighths(own(comm, number), SIZE, 256)
+        before, gradient = content(one.state_dict()), eighths(own(transport, number), SIZE, 256)
         bad = gradient.copy()
-        if comm.Get_rank() == number % ranks:
+        if transport.rank == number % ranks:
             bad[[7, 400]] = [np.inf, np.nan]
         seen = run(one, parameters(bad, np.float32), held=3)
         with np.errstate(invalid="ignore"):
-            assert everywhere(comm, np.array_equal(seen, 0.5 * comm.allreduce(bad.astype(np.float64)), equal_nan=True))
-        assert everywhere(comm, content(one.state_dict()) == before)
+            assert everywhere(
+                transport, np.array_equal(seen, 0.5 * summed(transport, bad.astype(np.float64)), equal_nan=True)
+            )
+        assert everywhere(transport, content(one.state_dict()) == before)
         if number % 2:
             run(one, parameters(gradient + 1, np.float32))
             one.undo()
-            assert everywhere(comm, content(one.state_dict()) == before)
+            assert everywhere(transport, content(one.state_dict()) == before)
         totals = [run(pipeline, parameters(gradient, np.float32)) for pipeline in (one, other)]
-        assert everywhere(comm, np.array_equal(*totals))
-        assert everywhere(comm, content(one.state_dict()) == content(other.state_dict()))
+        assert everywhere(transport, np.array_equal(*totals))
+        assert everywhere(transport, content(one.state_dict()) == content(other.state_dict()))
 
 
 @pytest.mark.law
 @pytest.mark.parametrize("sparsifier", ["topk", "randomk", "dgc"])
-def test_what_overflows_only_when_it_is_added_up_is_not_kept(comm, monkeypatch, sparsifier):
+def test_what_overflows_only_when_it_is_added_up_is_not_kept(transport, monkeypatch, sparsifier):
     monkeypatch.setattr(sparse, "_LATE", 0)
-    pipeline = build(comm, undoable=True, sparsifier=sparsifier)
-    run(pipeline, [(0, np.full(SIZE, 3e38 if comm.Get_rank() == 0 else 1.0, np.float32))])
+    pipeline = build(transport, undoable=True, sparsifier=sparsifier)
+    run(pipeline, [(0, np.full(SIZE, 3e38 if transport.rank == 0 else 1.0, np.float32))])
     before = pipeline.memory.state_dict()["residual"].copy()
     with np.errstate(over="ignore"):
-        run(pipeline, [(0, np.full(SIZE, 3e38 if comm.Get_rank() == 0 else 1.0, np.float32))])
+        run(pipeline, [(0, np.full(SIZE, 3e38 if transport.rank == 0 else 1.0, np.float32))])
     after = pipeline.memory.state_dict()["residual"]
-    assert everywhere(comm, np.array_equal(after, before))
-    assert everywhere(comm, bool(np.isfinite(after).all()))
+    assert everywhere(transport, np.array_equal(after, before))
+    assert everywhere(transport, bool(np.isfinite(after).all()))
 
 
-def test_the_state_before_a_step_is_kept_without_a_copy(comm):
-    pipeline = build(comm, undoable=True)
-    run(pipeline, [(0, eighths(own(comm, 1), SIZE))])
+def test_the_state_before_a_step_is_kept_without_a_copy(transport):
+    pipeline = build(transport, undoable=True)
+    run(pipeline, [(0, eighths(own(transport, 1), SIZE))])
     residual = pipeline.memory.state_dict()["residual"]
     before = residual.copy()
-    run(pipeline, [(0, eighths(own(comm, 2), SIZE))])
-    assert everywhere(comm, np.array_equal(residual, before))
+    run(pipeline, [(0, eighths(own(transport, 2), SIZE))])
+    assert everywhere(transport, np.array_equal(residual, before))
     pipeline.undo()
     assert pipeline.memory.state_dict()["residual"] is residual

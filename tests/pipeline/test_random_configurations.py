@@ -7,7 +7,7 @@ from dataclasses import Field, fields
 
 import numpy as np
 import pytest
-from laws import digest, everywhere
+from laws import digest, everywhere, summed
 from rules import LIKE, eighths
 
 from horovod_sparse.collectives import COLLECTIVES
@@ -101,45 +101,43 @@ def test_a_random_text_is_read_or_refused_with_a_value_error(seed: int) -> None:
     assert all(one.facts() for one in read_ones)
 
 
-def check(comm, text: str) -> bool:
+def check(transport, text: str) -> bool:
     """Trains 20 steps; tells whether the configuration was accepted."""
     sparse = read(text)
     if sparse is None:
         return False
     try:
-        pipeline = pipeline_for(sparse, 1100, LIKE, comm)
+        pipeline = pipeline_for(sparse, 1100, LIKE, transport)
     except ValueError:  # a sketch, say, that is larger than the bucket; on all ranks, or the others would wait
         return False
-    generator, bits, fed, out = np.random.default_rng([3, comm.Get_rank()]), [], np.zeros(1100), np.zeros(1100)
+    generator, bits, fed, out = np.random.default_rng([3, transport.rank]), [], np.zeros(1100), np.zeros(1100)
     for number in range(20):
         gradient = eighths(generator, 1100)
         output = np.full_like(gradient, np.nan)
         pipeline.run([(0, gradient)], [(0, output)], Step(epoch=number // 5))
         fed, out = fed + gradient, out + output
         bits.append(digest(output))
-    assert everywhere(comm, comm.bcast(bits) == bits), text
+    assert everywhere(transport, transport.broadcast_object(bits) == bits), text
     state = pipeline.state_dict().get("memory", {})
     if list(state) == ["residual"]:
-        held = comm.allreduce(state["residual"].astype(np.float64))
-        scale = comm.allreduce(abs(fed)) + 1
-        assert everywhere(comm, (abs(out + held - comm.allreduce(fed)) < 1e-4 * scale).all()), text
+        held = summed(transport, state["residual"].astype(np.float64))
+        scale = summed(transport, abs(fed)) + 1
+        assert everywhere(transport, (abs(out + held - summed(transport, fed)) < 1e-4 * scale).all()), text
     return True
 
 
-def check_all(comm, seed: int, count: int) -> int:
+def check_all(transport, seed: int, count: int) -> int:
     draw = random.Random(seed)
-    return sum(check(comm, spec(draw, 0.15)) for _ in range(count))
+    return sum(check(transport, spec(draw, 0.15)) for _ in range(count))
 
 
-@pytest.mark.mpi
 @pytest.mark.slow
-def test_random_configurations_train_and_lose_nothing(comm) -> None:
-    assert check_all(comm, 11, 150) > 15
+def test_random_configurations_train_and_lose_nothing(transport) -> None:
+    assert check_all(transport, 11, 150) > 15
 
 
-@pytest.mark.mpi
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", range(3))
-def test_hundreds_of_random_configurations_train_and_lose_nothing(comm, seed: int) -> None:
-    assert check_all(comm, seed, 400) > 40
+def test_hundreds_of_random_configurations_train_and_lose_nothing(transport, seed: int) -> None:
+    assert check_all(transport, seed, 400) > 40

@@ -13,6 +13,7 @@ from mpi4py import MPI
 from horovod_sparse.compression import parse
 from horovod_sparse.pipeline import pipeline_for
 from horovod_sparse.rules import Step
+from horovod_sparse.transport.mpi import MPITransport
 
 SIZE = 20_000_000  # of all buckets
 
@@ -29,7 +30,8 @@ gradient = np.random.default_rng(1).standard_normal(SIZE // buckets, np.float32)
 Path("/proc/self/clear_refs").write_text("5")  # resets the largest size to the present one
 start = peak()
 like = np.zeros(0, np.float32)
-pipelines = [pipeline_for(parse(spec), gradient.size, like, MPI.COMM_SELF, number) for number in range(buckets)]
+transport = MPITransport(MPI.COMM_SELF)
+pipelines = [pipeline_for(parse(spec), gradient.size, like, transport, number) for number in range(buckets)]
 for _ in range(3):
     for pipeline in pipelines:
         pipeline.run([(0, gradient)], [(0, gradient)], Step())

@@ -30,7 +30,7 @@ def page(tmp_path):
 
 def test_the_example_is_a_rule_like_any_other(page, comm):
     assert SPARSIFIERS["strided"] is page.Strided
-    page.test_strided()
+    page.test_strided(3)
     average, gradient = hvs.SparseAllreduce(100, page.compression, comm), np.full(100, comm.Get_rank(), np.float32)
     totals = [average(gradient) for _ in range(500)]
     assert all(np.count_nonzero(total) == (comm.Get_size() > 1) for total in totals)

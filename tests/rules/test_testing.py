@@ -14,7 +14,7 @@ from horovod_sparse.rules.testing import check_collective, check_memory, check_s
 from horovod_sparse.schedules import SCHEDULES, Constant
 from horovod_sparse.sparsifiers import SPARSIFIERS, TopK
 
-pytestmark = [pytest.mark.mpi, pytest.mark.law]
+pytestmark = pytest.mark.law
 
 OPTIONS = {
     "threshold": {"threshold": 2.0},
@@ -25,25 +25,25 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", SPARSIFIERS)
-def test_sparsifiers(comm, name):
-    check_sparsifier(comm, SPARSIFIERS[name], **OPTIONS.get(name, {}))
+def test_sparsifiers(transport, name):
+    check_sparsifier(transport, SPARSIFIERS[name], **OPTIONS.get(name, {}))
 
 
 # The others compress what they hold, drop it, or add to it.
 @pytest.mark.parametrize("name", ["residual"])
-def test_memories(comm, name):
-    check_memory(comm, MEMORIES[name])
+def test_memories(transport, name):
+    check_memory(transport, MEMORIES[name])
 
 
 # What this consists of, all of them obey in tests/collectives/test_laws.py.
 @pytest.mark.parametrize("name", ["topka", "oktopk"])
-def test_collectives(comm, name):
-    check_collective(comm, COLLECTIVES[name], **OPTIONS.get(name, {}))
+def test_collectives(transport, name):
+    check_collective(transport, COLLECTIVES[name], **OPTIONS.get(name, {}))
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_schedules(comm, name):
-    check_schedule(comm, SCHEDULES[name], dense_steps=3)
+def test_schedules(transport, name):
+    check_schedule(transport, SCHEDULES[name], dense_steps=3)
 
 
 # --- what breaks a law ---
@@ -96,12 +96,12 @@ class SharesInNameOnly(TopK):
         (SharesInNameOnly, "ranks that share positions have the same"),
     ],
 )
-def test_a_sparsifier_that_breaks_a_law_is_found(comm, rule, law):
-    if rule is SharesInNameOnly and comm.Get_size() == 1:
-        check_sparsifier(comm, rule)
+def test_a_sparsifier_that_breaks_a_law_is_found(transport, rule, law):
+    if rule is SharesInNameOnly and transport.size == 1:
+        check_sparsifier(transport, rule)
         return
     with pytest.raises(AssertionError, match=f"does not hold: rank .*{law}, in Bucket"):
-        check_sparsifier(comm, rule)
+        check_sparsifier(transport, rule)
 
 
 class Drops(Residual):
@@ -127,9 +127,9 @@ class Amnesia(Residual):
         (Amnesia, "a restored one goes on"),
     ],
 )
-def test_a_memory_that_breaks_a_law_is_found(comm, rule, law):
+def test_a_memory_that_breaks_a_law_is_found(transport, rule, law):
     with pytest.raises(AssertionError, match=law):
-        check_memory(comm, rule)
+        check_memory(transport, rule)
 
 
 class Lossy(TopkA):
@@ -156,12 +156,12 @@ class Overwrites(TopkA):
     ("rule", "law"),
     [(Lossy, "nothing is lost"), (Alone, "nothing is lost"), (Overwrites, "the argument is not changed")],
 )
-def test_a_collective_that_breaks_a_law_is_found(comm, rule, law):
-    if rule is Alone and comm.Get_size() == 1:
-        check_collective(comm, rule)
+def test_a_collective_that_breaks_a_law_is_found(transport, rule, law):
+    if rule is Alone and transport.size == 1:
+        check_collective(transport, rule)
         return
     with pytest.raises(AssertionError, match=f"does not hold: rank .*{law}, in Case"):
-        check_collective(comm, rule)
+        check_collective(transport, rule)
 
 
 class Rises(Constant):
@@ -188,9 +188,9 @@ class Counts(Constant):
     ("rule", "law"),
     [(Rises, "densities descend"), (ByRank, "all ranks have the same"), (Counts, "a restored one goes on, in step 1")],
 )
-def test_a_schedule_that_breaks_a_law_is_found(comm, rule, law):
-    if rule is ByRank and comm.Get_size() == 1:
-        check_schedule(comm, rule)
+def test_a_schedule_that_breaks_a_law_is_found(transport, rule, law):
+    if rule is ByRank and transport.size == 1:
+        check_schedule(transport, rule)
         return
     with pytest.raises(AssertionError, match=law):
-        check_schedule(comm, rule)
+        check_schedule(transport, rule)

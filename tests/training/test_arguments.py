@@ -13,8 +13,8 @@ from training import agree, averages, loss_of, mlp, settings, sgd, snapshot, tra
 
 import horovod_sparse
 import horovod_sparse as hvs
-from horovod_sparse.mpi.cudaaware import cuda_aware
 from horovod_sparse.training import arguments
+from horovod_sparse.transport.cuda_aware import cuda_aware
 
 pytestmark = pytest.mark.mpi
 

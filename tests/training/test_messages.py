@@ -9,11 +9,10 @@ from laws import everywhere
 from states import same
 from training import agree, loss_of, mlp, snapshot, train, wrap
 
-from horovod_sparse import pipeline
 from horovod_sparse.compression import parse
-from horovod_sparse.mpi.messenger import Messenger
 from horovod_sparse.pipeline import pipeline_for
 from horovod_sparse.rules import Step
+from horovod_sparse.transport.base import Transport
 
 pytestmark = pytest.mark.mpi
 
@@ -21,14 +20,11 @@ pytestmark = pytest.mark.mpi
 @pytest.fixture
 def rounds(monkeypatch):
     """Names of the collective calls, as they are made."""
-    made, consensus_of = [], pipeline.consensus_of
-    monkeypatch.setattr(
-        pipeline, "consensus_of", lambda comm: lambda array: made.append("agree") or consensus_of(comm)(array)
-    )
-    for name in ("share", "sum", "allgather", "broadcast"):
-        method = getattr(Messenger, name)
+    made = []
+    for name in ("allgather_integers", "allreduce", "allgather", "broadcast"):
+        method = getattr(Transport, name)
         monkeypatch.setattr(
-            Messenger, name, lambda self, *given, name=name, method=method: made.append(name) or method(self, *given)
+            Transport, name, lambda self, *given, name=name, method=method: made.append(name) or method(self, *given)
         )
     return made
 
@@ -44,7 +40,9 @@ def test_the_small_parameters_take_the_agreement_along(hvd, comm, rounds):
     for number in range(3):
         rounds.clear()
         train(optimizer, model, comm.Get_rank(), [number])
-        assert everywhere(comm, rounds == (["sum", "share", "allgather"] if comm.Get_size() > 1 else []))
+        assert everywhere(
+            comm, rounds == (["allreduce", "allgather_integers", "allgather"] if comm.Get_size() > 1 else [])
+        )
     assert agree(comm, snapshot(model))
 
 
@@ -68,8 +66,8 @@ def test_two_messages_or_one_make_no_difference_to_the_bits(hvd, comm):
 
 
 @pytest.mark.parametrize("facts", [[0, 3, 2**31 - 1, 2**20], [1, 1, 0, 0], [5, 2**11, 2**22 + 1, 2**33 - 1]])
-def test_facts_that_a_dense_bucket_takes_along_are_exact(comm, facts):
-    bucket = pipeline_for(parse("dense"), 3, np.zeros(0, np.float32), comm)
+def test_facts_that_a_dense_bucket_takes_along_are_exact(comm, transport, facts):
+    bucket = pipeline_for(parse("dense"), 3, np.zeros(0, np.float32), transport)
     output = np.ones(3, np.float32)
     sums = bucket.run([(0, output)], [(0, output)], Step(), ahead=np.array(facts) * (comm.Get_rank() + 1) // 3)
     expected = sum(np.array(facts) * (rank + 1) // 3 for rank in range(comm.Get_size()))

@@ -56,11 +56,11 @@ def device(monkeypatch):
 
 
 @pytest.mark.mpi
-def test_stages_begin_when_the_device_has_the_gradients_and_lie_on_its_own_stream(comm, device):
+def test_stages_begin_when_the_device_has_the_gradients_and_lie_on_its_own_stream(comm, transport, device):
     parameter = torch.zeros(2000)
     (one,) = plan([Member("weight", parameter, group=0)], bucket_bytes=1 << 20)
     worker = Worker(lambda _: lambda: Step(0.1, epoch=0))
-    worker.add([Bucket(one, parse("topka:density=0.01"), comm, 1 / comm.Get_size(), undoable=False)])
+    worker.add([Bucket(one, parse("topka:density=0.01"), transport, 1 / transport.size, undoable=False)])
     device.synchronize()
     trace.clear()
     waits = device.waits

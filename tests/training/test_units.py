@@ -17,6 +17,7 @@ import horovod_sparse as hvs
 from horovod_sparse.pipeline import pipeline_for
 from horovod_sparse.rules import Step
 from horovod_sparse.training.units import unit_for
+from horovod_sparse.transport.mpi import MPITransport
 
 
 class Lamb(torch.optim.Optimizer):
@@ -95,7 +96,7 @@ def progress(scale_free):
     signal = generator.uniform(0.5, 1.5, size)
     parameter = nn.Parameter(torch.zeros(size, dtype=torch.float64))
     adam = torch.optim.Adam([parameter], lr=1.0)
-    pipeline = pipeline_for(hvs.parse("topka:density=0.01"), size, signal, MPI.COMM_SELF)
+    pipeline = pipeline_for(hvs.parse("topka:density=0.01"), size, signal, MPITransport(MPI.COMM_SELF))
     ways = []
     for step in range(2 * steps):
         rate = adam.param_groups[0]["lr"] = 1.0 if step < steps else 0.1

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_sparse.kernels import to_host
-from horovod_sparse.mpi.messenger import Messenger
 from horovod_sparse.rules import Exchange, SparseVector
 from horovod_sparse.rules.testing.values import dense, digest_of, eighths, fail_together, place_of, placed
 
@@ -46,9 +45,9 @@ class Case:
         return max(1, round(self.share * self.size))
 
 
-def own_vector(case: Case, comm: Any) -> SparseVector:
+def own_vector(case: Case, transport: Any) -> SparseVector:
     """The vector of this rank, without the work of building the others."""
-    return vector_of(case, comm.Get_rank(), comm.Get_size())
+    return vector_of(case, transport.rank, transport.size)
 
 
 def vector_of(case: Case, rank: int, ranks: int) -> SparseVector:
@@ -93,32 +92,30 @@ def well_formed(vector: SparseVector, case: Case) -> bool:
     return bool(plain and ascending and inside and indices.dtype == np.int32)
 
 
-def check_exchange(comm: Any, collective: Any, case: Case, put: Callable[[Any], Any] = np.asarray) -> Exchange:
+def check_exchange(transport: Any, collective: Any, case: Case, put: Callable[[Any], Any] = np.asarray) -> Exchange:
     """Conservation, same bits, order of indices and an untouched argument, for one case.
 
     The arrays are put where the collective shall find them; the exchange that is returned is on the host.
     """
-    mine = own_vector(case, comm)
+    mine = own_vector(case, transport)
     handed_in = placed(mine, put)
     collective.decide(case.size, case.k)
     exchange = collective.allreduce(handed_in, case.k)
     total, returned = placed(exchange.total, to_host), placed(exchange.returned, to_host)
-    expected, came_back = np.empty((2, case.size), case.dtype)
-    comm.Allreduce(dense(mine), expected)
-    comm.Allreduce(dense(returned), came_back)
+    expected, came_back = transport.allreduce(dense(mine)), transport.allreduce(dense(returned))
     kinds = {type(one.values) for one in (handed_in, exchange.total, exchange.returned)}
     checks = {
         "nothing is lost": np.array_equal(expected, dense(total) + came_back),
-        "the argument is not changed": digest_of(handed_in) == digest_of(own_vector(case, comm)),
+        "the argument is not changed": digest_of(handed_in) == digest_of(own_vector(case, transport)),
         "the total is well formed": well_formed(total, case),
         "what returned is well formed": well_formed(returned, case),
         "the result is where the argument was": len(kinds) == 1,
     }
-    fail_together(comm, [f"{law}, in {case}" for law, holds in checks.items() if not holds])
+    fail_together(transport, [f"{law}, in {case}" for law, holds in checks.items() if not holds])
     return Exchange(total, returned)
 
 
-def check_collective(comm: Any, rule: Any, **options: Any) -> None:
+def check_collective(transport: Any, rule: Any, **options: Any) -> None:
     """Lets a collective exchange vectors of every pattern, in both precisions; a collective call.
 
     Laws: the vectors summed over the ranks are the total and what returned, summed over the ranks; the total has the
@@ -126,7 +123,7 @@ def check_collective(comm: Any, rule: Any, **options: Any) -> None:
     that takes over another one's state goes on with the same bits.
 
     Args:
-        comm: The communicator, of any number of ranks.
+        transport: Connects the ranks, of which there may be any number.
         rule: The class; it gets vectors with the same indices on every rank, too.
         **options: Of the rule.
 
@@ -134,26 +131,26 @@ def check_collective(comm: Any, rule: Any, **options: Any) -> None:
         AssertionError: A law does not hold; on all ranks.
     """
     for dtype, sizes in (("float32", (1, 2000)), ("float64", (5,))):
-        collective = build_on(comm, rule, dtype, **options)
+        collective = build_on(transport, rule, dtype, **options)
         for seed, (size, pattern) in enumerate(itertools.product(sizes, PATTERNS)):
-            check_exchange(comm, collective, Case(size, pattern, seed, dtype))
-        values = eighths(np.random.default_rng(comm.Get_rank()), 500, dtype=dtype)
+            check_exchange(transport, collective, Case(size, pattern, seed, dtype))
+        values = eighths(np.random.default_rng(transport.rank), 500, dtype=dtype)
         exchange = collective.allreduce(SparseVector.full(values), 50)
-        everything = sum(comm.allgather(values)) - sum(comm.allgather(dense(exchange.returned)))
+        everything = sum(transport.allgather_object(values)) - sum(transport.allgather_object(dense(exchange.returned)))
         whole = exchange.total.indices is None and np.array_equal(exchange.total.values, everything)
-        fail_together(comm, [] if whole else ["a vector without indices is summed dense"])
-    check_restored(comm, lambda: build_on(comm, rule, **options))
+        fail_together(transport, [] if whole else ["a vector without indices is summed dense"])
+    check_restored(transport, lambda: build_on(transport, rule, **options))
 
 
-def build_on(comm: Any, rule: Any, dtype: Any = np.float32, **options: Any) -> Any:
-    """A collective on a messenger of its own."""
-    return rule(place_of(comm, 1, dtype), Messenger(comm), rule.Options(**options))
+def build_on(transport: Any, rule: Any, dtype: Any = np.float32, **options: Any) -> Any:
+    """A collective on a transport of its own."""
+    return rule(place_of(transport, 1, dtype), transport.channel(), rule.Options(**options))
 
 
-def check_restored(comm: Any, build: Callable[[], Any]) -> None:
+def check_restored(transport: Any, build: Callable[[], Any]) -> None:
     """A collective that takes over another one's state, of two steps, goes on with the same bits; a collective call."""
     first, second = build(), build()
-    steps = [own_vector(Case(3000, "same indices", seed), comm) for seed in range(4)]
+    steps = [own_vector(Case(3000, "same indices", seed), transport) for seed in range(4)]
     for vector in steps[:2]:
         first.decide(3000, 150)
         first.allreduce(vector, 150)
@@ -162,4 +159,4 @@ def check_restored(comm: Any, build: Callable[[], Any]) -> None:
         decided = {collective.decide(3000, 150) for collective in (first, second)}
         exchanges = [collective.allreduce(vector, 150) for collective in (first, second)]
         same = len(decided) == len({digest_of(one.total, one.returned) for one in exchanges}) == 1
-        fail_together(comm, [] if same else ["a restored collective goes on with the same bits"])
+        fail_together(transport, [] if same else ["a restored collective goes on with the same bits"])

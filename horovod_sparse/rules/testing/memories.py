@@ -15,7 +15,7 @@ from horovod_sparse.rules.testing.values import dense, eighths, fail_together, p
 _SIZE = 2000
 
 
-def check_memory(comm: Any, rule: Any, error: float = 0.0, steps: int = 200, **options: Any) -> None:
+def check_memory(transport: Any, rule: Any, error: float = 0.0, steps: int = 200, **options: Any) -> None:
     """Lets a memory work for hundreds of steps, fail, and take over other memories; a collective call.
 
     Laws: what was fed in is what was delivered and what is held, in every step; a failed exchange gives everything
@@ -24,7 +24,7 @@ def check_memory(comm: Any, rule: Any, error: float = 0.0, steps: int = 200, **o
     does, or is right in expectation only, breaks the first.
 
     Args:
-        comm: The communicator, of any number of ranks.
+        transport: Connects the ranks, of which there may be any number.
         rule: The class.
         error: Allowed of every sum, relative to its norm. Numbers are such that a plain residual has none.
         steps: Steps of the first law.
@@ -35,16 +35,16 @@ def check_memory(comm: Any, rule: Any, error: float = 0.0, steps: int = 200, **o
     """
 
     def build() -> Any:
-        return rule(place_of(comm, _SIZE), rule.Options(**options))
+        return rule(place_of(transport, _SIZE), rule.Options(**options))
 
-    generator = np.random.default_rng(comm.Get_rank())
+    generator = np.random.default_rng(transport.rank)
     laws = {
         "what was fed in is delivered or held": _conserves(build(), generator, error, steps),
         "a failed exchange gives everything back": _gives_back(build, generator, error),
         "a restored one goes on": _goes_on(build, generator),
         "merged states hold their sum": _merges(build, generator, error),
     }
-    fail_together(comm, [law for law, holds in laws.items() if not holds])
+    fail_together(transport, [law for law, holds in laws.items() if not holds])
 
 
 def opened(memory: Any, gradient: NDArray[Any], scale: float = 1.0) -> Accumulator:

@@ -11,14 +11,14 @@ from horovod_sparse.rules import Step
 from horovod_sparse.rules.testing.values import eighths, fail_together, place_of
 
 
-def check_schedule(comm: Any, rule: Any, density: float = 0.01, steps: int = 200, **options: Any) -> None:
+def check_schedule(transport: Any, rule: Any, density: float = 0.01, steps: int = 200, **options: Any) -> None:
     """Asks a schedule for the densities of hundreds of steps; a collective call.
 
     Laws: the candidates of a step are in (0, 1] and descend, and there is only one where the schedule does not weigh;
     all ranks have the same; and one that takes over another one's state goes on with the same.
 
     Args:
-        comm: The communicator, of any number of ranks.
+        transport: Connects the ranks, of which there may be any number.
         rule: The class.
         density: The configuration's.
         steps: Steps, in epochs of 20.
@@ -27,7 +27,7 @@ def check_schedule(comm: Any, rule: Any, density: float = 0.01, steps: int = 200
     Raises:
         AssertionError: A law does not hold; on all ranks.
     """
-    place, generator = place_of(comm, 100), np.random.default_rng(comm.Get_rank())
+    place, generator = place_of(transport, 100), np.random.default_rng(transport.rank)
     one, everyones, failures = rule(place, density, rule.Options(**options)), [], []
     for number in range(steps):
         gradient = eighths(generator, 100) * np.float32(2.0 ** (number // 40 % 3))
@@ -43,6 +43,6 @@ def check_schedule(comm: Any, rule: Any, density: float = 0.01, steps: int = 200
         }
         failures += [f"{law}, in step {number}: {densities}" for law, holds in laws.items() if not holds]
         everyones.append(densities)
-    if comm.bcast(everyones) != everyones:
+    if transport.broadcast_object(everyones) != everyones:
         failures.append("all ranks have the same")
-    fail_together(comm, failures)
+    fail_together(transport, failures)

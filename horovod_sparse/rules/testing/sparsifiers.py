@@ -42,7 +42,7 @@ _BUCKETS = [
 ]
 
 
-def check_sparsifier(comm: Any, rule: Any, **options: Any) -> None:
+def check_sparsifier(transport: Any, rule: Any, **options: Any) -> None:
     """Lets a sparsifier take entries out of accumulators of several kinds, in three steps each; a collective call.
 
     Laws: what was in the accumulator is what was taken and what is left; positions ascend, and those that are held
@@ -50,7 +50,7 @@ def check_sparsifier(comm: Any, rule: Any, **options: Any) -> None:
     numbers that are not finite, or hardly numbers, neither hang nor crash it.
 
     Args:
-        comm: The communicator, of any number of ranks.
+        transport: Connects the ranks, of which there may be any number.
         rule: The class.
         **options: Of the rule; they must fit buckets of any size.
 
@@ -59,16 +59,16 @@ def check_sparsifier(comm: Any, rule: Any, **options: Any) -> None:
     """
 
     def build(size: int, dtype: str) -> Any:
-        return rule(place_of(comm, size, dtype), rule.Options(**options))
+        return rule(place_of(transport, size, dtype), rule.Options(**options))
 
     for bucket in _BUCKETS:
         failures, vectors = take(
-            partial(build, bucket.size, bucket.dtype), bucket, np.random.default_rng(comm.Get_rank())
+            partial(build, bucket.size, bucket.dtype), bucket, np.random.default_rng(transport.rank)
         )
         positions = [digest_of(SparseVector(one.indices, one.values[:0], one.size)) for one in vectors if one.shared]
-        if comm.bcast(positions) != positions:
+        if transport.broadcast_object(positions) != positions:
             failures.append("ranks that share positions have the same")
-        fail_together(comm, [f"{law}, in {bucket}" for law in failures])
+        fail_together(transport, [f"{law}, in {bucket}" for law in failures])
     for bad in (np.nan, np.inf, 3e38, 1e-45):
         take_extreme(build(1000, "float32"), bad)
 

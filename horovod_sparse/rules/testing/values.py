@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_sparse.kernels import to_host
-from horovod_sparse.mpi.consensus import consensus_of
 from horovod_sparse.rules import Place, SparseVector
 
 
-def place_of(comm: Any, size: int, dtype: Any = np.float32) -> Place:
+def place_of(transport: Any, size: int, dtype: Any = np.float32) -> Place:
     """This rank's place in a bucket of so many elements on the host."""
     like = np.empty(0, dtype)
-    return Place(size, like, 0, comm.Get_rank(), comm.Get_size(), consensus_of(comm))
+    return Place(size, like, 0, transport.rank, transport.size, transport.allreduce)
 
 
 def eighths(generator: np.random.Generator, size: Any, most: int = 64, dtype: Any = np.float32) -> NDArray[Any]:
@@ -41,14 +40,16 @@ def placed(vector: SparseVector, put: Callable[[Any], Any]) -> SparseVector:
     return SparseVector(indices, put(vector.values), vector.size, vector.shared)
 
 
-def everywhere(comm: Any, holds: bool) -> bool:
+def everywhere(transport: Any, holds: bool) -> bool:
     """Tells whether something holds on all ranks; all of them learn the same answer and so fail together."""
-    return all(comm.allgather(bool(holds)))
+    return all(transport.allgather_object(bool(holds)))
 
 
-def fail_together(comm: Any, failures: Iterable[str]) -> None:
+def fail_together(transport: Any, failures: Iterable[str]) -> None:
     """Raises an AssertionError on all ranks where any has laws that do not hold; a collective call."""
-    broken = [f"rank {rank}: {law}" for rank, laws in enumerate(comm.allgather([*failures])) for law in laws]
+    broken = [
+        f"rank {rank}: {law}" for rank, laws in enumerate(transport.allgather_object([*failures])) for law in laws
+    ]
     if broken:
         raise AssertionError("does not hold: " + "; ".join(broken[:5]))
 
@@ -78,6 +79,6 @@ def digest_of(*vectors: SparseVector) -> str:
     return digest(*(array for one in vectors for array in (one.indices, one.values)))
 
 
-def same_bits(comm: Any, *arrays: Any) -> bool:
+def same_bits(transport: Any, *arrays: Any) -> bool:
     """Tells whether arrays have the same bits on all ranks."""
-    return len(set(comm.allgather(digest(*arrays)))) == 1
+    return len(set(transport.allgather_object(digest(*arrays)))) == 1

@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 
-from horovod_sparse.mpi.alone import run_python
+from horovod_sparse.transport.subprocess_python import run_python
 
 VARIABLE = "HOROVOD_SPARSE_CUDA_AWARE"
 

@@ -7,7 +7,7 @@ from devices import cupy, waits
 from exchanges import allocations
 
 from horovod_sparse.kernels import to_host
-from horovod_sparse.mpi.pinned import Pool
+from horovod_sparse.transport.pinned import Pool
 
 
 def test_blocks_are_used_again_and_grow_by_doubling():

@@ -7,28 +7,25 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from mpi4py import MPI
-
-from horovod_sparse.mpi.kept import kept
-from horovod_sparse.mpi.nodes import split_by_node
+from horovod_sparse.transport.base import Transport
 
 
-def own_cores(comm: MPI.Intracomm) -> int:
+def own_cores(transport: Transport) -> int:
     """Number of threads that this rank may keep busy without taking cores from others.
 
     The cores that it may run on, each divided by the ranks of the node that may run there; no more than OMP_NUM_THREADS
     says, or where torch is loaded ``torch.get_num_threads()``.
 
     Args:
-        comm: A communicator that keeps the answer; a collective call the first time.
+        transport: Keeps the answer; a collective call the first time.
     """
-    cores: int = kept(comm, "cores", lambda: _own_cores(comm))
+    cores: int = transport.keep("cores", lambda: _own_cores(transport))
     return cores
 
 
-def _own_cores(comm: MPI.Intracomm) -> int:
+def _own_cores(transport: Transport) -> int:
     mine = _affinity()
-    everyones = split_by_node(comm, None).mine.allgather(mine)
+    everyones = transport.by_node(None).own.allgather_object(mine)
     return max(1, min(share(mine, everyones), _limit(os.environ)))
 
 

@@ -1,4 +1,4 @@
-"""From a process set to a communicator in Horovod's order."""
+"""From a process set to a transport in Horovod's order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from laws import everywhere
 from mpi4py import MPI
 
 from horovod_sparse.control.lifecycle import process
-from horovod_sparse.training.communicator import communicator
+from horovod_sparse.training.members import transport_of
 
 PROGRAM = Path(__file__).resolve().parents[1] / "programs" / "split_world.py"
 
@@ -26,11 +26,11 @@ def test_horovod_on_a_part_of_the_mpi_job_in_another_order():
 
 @pytest.mark.mpi
 def test_two_communicators_of_the_world_do_not_meet_each_others_messages(hvd, comm):
-    first, second = communicator(), communicator()
-    assert everywhere(comm, (first.Get_rank(), first.Get_size()) == (hvd.rank(), hvd.size()))
-    request = first.isend("first", dest=first.Get_rank(), tag=1)
-    assert not second.iprobe(source=second.Get_rank(), tag=1)
-    assert first.recv(source=first.Get_rank(), tag=1) == "first"
+    first, second = transport_of(), transport_of()
+    assert everywhere(comm, (first.rank, first.size) == (hvd.rank(), hvd.size()))
+    request = first.comm.isend("first", dest=first.rank, tag=1)
+    assert not second.comm.iprobe(source=second.rank, tag=1)
+    assert first.comm.recv(source=first.rank, tag=1) == "first"
     request.wait()
 
 
@@ -41,12 +41,12 @@ def test_a_process_set(hvd, comm):
         return
     chosen = list(range(1, ranks))
     process_set = hvd.add_process_set(chosen)
-    ours = communicator(process_set)
+    ours = transport_of(process_set)
     if hvd.rank() == 0:
         assert ours is None
     else:
-        assert (ours.Get_rank(), ours.Get_size()) == (process_set.rank(), ranks - 1)
-        assert ours.allgather(hvd.rank()) == chosen
+        assert (ours.rank, ours.size) == (process_set.rank(), ranks - 1)
+        assert ours.allgather_object(hvd.rank()) == chosen
     comm.Barrier()
     hvd.remove_process_set(process_set)
 
@@ -57,14 +57,14 @@ def test_no_message_meets_a_receive_of_the_program(hvd, comm, monkeypatch):
     monkeypatch.setattr(process, "world", None)  # as in a program that begins
     text, world = np.zeros(64, np.uint8), MPI.COMM_WORLD
     request = world.Irecv([text, MPI.BYTE], MPI.ANY_SOURCE, MPI.ANY_TAG)
-    made = [communicator(), communicator(world)]
+    made = [transport_of(), transport_of(world)]
     if comm.Get_size() > 1:
         process_set = hvd.add_process_set(list(range(1, comm.Get_size())))
-        made.append(communicator(process_set))
+        made.append(transport_of(process_set))
         comm.Barrier()
         hvd.remove_process_set(process_set)
-    made.append(communicator())
-    assert everywhere(comm, all(one is None or one.allreduce(1) == one.Get_size() for one in made))
+    made.append(transport_of())
+    assert everywhere(comm, all(one is None or one.allreduce(np.ones(1, np.int64))[0] == one.size for one in made))
     assert everywhere(comm, not request.Test())
     world.Send([b"mine", MPI.BYTE], hvd.rank(), 7)
     request.Wait()
@@ -83,4 +83,4 @@ def test_no_message_meets_a_receive_of_the_program(hvd, comm, monkeypatch):
 def test_a_horovod_without_what_is_needed(hvd, comm, monkeypatch, lacks, message):
     monkeypatch.setattr(hvd, lacks, lambda: False)
     with pytest.raises(RuntimeError, match=rf"rank {comm.Get_rank()}: .*{message}"):
-        communicator()
+        transport_of()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from horovod_sparse.mpi.traffic import Traffic
+from horovod_sparse.transport.traffic import Traffic
 
 
 def test_parts_add_up_and_stay_as_they_are():

@@ -9,7 +9,7 @@ import time
 import pytest
 from processes import Mark
 
-from horovod_sparse.mpi.alone import run_python
+from horovod_sparse.transport.subprocess_python import run_python
 
 
 def test_status_and_everything_that_was_written_come_back():

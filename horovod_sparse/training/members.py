@@ -1,7 +1,8 @@
-"""From the ranks that train together, as Horovod or torch know them, to an MPI communicator of our own."""
+"""From the ranks that train together, as Horovod or torch know them, to a transport of our own."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,16 +13,17 @@ from torch import distributed
 
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.watch import Call
+from horovod_sparse.transport.mpi import MPITransport, job
 
 # Create_group needs a tag of its own, apart from other libraries' groups.
 _TAG = 7211
 _CALL = "creation of a communicator"
 
 
-def communicator(members: Any = None) -> MPI.Intracomm | None:
-    """A new communicator of the ranks that train together, in their order.
+def transport_of(members: Any = None) -> MPITransport | None:
+    """Return a new transport of the ranks that train together, in their order.
 
-    A collective call of these ranks. Each exchange needs a communicator of its own: two that exchange at the same time
+    A collective call of these ranks. Each exchange needs a transport of its own: two that exchange at the same time
     must not meet each other's messages.
 
     Args:
@@ -29,24 +31,26 @@ def communicator(members: Any = None) -> MPI.Intracomm | None:
             counts them where it is initialized.
 
     Returns:
-        The communicator, or None on a rank that is not a member.
+        The transport, or None on a rank that is not a member.
 
     Raises:
         ValueError: The process set is not registered with Horovod.
         RuntimeError: Horovod or MPI cannot do what is needed; the message names the remedy.
     """
     require_threads()
+    process.join(job())
     process.watch.start()
-    with process.inside_mpi(_CALL):
+    with process.communicating(_CALL):
         if isinstance(members, distributed.ProcessGroup):
             return _of_process_group(members)
         if members is None:
             members = _horovods_ranks() or MPI.COMM_WORLD
         if members == MPI.COMM_WORLD:
-            return _private_world().Dup()
+            return _private_world().duplicate()
         if isinstance(members, MPI.Intracomm):
-            with process.inside_mpi(_CALL, members):
-                return members.Dup()
+            transport = MPITransport(members)
+            with process.communicating(_CALL, transport):
+                return transport.duplicate()
         return _of_process_set(members)
 
 
@@ -55,7 +59,7 @@ def _horovods_ranks() -> Any:
     return hvd.global_process_set if hvd is not None and hvd.is_initialized() else None
 
 
-def _of_process_set(process_set: Any) -> MPI.Intracomm | None:
+def _of_process_set(process_set: Any) -> MPITransport | None:
     import horovod.torch as hvd
 
     _require_mpi(hvd)
@@ -65,19 +69,19 @@ def _of_process_set(process_set: Any) -> MPI.Intracomm | None:
     if not process_set.included():
         return None
     if process_set.size() == 1:
-        return MPI.COMM_SELF.Dup()
-    everybody = process_set.size() == MPI.COMM_WORLD.Get_size()
-    mine = torch.tensor([MPI.COMM_WORLD.Get_rank()])
+        return MPITransport(MPI.COMM_SELF.Dup())
+    everybody = process_set.size() == job().size
+    mine = torch.tensor([job().rank])
     name = f"horovod_sparse.world_ranks.{process_set.process_set_id}"
-    with process.inside_mpi(_CALL, MPI.COMM_WORLD if everybody else None):
+    with process.communicating(_CALL, _everybody() if everybody else None):
         return _group(hvd.allgather(mine, name=name, process_set=process_set).tolist())
 
 
-def _of_process_group(group: distributed.ProcessGroup) -> MPI.Intracomm | None:
+def _of_process_group(group: distributed.ProcessGroup) -> MPITransport | None:
     if distributed.get_rank(group) < 0:
         return None
     ranks: list[Any] = [None] * distributed.get_world_size(group)
-    distributed.all_gather_object(ranks, MPI.COMM_WORLD.Get_rank(), group=group)
+    distributed.all_gather_object(ranks, job().rank, group=group)
     if len(set(ranks)) < len(ranks):
         raise RuntimeError(
             f"rank {distributed.get_rank(group)}: torch counts {len(ranks)} processes here, MPI {len(set(ranks))}, as "
@@ -87,21 +91,28 @@ def _of_process_group(group: distributed.ProcessGroup) -> MPI.Intracomm | None:
     return _group(ranks)
 
 
-def _group(ranks: Sequence[int]) -> MPI.Intracomm:
-    """A communicator of ranks of the world, whose calls need no other rank."""
-    everybody = len(ranks) == MPI.COMM_WORLD.Get_size()
+def _group(ranks: Sequence[int]) -> MPITransport:
+    """A transport of ranks of the world, whose calls need no other rank."""
     # Its messages can be seen on the communicator that it is called on. The world itself is the last resort: there is
     # no private one before all ranks have made something together.
-    parent = _private_world() if everybody else process.world or MPI.COMM_WORLD
-    return parent.Create_group(MPI.COMM_WORLD.Get_group().Incl(ranks), tag=_TAG)
+    world = _private_world() if len(ranks) == job().size else process.world
+    parent = world.comm if isinstance(world, MPITransport) else MPI.COMM_WORLD
+    return MPITransport(parent.Create_group(MPI.COMM_WORLD.Get_group().Incl(ranks), tag=_TAG))
 
 
-def _private_world() -> MPI.Intracomm:
+@functools.cache
+def _everybody() -> MPITransport:
+    """All ranks, over a communicator that belongs to the program: nothing is sent here but what duplicates it."""
+    return MPITransport(MPI.COMM_WORLD)
+
+
+def _private_world() -> MPITransport:
     """All ranks, apart from messages of the program's own; a collective call of them the first time."""
     if process.world is None:
-        with process.inside_mpi(_CALL, MPI.COMM_WORLD):
-            process.world = MPI.COMM_WORLD.Dup()
+        with process.communicating(_CALL, _everybody()):
+            process.world = _everybody().duplicate()
         process.watch.start(process.world)
+    assert isinstance(process.world, MPITransport)
     return process.world
 
 
@@ -123,7 +134,7 @@ def _follow(hvd: Any) -> None:
 
         return wait_for_horovod
 
-    everybody = MPI.COMM_WORLD if hvd.size() == MPI.COMM_WORLD.Get_size() else None
+    everybody = _everybody() if hvd.size() == job().size else None
     process.replace(hvd.mpi_ops._basics.MPI_LIB_CTYPES, "horovod_shutdown", closing)
     process.replace(hvd.mpi_ops.mpi_lib, "horovod_torch_wait_and_clear", noticing)
 
@@ -155,7 +166,7 @@ def require_threads(supported: bool = True) -> None:
     level = MPI.Query_thread()
     if level != MPI.THREAD_MULTIPLE or not supported:
         raise RuntimeError(
-            f"rank {MPI.COMM_WORLD.Get_rank()}: MPI gives thread level {level}, but horovod_sparse and Horovod "
+            f"rank {job().rank}: MPI gives thread level {level}, but horovod_sparse and Horovod "
             f"communicate from threads of their own and need MPI_THREAD_MULTIPLE ({MPI.THREAD_MULTIPLE}): import "
             "mpi4py or call hvd.init() before anything else starts MPI, unset HOROVOD_MPI_THREADS_DISABLE, and use an "
             "MPI built with threads"

@@ -9,15 +9,15 @@ import pytest
 from devices import emulated
 from mpi4py import MPI
 
-from horovod_sparse.mpi import cudaaware
+from horovod_sparse.transport import cuda_aware
 
 
 @pytest.fixture
 def undecided(monkeypatch):
-    monkeypatch.delenv(cudaaware.VARIABLE, raising=False)
-    cudaaware.cuda_aware.cache_clear()
+    monkeypatch.delenv(cuda_aware.VARIABLE, raising=False)
+    cuda_aware.cuda_aware.cache_clear()
     yield
-    cudaaware.cuda_aware.cache_clear()
+    cuda_aware.cuda_aware.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -26,23 +26,23 @@ def undecided(monkeypatch):
 )
 def test_the_environment_decides_or_the_library_is_asked_once(monkeypatch, undecided, setting, says, expected):
     if setting is not None:
-        monkeypatch.setenv(cudaaware.VARIABLE, setting)
+        monkeypatch.setenv(cuda_aware.VARIABLE, setting)
     asked = []
-    monkeypatch.setattr(cudaaware, "ask_library", lambda: asked.append(1) or says)
-    assert [cudaaware.cuda_aware() for _ in range(3)] == [expected] * 3
+    monkeypatch.setattr(cuda_aware, "ask_library", lambda: asked.append(1) or says)
+    assert [cuda_aware.cuda_aware() for _ in range(3)] == [expected] * 3
     assert len(asked) == (setting != "0")
 
 
 @pytest.mark.parametrize("setting", ["", "yes", "2", "AUTO"])
 def test_any_other_setting_is_refused(monkeypatch, undecided, setting):
-    monkeypatch.setenv(cudaaware.VARIABLE, setting)
+    monkeypatch.setenv(cuda_aware.VARIABLE, setting)
     with pytest.raises(ValueError, match=f"HOROVOD_SPARSE_CUDA_AWARE must be 0, 1 or auto, not '{setting}'"):
-        cudaaware.cuda_aware()
+        cuda_aware.cuda_aware()
 
 
 def test_the_library_that_mpi4py_is_linked_to_is_asked():
     assert MPI.Is_initialized()
-    names = [Path(name).name for name in cudaaware.mpi_libraries()]
+    names = [Path(name).name for name in cuda_aware.mpi_libraries()]
     assert names
     assert all(name.startswith(("libmpi.so", "libmpich")) for name in names)
 
@@ -52,14 +52,14 @@ import os, sys
 sys.path[:0] = sys.argv[1:]
 os.environ.update(HOROVOD_SPARSE_CUDA_AWARE="1", PYTHONPATH=os.pathsep.join(sys.argv[1:]))
 from mpi4py import MPI
-from horovod_sparse.mpi import cudaaware
+from horovod_sparse.transport import cuda_aware
 for mpi in ("yes", "crash", "garbage", ""):
     os.environ["EMULATED_CUDA_AWARE_MPI"] = mpi
-    cudaaware.cuda_aware.cache_clear()
-    cudaaware._why_not.cache_clear()
+    cuda_aware.cuda_aware.cache_clear()
+    cuda_aware._why_not.cache_clear()
     for _ in range(2):
         try:
-            print(cudaaware.cuda_aware())
+            print(cuda_aware.cuda_aware())
         except RuntimeError as error:
             print(error)
 """

@@ -6,24 +6,24 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from mpi4py import MPI
+from horovod_sparse.transport.base import Transport
 
 
-def agree(comm: MPI.Intracomm, mine: Mapping[str, Any] | Exception) -> None:
+def agree(transport: Transport, mine: Mapping[str, Any] | Exception) -> None:
     """Makes sure that all ranks hold the same facts, or fails on all of them alike.
 
     Args:
-        comm: The communicator; a collective call.
+        transport: Connects the ranks; a collective call.
         mine: This rank's facts by name, or the error that kept it from having any.
 
     Raises:
         ValueError: The facts differ between ranks, or another rank had an error.
         Exception: This rank's own error.
     """
-    rank = comm.Get_rank()
+    rank = transport.rank
     # A digest first: facts of large models are long, and ranks are many.
     mark = str(mine) if isinstance(mine, Exception) else hashlib.sha256(repr(mine).encode()).digest()
-    everyone = comm.allgather(mark)
+    everyone = transport.allgather_object(mark)
     if isinstance(mine, Exception):
         raise mine
     for other, theirs in enumerate(everyone):
@@ -31,9 +31,9 @@ def agree(comm: MPI.Intracomm, mine: Mapping[str, Any] | Exception) -> None:
             raise ValueError(f"rank {rank}: rank {other} could not begin: {theirs.removeprefix(f'rank {other}: ')}")
     if len(set(everyone)) == 1:
         return
-    first = comm.bcast(mine)
+    first = transport.broadcast_object(mine)
     differences = [_difference(fact, rank, mine[fact], first[fact]) for fact in first if mine[fact] != first[fact]]
-    for difference in filter(None, comm.allgather(differences[0] if differences else None)):
+    for difference in filter(None, transport.allgather_object(differences[0] if differences else None)):
         raise ValueError(f"rank {rank}: {difference}")
 
 

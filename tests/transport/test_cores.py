@@ -8,10 +8,10 @@ import sys
 import pytest
 from laws import everywhere
 
-from horovod_sparse.mpi import cores
-from horovod_sparse.mpi.cores import own_cores, share
+from horovod_sparse.transport import cores
+from horovod_sparse.transport.cores import own_cores, share
 
-pytestmark = [pytest.mark.mpi, pytest.mark.law]
+pytestmark = pytest.mark.law
 
 
 @pytest.mark.parametrize(
@@ -26,22 +26,21 @@ pytestmark = [pytest.mark.mpi, pytest.mark.law]
         ([list(range(49))] * 49, 1),
     ],
 )
-def test_a_core_that_several_ranks_may_run_on_is_divided(comm, everyones, expected):
+def test_a_core_that_several_ranks_may_run_on_is_divided(everyones, expected):
     assert share(everyones[0], everyones) == expected
 
 
-def test_every_rank_has_at_least_one_and_together_they_do_not_exceed_the_node(comm, monkeypatch):
+def test_every_rank_has_at_least_one_and_together_they_do_not_exceed_the_node(transport, monkeypatch):
     monkeypatch.setattr(cores, "_affinity", lambda: list(range(6)))
     monkeypatch.setattr(cores, "_limit", lambda environment: sys.maxsize)
-    own = comm.Dup()
-    assert everywhere(comm, own_cores(own) == max(1, 6 // comm.Get_size()))
+    own = transport.duplicate()
+    assert everywhere(transport, own_cores(own) == max(1, 6 // transport.size))
     monkeypatch.setattr(cores, "_affinity", list)
-    assert everywhere(comm, own_cores(own) == max(1, 6 // comm.Get_size()))  # it is kept
-    own.Free()
+    assert everywhere(transport, own_cores(own) == max(1, 6 // transport.size))  # it is kept
 
 
 @pytest.mark.parametrize(("given", "expected"), [("3", 3), ("4,2", 4), ("", sys.maxsize), ("many", sys.maxsize)])
-def test_the_users_number_of_threads_is_the_most(comm, monkeypatch, given, expected):
+def test_the_users_number_of_threads_is_the_most(monkeypatch, given, expected):
     monkeypatch.setitem(sys.modules, "torch", None)
     assert cores._limit({"OMP_NUM_THREADS": given}) == expected
     monkeypatch.setitem(sys.modules, "torch", type("torch", (), {"get_num_threads": staticmethod(lambda: 7)}))

@@ -1,1 +1,0 @@
-"""Everything between arrays and MPI; it knows no rule and no cost model."""

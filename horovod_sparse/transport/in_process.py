@@ -1,0 +1,282 @@
+"""Transport among the threads of one process: for tests, and to simulate many ranks on one machine."""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from horovod_sparse.kernels.types import Array
+from horovod_sparse.transport.base import Nodes, Receiving, Sending, Transport
+
+T = TypeVar("T")
+
+_POLL = 0.05  # seconds between two looks whether another rank has failed
+
+
+class RankFailedError(RuntimeError):
+    """Another rank has raised an exception, or has ended without taking part in an operation."""
+
+
+class _Group:
+    """State shared by the ranks of a group.
+
+    Args:
+        members: Numbers of their threads.
+        threads: All threads.
+    """
+
+    def __init__(self, members: list[int], threads: _Threads) -> None:
+        self.members = members
+        self.messages: defaultdict[tuple[int, int], queue.SimpleQueue[Array]] = defaultdict(queue.SimpleQueue)
+        self.posts: defaultdict[tuple[int, int], queue.SimpleQueue[tuple[int, bytes]]] = defaultdict(queue.SimpleQueue)
+        self._threads = threads
+        self._changed = threading.Condition()
+        self._arrived: list[Any] = []
+        self._complete: list[Any] = []
+        self._operations = 0
+
+    def exchange(self, rank: int, item: Any) -> list[Any]:
+        """Wait for all ranks, and return their items in rank order."""
+        with self._changed:
+            number = self._operations
+            self._arrived.append((rank, item))
+            if len(self._arrived) == len(self.members):
+                self._complete = [theirs for _, theirs in sorted(self._arrived, key=lambda pair: pair[0])]
+                self._arrived = []
+                self._operations += 1
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self._operations > number or self.left() is not None)
+            if self._operations == number:
+                raise self.failure()
+            return self._complete  # of this operation: the next one needs this rank
+
+    def left(self) -> int | None:
+        """Return a member that has ended."""
+        return next((member for member in self.members if member in self._threads.ended), None)
+
+    def failure(self) -> RankFailedError:
+        """Return an error that names a member that has ended."""
+        member = self.left()
+        assert member is not None
+        error = self._threads.ended[member]
+        return RankFailedError(f"thread {member} has ended" + (f" with {error!r}" if error else ""))
+
+    def notify(self) -> None:
+        """Let waiting ranks look for members that have ended."""
+        with self._changed:
+            self._changed.notify_all()
+
+
+class _Threads:
+    """All ranks of one ``run_ranks``.
+
+    Attributes:
+        ended: Errors of the threads that have ended, in that order; None: no error.
+    """
+
+    def __init__(self) -> None:
+        self.ended: dict[int, BaseException | None] = {}
+        self._groups: list[_Group] = []
+
+    def group(self, members: list[int]) -> _Group:
+        """Return a new group."""
+        group = _Group(members, self)
+        self._groups.append(group)
+        return group
+
+    def end(self, member: int, error: BaseException | None = None) -> None:
+        """Note that a thread has ended."""
+        self.ended[member] = error
+        for group in list(self._groups):
+            group.notify()
+
+
+class InProcessTransport(Transport):
+    """Transport among threads; made by ``run_ranks``.
+
+    Args:
+        threads: All ranks.
+        group: The ranks of this transport.
+        rank: This rank in the group.
+    """
+
+    def __init__(self, threads: _Threads, group: _Group, rank: int) -> None:
+        super().__init__(rank, len(group.members), None)
+        self._threads = threads
+        self._group = group
+        self._kept: dict[str, Any] = {}
+
+    def _exchange(self, operation: str, item: Any) -> list[Any]:
+        """Return the items of all ranks, which must be in the same operation."""
+        everyones = self._group.exchange(self.rank, (operation, item))
+        for rank, (theirs, _) in enumerate(everyones):
+            if theirs != operation:
+                raise RuntimeError(f"rank {self.rank} is in {operation}, but rank {rank} in {theirs}")
+        return [theirs for _, theirs in everyones]
+
+    # Operations on arrays
+
+    def _send_all(self, messages: Iterable[Array], ranks: Sequence[int], like: Array) -> list[Sending]:
+        del like
+        return [self._send(message, rank) for message, rank in zip(messages, ranks, strict=True)]
+
+    def _send(self, message: Array, rank: int) -> Sending:
+        self._group.messages[self.rank, rank].put(message.copy())
+        return _SENT
+
+    def _receive(self, rank: int, like: Array) -> tuple[int, Receiving]:
+        del like
+        arrived = self._group.messages[rank, self.rank]
+        message = None
+        while message is None:
+            with suppress(queue.Empty):
+                message = arrived.get(timeout=_POLL)
+            if message is None and self._group.left() is not None and arrived.empty():
+                raise self._group.failure()
+        return message.nbytes, _Received(message)
+
+    def _swap(self, message: Array, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[Array]:
+        start, end = starts[self.rank], starts[self.rank] + lengths[self.rank]
+        yield from (theirs[start:end] for theirs in self._exchange("a sum", message.copy()))
+
+    def _gather(self, gathered: Array, starts: Sequence[int], lengths: Sequence[int]) -> None:
+        parts = [slice(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+        everyones = self._exchange("an allgather", gathered[parts[self.rank]].copy())
+        for rank, part in enumerate(parts):
+            gathered[part] = everyones[rank]
+
+    def _gather_rows(self, rows: Array) -> None:
+        rows[:] = self._exchange("an allgather", rows[self.rank].copy())
+
+    def _broadcast(self, message: Array) -> None:
+        message[:] = self._exchange("a broadcast", message.copy() if self.rank == 0 else None)[0]
+
+    def _sum_integers(self, values: Array) -> None:
+        values[:] = sum(self._exchange("a sum", values.copy()))
+
+    def barrier(self, pause: float = 0.0) -> None:
+        """Wait until all ranks have called this."""
+        del pause
+        self._exchange("a barrier", None)
+
+    # Groups and objects
+
+    def channel(self) -> InProcessTransport:
+        """Return a transport of the same ranks, over the same queues, that counts traffic of its own."""
+        channel = InProcessTransport(self._threads, self._group, self.rank)
+        channel._kept = self._kept
+        return channel
+
+    def duplicate(self) -> InProcessTransport:
+        """Return a transport of the same ranks over queues of its own. A collective operation."""
+        return self._regroup(range(self.size))
+
+    def _regroup(self, ranks: Sequence[int]) -> InProcessTransport:
+        """Return a transport of some ranks, this one among them; every rank calls this, maybe with others."""
+        members = [self.members[rank] for rank in ranks]
+        group = self._threads.group(members) if ranks[0] == self.rank else None
+        groups = self._exchange("a division", group)
+        return InProcessTransport(self._threads, groups[ranks[0]], list(ranks).index(self.rank))
+
+    def by_node(self, node_ranks: int | None) -> Nodes:
+        """Divide the ranks by node. A collective operation, in the first call with an argument."""
+        nodes: Nodes = self.keep(f"nodes of {node_ranks}", lambda: self._split(node_ranks or self.size))
+        return Nodes(nodes.number, nodes.own.channel(), nodes.leaders and nodes.leaders.channel())
+
+    def _split(self, node_ranks: int) -> Nodes:
+        first = self.rank - self.rank % node_ranks
+        own = self._regroup(range(first, min(first + node_ranks, self.size)))
+        leaders = range(0, self.size, node_ranks)
+        is_leader = self.rank == first
+        among_leaders = self._regroup(leaders if is_leader else [self.rank])
+        return Nodes(len(leaders), own, among_leaders if is_leader else None)
+
+    def keep(self, name: str, make: Callable[[], Any]) -> Any:
+        """Return an object that all channels of this rank share; made by the first call with its name."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
+
+    # Messages between control threads
+
+    @property
+    def members(self) -> list[int]:
+        """Ranks of the group's ranks among all threads."""
+        return self._group.members
+
+    def post(self, content: Any, rank: int, kind: int) -> None:
+        """Send an object to the control thread of a rank, without waiting for it."""
+        self._group.posts[rank, kind].put((self.rank, pickle.dumps(content)))
+
+    def poll(self, kind: int) -> list[tuple[int, Any]]:
+        """Return source and content of each posted object of a kind that has arrived. Never waits."""
+        posts, arrived = self._group.posts[self.rank, kind], []
+        while not posts.empty():
+            source, content = posts.get()
+            arrived.append((source, pickle.loads(content)))  # noqa: S301 - of this process
+        return arrived
+
+
+class _Sent:
+    """A message that has been copied."""
+
+    def wait(self) -> None:
+        pass
+
+
+_SENT = _Sent()
+
+
+class _Received:
+    """A message that has arrived."""
+
+    def __init__(self, message: Array) -> None:
+        self._message = message
+
+    def wait(self) -> Array:
+        return self._message
+
+
+def run_ranks(size: int, program: Callable[[Transport], T]) -> list[T]:
+    """Run a program on threads that are the ranks of one group.
+
+    Args:
+        size: Number of ranks.
+        program: Takes the transport of its rank.
+
+    Returns:
+        What the program has returned on each rank.
+
+    Raises:
+        BaseException: What it has raised on the first rank where it failed. The other ranks then raise
+            ``RankFailedError`` in their next operation.
+    """
+    threads = _Threads()
+    group = threads.group(list(range(size)))
+    results: dict[int, T] = {}
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = program(InProcessTransport(threads, group, rank))
+        except BaseException as error:
+            threads.end(rank, error)
+        else:
+            threads.end(rank)
+
+    if size == 1:
+        run(0)  # on the thread of the caller, for debuggers
+    else:
+        ranks = [threading.Thread(target=run, args=[rank], name=f"rank {rank}", daemon=True) for rank in range(size)]
+        for thread in ranks:
+            thread.start()
+        for thread in ranks:
+            thread.join()
+    errors = [error for error in threads.ended.values() if error is not None]
+    if errors:
+        raise min(errors, key=lambda error: isinstance(error, RankFailedError))
+    return [results[rank] for rank in range(size)]

@@ -1,0 +1,235 @@
+"""Messages, sums, nodes and kept objects: the same laws for every transport."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from exchanges import every_way
+from laws import everywhere, same_bits, summed
+
+from horovod_sparse.kernels import to_host
+from horovod_sparse.transport import base, mpi
+from horovod_sparse.transport.mpi import PIECE_BYTES as PIECE
+
+pytestmark = pytest.mark.law
+
+
+def message(put, length, value):
+    return put(np.full(length, value, np.uint8))
+
+
+def equal(array, like, length, value):
+    return type(array) is type(like) and np.array_equal(to_host(array), np.full(length, value, np.uint8))
+
+
+def check_counts(transport, traffic):
+    """What leaves arrives; shares of a library's collective are rounded."""
+    assert abs(summed(transport, traffic.bytes_sent) - summed(transport, traffic.bytes_received)) <= 3 * transport.size
+
+
+@every_way
+@pytest.mark.parametrize("length", [0, 3, PIECE - 1, PIECE, 3 * PIECE - 2, 5 * PIECE + 77])
+def test_messages_between_two_ranks_need_no_length_in_advance_and_keep_their_order(transport, put, length):
+    channel = transport.channel()
+    right, left = (channel.rank + 1) % channel.size, (channel.rank - 1) % channel.size
+    for _ in range(2):  # blocks of pinned memory are used again
+        outgoing = [message(put, length + i, channel.rank + i) for i in range(3)]
+        sends = channel.send_all(outgoing[:2], [right] * 2, outgoing[0])
+        sends.append(channel.send(outgoing[2], right))
+        arriving = [channel.receive(left, outgoing[0]) for _ in range(3)]
+        arrived = [one.wait() for one in arriving]
+        assert everywhere(
+            transport, all(equal(one, outgoing[0], length + i, left + i) for i, one in enumerate(arrived))
+        )
+        for send in sends:
+            send.wait()
+    assert channel.traffic.bytes_sent == channel.traffic.bytes_received == 2 * (3 * length + 3)
+    assert channel.traffic.messages_sent == channel.traffic.messages_received == 6
+
+
+def numbered(rank, length):
+    """Bytes that tell pieces apart."""
+    return np.random.default_rng([rank, length]).integers(0, 256, length, np.uint8)
+
+
+@pytest.mark.parametrize("lengths", [(PIECE, 1, 2 * PIECE), (4 * PIECE - 1, 4 * PIECE + 1, 0), (1_000_001, PIECE, 7)])
+def test_pieces_of_messages_of_all_ranks_to_all_find_their_places(transport, lengths):
+    """While all of them are under way, and whatever is waited for first."""
+    channel = transport.channel()
+    others = [rank for rank in range(channel.size) for _ in lengths]
+    messages = [numbered(channel.rank, length) for _ in range(channel.size) for length in lengths]
+    sends = channel.send_all(messages, others, messages[0])
+    arriving = [channel.receive(rank, messages[0]) for rank in others]
+    expected = [numbered(rank, length) for rank in range(channel.size) for length in lengths]
+    arrived = [one.wait() for one in reversed(arriving)][::-1]
+    for send in sends:
+        send.wait()
+    assert everywhere(transport, all(map(np.array_equal, arrived, expected)))
+
+
+@every_way
+def test_the_ring_passes_long_messages_on_in_pieces(transport, put):
+    channel = transport.channel()
+    lengths = [rank * PIECE + rank % 2 for rank in range(channel.size)]
+    lengths[0] = 5 * PIECE - 1
+    mine = put(numbered(channel.rank, lengths[channel.rank]))
+    everyones = channel.allgather(mine, lengths)
+    assert everywhere(transport, all(type(one) is type(mine) for one in everyones))
+    expected = [numbered(rank, length) for rank, length in enumerate(lengths)]
+    assert everywhere(
+        transport, all(np.array_equal(to_host(one), other) for one, other in zip(everyones, expected, strict=True))
+    )
+    check_counts(transport, channel.traffic)
+
+
+@every_way
+@pytest.mark.parametrize("ring", [True, False])
+@pytest.mark.parametrize("lengths", ["equal", "different", "one", "none"])
+def test_allgather_gives_every_rank_every_message(transport, put, monkeypatch, ring, lengths):
+    monkeypatch.setattr(base, "RING_BYTES", 0 if ring else 2**31)
+    monkeypatch.setattr(mpi, "RING_BYTES", 0 if ring else 2**31)
+    channel = transport.channel()
+    length = {
+        "equal": [2400] * channel.size,
+        "different": [505 * rank for rank in range(channel.size)],
+        "one": [13 if rank == channel.size - 1 else 0 for rank in range(channel.size)],
+        "none": [0] * channel.size,
+    }[lengths]
+    for value in range(2):
+        mine = message(put, length[channel.rank], channel.rank + value)
+        everyones = channel.allgather(mine, length)
+        assert everywhere(transport, all(equal(one, mine, length[r], r + value) for r, one in enumerate(everyones)))
+    assert channel.traffic.bytes_received == 2 * (sum(length) - length[channel.rank])
+    check_counts(transport, channel.traffic)
+
+
+@every_way
+@pytest.mark.parametrize("length", [0, 5, 10_000])
+def test_broadcast_gives_every_rank_the_first_ones_message(transport, put, length):
+    channel = transport.channel()
+    for value in range(2):
+        mine = message(put, length if channel.rank == 0 else 0, value)
+        assert everywhere(transport, equal(channel.broadcast(mine, length), mine, length, value))
+    check_counts(transport, channel.traffic)
+
+
+@every_way
+@pytest.mark.parametrize("size", [0, 1, 1000, 4097])
+def test_sums_have_the_same_bits_on_every_rank(transport, put, size):
+    generator, channel = np.random.default_rng(transport.rank), transport.channel()
+    for mine in (generator.standard_normal(size), generator.integers(-99, 99, size).astype(np.float32) / 8):
+        handed_in = put(mine)
+        total = channel.allreduce(handed_in)
+        assert same_bits(transport, total)
+        assert type(total) is type(handed_in)
+        assert everywhere(transport, np.allclose(to_host(total), summed(transport, mine), atol=1e-12))
+        assert everywhere(transport, np.array_equal(to_host(handed_in), mine))
+    check_counts(transport, channel.traffic)
+
+
+def test_sums_are_taken_in_rank_order(transport):
+    for size in (1, 5, 64, 65, 5000):
+        everyones = [np.random.default_rng([rank, size]).standard_normal(size) for rank in range(transport.size)]
+        assert everywhere(
+            transport, transport.allreduce(everyones[transport.rank]).tobytes() == sum(everyones).tobytes()
+        )
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64])
+def test_integers_are_summed_exactly(transport, dtype):
+    total = transport.allreduce(np.array([transport.rank, 1, 0], dtype))
+    assert total.dtype == dtype
+    assert everywhere(transport, total.tolist() == [sum(range(transport.size)), transport.size, 0])
+
+
+def test_integers_are_gathered_in_rank_order(transport):
+    gathered = transport.allgather_integers(transport.rank, 2**40)
+    assert everywhere(transport, gathered.tolist() == [[rank, 2**40] for rank in range(transport.size)])
+
+
+def test_objects_are_gathered_and_broadcast(transport):
+    everyones = [{"rank": rank, "text": "x" * 50_000 * rank} for rank in range(transport.size)]
+    mine = everyones[transport.rank]
+    assert transport.allgather_object(mine) == everyones
+    assert transport.broadcast_object(mine) == everyones[0]
+    assert transport.gather_object(mine) == (everyones if transport.rank == 0 else None)
+    assert (transport.channel().traffic.bytes_sent, transport.channel().traffic.bytes_received) == (0, 0)
+
+
+def test_longer_messages_than_are_allowed_are_refused_on_every_rank(transport, monkeypatch):
+    monkeypatch.setattr(base, "MAX_MESSAGE_BYTES", 7)
+    channel, long = transport.channel(), np.zeros(8, np.uint8)
+    calls = (
+        lambda: channel.send(long, channel.rank),
+        lambda: channel.allgather(long if channel.rank == 0 else long[:1], [8] + [1] * (channel.size - 1)),
+        lambda: channel.broadcast(long, 8),
+    )
+    for call in calls:
+        with pytest.raises(RuntimeError, match=rf"rank {channel.rank} of .*the limit of 7: lower density or bucket"):
+            call()
+    transport.barrier()
+
+
+def test_channels_count_their_own_traffic(transport):
+    one, other = transport.channel(), transport.channel()
+    one.allgather_integers(1)
+    assert one.traffic.bytes_sent == 8 * (transport.size - 1)
+    assert other.traffic.bytes_sent == 0
+
+
+def test_messages_of_a_duplicate_are_not_met(transport):
+    duplicate = transport.duplicate()
+    right, left = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
+    sends = [one.send(np.full(3, value, np.uint8), right) for one, value in ((transport, 1), (duplicate, 2))]
+    arrived = [one.receive(left, np.empty(0, np.uint8)).wait().tolist() for one in (duplicate, transport)]
+    assert everywhere(transport, arrived == [[2] * 3, [1] * 3])
+    for sending in sends:
+        sending.wait()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_consecutive_ranks_make_a_node_and_the_last_one_may_be_smaller(transport, ranks):
+    nodes, rank, size = transport.by_node(ranks), transport.rank, transport.size
+    first = rank - rank % ranks
+    assert nodes.number == -(-size // ranks)
+    assert nodes.own.allgather_object(rank) == list(range(first, min(first + ranks, size)))
+    assert (nodes.leaders is not None) == (rank == first)
+    if nodes.leaders is not None:
+        assert nodes.leaders.allgather_object(rank) == list(range(0, size, ranks))
+    assert nodes.own.members == [transport.members[other] for other in nodes.own.allgather_object(rank)]
+
+
+def test_this_machine_is_one_node(transport):
+    nodes = transport.by_node(None)
+    assert (nodes.number, nodes.own.size) == (1, transport.size)
+
+
+def test_an_object_is_made_once_for_each_name_and_connection(transport):
+    fresh, made = transport.duplicate(), []
+    for channel, name in ((fresh, "a"), (fresh.channel(), "a"), (fresh, "b"), (fresh.channel(), "a")):
+        assert channel.keep(name, lambda name=name: made.append(name) or name) == name
+    assert made == ["a", "b"]
+    assert fresh.duplicate().keep("a", lambda: "of the duplicate") == "of the duplicate"
+    assert fresh.keep("outer", lambda: ["outer", fresh.keep("inner", lambda: "inner")]) == ["outer", "inner"]
+    with pytest.raises(ZeroDivisionError):
+        fresh.keep("impossible", lambda: 1 // 0)
+    assert fresh.keep("impossible", lambda: "made") == "made"
+
+
+def test_posted_objects_arrive_by_kind_and_in_order(transport):
+    others = [rank for rank in range(transport.size) if rank != transport.rank]
+    for rank in others:
+        for kind in (7, 8):
+            for number in range(2):
+                transport.post((transport.rank, kind, number), rank, kind)
+    transport.barrier()
+    for kind in (8, 7):
+        arrived = []
+        while len(arrived) < 2 * len(others):
+            arrived += transport.poll(kind)
+        assert sorted(arrived) == [(rank, (rank, kind, number)) for rank in others for number in range(2)]
+        assert [number for rank in others for source, (_, _, number) in arrived if source == rank] == [0, 1] * len(
+            others
+        )
+        assert transport.poll(kind) == []
+    transport.barrier()

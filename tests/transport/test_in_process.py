@@ -1,0 +1,93 @@
+"""Ranks that are threads: the bits of MPI, and failures that leave nobody waiting."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from laws import Case, digest_of, everywhere, make, own_vector
+
+from horovod_sparse.collectives import COLLECTIVES
+from horovod_sparse.transport.in_process import RankFailedError, run_ranks
+
+
+def exchange(transport, name):
+    """Digests of some exchanges, of every pattern and several formats, and the bytes that they took."""
+    digests = []
+    formats = [None] if name == "dense" else [None, "bfloat16", "log8"]
+    for wire in formats:
+        settings = {} if name == "dense" else {"wire": wire, "indices": "coded"}
+        collective = make(transport, name, **settings)
+        for seed, pattern in enumerate(["same indices"] if name == "shared" else ["random", "one region", "all empty"]):
+            vector = own_vector(Case(4000, pattern, seed=seed, share=0.1), transport)
+            found = collective.allreduce(vector, 400)
+            digests.append((digest_of(found.total, found.returned), collective.traffic.bytes_sent))
+    values = np.random.default_rng(transport.rank).standard_normal(100_000).astype(np.float32)
+    return [*digests, transport.allreduce(values).tobytes(), transport.allreduce(values[:9]).tobytes()]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", [name for name in COLLECTIVES if name != "auto"])
+def test_collectives_give_the_bits_of_mpi(transport, name):
+    """Auto decides by measured times."""
+    over_mpi = exchange(transport, name)
+    in_process = run_ranks(transport.size, lambda threads: exchange(threads, name))
+    assert everywhere(transport, over_mpi == in_process[transport.rank])
+
+
+def fail(transport):
+    if transport.rank == 1:
+        raise ValueError("of rank 1")
+    return wait(transport)
+
+
+def leave(transport):
+    return None if transport.rank == 1 else wait(transport)
+
+
+def wait(transport):
+    transport.allreduce(np.ones(1000))
+    transport.receive((transport.rank + 1) % transport.size, np.empty(0, np.uint8))
+
+
+@pytest.mark.parametrize("size", [2, 3, 16])
+def test_an_error_of_one_rank_is_raised_and_nobody_waits(size):
+    begin = time.monotonic()
+    with pytest.raises(ValueError, match="of rank 1"):
+        run_ranks(size, fail)
+    with pytest.raises(RankFailedError, match="thread 1 has ended"):
+        run_ranks(size, leave)
+    assert time.monotonic() - begin < 5
+
+
+def test_a_rank_that_waits_for_a_message_notices_a_rank_that_has_ended():
+    def program(transport):
+        return None if transport.rank else transport.receive(1, np.empty(0, np.uint8))
+
+    with pytest.raises(RankFailedError, match="thread 1 has ended"):
+        run_ranks(2, program)
+
+
+def test_different_operations_are_an_error():
+    def program(transport):
+        return transport.barrier() if transport.rank else transport.broadcast_object("x")
+
+    with pytest.raises(RuntimeError, match=r"is in a b.*, but rank . in a b"):
+        run_ranks(2, program)
+
+
+def test_results_come_in_rank_order_and_one_rank_runs_on_the_callers_thread():
+    assert run_ranks(5, lambda transport: transport.rank**2) == [0, 1, 4, 9, 16]
+    with pytest.raises(ZeroDivisionError):
+        run_ranks(1, lambda transport: 1 // transport.rank)
+
+
+def test_messages_that_were_sent_are_not_changed_by_the_sender():
+    def program(transport):
+        values = np.full(4, transport.rank, np.uint8)
+        transport.send(values, 1 - transport.rank)
+        values[:] = 9
+        return transport.receive(1 - transport.rank, values).wait().tolist()
+
+    assert run_ranks(2, program) == [[1] * 4, [0] * 4]
