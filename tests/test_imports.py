@@ -71,11 +71,11 @@ def test_torch_horovod_and_mpi_stay_where_they_belong():
         "torch": {"training", "checkpoint"},
         "mpi4py": {"transport", "pipeline", "training", "cli"},
     }
-    # One door is Horovod's. Else, a communicator knows its process sets, the compression its compressors, and join it.
+    # One front end is Horovod's. Elsewhere it is imported for process sets, its own compressors, and join.
     of_horovod = {(str(path), local) for path, name, _, local in IMPORTS if name.partition(".")[0] == "horovod"}
-    door = {(f"training/{name}.py", False) for name in ("optimizer", "gradients", "horovod")}
+    front_end = {(f"training/{name}.py", False) for name in ("optimizer", "gradients", "horovod")}
     late = ("training/join", "compression")
-    assert of_horovod == door | {(f"{name}.py", True) for name in ("training/members", *late)}
+    assert of_horovod == front_end | {(f"{name}.py", True) for name in ("training/members", *late)}
     by_rules = {name for path, name, checking, _ in IMPORTS if room(path) in (*RULES, "costs") and not checking}
     assert {name for name in by_rules if name.startswith("horovod_sparse.transport")} <= {
         "horovod_sparse.transport.traffic"

@@ -113,9 +113,8 @@ class Lifecycle:
         outermost: Call | None = getattr(self._outermost, "call", None)
         if outermost is not None or not call.name:
             if outermost is not None and call.transport is not None and call.stalls:
-                outermost.transport = (
-                    call.transport
-                )  # known by now; Horovod's operations inside of our calls tell nothing
+                # Known by now; Horovod's operations inside of our calls tell nothing.
+                outermost.transport = call.transport
             yield
             return
         self._outermost.call = call

@@ -18,8 +18,8 @@ from horovod_sparse.transport.traffic import RING_BYTES, Traffic
 MAX_MESSAGE_BYTES = 2**31 - 1
 # Arrays gathered in one operation start at multiples of this, so that they can be viewed in any dtype.
 _ALIGNMENT = 8
-# Arrays of up to this many bytes, or on all ranks together of up to so many, are gathered, and each rank adds all of
-# them: one round of messages instead of two.
+# Arrays of up to the first number of bytes, or the second one summed over the ranks, are gathered, and each rank adds
+# all of them: one round of messages instead of two.
 _GATHERED_SUM_BYTES, _GATHERED_SUM_TOTAL = 256, 1 << 14
 
 
@@ -96,6 +96,7 @@ class Transport(ABC):
         self.size = size
         self.job = job
         self.traffic = Traffic()
+        self._kept: dict[str, Any] = {}  # shared by all channels of a connection
 
     # Operations on arrays
 
@@ -305,17 +306,20 @@ class Transport(ABC):
     def duplicate(self) -> Transport:
         """Return a transport of the same ranks whose messages never meet those of this one. A collective operation."""
 
-    @abstractmethod
     def by_node(self, node_ranks: int | None) -> Nodes:
         """Divide the ranks by node. A collective operation, in the first call with an argument.
 
         Args:
             node_ranks: This many consecutive ranks, at least 1, count as one node; None: ranks that share memory.
         """
+        nodes: Nodes = self.keep(nodes_of(node_ranks), lambda: self._split(node_ranks))
+        return Nodes(nodes.number, nodes.own.channel(), nodes.leaders and nodes.leaders.channel())
 
-    @abstractmethod
     def keep(self, name: str, make: Callable[[], Any]) -> Any:
         """Return an object that all channels of this connection share; made by the first call with its name."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
 
     # Messages between control threads
 
@@ -339,6 +343,10 @@ class Transport(ABC):
         """Return source and content of each posted object of a kind that has arrived. Never waits."""
 
     # What an implementation provides
+
+    @abstractmethod
+    def _split(self, node_ranks: int | None) -> Nodes:
+        """Divide the ranks, as ``by_node`` does in its first call."""
 
     @abstractmethod
     def _send_all(self, messages: Iterable[Array], ranks: Sequence[int], like: Array) -> list[Sending]: ...
@@ -373,6 +381,11 @@ class Transport(ABC):
                 f"rank {self.rank} of {self.size}: a message of {nbytes} bytes is longer than the limit of "
                 f"{MAX_MESSAGE_BYTES}: lower density or bucket_bytes"
             )
+
+
+def nodes_of(node_ranks: int | None) -> str:
+    """Return the name that a transport keeps its nodes under."""
+    return f"nodes of {node_ranks}"
 
 
 def _decoded(content: Array) -> Any:

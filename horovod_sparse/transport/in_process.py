@@ -109,7 +109,6 @@ class InProcessTransport(Transport):
         super().__init__(rank, len(group.members), None)
         self._threads = threads
         self._group = group
-        self._kept: dict[str, Any] = {}
 
     def _exchange(self, operation: str, item: Any) -> list[Any]:
         """Return the items of all ranks, which must be in the same operation."""
@@ -183,24 +182,14 @@ class InProcessTransport(Transport):
         groups = self._exchange("a division", group)
         return InProcessTransport(self._threads, groups[ranks[0]], list(ranks).index(self.rank))
 
-    def by_node(self, node_ranks: int | None) -> Nodes:
-        """Divide the ranks by node. A collective operation, in the first call with an argument."""
-        nodes: Nodes = self.keep(f"nodes of {node_ranks}", lambda: self._split(node_ranks or self.size))
-        return Nodes(nodes.number, nodes.own.channel(), nodes.leaders and nodes.leaders.channel())
-
-    def _split(self, node_ranks: int) -> Nodes:
+    def _split(self, node_ranks: int | None) -> Nodes:
+        node_ranks = node_ranks or self.size
         first = self.rank - self.rank % node_ranks
         own = self._regroup(range(first, min(first + node_ranks, self.size)))
         leaders = range(0, self.size, node_ranks)
         is_leader = self.rank == first
         among_leaders = self._regroup(leaders if is_leader else [self.rank])
         return Nodes(len(leaders), own, among_leaders if is_leader else None)
-
-    def keep(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return an object that all channels of this rank share; made by the first call with its name."""
-        if name not in self._kept:
-            self._kept[name] = make()
-        return self._kept[name]
 
     # Messages between control threads
 

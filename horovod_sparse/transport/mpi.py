@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.transport.base import Nodes, Receiving, Sending, Transport
+from horovod_sparse.transport.base import Nodes, Receiving, Sending, Transport, nodes_of
 from horovod_sparse.transport.staging import CUDA_AWARE, IN_PLACE, Buffer, Path, path_for, staged
 from horovod_sparse.transport.traffic import RING_BYTES
 
@@ -85,7 +85,6 @@ class MPITransport(Transport):
     def __init__(self, comm: MPI.Intracomm) -> None:
         super().__init__(comm.Get_rank(), comm.Get_size(), job())
         self.comm = comm
-        self._kept: dict[str, Any] = {}
         self._posts: list[MPI.Request] = []
         self._all_aware: bool | None = None  # unknown before there is a device array
 
@@ -213,7 +212,7 @@ class MPITransport(Transport):
     @property
     def _piece_bytes(self) -> int:
         # Known to all ranks or to none, as `by_node` is a collective operation.
-        nodes: Nodes | None = self._kept.get(_nodes(None))
+        nodes: Nodes | None = self._kept.get(nodes_of(None))
         return SHARED_MEMORY_PIECE_BYTES if nodes is not None and nodes.number == 1 else PIECE_BYTES
 
     def _pieces(self, message: Array) -> list[Array]:
@@ -235,11 +234,6 @@ class MPITransport(Transport):
         """Return a transport of the same ranks over a communicator of its own. A collective operation."""
         return MPITransport(self.comm.Dup())
 
-    def by_node(self, node_ranks: int | None) -> Nodes:
-        """Divide the ranks by node. A collective operation, in the first call with an argument."""
-        nodes: Nodes = self.keep(_nodes(node_ranks), lambda: self._split(node_ranks))
-        return Nodes(nodes.number, nodes.own.channel(), nodes.leaders and nodes.leaders.channel())
-
     def _split(self, node_ranks: int | None) -> Nodes:
         comm: Any = self.comm
         own = comm.Split_type(MPI.COMM_TYPE_SHARED) if node_ranks is None else comm.Split(self.rank // node_ranks)
@@ -248,12 +242,6 @@ class MPITransport(Transport):
         count = np.array([first], np.int64)
         self._sum_integers(count)
         return Nodes(int(count[0]), MPITransport(own), MPITransport(leaders) if first else None)
-
-    def keep(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return an object that all channels of this communicator share; made by the first call with its name."""
-        if name not in self._kept:
-            self._kept[name] = make()
-        return self._kept[name]
 
     # Messages between control threads
 
@@ -275,10 +263,6 @@ class MPITransport(Transport):
         while (message := self.comm.improbe(MPI.ANY_SOURCE, _POSTS + kind, status)) is not None:
             arrived.append((status.Get_source(), message.recv()))
         return arrived
-
-
-def _nodes(node_ranks: int | None) -> str:
-    return f"nodes of {node_ranks}"
 
 
 class _Sending(NamedTuple):
