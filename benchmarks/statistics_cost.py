@@ -27,10 +27,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 import horovod_sparse as hvs
-from horovod_sparse import trace
-from horovod_sparse.pipeline import pipeline_for
-from horovod_sparse.pipeline.base import PipelineBase
-from horovod_sparse.trace.counts import Counts
+from horovod_sparse import metrics
+from horovod_sparse.engine.pipeline import pipeline_for
+from horovod_sparse.engine.pipeline.base import PipelineBase
+from horovod_sparse.metrics.counts import Counts
 from horovod_sparse.transport.mpi import MPITransport
 
 Numbers: TypeAlias = NDArray[np.float64]
@@ -135,7 +135,7 @@ def uncounted() -> Iterator[None]:
     def stage(pipeline: PipelineBase, name: str, **details: Any) -> AbstractContextManager[None]:
         del details
         pipeline.stage = name
-        return trace.NOTHING
+        return metrics.NOTHING
 
     def nothing(*_: object) -> None:  # a mock of mock's own takes longer than what it replaces
         return

@@ -5,7 +5,8 @@ from sphinx.ext.autodoc.mock import mock
 import horovod_sparse
 
 with mock(["horovod"]):  # built where it is not installed, too
-    from horovod_sparse.training import local, optimizer
+    from horovod_sparse.frontends.horovod import optimizer
+    from horovod_sparse.frontends.local_sgd import optimizer as local_sgd
 
 project = "horovod_sparse"
 author = "the horovod_sparse authors"
@@ -18,8 +19,8 @@ exclude_patterns = ["_build"]
 # Users meet the optimizer's methods on what DistributedOptimizer returns, which is a class made at run time.
 optimizer.optimizer = optimizer._Optimizer
 optimizer._Optimizer.__qualname__ = "optimizer"
-local.optimizer = local._Local
-local._Local.__qualname__ = "optimizer"
+local_sgd.optimizer = local_sgd._Local
+local_sgd._Local.__qualname__ = "optimizer"
 
 html_theme = "furo"
 html_title = f"horovod_sparse {version}"

@@ -18,10 +18,10 @@ from torch import nn
 from watch import Watch, plain
 
 import horovod_sparse
-from horovod_sparse import trace
+from horovod_sparse import metrics
 
 if TYPE_CHECKING:
-    from doors import Door  # the benchmarks import this module from elsewhere
+    from frontends import FrontEnd  # the benchmarks import this module from elsewhere
 
 # Spans of train.py and of the library. "synchronize" is the time the script waits for the exchange.
 STAGES = ("forward", "backward", "select", "agree", "exchange", "apply", "synchronize", "update")
@@ -32,7 +32,7 @@ class Recorder:
 
     Args:
         args: train.py's arguments; written down as they are.
-        door: To the other ranks.
+        front_end: To the other ranks.
         model: The model.
         optimizer: Its optimizer.
         steps: Optimizer steps per epoch.
@@ -42,14 +42,14 @@ class Recorder:
     def __init__(
         self,
         args: argparse.Namespace,
-        door: Door,
+        front_end: FrontEnd,
         model: nn.Module,
         optimizer: Any,
         steps: int,
         watch: Watch | None = None,
     ) -> None:
         self._args = args
-        self._door = door
+        self._front_end = front_end
         self._model = model
         self._count = sum(parameter.numel() for parameter in model.parameters())
         self._optimizer = optimizer
@@ -64,7 +64,7 @@ class Recorder:
 
     def begin_epoch(self) -> None:
         """Forgets the spans of the epoch before."""
-        trace.clear()
+        metrics.clear()
         self._in_progress = True
 
     def end_epoch(self, train_loss: float, test_loss: float, accuracy: float, seconds: float) -> None:
@@ -79,10 +79,10 @@ class Recorder:
         spent, self._densities = self._times(), self._densities_so_far()
         self._spent, self._in_progress = {}, False
         mine = [train_loss, seconds, self._bytes_sent(), *(spent[stage] for stage in STAGES)]
-        average = self._door.sum(torch.tensor(mine, dtype=torch.float64), "record") / self._door.size
+        average = self._front_end.sum(torch.tensor(mine, dtype=torch.float64), "record") / self._front_end.size
         mean_loss, seconds, sent, *stages = average.tolist()
         before = self._epochs[-1]["bytes_sent"] if self._epochs else 0.0
-        images = self._steps * self._args.batch_size * self._args.backward_passes_per_step * self._door.size
+        images = self._steps * self._args.batch_size * self._args.backward_passes_per_step * self._front_end.size
         self._epochs.append(
             {
                 "epoch": len(self._epochs) + 1,
@@ -105,8 +105,8 @@ class Recorder:
     def _tell(self, watch: Watch, epoch: dict[str, Any], spent: dict[str, float]) -> None:
         """Tells of an epoch. Times are this rank's, by the trace, which takes those of a GPU."""
         of_exchange = ("select", "agree", "exchange", "apply")
-        if hasattr(self._door.exchange, "statistics"):
-            statistics = self._door.exchange.statistics(norms=True)
+        if hasattr(self._front_end.exchange, "statistics"):
+            statistics = self._front_end.exchange.statistics(norms=True)
             statistics |= {f"total/seconds_{stage}": spent[stage] for stage in of_exchange if statistics}
         else:
             statistics = {"total/steps": self._steps, "total/bytes_sent": self._steps * epoch["bytes_per_step"]}
@@ -125,13 +125,13 @@ class Recorder:
 
     def _times(self) -> dict[str, float]:
         """Seconds of the epoch in progress, by stage."""
-        spent = trace.totals()
+        spent = metrics.totals()
         return {stage: self._spent.get(stage, 0.0) + spent.get(stage, 0.0) for stage in STAGES}
 
     def _densities_so_far(self) -> dict[str, list[float]]:
         """The same on every rank."""
         densities = {bucket: list(so_far) for bucket, so_far in self._densities.items()}
-        for span in trace.spans():
+        for span in metrics.spans():
             if span.name == "density":
                 densities.setdefault(str(span.details["bucket"]), []).append(span.details["density"])
         return densities
@@ -142,7 +142,7 @@ class Recorder:
             "epochs": self._epochs,
             "densities": self._densities_so_far() if self._in_progress else self._densities,
             "spent": self._times() if self._in_progress else {},
-            "sent": self._bytes_sent() if hasattr(self._door.exchange, "traffic") else 0.0,
+            "sent": self._bytes_sent() if hasattr(self._front_end.exchange, "traffic") else 0.0,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -155,21 +155,21 @@ class Recorder:
 
         A dense exchange counts none: a ring allreduce, which sends the fewest, sends 2 (P-1)/P of the gradients' bytes.
         """
-        if hasattr(self._door.exchange, "traffic"):
-            return self._sent + float(self._door.exchange.traffic.bytes_sent)
+        if hasattr(self._front_end.exchange, "traffic"):
+            return self._sent + float(self._front_end.exchange.traffic.bytes_sent)
         width = 2 if self._args.compression == "fp16" else 4
-        per_step = 2 * (self._door.size - 1) / self._door.size * width * self._count
+        per_step = 2 * (self._front_end.size - 1) / self._front_end.size * width * self._count
         before = self._epochs[-1]["bytes_sent"] if self._epochs else 0.0
         return float(before + per_step * self._steps)
 
     def write(self) -> None:
         """Writes ``result.json``, and with --trace the last epoch's ``trace.json``; a collective call."""
         if self._args.trace:
-            trace.export(self._args.output / "trace.json", MPI.COMM_WORLD)
-        if self._door.rank == 0:
+            metrics.export(self._args.output / "trace.json", MPI.COMM_WORLD)
+        if self._front_end.rank == 0:
             result = {
                 "configuration": {key: plain(value) for key, value in vars(self._args).items()},
-                "ranks": self._door.size,
+                "ranks": self._front_end.size,
                 "parameter_count": self._count,
                 "parameters": digest(self._model),
                 "steps_per_epoch": self._steps,

@@ -36,9 +36,9 @@ class Run:
         return str(self.content["configuration"]["compression"])
 
     @property
-    def door(self) -> str:
-        """The run's --door."""
-        return str(self.content["configuration"].get("door", "horovod"))
+    def front_end(self) -> str:
+        """The run's --frontend."""
+        return str(self.content["configuration"].get("frontend", "horovod"))
 
     @property
     def task(self) -> tuple[str, str]:
@@ -74,7 +74,7 @@ class Run:
         """Milliseconds per step of a stage; None for the stages that the run does not show."""
         if self.compression in DENSE and stage in ("select", "agree", "exchange", "apply"):
             return None
-        if self.door == "ddp" and stage == "synchronize":
+        if self.front_end == "ddp" and stage == "synchronize":
             return None
         return float(median(epoch["ms_per_step"][stage] for epoch in self.content["epochs"]))
 

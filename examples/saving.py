@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from doors import Door
+from frontends import FrontEnd
 from record import Recorder
 from torch import Tensor
 
@@ -59,7 +59,7 @@ class Saving:
 
     Args:
         args: train.py's arguments.
-        door: To the other ranks.
+        front_end: To the other ranks.
         preempted: Tells whether the run has to end; called once a step.
         recorder: Saved as well.
         **states: Model, optimizer and whatever else has a state.
@@ -68,12 +68,12 @@ class Saving:
     def __init__(
         self,
         args: argparse.Namespace,
-        door: Door,
+        front_end: FrontEnd,
         preempted: Callable[[], bool],
         recorder: Recorder,
         **states: Any,
     ) -> None:
-        self._rank = door.rank
+        self._rank = front_end.rank
         self._device = args.device
         self._every = args.checkpoint_every
         self._resume = args.resume
@@ -81,7 +81,7 @@ class Saving:
         self._checkpoints = hvs.checkpoint.Checkpoints(args.checkpoint, args.keep) if args.checkpoint else None
         self._preempted = preempted
         self._recorder = recorder
-        self._states = {"exchange": door.exchange, **states}
+        self._states = {"exchange": front_end.exchange, **states}
         self._began = 0.0
         self._kept = self._under_way = -1  # the step that was saved or loaded last, and the one that is being saved
 

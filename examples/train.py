@@ -4,8 +4,8 @@
     horovodrun -np 4 python examples/train.py --compression topka:density=0.01 --output runs/topka
     horovod-sparse report runs/dense runs/topka --output runs
 
-A plain script, but for the lines marked "sparse" and the times it takes. Those that Horovod and DistributedDataParallel
-(``--door ddp``) write in two ways are in ``doors.py``. Each run writes ``result.json`` and ``statistics.jsonl``.
+A plain script, except for the lines marked "sparse" and the timing. ``frontends.py`` holds what differs between
+Horovod and DistributedDataParallel (``--frontend ddp``). Each run writes ``result.json`` and ``statistics.jsonl``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from data import Batches, Images, Split, load
-from doors import DENSE, DOORS, Door, LocalSteps
+from frontends import DENSE, FRONT_ENDS, FrontEnd, LocalSteps
 from models import MODELS, build
 from progress import progress_bar
 from record import Recorder
@@ -34,7 +34,7 @@ from torch.utils.data.distributed import DistributedSampler
 from watch import Watch
 
 import horovod_sparse as hvs  # sparse
-from horovod_sparse import trace
+from horovod_sparse import metrics
 from horovod_sparse.cli.units import at_least, real
 
 
@@ -50,46 +50,46 @@ def main() -> None:
         sys.exit(f"train.py: {error}")
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("train.py: --device cuda, but torch finds no GPU here: see `horovod-sparse check`")
-    if args.no_overlap and args.door != "horovod":
-        sys.exit("train.py: --no-overlap needs --door horovod: DistributedDataParallel exchanges within backward()")
-    if args.local_steps and (args.door != "horovod" or args.no_overlap or args.compression == "fp16"):
-        sys.exit("train.py: --local-steps goes with --door horovod alone, and neither with --no-overlap nor fp16")
+    if args.no_overlap and args.frontend != "horovod":
+        sys.exit("train.py: --no-overlap needs --frontend horovod: DistributedDataParallel exchanges within backward()")
+    if args.local_steps and (args.frontend != "horovod" or args.no_overlap or args.compression == "fp16"):
+        sys.exit("train.py: --local-steps goes with --frontend horovod alone, and neither with --no-overlap nor fp16")
     with hvs.checkpoint.on_preemption() if args.checkpoint else nullcontext(lambda: False) as preempted:
         train(args, data, compression, preempted)
 
 
 def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Callable[[], bool]) -> None:
     """Trains on this rank's share of the data; rank 0 shows the progress and writes the results."""
-    door = LocalSteps(args) if args.local_steps else DOORS[args.door](args)
+    front_end = LocalSteps(args) if args.local_steps else FRONT_ENDS[args.frontend](args)
     torch.manual_seed(args.seed)
     model = build(args.model, data.channels, data.side, data.classes)
     scaler = torch.amp.GradScaler(args.device, enabled=args.amp)
     if args.device == "cuda":
-        torch.cuda.set_device(door.local_rank % torch.cuda.device_count())  # ranks may share a GPU
-    replica = door.replicate(model)
-    optimizer = door.connect(build_optimizer(args, model), compression, scaler)
-    torch.manual_seed(args.seed + door.rank)  # every rank augments its images in its own way
-    sampler: DistributedSampler[Any] = DistributedSampler(data.train, door.size, door.rank, seed=args.seed)
+        torch.cuda.set_device(front_end.local_rank % torch.cuda.device_count())  # ranks may share a GPU
+    replica = front_end.replicate(model)
+    optimizer = front_end.connect(build_optimizer(args, model), compression, scaler)
+    torch.manual_seed(args.seed + front_end.rank)  # every rank augments its images in its own way
+    sampler: DistributedSampler[Any] = DistributedSampler(data.train, front_end.size, front_end.rank, seed=args.seed)
     batches = build_batches(args, sampler)
     # With a generator of its own: the global one would otherwise depend on how often the loader was begun.
     loader = DataLoader(data.train, sampler=batches, batch_size=None, generator=torch.Generator())
     scheduler = build_scheduler(args, optimizer, len(loader))
-    recorder = Recorder(args, door, model, optimizer, len(loader), Watch(args) if door.rank == 0 else None)
+    recorder = Recorder(args, front_end, model, optimizer, len(loader), Watch(args) if front_end.rank == 0 else None)
     states = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler}
-    saving = Saving(args, door, preempted, recorder, **states)
-    position = saving.resume(args.batch_size * args.backward_passes_per_step * door.size, len(loader))
-    trace.enable(device=torch.cuda if args.device == "cuda" else None)
-    with progress_bar(args.epochs * len(loader), show=door.rank == 0) as bar:
+    saving = Saving(args, front_end, preempted, recorder, **states)
+    position = saving.resume(args.batch_size * args.backward_passes_per_step * front_end.size, len(loader))
+    metrics.enable(device=torch.cuda if args.device == "cuda" else None)
+    with progress_bar(args.epochs * len(loader), show=front_end.rank == 0) as bar:
         bar.initial = bar.n = position.epoch * len(loader) + position.batch
         while position.epoch < args.epochs:
             sampler.set_epoch(position.epoch)
             batches.start = position.batch
             if isinstance(compression, hvs.Sparse):  # sparse: densities may follow the epoch
-                door.exchange.set_epoch(position.epoch)
+                front_end.exchange.set_epoch(position.epoch)
             recorder.begin_epoch()
             saving.begin(position)
             for images, labels in loader:
-                position.advance(train_step(args, door, replica, optimizer, scaler, images, labels))
+                position.advance(train_step(args, front_end, replica, optimizer, scaler, images, labels))
                 scheduler.step()
                 bar.update()
                 if position.batch < len(loader) and saving.leaves(position):
@@ -97,7 +97,7 @@ def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Ca
             if args.local_steps:
                 optimizer.synchronize()  # sparse: all ranks judge the same parameters
             seconds = saving.seconds
-            test_loss, accuracy = evaluate(args, door, model, data.test)
+            test_loss, accuracy = evaluate(args, front_end, model, data.test)
             recorder.end_epoch(float(position.loss) / len(loader), test_loss, accuracy, seconds)
             bar.set_postfix(refresh=False, loss=f"{test_loss:.3f}", accuracy=f"{accuracy:.2%}")
             position.next_epoch()
@@ -109,7 +109,7 @@ def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Ca
 
 def train_step(
     args: argparse.Namespace,
-    door: Door,
+    front_end: FrontEnd,
     model: nn.Module,
     optimizer: Any,
     scaler: torch.amp.GradScaler,
@@ -127,38 +127,38 @@ def train_step(
     optimizer.zero_grad()
     for start in range(0, len(images), args.batch_size):
         part = slice(start, start + args.batch_size)
-        with nullcontext() if part.stop >= len(images) else door.accumulating():
-            with trace.span("forward"), torch.autocast(args.device, torch.float16, enabled=args.amp):
+        with nullcontext() if part.stop >= len(images) else front_end.accumulating():
+            with metrics.span("forward"), torch.autocast(args.device, torch.float16, enabled=args.amp):
                 loss = F.cross_entropy(model(images[part]), labels[part]) / args.backward_passes_per_step
-            with trace.span("backward"):
+            with metrics.span("backward"):
                 scaler.scale(loss).backward()
         mean_loss += loss.detach()
-    with door.exchanged():
+    with front_end.exchanged():
         if args.clip:
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), args.clip)
-        with trace.span("update"):
+        with metrics.span("update"):
             scaler.step(optimizer)
     scaler.update()
     return mean_loss
 
 
 @torch.no_grad()
-def evaluate(args: argparse.Namespace, door: Door, model: nn.Module, data: Images) -> tuple[float, float]:
+def evaluate(args: argparse.Namespace, front_end: FrontEnd, model: nn.Module, data: Images) -> tuple[float, float]:
     """Mean loss and accuracy over the whole test part, of which each rank computes a share."""
     for name, buffer in model.named_buffers():  # batch normalization saw other images on every rank
         if buffer.is_floating_point():
-            buffer.copy_(door.sum(buffer, f"buffer.{name}") / door.size)
+            buffer.copy_(front_end.sum(buffer, f"buffer.{name}") / front_end.size)
     model.eval()
     sums = torch.zeros(3, dtype=torch.float64)
-    share = range(door.rank, len(data), door.size)
+    share = range(front_end.rank, len(data), front_end.size)
     for start in range(0, len(share), args.batch_size):
         images, labels = (part.to(args.device) for part in data[share[start : start + args.batch_size]])
         logits = model(images)
         loss = F.cross_entropy(logits, labels, reduction="sum")
         correct = (logits.argmax(1) == labels).sum()
         sums += torch.tensor([loss.item(), correct.item(), len(labels)], dtype=torch.float64)
-    loss_sum, right, count = door.sum(sums, "evaluate").tolist()
+    loss_sum, right, count = front_end.sum(sums, "evaluate").tolist()
     return loss_sum / count, right / count
 
 
@@ -204,8 +204,13 @@ def parse_arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--data", default="digits", help="digits, fashion-mnist:DIR (IDX files), or cifar10:DIR (binary files)")
     add("--model", default="cnn", choices=MODELS)
-    add("--door", default="horovod", choices=DOORS, help="who calls for the exchange; ddp: DistributedDataParallel")
-    add("--compression", default="none", help="none (the door's own dense exchange), or such as topka:density=0.01")
+    add(
+        "--frontend",
+        default="horovod",
+        choices=FRONT_ENDS,
+        help="horovod, or ddp: DistributedDataParallel",
+    )
+    add("--compression", default="none", help="none (the front end's dense exchange), or such as topka:density=0.01")
     add("--rules", action="append", default=[], metavar="MODULE", help="rules of your own, such as sorted_topk")
     add("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: of a node's GPUs, one for each rank")
     add("--amp", action="store_true", help="automatic mixed precision: float16 where it suffices, and a scaled loss")

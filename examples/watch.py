@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from horovod_sparse import trace
+from horovod_sparse import metrics
 
 
 class Watch:
@@ -20,7 +20,7 @@ class Watch:
 
     def __init__(self, args: argparse.Namespace) -> None:
         try:
-            self._log = trace.Log(args.output, **{key: plain(value) for key, value in vars(args).items()})
+            self._log = metrics.Log(args.output, **{key: plain(value) for key, value in vars(args).items()})
         except OSError as error:  # before the training rather than after it
             sys.exit(f"train.py: cannot write into --output {args.output}: {error.strerror}")
         self._board: Any = None

@@ -18,17 +18,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from horovod_sparse import trace
+from horovod_sparse import metrics
 
 if TYPE_CHECKING:
     from horovod_sparse import checkpoint
-    from horovod_sparse.compression import Compression, Sparse, parse, register
-    from horovod_sparse.pipeline.allreduce import SparseAllreduce
+    from horovod_sparse.config import Compression, Sparse, parse, register
+    from horovod_sparse.frontends import ddp
+    from horovod_sparse.frontends.arrays import SparseAllreduce
+    from horovod_sparse.frontends.horovod.optimizer import DistributedOptimizer
+    from horovod_sparse.frontends.local_sgd.optimizer import LocalOptimizer
+    from horovod_sparse.frontends.local_sgd.outer import OuterSGD
     from horovod_sparse.rules import SparseVector
-    from horovod_sparse.training import ddp
-    from horovod_sparse.training.local import LocalOptimizer
-    from horovod_sparse.training.optimizer import DistributedOptimizer
-    from horovod_sparse.training.outer import OuterSGD
 
 __version__ = "0.1.0"
 
@@ -42,23 +42,23 @@ __all__ = [
     "SparseVector",
     "checkpoint",
     "ddp",
+    "metrics",
     "parse",
     "register",
-    "trace",
 ]
 
 # Loaded when asked for: `horovod-sparse check` must run where MPI does not start, and collectives where neither
 # torch nor Horovod is installed.
-_MODULES = {"checkpoint": "checkpoint", "ddp": "training.ddp"}
+_MODULES = {"checkpoint": "checkpoint", "ddp": "frontends.ddp"}
 _MODULE_OF = {
-    "Compression": "compression",
-    "Sparse": "compression",
-    "parse": "compression",
-    "register": "compression",
-    "DistributedOptimizer": "training.optimizer",
-    "LocalOptimizer": "training.local",
-    "OuterSGD": "training.outer",
-    "SparseAllreduce": "pipeline.allreduce",
+    "Compression": "config",
+    "Sparse": "config",
+    "parse": "config",
+    "register": "config",
+    "DistributedOptimizer": "frontends.horovod.optimizer",
+    "LocalOptimizer": "frontends.local_sgd.optimizer",
+    "OuterSGD": "frontends.local_sgd.outer",
+    "SparseAllreduce": "frontends.arrays",
     "SparseVector": "rules",
 }
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from horovod_sparse.compression import parse
-from horovod_sparse.trace.counts import Counts
-from horovod_sparse.training import bucket
-from horovod_sparse.training.bucket import Bucket
-from horovod_sparse.training.layout import Member, plan
+from horovod_sparse.config import parse
+from horovod_sparse.engine import bucket
+from horovod_sparse.engine.bucket import Bucket
+from horovod_sparse.engine.layout import Member, plan
+from horovod_sparse.metrics.counts import Counts
 from horovod_sparse.transport.traffic import Traffic
 
 

@@ -93,7 +93,7 @@ def training_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkSe
 @pytest.fixture
 def own_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets a test register rules, which are forgotten after it."""
-    from horovod_sparse.compression import _KINDS
+    from horovod_sparse.config.sparse import _KINDS
 
     for registry in _KINDS.values():
         monkeypatch.setattr(registry, "_rules", dict(registry))

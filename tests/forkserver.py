@@ -29,7 +29,11 @@ STUB = Path(__file__).parent / "programs" / "stub.py"
 # Imported by examples/train.py, at its start or later.
 TRAINING_MODULES = (
     *("torch", "torch.distributed", "horovod.torch", "mpi4py.MPI", "tqdm", "sklearn.datasets", "sklearn.metrics"),
-    *("horovod_sparse.training.optimizer", "horovod_sparse.training.ddp", "horovod_sparse.checkpoint.checkpoints"),
+    *(
+        "horovod_sparse.frontends.horovod.optimizer",
+        "horovod_sparse.frontends.ddp.state",
+        "horovod_sparse.checkpoint.checkpoints",
+    ),
 )
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from horovod_sparse.collectives import COLLECTIVES
-from horovod_sparse.rules import Place
+from horovod_sparse.rules import BucketContext
 from horovod_sparse.rules.testing import Case, check_exchange, values
 from horovod_sparse.rules.testing.collectives import BITS, PATTERNS, SHARED, own_vector, vector_of
 from horovod_sparse.rules.testing.values import content, dense, digest, digest_of, placed
@@ -56,7 +56,7 @@ def make(
     options = rule.Options.read(given)
     assert given.keys() <= options.known(), f"{name} has no such options: {given}"
     like = put(np.empty(0, dtype))
-    return rule(Place(1, like, rank=transport.rank, ranks=transport.size), transport.channel(), options)
+    return rule(BucketContext(1, like, rank=transport.rank, ranks=transport.size), transport.channel(), options)
 
 
 def summed(transport: Transport, value: Any) -> Any:

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.rules.testing.memories import held, opened, send
 from horovod_sparse.rules.testing.values import dense as written
 from horovod_sparse.rules.testing.values import eighths
@@ -39,9 +39,9 @@ NOWHERE = np.empty(0, np.int32)
 SPREADS = ("normal", "wide", "flat", "shifted", "few", "sparse", "outliers")
 
 
-def made(rule: Any, where: int | Place, *more: Any, **options: Any) -> Any:
+def made(rule: Any, where: int | BucketContext, *more: Any, **options: Any) -> Any:
     """A rule in a bucket of so many elements, or at a place, with some of its options."""
-    return rule(Place(where, LIKE) if isinstance(where, int) else where, *more, rule.Options(**options))
+    return rule(BucketContext(where, LIKE) if isinstance(where, int) else where, *more, rule.Options(**options))
 
 
 def normal(seed: int, size: int) -> Array:

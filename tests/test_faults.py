@@ -119,7 +119,7 @@ def test_a_training_through_ddp_goes_on_after_kills_and_through_the_other_door(
     undisturbed: str, training: Training
 ) -> None:
     """The bits are those of the training through Horovod that nothing happened to."""
-    ddp = ("--door", "ddp")
+    ddp = ("--frontend", "ddp")
     assert_killed(training, "kill:exchange@1@8", EVERY, *ddp)
     assert_killed(training, "kill:fsync@1@1", 2 * EVERY, *ddp)
     assert_killed(training, "kill:update@1@2", 3 * EVERY)

@@ -1,4 +1,4 @@
-"""Who may import whom. A room is a root module or a package; imports for type checkers alone count, too."""
+"""Which package may import which. Root modules count as packages; imports for type checkers count, too."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ PACKAGE = Path(__file__).parent.parent / "horovod_sparse"
 FILES = {path.relative_to(PACKAGE): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 RULES = ("memories", "sparsifiers", "collectives", "schedules")
 MAY_IMPORT = {
-    "trace": "",
+    "metrics": "",
     "kernels": "",
     "transport": "kernels",
     "control": "transport",
     "wire": "kernels",
     "vector": "kernels",
     "accumulator": "kernels vector",
-    "rules": "kernels vector accumulator transport",  # transport: its tests for users alone
+    "rules": "kernels vector accumulator transport",  # transport: its law tests for users only
     "costs": "kernels transport",
     "schedules": "rules kernels",
     "memories": "rules kernels vector accumulator",
     "sparsifiers": "rules kernels vector accumulator",
     "collectives": "rules kernels wire transport costs",
-    "compression": "rules memories sparsifiers collectives schedules",
-    "pipeline": "compression rules kernels transport trace control",
-    "training": "pipeline compression rules kernels transport trace control",
-    "checkpoint": "training control transport",
+    "config": "rules memories sparsifiers collectives schedules",
+    "engine": "config rules kernels transport metrics control",
+    "frontends": "engine config rules kernels transport metrics control",
+    "checkpoint": "frontends engine control transport",
 }
 
 
@@ -47,50 +47,54 @@ def imports(node, checking=False, local=False):
         yield from imports(child, checking or for_checkers, inside)
 
 
-def room(path):
+def package(path):
     return path.parts[0].removesuffix(".py")
 
 
-ROOMS = set(map(room, FILES))
+PACKAGES = set(map(package, FILES))
 IMPORTS = [(path, *one) for path, tree in FILES.items() for one in imports(tree)]
-# The package itself, where the version is, is loaded before any of its rooms.
-PAIRS = {(room(path), name.split(".")[1]) for path, name, *_ in IMPORTS if name.startswith("horovod_sparse.")}
-ARROWS = sorted((one, other) for one, other in PAIRS if other in ROOMS - {one})
+# The root package, which holds the version, is loaded before all others.
+PAIRS = {(package(path), name.split(".")[1]) for path, name, *_ in IMPORTS if name.startswith("horovod_sparse.")}
+DEPENDENCIES = sorted((one, other) for one, other in PAIRS if other in PACKAGES - {one})
 
 
-def test_rooms_import_from_those_below_them_only():
-    wrong = [f"{one} -> {other}" for one, other in ARROWS if one in MAY_IMPORT and other not in MAY_IMPORT[one].split()]
+def test_packages_import_from_those_below_them_only():
+    wrong = [
+        f"{one} -> {other}" for one, other in DEPENDENCIES if one in MAY_IMPORT and other not in MAY_IMPORT[one].split()
+    ]
     assert not wrong
-    assert {*MAY_IMPORT, "__init__", "cli"} == ROOMS  # these two may import everything
+    assert {*MAY_IMPORT, "__init__", "cli"} == PACKAGES  # these two may import everything
 
 
 def test_torch_horovod_and_mpi_stay_where_they_belong():
-    loaded = {(room(path), name.partition(".")[0]) for path, name, checking, _ in IMPORTS if not checking}
-    rooms = {framework: {one for one, name in loaded if name == framework} for framework in ("torch", "mpi4py")}
-    assert rooms == {
-        "torch": {"training", "checkpoint"},
-        "mpi4py": {"transport", "pipeline", "training", "cli"},
+    loaded = {(package(path), name.partition(".")[0]) for path, name, checking, _ in IMPORTS if not checking}
+    users = {framework: {one for one, name in loaded if name == framework} for framework in ("torch", "mpi4py")}
+    assert users == {
+        "torch": {"engine", "frontends", "checkpoint"},
+        "mpi4py": {"transport", "frontends", "cli"},
     }
-    # One front end is Horovod's. Elsewhere it is imported for process sets, its own compressors, and join.
+    # One front end is Horovod's. Elsewhere Horovod is imported late, for process sets and its own compressors.
     of_horovod = {(str(path), local) for path, name, _, local in IMPORTS if name.partition(".")[0] == "horovod"}
-    front_end = {(f"training/{name}.py", False) for name in ("optimizer", "gradients", "horovod")}
-    late = ("training/join", "compression")
-    assert of_horovod == front_end | {(f"{name}.py", True) for name in ("training/members", *late)}
-    by_rules = {name for path, name, checking, _ in IMPORTS if room(path) in (*RULES, "costs") and not checking}
+    front_end = {(f"frontends/horovod/{name}.py", False) for name in ("optimizer", "gradients", "arguments")}
+    late = {(f"{name}.py", True) for name in ("frontends/horovod/join", "frontends/members", "config/presets")}
+    assert of_horovod == front_end | late
+    by_rules = {name for path, name, checking, _ in IMPORTS if package(path) in (*RULES, "costs") and not checking}
     assert {name for name in by_rules if name.startswith("horovod_sparse.transport")} <= {
         "horovod_sparse.transport.traffic"
     }
 
 
 def test_no_package_imports_itself_inside_a_function():
-    own = [(str(path), name) for path, name, _, local in IMPORTS if local and name.split(".")[1:2] == [room(path)]]
+    own = [(str(path), name) for path, name, _, local in IMPORTS if local and name.split(".")[1:2] == [package(path)]]
     assert not own
 
 
-def test_the_house_has_few_rooms_and_few_arrows():
+def test_there_are_few_root_modules_and_few_dependencies():
     roots = sorted(path.name for path in FILES if len(path.parts) == 1)
     assert len(roots) <= 8, roots
-    assert len(ARROWS) <= 62, f"{len(ARROWS)} arrows:\n" + "\n".join(f"{one} -> {other}" for one, other in ARROWS)
+    assert len(DEPENDENCIES) <= 62, f"{len(DEPENDENCIES)} dependencies:\n" + "\n".join(
+        f"{one} -> {other}" for one, other in DEPENDENCIES
+    )
 
 
 def test_docstrings_begin_with_a_noun_or_a_verb():
@@ -109,7 +113,7 @@ exec(sys.argv[3])
 loaded = {name.partition(".")[0] for name in sys.modules}
 sys.exit(f"loaded {sorted(loaded & set(sys.argv[1].split()))}" if loaded & set(sys.argv[1].split()) else 0)
 """
-STAGES = " ".join(f"horovod_sparse.{one}" for one in ("accumulator", "kernels", *RULES, "compression", "pipeline"))
+STAGES = " ".join(f"horovod_sparse.{one}" for one in ("accumulator", "kernels", *RULES, "config", "engine.pipeline"))
 AVERAGE = "import numpy; horovod_sparse.SparseAllreduce(9, 'topka:density=0.5')(numpy.ones((3, 3)))"
 ADVISE = ["advise", "--parameters", "25.6M", "--ranks", "64", "--bandwidth", "10Gbit"]
 
@@ -118,7 +122,7 @@ ADVISE = ["advise", "--parameters", "25.6M", "--ranks", "64", "--bandwidth", "10
     ("names", "statement", "forbidden"),
     [
         ("horovod_sparse horovod_sparse.cli", "", "torch horovod mpi4py numpy"),
-        ("horovod_sparse.compression", "horovod_sparse.parse('hierarchical:inner=gtopk')", "torch horovod mpi4py"),
+        ("horovod_sparse.config", "horovod_sparse.parse('hierarchical:inner=gtopk')", "torch horovod mpi4py"),
         ("horovod_sparse.cli", f"horovod_sparse.cli.main({ADVISE})", "torch horovod mpi4py"),
         (STAGES, "", "torch horovod"),
         (
@@ -126,7 +130,7 @@ ADVISE = ["advise", "--parameters", "25.6M", "--ranks", "64", "--bandwidth", "10
             "horovod_sparse.ddp.SparseState, horovod_sparse.checkpoint.Checkpoints, horovod_sparse.LocalOptimizer",
             "horovod",
         ),
-        ("horovod_sparse.pipeline", AVERAGE, "torch horovod"),
+        ("horovod_sparse.engine.pipeline", AVERAGE, "torch horovod"),
     ],
     ids=["package", "parse", "advise", "stages", "without Horovod", "arrays"],
 )

@@ -1,4 +1,4 @@
-"""Trainings through either door, and of torch's own optimizer on the mean gradient, which they are compared with."""
+"""Trainings with either front end, and torch's own optimizer on the mean gradient for comparison."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def train_through(
     steps: int = STEPS,
     change: Callable[[Any, int], None] = no_change,
 ) -> None:
-    """The same through a door."""
+    """The same through a front_end."""
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = rate(step)
         change(optimizer, step)
@@ -85,7 +85,7 @@ def through_ddp(model: nn.Module, compression: Any, optimizer: Any, **more: Any)
     return replica, optimizer
 
 
-DOORS = {"Horovod": through_horovod, "DDP": through_ddp}
+FRONT_ENDS = {"Horovod": through_horovod, "DDP": through_ddp}
 
 
 def near(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor], tolerance: float = 1e-9) -> bool:

@@ -126,7 +126,7 @@ def as_rank(arguments: Sequence[str] | None = None) -> None:
 
     from benchmarks.convergence.tasks import TASKS
     from benchmarks.convergence.training import train
-    from horovod_sparse import trace
+    from horovod_sparse import metrics
 
     parser = argparse.ArgumentParser(prog="accuracy")
     add_arguments(parser)
@@ -137,7 +137,7 @@ def as_rank(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     hvd.init()
     torch.set_num_threads(1)  # the ranks share the cores
-    trace.enable()  # it counts the entries
+    metrics.enable()  # it counts the entries
     task = replace(TASKS[options.task], evaluations=EVALUATIONS)
     samples = task.load(Path(options.fashion_mnist))
     record = train(task, samples, Job(options.task, _BY_NAME[options.exchange], options.seed, options.steps))

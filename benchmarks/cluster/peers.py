@@ -147,7 +147,7 @@ def ddp(gradient: Array, comm: MPI.Intracomm, power: bool = False) -> Round:
     import torch
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-    from horovod_sparse.training.processgroup import init_process_group
+    from horovod_sparse.frontends.ddp.process_group import init_process_group
 
     del comm
     init_process_group("gloo")
@@ -177,8 +177,8 @@ def ddp(gradient: Array, comm: MPI.Intracomm, power: bool = False) -> Round:
 
 def ours(spec: str, gradient: Array, comm: MPI.Intracomm) -> Round:
     """The pipeline of a configuration, in place, as a training calls it."""
-    from horovod_sparse.compression import parse
-    from horovod_sparse.pipeline import pipeline_for
+    from horovod_sparse.config import parse
+    from horovod_sparse.engine.pipeline import pipeline_for
     from horovod_sparse.transport.mpi import MPITransport
 
     sparse = parse(spec)

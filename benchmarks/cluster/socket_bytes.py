@@ -22,7 +22,7 @@ from mpi4py import MPI
 
 from benchmarks.cluster.network import socket_bytes as payload
 from horovod_sparse.collectives import COLLECTIVES, Collective
-from horovod_sparse.rules import Place
+from horovod_sparse.rules import BucketContext
 from horovod_sparse.transport.mpi import MPITransport
 from horovod_sparse.vector import SparseVector
 
@@ -60,8 +60,8 @@ def socket_bytes(network: str) -> tuple[int, int]:
 def compare(comm: MPI.Intracomm, name: str, vector: SparseVector, steps: int, network: str) -> Comparison:
     """Runs one collective some times between two looks at both counts; a collective call."""
     rule: Any = COLLECTIVES[name]
-    place = Place(vector.size, vector.values[:0], rank=comm.Get_rank(), ranks=comm.Get_size())
-    collective: Collective = rule(place, MPITransport(comm), rule.Options())
+    context = BucketContext(vector.size, vector.values[:0], rank=comm.Get_rank(), ranks=comm.Get_size())
+    collective: Collective = rule(context, MPITransport(comm), rule.Options())
     k = vector.values.size
     collective.allreduce(vector, k)  # opens the connections
     before = _counts(comm, collective, network)

@@ -36,9 +36,9 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
 from benchmarks import command_line
 from benchmarks.convergence.tasks import TASKS, Samples, Task
-from horovod_sparse.compression import Sparse
+from horovod_sparse.config import Sparse
 from horovod_sparse.memories import MEMORIES
-from horovod_sparse.rules import Momentum, Place, Step
+from horovod_sparse.rules import BucketContext, Momentum, Step
 from horovod_sparse.sparsifiers import TopK
 from horovod_sparse.vector import SparseVector
 
@@ -129,20 +129,20 @@ class Worker:
     """One worker of a training.
 
     Args:
-        place: Its bucket.
+        context: Its bucket.
         variant: Key of ``VARIANTS``.
         count: Samples to draw from.
         batch: Samples of a step.
     """
 
-    def __init__(self, place: Place, variant: str, count: int, batch: int) -> None:
+    def __init__(self, context: BucketContext, variant: str, count: int, batch: int) -> None:
         settings = VARIANTS[variant]
         self._before = settings["memory"] == "momentum"
         options = Sparse.of(1.0, **settings).memory
-        self._memory: Any = MEMORIES[settings["memory"]](place, options)
-        self._sparsifier = TopK(place, TopK.Options())
-        self._ages = Ages(place.size, self._before, masking="masking" in settings)
-        self._random, self._count, self._batch = np.random.default_rng([0, place.rank]), count, batch
+        self._memory: Any = MEMORIES[settings["memory"]](context, options)
+        self._sparsifier = TopK(context, TopK.Options())
+        self._ages = Ages(context.size, self._before, masking="masking" in settings)
+        self._random, self._count, self._batch = np.random.default_rng([0, context.rank]), count, batch
 
     def draw(self) -> list[int]:
         """Numbers of the next batch's samples."""
@@ -167,8 +167,8 @@ def measure(task: Task, samples: Samples, variant: str, steps: int, density: flo
     torch.manual_seed(0)
     model, before = task.build(), VARIANTS[variant]["memory"] == "momentum"
     size = sum(p.numel() for p in model.parameters())
-    places = [Place(size, np.empty(0, np.float32), rank=rank, ranks=WORKERS) for rank in range(WORKERS)]
-    workers = [Worker(place, variant, len(samples), task.batch) for place in places]
+    places = [BucketContext(size, np.empty(0, np.float32), rank=rank, ranks=WORKERS) for rank in range(WORKERS)]
+    workers = [Worker(context, variant, len(samples), task.batch) for context in places]
     dense, applied, last_rate = np.zeros(size), np.zeros(size), 0.0
     warmup, notes = max(1, round(WARMUP * steps)), [Notes() for _ in range(_PARTS)]
     for number in range(steps):

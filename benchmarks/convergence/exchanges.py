@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import horovod_sparse as hvs
 from benchmarks.convergence.ahead import Ahead
 from benchmarks.convergence.runs import Run
-from horovod_sparse import ddp, trace
+from horovod_sparse import ddp, metrics
 from horovod_sparse.collectives.base import Base
 
 # torch's hook lets the gradients of the first steps travel whole.
@@ -72,7 +72,7 @@ class Exchanged:
         Horovod counts none: a ring allreduce, which sends the fewest bytes, sends 2 (P-1)/P of the gradients'.
         """
         if self._sparse:
-            entries = sum(span.details["entries"] for span in trace.spans() if span.name == "exchange")
+            entries = sum(span.details["entries"] for span in metrics.spans() if span.name == "exchange")
             return float(self.optimizer.traffic.bytes_sent), float(entries)
         entries = steps * self._size
         return ring(self._bytes * entries), float(entries)

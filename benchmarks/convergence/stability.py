@@ -22,7 +22,7 @@ from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 from benchmarks.convergence.runs import SMALL
 from benchmarks.convergence.tasks import TASKS
 from horovod_sparse.memories import Residual
-from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.sparsifiers import TopK
 
 Array = NDArray[Any]
@@ -67,8 +67,8 @@ def record(task_name: str, steps: int, density: float) -> tuple[Recorder, Record
     model, (samples, _) = task.build(), task.load(Path())
     parameters = list(model.parameters())
     size = sum(p.numel() for p in parameters)
-    place = Place(size, np.empty(0, np.float32))
-    memory, sparsifier = Residual(place, Residual.Options()), TopK(place, TopK.Options())
+    context = BucketContext(size, np.empty(0, np.float32))
+    memory, sparsifier = Residual(context, Residual.Options()), TopK(context, TopK.Options())
     recorders = Recorder(size), Recorder(size)
     order = np.random.default_rng(0).permutation(len(samples))
     for step in range(steps):

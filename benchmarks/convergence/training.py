@@ -20,11 +20,11 @@ from benchmarks.convergence.exchanges import Exchanged, PowerSGD, exchange
 from benchmarks.convergence.runs import Job
 from benchmarks.convergence.tasks import Samples, Task
 from examples.schedule import learning_rate_factor
-from horovod_sparse import trace
+from horovod_sparse import metrics
 
 WARMUP = 0.1  # of the steps
 _TEST_BATCH = 250
-# What a compression computes, and what it waits for; see horovod_sparse.trace.
+# What a compression computes, and what it waits for; see horovod_sparse.metrics.
 STAGES = ("select", "agree", "exchange", "apply")
 
 Record = dict[str, Any]
@@ -45,7 +45,7 @@ def train(task: Task, samples: tuple[Samples, Samples], job: Job) -> Record:
         step in each of ``STAGES``, mean of the ranks. ``seconds``: of the steps.
     """
     torch.manual_seed(job.seed)  # all ranks start from the same parameters
-    trace.clear()
+    metrics.clear()
     model = task.build()
     exchanged = exchange(model, optimizer_for(task, job, model), job.run, job.spec, task.bucket_bytes)
     warmup = round(WARMUP * job.steps)
@@ -168,7 +168,7 @@ def evaluate(model: nn.Module, test: Samples) -> tuple[float, int, int]:
 
 def stages(steps: int) -> dict[str, float]:
     """Milliseconds a step in each stage of the pipeline, mean of the ranks; a collective call."""
-    totals = trace.totals()
+    totals = metrics.totals()
     mine = torch.tensor([totals.get(stage, 0.0) for stage in STAGES], dtype=torch.float64)
     means = hvd.allreduce(mine, op=hvd.Average, name="stages") * 1e3 / steps
     return {stage: round(mean, 3) for stage, mean in zip(STAGES, means.tolist(), strict=True)}

@@ -17,7 +17,7 @@ from benchmarks.convergence.arguments import build_parser, jobs
 from benchmarks.convergence.results import read_records, records_path
 from benchmarks.convergence.tasks import TASKS
 from benchmarks.convergence.training import Record, train
-from horovod_sparse import trace
+from horovod_sparse import metrics
 
 
 def main() -> None:
@@ -26,7 +26,7 @@ def main() -> None:
     until = time.monotonic() + 60 * options.minutes
     hvd.init()
     torch.set_num_threads(1)  # the ranks share the cores
-    trace.enable()  # it counts the entries
+    metrics.enable()  # it counts the entries
     path = records_path(options.output)
     records = read_records(path)
     waiting = [job for job in jobs(options) if not any(job.made(record) for record in records)]

@@ -17,7 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 import horovod_sparse as hvs
-from horovod_sparse.pipeline import pipeline_for
+from horovod_sparse.engine.pipeline import pipeline_for
 from horovod_sparse.transport.mpi import MPITransport
 
 _SIZE = 100_000

@@ -11,9 +11,9 @@ import cupy
 import numpy as np
 import torch
 
+from horovod_sparse.engine.device import device_of
 from horovod_sparse.kernels import cuda, to_host
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.training.device import device_of
 
 Entries = tuple[Array, Array]
 

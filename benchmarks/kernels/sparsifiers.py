@@ -26,7 +26,7 @@ from benchmarks import command_line
 from benchmarks.kernels.selection import CpuInput, machine
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.cli.units import count, listed
-from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.sparsifiers import SPARSIFIERS, Sparsifier
 from horovod_sparse.vector import SparseVector
 
@@ -53,12 +53,12 @@ class Case:
         self.sparsifiers = {label: self._build(*contender) for label, contender in CONTENDERS.items()}
 
     def _build(self, name: str, options: dict[str, Any]) -> Sparsifier:
-        place = Place(self.given.buffer.size, self.given.buffer[:0])
+        context = BucketContext(self.given.buffer.size, self.given.buffer[:0])
         if name == "threshold":  # the one that gives k entries
             magnitudes = np.abs(self.given.initial + self.given.gradient)
             options = {"threshold": float(np.partition(magnitudes, -self.given.k)[-self.given.k])}
         rule: Any = SPARSIFIERS[name]
-        sparsifier: Sparsifier = rule(place, rule.Options.read({**options, "threads": self.given.threads}))
+        sparsifier: Sparsifier = rule(context, rule.Options.read({**options, "threads": self.given.threads}))
         return sparsifier
 
     def reset(self) -> Accumulator:

@@ -28,11 +28,11 @@ from mpi4py import MPI
 
 from benchmarks import command_line
 from benchmarks.kernels.selection import machine
-from horovod_sparse import trace
+from horovod_sparse import metrics
 from horovod_sparse.cli.units import at_least, count, listed
-from horovod_sparse.compression import parse
+from horovod_sparse.config import parse
+from horovod_sparse.engine.pipeline import pipeline_for
 from horovod_sparse.kernels import cpu
-from horovod_sparse.pipeline import pipeline_for
 from horovod_sparse.transport.mpi import MPITransport
 
 PARTS = ("select", "agree", "exchange", "apply")
@@ -69,14 +69,14 @@ class Case:
         """One contender's milliseconds, and those of its parts."""
         np.copyto(self.gradient, self.initial)
         segments = [(0, self.gradient)]
-        trace.clear()
+        metrics.clear()
         begin = time.perf_counter()
         if name == "bound":
             cpu.accumulate(segments, self.buffer, 1.0, self.threads, clear=True)
         else:
             self.pipelines[name].run(segments, segments)
         seconds = time.perf_counter() - begin
-        totals = trace.totals()
+        totals = metrics.totals()
         return [1e3 * seconds, *(1e3 * totals.get(part, 0.0) for part in PARTS)]
 
     def wrong(self, name: str) -> int:
@@ -125,7 +125,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=at_least(1), default=9)
     options = parser.parse_args()
     print("   ".join(f"{name}: {value}" for name, value in machine().items()))
-    trace.enable()
+    metrics.enable()
     grid = itertools.product(options.sizes, options.densities, options.threads)
     right = [show(*combination, options.rounds) for combination in grid]
     targets = ", ".join(f"{name} {target:g}" for name, target in TARGETS.items())

@@ -23,7 +23,7 @@ from horovod_sparse.checkpoint.state import require_loadable
 from horovod_sparse.checkpoint.store import Snapshot, failed, store
 from horovod_sparse.checkpoint.together import CALL, together
 from horovod_sparse.control.lifecycle import process
-from horovod_sparse.training.members import transport_of
+from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.transport.mpi import job
 
 _LOG = logging.getLogger("horovod_sparse")

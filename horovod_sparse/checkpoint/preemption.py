@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from horovod_sparse.control.lifecycle import process
-from horovod_sparse.training.members import transport_of
+from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.mpi import job
 

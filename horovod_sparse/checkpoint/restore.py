@@ -16,7 +16,7 @@ from horovod_sparse.checkpoint.shards import read_own, read_shared
 from horovod_sparse.checkpoint.state import set_generators
 from horovod_sparse.checkpoint.together import CALL, together
 from horovod_sparse.control.lifecycle import process
-from horovod_sparse.training.state import leader
+from horovod_sparse.engine.state import leader
 from horovod_sparse.transport.base import Transport
 
 _LOG = logging.getLogger("horovod_sparse")

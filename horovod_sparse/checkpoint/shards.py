@@ -13,7 +13,7 @@ import torch
 from horovod_sparse.checkpoint.errors import CheckpointError
 from horovod_sparse.checkpoint.folder import naming
 from horovod_sparse.checkpoint.manifest import SHARED, Entry, Manifest, shard
-from horovod_sparse.training.state import require_finite
+from horovod_sparse.engine.state import require_finite
 
 # What a file holds, and of which types.
 _SHARED = {"model": dict, "optimizer": dict, "compression": dict | None, "others": dict}

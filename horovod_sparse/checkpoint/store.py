@@ -12,7 +12,7 @@ from horovod_sparse.checkpoint.manifest import SHARED, Entry, shard
 from horovod_sparse.checkpoint.shards import write
 from horovod_sparse.checkpoint.together import together, wait_for_all
 from horovod_sparse.control.lifecycle import process
-from horovod_sparse.training.state import require_finite
+from horovod_sparse.engine.state import require_finite
 from horovod_sparse.transport.base import Transport
 
 _LOG = logging.getLogger("horovod_sparse")

@@ -21,7 +21,7 @@ from horovod_sparse.cli.exchanges import Row
 from horovod_sparse.cli.units import at_least, binary_bytes, density, listed
 
 if TYPE_CHECKING:
-    from horovod_sparse.compression import Sparse
+    from horovod_sparse.config import Sparse
 
 _NOTES = """\
 # min, avg, max: median over the iterations of the fastest rank, the mean of the ranks and the slowest rank
@@ -124,7 +124,7 @@ def configurations(algorithms: list[str] | None, densities: list[float], smalles
     Raises:
         ValueError: A name is unknown, or the vector is too small for it.
     """
-    from horovod_sparse.compression import Compression, parse
+    from horovod_sparse.config import Compression, parse
 
     stable: Any = Compression.stable().sparsifier
     block: int = stable.block

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from horovod_sparse import trace
+from horovod_sparse import metrics
 
 if TYPE_CHECKING:
-    from horovod_sparse.compression import Sparse
+    from horovod_sparse.config import Sparse
     from horovod_sparse.kernels.types import Array
     from horovod_sparse.transport.base import Transport
 
@@ -105,7 +105,7 @@ class Bucket:
     """
 
     def __init__(self, sparse: Sparse, gradients: Sequence[Array], transport: Transport) -> None:
-        from horovod_sparse.pipeline import pipeline_for
+        from horovod_sparse.engine.pipeline import pipeline_for
 
         self.gradient, self.output, self.entries = gradients[0], gradients[0].copy(), 0
         self.pipeline = pipeline_for(sparse, self.output.size, self.output, transport, factor=1 / transport.size)
@@ -119,11 +119,11 @@ class Bucket:
     def run(self) -> list[float]:
         """Takes the step of the gradient that is ready; gives its milliseconds and those of its stages."""
         segments = [(0, self.output)]
-        trace.clear()
-        with trace.span("step"):
+        metrics.clear()
+        with metrics.span("step"):
             self.pipeline.run(segments, segments)
-        self.entries = sum(span.details["entries"] for span in trace.spans() if span.name == "exchange")
-        seconds = trace.totals()
+        self.entries = sum(span.details["entries"] for span in metrics.spans() if span.name == "exchange")
+        seconds = metrics.totals()
         return [1e3 * seconds.get(name, 0.0) for name in SPANS]
 
     def residual(self) -> Array:
@@ -155,7 +155,7 @@ def measure(
     """
     import numpy as np
 
-    trace.enable()
+    metrics.enable()
     bucket = Bucket(sparse, gradients, transport)
     for _ in range(warmup):
         bucket.load()
@@ -172,7 +172,7 @@ def measure(
         np.mean(transport.allgather_object([*sent, bucket.entries * iterations]), axis=0) / iterations
     )
     mistakes = wrong(transport, bucket) if check else None
-    trace.enable(False)
+    metrics.enable(False)
     times = np.array(transport.allgather_object(mine))  # ranks, iterations, step and stages
     least, steps = dict(zip(SPANS, np.median(times.min(axis=0), axis=0).tolist(), strict=True)), times[..., 0]
     slowest = float(np.median(steps.max(axis=0)))

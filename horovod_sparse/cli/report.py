@@ -1,7 +1,7 @@
 """`horovod-sparse report`: compares trainings that wrote statistics, as a table, a PNG and a single HTML file.
 
-A RUN is a folder with the statistics.jsonl that an hvs.trace.Log wrote. The figure has loss and accuracy over the bytes
-sent, densities and norms over the steps, and what a step consists of.
+A RUN is a folder with a statistics.jsonl written by hvs.metrics.Log. The figure shows loss and accuracy over the bytes
+sent, densities and norms over the steps, and the parts of a step.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def table(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
     rows = [("", [one.name for one in runs])]
     rows += [
         (name, [str(one.about.get(name, "-")) for one in runs])
-        for name in ("door", "compression")
+        for name in ("frontend", "compression")
         if any(name in one.about for one in runs)
     ]
     for label, layout, number in _ROWS:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from horovod_sparse.trace.log import read
+from horovod_sparse.metrics.log import read
 
 # Parts of a step: name, key of its seconds in a record, whether it runs on the exchange's thread.
 STAGES = (

@@ -13,7 +13,7 @@ from horovod_sparse.collectives.oktopk import OkTopk
 from horovod_sparse.collectives.shared import SharedIndices
 from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
-from horovod_sparse.rules import Exchange, Place, SparseVector
+from horovod_sparse.rules import BucketContext, Exchange, SparseVector
 from horovod_sparse.rules.registry import Registry
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Collective(Protocol):
     (a dense step) is one on every rank or on none.
     """
 
-    def __init__(self, place: Place, transport: Transport, options: Any) -> None: ...
+    def __init__(self, context: BucketContext, transport: Transport, options: Any) -> None: ...
 
     @property
     def traffic(self) -> Traffic:

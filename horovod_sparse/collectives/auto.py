@@ -15,7 +15,7 @@ from horovod_sparse.collectives.topkdsa import TopkDSA
 from horovod_sparse.costs.formulas import Cost
 from horovod_sparse.costs.measure import measure_compute, measure_link
 from horovod_sparse.costs.model import ALGORITHMS, choice, table
-from horovod_sparse.rules import Exchange, Place, SparseVector
+from horovod_sparse.rules import BucketContext, Exchange, SparseVector
 from horovod_sparse.rules.options import RuleOptions
 from horovod_sparse.rules.states import checked_integer
 
@@ -63,11 +63,11 @@ class Auto(Base):
             """Names of the settings that any of the algorithms takes."""
             return {"wire", "indices"}.union(*(one.known() for one in self.candidates))
 
-    def __init__(self, place: Place, transport: Transport, options: Options) -> None:
-        super().__init__(place, transport, options)
-        self._place = place
+    def __init__(self, context: BucketContext, transport: Transport, options: Options) -> None:
+        super().__init__(context, transport, options)
+        self._context = context
         parts = zip(_CANDIDATES.items(), options.candidates, strict=True)
-        self._collectives: dict[str, Any] = {name: rule(place, transport, one) for (name, rule), one in parts}
+        self._collectives: dict[str, Any] = {name: rule(context, transport, one) for (name, rule), one in parts}
         self.choice = "dense"
         self._decided = (0, 0)  # size and k of the choice in force
 
@@ -79,7 +79,7 @@ class Auto(Base):
 
     def _choose(self, size: int, k: int) -> None:
         first, self._decided = self._decided == (0, 0), (size, k)
-        like, ranks = self._place.like, self._transport.size
+        like, ranks = self._context.like, self._transport.size
         link, compute = measure_link(self._transport, like), measure_compute(self._transport, like)
         wire, indices = self._wire.format.width, self._options.indices
         costs = table(size, max(k, 1), ranks, link, compute, like.itemsize, wire=wire, indices=indices)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from horovod_sparse.costs.measure import coded_from
-from horovod_sparse.rules import Exchange, Place, SparseVector
+from horovod_sparse.rules import BucketContext, Exchange, SparseVector
 from horovod_sparse.rules.options import RuleOptions, one_of
 from horovod_sparse.wire import FORMATS, NEVER, Wire
 
@@ -25,7 +25,7 @@ class Base:
     """A collective on a transport of its own, with the way that vectors without indices take.
 
     Args:
-        place: The bucket and the rank.
+        context: The bucket and the rank.
         transport: Of the ranks that take part.
         options: Of the algorithm.
     """
@@ -43,10 +43,10 @@ class Base:
         wire: str | None = one_of(None, *FORMATS)
         indices: str | None = one_of(None, *CODINGS)
 
-    def __init__(self, place: Place, transport: Transport, options: Any) -> None:
+    def __init__(self, context: BucketContext, transport: Transport, options: Any) -> None:
         self._transport = transport
         self._options = options
-        self._wire = Wire.of(options.wire, place.like.dtype)
+        self._wire = Wire.of(options.wire, context.like.dtype)
 
     @property
     def traffic(self) -> Traffic:

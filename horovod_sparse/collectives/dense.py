@@ -20,6 +20,7 @@ class Dense(Stateless, Base):
     class Options(RuleOptions):
         """Options of Dense: none, as values travel as they are."""
 
+        always_dense = True
         wire = None  # no option
         indices = "plain"  # nor is this
 

@@ -14,8 +14,8 @@ from horovod_sparse.collectives.gtopk import GTopk
 from horovod_sparse.collectives.oktopk import OkTopk
 from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
-from horovod_sparse.rules import Exchange, Place, SparseVector
-from horovod_sparse.rules.options import RuleOptions, whole
+from horovod_sparse.rules import BucketContext, Exchange, SparseVector
+from horovod_sparse.rules.options import RuleOptions, integer
 from horovod_sparse.transport.traffic import Traffic
 from horovod_sparse.wire import Wire
 
@@ -45,7 +45,7 @@ class Hierarchical(Base):
 
         inner: RuleOptions = field(default_factory=TopkA.Options)
         outer: RuleOptions = field(default_factory=OkTopk.Options)
-        node_ranks: int | None = whole(None, least=1)
+        node_ranks: int | None = integer(None, least=1)
 
         def __post_init__(self) -> None:
             """Checks that both can be combined."""
@@ -69,11 +69,11 @@ class Hierarchical(Base):
             """Names of the settings that this and both parts take."""
             return super().known() | self.inner.known() | self.outer.known()
 
-    def __init__(self, place: Place, transport: Transport, options: Options) -> None:
-        super().__init__(place, transport, options)
+    def __init__(self, context: BucketContext, transport: Transport, options: Options) -> None:
+        super().__init__(context, transport, options)
         self._nodes, self._node, leaders = transport.by_node(options.node_ranks)
-        self._inner = _RULES[type(options.inner)](place, self._node, options.inner)
-        self._outer = None if leaders is None else _RULES[type(options.outer)](place, leaders, options.outer)
+        self._inner = _RULES[type(options.inner)](context, self._node, options.inner)
+        self._outer = None if leaders is None else _RULES[type(options.outer)](context, leaders, options.outer)
 
     @property
     def traffic(self) -> Traffic:

@@ -17,8 +17,8 @@ from horovod_sparse.collectives.magnitude import kth_magnitude
 from horovod_sparse.collectives.split import split_reduce
 from horovod_sparse.kernels import to_device, to_host
 from horovod_sparse.kernels.types import Array, Indices
-from horovod_sparse.rules import Exchange, Place, SparseVector
-from horovod_sparse.rules.options import number, whole
+from horovod_sparse.rules import BucketContext, Exchange, SparseVector
+from horovod_sparse.rules.options import integer, number
 from horovod_sparse.rules.states import checked_integer
 from horovod_sparse.rules.threshold import LOW, UP, ReusedThreshold
 from horovod_sparse.wire import Wire, concatenate
@@ -68,19 +68,19 @@ class OkTopk(Base):
             throttle: Exchanges under way at a time while the entries are split.
         """
 
-        tau_threshold: int = whole(32, least=1)
-        tau_partition: int = whole(64, least=1)
+        tau_threshold: int = integer(32, least=1)
+        tau_partition: int = integer(64, least=1)
         global_low: float = number(2 / 3, *LOW)
         global_high: float = number(4 / 3, *UP)
         global_up: float = number(1.008, *UP)
         global_down: float = number(1.008, *UP)
-        throttle: int = whole(4, least=1)
+        throttle: int = integer(4, least=1)
 
-    def __init__(self, place: Place, transport: Transport, options: Options) -> None:
-        super().__init__(place, transport, options)
+    def __init__(self, context: BucketContext, transport: Transport, options: Options) -> None:
+        super().__init__(context, transport, options)
         o = options
         band = (o.global_low, o.global_high, o.global_up, o.global_down)
-        self._threshold = ReusedThreshold(o.tau_threshold, *band, place.events)
+        self._threshold = ReusedThreshold(o.tau_threshold, *band, context.events)
         self._partition_left = 0  # steps for which the boundaries may still be reused
         self._boundaries = np.zeros(transport.size + 1, np.int64)
 

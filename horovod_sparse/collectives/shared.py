@@ -26,6 +26,8 @@ class SharedIndices(Stateless, Base):
     class Options(Base.Options):
         """Options of SharedIndices: those of every sparse collective."""
 
+        shared_indices = True
+
     def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
         """Sums the values.
 

@@ -15,7 +15,7 @@ from horovod_sparse.collectives.split import split_reduce
 from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.rules import Exchange, SparseVector, Stateless
-from horovod_sparse.rules.options import whole
+from horovod_sparse.rules.options import integer
 from horovod_sparse.wire import Entries, Wire, concatenate
 
 
@@ -33,7 +33,7 @@ class TopkDSA(Stateless, Base):
             throttle: Exchanges under way at a time in the first half.
         """
 
-        throttle: int = whole(4, least=1)
+        throttle: int = integer(4, least=1)
 
     def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
         """Sums the ranks' vectors; the total holds every position where all regions became dense."""

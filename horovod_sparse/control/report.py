@@ -70,7 +70,7 @@ def _seconds(name: str, value: float | str) -> float:
     return seconds
 
 
-Place: TypeAlias = tuple[int, int]
+Position: TypeAlias = tuple[int, int]
 """Step and bucket."""
 
 
@@ -89,7 +89,7 @@ class Progress:
     stage: str = ""
 
     @property
-    def place(self) -> Place:
+    def position(self) -> Position:
         """Ordering key (step, bucket)."""
         return self.step, self.bucket
 
@@ -193,14 +193,14 @@ class Wait:
             if their == mine and not self.call:
                 return "waits there too"
             return f"is in stage {their.stage} of {their}{of_optimizer(self.number or 1)}"
-        if their is not None and their.place > mine.place:
+        if their is not None and their.position > mine.position:
             return f"has gone on, next is {their}"
         elsewhere = theirs.waits_in(besides=self.number)
         if elsewhere:
             return f"missing, waits in {elsewhere}"
         if their is None:
             return "missing, has no such optimizer (yet, or any more)"
-        if self.call and their.place == mine.place:
+        if self.call and their.position == mine.position:
             return "missing, has not reached this call"
         return f"missing, has not reached {their}"
 

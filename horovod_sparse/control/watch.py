@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
 from horovod_sparse.control.link import Link
-from horovod_sparse.control.report import Limits, Place, Progress, Snapshot, Wait, limits, of_optimizer
+from horovod_sparse.control.report import Limits, Position, Progress, Snapshot, Wait, limits, of_optimizer
 from horovod_sparse.transport.base import Job, Transport
 
 _LOG = logging.getLogger("horovod_sparse")
@@ -32,7 +32,7 @@ class Source(Protocol):
     def progress(self) -> Progress:
         """Return what is being exchanged."""
 
-    def started(self) -> Place:
+    def started(self) -> Position:
         """Return the first bucket that this rank will not exchange if it begins to leave now."""
 
 
@@ -97,7 +97,7 @@ class _Farewell:
     """
 
     noticed: float
-    started: dict[int, Place]
+    started: dict[int, Position]
     calls: tuple[str, ...]
 
 
@@ -106,13 +106,13 @@ class _Timer:
     """Times of one wait, in seconds.
 
     Attributes:
-        place: Of the wait: another place is another wait.
+        position: Of the wait: another place is another wait.
         since: Start, by the monotonic clock.
         due: Length of the wait at which it is reported next.
         asked: When the other ranks were asked about it, by the monotonic clock; None: not yet.
     """
 
-    place: Place | None
+    position: Position | None
     since: float
     due: float
     asked: float | None = None
@@ -241,10 +241,10 @@ class Watch:
         return None if wait.number is None else self._exchanges[wait.number].link
 
     def _timer(self, key: Hashable, wait: Wait) -> _Timer:
-        known, place = self._timers.get(key), None if wait.call else wait.progress.place
-        if known is not None and known.place == place:
+        known, position = self._timers.get(key), None if wait.call else wait.progress.position
+        if known is not None and known.position == position:
             return known
-        return _Timer(place, time.monotonic(), due=self._limits(wait).after(0))
+        return _Timer(position, time.monotonic(), due=self._limits(wait).after(0))
 
     def _check_stall(self, key: Hashable, wait: Wait, timer: _Timer) -> None:
         """Ask the other ranks in time, and report what they are doing when the wait is too long."""
@@ -282,7 +282,9 @@ class Watch:
         if wait.progress.stage == "apply":
             return False  # everything has arrived
         started = farewell.started.get(wait.number)
-        return rank in self._exchanges[wait.number].link.ranks and (started is None or wait.progress.place >= started)
+        return rank in self._exchanges[wait.number].link.ranks and (
+            started is None or wait.progress.position >= started
+        )
 
     def _hear(self) -> None:
         for link in self._links():

@@ -12,7 +12,7 @@ from horovod_sparse.memories.momentum import MomentumCorrection
 from horovod_sparse.memories.none import NoMemory
 from horovod_sparse.memories.partial import Partial
 from horovod_sparse.memories.residual import Residual
-from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.rules.registry import Registry
 from horovod_sparse.vector import SparseVector
 
@@ -33,7 +33,7 @@ class Memory(Protocol):
 
     replaces_momentum: bool
 
-    def __init__(self, place: Place, options: Any) -> None: ...
+    def __init__(self, context: BucketContext, options: Any) -> None: ...
 
     def open(self, step: Step, scale: float) -> Accumulator:
         """Starts a step: acc = scale * remembered + the step's gradients, not yet added up."""

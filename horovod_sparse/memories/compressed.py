@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from horovod_sparse.kernels.types import Array, Indices
 from horovod_sparse.memories.quantize import Quantization
 from horovod_sparse.memories.sketch import CountSketch
-from horovod_sparse.rules import Place
-from horovod_sparse.rules.options import RuleOptions, number, one_of, whole
+from horovod_sparse.rules import BucketContext
+from horovod_sparse.rules.options import RuleOptions, integer, number, one_of
 
 
 class ErrorCompressor(Protocol):
@@ -76,14 +76,24 @@ class CompressedOptions(RuleOptions):
     )
     rows: int = one_of(1, 1, 3, 5, hint="their median is taken")
     bits: int = one_of(8, 4, 8)
-    seed: int = whole(0)
+    seed: int = integer(0)
+
+    def conflict(self, sparsifier: RuleOptions, collective: RuleOptions) -> str:
+        """Refuse a sketch unless positions are random: it is unbiased only where they do not depend on its values."""
+        if self.compressor != "sketch" or (sparsifier.random_positions and collective.shared_indices):
+            return ""
+        return (
+            "a sketch needs random positions that are applied on all ranks, as selection by magnitude prefers what the "
+            "sketch overestimates: use compressor='quantize', or sparsifier randomblock or randomk with collective "
+            "'shared'"
+        )
 
 
-def compressor_for(place: Place, options: CompressedOptions, part: int = 0) -> ErrorCompressor:
+def compressor_for(context: BucketContext, options: CompressedOptions, part: int = 0) -> ErrorCompressor:
     """The error compressor that options name.
 
     Args:
-        place: The bucket and the rank.
+        context: The bucket and the rank.
         options: Of the memory.
         part: Tells those of one bucket apart.
 
@@ -91,5 +101,5 @@ def compressor_for(place: Place, options: CompressedOptions, part: int = 0) -> E
         ValueError: The bucket is too small for a sketch.
     """
     if options.compressor == "sketch":
-        return CountSketch(place, options.saving, options.rows, options.seed, part)
-    return Quantization(place, options.bits, options.seed, part)
+        return CountSketch(context, options.saving, options.rows, options.seed, part)
+    return Quantization(context, options.bits, options.seed, part)

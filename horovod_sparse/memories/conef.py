@@ -10,7 +10,7 @@ from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.memories.base import delivered
 from horovod_sparse.memories.compressed import CompressedOptions, compressor_for
 from horovod_sparse.memories.scratch import SCRATCH
-from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.vector import SparseVector
 
 
@@ -28,15 +28,15 @@ class Contractive:
     replaces_momentum = False
     _beta = 0.0  # share of the error that is not fed back; of the subclass
 
-    def __init__(self, place: Place, options: CompressedOptions) -> None:
-        self._place = place
+    def __init__(self, context: BucketContext, options: CompressedOptions) -> None:
+        self._context = context
         self._scale, self._step = 1.0, 0  # of the step in progress
-        self._error = compressor_for(place, options)
+        self._error = compressor_for(context, options)
 
     def open(self, step: Step, scale: float) -> Accumulator:
         """Writes the error out into a buffer that is shared with the other buckets."""
         self._scale, self._step = scale, step.number
-        buffer = SCRATCH.lend(self._place.size, self._place.like)
+        buffer = SCRATCH.lend(self._context.size, self._context.like)
         self._error.decode(buffer, scale * (1 - self._beta))
         return Accumulator(buffer, step.gradients, clear=step.clear)
 

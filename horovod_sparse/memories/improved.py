@@ -14,7 +14,7 @@ from horovod_sparse.kernels.types import Indices
 from horovod_sparse.memories.base import delivered
 from horovod_sparse.memories.compressed import CompressedOptions, compressor_for
 from horovod_sparse.memories.scratch import SCRATCH
-from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.rules.options import one_of
 from horovod_sparse.rules.states import require_positions
 from horovod_sparse.vector import SparseVector
@@ -53,18 +53,18 @@ class ImprovedContractive:
 
     replaces_momentum = False
 
-    def __init__(self, place: Place, options: Options) -> None:
-        self._place = place
+    def __init__(self, context: BucketContext, options: Options) -> None:
+        self._context = context
         self._scale, self._step = 1.0, 0  # of the step in progress
         # e of version 1; of version 2 the entries.
-        self._error = compressor_for(place, options, part=1) if options.version == 1 else None
-        self._entries = SparseVector.empty(place.size, place.like)
-        self._rest = compressor_for(place, options)  # q
+        self._error = compressor_for(context, options, part=1) if options.version == 1 else None
+        self._entries = SparseVector.empty(context.size, context.like)
+        self._rest = compressor_for(context, options)  # q
 
     def open(self, step: Step, scale: float) -> Accumulator:
         """Writes e + q out into a buffer that is shared with the other buckets."""
         self._scale, self._step = scale, step.number
-        buffer = SCRATCH.lend(self._place.size, self._place.like)
+        buffer = SCRATCH.lend(self._context.size, self._context.like)
         self._rest.decode(buffer, scale)
         if self._error is not None:
             self._error.add_to(buffer, scale)
@@ -114,17 +114,17 @@ class ImprovedContractive:
         """Takes over a state given by ``state_dict`` of the same version; ValueError when it does not fit."""
         if state["indices"].size != state["values"].size:
             raise ValueError(f"{state['values'].size} values do not fit {state['indices'].size} indices of entries")
-        require_positions(state["indices"], self._place.size, "indices of entries")
+        require_positions(state["indices"], self._context.size, "indices of entries")
         if self._error is not None:
             self._error.load_state_dict(state["error"])
-        indices, values = (to_device(state[key].copy(), self._place.like) for key in ("indices", "values"))
-        self._entries = SparseVector(indices, values, self._place.size)
+        indices, values = (to_device(state[key].copy(), self._context.like) for key in ("indices", "values"))
+        self._entries = SparseVector(indices, values, self._context.size)
         self._rest.load_state_dict(state["rest"])
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Both parts, each by its own rule; entries at the same position add up."""
-        size = self._place.size
-        nothing = SparseVector.empty(size, np.empty(0, self._place.like.dtype))
+        size = self._context.size
+        nothing = SparseVector.empty(size, np.empty(0, self._context.like.dtype))
         entries = nothing.plus(*(SparseVector(state["indices"], state["values"], size) for state in states))
         return {
             "error": {} if self._error is None else self._error.merge([state["error"] for state in states]),

@@ -14,7 +14,7 @@ from horovod_sparse.kernels import to_device
 from horovod_sparse.kernels.types import Velocity
 from horovod_sparse.memories.base import delivered, require_fit, total
 from horovod_sparse.memories.residual import Residual
-from horovod_sparse.rules import Momentum, Place, Step
+from horovod_sparse.rules import BucketContext, Momentum, Step
 from horovod_sparse.rules.options import RuleOptions, flag, number
 from horovod_sparse.vector import SparseVector
 
@@ -69,8 +69,8 @@ class MomentumCorrection(Residual):
 
     replaces_momentum = True
 
-    def __init__(self, place: Place, options: Options) -> None:
-        super().__init__(replace(place, undoable=False), options)  # the velocity changes in place: both are copied
+    def __init__(self, context: BucketContext, options: Options) -> None:
+        super().__init__(replace(context, undoable=False), options)  # the velocity changes in place: both are copied
         self._own, self._masking = options.own, options.masking
         self._velocity = np.zeros_like(self._residual)
 

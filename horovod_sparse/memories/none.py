@@ -8,7 +8,7 @@ from typing import Any
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.memories.scratch import SCRATCH
-from horovod_sparse.rules import Place, Stateless, Step
+from horovod_sparse.rules import BucketContext, Stateless, Step
 from horovod_sparse.rules.options import RuleOptions
 from horovod_sparse.vector import SparseVector
 
@@ -20,16 +20,18 @@ class NoMemory(Stateless):
     class Options(RuleOptions):
         """Options of no memory: none."""
 
+        keeps_nothing = True
+
     replaces_momentum = False
 
-    def __init__(self, place: Place, options: Options) -> None:
+    def __init__(self, context: BucketContext, options: Options) -> None:
         del options
-        self._place = place
+        self._context = context
 
     def open(self, step: Step, scale: float) -> Accumulator:
         """Accumulates the gradients alone: scale 0 ignores the buffer's old content."""
         del scale
-        buffer = SCRATCH.lend(self._place.size, self._place.like)
+        buffer = SCRATCH.lend(self._context.size, self._context.like)
         return Accumulator(buffer, step.gradients, scale=0.0, clear=step.clear)
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:

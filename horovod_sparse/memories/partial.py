@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from horovod_sparse.memories.compressed import CompressedOptions
 from horovod_sparse.memories.conef import Contractive
-from horovod_sparse.rules import Place
+from horovod_sparse.rules import BucketContext
 from horovod_sparse.rules.options import number
 
 
@@ -30,6 +30,6 @@ class Partial(Contractive):
             "ever",
         )
 
-    def __init__(self, place: Place, options: Options) -> None:
-        super().__init__(place, options)
+    def __init__(self, context: BucketContext, options: Options) -> None:
+        super().__init__(context, options)
         self._beta = options.beta

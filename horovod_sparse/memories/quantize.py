@@ -10,7 +10,7 @@ import numpy as np
 from horovod_sparse.kernels import kernels_for, to_device
 from horovod_sparse.kernels.types import Array, Indices
 from horovod_sparse.memories.base import require_fit
-from horovod_sparse.rules import Place
+from horovod_sparse.rules import BucketContext
 from horovod_sparse.rules.states import checked_number
 
 
@@ -18,7 +18,7 @@ class Quantization:
     """Codes of 8 or 4 bits, and a scale for each block; each value is rounded up or down at random.
 
     Args:
-        place: The bucket and the rank.
+        context: The bucket and the rank.
         bits: Per element, 4 or 8.
         seed: Of the generator; ranks, buckets and steps round independently of each other.
         part: Tells those of one bucket apart.
@@ -26,20 +26,20 @@ class Quantization:
 
     carries = False
 
-    def __init__(self, place: Place, bits: int, seed: int, part: int) -> None:
-        self._kernels = kernels_for(place.like)
-        self._place = place
+    def __init__(self, context: BucketContext, bits: int, seed: int, part: int) -> None:
+        self._kernels = kernels_for(context.like)
+        self._context = context
         self._bits, self._seed, self._part = bits, seed, part
         self._factor = 1.0
-        self._encode(np.zeros(place.size, place.like.dtype, like=place.like), 0)
+        self._encode(np.zeros(context.size, context.like.dtype, like=context.like), 0)
 
     def _encode(self, buffer: Array, step: int) -> None:
         self._codes, self._scales = self._kernels.quantize(buffer, self._bits, self._seed_of(step))
         self._factor = 1.0
 
     def _seed_of(self, step: int) -> int:
-        place = self._place
-        key = np.random.SeedSequence([self._seed, place.bucket, place.rank, self._part, step])
+        context = self._context
+        key = np.random.SeedSequence([self._seed, context.bucket, context.rank, self._part, step])
         return int(key.generate_state(1, np.uint64)[0] >> 1)
 
     def rescale(self, factor: float) -> None:
@@ -77,7 +77,7 @@ class Quantization:
         """Several states are decoded, added up and encoded again, which rounds them once more; one stays as it is."""
         if len(states) == 1:
             return states[0]
-        buffer = np.zeros(self._place.size, self._place.like.dtype)
+        buffer = np.zeros(self._context.size, self._context.like.dtype)
         kernels = kernels_for(buffer)
         for state in states:
             require_fit(state["codes"], self._codes)

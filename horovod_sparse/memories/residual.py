@@ -11,7 +11,7 @@ import numpy as np
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import to_device
 from horovod_sparse.memories.base import require_fit, total
-from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.rules.options import RuleOptions
 from horovod_sparse.vector import SparseVector
 
@@ -20,7 +20,7 @@ class Residual:
     """Keeps the whole rest: e' = acc - sent, one buffer of the bucket's size; a second one where steps may be undone.
 
     Args:
-        place: The bucket and the rank.
+        context: The bucket and the rank.
         options: Of the memory.
 
     Attributes:
@@ -33,10 +33,10 @@ class Residual:
 
     replaces_momentum = False
 
-    def __init__(self, place: Place, options: Any) -> None:
+    def __init__(self, context: BucketContext, options: Any) -> None:
         del options
-        self.alternates = place.undoable
-        self._residual = np.zeros(place.size, place.like.dtype, like=place.like)
+        self.alternates = context.undoable
+        self._residual = np.zeros(context.size, context.like.dtype, like=context.like)
         # Of the step before the last; a step writes into it, so that nothing has to be copied.
         self._other = np.zeros_like(self._residual) if self.alternates else None
 

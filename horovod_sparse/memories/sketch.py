@@ -10,7 +10,7 @@ import numpy as np
 from horovod_sparse.kernels import kernels_for, to_device
 from horovod_sparse.kernels.types import Array, Indices
 from horovod_sparse.memories.base import require_fit, total
-from horovod_sparse.rules import Place
+from horovod_sparse.rules import BucketContext
 
 
 class CountSketch:
@@ -20,7 +20,7 @@ class CountSketch:
     counters in one row, E ||decode(encode(x)) - x||^2 <= (n/w) ||x||^2.
 
     Args:
-        place: The bucket and the rank.
+        context: The bucket and the rank.
         saving: Share of a residual's memory that is saved, in (0, 1).
         rows: Hashes of each position, 1, 3 or 5, whose median is read. Each row has its part of the counters: more
             rows suit a few large values among many small ones, one row suits values of about one size.
@@ -33,18 +33,18 @@ class CountSketch:
 
     carries = True
 
-    def __init__(self, place: Place, saving: float, rows: int, seed: int, part: int) -> None:
-        self._kernels = kernels_for(place.like)
-        length = self._kernels.sketch_length(place.size, 1 - saving, rows)
-        if length > place.size:
+    def __init__(self, context: BucketContext, saving: float, rows: int, seed: int, part: int) -> None:
+        self._kernels = kernels_for(context.like)
+        length = self._kernels.sketch_length(context.size, 1 - saving, rows)
+        if length > context.size:
             raise ValueError(
-                f"rank {place.rank}: a sketch of {length} counters is larger than the residual of bucket "
-                f"{place.bucket} with its {place.size} elements: raise dense_below, so that small parameters make no "
-                "bucket of their own, or use fewer rows"
+                f"rank {context.rank}: a sketch of {length} counters is larger than the residual of bucket "
+                f"{context.bucket} with its {context.size} elements: raise dense_below, so that small parameters make "
+                "no bucket of their own, or use fewer rows"
             )
         self._rows = rows
-        self._seed = int(np.random.SeedSequence([seed, place.bucket, part]).generate_state(1, np.uint64)[0] >> 1)
-        self._counters: Array = np.zeros(length, place.like.dtype, like=place.like)
+        self._seed = int(np.random.SeedSequence([seed, context.bucket, part]).generate_state(1, np.uint64)[0] >> 1)
+        self._counters: Array = np.zeros(length, context.like.dtype, like=context.like)
 
     def rescale(self, factor: float) -> None:
         """Multiplies what is held; 0 forgets it."""

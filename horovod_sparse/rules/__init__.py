@@ -1,7 +1,7 @@
 """Terms that all rules share (memories, sparsifiers, collectives, schedules), and all that one of your own needs.
 
-A rule is told its ``Place`` when it is built and the ``Step`` when it is called. Its options are declared by
-``RuleOptions``, ``whole``, ``number``, ``flag`` and ``one_of``. It works on an ``Accumulator`` or a ``SparseVector``;
+A rule is told its ``BucketContext`` when it is built and the ``Step`` when it is called. Its options are declared by
+``RuleOptions``, ``integer``, ``number``, ``flag`` and ``one_of``. It works on an ``Accumulator`` or a ``SparseVector``;
 a collective gives an ``Exchange``.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import MAX_SIZE, Array, Segments
-from horovod_sparse.rules.options import RuleOptions, flag, number, one_of, whole
+from horovod_sparse.rules.options import RuleOptions, flag, integer, number, one_of
 from horovod_sparse.vector import Exchange, SparseVector
 
 __all__ = [
@@ -33,10 +33,10 @@ __all__ = [
     "Step",
     "alone",
     "flag",
+    "integer",
     "number",
     "one_of",
     "snapshot",
-    "whole",
 ]
 
 # Sums a small array, of any device, over the ranks, with the same bits on all of them.
@@ -49,7 +49,7 @@ def alone(array: Array) -> Array:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Place:
+class BucketContext:
     """The place where a rule works: in one bucket, on one of the ranks.
 
     Attributes:
@@ -92,7 +92,7 @@ class Place:
 
 
 # Large enough for all options: to check them before there is a bucket.
-ANYWHERE = Place(MAX_SIZE, np.empty(0, np.float32))
+ANYWHERE = BucketContext(MAX_SIZE, np.empty(0, np.float32))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 # Of whole numbers: kernels and generators take them as 64-bit integers.
 _MOST = 2**63 - 1
@@ -16,20 +16,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RuleOptions:
-    """Options of one rule: checked when they are written down, compared as values.
+    """Options of one rule: validated on construction, compared as values.
 
-    Fields that cannot change a result are left out of the comparison.
+    Fields that cannot change a result are excluded from the comparison. The class attributes state properties of the
+    rule that other rules depend on; a rule overrides those that hold for it.
+
+    Attributes:
+        always_dense: The collective sends every entry in every step.
+        keeps_nothing: The memory drops what is not sent.
+        shared_indices: The collective sends values only, so all ranks must select the same positions.
+        random_positions: The sparsifier selects positions independently of the values.
 
     Raises:
-        ValueError: A value is of the wrong type or out of range.
+        ValueError: A value has the wrong type or is out of range.
     """
 
+    always_dense: ClassVar[bool] = False
+    keeps_nothing: ClassVar[bool] = False
+    shared_indices: ClassVar[bool] = False
+    random_positions: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
-        """Checks each field as it was declared by ``whole``, ``number``, ``flag`` or ``one_of``."""
+        """Checks each field as it was declared by ``integer``, ``number``, ``flag`` or ``one_of``."""
         for one in fields(self):
             check = one.metadata.get("check")
             if check is not None:
                 check(one.name, getattr(self, one.name))
+
+    def conflict(self, sparsifier: RuleOptions, collective: RuleOptions) -> str:
+        """Return why the rule cannot be combined with other rules, and the remedy; empty where it can.
+
+        Args:
+            sparsifier: Options of the sparsifier of the same configuration.
+            collective: Options of its collective.
+        """
+        del sparsifier, collective
+        return ""
 
     @classmethod
     def read(cls, settings: Mapping[str, Any]) -> Self:
@@ -41,7 +63,7 @@ class RuleOptions:
         return {one.name for one in fields(self)}
 
 
-def whole(default: int | None, *, least: int = 0, most: int = _MOST, hint: str = "", free: bool = False) -> Any:
+def integer(default: int | None, *, least: int = 0, most: int = _MOST, hint: str = "", free: bool = False) -> Any:
     """Declares an option that is a whole number; None is allowed where it is the default.
 
     Args:

@@ -74,8 +74,8 @@ class Registry(Mapping[str, Any]):
 
         def add(rule: _Rule) -> _Rule:
             known = self._rules.get(name)
-            if known is not None and _whole_name(known) != _whole_name(rule):
-                raise ValueError(f"there is a {self.kind} {name!r} already, {_whole_name(known)}: choose another name")
+            if known is not None and _full_name(known) != _full_name(rule):
+                raise ValueError(f"there is a {self.kind} {name!r} already, {_full_name(known)}: choose another name")
             self.check(rule)
             self._rules[name] = rule
             return rule
@@ -102,7 +102,7 @@ class Registry(Mapping[str, Any]):
                 _check_method(about, getattr(rule, name, None), name, inspect.signature(expected))
 
 
-def _whole_name(rule: type) -> str:
+def _full_name(rule: type) -> str:
     return f"{rule.__module__}.{rule.__qualname__}"
 
 
@@ -115,7 +115,7 @@ def _check_options(about: str, options: Any) -> None:
         if one.name in RESERVED:
             raise ValueError(f"{about} has an option {one.name!r}, which the configuration has, too: rename it")
         if one.default is MISSING and one.default_factory is MISSING:
-            raise ValueError(f"the option {one.name!r} of {about} has no default: declare it by whole, number or such")
+            raise ValueError(f"the option {one.name!r} of {about} has no default: declare it by integer or number")
 
 
 def _check_method(about: str, method: Any, name: str, expected: inspect.Signature) -> None:

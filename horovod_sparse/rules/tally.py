@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from horovod_sparse.rules import Place
+from horovod_sparse.rules import BucketContext
 from horovod_sparse.rules.states import checked_flag, checked_numbers
 
 
@@ -42,20 +42,20 @@ class Tally:
         self._last = math.inf  # the bucket that came last in it
         self._began = math.nan
 
-    def begin(self, place: Place) -> Told | None:
+    def begin(self, context: BucketContext) -> Told | None:
         """Tells, to the first bucket of a step, about the step before, unless nobody had anything to say in it.
 
         To be called by every bucket, once in a step; a collective call.
         """
-        first, self._last = place.bucket <= self._last, place.bucket
+        first, self._last = context.bucket <= self._last, context.bucket
         if not first:
             return None
         now = time.perf_counter()
         seconds, self._began = now - self._began, now
-        return self._exchange(place, seconds) if self._added else None
+        return self._exchange(context, seconds) if self._added else None
 
-    def _exchange(self, place: Place, seconds: float) -> Told | None:
-        *sums, working, mean = place.mean([*self._sums, self._works, seconds])
+    def _exchange(self, context: BucketContext, seconds: float) -> Told | None:
+        *sums, working, mean = context.mean([*self._sums, self._works, seconds])
         self._sums = [0.0] * len(self._sums)
         self._added = self._works = False
         if not working or not np.isfinite(sums).all():  # squares may overflow where the numbers did not

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.rules.registry import Registry
 from horovod_sparse.schedules.accordion import Accordion
 from horovod_sparse.schedules.constant import Constant
@@ -25,7 +25,7 @@ class Schedule(Protocol):
 
     weighs: bool
 
-    def __init__(self, place: Place, density: float, options: Any) -> None: ...
+    def __init__(self, context: BucketContext, density: float, options: Any) -> None: ...
 
     def densities(self, step: Step) -> Sequence[float]:
         """The candidates of this step, descending; one only if the schedule does not weigh. 1: everything.

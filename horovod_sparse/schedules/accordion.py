@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from horovod_sparse.kernels import kernels_for, to_device
-from horovod_sparse.rules import Place, Step
-from horovod_sparse.rules.options import number, whole
+from horovod_sparse.rules import BucketContext, Step
+from horovod_sparse.rules.options import integer, number
 from horovod_sparse.rules.states import checked_flag, checked_integer, checked_number
 from horovod_sparse.schedules.constant import Constant
 
@@ -41,16 +41,16 @@ class Accordion(Constant):
         """
 
         high_density: float = number(0.1, lambda x: 0 < x <= 1, "in (0, 1]")
-        interval: int = whole(10, least=1)
+        interval: int = integer(10, least=1)
         change: float = number(0.5, lambda x: x > 0, "above 0", hint="0.5 stands for half of the norm before")
-        steps_per_epoch: int | None = whole(None, least=1, hint="without it, optimizer.set_epoch() tells epochs")
+        steps_per_epoch: int | None = integer(None, least=1, hint="without it, optimizer.set_epoch() tells epochs")
 
-    def __init__(self, place: Place, density: float, options: Options) -> None:
-        super().__init__(place, density, options)
+    def __init__(self, context: BucketContext, density: float, options: Options) -> None:
+        super().__init__(context, density, options)
         if density > options.high_density:
             raise ValueError(f"high_density must be at least density ({density}), not {options.high_density}")
         self._epoch = -1  # in progress; -1: none so far
-        self._sum = np.empty_like(place.like, shape=(0,))  # of this rank's gradients in the epoch; empty: not wanted
+        self._sum = np.empty_like(context.like, shape=(0,))  # of this rank's gradients in the epoch; empty: not wanted
         self._scale = 1.0  # their loss scale
         self._steps = 0  # that they are the sum of
         self._norm = math.nan  # at the last comparison
@@ -71,7 +71,7 @@ class Accordion(Constant):
         """Ends an epoch and begins one; a collective call."""
         known, works = float(self._steps > 0), float(not step.idle)  # a rank in `hvd.join()` does not know the rate
         numbers = [self._square_norm(), known, works * step.learning_rate, works]
-        square, known, rate, works = self._place.mean(numbers)
+        square, known, rate, works = self._context.mean(numbers)
         if self._sum.size and known:
             norm = math.sqrt(square / known)
             # What there was before the first norm is NaN, with which comparisons are false.
@@ -80,8 +80,8 @@ class Accordion(Constant):
         rate = rate / works if works else self._learning_rate
         self._high |= rate < self._learning_rate * (1 - _ROUNDING)
         self._epoch, self._learning_rate, self._steps = epoch, rate, 0
-        wanted = self._place.size if epoch % self._options.interval == 0 else 0
-        self._sum = np.zeros_like(self._place.like, shape=(wanted,))
+        wanted = self._context.size if epoch % self._options.interval == 0 else 0
+        self._sum = np.zeros_like(self._context.like, shape=(wanted,))
 
     def _square_norm(self) -> float:
         """Of the mean gradient of this rank's steps; 0 where there were none."""
@@ -104,9 +104,9 @@ class Accordion(Constant):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a state given by ``state_dict``; ValueError if a value is impossible."""
-        if state["sum"].size not in (0, self._place.size):
-            raise ValueError(f"sum of accordion must have 0 or {self._place.size} elements, not {state['sum'].size}")
-        self._sum = to_device(state["sum"].copy(), self._place.like)
+        if state["sum"].size not in (0, self._context.size):
+            raise ValueError(f"sum of accordion must have 0 or {self._context.size} elements, not {state['sum'].size}")
+        self._sum = to_device(state["sum"].copy(), self._context.like)
         self._epoch = checked_integer(state["epoch"], "epoch of accordion", least=-1)
         self._steps = checked_integer(state["steps"], "steps of accordion")
         self._scale = checked_number(state["scale"], "scale of accordion", finite=True)

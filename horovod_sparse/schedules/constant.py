@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from horovod_sparse.rules import Place, Stateless, Step
-from horovod_sparse.rules.options import RuleOptions, whole
+from horovod_sparse.rules import BucketContext, Stateless, Step
+from horovod_sparse.rules.options import RuleOptions, integer
 
 
 class Constant(Stateless):
     """Always the density that was configured; the base of the other schedules.
 
     Args:
-        place: The bucket and the rank.
+        context: The bucket and the rank.
         density: As configured.
         options: Of the schedule.
     """
@@ -27,12 +27,12 @@ class Constant(Stateless):
             dense_steps: Steps at the start in which everything travels.
         """
 
-        dense_steps: int = whole(0)
+        dense_steps: int = integer(0)
 
     weighs = False
 
-    def __init__(self, place: Place, density: float, options: Any) -> None:
-        self._place = place
+    def __init__(self, context: BucketContext, density: float, options: Any) -> None:
+        self._context = context
         self._density = density
         self._options = options
 

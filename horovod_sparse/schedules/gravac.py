@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from horovod_sparse.rules import Place, Step
-from horovod_sparse.rules.options import number, one_of, whole
+from horovod_sparse.rules import BucketContext, Step
+from horovod_sparse.rules.options import integer, number, one_of
 from horovod_sparse.rules.states import checked_integer, checked_number, checked_numbers
 from horovod_sparse.rules.tally import Tally, Told
 from horovod_sparse.schedules.constant import Constant
@@ -39,27 +39,27 @@ class GraVAC(Constant):
 
         cf_max: float = number(1000.0, lambda x: x >= 1, "at least 1")
         cf_step: float = number(2.0, lambda x: x > 1, "above 1", hint="candidates have to rise")
-        window: int = whole(500, least=1)
+        window: int = integer(500, least=1)
         eps: float = number(0.7, lambda x: 0 < x <= 1, "in (0, 1]")
         omega: float = number(0.01, lambda x: 0 <= x < 1, "in [0, 1)")
         gain: str = one_of("gradient", "gradient", "accumulated")
 
     weighs = True
 
-    def __init__(self, place: Place, density: float, options: Options) -> None:
-        super().__init__(place, density, options)
+    def __init__(self, context: BucketContext, density: float, options: Options) -> None:
+        super().__init__(context, density, options)
         cf_min = 1 / density
         if cf_min > options.cf_max:
             raise ValueError(
                 f"cf_min must not be above cf_max, but is {cf_min:g} (1 / density), and cf_max is "
                 f"{options.cf_max:g}: raise density or cf_max"
             )
-        self._search: _Search = place.shared.setdefault(_Search, _Search(cf_min, options))
+        self._search: _Search = context.shared.setdefault(_Search, _Search(cf_min, options))
         self._idle, self._scale, self._gradient = False, 1.0, 0.0  # of the step in progress
 
     def _densities(self, step: Step) -> Sequence[float]:
         """Shares that the lowest factor and the candidate send."""
-        self._search.begin(self._place)
+        self._search.begin(self._context)
         self._idle, self._scale = step.idle, step.loss_scale**2
         if self._options.gain == "gradient":
             self._gradient = step.square_norm()
@@ -119,9 +119,9 @@ class _Search:
         lowest = part / whole if whole > 0 else 1.0
         return [lowest, narrower / other if other > 0 else lowest]
 
-    def begin(self, place: Place) -> None:
+    def begin(self, context: BucketContext) -> None:
         """Learns from the step before and decides on this one, once for all buckets; a collective call."""
-        told = self.tally.begin(place)
+        told = self.tally.begin(context)
         if told is None:
             return
         self._learn(told)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from horovod_sparse.rules import Place, Step
-from horovod_sparse.rules.options import is_number, whole
+from horovod_sparse.rules import BucketContext, Step
+from horovod_sparse.rules.options import integer, is_number
 from horovod_sparse.schedules.constant import Constant
 
 
@@ -25,9 +25,9 @@ class WarmUp(Constant):
                 ``optimizer.set_epoch`` tells epochs.
         """
 
-        warmup: int = whole(4)
+        warmup: int = integer(4)
         warmup_densities: tuple[float, ...] | None = None
-        steps_per_epoch: int | None = whole(None, least=1, hint="without it, optimizer.set_epoch() tells epochs")
+        steps_per_epoch: int | None = integer(None, least=1, hint="without it, optimizer.set_epoch() tells epochs")
 
         def __post_init__(self) -> None:
             """Checks the densities, too."""
@@ -38,8 +38,8 @@ class WarmUp(Constant):
                     raise ValueError(f"warmup_densities must be numbers in (0, 1], as in (0.3,0.1), not {densities!r}")
                 object.__setattr__(self, "warmup_densities", tuple(densities))
 
-    def __init__(self, place: Place, density: float, options: Options) -> None:
-        super().__init__(place, density, options)
+    def __init__(self, context: BucketContext, density: float, options: Options) -> None:
+        super().__init__(context, density, options)
         epochs = options.warmup
         formula = tuple(density ** ((epoch + 1) / (epochs + 1)) for epoch in range(epochs))
         self._first = formula if options.warmup_densities is None else options.warmup_densities

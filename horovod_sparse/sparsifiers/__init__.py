@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.rules.registry import Registry
 from horovod_sparse.sparsifiers.base import Base
 from horovod_sparse.sparsifiers.dgc import DGCSampling
@@ -37,7 +37,7 @@ class Sparsifier(Protocol):
     replicated: bool
     narrows: bool
 
-    def __init__(self, place: Place, options: Any) -> None: ...
+    def __init__(self, context: BucketContext, options: Any) -> None: ...
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
         """Moves about k entries out of the accumulator, in a step that is the same on every rank."""

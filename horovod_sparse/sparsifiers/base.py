@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from horovod_sparse.rules import Place, Stateless, Step
-from horovod_sparse.rules.options import RuleOptions, whole
+from horovod_sparse.rules import BucketContext, Stateless, Step
+from horovod_sparse.rules.options import RuleOptions, integer
 from horovod_sparse.vector import SparseVector
 
 
@@ -21,7 +21,7 @@ class Base(Stateless):
         narrows: Tells that a part of a vector can be sent alone.
 
     Args:
-        place: The bucket and the rank.
+        context: The bucket and the rank.
         options: Of the rule.
     """
 
@@ -29,8 +29,8 @@ class Base(Stateless):
     replicated = True
     narrows = True
 
-    def __init__(self, place: Place, options: Any) -> None:
-        self._place = place
+    def __init__(self, context: BucketContext, options: Any) -> None:
+        self._context = context
         self._options = options
 
     def narrow(self, vector: SparseVector, k: int, step: Step) -> SparseVector:
@@ -54,11 +54,11 @@ class Fused(Base):
                 itself, and the bucket is large enough for.
         """
 
-        threads: int | None = whole(None, least=1, most=1024, free=True)
+        threads: int | None = integer(None, least=1, most=1024, free=True)
 
-    def __init__(self, place: Place, options: Any) -> None:
-        super().__init__(place, options)
-        self._threads: int = options.threads or max(1, min(place.threads, place.size // _PER_THREAD))
+    def __init__(self, context: BucketContext, options: Any) -> None:
+        super().__init__(context, options)
+        self._threads: int = options.threads or max(1, min(context.threads, context.size // _PER_THREAD))
 
 
 class Random(Base):
@@ -72,8 +72,8 @@ class Random(Base):
             seed: Of the generator, which is made anew in every step.
         """
 
-        seed: int = whole(0)
+        seed: int = integer(0)
 
     def _draw(self, step: Step, *, shared: bool, level: int = 0) -> np.random.Generator:
         """This step's generator, the same on every rank or this rank's own."""
-        return self._place.generator(self._options.seed, step.number, shared=shared, level=level)
+        return self._context.generator(self._options.seed, step.number, shared=shared, level=level)

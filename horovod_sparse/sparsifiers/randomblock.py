@@ -22,6 +22,8 @@ class RandomBlock(Random):
     class Options(Random.Options):
         """Options of RandomBlock: the seed."""
 
+        random_positions = True
+
     shares_indices = True
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:

@@ -8,7 +8,7 @@ import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels.types import Indices
-from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.rules.options import flag
 from horovod_sparse.sparsifiers.base import Random
 from horovod_sparse.vector import SparseVector
@@ -28,10 +28,11 @@ class RandomK(Random):
             shared: All ranks draw the same positions, so that only values travel; otherwise each rank its own.
         """
 
+        random_positions = True
         shared: bool = flag(True)
 
-    def __init__(self, place: Place, options: Options) -> None:
-        super().__init__(place, options)
+    def __init__(self, context: BucketContext, options: Options) -> None:
+        super().__init__(context, options)
         self.shares_indices = options.shared
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:

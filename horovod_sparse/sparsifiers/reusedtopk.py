@@ -9,8 +9,8 @@ import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.rules import Place, Step
-from horovod_sparse.rules.options import number, whole
+from horovod_sparse.rules import BucketContext, Step
+from horovod_sparse.rules.options import integer, number
 from horovod_sparse.rules.threshold import LOW, UP, ReusedThreshold
 from horovod_sparse.sparsifiers.base import Fused
 from horovod_sparse.vector import SparseVector
@@ -38,17 +38,17 @@ class ReusedTopK(Fused):
             local_scale: Factor on the threshold after a step above the band.
         """
 
-        tau_threshold: int = whole(32, least=1)
+        tau_threshold: int = integer(32, least=1)
         local_low: float = number(2 / 3, *LOW)
         local_high: float = number(1.0, *UP)
         local_scale: float = number(1.012, *UP)
 
     replicated = False  # every rank has a threshold of its own
 
-    def __init__(self, place: Place, options: Options) -> None:
-        super().__init__(place, options)
+    def __init__(self, context: BucketContext, options: Options) -> None:
+        super().__init__(context, options)
         low, high, scale = options.local_low, options.local_high, options.local_scale
-        self._threshold = ReusedThreshold(options.tau_threshold, low, high, scale, scale, place.events)
+        self._threshold = ReusedThreshold(options.tau_threshold, low, high, scale, scale, context.events)
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
         """Moves about k entries out of the accumulator."""

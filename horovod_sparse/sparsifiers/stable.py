@@ -10,8 +10,8 @@ import numpy as np
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import kernels_for, to_device, to_host
 from horovod_sparse.kernels.types import Indices
-from horovod_sparse.rules import Place, Step
-from horovod_sparse.rules.options import RuleOptions, whole
+from horovod_sparse.rules import BucketContext, Step
+from horovod_sparse.rules.options import RuleOptions, integer
 from horovod_sparse.rules.states import checked_integer, require_positions
 from horovod_sparse.sparsifiers.base import Base
 from horovod_sparse.vector import SparseVector
@@ -36,30 +36,30 @@ class StableTopK(Base):
             refresh: Steps from one choice to the next; a change of the density asks for a choice, too.
         """
 
-        block: int = whole(64, least=1)
-        refresh: int = whole(100, least=1)
+        block: int = integer(64, least=1)
+        refresh: int = integer(100, least=1)
 
     shares_indices = True
     narrows = False  # which of its blocks are best, ranks would have to agree on in every step
 
-    def __init__(self, place: Place, options: Options) -> None:
-        super().__init__(place, options)
+    def __init__(self, context: BucketContext, options: Options) -> None:
+        super().__init__(context, options)
         self._block = options.block
-        if self._block > place.size:
+        if self._block > context.size:
             raise ValueError(
-                f"rank {place.rank}: block must not exceed the bucket's size, but is {self._block} for bucket "
-                f"{place.bucket} of {place.size} elements: choose a smaller block, or a larger dense_below, so that "
-                "small parameters do not make a bucket of their own"
+                f"rank {context.rank}: block must not exceed the bucket's size, but is {self._block} for bucket "
+                f"{context.bucket} of {context.size} elements: choose a smaller block, or a larger dense_below, so "
+                "that small parameters do not make a bucket of their own"
             )
         self._until = 0  # the step of the next choice
-        self._blocks = np.empty_like(place.like, shape=(0,), dtype=np.int32)
+        self._blocks = np.empty_like(context.like, shape=(0,), dtype=np.int32)
         self._positions: Indices = self._blocks
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
         """Moves the chosen blocks out of the accumulator."""
         count = self._count(k)
         if step.number >= self._until or count != len(self._blocks):
-            total = self._place.consensus(to_host(accumulator.block_scores(self._block)))
+            total = self._context.consensus(to_host(accumulator.block_scores(self._block)))
             scores = to_device(total, accumulator.buffer)
             everyone = np.arange(scores.size, dtype=np.int32, like=scores)
             (best, _), _ = kernels_for(scores).cut(everyone, scores, count)
@@ -69,14 +69,14 @@ class StableTopK(Base):
 
     def _count(self, k: int) -> int:
         """Number of blocks that stand for k elements; from numbers that are the same on every rank."""
-        size, block = self._place.size, self._block
+        size, block = self._context.size, self._block
         return max(1, k // block) if k < size else -(-size // block)
 
     def _choose(self, blocks: Indices) -> None:
         self._blocks = blocks
         inside = np.arange(self._block, dtype=np.int64, like=blocks)  # int32 could overflow in the last block
         positions = (blocks[:, None].astype(np.int64) * self._block + inside).ravel()
-        self._positions = positions[positions < self._place.size].astype(np.int32)
+        self._positions = positions[positions < self._context.size].astype(np.int32)
 
     def state_dict(self) -> dict[str, Any]:
         """The blocks chosen, and the step of the next choice."""
@@ -84,6 +84,6 @@ class StableTopK(Base):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes over a state given by ``state_dict``; ValueError if a value is impossible."""
-        require_positions(state["blocks"], -(-self._place.size // self._block), "blocks of stable")
+        require_positions(state["blocks"], -(-self._context.size // self._block), "blocks of stable")
         self._until = checked_integer(state["until"], "until of stable")
-        self._choose(to_device(state["blocks"], self._place.like).copy())
+        self._choose(to_device(state["blocks"], self._context.like).copy())

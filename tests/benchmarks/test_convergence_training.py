@@ -14,7 +14,7 @@ from benchmarks.convergence.exchanges import POWERSGD_START
 from benchmarks.convergence.runs import Job, Run
 from benchmarks.convergence.tasks import TASKS
 from benchmarks.convergence.training import batches, measure, train
-from horovod_sparse import trace
+from horovod_sparse import metrics
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
@@ -25,10 +25,10 @@ PARAMETERS = 151_306
 
 @pytest.fixture(autouse=True)
 def _recording(hvd):
-    trace.enable()
+    metrics.enable()
     yield
-    trace.enable(False)
-    trace.clear()
+    metrics.enable(False)
+    metrics.clear()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

@@ -13,7 +13,7 @@ from laws import everywhere
 from horovod_sparse.cli import exchanges
 from horovod_sparse.cli.bench import PRESETS
 from horovod_sparse.cli.exchanges import Bucket, windows
-from horovod_sparse.compression import Compression, parse
+from horovod_sparse.config import Compression, parse
 from horovod_sparse.wire.header import HEADER_BYTES
 
 pytestmark = [pytest.mark.mpi, pytest.mark.law]

@@ -8,14 +8,16 @@ import re
 
 import pytest
 
-from horovod_sparse import trace
+from horovod_sparse import metrics
 from horovod_sparse.cli import main, plot, report
 from horovod_sparse.cli.runs import Run, read_runs
 
 
 def write_run(folder, compression, accuracies, sent, **more):
     """A folder as train.py leaves it, with records of ten steps; times of record e are e times those of the first."""
-    log = trace.Log(folder, **{"compression": compression, "door": "horovod", "data": "digits", "model": "cnn", **more})
+    log = metrics.Log(
+        folder, **{"compression": compression, "frontend": "horovod", "data": "digits", "model": "cnn", **more}
+    )
     for number, accuracy in enumerate(accuracies, 1):
         statistics = {"total/steps": 10, "total/bytes_sent": 10 * sent}
         if compression != "none":
@@ -112,8 +114,8 @@ def test_names_and_settings_cannot_change_the_page():
 
 def test_a_training_that_wrote_nothing_but_statistics_is_enough(tmp_path, capsys):
     """Without loss and accuracy, and with losses that no logarithm takes."""
-    trace.Log(tmp_path / "a").write(1, {"total/steps": 1, "total/bytes_sent": 5, "total/density": 0.1})
-    trace.Log(tmp_path / "b").write(1, {}, loss=-1.0)
+    metrics.Log(tmp_path / "a").write(1, {"total/steps": 1, "total/bytes_sent": 5, "total/density": 0.1})
+    metrics.Log(tmp_path / "b").write(1, {}, loss=-1.0)
     assert main(["report", str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(tmp_path)]) == 0
     assert rows(capsys.readouterr().out)["density"] == ["0.1", "-"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from horovod_sparse import trace
+from horovod_sparse import metrics
 from horovod_sparse.cli.runs import Run, read_runs
 
 RECORDS = [
@@ -33,7 +33,7 @@ def test_sums_are_told_for_a_step():
 
 def test_runs_are_named_by_their_folders_or_by_paths_where_these_have_one_name(tmp_path):
     for folder in ("a/x", "b/x", "c"):
-        trace.Log(tmp_path / folder, compression="topka").write(1, {})
+        metrics.Log(tmp_path / folder, compression="topka").write(1, {})
     x, other, c = tmp_path / "a" / "x", tmp_path / "b" / "x", tmp_path / "c"
     assert [run.name for run in read_runs([x, c])] == ["x", "c"]
     assert [run.name for run in read_runs([x, other])] == [str(x), str(other)]

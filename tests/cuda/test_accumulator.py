@@ -9,7 +9,7 @@ from devices import on_device, segments_on_device, to_host
 from inputs import assert_same_bits, normal
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.sparsifiers import StableTopK
 
 
@@ -40,8 +40,13 @@ def test_stable_top_k_takes_the_same_on_both_devices() -> None:
     """The scores are agreed upon on the host."""
     size, block, k = 3001, 64, 600
     gradients, seen = [normal(size, seed=step) for step in range(3)], []
-    place = Place(size, on_device(np.zeros(0, np.float32)), consensus=lambda array: seen.append(array) or array)  # type: ignore[func-returns-value]
-    sparsifier = StableTopK(place, StableTopK.Options(block=block, refresh=2))
+
+    def consensus(array):
+        seen.append(array)
+        return array
+
+    context = BucketContext(size, on_device(np.zeros(0, np.float32)), consensus=consensus)
+    sparsifier = StableTopK(context, StableTopK.Options(block=block, refresh=2))
     residual, expected = on_device(np.zeros(size, np.float32)), np.zeros(size, np.float32)
     for step, gradient in enumerate(gradients):
         accumulator = Accumulator(residual, [(0, on_device(gradient))])

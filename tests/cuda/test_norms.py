@@ -8,9 +8,9 @@ from devices import on_device, segments_on_device
 from inputs import normal
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.pipeline.norms import Norms
+from horovod_sparse.engine.pipeline.norms import Norms
+from horovod_sparse.metrics.counts import Counts
 from horovod_sparse.rules import Step
-from horovod_sparse.trace.counts import Counts
 from horovod_sparse.vector import SparseVector
 
 

@@ -14,9 +14,9 @@ import torch
 from devices import on_device, to_host
 from inputs import assert_same_bits, normal
 
-from horovod_sparse import trace
+from horovod_sparse import metrics
+from horovod_sparse.engine.device import device_of
 from horovod_sparse.kernels import cuda
-from horovod_sparse.training.device import device_of
 
 N, K = 300_000, 3000
 GPU = torch.device("cuda", 0)
@@ -137,18 +137,18 @@ def test_work_comes_after_what_was_marked_and_before_what_follows(device: Any) -
 def test_spans_are_as_long_as_the_device_works_and_wait_for_nothing(device: Any) -> None:
     cycles = 200_000_000  # a tenth of a second
     torch.cuda._sleep(1000)
-    trace.clear()
-    trace.enable(device=torch.cuda)
+    metrics.clear()
+    metrics.enable(device=torch.cuda)
     begin = time.perf_counter()
-    with trace.span("backward"):
+    with metrics.span("backward"):
         torch.cuda._sleep(cycles)
-    with device.work(), trace.span("select"):
+    with device.work(), metrics.span("select"):
         torch.cuda._sleep(cycles // 2)
     launched = time.perf_counter() - begin
-    backward, select = trace.spans()
+    backward, select = metrics.spans()
     done = time.perf_counter() - begin
-    trace.enable(False)
-    trace.clear()
+    metrics.enable(False)
+    metrics.clear()
     assert launched * 1e9 < 0.2 * backward.duration
     assert select.duration == pytest.approx(backward.duration / 2, rel=0.3)
     assert max(one.start + one.duration for one in (backward, select)) - backward.start <= done * 1e9

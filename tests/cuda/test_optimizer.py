@@ -12,7 +12,8 @@ from laws import everywhere
 from torch import nn
 
 from horovod_sparse import Compression, DistributedOptimizer
-from horovod_sparse.training import gradients, layout
+from horovod_sparse.engine import layout
+from horovod_sparse.frontends.horovod import gradients
 
 pytestmark = pytest.mark.mpi
 

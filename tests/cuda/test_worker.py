@@ -13,12 +13,12 @@ from devices import EmulatedDevice, emulated
 from laws import everywhere
 from states import same
 
-from horovod_sparse.compression import parse
+from horovod_sparse.config import parse
+from horovod_sparse.engine import layout
+from horovod_sparse.engine.bucket import Bucket
+from horovod_sparse.engine.layout import Member, plan
+from horovod_sparse.engine.worker import Worker
 from horovod_sparse.rules import Step
-from horovod_sparse.training import layout
-from horovod_sparse.training.bucket import Bucket
-from horovod_sparse.training.layout import Member, plan
-from horovod_sparse.training.worker import Worker
 
 pytestmark = pytest.mark.mpi
 

@@ -17,7 +17,7 @@ from data import CIFAR10_RECORD, CIFAR10_TEST, CIFAR10_TRAIN, Batches
 from laws import everywhere
 from saving import Position
 
-from horovod_sparse import trace
+from horovod_sparse import metrics
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def shared(hvd, comm, tmp_path, monkeypatch):
     comm.Barrier()
     monkeypatch.setattr(horovod.torch, "init", lambda: None)  # was done once for all tests
     yield folder
-    trace.enable(False)
-    trace.clear()
+    metrics.enable(False)
+    metrics.clear()
 
 
 def run(monkeypatch, folder, output, *arguments):

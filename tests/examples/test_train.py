@@ -22,13 +22,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils._python_dispatch import TorchDispatchMode
 from train import main, train_step
 
-from horovod_sparse.trace.log import read
+from horovod_sparse.metrics.log import read
 
 TRAIN = Path(__file__).resolve().parents[2] / "examples" / "train.py"
 TEST_IMAGES = 360
 
 
-DDP = ("--door", "ddp", "--warmup-epochs", "0")
+DDP = ("--frontend", "ddp", "--warmup-epochs", "0")
 # train.py where Horovod is not installed.
 WITHOUT_HOROVOD = (
     f"import runpy, sys; sys.modules['horovod'] = None; sys.path[0] = {str(TRAIN.parent)!r}; "
@@ -158,8 +158,8 @@ def test_two_ranks_train_dense_and_charge_a_ring(train: Callable[..., Run], tmp_
         (["--compression", "topk"], "train.py: unknown compression 'topk'; known are: "),
         (["--data", "cifar10:nowhere"], "nowhere lacks data_batch_1.bin"),
         (["--device", "cuda"], "torch finds no GPU"),
-        (["--door", "ddp", "--no-overlap"], "--no-overlap needs --door horovod"),
-        (["--door", "ddp", "--local-steps", "4"], "--local-steps goes with --door horovod alone"),
+        (["--frontend", "ddp", "--no-overlap"], "--no-overlap needs --frontend horovod"),
+        (["--frontend", "ddp", "--local-steps", "4"], "--local-steps goes with --frontend horovod alone"),
         (["--epochs", "0"], "argument --epochs: must be a whole number of at least 1, not '0'"),
         (["--momentum", "-1"], "argument --momentum: must be a finite number of at least 0, below 1, not '-1'"),
         (["--lr", "nan"], "argument --lr: must be a finite number of at least 0, not 'nan'"),
@@ -187,11 +187,11 @@ def test_a_folder_that_cannot_be_written_ends_the_run_before_it_begins() -> None
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("door", ["horovod", "ddp"])
-def test_a_compression_that_differs_between_ranks_ends_all_of_them(door: str) -> None:
+@pytest.mark.parametrize("front_end", ["horovod", "ddp"])
+def test_a_compression_that_differs_between_ranks_ends_all_of_them(front_end: str) -> None:
     program = (
         "import os, runpy, sys; first = os.environ['OMPI_COMM_WORLD_RANK'] == '0'; "
-        f"sys.argv = ['train.py', '--door', '{door}', '--compression', 'topka' if first else 'none']; "
+        f"sys.argv = ['train.py', '--frontend', '{front_end}', '--compression', 'topka' if first else 'none']; "
         f"sys.path[0] = {str(TRAIN.parent)!r}; runpy.run_path({str(TRAIN)!r}, run_name='__main__')"
     )
     run = launch.python("-c", program, ranks=2)
@@ -211,13 +211,13 @@ def test_a_step_does_not_wait_for_its_loss() -> None:
     """Otherwise the wait would lie between the spans, and the time of forward and backward with it."""
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    door = SimpleNamespace(accumulating=nullcontext, exchanged=nullcontext)
+    front_end = SimpleNamespace(accumulating=nullcontext, exchanged=nullcontext)
     args = Namespace(device="cpu", batch_size=4, backward_passes_per_step=2, amp=False, clip=0)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     images, labels = torch.rand(8, 1, 4, 4), torch.arange(8) % 3
     expected = torch.nn.functional.cross_entropy(model(images), labels).item()
     with NothingIsRead():
-        loss = train_step(args, door, model, optimizer, scaler, images, labels)
+        loss = train_step(args, front_end, model, optimizer, scaler, images, labels)
     assert float(loss) == pytest.approx(expected, rel=1e-6)
 
 
@@ -227,8 +227,8 @@ def test_the_time_of_an_epoch_includes_what_the_device_still_does(monkeypatch: p
     monkeypatch.setattr(saving, "time", clock)
     monkeypatch.setattr(torch.cuda, "synchronize", device.synchronize)
     args = Namespace(device="cuda", checkpoint=None, checkpoint_every=0, resume="none", digest=None)
-    door = SimpleNamespace(rank=0, exchange=None)
-    run = saving.Saving(args, door, lambda: False, SimpleNamespace())
+    front_end = SimpleNamespace(rank=0, exchange=None)
+    run = saving.Saving(args, front_end, lambda: False, SimpleNamespace())
     run.begin(saving.Position(seconds=2.0))
     device.launch(3_000_000_000)
     assert run.seconds == pytest.approx(5.0)
@@ -280,14 +280,14 @@ def test_ddp_trains_sparse_without_horovod(tmp_path: Path) -> None:
     ],
     ids=lambda settings: settings[0].partition(":")[0],
 )
-def test_both_doors_end_with_the_same_bits(
+def test_both_front_ends_end_with_the_same_bits(
     settings: tuple[str, ...], train: Callable[..., Run], tmp_path: Path
 ) -> None:
     common = ["--epochs", "2", "--backward-passes-per-step", "2", "--warmup-epochs", "1", "--compression", *settings]
     ends = []
-    for door in ("horovod", "ddp"):
-        output = tmp_path / door
-        ends.append(result(train(*common, "--door", door, "--output", str(output), ranks=3), output))
+    for front_end in ("horovod", "ddp"):
+        output = tmp_path / front_end
+        ends.append(result(train(*common, "--frontend", front_end, "--output", str(output), ranks=3), output))
     one, other = ends
     assert one["parameters"] == other["parameters"]
     assert one["densities"] == other["densities"]
@@ -300,13 +300,13 @@ def test_both_doors_end_with_the_same_bits(
 
 @pytest.mark.full
 @pytest.mark.timeout(450)
-def test_dense_and_at_density_1_both_doors_end_alike(train: Callable[..., Run], tmp_path: Path) -> None:
+def test_dense_and_at_density_1_both_front_ends_end_alike(train: Callable[..., Run], tmp_path: Path) -> None:
     losses = {}
-    for door, compression in (("horovod", "none"), ("ddp", "none"), ("ddp", "topka:density=1"), ("ddp", "fp16")):
-        output = tmp_path / f"{door}-{compression}"
-        arguments = ["--door", door, "--compression", compression, "--epochs", "2", "--output", str(output)]
+    for front_end, compression in (("horovod", "none"), ("ddp", "none"), ("ddp", "topka:density=1"), ("ddp", "fp16")):
+        output = tmp_path / f"{front_end}-{compression}"
+        arguments = ["--frontend", front_end, "--compression", compression, "--epochs", "2", "--output", str(output)]
         (_, epoch) = result(train(*arguments, ranks=2), output)["epochs"]
-        losses[door, compression] = epoch["train_loss"]
+        losses[front_end, compression] = epoch["train_loss"]
     expected = losses["horovod", "none"]
     assert losses["ddp", "none"] == pytest.approx(expected, rel=1e-3)
     assert losses["ddp", "topka:density=1"] == pytest.approx(expected, rel=1e-3)

@@ -9,7 +9,7 @@ from rules import LIKE, NOWHERE, eighths, held, made, normal, opened, send, some
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.memories import MEMORIES
 from horovod_sparse.memories.base import delivered
-from horovod_sparse.rules import Place
+from horovod_sparse.rules import BucketContext
 from horovod_sparse.vector import SparseVector
 
 SIZE = 2000
@@ -30,7 +30,7 @@ every_memory = pytest.mark.parametrize(("name", "options", "error"), KINDS, ids=
 
 
 def built(rank, name, options, size=SIZE):
-    return made(MEMORIES[name], Place(size, LIKE, bucket=2, rank=rank, ranks=4), **options)
+    return made(MEMORIES[name], BucketContext(size, LIKE, bucket=2, rank=rank, ranks=4), **options)
 
 
 def filled(rank, name, options):

@@ -7,14 +7,14 @@ import pytest
 from rules import LIKE, NOWHERE, eighths
 
 from horovod_sparse.memories.compressed import CompressedOptions, compressor_for
-from horovod_sparse.rules import Place
+from horovod_sparse.rules import BucketContext
 
 SIZE = 500
 either = pytest.mark.parametrize("name", ["sketch", "quantize"])
 
 
-def built(name, **place):
-    return compressor_for(Place(SIZE, LIKE, **place), CompressedOptions(compressor=name, saving=0.5, seed=3))
+def built(name, **context):
+    return compressor_for(BucketContext(SIZE, LIKE, **context), CompressedOptions(compressor=name, saving=0.5, seed=3))
 
 
 def decoded(compressor, factor=1.0):
@@ -23,8 +23,8 @@ def decoded(compressor, factor=1.0):
     return buffer
 
 
-def filled(name, step=0, **place):
-    compressor = built(name, **place)
+def filled(name, step=0, **context):
+    compressor = built(name, **context)
     compressor.update(eighths(np.random.default_rng(0), SIZE), NOWHERE, 0.0, step)
     return compressor
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rules import eighths, made, normal, opened, send
 
 from horovod_sparse.memories import MomentumCorrection
-from horovod_sparse.rules import Momentum, Place, Step
+from horovod_sparse.rules import BucketContext, Momentum, Step
 from horovod_sparse.vector import SparseVector
 
 
@@ -123,7 +123,7 @@ def test_at_density_one_it_is_torchs_momentum(form, masking):
     """Whatever the learning rate and the momentum do: torch's buffer is a gradient."""
     parameter = torch.zeros(20, requires_grad=True, dtype=torch.float64)
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9, **form)
-    memory = made(MomentumCorrection, Place(20, np.zeros(0)), masking=masking)
+    memory = made(MomentumCorrection, BucketContext(20, np.zeros(0)), masking=masking)
     ours, before = np.zeros(20), 1.0
     for seed in range(60):
         gradient, rate = normal(seed, 20).astype(np.float64), (0.1, 0.01, 0.03)[seed // 20]

@@ -17,7 +17,7 @@ from rules import LIKE, held, made
 
 from horovod_sparse.memories import MEMORIES
 from horovod_sparse.memories.compressed import CompressedOptions
-from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.sparsifiers import SPARSIFIERS
 
 SIZE, DENSITY, STEPS = 16_384, 0.1, 500
@@ -84,8 +84,8 @@ def momentum_of(options):
 
 def account(name, options, sparsifier, kind, steps=STEPS, change=1.0):
     """Lets a memory work for some steps; the unit of what it holds changes in the middle."""
-    memory = made(MEMORIES[name], Place(SIZE, LIKE), **options)
-    chooser = made(SPARSIFIERS[sparsifier], Place(SIZE, LIKE))
+    memory = made(MEMORIES[name], BucketContext(SIZE, LIKE), **options)
+    chooser = made(SPARSIFIERS[sparsifier], BucketContext(SIZE, LIKE))
     filtered = momentum_of(options) if name == "momentum" else lambda gradient, sent: gradient
     result, sent, beta = Account(signal(kind).sum(0, dtype=float)), np.empty(0, np.int32), options.get("beta", 0.0)
     for number in range(steps):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rules import LIKE, eighths, made, opened, send, written
 
 from horovod_sparse.memories import Residual
-from horovod_sparse.rules import Place
+from horovod_sparse.rules import BucketContext
 
 
 def residual_of(memory):
@@ -40,4 +40,4 @@ def test_a_state_that_is_loaded_is_copied():
 
 
 def test_it_has_the_buckets_dtype():
-    assert made(Residual, Place(3, LIKE.astype(np.float64))).state_dict()["residual"].dtype == np.float64
+    assert made(Residual, BucketContext(3, LIKE.astype(np.float64))).state_dict()["residual"].dtype == np.float64

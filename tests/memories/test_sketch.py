@@ -10,13 +10,13 @@ from rules import LIKE, NOWHERE, made, normal, send
 from horovod_sparse.kernels import cpu
 from horovod_sparse.memories import Contractive
 from horovod_sparse.memories.sketch import CountSketch
-from horovod_sparse.rules import Place
+from horovod_sparse.rules import BucketContext
 
 SIZE = 400
 
 
 def test_ranks_share_the_hash_and_buckets_do_not():
-    counters = [filled("sketch", **place).state_dict()["counters"] for place in ({}, {"rank": 1}, {"bucket": 1})]
+    counters = [filled("sketch", **context).state_dict()["counters"] for context in ({}, {"rank": 1}, {"bucket": 1})]
     assert np.array_equal(counters[0], counters[1])
     assert not np.array_equal(counters[0], counters[2])
 
@@ -25,7 +25,7 @@ def test_the_error_of_one_row_is_within_its_bound():
     """E ||C(x) - x||^2 <= n/w ||x||^2, and not far below it: a bound that is never reached would show nothing."""
     x, squares = normal(0, SIZE), []
     for seed in range(400):
-        sketch = CountSketch(Place(SIZE, LIKE), 0.6, 1, seed, 0)
+        sketch = CountSketch(BucketContext(SIZE, LIKE), 0.6, 1, seed, 0)
         sketch.update(x.copy(), NOWHERE, 0.0, 0)
         decoded = np.empty(SIZE, np.float32)
         sketch.decode(decoded, 1.0)
@@ -55,4 +55,4 @@ def test_one_that_would_be_larger_than_the_residual_is_refused():
     with pytest.raises(
         ValueError, match="rank 2: a sketch of 16 counters is larger than the residual of bucket 5 with"
     ):
-        made(Contractive, Place(10, LIKE, bucket=5, rank=2, ranks=4))
+        made(Contractive, BucketContext(10, LIKE, bucket=5, rank=2, ranks=4))

@@ -34,7 +34,7 @@ if FAULTS[0][0] == "modes" and os.geteuid() == 0:
 import horovod.torch as hvd  # noqa: E402
 
 import horovod_sparse as hvs  # noqa: E402
-from horovod_sparse import trace  # noqa: E402
+from horovod_sparse import metrics  # noqa: E402
 from horovod_sparse.checkpoint import checkpoints  # noqa: E402
 
 
@@ -91,7 +91,7 @@ def arrange(what: str, count: int) -> None:
     elif stage == "rename":
         before(Path, "rename", lambda *_: act())
     else:
-        before(trace, "span", lambda name, *_: act() if name == stage else None)
+        before(metrics, "span", lambda name, *_: act() if name == stage else None)
 
 
 def save_in_order() -> None:

@@ -6,7 +6,7 @@ import argparse
 
 import torch
 import torch.distributed as dist
-from ddp_door import register
+from ddp_front_end import register
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from small_task import data, network, options, report

@@ -1,4 +1,4 @@
-"""Trains with Lightning's Trainer, which knows of one process only, and Horovod's door: start it with mpirun."""
+"""Trains with Lightning's Trainer, which knows of one process only, and Horovod's front_end: start it with mpirun."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from mpi4py import MPI
 
-from horovod_sparse.compression import parse
-from horovod_sparse.pipeline import pipeline_for
+from horovod_sparse.config import parse
+from horovod_sparse.engine.pipeline import pipeline_for
 from horovod_sparse.rules import Step
 from horovod_sparse.transport.mpi import MPITransport
 

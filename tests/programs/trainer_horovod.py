@@ -1,4 +1,4 @@
-"""Trains with Hugging Face's Trainer, which knows of one process only, and Horovod's door: start it with mpirun."""
+"""Trains with Hugging Face's Trainer, which knows of one process only, and Horovod's front end."""
 
 from __future__ import annotations
 

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 import pytest
 
-from horovod_sparse.rules.options import RuleOptions, number, one_of, whole
+from horovod_sparse.rules.options import RuleOptions, integer, number, one_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(RuleOptions):
-    count: int = whole(2, least=1, hint="two is usual")
+    count: int = integer(2, least=1, hint="two is usual")
     share: float = number(0.5, lambda x: 0 < x <= 1, "in (0, 1]")
     kind: str | None = one_of(None, "a", "b")
-    threads: int = whole(1, free=True)
+    threads: int = integer(1, free=True)
 
 
 def test_an_option_is_checked_where_it_is_written():

@@ -11,7 +11,7 @@ import pytest
 import horovod_sparse as hvs
 from horovod_sparse.collectives import COLLECTIVES
 from horovod_sparse.memories import MEMORIES
-from horovod_sparse.rules import RuleOptions, Stateless, whole
+from horovod_sparse.rules import RuleOptions, Stateless, integer
 from horovod_sparse.schedules import SCHEDULES, Constant
 from horovod_sparse.sparsifiers import SPARSIFIERS, Base
 
@@ -26,7 +26,7 @@ class First(Base):
 
     @dataclass(frozen=True, kw_only=True)
     class Options(RuleOptions):
-        start: int = whole(0)
+        start: int = integer(0)
 
     def take(self, accumulator, k, step):
         start = self._options.start
@@ -47,7 +47,7 @@ class NoDefault(RuleOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Taken(RuleOptions):
-    density: int = whole(0)
+    density: int = integer(0)
 
 
 class Derived(First.Options):
@@ -71,12 +71,12 @@ def test_the_rules_that_are_there_have_what_is_asked_of_others(registry):
             first(Options=Derived),
             r"Options of .* Changed must be a dataclass: put @dataclass\(frozen=True, kw_only=True",
         ),
-        (first(Options=NoDefault), "option 'start' of .* Changed has no default: declare it by whole, number or such"),
+        (first(Options=NoDefault), "option 'start' of .* Changed has no default: declare it by integer or number"),
         (first(Options=Taken), "has an option 'density', which the configuration has, too: rename it"),
         (first(shares_indices=None), "lacks the attribute shares_indices: see Sparsifier"),
         (first(take=None), r"sparsifier Changed must have a method take\(self, accumulator, k, step\)"),
         (first(take=lambda self, accumulator, k: None), r"must have a method take\(self, accumulator, k, step\)"),
-        (first(__init__=lambda self, place: None), r"must have a method __init__\(self, place, options\)"),
+        (first(__init__=lambda self, context: None), r"must have a method __init__\(self, context, options\)"),
         (first(state_dict=None), r"must have a method state_dict\(self\)"),
     ],
 )

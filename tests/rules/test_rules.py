@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from rules import LIKE
 
-from horovod_sparse.rules import Place, Stateless, Step, snapshot
+from horovod_sparse.rules import BucketContext, Stateless, Step, snapshot
 
 # --- place ---
 
 
 def draw(bucket=0, rank=0, seed=0, step=0, shared=True):
-    return Place(10, LIKE, bucket, rank, 4).generator(seed, step, shared=shared).integers(2**60)
+    return BucketContext(10, LIKE, bucket, rank, 4).generator(seed, step, shared=shared).integers(2**60)
 
 
 def test_a_shared_generator_is_the_same_on_every_rank_and_an_own_one_is_not():
@@ -30,8 +30,8 @@ def test_seeds_buckets_and_steps_draw_differently_and_nothing_else_does():
 
 
 def test_a_mean_is_the_sum_by_the_number_of_ranks():
-    assert Place(10, LIKE, ranks=4, consensus=lambda array: array + 6).mean([2, 4.0]) == [2.0, 2.5]
-    assert Place(10, LIKE).mean([2, 4.0]) == [2.0, 4.0]
+    assert BucketContext(10, LIKE, ranks=4, consensus=lambda array: array + 6).mean([2, 4.0]) == [2.0, 2.5]
+    assert BucketContext(10, LIKE).mean([2, 4.0]) == [2.0, 4.0]
 
 
 # --- step ---

@@ -172,8 +172,8 @@ class Rises(Constant):
 
 
 class ByRank(Constant):
-    def __init__(self, place, density, options):
-        super().__init__(place, density / (1 + place.rank), options)
+    def __init__(self, context, density, options):
+        super().__init__(context, density / (1 + context.rank), options)
 
 
 class Counts(Constant):

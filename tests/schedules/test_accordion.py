@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rules import LIKE, made
 
-from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.schedules import Accordion
 
 LOW, HIGH = 0.01, 0.2
@@ -128,7 +128,7 @@ def ranks(number, told, working=None, size=2):
         told.append(numbers)
         return numbers * (number if working is None else working)
 
-    return Place(size, LIKE, ranks=number, consensus=consensus)
+    return BucketContext(size, LIKE, ranks=number, consensus=consensus)
 
 
 def test_the_norm_is_the_root_of_the_mean_square_over_the_ranks_and_told_once_an_epoch():
@@ -145,8 +145,8 @@ def test_ranks_that_idle_change_neither_the_norm_nor_the_rate():
 
 def test_an_idle_rank_follows_the_others():
     """It adds nothing, and takes over what is told: here that the learning rate of two others fell."""
-    place = Place(2, LIKE, ranks=3, consensus=lambda numbers: numbers + np.array([2.0, 2, 2 * rate, 2]))
-    schedule, seen = built(place), []
+    context = BucketContext(2, LIKE, ranks=3, consensus=lambda numbers: numbers + np.array([2.0, 2, 2 * rate, 2]))
+    schedule, seen = built(context), []
     for epoch in range(8):
         rate = 1.0 if epoch < 5 else 0.1
         seen.append(density(schedule, epoch, [7.0, 7.0], rate=9.0, idle=True))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rules import LIKE, made
 
-from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.schedules import GraVAC
 
 WINDOW = 4
@@ -29,7 +29,7 @@ def build(places=1, **options):
     """The schedules of one model's buckets; a bucket's number is given by its place in the list."""
     shared = {}
     options = {"cf_max": 80.0, "window": WINDOW, "eps": 0.7, "omega": 0.01, **options}
-    return [made(GraVAC, Place(10, LIKE, bucket, shared=shared), 0.1, **options) for bucket in range(places)]
+    return [made(GraVAC, BucketContext(10, LIKE, bucket, shared=shared), 0.1, **options) for bucket in range(places)]
 
 
 def step(schedules, gains, norm=1.0, rest=0.0, **conditions):
@@ -133,8 +133,8 @@ def test_several_buckets_decide_as_one_with_all_their_parameters(gains):
 
 def test_a_step_costs_one_message_whatever_the_number_of_buckets():
     messages, shared = [], {}
-    place = {"ranks": 3, "shared": shared, "consensus": lambda array: messages.append(array) or 3 * array}
-    schedules = [made(GraVAC, Place(10, LIKE, bucket, **place), 0.1) for bucket in range(5)]
+    context = {"ranks": 3, "shared": shared, "consensus": lambda array: messages.append(array) or 3 * array}
+    schedules = [made(GraVAC, BucketContext(10, LIKE, bucket, **context), 0.1) for bucket in range(5)]
     steps(schedules, (0.9, 0.8), 11)
     assert len(messages) == 10  # the last step is told in the next one
 
@@ -144,7 +144,7 @@ def test_a_bucket_that_is_added_later_takes_part():
     steps(several, (0.9, 0.8), 3)
     more = [
         *several,
-        made(GraVAC, Place(10, LIKE, 2, shared=several[0]._place.shared), 0.1, cf_max=80.0, window=WINDOW),
+        made(GraVAC, BucketContext(10, LIKE, 2, shared=several[0]._context.shared), 0.1, cf_max=80.0, window=WINDOW),
     ]
     assert steps(more, (0.9, 0.8), 3) == [10, 20, 20]
 
@@ -152,8 +152,8 @@ def test_a_bucket_that_is_added_later_takes_part():
 def test_ranks_that_idle_do_not_lower_the_averages():
     """Half of the ranks stop: averages and decisions are as if they had never been there."""
     busy, alone = [4], build(cf_max=1e6)
-    place = Place(10, LIKE, ranks=4, consensus=lambda sums: np.append(busy[0] * sums[:-1], 4 * sums[-1]))
-    among_others = [made(GraVAC, place, 0.1, cf_max=1e6, window=WINDOW)]
+    context = BucketContext(10, LIKE, ranks=4, consensus=lambda sums: np.append(busy[0] * sums[:-1], 4 * sums[-1]))
+    among_others = [made(GraVAC, context, 0.1, cf_max=1e6, window=WINDOW)]
     for number in range(10 * WINDOW):
         busy[0] = 4 if number < WINDOW or number % 7 == 0 else 2
         assert step(among_others, (0.8, 0.75)) == step(alone, (0.8, 0.75))

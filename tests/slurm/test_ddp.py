@@ -9,7 +9,7 @@ import pytest
 from cluster import Cluster
 
 NODES = ("--partition=either", "--nodes=2", "--ntasks-per-node=1")
-TRAINING = "python examples/train.py --door ddp --compression topka:density=0.01 --epochs 1 --warmup-epochs 0"
+TRAINING = "python examples/train.py --frontend ddp --compression topka:density=0.01 --epochs 1 --warmup-epochs 0"
 
 # The signal lets the SLURM be ended; the other method would leave it running.
 pytestmark = pytest.mark.timeout(200, method="signal")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rules import made, take
 
-from horovod_sparse.rules import Place
+from horovod_sparse.rules import BucketContext
 from horovod_sparse.rules.testing import sparsifiers as testing
 from horovod_sparse.sparsifiers import SPARSIFIERS
 
@@ -28,7 +28,7 @@ every_rule = pytest.mark.parametrize(("name", "options"), CASES)
 
 def build(name, options, size, dtype=np.float32):
     options = {**options, "block": min(options["block"], size)} if "block" in options else options
-    return made(SPARSIFIERS[name], Place(size, np.zeros(0, dtype), bucket=2, rank=1, ranks=3), **options)
+    return made(SPARSIFIERS[name], BucketContext(size, np.zeros(0, dtype), bucket=2, rank=1, ranks=3), **options)
 
 
 @st.composite

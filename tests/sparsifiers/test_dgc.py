@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rules import LIKE, SPREADS, made, normal, passes, spread, take
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.rules import Place
+from horovod_sparse.rules import BucketContext
 from horovod_sparse.sparsifiers import DGCSampling
 
 
@@ -38,10 +38,10 @@ def published(acc, k, start):
 )
 def test_it_takes_what_the_published_rule_takes(kind, size, density, seed):
     gradient, k = spread(np.random.default_rng(seed), kind, size), max(1, round(density * size))
-    place = Place(size, LIKE, bucket=1, rank=2, ranks=3)
-    sparsifier = made(DGCSampling, place, seed=seed)
+    context = BucketContext(size, LIKE, bucket=1, rank=2, ranks=3)
+    sparsifier = made(DGCSampling, context, seed=seed)
     for number in range(3):
-        expected, threshold = published(gradient, k, place.generator(seed, number, shared=False).integers)
+        expected, threshold = published(gradient, k, context.generator(seed, number, shared=False).integers)
         if threshold > 0 and k < size:
             assert np.array_equal(take(sparsifier, gradient, k, number)[0].indices, expected)
 
@@ -57,7 +57,7 @@ def test_of_many_gradients_nearly_k_leave_and_the_largest(density):
 @pytest.mark.parametrize(("others", "expected"), [(0.11, 400), (0.1, 200)])
 def test_the_threshold_falls_at_most_ten_times(others, expected):
     """Only what is sampled is large, and it is half of k; 0.8^10 of it is 0.107, and 0.8^9 is 0.134."""
-    start = int(Place(20_000, LIKE).generator(0, 0, shared=False).integers(100))
+    start = int(BucketContext(20_000, LIKE).generator(0, 0, shared=False).integers(100))
     gradient = np.full(20_000, others, np.float32)
     gradient[start::100] = 1
     assert len(take(made(DGCSampling, gradient.size), gradient, 400)[0]) == expected
@@ -71,7 +71,7 @@ def test_ranks_and_steps_sample_at_different_positions(monkeypatch):
     gradient = np.ones(100_000, np.float32)
     for rank in range(2):
         for number in range(5):
-            take(made(DGCSampling, Place(gradient.size, LIKE, rank=rank)), gradient, 1000, number)
+            take(made(DGCSampling, BucketContext(gradient.size, LIKE, rank=rank)), gradient, 1000, number)
     assert len(set(starts)) > 5
     assert starts[:5] != starts[5:]
     assert all(0 <= start < 100 for start in starts)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rules import LIKE, made, take
 
-from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.sparsifiers import RandomBlock
 
 
@@ -23,7 +23,12 @@ def test_k_consecutive_positions_leave_and_wrap_around(size, k, number):
 def test_ranks_with_different_gradients_choose_the_same_positions_and_say_so():
     for number in range(5):
         one, other = (
-            take(made(RandomBlock, Place(100, LIKE, rank=rank), seed=3), np.full(100, rank, np.float32), 10, number)[0]
+            take(
+                made(RandomBlock, BucketContext(100, LIKE, rank=rank), seed=3),
+                np.full(100, rank, np.float32),
+                10,
+                number,
+            )[0]
             for rank in range(2)
         )
         assert one.shared

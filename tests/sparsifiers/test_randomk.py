@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rules import LIKE, made, take
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.rules import Place, Step
+from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.sparsifiers import RandomK
 
 
@@ -43,7 +43,9 @@ def test_every_subset_is_equally_likely(size, k):
 @pytest.mark.parametrize("shared", [True, False])
 def test_ranks_draw_the_same_or_their_own_and_steps_buckets_and_seeds_differ(shared):
     def draw(rank=0, number=0, bucket=1, seed=3):
-        vector = taken(made(RandomK, Place(1000, LIKE, bucket, rank, 2), seed=seed, shared=shared), 1000, 20, number)
+        vector = taken(
+            made(RandomK, BucketContext(1000, LIKE, bucket, rank, 2), seed=seed, shared=shared), 1000, 20, number
+        )
         assert vector.shared == shared
         return tuple(vector.indices.tolist())
 
@@ -73,7 +75,7 @@ def test_memory_depends_on_k_and_not_on_the_size():
 def test_a_part_holds_so_many_of_the_entries_and_is_the_same_on_every_rank(size, k, part, number):
     parts = []
     for rank in range(2):
-        sparsifier = made(RandomK, Place(size, LIKE, rank=rank, ranks=2))
+        sparsifier = made(RandomK, BucketContext(size, LIKE, rank=rank, ranks=2))
         values = np.arange(1, size + 1, dtype=np.float32) * (rank + 1)
         vector = take(sparsifier, values, k, number)[0]
         parts.append(sparsifier.narrow(vector, part, Step(number=number)))
@@ -99,7 +101,7 @@ def test_every_part_is_equally_likely_whatever_the_magnitudes():
 
 def test_ranks_that_draw_their_own_positions_draw_their_own_parts():
     def part(rank):
-        sparsifier = made(RandomK, Place(1000, LIKE, rank=rank, ranks=2), shared=False)
+        sparsifier = made(RandomK, BucketContext(1000, LIKE, rank=rank, ranks=2), shared=False)
         # Of vectors at the same positions, to see that the second draw differs.
         vector = take(made(RandomK, 1000), np.ones(1000, np.float32), 100)[0]
         return set(sparsifier.narrow(vector, 20, Step()).indices.tolist())

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rules import LIKE, made, take
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.compression import Sparse
-from horovod_sparse.rules import Place, Step
+from horovod_sparse.config import Sparse
+from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.sparsifiers import StableTopK
 
 
@@ -34,7 +34,7 @@ def best(total, count, block, size):
 
 def agreeing(size, agreed, **options):
     """One that notes what the ranks are asked to sum."""
-    return made(StableTopK, Place(size, LIKE, consensus=lambda array: agreed.append(array) or array), **options)
+    return made(StableTopK, BucketContext(size, LIKE, consensus=lambda array: agreed.append(array) or array), **options)
 
 
 def taken(sparsifier, gradient, k, number=0):
@@ -46,10 +46,10 @@ def taken(sparsifier, gradient, k, number=0):
 def test_the_best_blocks_of_all_ranks_together_are_chosen(size, block, k, seed):
     block, k = min(block, size), min(k, size)
     mine, other = whole_numbers(seed, size), whole_numbers(seed + 100, size)
-    place = Place(size, LIKE, ranks=2, consensus=lambda array: array + scores(other, block))
+    context = BucketContext(size, LIKE, ranks=2, consensus=lambda array: array + scores(other, block))
     count = max(1, k // block) if k < size else size
     expected = best(scores(mine, block) + scores(other, block), count, block, size)
-    assert taken(made(StableTopK, place, block=block), mine, k) == expected
+    assert taken(made(StableTopK, context, block=block), mine, k) == expected
 
 
 @settings(max_examples=60)
@@ -107,4 +107,4 @@ def test_a_choice_needs_no_array_of_the_buckets_size():
 def test_a_block_larger_than_the_bucket_is_refused_with_the_remedy():
     sparse = Sparse.of(0.01, sparsifier="stable")  # before any bucket is there
     with pytest.raises(ValueError, match=r"but is 64 for bucket 3 of 63 elements: .*smaller block.*larger dense_below"):
-        StableTopK(Place(63, LIKE, bucket=3), sparse.sparsifier)
+        StableTopK(BucketContext(63, LIKE, bucket=3), sparse.sparsifier)

@@ -27,12 +27,12 @@ def check_schedule(transport: Any, rule: Any, density: float = 0.01, steps: int 
     Raises:
         AssertionError: A law does not hold; on all ranks.
     """
-    place, generator = place_of(transport, 100), np.random.default_rng(transport.rank)
-    one, everyones, failures = rule(place, density, rule.Options(**options)), [], []
+    context, generator = place_of(transport, 100), np.random.default_rng(transport.rank)
+    one, everyones, failures = rule(context, density, rule.Options(**options)), [], []
     for number in range(steps):
         gradient = eighths(generator, 100) * np.float32(2.0 ** (number // 40 % 3))
         step = Step(1.0, 1.0, number // 20, number=number, gradients=[(0, gradient)])
-        other = rule(place, density, rule.Options(**options))
+        other = rule(context, density, rule.Options(**options))
         other.load_state_dict(copy.deepcopy(one.state_dict()))
         densities, again = ([*schedule.densities(step)] for schedule in (one, other))
         laws = {

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_sparse.kernels import to_host
-from horovod_sparse.rules import Place, SparseVector
+from horovod_sparse.rules import BucketContext, SparseVector
 
 
-def place_of(transport: Any, size: int, dtype: Any = np.float32) -> Place:
+def place_of(transport: Any, size: int, dtype: Any = np.float32) -> BucketContext:
     """This rank's place in a bucket of so many elements on the host."""
     like = np.empty(0, dtype)
-    return Place(size, like, 0, transport.rank, transport.size, transport.allreduce)
+    return BucketContext(size, like, 0, transport.rank, transport.size, transport.allreduce)
 
 
 def eighths(generator: np.random.Generator, size: Any, most: int = 64, dtype: Any = np.float32) -> NDArray[Any]:

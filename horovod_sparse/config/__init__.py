@@ -1,0 +1,9 @@
+"""Configuration of the exchange: needs neither MPI nor torch."""
+
+from __future__ import annotations
+
+from horovod_sparse.config.presets import Compression
+from horovod_sparse.config.sparse import Sparse, register
+from horovod_sparse.config.text import parse
+
+__all__ = ["Compression", "Sparse", "parse", "register"]

@@ -1,0 +1,22 @@
+"""Lookup of a name among those that a configuration knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def lookup(what: str, name: Any, known: Mapping[str, Any]) -> Any:
+    """Return the value of a name.
+
+    Args:
+        what: Kind of name, for the message.
+        name: The name.
+        known: Values by name.
+
+    Raises:
+        ValueError: The name is unknown. The message lists the known ones.
+    """
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"unknown {what} {name!r}; known are: {', '.join(known)}")
+    return known[name]

@@ -1,0 +1,200 @@
+"""Configuration of the exchange as one frozen dataclass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypeVar
+
+from horovod_sparse.collectives import COLLECTIVES, Collective, TopkA
+from horovod_sparse.config.lookup import lookup
+from horovod_sparse.memories import MEMORIES, Memory, Residual
+from horovod_sparse.rules import ANYWHERE, BucketContext
+from horovod_sparse.rules.options import RuleOptions, integer, number
+from horovod_sparse.rules.registry import Registry
+from horovod_sparse.schedules import SCHEDULES, Constant, Schedule
+from horovod_sparse.sparsifiers import SPARSIFIERS, Sparsifier, TopK
+
+_KINDS = {rules.kind: rules for rules in (SPARSIFIERS, MEMORIES, COLLECTIVES, SCHEDULES)}
+_Rule = TypeVar("_Rule", bound=type)
+
+
+def register(kind: str, name: str) -> Callable[[_Rule], _Rule]:
+    """Gives a rule of your own a name, by which ``Sparse.of``, the presets and ``parse`` know it from then on.
+
+    A decorator of the class::
+
+        @hvs.register("sparsifier", "mine")
+        class Mine: ...
+
+    Every rank registers the same rules, before it makes a configuration; to import their module does it. A class of
+    the same module and name takes the place of the one before, as when a module is loaded anew.
+
+    Args:
+        kind: "sparsifier", "memory", "collective" or "schedule".
+        name: An identifier that no rule of this kind has.
+
+    Returns:
+        A function that takes the class and gives it back.
+
+    Raises:
+        ValueError: The kind is unknown, the name is none or taken, or the class lacks something that its protocol
+            (``Sparsifier``, ``Memory``, ``Collective``, ``Schedule``) asks for.
+    """
+    rules: Registry = lookup("kind of rule", kind, _KINDS)
+    return rules.register(name)
+
+
+@dataclass(frozen=True)
+class Sparse(RuleOptions):
+    """Configuration of a sparse exchange; every rank must use the same.
+
+    Usually made by a preset of ``Compression``, by ``parse``, or by ``Sparse.of``, which take names and settings.
+
+    Args:
+        density: Fraction of a bucket's gradients that a rank sends each step, in (0, 1]. What exactly it means is up
+            to the schedule.
+        sparsifier: Options of the rule that chooses them.
+        memory: Options of the rule for what is not sent.
+        collective: Options of the sparse allreduce.
+        schedule: Options of the rule by which the density changes over time.
+        dense_below: Parameters with fewer elements travel dense, together: little to save, much to lose.
+        bucket_bytes: Gradients travel together up to this size. Larger buckets cost fewer messages, smaller ones
+            overlap more of the exchange with the backward pass.
+
+    Raises:
+        ValueError: A value is out of range, or two parts do not go together.
+    """
+
+    density: float = number(MISSING, lambda x: 0 < x <= 1, "in (0, 1]", hint="0.01 sends 1 % of the gradients")
+    sparsifier: RuleOptions = field(default_factory=TopK.Options)
+    memory: RuleOptions = field(default_factory=Residual.Options)
+    collective: RuleOptions = field(default_factory=TopkA.Options)
+    schedule: RuleOptions = field(default_factory=Constant.Options)
+    dense_below: int = integer(1024)
+    bucket_bytes: int = integer(25 * 2**20, least=1)
+
+    @classmethod
+    def of(
+        cls,
+        density: float,
+        sparsifier: str = "topk",
+        memory: str = "residual",
+        collective: str = "topka",
+        schedule: str = "constant",
+        **settings: Any,
+    ) -> Sparse:
+        """A configuration by the names of its rules.
+
+        Args:
+            density: As above.
+            sparsifier: A key of ``SPARSIFIERS``.
+            memory: A key of ``MEMORIES``.
+            collective: A key of ``COLLECTIVES``.
+            schedule: A key of ``SCHEDULES``.
+            **settings: ``dense_below``, ``bucket_bytes``, and options of the four rules. Two rules may know the same
+                one, as ``tau_threshold`` of Ok-Topk and its sparsifier: both get it.
+
+        Raises:
+            ValueError: A name or an option is unknown, or a value is out of range.
+        """
+        names = {"sparsifier": sparsifier, "memory": memory, "collective": collective, "schedule": schedule}
+        rules = {kind: _KINDS[kind].find(name).Options.read(settings) for kind, name in names.items()}
+        own = {name: settings[name] for name in ("dense_below", "bucket_bytes") if name in settings}
+        known = {"dense_below", "bucket_bytes"}.union(*(options.known() for options in rules.values()))
+        for name in settings:
+            lookup("option", name, dict.fromkeys(sorted(known)))
+        return cls(density, **rules, **own)
+
+    def __post_init__(self) -> None:
+        """Checks everything that can be checked before a communicator and a model are there."""
+        super().__post_init__()
+        for kind in _KINDS:
+            self._name(kind)
+        sparsifier, schedule = self._make("sparsifier", ANYWHERE), self._make("schedule", ANYWHERE, self.density)
+        name = self._name("sparsifier")
+        if self.collective.shared_indices and not sparsifier.shares_indices:
+            raise ValueError(
+                f"collective 'shared' sends values without indices, but the sparsifier {name!r} chooses "
+                "different indices on each rank: use randomblock, randomk or stable"
+            )
+        if schedule.weighs and not sparsifier.narrows:
+            raise ValueError(
+                f"schedule {self._name('schedule')!r} sends a part of what was selected, but the sparsifier {name!r} "
+                "selects whole blocks for many steps, of which ranks would choose different ones: use another one, "
+                "such as topk or randomk"
+            )
+        for kind in _KINDS:
+            if reason := getattr(self, kind).conflict(self.sparsifier, self.collective):
+                others = " and ".join(f"{one} {self._name(one)!r}" for one in ("sparsifier", "collective"))
+                raise ValueError(f"{kind} {self._name(kind)!r} does not work with {others}: {reason}")
+
+    def k(self, size: int, density: float | None = None) -> int:
+        """Number of entries that stand for ``size`` elements: round(density * size), at least 1 unless size is 0.
+
+        Args:
+            size: Number of elements.
+            density: In force; None: as configured.
+        """
+        return min(size, max(1, round((self.density if density is None else density) * size)))
+
+    @property
+    def is_dense(self) -> bool:
+        """True where everything travels in every step and nothing is remembered."""
+        return self.collective.always_dense and self.memory.keeps_nothing
+
+    @property
+    def replaces_momentum(self) -> bool:
+        """True where the memory applies momentum, in the place of the optimizer."""
+        return bool(self._rule("memory").replaces_momentum)
+
+    @property
+    def takes_momentum_over(self) -> bool:
+        """True where that momentum is the optimizer's own; otherwise the optimizer must have none."""
+        return self.momentum is not None and self.momentum.own is None
+
+    @property
+    def momentum(self) -> Any:
+        """Options of the momentum that the memory applies, as of ``MomentumCorrection``; None: it applies none."""
+        return self.memory if self.replaces_momentum else None
+
+    def build(self, context: BucketContext, transport: Any) -> tuple[Memory, Sparsifier, Collective, Schedule]:
+        """One bucket's four parts. The collective is first: others may wait in it, and the rest may fail on one rank.
+
+        Args:
+            context: The bucket and the rank.
+            transport: ``Transport`` of the ranks that take part.
+
+        Raises:
+            ValueError: An option does not fit a bucket of this size.
+        """
+        collective = self._make("collective", context, transport)
+        memory, sparsifier = self._make("memory", context), self._make("sparsifier", context)
+        return memory, sparsifier, collective, self._make("schedule", context, self.density)
+
+    def facts(self) -> dict[str, Any]:
+        """Everything that can change a result, as plain values: equal for equal configurations.
+
+        Raises:
+            ValueError: A rule is not registered in this process, as where the configuration came from another one.
+        """
+        facts: dict[str, Any] = _plain(self)
+        for kind in _KINDS:
+            facts[kind]["of"] = self._name(kind)
+        return facts
+
+    def _make(self, kind: str, *arguments: Any) -> Any:
+        return self._rule(kind)(*arguments, getattr(self, kind))
+
+    def _rule(self, kind: str) -> Any:
+        return _KINDS[kind][self._name(kind)]
+
+    def _name(self, kind: str) -> str:
+        return _KINDS[kind].name_of(getattr(self, kind))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, RuleOptions):
+        facts = {one.name: _plain(getattr(value, one.name)) for one in fields(value) if one.compare}
+        return {"of": type(value).__qualname__, **facts}
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value

@@ -1,0 +1,1 @@
+"""Buckets, the thread that exchanges them, and the pipeline of one bucket."""

@@ -1,0 +1,52 @@
+"""Norms of one step, for ``statistics(norms=True)``."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from horovod_sparse.kernels import kernels_for
+from horovod_sparse.kernels.types import Segments
+from horovod_sparse.metrics.counts import Counts
+from horovod_sparse.rules import Accumulator, SparseVector, Step
+
+
+class Norms:
+    """Sums of squares along the way of a step; two passes over the bucket, one before the selection and one after it.
+
+    The residual is that before a memory compresses or drops it. All are without the loss scale.
+
+    Args:
+        step: The step, with this rank's gradients.
+    """
+
+    def __init__(self, step: Step) -> None:
+        self._gradient = step.square_norm()
+        self._selected, self._rest, self._back = self._gradient, 0.0, 0.0
+        self._scale = step.loss_scale**2
+
+    def taken(self, accumulator: Accumulator, vector: SparseVector) -> None:
+        """Notes what a sparsifier has taken out of an accumulator, and what it has left there."""
+        self._selected = _square([(0, vector.values)]) / self._scale
+        self._rest = _square(accumulator.active()) / self._scale
+
+    def returned(self, accumulator: Accumulator, returned: SparseVector) -> None:
+        """Notes what comes back from the exchange, also to places where something was left."""
+        indices, values = returned.entries
+        if len(returned):
+            left = accumulator.buffer[indices].astype(np.float64)
+            self._back = float((values * (2 * left + values)).sum()) / self._scale
+
+    def note(self, counts: Counts) -> bool:
+        """Writes them down; tells whether all were finite, and so were written: a loss scale may still be too high."""
+        if not math.isfinite(self._gradient + self._selected + self._rest + self._back):
+            return False
+        counts.measured, counts.gradient, counts.selected = 1, self._gradient, self._selected
+        counts.accumulated, counts.held = self._selected + self._rest, max(0.0, self._rest + self._back)
+        return True
+
+
+def _square(segments: Segments) -> float:
+    """Sum of squares; float64."""
+    return float(kernels_for(segments[0][1]).square_norm(segments)) if segments else 0.0

@@ -1,0 +1,311 @@
+"""The step of a bucket by four rules: the only file that calls all the stages."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from horovod_sparse import metrics
+from horovod_sparse.config import Sparse
+from horovod_sparse.engine.pipeline.base import PipelineBase
+from horovod_sparse.engine.pipeline.headroom import Headroom
+from horovod_sparse.engine.pipeline.norms import Norms
+from horovod_sparse.kernels.types import Segments
+from horovod_sparse.rules import Accumulator, BucketContext, Exchange, SparseVector, Step, snapshot
+from horovod_sparse.rules.states import checked_integer, checked_number, require_finite, require_like
+from horovod_sparse.transport.base import Transport
+from horovod_sparse.transport.traffic import Traffic
+
+_LOG = logging.getLogger("horovod_sparse")
+
+
+# Elements from which on one more message takes less time than a pass over the gradients: then the selection tells
+# whether everything was finite.
+_LATE = 1 << 20
+
+
+class _Plan(NamedTuple):
+    """One step's decision: the candidates' densities and entries, descending, and whether all is sent instead."""
+
+    densities: Sequence[float]
+    ks: list[int]
+    dense: bool
+
+
+class _Units(NamedTuple):
+    """Factors that make what the memory holds an update, and a mean of gradients; 0: nothing is held yet."""
+
+    update: float = 0.0
+    gradient: float = 0.0
+
+
+class SparsePipeline(PipelineBase):
+    """Memory, sparsifier, collective and schedule of one bucket.
+
+    Law: total + sum over ranks of the new memory = sum over ranks of (scale * old memory + gradients), where
+    scale = old unit / new unit. The unit is learning rate / loss scale * factor: what the memory holds times the
+    unit is an update, also where another number of ranks takes the memory over. A unit of 0, as some warm-ups start
+    with, allows no such scale; the last other one stays in force. In a step for a scale-free optimizer, the unit is
+    1 / loss scale * factor. Both are remembered, so that a state may go on with either.
+
+    Args:
+        sparse: The configuration.
+        context: The bucket and the rank.
+        transport: Of the ranks that take part.
+        factor: Factor on the totals.
+    """
+
+    def __init__(self, sparse: Sparse, context: BucketContext, transport: Transport, factor: float) -> None:
+        super().__init__(context, transport, factor)
+        self._sparse = sparse
+        self._units = _Units()
+        self._steps = 0
+        self._density = 0.0  # in force in the last step
+        self._before: dict[str, Any] = {}  # the state that the last step began with, where it may be undone
+        # Whether a step with values that are not finite is found out, and undone, when everything has been added up.
+        self._late = context.undoable and context.size >= _LATE
+        self._algorithm = str(sparse.facts()["collective"]["of"])
+        self.memory, self.sparsifier, self.collective, self.schedule = sparse.build(context, transport)
+        self._headroom = Headroom(context, self.memory)
+
+    @property
+    def traffic(self) -> Traffic:
+        """Payload this rank has sent and received for this bucket."""
+        return self.collective.traffic
+
+    def run(
+        self,
+        gradients: Segments,
+        outputs: Segments,
+        step: Step = Step(),
+        agreed: NDArray[np.int64] | None = None,
+        ahead: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Exchanges one step's gradients."""
+        del ahead
+        if self._context.undoable:
+            with self._stage("select"):
+                self._keep()
+        poisoned, active, epoch = self._agree(gradients, step, agreed)
+        if not poisoned:
+            # A step that may be undone may need its gradients once more.
+            clear = not self._context.undoable and _among(gradients, outputs)
+            step = replace(step, number=self._steps, gradients=gradients, epoch=epoch, clear=clear)
+            poisoned = not self._send_sparse(step, active, outputs)
+        if poisoned:
+            self._send_whole(gradients, outputs)
+
+    def _keep(self) -> None:
+        """Remembers the state before a step; copies what the step changes in place."""
+        state = self.state_dict()
+        left = {"memory": state.pop("memory")} if getattr(self.memory, "alternates", False) else {}
+        self._before = {**snapshot(state, self._before), **left}
+
+    def facts(self, gradients: Segments, step: Step) -> NDArray[np.int64]:
+        """Numbers to agree on: ranks whose sums do not fit, ranks that had a backward pass, elements, and the epoch."""
+        elements = sum([array.size for _, array in gradients])
+        with self._stage("select"):
+            fits = self._late or self._can_add(gradients, elements, step)
+        # A rank in `hvd.join()` is not told of epochs: it learns them from those that work. 0 stands for none.
+        told = 0 if step.idle or step.epoch is None else step.epoch + 1
+        return np.array([not fits, not step.idle, elements, told], np.int64)
+
+    def _agree(self, gradients: Segments, step: Step, agreed: NDArray[np.int64] | None) -> tuple[bool, int, int | None]:
+        """Tells if a rank's sums are not finite, how many elements take part, in the mean, and the epoch."""
+        if agreed is None:
+            mine = self.facts(gradients, step)
+            with self._stage("agree"):
+                agreed = self._context.consensus(mine)
+        poisoned, working, active, epochs = agreed.tolist()
+        if not working:
+            raise self._no_backward()
+        # The same on every rank, also where parameters are held on some of them only.
+        epoch = step.epoch if not step.idle else epochs // working - 1 if epochs else None
+        return bool(poisoned), active // self._context.ranks, epoch
+
+    def _can_add(self, gradients: Segments, elements: int, step: Step) -> bool:
+        """Tells if the gradients are finite, and their sums with the memory and over the ranks will be, too."""
+        largest = float(self._kernels.largest(gradients))
+        _, carry, scale = self._scales(step)
+        return self._headroom.suffices(largest, elements, max(carry, scale)) or self._too_large(largest)
+
+    def _too_large(self, magnitude: float) -> bool:
+        if math.isfinite(magnitude):
+            context = (self._context.rank, self._context.bucket, self._steps)
+            _LOG.warning("rank %d: bucket %d, step %d: gradients are sent whole, as sums might overflow", *context)
+        return False
+
+    def _scales(self, step: Step) -> tuple[_Units, float, float]:
+        """This step's units, and the factors on gradients of earlier steps and on the memory."""
+        units = _Units(step.unit * self._factor, self._factor / step.loss_scale)
+        carry = _ratio(self._units.gradient, units.gradient)
+        return units, carry, carry if step.scale_free else _ratio(self._units.update, units.update)
+
+    def _send_whole(self, gradients: Segments, outputs: Segments) -> None:
+        """Sends the gradients whole and leaves the memory alone.
+
+        A gradient with NaN or Inf, or a sum of finite ones that overflows, reaches every rank as dense training would
+        show it, so that a GradScaler skips the step everywhere, and no residual is poisoned by it.
+        """
+        with self._stage("exchange", entries=self._context.size):
+            self.sent_whole = True
+            whole = np.zeros(self._context.size, self._context.like.dtype, like=self._context.like)
+            self._kernels.accumulate(gradients, whole)
+            exchange = self.collective.allreduce(SparseVector.full(whole), whole.size)
+        self.counts.nonfinite += 1
+        self.counts.exchanged(whole.size, whole.size, whole.size, whole.size, "dense")
+        with self._stage("apply"):
+            self._scatter(exchange.total, outputs)
+
+    def _send_sparse(self, step: Step, active: int, outputs: Segments) -> bool:
+        """Takes the step; false where a rank's sums are too large or not finite: then nothing has changed."""
+        units, carry, scale = self._scales(step)
+        with self._stage("select"):
+            plan = self._plan(step, active)
+            norms = Norms(step) if self._measuring else None
+            accumulator = self.memory.open(replace(step, carry=carry), scale)
+            vector, density, k = self._take(accumulator, plan, step)
+            if norms is not None:
+                norms.taken(accumulator, vector)
+            self._units = _Units(units.update or self._units.update, units.gradient)
+            self.sent_whole = vector.indices is None
+            self._note(density)
+        if self._late and self._poisoned(accumulator, vector):
+            self.undo()
+            return False
+        with self._stage("exchange", entries=vector.values.size):
+            try:
+                exchange = self.collective.allreduce(vector, k)
+            except BaseException:
+                self.memory.close(accumulator, vector, vector)  # nothing arrived anywhere: nothing is lost
+                raise
+        self._count(active, k, vector, exchange)
+        if norms is not None:
+            norms.returned(accumulator, exchange.returned)
+            self._measuring = not norms.note(self.counts)
+        with self._stage("apply"):
+            self.memory.close(accumulator, vector, exchange.returned)
+            self._steps += 1
+            self._scatter(exchange.total, outputs, step.gradients if accumulator.cleared else ())
+        return True
+
+    def _poisoned(self, accumulator: Accumulator, vector: SparseVector) -> bool:
+        """Tells if what was added up on any rank is not finite, or too large for what follows."""
+        with self._stage("select"):
+            magnitude = accumulator.magnitude(vector)
+            fits = self._headroom.holds(magnitude) or self._too_large(magnitude)
+        with self._stage("agree"):
+            return bool(self._context.consensus(np.array([not fits], np.int64))[0])
+
+    def _plan(self, step: Step, active: int) -> _Plan:
+        """The only decision of the step, before anything is selected."""
+        densities = self.schedule.densities(step)
+        ks = [self._sparse.k(active, density) for density in densities]
+        everything = 0 < active <= ks[0]
+        return _Plan(densities, ks, everything or self.collective.decide(self._context.size, ks[0]))
+
+    def _take(self, accumulator: Accumulator, plan: _Plan, step: Step) -> tuple[SparseVector, float, int]:
+        """Entries out of the accumulator, the density that they stand for, and k."""
+        if plan.dense:
+            return accumulator.take_all(), 1.0, plan.ks[0]
+        vector = self.sparsifier.take(accumulator, plan.ks[0], step)
+        if len(plan.ks) == 1:
+            return vector, plan.densities[0], plan.ks[0]
+        levels = [vector]
+        for k in plan.ks[1:]:
+            levels.append(self.sparsifier.narrow(levels[-1], k, step))  # not out of the whole bucket again
+        square_norm = self._kernels.square_norm
+        squares = [square_norm([(0, level.values)]) for level in levels]
+        chosen, gains = self.schedule.choose(squares, lambda: square_norm(accumulator.active()))
+        metrics.mark("weigh", bucket=self._context.bucket, step=self._steps, gains=gains, chosen=chosen)
+        if chosen is None:
+            accumulator.put_back(vector)
+            return accumulator.take_all(), 1.0, plan.ks[0]
+        accumulator.put_back(vector.without(levels[chosen]))
+        return levels[chosen], plan.densities[chosen], plan.ks[chosen]
+
+    def _note(self, density: float) -> None:
+        if metrics.recording:
+            metrics.mark("density", bucket=self._context.bucket, step=self._steps, density=density)
+        if density != self._density and self._context.rank == 0:
+            _LOG.info("bucket %d, step %d: density %.3g", self._context.bucket, self._steps, density)
+        self._density = density
+
+    def _count(self, active: int, k: int, vector: SparseVector, exchange: Exchange) -> None:
+        algorithm = "dense" if vector.indices is None else getattr(self.collective, "choice", self._algorithm)
+        self.counts.exchanged(active, min(k, active), len(vector), len(exchange.total), algorithm)
+
+    def undo(self) -> None:
+        """Goes back to the state before the step that was exchanged last."""
+        self._restore(self._before)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the four parts on this rank, the unit of the memory and the number of steps."""
+        return {
+            "unit": self._units.update,
+            "gradient_unit": self._units.gradient,
+            "steps": self._steps,
+            "memory": self.memory.state_dict(),
+            "sparsifier": self.sparsifier.state_dict(),
+            "collective": self.collective.state_dict(),
+            "schedule": self.schedule.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state that ``state_dict`` returned for the same configuration and bucket; other keys are ignored.
+
+        Raises:
+            ValueError: A part is missing, of another type or size, not finite, or out of range. The pipeline keeps the
+                state that it had.
+        """
+        own = self.state_dict()
+        before = snapshot(own)
+        try:
+            mine = {key: value for key, value in state.items() if key in own}
+            require_like(mine, own)
+            require_finite(mine, "state")
+            self._restore(mine)
+        except Exception as error:  # a rule of the user's own may raise anything
+            self._restore(before)
+            raise ValueError(
+                f"rank {self._context.rank}: bucket {self._context.bucket} cannot load this state: load an undamaged "
+                f"one of the same model and configuration: {error if isinstance(error, ValueError) else repr(error)}"
+            ) from error
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        self.memory.load_state_dict(state["memory"])
+        self._headroom.forget()
+        self._units = _Units(*(checked_number(state[key], key) for key in ("unit", "gradient_unit")))
+        self._steps = checked_integer(state["steps"], "steps")
+        self.sparsifier.load_state_dict(state["sparsifier"])
+        self.collective.load_state_dict(state["collective"])
+        self.schedule.load_state_dict(state["schedule"])
+
+    def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """The state that goes on from those of another number of ranks."""
+        mine, notes = self.state_dict(), []
+        merged = {**mine, **{key: leader[key] for key in ("unit", "gradient_unit", "steps", "schedule")}}
+        merged["memory"] = self.memory.merge([state["memory"] for state in states])
+        if self.sparsifier.replicated:
+            merged["sparsifier"] = leader["sparsifier"]
+        elif mine["sparsifier"]:
+            notes.append(f"thresholds of {type(self.sparsifier).__name__} start anew")
+        if mine["collective"]:
+            notes.append(f"thresholds and regions of {type(self.collective).__name__} start anew")
+        return merged, notes
+
+
+def _among(gradients: Segments, outputs: Segments) -> bool:
+    """Tells if all gradients are outputs, too."""
+    written = {(start, id(array)) for start, array in outputs}
+    return all((start, id(array)) in written for start, array in gradients)
+
+
+def _ratio(old: float, new: float) -> float:
+    return old / new if old > 0 and new > 0 else 1.0

@@ -1,0 +1,1 @@
+"""Front ends: what users wrap around an optimizer, a model or arrays."""

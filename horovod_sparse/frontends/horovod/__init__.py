@@ -1,0 +1,1 @@
+"""The front end in the place of Horovod's DistributedOptimizer."""

@@ -1,0 +1,97 @@
+"""Horovod's own arguments, and the line of the program that a warning is about."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from horovod_sparse.config import Sparse
+from horovod_sparse.frontends.arguments import check_sparse, common_facts, require_plain
+
+_LIBRARIES = ("horovod_sparse", "horovod", "torch")
+
+
+def facts(
+    optimizer: torch.optim.Optimizer,
+    named: list[tuple[str, torch.Tensor]] | None,
+    compression: Any,
+    arguments: dict[str, Any],
+) -> dict[str, Any] | Exception:
+    """Facts that must be the same on every rank, or the error in them on this one.
+
+    Args:
+        optimizer: To be wrapped.
+        named: The user's names of its parameters.
+        compression: ``Sparse``, or one of Horovod's.
+        arguments: Those of ``DistributedOptimizer`` besides.
+    """
+    try:
+        _check(optimizer, named, compression, arguments)
+        groups = arguments["groups"]
+        if isinstance(groups, list):
+            groups = tuple(tuple(tuple(getattr(p, "shape", ())) for p in group) for group in groups)
+        chosen = ("op", "backward_passes_per_step", "sparse_as_dense")
+        return {
+            **common_facts(
+                compression,
+                named or numbered(optimizer),
+                arguments["stall_timeout"],
+                arguments["stall_abort"],
+                arguments["residual_unit"],
+                [optimizer],
+            ),
+            **{name: repr(arguments[name]) for name in chosen},
+            "groups": groups,
+        }
+    except Exception as error:
+        return type(error)(f"rank {hvd.rank()}: {error}") if type(error) in (ValueError, RuntimeError) else error
+
+
+def numbered(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
+    """The parameters by the names that Horovod gives them where the user gives none."""
+    groups = enumerate(optimizer.param_groups)
+    return [(f"allreduce.noname.{i}.{j}", p) for i, group in groups for j, p in enumerate(group["params"])]
+
+
+def _check(optimizer: Any, named: list[Any] | None, compression: Any, arguments: dict[str, Any]) -> None:
+    op, factor = arguments["op"], arguments["gradient_predivide_factor"]
+    passes = arguments["backward_passes_per_step"]
+    require_plain(optimizer)
+    if passes <= 0:
+        raise ValueError(f"backward_passes_per_step must be > 0, not {passes}")
+    if factor != 1.0 and op != hvd.Average:
+        raise ValueError(f"gradient_predivide_factor {factor} is not supported with op != Average")
+    if not all(isinstance(pair, tuple) for pair in named or ()):
+        raise ValueError("named_parameters should be a sequence of tuples (name, parameter)")
+    if isinstance(compression, Sparse):
+        _check_sparse(optimizer, compression, op)
+    elif not hasattr(compression, "compress"):
+        raise ValueError(
+            f"unknown compression {compression!r}: give hvs.Compression.topka(density=0.01) or the like, "
+            "hvs.parse('topka:density=0.01'), or one of hvd.Compression"
+        )
+
+
+def _check_sparse(optimizer: torch.optim.Optimizer, compression: Sparse, op: Any) -> None:
+    if op == hvd.Adasum:
+        raise ValueError(
+            "op=Adasum combines whole gradients and cannot go with sparse ones: use op=Average or op=Sum, or "
+            "compression=hvd.Compression.none"
+        )
+    if op not in (hvd.Average, hvd.Sum):
+        raise ValueError(f"op {op!r} does not sum gradients: use hvd.Average or hvd.Sum")
+    try:
+        check_sparse(compression, [optimizer])
+    except ValueError as error:
+        raise ValueError(f"{error}; or use compression=hvd.Compression.none") from error
+
+
+def user_level() -> int:
+    """The stacklevel of a warning of the caller that names the line of the program which called this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
+        level, frame = level + 1, frame.f_back
+    return level

@@ -1,0 +1,397 @@
+"""The way of an optimizer's gradients: from hooks to buckets, and back to ``p.grad``."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from horovod.common.util import split_list
+from horovod.torch.optimizer import _DistributedOptimizer as _Horovod
+
+from horovod_sparse.config import Sparse
+from horovod_sparse.control.lifecycle import process
+from horovod_sparse.control.report import Limits
+from horovod_sparse.engine.device import device_of
+from horovod_sparse.engine.exchange import Exchange
+from horovod_sparse.engine.layout import Member
+from horovod_sparse.frontends.arguments import parameter_facts
+from horovod_sparse.frontends.conditions import Conditions
+from horovod_sparse.frontends.horovod.arguments import numbered, user_level
+from horovod_sparse.frontends.horovod.grad_scaler import exchange_before_unscaling
+from horovod_sparse.frontends.horovod.join import Use, let_join
+from horovod_sparse.frontends.momentum import apply_momentum
+from horovod_sparse.transport.agreement import agree
+from horovod_sparse.transport.base import Transport
+
+_SHOWN = 3  # names of parameters that a message holds
+_exchanging: weakref.WeakSet[Any] = weakref.WeakSet()  # the optimizers whose hooks are in place
+
+
+class Gradients:
+    """A part of the wrapped optimizer; laid over Horovod's functions like ``_Optimizer``."""
+
+    # A gradient on its way: as it was handed in, and its version then; or Horovod's handle; or None, when the backward
+    # passes of this step are not all done.
+    _handles: dict[torch.Tensor, tuple[Any, Any]]
+    _parameter_names: dict[torch.Tensor, str]
+    _allreduce_delay: dict[torch.Tensor, int]
+    _requires_update: set[torch.Tensor]
+    _synchronized: bool
+    _should_synchronize: bool
+    _sparse_allreduce_grad_async: Callable[..., tuple[Any, Any]]
+    op: Any
+    sparse_as_dense: bool
+    backward_passes_per_step: int
+    param_groups: list[dict[str, Any]]
+    process_set: Any
+
+    def __init__(
+        self,
+        params: Any,
+        named_parameters: Any,
+        sparse: Sparse,
+        transport: Transport | None,
+        grad_scaler: torch.amp.GradScaler | None,
+        residual_unit: str | None,
+        stall: Limits,
+        **of_horovod: Any,
+    ) -> None:
+        self._sparse = sparse
+        self._transport = transport
+        self._exchange: Exchange | None = None
+        self._hooks: list[Any] = []
+        self._unhooked: list[torch.Tensor] = []  # parameters with places, but without hooks
+        self._frozen: list[torch.Tensor] = []  # parameters that have learned on no rank so far
+        self._sparse_gradients: set[torch.Tensor] = set()  # parameters whose gradient is a sparse tensor
+        self._densified: dict[torch.Tensor, torch.Tensor] = {}  # those of this step
+        self._use = Use()
+        self._complete = False  # a GradScaler has called synchronize(), not the user
+        self._newer: weakref.ref[Any] | None = None  # the optimizer that has taken parameters over
+        if transport is not None:
+            factor = 1.0 if of_horovod["op"] == hvd.Sum else 1.0 / transport.size
+            owner = Conditions(weakref.proxy(self), sparse, residual_unit, transport.rank)
+            self._exchange = Exchange(sparse, transport, owner, factor, grad_scaler, stall)
+        _Horovod.__init__(self, params, named_parameters, hvd.Compression.none, **of_horovod)
+        apply_momentum(self, sparse, self._exchange)  # type: ignore[arg-type]
+
+    def _register_hooks(self) -> None:
+        """Called by Horovod's constructor where there is more than one rank."""
+        if self._exchange is None or self._exchange.ranks == 1:
+            return  # a process set of one rank has nothing to exchange
+        self._admit([p for group in self.param_groups for p in group["params"]])
+        if self.process_set.process_set_id == hvd.global_process_set.process_set_id:
+            let_join(self)
+        exchange_before_unscaling()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds parameters, as ``torch.optim.Optimizer.add_param_group`` does; they are exchanged, too.
+
+        A collective call: all ranks of the process set add the same parameters, between two steps.
+
+        Raises:
+            ValueError: The parameters differ between ranks.
+            RuntimeError: Called between backward() and step().
+        """
+        wrapped = hasattr(self, "_requires_update")  # not in the constructor, before Horovod's part
+        if wrapped and self._handles:
+            raise RuntimeError(
+                f"rank {hvd.rank()}: add_param_group() between backward() and step(): call it after step()"
+            )
+        super(self.__class__, self).add_param_group(param_group)  # type: ignore[misc]
+        if not wrapped or self._exchange is None or self._transport is None or self._exchange.ranks == 1:
+            return
+        added = self.param_groups[-1]["params"]
+        names = {p: name for name, p in numbered(self)} | self._parameter_names  # type: ignore[arg-type]
+        try:
+            with process.communicating("add_param_group()", self._transport):
+                agree(self._transport, {"parameter": parameter_facts((names[p], p) for p in added)})
+        except ValueError:
+            self.param_groups.pop()
+            raise
+        self._parameter_names |= {p: names[p] for p in added}
+        self._allreduce_delay |= dict.fromkeys(added, self.backward_passes_per_step)
+        self._admit(added)
+
+    def _admit(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Lets parameters take part that learn, and notes the others."""
+        self._take_over(parameters)
+        self._frozen += [p for p in parameters if not p.requires_grad]
+        self._place([p for p in parameters if p.requires_grad])
+
+    def _place(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Gives parameters places in buckets, and hooks."""
+        assert self._exchange is not None
+        self._exchange.add(_members(self, parameters))
+        self._requires_update.update(parameters)
+        self._unhooked += parameters
+        self._hook()
+
+    def _hook(self) -> None:
+        """Gives parameters hooks; torch has none for one that is frozen on this rank."""
+        hook = _hook(weakref.ref(self))
+        learning: list[Any] = [p for p in self._unhooked if p.requires_grad]
+        self._hooks += [p.register_post_accumulate_grad_hook(hook) for p in learning]
+        self._unhooked = [p for p in self._unhooked if not p.requires_grad]
+
+    def optimizer_of(self, group: int) -> Any:
+        """The optimizer of a param group."""
+        del group
+        return self
+
+    def place_named(self, names: Sequence[str]) -> None:
+        """Makes a bucket for frozen parameters that learned in the training that is gone on with; a collective call.
+
+        Args:
+            names: Of the bucket's parameters, in its order. Where one is not known or has a place, nothing is done.
+        """
+        frozen = {self._parameter_names[p]: p for p in self._frozen}
+        if all(name in frozen for name in names):
+            chosen = [frozen[name] for name in reversed(names)]
+            self._frozen = [p for p in self._frozen if p not in set(chosen)]
+            self._place(chosen)
+
+    def _take_over(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Ends the exchange of an optimizer that the same parameters belonged to: two would exchange each gradient."""
+        others = [one for one in _exchanging if one is not self]
+        for older in [one for one in others if not one._requires_update.isdisjoint(parameters)]:
+            older._hand_over(self)
+            warnings.warn(
+                f"rank {hvd.rank()}: parameters that another DistributedOptimizer exchanges were wrapped once more: "
+                "from now on, only the new optimizer exchanges them, and the old one refuses to step",
+                stacklevel=user_level(),
+            )
+        _exchanging.add(self)
+
+    def _hand_over(self, newer: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._newer = [], weakref.ref(newer)
+        self._handles.clear()
+        _exchanging.discard(self)
+
+    def _accumulated(self, p: torch.Tensor) -> None:
+        """A backward pass has added to a parameter's gradient."""
+        delay = self._allreduce_delay[p] - 1
+        if delay < 0:
+            raise AssertionError(
+                f"rank {hvd.rank()}: the gradient of {self._parameter_names[p]} was computed more than "
+                f"backward_passes_per_step={self.backward_passes_per_step} times before step(): raise it to accumulate "
+                "gradients locally"
+            )
+        assert p.grad is not None
+        assert not p.grad.requires_grad, (
+            "backward(create_graph=True) keeps gradients in use that are exchanged in place"
+        )
+        self._allreduce_delay[p] = delay
+        self._handles[p] = (None, None) if delay else self._allreduce_grad_async(p)
+
+    def _allreduce_grad_async(self, p: torch.Tensor) -> tuple[Any, Any]:
+        """Hands a gradient to its bucket; those that are not ours take Horovod's way."""
+        assert self._exchange is not None
+        worker = self._exchange.worker
+        if p.grad is None:
+            p.grad = _no_gradient(p, sparse=p in self._sparse_gradients and not self.sparse_as_dense)
+        if p.grad.is_sparse:
+            self._sparse_gradients.add(p)
+            if not self.sparse_as_dense:
+                return self._gather(p)
+        bucket = worker.bucket_of(p)
+        if bucket is None and not p.numel():
+            return p.grad, p.grad._version  # nothing to exchange, in a precision that Horovod may not know
+        if bucket is None:
+            handle: tuple[Any, Any] = _Horovod._allreduce_grad_async(self, p)
+            return handle
+        gradient = p.grad
+        if gradient.is_sparse:
+            gradient = self._densified[p] = gradient.to_dense()
+        # A frozen parameter's residual must not be flushed into it: it waits until the parameter learns again.
+        worker.put(bucket, p, gradient, hold=not p.requires_grad)
+        return p.grad, p.grad._version
+
+    def _gather(self, p: torch.Tensor) -> tuple[Any, Any]:
+        """Leaves a sparse gradient to Horovod."""
+        assert self._exchange is not None
+        if not (device_of(p.device).horovod_reaches or hvd.cuda_built()):
+            raise RuntimeError(
+                f"rank {hvd.rank()}: {self._parameter_names[p]} on {p.device} has a sparse gradient, which is "
+                "left to Horovod, but this Horovod was built without CUDA: give sparse_as_dense=True"
+            )
+        bucket = self._exchange.worker.bucket_of(p)
+        if bucket is not None:
+            self._exchange.worker.leave_out(bucket, p)
+        return self._sparse_allreduce_grad_async(p, self._parameter_names[p])
+
+    def synchronize(self) -> None:
+        """Completes the exchange; every ``p.grad`` then holds the reduced gradient.
+
+        Raises:
+            RuntimeError: No rank had a backward pass since the last step; raised on all ranks. Or gradients were
+                changed while they were on their way.
+        """
+        exchange = self._exchange
+        if exchange is None or exchange.ranks == 1:
+            self._synchronized = True
+            return
+        if self._newer is not None:
+            raise RuntimeError(
+                f"rank {hvd.rank()}: parameters of this optimizer were wrapped once more, and a newer one exchanges "
+                "them: use that one"
+            )
+        if self._synchronized and not self._handles:
+            return  # the gradients are reduced already; to exchange them again would count them twice
+        self._use.note()
+        exchange.idle = not self._handles and all(p.grad is None for p in self._requires_update)
+        try:
+            with exchange.worker.completing():
+                self._complete_step(exchange)
+        except BaseException:
+            self._abandon(exchange)
+            raise
+        finally:
+            exchange.idle = False
+        self._synchronized = True
+
+    def _complete_step(self, exchange: Exchange) -> None:
+        self._hand_in(self._requires_update.difference(self._handles))
+        self._hand_in([p for p, (handle, _) in self._handles.items() if handle is None])
+        exchange.worker.collect()
+        if self._unhooked:
+            self._hook()
+        if self._frozen:
+            self._admit_learning(exchange)
+        self._take_results()
+
+    def _complete_exchange(self) -> None:
+        """Synchronizes, for a GradScaler that comes between backward() and step()."""
+        if self._handles:
+            self.synchronize()
+            self._complete = True
+
+    def _hand_in(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Hands in what no hook has handed in: other ranks may have gradients of it."""
+        for p in parameters:
+            self._handles[p] = self._allreduce_grad_async(p)
+
+    def _admit_learning(self, exchange: Exchange) -> None:
+        """Lets parameters take part that were frozen when the optimizer was made, and learn now on any rank."""
+        learning = exchange.anywhere([p.requires_grad for p in self._frozen])
+        new = [p for p, learns in zip(self._frozen, learning, strict=True) if learns]
+        if not new:
+            return
+        self._frozen = [p for p, learns in zip(self._frozen, learning, strict=True) if not learns]
+        self._place(new)
+        self._hand_in(new)
+        exchange.worker.collect()
+
+    def _take_results(self) -> None:
+        changed = []
+        self._allreduce_delay = dict.fromkeys(self._allreduce_delay, self.backward_passes_per_step)
+        for p, (handle, version) in self._handles.items():
+            if not isinstance(handle, torch.Tensor):
+                _take_from_horovod(p, handle)
+            elif p.grad is not handle or handle._version != version:
+                changed.append(self._parameter_names[p])
+            elif self._densified and p in self._densified:
+                handle.zero_().add_(self._densified[p].to_sparse())
+        self._densified.clear()
+        self._handles.clear()
+        if changed:
+            names = ", ".join(changed[:_SHOWN]) + (", ..." if len(changed) > _SHOWN else "")
+            raise RuntimeError(
+                f"rank {hvd.rank()}: the gradients of {names} were changed between backward() and step(), while they "
+                "were on their way to the other ranks: call optimizer.synchronize() first, then clip them, and "
+                "step inside `with optimizer.skip_synchronize():`"
+            )
+
+    def _abandon(self, exchange: Exchange) -> None:
+        """Prepare for the next step after one that failed."""
+        if not exchange.worker.interrupted:  # else there is no next step, and the exception must not be held back
+            for handle, _ in self._handles.values():
+                if isinstance(handle, int):  # Horovod's own: not waited for, its name would stay taken
+                    hvd.synchronize(handle)
+        if exchange.idle:  # the zeros handed in are no gradients
+            for p in self._requires_update:
+                p.grad = None
+        self._handles.clear()
+        self._densified.clear()
+        self._allreduce_delay = dict.fromkeys(self._allreduce_delay, self.backward_passes_per_step)
+
+    def _stand_in(self) -> None:
+        """Takes part in the other ranks' steps, with nothing to give, while this rank is in ``hvd.join()``."""
+        rank, exchange, frozen = hvd.rank(), self._exchange, [False] * len(self._frozen)
+        assert exchange is not None
+        if self._newer is not None or not exchange.worker.buckets:
+            return
+        if exchange.undoable:
+            raise ValueError(
+                f"rank {rank}: hvd.join() cannot go with a grad_scaler: this rank would not learn which steps the "
+                "others skip: let every rank take as many steps (equal shares of the data, drop_last=True)"
+            )
+        if self._handles:
+            raise ValueError(f"rank {rank}: hvd.join() between backward() and step(): call it after step()")
+
+        def after_step() -> None:
+            if frozen and any(exchange.anywhere(frozen)):
+                raise RuntimeError(
+                    "a parameter that was frozen began to learn meanwhile: let it learn after hvd.join()"
+                )
+
+        def ended(error: BaseException | None) -> None:
+            if error is not None:
+                process.abort(f"failed in the other ranks' steps, as it is in hvd.join(): {error!r}")
+
+        exchange.worker.stand_in(after_step, ended)
+
+
+def _hook(optimizer: weakref.ref[Any]) -> Callable[[torch.Tensor], None]:
+    def hook(p: torch.Tensor) -> None:
+        alive = optimizer()
+        if alive is not None:
+            alive._accumulated(p)
+
+    return hook
+
+
+def _take_from_horovod(p: torch.Tensor, handle: Any) -> None:
+    output = handle() if callable(handle) else hvd.synchronize(handle)
+    assert p.grad is not None
+    if p.grad.is_sparse:
+        p.grad.zero_().add_(output)
+    else:
+        p.grad.set_(output)
+
+
+def _members(optimizer: Any, parameters: Sequence[torch.Tensor]) -> list[Member]:
+    """Those of some parameters that travel in buckets, in rank 0's order."""
+    named = {optimizer._parameter_names[p]: p for p in parameters}
+    in_order = [named[name] for name in optimizer._exchange.order(list(named))]
+    group_of = {p: number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    together = _together(optimizer._groups, in_order)
+    least = optimizer._sparse.dense_below
+    return [
+        Member(optimizer._parameter_names[p], p, group_of[p], together.get(p), dense=p.numel() < least)
+        for p in in_order
+        if p.is_floating_point() and p.numel()
+    ]
+
+
+def _together(
+    groups: int | list[list[torch.Tensor]] | None, parameters: Sequence[torch.Tensor]
+) -> dict[torch.Tensor, int]:
+    """Number of the group of each parameter that the user put into one."""
+    if not groups:
+        return {}
+    lists = groups if isinstance(groups, list) else split_list(list(parameters), groups)
+    return {p: number for number, group in enumerate(lists) for p in group}
+
+
+def _no_gradient(p: torch.Tensor, sparse: bool) -> torch.Tensor:
+    """A zero gradient: another rank may have a real one."""
+    if not sparse:
+        return torch.zeros_like(p)
+    no_rows = torch.empty(1, 0, dtype=torch.int64, device=p.device)
+    return torch.sparse_coo_tensor(no_rows, p.detach().new_empty(0, *p.shape[1:]), p.shape, check_invariants=True)

@@ -1,0 +1,320 @@
+"""Rounds of local steps: ranks part from common parameters, and meet again in new ones."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from horovod_sparse.config import Sparse
+from horovod_sparse.control.lifecycle import process
+from horovod_sparse.control.report import Limits
+from horovod_sparse.engine.exchange import Exchange
+from horovod_sparse.engine.layout import Member
+from horovod_sparse.engine.state import on_host
+from horovod_sparse.frontends.local_sgd.outer import OuterSGD
+from horovod_sparse.kernels import copy_to_host
+from horovod_sparse.rules import Step
+from horovod_sparse.transport.agreement import agree
+from horovod_sparse.transport.base import Transport
+
+# In the state of a parameter, as torch's optimizers have it, where broadcasts and checkpoints find them.
+_COMMON, _VELOCITY = "common_parameter", "outer_momentum"
+# In each param group: steps since the parameters were common; broadcasts find it there, too.
+_LOCAL_STEP = "local_step"
+
+
+def plain(optimizer: Any) -> Any:
+    """The functions of the user's class, of which the class of a local optimizer is made."""
+    return super(type(optimizer), optimizer)
+
+
+class Rounds:
+    """Rounds of one optimizer, and the exchange that ends them.
+
+    In a round, ranks step on their own. It ends with an outer step from the parameters theta that it began with, whose
+    gradient is the mean of C(theta - theta_local), where C is the compression with its memory. Differences of
+    parameters are updates: residuals of them have no learning rate to follow.
+
+    Args:
+        optimizer: Takes the local steps; held weakly.
+        names: Of its parameters.
+        sparse: The configuration.
+        transport: Connects the ranks.
+        outer: The outer step.
+        stall: How long a bucket may wait.
+        grad_scaler: This rank's, saved with its state.
+
+    Attributes:
+        exchange: Buckets of differences, with their residuals.
+        stepped: Whether this rank has taken a step in this round.
+        begun: Whether the optimizer has a state: that of a new one is to look empty.
+        transport: Of the ranks that train together.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        names: Mapping[torch.Tensor, str],
+        sparse: Sparse,
+        transport: Transport,
+        outer: OuterSGD,
+        stall: Limits,
+        grad_scaler: torch.amp.GradScaler | None,
+    ) -> None:
+        self.exchange = Exchange(sparse, transport, weakref.proxy(self), 1 / transport.size, None, stall)
+        self.stepped = False
+        self.begun = False
+        self._optimizer = weakref.ref(optimizer)
+        self._names: dict[torch.Tensor, str] = {}
+        self.transport = transport
+        self._outer = outer
+        self._grad_scaler = grad_scaler
+        self._common: dict[torch.Tensor, torch.Tensor] = {}
+        self._velocity: dict[torch.Tensor, torch.Tensor] = {}
+        self._apart: set[torch.Tensor] = set()  # parameters that ranks may have moved in this round
+        self._compared = False  # the parameters that the first round began with
+        self.admit(names)
+
+    @property
+    def compression(self) -> Sparse:
+        """The configuration."""
+        return self.exchange.compression
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        optimizer = self._optimizer()
+        assert optimizer is not None
+        return optimizer.param_groups
+
+    @property
+    def local_step(self) -> int:
+        """Steps, those that a GradScaler skipped included, since the parameters were common."""
+        return int(self._groups[0].get(_LOCAL_STEP, 0))
+
+    @local_step.setter
+    def local_step(self, steps: int) -> None:
+        for group in self._groups:
+            group[_LOCAL_STEP] = steps
+
+    def admit(self, names: Mapping[torch.Tensor, str]) -> None:
+        """Lets parameters take part, the same on every rank; a collective call."""
+        named = {name: p for p, name in names.items() if p.numel()}
+        in_order = {named[name]: name for name in self.exchange.order(list(named))}
+        self._names |= in_order
+        self.local_step = self.local_step  # in new param groups, too
+        self._place(p for p in in_order if p.requires_grad)
+
+    def _place(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Gives parameters places in buckets; a collective call."""
+        least = self.compression.dense_below
+        members = [Member(self._names[p], p, -1, dense=p.numel() < least) for p in parameters]
+        if members:
+            self.exchange.add(members)
+
+    def step_for(self, group: int) -> Step:
+        """Return the default conditions: differences of parameters are updates, whatever the learning rate."""
+        del group
+        return Step()
+
+    def place_named(self, names: Sequence[str]) -> None:
+        """Makes a bucket for parameters that learned in the training that is gone on with; a collective call."""
+        named = {name: p for p, name in self._names.items()}
+        self._place(named[name] for name in reversed(names) if name in named)
+
+    def begin(self) -> None:
+        """Takes note of the common parameters; to be called before each step."""
+        for p in self._names:
+            if p.requires_grad and p not in self._apart:
+                self._note(p)
+
+    def _note(self, p: torch.Tensor) -> None:
+        values = p.detach()
+        self._common[p] = self._common[p].copy_(values) if p in self._common else values.clone()
+        self._apart.add(p)
+
+    @torch.no_grad()
+    def end(self, working: bool = True) -> bool:
+        """Ends the round: parameters are common again, with the same bits on every rank; a collective call.
+
+        Nothing is exchanged where no rank has taken a step.
+
+        Args:
+            working: Whether this rank will take further steps.
+
+        Returns:
+            Whether any rank works, or has given something.
+        """
+        mine = [working, self.stepped, *(p.requires_grad or p in self._apart for p in self._names)]
+        works, gives, *moving = self.exchange.anywhere(mine)
+        if gives:
+            self._meet([p for p, moves in zip(self._names, moving, strict=True) if moves])
+        self._begin_anew()
+        return works or gives
+
+    def _begin_anew(self) -> None:
+        self._apart.clear()
+        self.stepped, self.local_step = False, 0
+
+    def _meet(self, moving: Sequence[torch.Tensor]) -> None:
+        """Exchanges how far ranks have gone, and takes the outer step.
+
+        Args:
+            moving: Parameters that have learned in this round on any rank; others stay where they are.
+        """
+        # Of what is frozen here, the residual waits until it learns again.
+        held = {p for p in self._names if not p.requires_grad and p not in self._apart}
+        for p in moving:
+            if p not in self._apart:
+                self._note(p)
+        self._compare(moving)
+        worker = self.exchange.worker
+        if self.exchange.ranks > 1:
+            self._place(p for p in moving if worker.bucket_of(p) is None)
+        try:
+            # In the parameters' own memory: what is there now is not needed any more.
+            differences = {p: torch.sub(self._common[p], p, out=p.detach()) for p in moving}
+            self._average(differences, held)
+            common = [self._common[p] for p in moving]
+            self._outer.apply(common, list(differences.values()), [self._velocity_of(p) for p in moving])
+        finally:
+            for p in moving:
+                p.copy_(self._common[p])
+
+    def _average(self, differences: Mapping[torch.Tensor, torch.Tensor], held: Container[torch.Tensor]) -> None:
+        """Replaces differences by their mean over the ranks, as far as it is sent."""
+        worker = self.exchange.worker
+        self.exchange.idle = not self.stepped
+        try:
+            with worker.completing():
+                for slot in [slot for bucket in worker.buckets for slot in bucket.layout.slots]:
+                    p = slot.parameter
+                    bucket = worker.bucket_of(p)
+                    assert bucket is not None
+                    difference = differences[p] if p in differences else torch.zeros_like(p)
+                    worker.put(bucket, p, difference, hold=p in held)
+                worker.collect()
+        finally:
+            self.exchange.idle = False
+
+    def _velocity_of(self, p: torch.Tensor) -> torch.Tensor:
+        if p not in self._velocity:
+            self._velocity[p] = torch.zeros_like(p)
+        return self._velocity[p]
+
+    def _compare(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Makes sure, once, that ranks parted from the same parameters: else they would never be common."""
+        if not self._compared:
+            start = tuple((self._names[p], _digest(self._common[p])) for p in parameters)
+            with process.communicating("synchronize()", self.transport):
+                agree(
+                    self.transport, {"start of the first round, which hvd.broadcast_parameters() makes common,": start}
+                )
+            self._compared = True
+
+    def stand_in(self) -> Callable[[], None]:
+        """Takes part, from now on, in the other ranks' rounds until no rank works; for ``hvd.join()``.
+
+        Returns:
+            A function that waits for the end of it.
+        """
+
+        def take_part() -> None:
+            try:
+                while self.end(working=False):
+                    pass
+            except BaseException as error:
+                process.abort(f"failed in the other ranks' rounds, as it is in hvd.join(): {error!r}")
+
+        thread = process.background("horovod_sparse_join")
+        future = thread.submit(take_part)
+
+        def wait() -> None:
+            future.result()
+            thread.close()
+
+        return wait
+
+    def add_to(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Adds to the state of an optimizer, as torch gives it, what is the same on all ranks."""
+        parameters = [p for group in self._groups for p in group["params"]]
+        for index, p in enumerate(parameters):
+            if self.begun and p in self._names and (p.requires_grad or p in self._common):
+                entry = state["state"].setdefault(index, {})
+                entry[_COMMON] = self._common[p] if p in self._apart else p.detach()
+                if self._outer.momentum:
+                    entry[_VELOCITY] = self._velocity_of(p)
+        return state
+
+    def take_from(self, state: dict[torch.Tensor, Any]) -> None:
+        """Takes over what ``add_to`` has added, out of the state of the optimizer, in which it was loaded."""
+        self.begun, self.stepped = True, self.local_step > 0
+        self._apart.clear()
+        for p in self._names:
+            entry = state.get(p, {})
+            common, velocity = entry.pop(_COMMON, None), entry.pop(_VELOCITY, None)
+            if velocity is not None:
+                self._velocity[p] = velocity
+            if common is not None and self.stepped:
+                self._common[p] = common
+                self._apart.add(p)
+            if p in state and not entry:
+                del state[p]
+
+    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
+        """This rank's own: residuals, and what its local steps have made of parameters and optimizer, as copies.
+
+        Args:
+            copy: Copies an array of the exchange to the host.
+        """
+        own = plain(self._optimizer()).state_dict()
+        ours = (_COMMON, _VELOCITY)
+        entries = {index: {key: one[key] for key in one if key not in ours} for index, one in own["state"].items()}
+        return {
+            **self.exchange.state_dict(copy),
+            "local_step": self.local_step,
+            "stepped": self.stepped,
+            "parameters": on_host({self._names[p]: p for p in self._names if p in self._apart}),
+            "optimizer": on_host({**own, "state": entries}),
+            "scaler": None if self._grad_scaler is None else self._grad_scaler.state_dict(),
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over a state given by ``state_dict`` on the same rank of as many ranks; after the optimizer's own.
+
+        A state that ``merge`` gave, or one of an optimizer that exchanges gradients, has residuals only: the round
+        starts anew from the common parameters.
+
+        Raises:
+            ValueError: The state belongs to another model, bucket size or configuration.
+        """
+        self.exchange.load_state_dict(state)
+        if "optimizer" not in state:
+            for p in self._apart:
+                p.copy_(self._common[p])
+            self._begin_anew()
+            return
+        plain(self._optimizer()).load_state_dict(state["optimizer"])
+        named = {name: p for p, name in self._names.items()}
+        for name, values in state["parameters"].items():
+            named[name].copy_(values)
+        self.stepped = state["stepped"]
+        if self._grad_scaler is not None and state["scaler"] is not None:
+            self._grad_scaler.load_state_dict(state["scaler"])
+
+    def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """The state that goes on from those of another number of ranks, as ``Exchange.merge``; a collective call."""
+        merged, notes = self.exchange.merge(states, leader)
+        notes.append("all ranks go on with the optimizer of rank 0")
+        if leader.get("local_step"):
+            notes.append(f"the round in progress starts anew: its {leader['local_step']} steps are dropped")
+        return merged, notes
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    bits = tensor.cpu().contiguous().view(-1).view(torch.uint8)
+    return hashlib.sha256(bits.numpy().tobytes()).hexdigest()[:16]

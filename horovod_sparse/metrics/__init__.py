@@ -1,0 +1,184 @@
+"""Spans of time per stage and bucket, as a table of totals or a Chrome trace that Perfetto opens.
+
+Off until ``enable()`` is called; a span then costs about a microsecond, otherwise a part of it::
+
+    from horovod_sparse import metrics
+    metrics.enable()
+    with metrics.span("forward"):
+        loss = model(batch)
+    metrics.export("trace.json", comm)
+
+The pipeline records ``select`` (accumulate and select), ``agree``, ``exchange`` and ``apply`` per bucket, and marks the
+``density`` in force and what a schedule weighed (``weigh``, with the gains); the optimizer records ``wait``.
+
+A GPU is still at work when the host leaves the block. With ``enable(device=torch.cuda)`` a span is the device's time
+instead: from when this thread's stream gets to the block until it has done what the block launched. No span waits for
+it; ``spans``, ``totals``, ``export``, ``clear`` and ``enable`` do.
+
+While torch's profiler is on, or a tool listens to NVTX, spans are ranges there, too. ``Log`` and ``TextFile`` write
+what ``optimizer.statistics()`` tells.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import defaultdict
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from horovod_sparse.metrics import ranges
+from horovod_sparse.metrics.chrome import Span, write
+from horovod_sparse.metrics.device import Device, DeviceTime
+from horovod_sparse.metrics.log import Log
+from horovod_sparse.metrics.prometheus import TextFile
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = [
+    "NOTHING",
+    "Device",
+    "Log",
+    "Span",
+    "TextFile",
+    "active",
+    "clear",
+    "enable",
+    "export",
+    "mark",
+    "recording",
+    "span",
+    "spans",
+    "totals",
+]
+
+_spans: list[Span] = []
+recording = False
+_device_time: DeviceTime | None = None
+NOTHING = nullcontext()
+# perf_counter has no defined zero; anchored to the epoch once, the ranks' spans line up as well as their clocks do.
+_epoch = time.time_ns() - time.perf_counter_ns()
+
+
+class _Recorder:
+    __slots__ = ("_details", "_name", "_start")
+
+    def __init__(self, name: str, details: dict[str, Any]) -> None:
+        self._name = name
+        self._details = details
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter_ns()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        duration = time.perf_counter_ns() - self._start
+        thread = threading.current_thread().name
+        _spans.append(Span(self._name, self._start + _epoch, duration, thread, self._details))
+
+
+class _DeviceRecorder:
+    __slots__ = ("_details", "_name", "_start", "_time")
+
+    def __init__(self, device_time: DeviceTime, name: str, details: dict[str, Any]) -> None:
+        self._time = device_time
+        self._name = name
+        self._details = details
+
+    def __enter__(self) -> None:
+        self._start = self._time.event()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._time.add(self._name, self._details, self._start, self._time.event())
+
+
+def active() -> bool:
+    """Tells whether spans go anywhere: into a recording, or to a profiler that is on."""
+    return recording or ranges.active()
+
+
+def enable(on: bool = True, device: Device | None = None) -> None:
+    """Starts (or with ``on=False`` stops) recording.
+
+    Args:
+        on: Whether to record.
+        device: ``torch.cuda`` where the work is done on a GPU; this process may use one of them. None: the host.
+    """
+    global recording, _device_time
+    _read_device()
+    _device_time = DeviceTime(device, _epoch, _spans) if on and device is not None else None
+    recording = on
+
+
+def _read_device() -> None:
+    if _device_time is not None:
+        _device_time.read()
+
+
+def span(name: str, **details: Any) -> AbstractContextManager[None]:
+    """Records the time spent in a ``with`` block.
+
+    Args:
+        name: The stage.
+        **details: Shown with the span, such as ``bucket=3``; JSON values.
+    """
+    around = ranges.around(name) if ranges.active() else None
+    if not recording:
+        return around or NOTHING
+    recorder = _Recorder(name, details) if _device_time is None else _DeviceRecorder(_device_time, name, details)
+    return recorder if around is None else ranges.Both(around, recorder)
+
+
+def mark(name: str, **details: Any) -> None:
+    """Records a moment: a span of no length.
+
+    Args:
+        name: What happened.
+        **details: Shown with it; JSON values.
+    """
+    if not recording:
+        return
+    if _device_time is None:
+        now = time.perf_counter_ns() + _epoch
+        _spans.append(Span(name, now, 0, threading.current_thread().name, details))
+    else:
+        event = _device_time.event()
+        _device_time.add(name, details, event, event)
+
+
+def spans() -> tuple[Span, ...]:
+    """The spans recorded so far, in the order they ended."""
+    _read_device()
+    return tuple(_spans)
+
+
+def clear() -> None:
+    """Forgets the spans recorded so far."""
+    _read_device()
+    _spans.clear()
+
+
+def totals() -> dict[str, float]:
+    """Seconds per stage, summed over threads and buckets."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for recorded in spans():
+        seconds[recorded.name] += recorded.duration / 1e9
+    return dict(seconds)
+
+
+def export(path: str | os.PathLike[str], comm: MPI.Intracomm | None = None) -> None:
+    """Writes the spans as Chrome trace JSON, one process a rank and one track a thread.
+
+    Args:
+        path: File to write; written beside and renamed, so that a reader never sees half of it.
+        comm: When given, a collective call: rank 0 writes the spans of all ranks. Otherwise this process' own.
+    """
+    ranks = [spans()] if comm is None else comm.gather(spans(), root=0)
+    if ranks is not None:
+        write(path, ranks)

@@ -1,1 +1,0 @@
-"""Everything that knows torch and Horovod."""

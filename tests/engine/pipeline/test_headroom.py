@@ -1,0 +1,218 @@
+"""Whatever numbers come, what is remembered is finite, and no mass is lost where sums are finite."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from laws import content, digest, everywhere, same_bits, summed, thorough
+from rules import LIKE, eighths
+
+from horovod_sparse.collectives import COLLECTIVES
+from horovod_sparse.config import Sparse
+from horovod_sparse.engine.pipeline import pipeline_for
+from horovod_sparse.engine.pipeline.headroom import Headroom
+from horovod_sparse.memories import MEMORIES
+from horovod_sparse.rules import BucketContext, Step
+from horovod_sparse.sparsifiers import SPARSIFIERS
+
+SIZE = 90
+SHARING = ("randomblock", "randomk", "stable")
+OPTIONS = {
+    "threshold": {"threshold": 16.0},
+    "stable": {"block": 1, "refresh": 3},
+    "hierarchical": {"outer": "gtopk", "node_ranks": 2},
+    "oktopk": {"tau_threshold": 4, "tau_partition": 4},
+    "reusedtopk": {"tau_threshold": 4},
+}
+COMBINATIONS = [
+    (sparsifier, collective)
+    for sparsifier, collective in itertools.product(SPARSIFIERS, COLLECTIVES)
+    if collective != "shared" or sparsifier in SHARING
+]
+# Every rule once, and those whose state the issue of overflow was found in.
+ONCE = [
+    *((one, "shared" if one in SHARING else "topka") for one in SPARSIFIERS),
+    *(("topk", one) for one in COLLECTIVES if one not in ("topka", "shared")),
+    ("reusedtopk", "oktopk"),
+    ("randomk", "hierarchical"),
+]
+# Of a step's elements, which come from these at random.
+NUMBERS = {
+    "plain": (0.0, -0.0, 1.0, -3.0, 1e-3),
+    "denormal": (0.0, 1e-42, -1e-45, 1e-38),
+    "huge": (3e38, -3e38, 3.4e38, 1e38, 1.0, 0.0),
+    "large": (1e33, -3e34, 1e36, 1.0),
+    "wide": (1e-42, 1.0, -1e10, 1e20, 1e30),
+    "not finite": (np.nan, np.inf, -np.inf, 1.0, 3e38),
+}
+
+
+def build(transport, sparsifier, collective, memory="residual", dtype="float32", **settings):
+    for name in (sparsifier, collective):
+        settings = {**OPTIONS.get(name, {}), **settings}
+    sparse = Sparse.of(0.05, sparsifier, memory, collective, **settings)
+    return pipeline_for(sparse, SIZE, LIKE.astype(dtype), transport)
+
+
+def drawn(generator, dtype="float32"):
+    """Numbers of one kind, mostly plain ones, so that what was remembered before has to survive."""
+    kind = str(generator.choice([*NUMBERS, "plain", "plain"]))
+    return generator.choice(NUMBERS[kind], SIZE).astype(dtype)
+
+
+def run(pipeline, gradient, **conditions):
+    output = np.full_like(gradient, np.nan)
+    with np.errstate(over="ignore", invalid="ignore"):
+        pipeline.run([(0, gradient)], [(0, output)], Step(**conditions))
+    return output
+
+
+def finite(state):
+    """Whether a state holds no number that is not finite."""
+    if isinstance(state, Mapping):
+        return all(map(finite, state.values()))
+    is_number = isinstance(state, float) or getattr(state, "dtype", np.dtype("i4")).kind == "f"
+    return not is_number or bool(np.isfinite(state).all())
+
+
+def everything(transport, array):
+    """The sum over the ranks in float64, and that of the magnitudes."""
+    wide = array.astype(np.float64)
+    return summed(transport, wide), summed(transport, abs(wide))
+
+
+def assert_laws(transport, pipeline, steps, dtype="float32"):
+    """Takes steps of random numbers, each rank's of a kind of their own."""
+    generator, bits, taken = np.random.default_rng([1, transport.rank]), [], 0
+    conserves = "residual" in pipeline.state_dict()["memory"] and "velocity" not in pipeline.state_dict()["memory"]
+    for number in range(steps):
+        before, counted = content(pipeline.state_dict()), pipeline.state_dict()["steps"]
+        old = pipeline.state_dict()["memory"]["residual"].copy() if conserves else 0
+        gradient = drawn(generator, dtype) if number > 2 else eighths(generator, SIZE).astype(dtype)
+        total = run(pipeline, gradient)
+        state = pipeline.state_dict()
+        assert everywhere(transport, finite(state)), f"step {number}: {state}"
+        bits.append(digest(total))
+        if state["steps"] == counted:
+            assert everywhere(transport, content(state) == before), number
+            with np.errstate(over="ignore", invalid="ignore"):
+                dense, size = everything(transport, gradient)
+            known = np.isfinite(dense) & (size < 3e38)
+            assert everywhere(
+                transport, np.allclose(total[known], dense[known], rtol=1e-5, atol=1e-6 * size[known].max(initial=0))
+            )
+        else:
+            taken += 1
+            assert everywhere(transport, np.isfinite(total).all())
+            if conserves:
+                fed, size = everything(transport, old.astype(np.float64) + gradient)
+                held = everything(transport, state["memory"]["residual"])[0]
+                assert everywhere(transport, (abs(total + held - fed) <= 1e-5 * size).all()), number
+    assert transport.broadcast_object(bits) == bits
+    return taken
+
+
+@pytest.mark.law
+@pytest.mark.parametrize(("sparsifier", "collective"), ONCE)
+def test_random_numbers_leave_finite_states_and_lose_nothing(transport, sparsifier, collective):
+    assert assert_laws(transport, build(transport, sparsifier, collective), 40 if thorough() else 10)
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("collective", ["gtopk", "hierarchical"])
+@pytest.mark.parametrize("memory", [one for one in MEMORIES if one != "residual"])
+def test_random_numbers_leave_finite_memories(transport, memory, collective):
+    settings = {} if memory in ("none", "momentum") else {"compressor": "quantize"}
+    assert assert_laws(transport, build(transport, "topk", collective, memory, **settings), 40 if thorough() else 10)
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("memory", ["conef", "partial", "improved"])
+def test_random_numbers_leave_finite_sketches(transport, memory):
+    settings = {"saving": 0.01} if memory != "improved" else {"saving": 0.01, "version": 2}
+    assert assert_laws(transport, build(transport, "randomk", "shared", memory, **settings), 40 if thorough() else 10)
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("wire", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("collective", ["oktopk", "hierarchical", "topkdsa"])
+def test_random_numbers_survive_rounding_for_the_wire(transport, wire, collective):
+    dtype = "float64" if wire == "float32" else "float32"
+    pipeline = build(transport, "reusedtopk", collective, dtype=dtype, wire=wire)
+    assert assert_laws(transport, pipeline, 40 if thorough() else 10, dtype)
+
+
+@pytest.mark.full
+@pytest.mark.slow
+@pytest.mark.parametrize(("sparsifier", "collective"), COMBINATIONS)
+def test_hundreds_of_steps_of_random_numbers_with_every_combination(transport, sparsifier, collective):
+    assert assert_laws(transport, build(transport, sparsifier, collective), 300) > 20
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize(("sparsifier", "collective"), [("topk", "topka"), ("randomk", "shared"), ("stable", "shared")])
+def test_gradients_near_the_largest_float_are_sent_whole_and_leave_the_memory_alone(
+    transport, caplog, sparsifier, collective, memory
+):
+    settings = {"compressor": "quantize"} if memory in ("conef", "partial", "improved") else {}
+    pipeline = build(transport, sparsifier, collective, memory, **settings)
+    plain = eighths(np.random.default_rng([5, transport.rank]), SIZE)
+    run(pipeline, plain)
+    before, huge = content(pipeline.state_dict()), np.full(SIZE, 3e38 * (transport.rank == 0), np.float32)
+    for _ in range(5):
+        assert everywhere(transport, np.array_equal(run(pipeline, huge), np.full(SIZE, 3e38, np.float32)))
+        assert everywhere(transport, content(pipeline.state_dict()) == before)
+    assert everywhere(
+        transport, (f"rank {transport.rank}: bucket 0, step 1: gradients are sent whole" in caplog.text) == huge.any()
+    )
+    assert everywhere(transport, np.isfinite(run(pipeline, plain)).all() and pipeline.state_dict()["steps"] == 2)
+
+
+@pytest.mark.law
+def test_a_factor_that_would_carry_the_residual_away_empties_it(transport):
+    """A learning rate that falls by forty orders of magnitude asks for a residual as many times as large."""
+    pipeline, plain = build(transport, "topk", "topka"), eighths(np.random.default_rng(6), SIZE)
+    run(pipeline, plain, learning_rate=1.0)
+    assert everywhere(transport, run(pipeline, plain, learning_rate=1e-40).any())
+    assert everywhere(transport, not pipeline.state_dict()["memory"]["residual"].any())
+    assert same_bits(transport, run(pipeline, plain, learning_rate=1.0))
+    assert everywhere(transport, finite(pipeline.state_dict()))
+
+
+class Counting:
+    """A memory that counts how often it is measured."""
+
+    def __init__(self, value):
+        self.array, self.measured = np.full(4, value, np.float32), 0
+
+    def state_dict(self):
+        self.measured += 1
+        return {"nested": {"array": self.array, "indices": np.arange(4)}, "unit": 7.0}
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 64])
+def test_the_memory_is_measured_once_in_a_while_only(ranks):
+    memory = Counting(1e-3)
+    headroom = Headroom(BucketContext(4, LIKE, ranks=ranks), memory)
+    assert all(headroom.suffices(0.1, 25_000_000, 1.0) for _ in range(400))
+    assert memory.measured <= 400 / 8
+
+
+def test_what_has_no_room_is_refused_and_a_memory_that_is_not_finite_is_emptied(caplog):
+    caplog.set_level(logging.WARNING)
+    memory = Counting(1.0)
+    headroom = Headroom(BucketContext(4, LIKE), memory)
+    for largest in (np.nan, np.inf, 1e38):
+        assert not headroom.suffices(largest, 4, 1.0)
+    assert memory.array.all()
+    assert not headroom.suffices(1.0, 4, np.inf)
+    for bad in (np.nan, np.inf, -3e38):
+        memory.array[2] = bad
+        headroom.forget()
+        assert headroom.suffices(1.0, 4, 1.0)
+        assert not memory.array.any()

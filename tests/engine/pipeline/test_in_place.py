@@ -1,0 +1,147 @@
+"""Results in the gradients' own arrays, and steps that can be undone: the same bits, with fewer passes."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from laws import content, everywhere, same_bits, summed
+from rules import LIKE, eighths
+
+from horovod_sparse.config import Sparse
+from horovod_sparse.engine.pipeline import pipeline_for, sparse
+from horovod_sparse.memories import MEMORIES
+from horovod_sparse.rules import Step
+from horovod_sparse.sparsifiers import SPARSIFIERS
+
+SIZE = 600
+FORMATS = [np.dtype(kind) for kind in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)]
+# A bucket of any size, with steps that do not depend on earlier ones' choices only.
+OPTIONS = {"threshold": {"threshold": 16.0}, "stable": {"block": 1, "refresh": 2}}
+
+
+def build(transport, undoable=False, **settings):
+    return pipeline_for(Sparse.of(0.05, **settings), SIZE, LIKE, transport, 0, 0.5, undoable)
+
+
+def own(transport, *seed):
+    return np.random.default_rng([*seed, transport.rank])
+
+
+def parameters(gradient, dtype):
+    """Gradients of two parameters, with a third between them that is held."""
+    parts = [gradient[:200], gradient[200:350], gradient[350:]]
+    return [(start, part.astype(dtype)) for start, part in zip((0, 200, 350), parts, strict=True)]
+
+
+def run(pipeline, outputs, held=1, in_place=True):
+    """One step; gives what the optimizer would see."""
+    gradients = [pair for number, pair in enumerate(outputs) if number != held]
+    if not in_place:
+        gradients = [(start, array.copy()) for start, array in gradients]
+    pipeline.run(gradients, outputs, Step())
+    return np.concatenate([array.astype(np.float64) for _, array in outputs])
+
+
+def settings_of(sparsifier, memory):
+    compressed = {"compressor": "quantize"} if "compressor" in MEMORIES[memory].Options().known() else {}
+    return {"sparsifier": sparsifier, "memory": memory, **OPTIONS.get(sparsifier, {}), **compressed}
+
+
+COMBINATIONS = [*((name, "residual") for name in SPARSIFIERS), *(("topk", name) for name in MEMORIES)]
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize(("sparsifier", "memory"), COMBINATIONS)
+def test_a_result_in_the_gradients_place_has_the_same_bits(transport, sparsifier, memory, dtype):
+    settings = settings_of(sparsifier, memory)
+    one, other = build(transport, **settings), build(transport, **settings)
+    for number in range(4):
+        gradient = eighths(own(transport, number), SIZE, 256)
+        held = 1 if number % 2 else 3  # none
+        first = run(one, parameters(gradient, dtype), held)
+        assert everywhere(
+            transport, np.array_equal(first, run(other, parameters(gradient, dtype), held, in_place=False))
+        )
+        assert same_bits(transport, first)
+        assert everywhere(transport, content(one.state_dict()) == content(other.state_dict()))
+
+
+@pytest.mark.law
+def test_gradients_that_are_no_outputs_stay_as_they_are(transport):
+    pipeline, gradient = build(transport), eighths(own(transport), SIZE)
+    output, before = np.empty_like(gradient), gradient.copy()
+    pipeline.run([(0, gradient)], [(0, output)], Step())
+    pipeline.run([(0, gradient[:300]), (300, gradient[300:])], [(0, gradient[:300]), (300, output[300:])], Step())
+    assert everywhere(transport, np.array_equal(gradient[300:], before[300:]))
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("undoable", [False, True])
+def test_an_exchange_that_fails_in_place_loses_nothing(transport, monkeypatch, undoable):
+    pipeline, gradient = build(transport, undoable), eighths(own(transport), SIZE)
+    run(pipeline, [(0, gradient.copy())])
+    before = pipeline.memory.state_dict()["residual"].copy()
+
+    def fail(vector, k):
+        raise OSError("the network is down")
+
+    monkeypatch.setattr(pipeline.collective, "allreduce", fail)
+    with pytest.raises(OSError, match="down"):
+        run(pipeline, [(0, gradient.copy())])
+    assert everywhere(transport, np.array_equal(pipeline.memory.state_dict()["residual"], before + gradient))
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("late", [0, SIZE + 1], ids=["by the selection", "before it"])
+@pytest.mark.parametrize(("sparsifier", "memory"), COMBINATIONS)
+def test_steps_that_can_be_undone_have_the_same_bits_and_one_that_is_not_finite_leaves_no_trace(
+    transport, monkeypatch, sparsifier, memory, late
+):
+    monkeypatch.setattr(sparse, "_LATE", late)
+    settings = settings_of(sparsifier, memory)
+    one, other, ranks = build(transport, undoable=True, **settings), build(transport, **settings), transport.size
+    for number in range(4):
+        before, gradient = content(one.state_dict()), eighths(own(transport, number), SIZE, 256)
+        bad = gradient.copy()
+        if transport.rank == number % ranks:
+            bad[[7, 400]] = [np.inf, np.nan]
+        seen = run(one, parameters(bad, np.float32), held=3)
+        with np.errstate(invalid="ignore"):
+            assert everywhere(
+                transport, np.array_equal(seen, 0.5 * summed(transport, bad.astype(np.float64)), equal_nan=True)
+            )
+        assert everywhere(transport, content(one.state_dict()) == before)
+        if number % 2:
+            run(one, parameters(gradient + 1, np.float32))
+            one.undo()
+            assert everywhere(transport, content(one.state_dict()) == before)
+        totals = [run(pipeline, parameters(gradient, np.float32)) for pipeline in (one, other)]
+        assert everywhere(transport, np.array_equal(*totals))
+        assert everywhere(transport, content(one.state_dict()) == content(other.state_dict()))
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("sparsifier", ["topk", "randomk", "dgc"])
+def test_what_overflows_only_when_it_is_added_up_is_not_kept(transport, monkeypatch, sparsifier):
+    monkeypatch.setattr(sparse, "_LATE", 0)
+    pipeline = build(transport, undoable=True, sparsifier=sparsifier)
+    run(pipeline, [(0, np.full(SIZE, 3e38 if transport.rank == 0 else 1.0, np.float32))])
+    before = pipeline.memory.state_dict()["residual"].copy()
+    with np.errstate(over="ignore"):
+        run(pipeline, [(0, np.full(SIZE, 3e38 if transport.rank == 0 else 1.0, np.float32))])
+    after = pipeline.memory.state_dict()["residual"]
+    assert everywhere(transport, np.array_equal(after, before))
+    assert everywhere(transport, bool(np.isfinite(after).all()))
+
+
+def test_the_state_before_a_step_is_kept_without_a_copy(transport):
+    pipeline = build(transport, undoable=True)
+    run(pipeline, [(0, eighths(own(transport, 1), SIZE))])
+    residual = pipeline.memory.state_dict()["residual"]
+    before = residual.copy()
+    run(pipeline, [(0, eighths(own(transport, 2), SIZE))])
+    assert everywhere(transport, np.array_equal(residual, before))
+    pipeline.undo()
+    assert pipeline.memory.state_dict()["residual"] is residual

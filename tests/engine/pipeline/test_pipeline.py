@@ -1,0 +1,354 @@
+"""The whole step of one bucket: what it does, and the laws it obeys with every combination of its parts."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from laws import content, digest, everywhere, same_bits, sum_bytes, summed, thorough
+from reference_step import SELECT, Held, accumulate, exchange
+from rules import LIKE, assert_unbiased, eighths, held
+
+from horovod_sparse import metrics
+from horovod_sparse.collectives import COLLECTIVES, auto
+from horovod_sparse.config import Compression, Sparse
+from horovod_sparse.engine.pipeline import pipeline_for
+from horovod_sparse.engine.pipeline.dense import DensePipeline
+from horovod_sparse.memories import MEMORIES
+from horovod_sparse.rules import BucketContext, Step, snapshot
+from horovod_sparse.sparsifiers import SPARSIFIERS
+
+SHARING = ["randomblock", "randomk", "stable"]
+# Where a bucket of any size does not do with the defaults, or where a step would depend on earlier ones.
+OPTIONS = {
+    "threshold": {"threshold": 16.0},
+    "stable": {"block": 1, "refresh": 1},
+    **{name: {"tau_threshold": 1} for name in ("reusedtopk", "oktopk", "auto")},
+    "hierarchical": {"outer": "topka", "node_ranks": 2},
+}
+ALL = [pair for pair in itertools.product(SPARSIFIERS, COLLECTIVES) if pair[1] != "shared" or pair[0] in SHARING]
+# Every collective and every sparsifier once; all of them with each other in `make test-ci`, at one world size.
+ONCE = [(one, other) for one, other in ALL if one == "topk" or other == ("shared" if one in SHARING else "topka")]
+COMBINATIONS = [
+    *ONCE,
+    *(pytest.param(*pair, marks=pytest.mark.full) for pair in ALL if thorough() and pair not in ONCE),
+]
+# Collectives that return nothing, something and a lot.
+COMMON = [("topk", "topka"), ("topk", "gtopk"), ("reusedtopk", "oktopk"), ("randomblock", "shared")]
+
+
+def build(transport, size, density=0.1, factor=1.0, undoable=False, **settings):
+    return pipeline_for(Sparse.of(density, **settings), size, LIKE, transport, 0, factor, undoable)
+
+
+def own(transport, *seed):
+    return np.random.default_rng([*seed, transport.rank])
+
+
+def run(pipeline, gradient, **conditions):
+    """One exchange of a bucket of one parameter; gives what the optimizer would see."""
+    output = np.full_like(gradient, np.nan)
+    pipeline.run([(0, gradient)], [(0, output)], Step(**conditions))
+    return output
+
+
+def remembered(pipeline):
+    return pipeline.memory.state_dict()["residual"].astype(np.float64)
+
+
+# --- what a step does ---
+
+
+@pytest.mark.law
+@pytest.mark.parametrize(("sparsifier", "collective"), COMBINATIONS)
+@pytest.mark.parametrize(
+    ("size", "density", "dense_steps"), [(1, 0.5, 0), (1500, 0.01, 1), (300, 0.3, 0), (90, 1e-4, 2)]
+)
+def test_every_step_is_that_of_the_reference(transport, sparsifier, collective, size, density, dense_steps):
+    """With learning rates that are powers of two, all numbers are exact."""
+    settings = {**OPTIONS.get(sparsifier, {}), **OPTIONS.get(collective, {}), "dense_steps": dense_steps}
+    pipeline = build(transport, size, density, 0.5, sparsifier=sparsifier, collective=collective, **settings)
+    taken, take = [], pipeline.sparsifier.take
+    pipeline.sparsifier.take = lambda *given: taken.append(take(*given)) or taken[-1]
+    rank, ranks, k = transport.rank, transport.size, max(1, round(density * size))
+    left, generator = Held(np.zeros((ranks, size))), np.random.default_rng(size)
+    for number, rate in enumerate((1.0, 0.5, 0.0, 2.0)):
+        taken.clear()
+        gradients = eighths(generator, (ranks, size), 256)
+        total = run(pipeline, gradients[rank].copy(), learning_rate=rate, loss_scale=4.0)
+
+        unit, algorithm = 0.5 * rate / 4.0, getattr(pipeline.collective, "choice", collective)
+        acc, chosen = accumulate(left, gradients, unit), np.ones((ranks, size), bool)
+        everything = number < dense_steps or k >= size or algorithm == "dense"
+        if not everything and sparsifier in SELECT:
+            chosen = SELECT[sparsifier](acc, k, np.random.default_rng([0, 0, number, 0]).integers(size))
+        elif not everything:
+            chosen = np.array(transport.allgather_object(np.isin(np.arange(size), taken[0].indices)))
+        expected, left = exchange(acc, chosen, unit, left, algorithm, k)
+        assert everywhere(transport, np.array_equal(total, 0.5 * expected))
+        assert everywhere(transport, np.array_equal(remembered(pipeline), left.residuals[rank]))
+        assert everywhere(transport, everything == (not taken))
+
+
+@pytest.mark.law
+@pytest.mark.parametrize(
+    "settings", [{"collective": "oktopk"}, {"collective": "hierarchical", "node_ranks": 2}], ids=str
+)
+def test_nothing_is_lost_in_300_steps_and_all_ranks_have_the_same_bits(transport, settings):
+    """Noisy gradients, so that thresholds are reused, nudged and found anew."""
+    pipeline, generator = build(transport, 500, 0.02, tau_partition=20, **settings), own(transport, 1)
+    gradients, totals, bits = np.zeros(500), np.zeros(500), []
+    for number in range(300 if thorough() else 60):
+        gradient = eighths(generator, 500) * np.float32(2.0 ** (number % 3))
+        gradients += gradient
+        total = run(pipeline, gradient)
+        totals += total
+        bits.append(digest(total))
+    assert everywhere(
+        transport, np.array_equal(totals + summed(transport, remembered(pipeline)), summed(transport, gradients))
+    )
+    assert everywhere(transport, transport.broadcast_object(bits) == bits)
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_density_one_is_a_dense_allreduce(transport, collective):
+    pipeline = build(
+        transport, 20_000, 1.0, collective=collective, sparsifier="randomk" if collective == "shared" else "topk"
+    )
+    gradient = eighths(own(transport), 20_000)
+    assert everywhere(transport, np.array_equal(run(pipeline, gradient), summed(transport, gradient)))
+    assert everywhere(transport, not remembered(pipeline).any())
+    assert abs(pipeline.traffic.bytes_sent - sum_bytes(transport, 80_000)) <= 8
+
+
+@pytest.mark.law
+def test_ranks_that_hold_different_positions_agree_on_k_and_keep_them(transport):
+    """A parameter frozen on some ranks only: the others' k would otherwise differ, and with it what a total holds."""
+    pipeline, half = build(transport, 400, 0.05, collective="oktopk"), transport.rank % 2
+    run(pipeline, eighths(own(transport), 400))
+    before, output = remembered(pipeline), np.full(400, np.nan, np.float32)
+    pipeline.run([(0, eighths(own(transport), 400 - 200 * half))], [(0, output)], Step())
+    assert same_bits(transport, output)
+    active = 400 - 200 * half
+    assert everywhere(transport, np.array_equal(remembered(pipeline)[active:], before[active:]))
+
+
+def test_without_memory_the_rest_is_dropped(transport):
+    pipeline = build(transport, 100, memory="none")
+    gradient = np.arange(100, dtype=np.float32)
+    first, second = run(pipeline, gradient), run(pipeline, gradient)
+    assert everywhere(transport, np.array_equal(first, second))
+    assert everywhere(transport, np.count_nonzero(first) == 10)
+
+
+# --- one decision a step ---
+
+
+@pytest.mark.mpi
+@pytest.mark.law
+@pytest.mark.parametrize(
+    ("settings", "decisions", "reused"),
+    [
+        ({"schedule": "gravac", "cf_max": 40.0, "eps": 0.1}, [100], 4),
+        ({"schedule": "warmup", "warmup_densities": (0.1, 0.05, 0.1), "steps_per_epoch": 1}, [100, 50, 100], 3),
+    ],
+    ids=["gravac", "warmup"],
+)
+def test_auto_decides_once_for_the_k_in_force_and_each_algorithm_keeps_its_state(
+    transport, monkeypatch, settings, decisions, reused
+):
+    """GraVAC sends fewer entries than that k in some steps, and the warm-up changes it."""
+    asked, table = [], auto.table
+
+    def fake(size, k, *given, **more):
+        asked.append(k)
+        best = "oktopk" if k == 100 else "topka"
+        return [cost for cost in table(size, k, *given, **more) if cost.algorithm == best]
+
+    monkeypatch.setattr(auto, "table", fake)
+    pipeline = build(transport, 1000, 0.1, memory="none", collective="auto", **settings)
+    algorithms, gradient = dict(pipeline.collective._collectives), eighths(own(transport), 1000, 2**14)
+    for number in range(5):
+        run(pipeline, gradient)
+        assert len(asked) <= number + 1
+    alone = transport.size == 1  # nothing to choose
+    assert asked == ([] if alone else decisions)
+    assert pipeline.collective._collectives == algorithms
+    assert algorithms["oktopk"].state_dict()["threshold"]["left"] == (0 if alone else 32 - 1 - reused)
+
+
+@pytest.mark.law
+def test_a_step_that_is_not_finite_decides_nothing_and_leaves_all_as_it_was(transport, monkeypatch):
+    pipeline = build(transport, 100, 0.1, collective="auto", schedule="warmup", steps_per_epoch=3)
+    for number in range(4):
+        run(pipeline, eighths(own(transport, number), 100))
+    before, gradient = content(pipeline.state_dict()), eighths(own(transport), 100)
+    monkeypatch.setattr(pipeline.collective, "decide", None)
+    monkeypatch.setattr(pipeline.schedule, "densities", None)
+    for bad in (np.nan, np.inf, -np.inf):
+        if transport.rank == transport.size - 1:
+            gradient[17] = bad
+        total = run(pipeline, gradient)
+        assert everywhere(transport, not np.isfinite(total[17]) and np.isfinite(np.delete(total, 17)).all())
+        assert everywhere(transport, content(pipeline.state_dict()) == before)
+
+
+@pytest.mark.mpi
+def test_the_schedule_is_told_the_number_of_the_step_and_the_squares_of_what_it_weighs(transport):
+    settings = {"cf_max": 100.0, "cf_step": 10.0, "dense_steps": 1, "window": 1, "eps": 0.5}
+    pipeline = build(transport, 100, 0.1, schedule="gravac", **settings)
+    gradient, seen = np.array([4.0] * 1 + [2.0] * 9 + [1.0] * 90, np.float32), []
+    choose = pipeline.schedule.choose
+    pipeline.schedule.choose = lambda squares, rest: seen.append([*squares, rest()]) or choose(squares, rest)
+    metrics.clear()
+    metrics.enable()
+    try:
+        for _ in range(4):
+            run(pipeline, gradient)
+    finally:
+        metrics.enable(False)
+    densities = [one.details["density"] for one in metrics.spans() if one.name == "density"]
+    # Dense by its number; the first window; dense for want of gain, 52 / 142.
+    assert densities == [1.0, 0.1, 1.0, 1.0]
+    weighed = [one.details for one in metrics.spans() if one.name == "weigh"]
+    assert seen[0] == [52, 16, 90]
+    assert weighed[1]["gains"] == pytest.approx([52 / 142, 16 / 142])
+    assert [one["chosen"] for one in weighed] == [0, None, None]
+    assert everywhere(transport, not remembered(pipeline).any())
+
+
+# --- steps that go wrong ---
+
+EITHER = pytest.mark.parametrize("preset", ["topka", "dense"])
+
+
+@EITHER
+def test_a_step_without_backward_anywhere_is_refused_on_every_rank_and_changes_nothing(transport, preset):
+    pipeline = pipeline_for(getattr(Compression, preset)(), 10, LIKE, transport)
+    run(pipeline, np.ones(10, np.float32))
+    before = content(pipeline.state_dict())
+    with pytest.raises(RuntimeError, match=rf"rank {transport.rank}: .*without backward.*call loss.backward"):
+        run(pipeline, np.zeros(10, np.float32), idle=True)
+    assert everywhere(transport, content(pipeline.state_dict()) == before)
+
+
+@EITHER
+def test_a_rank_without_backward_contributes_zeros(transport, preset):
+    pipeline, idle = pipeline_for(getattr(Compression, preset)(), 10, LIKE, transport, factor=0.5), transport.rank != 0
+    gradient = np.zeros(10, np.float32)
+    gradient[3] = 0.0 if idle else 2.0
+    assert everywhere(transport, np.array_equal(run(pipeline, gradient, idle=idle), np.eye(10)[3]))
+
+
+def test_a_dense_bucket_sends_one_message_and_remembers_nothing(transport):
+    ranks = transport.size
+    context = BucketContext(1000, LIKE, 0, transport.rank, ranks, consensus=None)  # to ask for it would be an error
+    pipeline = DensePipeline(context, transport.channel(), factor=1 / 4)
+    gradient = eighths(own(transport), 1000)
+    total = run(pipeline, gradient)
+    pipeline.undo()
+    assert everywhere(transport, np.array_equal(total, summed(transport, gradient) / 4))
+    assert abs(pipeline.traffic.bytes_sent - sum_bytes(transport, 4004)) <= 8
+    assert pipeline.state_dict() == {}
+
+
+def test_a_failed_exchange_gives_everything_back(transport, monkeypatch):
+    pipeline, gradient = build(transport, 100), eighths(own(transport), 100)
+    run(pipeline, gradient)
+    before = remembered(pipeline)
+
+    def fail(vector, k):
+        raise OSError("the network is down")
+
+    monkeypatch.setattr(pipeline.collective, "allreduce", fail)
+    with pytest.raises(OSError, match="down"):
+        run(pipeline, gradient)
+    assert everywhere(transport, np.array_equal(remembered(pipeline), before + gradient))
+
+
+# --- every memory ---
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("wire", [None, "bfloat16"])
+@pytest.mark.parametrize(("sparsifier", "collective"), COMMON)
+@pytest.mark.parametrize(("size", "density"), [(1, 1.0), (2000, 0.01), (300, 0.3)])
+def test_momentum_is_lost_only_where_something_was_delivered(transport, sparsifier, collective, wire, size, density):
+    """The residuals take up the velocities: total + sum of v' = sum of (v + m u + g), also where values are rounded."""
+    names = {"sparsifier": sparsifier, "memory": "momentum", "collective": collective}
+    pipeline, generator = build(transport, size, density, **names, momentum=0.5, wire=wire), own(transport, size)
+    for _ in range(3):
+        gradient = eighths(generator, size, 256)
+        velocity = 0.5 * pipeline.state_dict()["memory"]["velocity"] + gradient
+        before = summed(transport, remembered(pipeline) + velocity)
+        total = run(pipeline, gradient).astype(np.float64)
+        assert everywhere(transport, np.array_equal(total + summed(transport, remembered(pipeline)), before))
+        kept = pipeline.state_dict()["memory"]["velocity"]
+        assert everywhere(transport, np.all((kept == velocity) | (kept == 0)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", ["conef", "improved"])
+@pytest.mark.parametrize(
+    ("sparsifier", "collective", "settings"),
+    [
+        ("topk", "gtopk", {"compressor": "quantize", "bits": 4}),
+        ("randomblock", "shared", {"saving": 0.6}),
+        ("randomblock", "shared", {"compressor": "quantize", "bits": 4}),
+    ],
+)
+def test_a_contractive_memory_loses_nothing_in_expectation(transport, sparsifier, collective, memory, settings):
+    """Over many seeds: the total, and what the ranks' memories feed back next, are the sum of the gradients."""
+    size, samples = 64, []
+    gradient = own(transport, 7).standard_normal(size).astype(np.float32)
+    names = {"sparsifier": sparsifier, "memory": memory, "collective": collective}
+    for seed in range(60):
+        pipeline = build(transport, size, **names, **settings, seed=seed)
+        samples.append(
+            run(pipeline, gradient.copy()) + summed(transport, held(pipeline.memory, size).astype(np.float64))
+        )
+    assert_unbiased(samples, summed(transport, gradient.astype(np.float64)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize(("sparsifier", "collective"), COMMON)
+def test_every_combination_goes_on_with_the_same_bits_after_a_restart_and_after_an_undo(
+    transport, sparsifier, collective, memory
+):
+    names = {"sparsifier": sparsifier, "memory": memory, "collective": collective, "schedule": "accordion"}
+    settings = {"wire": "float16", "interval": 1, "steps_per_epoch": 2}
+    if collective != "shared" and "compressor" in MEMORIES[memory].Options().known():
+        settings["compressor"] = "quantize"  # a sketch needs random positions
+    one, other = (build(transport, 500, 0.05, undoable=True, **names, **settings) for _ in range(2))
+    gradients = iter(own(transport).standard_normal((6, 500)).astype(np.float32))
+    for _ in range(3):
+        assert same_bits(transport, run(one, next(gradients), learning_rate=0.3))
+    before = content(one.state_dict())
+    other.load_state_dict(snapshot(one.state_dict()))
+    run(one, next(gradients), learning_rate=0.1)
+    assert everywhere(transport, content(one.state_dict()) != before)
+    one.undo()
+    assert everywhere(transport, content(one.state_dict()) == before)
+    for gradient in gradients:
+        totals = [run(pipeline, gradient.copy(), learning_rate=0.2) for pipeline in (one, other)]
+        assert everywhere(transport, np.array_equal(*totals))
+        assert everywhere(transport, content(one.state_dict()) == content(other.state_dict()))
+
+
+@pytest.mark.law
+def test_merged_states_hold_the_same_updates(transport):
+    """Rank 0 takes over what all ranks held, as if the others were new."""
+    old, new = (build(transport, 200, factor=0.25, sparsifier="reusedtopk", collective="oktopk") for _ in range(2))
+    for number in range(3):
+        run(old, eighths(own(transport, number), 200), learning_rate=0.5)
+    states = transport.allgather_object(snapshot(old.state_dict()))
+    state, notes = new.merge(states if transport.rank == 0 else [], states[0])
+    new.load_state_dict(state)
+    assert everywhere(transport, np.array_equal(summed(transport, remembered(new)), summed(transport, remembered(old))))
+    assert everywhere(transport, transport.rank == 0 or not remembered(new).any())
+    assert (new.state_dict()["unit"], new.state_dict()["steps"]) == (0.5 * 0.25, 3)
+    assert [note.rpartition(" of ")[2] for note in notes] == ["ReusedTopK start anew", "OkTopk start anew"]
+    assert same_bits(transport, run(new, eighths(own(transport, 4), 200), learning_rate=0.25))

@@ -1,0 +1,91 @@
+"""A bucket takes gradients in any order and layout, and gives the results in the parameters' own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from buckets import recording_buckets
+
+from horovod_sparse.rules import Step
+
+
+@pytest.fixture
+def log():
+    return []
+
+
+def exchange(bucket, gradients, held=()):
+    for p, gradient in gradients.items():
+        bucket.put(p, gradient, hold=p in held)
+    bucket.exchange(bucket.collected, lambda: Step(0.1))
+    return list(gradients.values())
+
+
+def test_held_parameters_are_written_but_not_read(monkeypatch, log):
+    parameters = [torch.zeros(10), torch.zeros(10)]
+    (bucket,), _ = recording_buckets(monkeypatch, log, parameters)
+    results = exchange(bucket, {p: torch.ones(10) for p in reversed(parameters)}, held={parameters[1]})
+    assert [result.tolist() for result in results] == [[0.5] * 10] * 2
+    assert log == [(0, [0], 0.1)]
+
+
+def test_a_gradient_in_another_layout_comes_back_in_the_parameters(monkeypatch, log):
+    p = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    (bucket,), _ = recording_buckets(monkeypatch, log, [p])
+    given = torch.randn(2, 3, 4, 5)
+    (result,) = exchange(bucket, {p: given.to(memory_format=torch.channels_last)})
+    assert torch.equal(result, given / 2)
+    assert result.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_next_step_begins_empty_and_the_results_of_the_last_stay(monkeypatch, log):
+    p = torch.zeros(10)
+    (bucket,), _ = recording_buckets(monkeypatch, log, [p])
+    (result,) = exchange(bucket, {p: torch.ones(10)})
+    bucket.begin(complete=0)
+    assert bucket.collected.waiting == {p}
+    assert result.tolist() == [0.5] * 10
+
+
+def test_a_gradient_of_another_precision_is_exchanged_in_the_buckets(monkeypatch, log):
+    """The model may have changed after it was wrapped."""
+    p = torch.zeros(10)
+    (bucket,), _ = recording_buckets(monkeypatch, log, [p])
+    gradient = torch.ones(10, dtype=torch.float64)
+    version = gradient._version
+    exchange(bucket, {p: gradient})
+    assert gradient.tolist() == [0.5] * 10
+    assert gradient._version == version  # as for results that kernels write: only users count
+
+
+def test_gradients_of_zeros_are_held_where_that_is_asked_for(monkeypatch, log):
+    """Any element may be the one that is not zero."""
+    parameters = [torch.zeros(200) for _ in range(3)]
+    for hold_zeros, taken in [(False, [0, 200, 400]), (True, [0, 400])]:
+        (bucket,), _ = recording_buckets(monkeypatch, log, parameters, 4000, hold_zeros=hold_zeros)
+        first, second, third = torch.zeros(3, 200)
+        first[0] = third[199] = 1
+        exchange(bucket, dict(zip(parameters, (first, second, third), strict=True)))
+        assert log[-1][1] == taken
+
+
+@pytest.mark.parametrize(("dtype", "sent"), [(torch.float16, np.float32), (torch.float64, np.float64)], ids=str)
+def test_its_pipeline_is_of_its_size_precision_and_kind(monkeypatch, log, dtype, sent):
+    for dense in (False, True):
+        _, made = recording_buckets(monkeypatch, log, [torch.zeros(7, dtype=dtype)], dense=dense)
+        ((sparse, size, like),) = made
+        assert (sparse.is_dense, size, like) == (dense, 7, sent)
+
+
+def test_its_state_has_the_names_of_its_parameters(monkeypatch, log):
+    (bucket,), _ = recording_buckets(monkeypatch, log, [torch.zeros(10), torch.zeros(10)])
+    assert bucket.state_dict() == {"parameters": ["0", "1"]}
+
+
+@pytest.mark.parametrize(("complete", "hidden"), [(5, 0), (10, 0), (13, 3), (17, 7), (20, 7)])
+def test_an_exchange_is_hidden_until_the_last_gradient_is_there(monkeypatch, complete, hidden):
+    (bucket,), _ = recording_buckets(monkeypatch, [], [torch.zeros(3)])
+    bucket.collected.began, bucket.collected.ended = 10, 17
+    bucket.begin(complete)
+    assert (bucket.pipeline.counts.hidden, bucket.pipeline.counts.exposed) == (hidden, 7 - hidden)

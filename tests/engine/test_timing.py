@@ -1,0 +1,79 @@
+"""Stages of a bucket on a device that works later than it is told: timed there, on the stream that does the work."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from asynchronous import AsynchronousDevice, Clock
+from laws import everywhere
+
+from horovod_sparse import metrics
+from horovod_sparse.config import parse
+from horovod_sparse.engine import layout
+from horovod_sparse.engine.bucket import Bucket
+from horovod_sparse.engine.device import Host
+from horovod_sparse.engine.layout import Member, plan
+from horovod_sparse.engine.worker import Worker
+from horovod_sparse.rules import Step
+
+MS = 1_000_000
+
+
+class Beside(Host):
+    """The CPU, which takes the time of a device's stream: a bucket's work goes on beside that of the backward pass."""
+
+    def __init__(self, device):
+        self.device = device
+
+    @contextmanager
+    def work(self, after=()):
+        with self.device.stream("beside"):
+            for mark in after:
+                self.device.follow(mark)
+            yield
+            self.device.launch(2 * MS)
+
+    def mark(self):
+        return self.device.current
+
+    def follow(self, mark):
+        self.device.follow(mark)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(metrics.device, "time", clock)
+    device = AsynchronousDevice(clock)
+    monkeypatch.setattr(layout, "device_of", lambda _: Beside(device))
+    metrics.clear()
+    metrics.enable(device=device)
+    yield device
+    metrics.enable(False)
+    metrics.clear()
+
+
+@pytest.mark.mpi
+def test_stages_begin_when_the_device_has_the_gradients_and_lie_on_its_own_stream(comm, transport, device):
+    parameter = torch.zeros(2000)
+    (one,) = plan([Member("weight", parameter, group=0)], bucket_bytes=1 << 20)
+    worker = Worker(lambda _: lambda: Step(0.1, epoch=0))
+    worker.add([Bucket(one, parse("topka:density=0.01"), transport, 1 / transport.size, undoable=False)])
+    device.synchronize()
+    metrics.clear()
+    waits = device.waits
+    with metrics.span("backward"):
+        device.launch(30 * MS)
+    worker.put(worker.buckets[0], parameter, torch.ones(2000))
+    with metrics.span("synchronize"):
+        worker.collect()
+    assert everywhere(comm, device.waits == waits), "a step waits for nothing but what it has to know"
+    spans = {one.name: one for one in metrics.spans()}
+    worker.finish()
+    stages = [spans[name] for name in ("select", "agree", "exchange", "apply")]
+    backward, synchronize = spans["backward"], spans["synchronize"]
+    assert everywhere(comm, {one.thread for one in stages} == {"horovod_sparse"})
+    assert everywhere(comm, all(one.start == backward.start + backward.duration for one in stages))
+    assert everywhere(comm, (synchronize.start, synchronize.duration) == (stages[0].start, 2 * MS))

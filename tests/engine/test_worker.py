@@ -1,0 +1,143 @@
+"""The worker starts buckets in their order, whatever order gradients come in."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from buckets import recording_buckets
+
+from horovod_sparse.control.report import Progress
+from horovod_sparse.engine.worker import Worker
+from horovod_sparse.rules import Step
+
+
+@pytest.fixture
+def parameters():
+    return [torch.zeros(10) for _ in range(4)]
+
+
+@pytest.fixture
+def log():
+    return []
+
+
+@pytest.fixture
+def worker(monkeypatch, parameters, log):
+    """Two buckets of two parameters."""
+    buckets, _ = recording_buckets(monkeypatch, log, parameters)
+    made = Worker(conditions=lambda _: lambda: Step(0.1), undoable=True)
+    made.add(buckets)
+    return made
+
+
+def put(worker, *parameters):
+    """Hands in ones; gives where the results will be."""
+    gradients = [torch.ones(10) for _ in parameters]
+    for p, gradient in zip(parameters, gradients, strict=True):
+        worker.put(worker.bucket_of(p), p, gradient)
+    return gradients
+
+
+def settled(worker):
+    """After what the worker does behind the result."""
+    worker._thread.submit(lambda: None).result()
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]])
+def test_buckets_run_in_their_order(worker, parameters, log, order):
+    results = put(worker, *[parameters[i] for i in order])
+    worker.collect()
+    assert all(torch.equal(result, torch.full((10,), 0.5)) for result in results)
+    assert log == [(0, [0, 10], 0.1), (1, [0, 10], 0.1)]
+
+
+def test_a_bucket_waits_for_the_one_before_it(worker, parameters, log):
+    put(worker, *parameters[2:])
+    worker.finish()
+    assert log == []
+
+
+def test_a_parameter_left_out_is_not_waited_for(worker, parameters, log):
+    worker.leave_out(worker.bucket_of(parameters[0]), parameters[0])
+    put(worker, *parameters[1:])
+    worker.collect()
+    assert log == [(0, [10], 0.1), (1, [0, 10], 0.1)]
+
+
+def test_an_error_reaches_who_waits_and_the_next_step_starts_clean(worker, parameters, log):
+    worker.buckets[0].pipeline.error = RuntimeError("the network is down")
+    put(worker, *parameters)
+    with pytest.raises(RuntimeError, match="down") as caught:
+        worker.collect()
+    frames = [str(entry.path) for entry in caught.traceback]
+    assert frames[0] == __file__  # the user's line first, and none of the thread pool's
+    assert not [path for path in frames if "concurrent" in path or "threading" in path]
+    worker.finish()
+    worker.buckets[0].pipeline.error = None
+    results = put(worker, *parameters)
+    worker.collect()
+    assert all(torch.equal(result, torch.full((10,), 0.5)) for result in results)
+
+
+def test_a_step_that_is_not_confirmed_is_undone_before_the_next(worker, parameters, log):
+    for confirmed in (True, False, True):
+        put(worker, *parameters)
+        worker.finish()
+        if confirmed:
+            worker.confirm()
+    worker.settle()
+    steps, undone = [[0, 10], [0, 10]], ["undone", "undone"]
+    assert [event for _, event, *_ in log] == steps + steps + undone + steps
+
+
+def test_only_the_buckets_that_were_exchanged_are_undone_and_once(worker, parameters, log):
+    """One behind a bucket that failed still has the state of the step before."""
+    worker.buckets[0].pipeline.error = RuntimeError("the network is down")
+    put(worker, *parameters)
+    worker.finish()
+    worker.settle()
+    worker.settle()
+    assert log == [(0, [0, 10], 0.1), (0, "undone")]
+
+
+def test_buckets_behind_one_that_failed_are_not_exchanged_in_this_step(worker, parameters, log):
+    """Where only this rank failed, the others are still in the failed bucket: this one would wait for them for ever."""
+    worker.buckets[0].pipeline.error = RuntimeError("the network is down")
+    put(worker, *parameters)
+    with pytest.raises(RuntimeError, match="the network is down"):
+        worker.collect()
+    worker.finish()
+    assert [number for number, *_ in log] == [0]
+
+
+def test_handing_in_does_not_wait_for_the_exchange(worker, parameters, log):
+    worker.buckets[0].pipeline.gate = threading.Event()
+    put(worker, *parameters)
+    assert log == []
+    worker.buckets[0].pipeline.gate.set()
+    worker.collect()
+    assert len(log) == 2
+
+
+def test_progress_names_the_bucket_in_exchange_and_its_stage_or_the_next_one(worker, parameters):
+    assert worker.progress() == Progress(0, 0, "")
+    first = worker.buckets[0].pipeline
+    first.gate = threading.Event()
+    put(worker, *parameters[:2])
+    while not worker.progress().stage:
+        pass
+    assert worker.progress() == Progress(0, 0, "exchange")
+    first.gate.set()
+    settled(worker)
+    assert worker.progress() == Progress(0, 1, "")
+    put(worker, *parameters[2:])
+    settled(worker)
+    assert worker.progress() == Progress(1, 0, "")
+    worker.finish()
+    assert worker.progress() == Progress(1, 0, "")
+
+
+def test_traffic_is_the_sum_of_the_buckets(worker):
+    assert (worker.traffic.bytes_sent, worker.traffic.messages_sent) == (20, 2)

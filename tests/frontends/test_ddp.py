@@ -1,0 +1,594 @@
+"""The DDP front end: DDP's results at density 1, the optimizer's bits, and nothing lost or lent."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from contextlib import nullcontext
+
+import pytest
+import torch
+from laws import everywhere, same_bits
+from states import same
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from training import Branches, Given, agree, loss_of, mlp, settings, sgd, snapshot, train, wrap
+
+import horovod_sparse as hvs
+from horovod_sparse.checkpoint import Checkpoints
+from horovod_sparse.frontends.ddp import process_group
+
+pytestmark = pytest.mark.mpi
+
+EVERYTHING = hvs.Compression.topka(**settings(density=1.0))
+SPARSE = hvs.Compression.topka(**settings())
+SPECS = ["topka", "oktopk:tau_partition=2,tau_threshold=2", "gtopk:memory=residual", "oktopk:wire=bfloat16"]
+
+
+@pytest.fixture(scope="module")
+def group(comm):
+    """torch's process group of all ranks; as many DDP buckets as a test asks for."""
+    hvs.ddp.init_process_group()
+    yield
+    distributed.destroy_process_group()
+
+
+def parsed(spec):
+    return hvs.parse(f"{spec}{',' if ':' in spec else ':'}density=0.05,dense_below=0,bucket_bytes=1200")
+
+
+def replicate(model, compression=None, optimizer=None, state=None, **of_ddp):
+    """DDP with small buckets, which it makes anew after the first step."""
+    replica = DistributedDataParallel(model, **{"bucket_cap_mb": 0.001, **of_ddp})
+    if compression is None and state is None:
+        return replica, None
+    state = state or hvs.ddp.SparseState(compression, optimizer)
+    replica.register_comm_hook(state, hvs.ddp.sparse_hook)
+    return replica, state
+
+
+def near(comm, parameters, expected, tolerance=1e-5):
+    """Whether parameters are the same but for rounding, on all ranks."""
+    pairs = zip(parameters, expected, strict=True)
+    return everywhere(comm, all(torch.allclose(one, other, rtol=tolerance, atol=tolerance) for one, other in pairs))
+
+
+def trained(comm, model, compression=None, steps=4, rates=(0.1,), **of_ddp):
+    """The parameters after some steps, of which the last ones have the last learning rate."""
+    optimizer = sgd(model, momentum=0)
+    replica, state = replicate(model, compression, optimizer, **of_ddp)
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = rates[min(step, len(rates) - 1)]
+        optimizer.zero_grad()
+        loss_of(replica, comm.Get_rank(), step).backward()
+        optimizer.step()
+    return snapshot(model), state
+
+
+DTYPES = [
+    torch.float32,
+    torch.bfloat16,
+    *[pytest.param(one, marks=pytest.mark.full) for one in (torch.float64, torch.float16)],
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("view", [False, True], ids=["", "view"])
+def test_at_density_1_it_is_ddps_own_allreduce(group, comm, dtype, view):
+    options = {"gradient_as_bucket_view": view, "static_graph": view}
+    expected, _ = trained(comm, mlp(dtype), **options)
+    ours, state = trained(comm, mlp(dtype), EVERYTHING, **options)
+    tolerance = {torch.bfloat16: 3e-2, torch.float16: 4e-3}.get(dtype, 1e-5)
+    assert near(comm, ours, expected, tolerance)
+    assert agree(comm, ours)
+    assert everywhere(comm, (state.traffic.bytes_sent > 0) == (comm.Get_size() > 1))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_it_has_the_bits_of_the_optimizer(hvd, group, comm, spec):
+    """Also after DDP has made its buckets anew, as what is remembered belongs to parameters; and by learning rates."""
+    model, rank, rates = mlp(), comm.Get_rank(), (0.1, 0.1, 0.1, 0.01)
+    optimizer = wrap(model, parsed(spec))
+    train(optimizer, model, rank, range(3))
+    optimizer.param_groups[0]["lr"] = rates[-1]
+    expected = train(optimizer, model, rank, range(3, 6))
+    ours, state = trained(comm, mlp(), parsed(spec), steps=6, rates=rates)
+    assert everywhere(comm, same(ours, expected))
+    assert agree(comm, ours)
+    if comm.Get_size() > 1:
+        first, second = optimizer.compression_state_dict(), state.state_dict()
+        for bucket, other in zip(first["buckets"], second["buckets"], strict=True):
+            assert everywhere(comm, same({**bucket, "parameters": 0}, {**other, "parameters": 0}))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_an_empty_parameter_has_nothing_to_exchange(group, comm, dtype):
+    class Tail(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.empty = nn.Parameter(torch.empty(0, 3, dtype=dtype))
+
+        def forward(self, x):
+            return x + self.empty.sum().float()
+
+    model = nn.Sequential(*mlp(), Tail())
+    trained(comm, model, SPARSE)
+    assert everywhere(comm, model[-1].empty.grad.shape == (0, 3))
+    assert same_bits(comm, model[0].weight.detach().numpy())
+
+
+def test_without_an_optimizer_residuals_stay_gradients(group, comm):
+    """So it is while the learning rate is constant, with any optimizer."""
+    expected, _ = trained(comm, mlp(), SPARSE)
+    model = mlp()
+    optimizer = sgd(model, momentum=0)
+    replica, state = replicate(model, SPARSE)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss_of(replica, comm.Get_rank(), step).backward()
+        optimizer.step()
+    assert everywhere(comm, same(snapshot(model), expected))
+    assert everywhere(comm, all(bucket["unit"] == 1 / comm.Get_size() for bucket in state.state_dict()["buckets"]))
+
+
+class Loss(nn.Module):
+    """``Given``, so that its loss is the forward pass, which DDP looks at."""
+
+    def __init__(self):
+        super().__init__()
+        self.given = Given()
+
+    def forward(self, rank, step, parts=("first", "second")):
+        pairs = zip(self.given.named_parameters(), self.given.gradients(rank, step), strict=True)
+        return sum((p * gradient).sum() for (name, p), gradient in pairs if name in parts)
+
+    def total(self, rank, step, parts=("first", "second")):
+        names = [name for name, _ in self.given.named_parameters()]
+        pairs = zip(names, self.given.gradients(rank, step), strict=True)
+        return sum(gradient.double().sum().item() for name, gradient in pairs if name in parts)
+
+
+def owed(state):
+    buckets = state.state_dict()["buckets"]
+    return sum(bucket["unit"] * bucket["memory"]["residual"].double().sum().item() for bucket in buckets)
+
+
+USES = {
+    "all": lambda rank, step: ("first", "second"),
+    "other ones on every rank": lambda rank, step: (("first", "second"), ("first",), ("second",))[(rank + step) % 3],
+    "one on no rank": lambda rank, step: ("second",) if step % 2 else ("first", "second"),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("spec", SPECS[:3])
+def test_nothing_is_lost_or_counted_twice(group, comm, spec, use):
+    """Also where a parameter took no part, and DDP leaves its gradient as it was."""
+    rank, ranks, model = comm.Get_rank(), comm.Get_size(), Loss()
+    optimizer = sgd(model, lr=1, momentum=0)
+    replica, state = replicate(model, parsed(spec), optimizer, find_unused_parameters=use != "all")
+    given = 0.0
+    for step in range(8):
+        parts = USES[use](rank, step)
+        optimizer.zero_grad()
+        replica(rank, step, parts).backward()
+        optimizer.step()
+        given += model.total(rank, step, parts)
+    if ranks > 1:
+        total = model.given.moved() + comm.allreduce(owed(state))
+        assert everywhere(comm, total == pytest.approx(comm.allreduce(given) / ranks, abs=1e-3))
+        assert everywhere(comm, owed(state) != 0)
+    assert agree(comm, snapshot(model))
+
+
+def test_gradients_that_were_accumulated_without_an_exchange_travel_once(group, comm):
+    rank, results = comm.Get_rank(), []
+    for compression in (None, EVERYTHING):
+        model = mlp()
+        optimizer = sgd(model)
+        replica, _ = replicate(model, compression, optimizer)
+        for step in range(6):
+            with nullcontext() if step % 2 else replica.no_sync():
+                loss_of(replica, rank, step).backward()
+            if step % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        results.append(snapshot(model))
+    assert near(comm, *results)
+
+
+def test_uneven_inputs_with_ddps_join(group, comm):
+    rank, results = comm.Get_rank(), []
+    for compression in (None, EVERYTHING):
+        model = mlp()
+        optimizer = sgd(model)
+        replica, _ = replicate(model, compression, optimizer)
+        with replica.join():
+            for step in range(2 + rank):
+                optimizer.zero_grad()
+                loss_of(replica, rank, step).backward()
+                optimizer.step()
+        results.append(snapshot(model))
+    assert near(comm, *results)
+    assert agree(comm, results[1])
+
+
+def test_two_models_that_learn_in_turns_and_at_once(group, comm):
+    rank = comm.Get_rank()
+    results = []
+    for compression in (None, EVERYTHING):
+        models = [mlp(), Branches()]
+        optimizers = [sgd(model) for model in models]
+        pairs = zip(models, optimizers, strict=True)
+        replicas = [replicate(model, compression, optimizer)[0] for model, optimizer in pairs]
+        for step in range(4):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss = loss_of(replicas[0], rank, step)
+            x = torch.full((2, 12), 0.1 * (rank + step))
+            (loss + replicas[1](x, "left right")).backward() if step % 2 else loss.backward()
+            for optimizer in optimizers[: 1 + step % 2]:
+                optimizer.step()
+        results.append(snapshot(*models))
+    assert near(comm, *results)
+
+
+def test_a_part_of_the_ranks(group, comm):
+    ranks = comm.Get_size()
+    chosen = list(range(ranks - 1, ranks)) if ranks < 3 else [1, 2]
+    part = distributed.new_group(chosen)
+    if comm.Get_rank() in chosen:
+        model = mlp()
+        optimizer = sgd(model)
+        state = hvs.ddp.SparseState(EVERYTHING, optimizer, model.named_parameters(), process_group=part)
+        replica = DistributedDataParallel(model, process_group=part)
+        replica.register_comm_hook(state, hvs.ddp.sparse_hook)
+        loss_of(replica, comm.Get_rank(), 0).backward()
+        mine = torch.cat([p.grad.view(-1) for p in model.parameters()])
+        own = torch.autograd.grad(loss_of(model, comm.Get_rank(), 0), list(model.parameters()))
+        own = torch.cat([gradient.view(-1) for gradient in own])
+        distributed.all_reduce(own, group=part)
+        assert torch.allclose(mine, own / len(chosen), atol=1e-6)
+    comm.Barrier()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_grad_scaler_skips_leaves_no_trace(group, comm, fused):
+    rank, results = comm.Get_rank(), []
+    for overflow in (False, True):
+        model, scaler = mlp(), torch.amp.GradScaler("cpu", init_scale=1024.0, backoff_factor=1 - 2**-24)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+        state = hvs.ddp.SparseState(SPARSE, optimizer, grad_scaler=scaler)
+        replica, _ = replicate(model, state=state)
+        for step in [0, 1, "overflow", 2, 3] if overflow else range(4):
+            optimizer.zero_grad()
+            loss = loss_of(replica, rank, 9 if step == "overflow" else step)
+            if step == "overflow" and rank == comm.Get_size() - 1:
+                loss = loss + (model[4].weight * torch.inf).sum()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update(new_scale=1024.0)
+        results.append([snapshot(model), state.state_dict()])
+    assert everywhere(comm, same(*results))
+
+
+def test_the_state_goes_on_in_a_new_one_by_a_pickle_and_by_a_checkpoint(group, comm, tmp_path):
+    """With the bits of a training that was not interrupted."""
+    tmp_path = comm.bcast(tmp_path)
+    rank, expected = comm.Get_rank(), trained(comm, mlp(), SPARSE, steps=6)[0]
+    for way in ("state_dict", "pickle", "deepcopy", "checkpoint"):
+        parameters, state = trained(comm, mlp(), SPARSE, steps=3)
+        model = mlp()
+        optimizer = sgd(model, momentum=0)
+        other = hvs.ddp.SparseState(SPARSE, optimizer)
+        if way == "state_dict":
+            other.load_state_dict(state.state_dict())
+        elif way in ("pickle", "deepcopy"):
+            pickled = pickle.dumps(state)
+            other = pickle.loads(pickled) if way == "pickle" else copy.deepcopy(state)  # noqa: S301 - our own
+            other.optimizer = optimizer
+        for p, value in zip(model.parameters(), parameters, strict=True):
+            p.data.copy_(value)
+        if way == "checkpoint":
+            checkpoints = Checkpoints(tmp_path / "checkpoints")
+            checkpoints.save(3, model=model, optimizer=optimizer, exchange=state)
+            checkpoints.load(model=model, optimizer=optimizer, exchange=other)
+        assert everywhere(comm, same(other.state_dict(), state.state_dict()))
+        replica, _ = replicate(model, state=other)
+        for step in range(3, 6):
+            optimizer.zero_grad()
+            loss_of(replica, rank, step).backward()
+            optimizer.step()
+        assert everywhere(comm, same(snapshot(model), expected)), way
+
+
+def named(model, order=1, prefix="layers."):
+    return [(prefix + name, p) for name, p in list(model.named_parameters())[::order]]
+
+
+def go_on(comm, model, state, optimizers, steps):
+    replica, _ = replicate(model, state=state)
+    for step in steps:
+        replica.zero_grad()
+        loss_of(replica, comm.Get_rank(), step).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+OPTIMIZERS = {
+    "unknown": lambda model: [sgd(model, momentum=0)],
+    "one": lambda model: [sgd(model, momentum=0)],
+    "two": lambda model: [half(model, 1), half(model, 0)],
+}
+
+
+@pytest.mark.parametrize("compression", [SPARSE, parsed("oktopk:memory=momentum,momentum=0.9,tau_threshold=2")])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("order", [1, -1], ids=["", "reversed"])
+def test_a_pickled_state_keeps_the_names_and_goes_on_with_the_same_bits(group, comm, kind, compression, order):
+    """Pickled twice, the second time before it was used again."""
+    if compression.replaces_momentum and kind == "unknown":
+        return
+    results = []
+    for pickled in (False, True):
+        model = mlp()
+        optimizers = OPTIMIZERS[kind](model)
+        state = hvs.ddp.SparseState(compression, None if kind == "unknown" else optimizers, named(model, order))
+        go_on(comm, model, state, optimizers, range(3))
+        if pickled:
+            before, saved, old = state.state_dict(), snapshot(model), optimizers
+            state = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(state))))  # noqa: S301 - our own
+            model = mlp()
+            optimizers = OPTIMIZERS[kind](model)
+            for optimizer, other in zip(optimizers, old, strict=True):
+                optimizer.load_state_dict(other.state_dict())
+            for p, value in zip(model.parameters(), saved, strict=True):
+                p.data.copy_(value)
+            state.optimizer = None if kind == "unknown" else optimizers
+            assert everywhere(comm, same(state.state_dict(), before))
+        go_on(comm, model, state, optimizers, range(3, 6))
+        results.append([snapshot(model), state.state_dict()])
+    assert everywhere(comm, same(*results))
+    names = [name for bucket in state.state_dict()["buckets"] for name in bucket["parameters"]]
+    assert everywhere(comm, sorted(names) == (sorted(dict(named(model))) if comm.Get_size() > 1 else []))
+
+
+def test_a_state_that_is_pickled_before_it_is_used_keeps_the_names_of_its_optimizers(group, comm):
+    model = mlp()
+    state = hvs.ddp.SparseState(SPARSE, sgd(model, momentum=0), named(model))
+    state, model = pickle.loads(pickle.dumps(state)), mlp()  # noqa: S301 - our own
+    state.optimizer = optimizer = sgd(model, momentum=0)
+    go_on(comm, model, state, [optimizer], range(1))
+    names = {name for bucket in state.state_dict()["buckets"] for name in bucket["parameters"]}
+    assert everywhere(comm, names == (set(dict(named(model))) if comm.Get_size() > 1 else set()))
+
+
+def test_an_unpickled_state_asks_for_what_it_was_pickled_with(group, comm):
+    if comm.Get_size() == 1:
+        return
+
+    def unpickled(*arguments, **more):
+        model = mlp()
+        optimizer = sgd(model, momentum=0)
+        state = hvs.ddp.SparseState(SPARSE, *([optimizer] if arguments else []), **more)
+        go_on(comm, model, state, [optimizer], range(1))
+        return pickle.loads(pickle.dumps(state))  # noqa: S301 - our own
+
+    rank, scaler = comm.Get_rank(), torch.amp.GradScaler("cpu", init_scale=1.0)
+    fails(comm, f"rank {rank}: .*with optimizer.*: set state.optimizer", lambda: again(unpickled("optimizer")))
+    fails(comm, f"rank {rank}: .*without an optimizer.*: leave", lambda: again(unpickled(), optimizer=True))
+    scaled = unpickled("optimizer", grad_scaler=scaler)
+    fails(comm, f"rank {rank}: .*with grad_scaler.*: set state.grad", lambda: again(scaled, optimizer=True))
+    scaled.grad_scaler = scaler
+    replica = again(scaled, optimizer=True)
+    loss_of(replica, rank, 0).backward()
+    with pytest.raises(ValueError, match="grad_scaler must be set before the first backward pass"):
+        scaled.grad_scaler = None
+
+
+def again(state, optimizer=False):
+    model = mlp()
+    if optimizer:
+        state.optimizer = sgd(model, momentum=0)
+    return replicate(model, state=state)[0]
+
+
+def test_names_are_pairs_with_different_names_that_ranks_share(group, comm):
+    model = mlp()
+    for wrong in (
+        model,
+        model.named_parameters,
+        model.parameters(),
+        dict(model.named_parameters()),
+        [("a", 1)],
+        ["ab"],
+    ):
+        with pytest.raises(TypeError, match=r"(?s)must be pairs of name and parameter, not .*: give model.named_par"):
+            hvs.ddp.SparseState(SPARSE, None, wrong)
+    with pytest.raises(ValueError, match="gives the name 'a' more than once: give each"):
+        hvs.ddp.SparseState(SPARSE, None, [("a", p) for p in model.parameters()])
+    rank, last = comm.Get_rank(), comm.Get_size() - 1
+    if last:
+        state = hvs.ddp.SparseState(SPARSE, None, named(model) if rank < last else ())
+        message = f"rank {rank}: named_parameters differs between ranks: rank {last} has 0 of them, rank 0 has 6"
+        fails(comm, message, lambda: replicate(model, state=state)[0])
+
+
+def test_states_of_another_number_of_ranks_are_merged_before_the_first_step(group, comm):
+    rank, ranks = comm.Get_rank(), comm.Get_size()
+    if ranks == 1:
+        return
+    _, state = trained(comm, mlp(), SPARSE)
+    old = comm.allgather(state.state_dict())
+    mine = [*old, *old][rank::ranks]  # as if twice as many had saved
+    model = mlp()
+    other = hvs.ddp.SparseState(SPARSE, sgd(model, momentum=0))
+    merged, _ = other.merge(mine, old[0])
+    other.load_state_dict(merged)
+    assert everywhere(comm, comm.allreduce(owed(other)) == pytest.approx(2 * comm.allreduce(owed(state)), rel=1e-4))
+    with pytest.raises(ValueError, match="give SparseState the optimizer or named_parameters"):
+        hvs.ddp.SparseState(SPARSE).merge(mine, old[0])
+
+
+def test_sparse_gradients_take_the_way_of_ddp(group, comm):
+    """Embeddings: what DDP itself would do with them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(30, 12, sparse=True), nn.Linear(12, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    replica, _ = replicate(model, EVERYTHING, optimizer)
+    for step in range(3):
+        optimizer.zero_grad()
+        replica(torch.tensor([comm.Get_rank(), 7, step])).square().mean().backward()
+        optimizer.step()
+    assert everywhere(comm, model[0].weight.grad.is_sparse)
+    assert agree(comm, snapshot(model))
+
+
+@pytest.mark.full
+def test_a_compiled_model(group, comm):
+    expected, _ = trained(comm, mlp(), SPARSE)
+    model = mlp()
+    trained(comm, torch.compile(model, backend="eager"), SPARSE, bucket_cap_mb=2)
+    assert near(comm, snapshot(model), expected)
+
+
+@pytest.mark.full
+def test_a_compiled_model_with_the_optimizer(hvd, comm):
+    expected, model = mlp(), mlp()
+    train(wrap(expected, SPARSE), expected, comm.Get_rank())
+    compiled = torch.compile(model, backend="eager")
+    train(wrap(compiled, SPARSE), compiled, comm.Get_rank())
+    assert near(comm, snapshot(model), snapshot(expected))
+
+
+def fails(comm, message, make):
+    """Expects an error on every rank, in the first backward pass."""
+    replica = make()
+    loss = loss_of(replica, comm.Get_rank(), 0)
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        loss.backward()
+    comm.Barrier()
+
+
+def test_bad_input_is_refused_on_every_rank(hvd, group, comm):
+    rank, last = comm.Get_rank(), comm.Get_rank() == comm.Get_size() - 1
+    with pytest.raises(ValueError, match=r"unknown compression 'topka'.*register no hook"):
+        hvs.ddp.SparseState("topka")
+    with pytest.raises(ValueError, match="stall_abort must be"):
+        hvs.ddp.SparseState(SPARSE, stall_abort=-1)
+    model = mlp()
+    fails(comm, f"rank {rank}: .*wrapped by a Distrib", lambda: replicate(model, SPARSE, wrap(model))[0])
+    fails(comm, f"rank {rank}: .*SGD has momentum", lambda: replicate(mlp(), hvs.Compression.dgc(), sgd(model))[0])
+    scaled = hvs.ddp.SparseState(SPARSE, grad_scaler=torch.amp.GradScaler("cpu"))
+    fails(comm, f"rank {rank}: a grad_scaler .*set state.optimizer", lambda: replicate(mlp(), state=scaled)[0])
+    if comm.Get_size() > 1:
+        differing = hvs.Compression.topka(**settings(density=0.2 if last else 0.1))
+        fails(comm, rf"rank {rank}: compression\.density differs", lambda: replicate(mlp(), differing)[0])
+        shared = trained(comm, mlp(), SPARSE)[1]
+        fails(comm, f"rank {rank}: the state has places for .*its own", lambda: replicate(mlp(), state=shared)[0])
+
+
+class Wrapper(torch.optim.Optimizer):
+    """Wraps an optimizer as Accelerate does: without the attributes of the base class."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    @property
+    def param_groups(self):
+        return self.optimizer.param_groups
+
+
+@pytest.mark.parametrize("wrong", ["sgd", mlp(), mlp().parameters(), [sgd(mlp()), "sgd"], torch.optim.SGD, {"a": 1}])
+def test_what_is_no_optimizer_is_refused(wrong):
+    state = hvs.ddp.SparseState(SPARSE)
+    for use in (lambda: hvs.ddp.SparseState(SPARSE, wrong), lambda: setattr(state, "optimizer", wrong)):
+        with pytest.raises(
+            TypeError, match=r"(?s)optimizer must be a torch.optim.Optimizer, or a list of them, not .*: gi"
+        ):
+            use()
+    assert state.optimizer is None
+    assert state.optimizers == []
+
+
+@pytest.mark.parametrize("compression", [SPARSE, hvs.Compression.dgc()])
+def test_a_wrapper_of_an_optimizer_is_refused_with_the_remedy(compression):
+    inside = sgd(mlp(), momentum=0)
+    with pytest.raises(TypeError, match=r"is a .*Wrapper, which wraps .*give the one inside, optimizer\.optimizer"):
+        hvs.ddp.SparseState(compression, [Wrapper(inside)])
+    assert hvs.ddp.SparseState(compression, (inside,)).optimizers == [inside]
+
+
+def half(model, number, *more):
+    return torch.optim.SGD([*list(model.parameters())[number::2], *more], lr=0.1)
+
+
+@pytest.mark.parametrize("on", ["all ranks", "the last rank"])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda model, other: sgd(other, momentum=0),
+            r"SGD is not the one .* its parameter 0 of group 0 \(24, 12\) is not in the",
+        ),
+        (lambda model, other: [sgd(model, momentum=0), sgd(other, momentum=0)], "its parameter 0 of group 0"),
+        (
+            lambda model, other: half(model, 1, *list(other.parameters())[::2]),
+            r"parameter 3 of group 0 \(24, 12\) is not .*, and 0\.weight \(24, 12\) of the model is in none",
+        ),
+    ],
+    ids=["none", "of two", "some"],
+)
+def test_an_optimizer_of_another_model_is_refused_on_all_ranks(group, comm, make, message, on):
+    """Also where it has the same shapes, so that only the parameters themselves tell."""
+    model, rank = mlp(), comm.Get_rank()
+    wrong = on == "all ranks" or rank == comm.Get_size() - 1
+    given = make(model, mlp() if wrong else model)
+    state = hvs.ddp.SparseState(SPARSE, given, model.named_parameters())
+    replica, _ = replicate(model, state=state)
+    expected = f"^rank {rank}: .*{message}.*: give" if wrong else f"^rank {rank}: "
+    with pytest.raises((ValueError, RuntimeError), match=expected):
+        loss_of(replica, rank, 0).backward()
+    comm.Barrier()
+
+
+def test_optimizers_may_share_models_and_leave_parameters_out(group, comm):
+    """An optimizer of two models, two of one model, one of its head, and one that holds frozen parameters, too."""
+    model, other = mlp(), mlp()
+    frozen = nn.Parameter(torch.zeros(3), requires_grad=False)
+    for given in (
+        torch.optim.SGD([*other.parameters(), *model.parameters()], lr=0.1),
+        [half(model, 0), half(model, 1)],
+        torch.optim.SGD(model[4].parameters(), lr=0.1),
+        half(model, 0, frozen),
+    ):
+        replica, _ = replicate(model, SPARSE, given)
+        for step in range(2):
+            loss_of(replica, comm.Get_rank(), step).backward()
+        assert agree(comm, [p.grad for p in model.parameters()])
+
+
+def test_an_error_in_the_exchange_is_raised_by_backward_and_training_goes_on(group, comm):
+    if comm.Get_size() == 1:
+        return
+    model, rank = mlp(), comm.Get_rank()
+    optimizer = sgd(model, momentum=0)
+    replica, state = replicate(model, hvs.Compression.topka(**settings(), schedule="accordion"), optimizer)
+    loss = loss_of(replica, rank, 0)
+    with pytest.raises(RuntimeError, match="set_epoch"):
+        loss.backward()
+    comm.Barrier()
+    state.set_epoch(0)
+    before = snapshot(model)
+    for step in range(2):
+        optimizer.zero_grad()
+        loss_of(replica, rank, step).backward()
+        optimizer.step()
+    assert everywhere(comm, not same(snapshot(model), before))
+    assert agree(comm, snapshot(model))
+
+
+def test_without_threads_of_mpi_nothing_is_begun(comm, monkeypatch):
+    monkeypatch.setattr(process_group.require_threads.__globals__["MPI"], "Query_thread", lambda: 2)
+    with pytest.raises(RuntimeError, match=r"thread level 2.*MPI_THREAD_MULTIPLE"):
+        hvs.ddp.init_process_group()

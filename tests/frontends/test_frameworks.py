@@ -1,0 +1,69 @@
+"""Lightning, Accelerate and the Trainer with both front ends; at density 1 as with a dense exchange."""
+
+import functools
+import json
+from pathlib import Path
+
+import launch
+import pytest
+from forkserver import TRAINING_MODULES, ForkServer
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+HOROVOD = ["lightning_horovod", "trainer_horovod"]
+DDP = ["lightning_ddp", "accelerate_ddp"]
+SETTINGS = [(), ("--accumulate", "2"), ("--clip", "0.1")]
+
+MODULES = (*TRAINING_MODULES, "accelerate", "lightning.pytorch", "transformers.trainer")
+
+pytestmark = [pytest.mark.full, pytest.mark.timeout(500)]
+
+each_program = pytest.mark.parametrize("program", HOROVOD + DDP)
+each_setting = pytest.mark.parametrize("setting", SETTINGS, ids=["plain", "accumulate", "clip"])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Trains with a program of a framework; returns the reports of the two ranks."""
+    with ForkServer(tmp_path_factory.mktemp("server"), MODULES, launch.ENVIRONMENT) as server:
+
+        @functools.cache
+        def run(program, *arguments):
+            done = launch.python(str(PROGRAMS / f"{program}.py"), *arguments, ranks=2, limit=200, server=server)
+            assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+            reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank"')]
+            assert sorted(report["rank"] for report in reports) == [0, 1]
+            return reports
+
+        yield run
+
+
+@pytest.fixture
+def dense(trained):
+    """Trains with Horovod's own exchange; returns the reports of the two ranks."""
+    return functools.partial(trained, "lightning_horovod")
+
+
+@each_program
+def test_the_dense_exchange_is_the_same_training_in_every_framework(trained, dense, program):
+    for report in trained(program):
+        assert report["steps"] == dense()[0]["steps"]
+        assert report["loss"] == pytest.approx(dense()[0]["loss"], rel=1e-5)
+
+
+@each_program
+@each_setting
+def test_density_1_is_the_dense_training(trained, dense, program, setting):
+    first, second = trained(program, *setting, "--compression", "oktopk:density=1,dense_below=0")
+    assert first["digest"] == second["digest"]
+    assert first["steps"] == second["steps"] == dense(*setting)[0]["steps"]
+    assert first["loss"] == pytest.approx(dense(*setting)[0]["loss"], rel=1e-4)
+
+
+@each_program
+def test_a_sparse_training_learns_and_has_the_same_bits_on_every_rank(trained, dense, program):
+    first, second = trained(program, "--compression", "oktopk:density=0.05,dense_below=0")
+    assert first["digest"] == second["digest"] != dense()[0]["digest"]
+    assert first["loss"] < UNTRAINED
+
+
+UNTRAINED = 0.7  # the network's loss before its first step is 0.75

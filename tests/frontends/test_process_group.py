@@ -1,0 +1,132 @@
+"""torch's process group out of MPI's ranks: its variables, its meeting point, and programs that MPI did not start."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+
+import pytest
+import torch
+from laws import everywhere
+from mpi4py import MPI
+from torch import distributed
+
+from horovod_sparse.frontends.ddp import process_group
+from horovod_sparse.frontends.ddp.process_group import init_process_group
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """The environment without what a process group is told; as it was, afterwards."""
+    for name in (*VARIABLES, "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.setenv(name, "")  # so that it is put back, whatever becomes of it
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.fixture
+def begin(environment):
+    """Makes the process group; it is ended with the test."""
+    yield init_process_group
+    distributed.destroy_process_group()
+
+
+@pytest.fixture
+def asked(environment):
+    """What torch would be asked for."""
+    calls = []
+    environment.setattr(
+        distributed, "init_process_group", lambda *backend, **settings: calls.append((backend, settings))
+    )
+    return calls
+
+
+@pytest.mark.mpi
+def test_the_ranks_are_those_of_mpi_and_the_variables_say_so(comm, begin):
+    begin()
+    rank, ranks = comm.Get_rank(), comm.Get_size()
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    assert everywhere(comm, (distributed.get_rank(), distributed.get_world_size()) == (rank, ranks))
+    numbers = [int(os.environ[name]) for name in VARIABLES[:4]]
+    assert everywhere(comm, numbers == [rank, ranks, node.Get_rank(), node.Get_size()])
+    meeting = (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
+    assert len(set(comm.allgather(meeting))) == 1
+    total = torch.tensor([rank + 1.0])
+    distributed.all_reduce(total)
+    assert everywhere(comm, total.item() == ranks * (ranks + 1) / 2)
+
+
+@pytest.mark.mpi
+def test_processes_meet_where_rank_0_was_told(comm, environment, begin):
+    environment.setenv("MASTER_ADDR", "localhost" if comm.Get_rank() == 0 else "nowhere.invalid")
+    begin()
+    assert everywhere(comm, os.environ["MASTER_ADDR"] == "localhost")
+    distributed.barrier()
+
+
+@pytest.mark.mpi
+def test_two_programs_on_a_machine_get_ports_of_their_own(comm, environment):
+    stores = [process_group._store(comm, one_node=True) for _ in range(2)]
+    ports = [store.port for store in stores]
+    assert everywhere(comm, ports[0] != ports[1])
+    assert everywhere(comm, int(os.environ["MASTER_PORT"]) == ports[1])
+    for number, store in enumerate(stores):
+        if comm.Get_rank() == 0:
+            store.set("program", str(number))
+        assert everywhere(comm, store.get("program") == str(number).encode())
+    comm.Barrier()  # the server ends with rank 0's
+
+
+@pytest.mark.mpi
+def test_it_can_be_ended_and_made_again(comm, environment):
+    for _ in range(2):
+        init_process_group(backend="gloo")
+        assert everywhere(comm, distributed.get_backend() == "gloo")
+        distributed.destroy_process_group()
+
+
+def test_several_nodes_meet_at_the_name_of_the_first(environment):
+    hosts = []
+
+    class Store:
+        port = 1234
+
+        def __init__(self, host, *_, **__):
+            hosts.append(host)
+
+    environment.setattr(process_group, "TCPStore", Store)
+    process_group._store(MPI.COMM_WORLD, one_node=False)
+    assert hosts == [socket.gethostname()]
+    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == (socket.gethostname(), "1234")
+
+
+@pytest.mark.parametrize(("variable", "value"), [("WORLD_SIZE", "2"), ("SLURM_STEP_NUM_TASKS", "16")])
+def test_a_process_of_several_that_mpi_does_not_know_is_refused(environment, asked, variable, value):
+    environment.setenv(variable, value)
+    with pytest.raises(RuntimeError, match=rf"^{variable}={value} says .*mpirun, or with srun --mpi=pmix .*torchrun"):
+        init_process_group()
+    assert not asked
+    assert "MASTER_PORT" not in os.environ
+
+
+@pytest.mark.parametrize("value", ["1", "", "many"])
+def test_a_process_alone_needs_no_launcher(environment, asked, value):
+    environment.setenv("WORLD_SIZE", value)
+    init_process_group(timeout=timedelta(seconds=5))
+    ((backend, settings),) = asked
+    assert backend == ("gloo",)
+    assert (settings["rank"], settings["world_size"], settings["timeout"].seconds) == (0, 1, 5)
+    assert os.environ["WORLD_SIZE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("devices", "built", "expected"), [(0, True, "gloo"), (1, True, "gloo"), (2, True, "nccl"), (2, False, "gloo")]
+)
+def test_nccl_where_each_rank_of_a_node_has_a_gpu(monkeypatch, devices, built, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: devices > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    monkeypatch.setattr(distributed, "is_nccl_available", lambda: built)
+    assert process_group._backend(MPI.COMM_WORLD, local_ranks=2) == expected

@@ -1,0 +1,171 @@
+"""Unit of the residuals: what is held back stays the same as an update, or as a gradient, as suits the optimizer."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from laws import everywhere
+from mpi4py import MPI
+from states import same
+from torch import nn
+from training import Given, settings, wrap
+
+import horovod_sparse as hvs
+from horovod_sparse.engine.pipeline import pipeline_for
+from horovod_sparse.frontends.units import unit_for
+from horovod_sparse.rules import Step
+from horovod_sparse.transport.mpi import MPITransport
+
+
+class Lamb(torch.optim.Optimizer):
+    """A class that torch does not have; its update is beside the point."""
+
+    def __init__(self, params, lr=0.1, **of_group):
+        super().__init__(params, {"lr": lr, **of_group})
+
+    def step(self, closure=None):
+        """Nothing."""
+
+
+def lamb(params, lr):
+    return Lamb(params, lr, betas=(0.9, 0.999))
+
+
+SGD_LIKE = {"SGD", "ASGD", "LBFGS"}
+# Muon takes matrices only.
+CLASSES = [name for name, kind in vars(torch.optim).items() if isinstance(kind, type) and name != "Optimizer"]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_classes_of_torch_are_known_and_so_are_those_made_of_them(name):
+    parameter = nn.Parameter(torch.zeros(2, 2))
+    kind = getattr(torch.optim, name)
+    expected = "update" if name in SGD_LIKE else "gradient"
+    for cls in (kind, type("Derived", (kind,), {})):
+        assert unit_for(cls([parameter], lr=0.1)) == expected
+    assert unit_for(kind([parameter], lr=0.1), "update") == "update"
+
+
+def test_other_classes_are_judged_by_their_param_groups():
+    parameter = nn.Parameter(torch.zeros(2))
+    assert unit_for(Lamb([parameter], 0.1, betas=(0.9, 0.999))) == "gradient"
+    assert unit_for(Lamb([parameter], 0.1, eps=1e-8)) == "gradient"
+    assert unit_for(Lamb([parameter], 0.1, trust=0.02)) == "update"
+
+
+CASES = [
+    (torch.optim.Adam, None, "gradient"),
+    (torch.optim.SGD, None, "update"),
+    pytest.param(lamb, None, "gradient", marks=pytest.mark.full),
+    pytest.param(torch.optim.SGD, "gradient", "gradient", marks=pytest.mark.full),
+]
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "chosen", "unit"), CASES, ids=str)
+def test_what_was_held_is_delivered_whatever_the_learning_rate_did(hvd, comm, kind, chosen, unit):
+    """Over 120 steps: P * delivered + held = given, as gradients, or each weighed by its learning rate."""
+    model, rank, ranks, weight = Given(torch.float64), comm.Get_rank(), comm.Get_size(), 1.0
+    optimizer = wrap(model, optimizer=kind(model.parameters(), lr=1.0), residual_unit=chosen)
+    given = delivered = 0.0
+    for step in range(120):
+        rate = (1.0, 0.1, 0.7, 0.01)[step // 30]
+        optimizer.param_groups[0]["lr"] = rate
+        weight = rate if unit == "update" else 1.0
+        optimizer.zero_grad()
+        model.loss(rank, step).backward()
+        optimizer.synchronize()
+        given += weight * model.total(rank, step)
+        delivered += weight * sum(p.grad.sum().item() for p in model.parameters())
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    buckets = optimizer.compression_state_dict()["buckets"]
+    held = weight * sum(bucket["memory"]["residual"].sum().item() for bucket in buckets)
+    total = comm.allreduce(delivered + held)
+    assert everywhere(comm, np.isclose(total, comm.allreduce(given), rtol=1e-9))
+    assert ranks == 1 or everywhere(comm, abs(held) > 0.01)
+
+
+def progress(scale_free):
+    """Adam's way in each step, by the learning rate, before and after that falls to a tenth."""
+    size, steps, generator = 500, 600, np.random.default_rng(0)
+    signal = generator.uniform(0.5, 1.5, size)
+    parameter = nn.Parameter(torch.zeros(size, dtype=torch.float64))
+    adam = torch.optim.Adam([parameter], lr=1.0)
+    pipeline = pipeline_for(hvs.parse("topka:density=0.01"), size, signal, MPITransport(MPI.COMM_SELF))
+    ways = []
+    for step in range(2 * steps):
+        rate = adam.param_groups[0]["lr"] = 1.0 if step < steps else 0.1
+        gradient = signal + generator.standard_normal(size)
+        pipeline.run([(0, gradient)], [(0, gradient)], Step(rate, scale_free=scale_free))
+        before, parameter.grad = parameter.detach().clone(), torch.from_numpy(gradient)
+        adam.step()
+        ways.append((before - parameter.detach()).mean().item() / rate)
+    return np.mean(ways[300:steps]), np.array(ways[steps:]).reshape(-1, 50).mean(1)
+
+
+@pytest.mark.full
+def test_a_fall_of_the_learning_rate_is_no_shock_for_adam():
+    """What it has held back counts as gradients. As updates it would be ten times as large at once."""
+    before, after = progress(scale_free=True)
+    assert np.all(np.abs(after / before - 1) < 0.1)
+    before, after = progress(scale_free=False)
+    assert np.abs(after / before - 1).max() > 0.25
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("one", "other"), [("update", "gradient"), ("gradient", "update")])
+def test_a_state_goes_on_with_the_other_unit(hvd, comm, one, other):
+    """What is held is converted by the learning rate that it was written under."""
+    if comm.Get_size() == 1:
+        return
+    model, rank = Given(torch.float64), comm.Get_rank()
+    first = wrap(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5), residual_unit=one)
+    model.loss(rank, 0).backward()
+    first.step()
+    state = first.compression_state_dict()
+    held = sum(bucket["memory"]["residual"].sum().item() for bucket in state["buckets"])
+    fresh = Given(torch.float64)
+    second = wrap(fresh, optimizer=torch.optim.SGD(fresh.parameters(), lr=0.25), residual_unit=other)
+    second.load_compression_state_dict(state)
+    assert everywhere(comm, same(second.compression_state_dict(), state))
+    fresh.loss(rank, 1).backward()
+    second.synchronize()
+    left = [bucket["memory"]["residual"].sum().item() for bucket in second.compression_state_dict()["buckets"]]
+    sent = comm.Get_size() * sum(p.grad.sum().item() for p in fresh.parameters())
+    scale = 2.0 if other == "update" else 1.0
+    expected = comm.allreduce(scale * held + fresh.total(rank, 1))
+    assert everywhere(comm, np.isclose(comm.allreduce(sum(left)) + sent, expected))
+
+
+@pytest.mark.mpi
+def test_a_unit_that_was_guessed_is_named_when_it_matters(hvd, comm, caplog):
+    for chosen in (None, "gradient"):
+        caplog.clear()
+        model, rank = Given(), comm.Get_rank()
+        optimizer = wrap(model, optimizer=lamb(model.parameters(), 1.0), residual_unit=chosen)
+        with caplog.at_level(logging.WARNING, "horovod_sparse"):
+            for step in range(4):
+                optimizer.param_groups[0]["lr"] = 1.0 if step < 2 else 0.5 / step
+                optimizer.zero_grad()
+                model.loss(rank, step).backward()
+                optimizer.step()
+        said = [record.message for record in caplog.records if "residual_unit='update'" in record.message]
+        assert everywhere(comm, len(said) == (comm.Get_size() > 1 and rank == 0 and chosen is None))
+        assert all("stay the same as gradients, since Lamb looks" in message for message in said)
+
+
+@pytest.mark.mpi
+def test_the_unit_is_compared_between_ranks_and_checked(hvd, comm):
+    model, last = nn.Linear(5, 4), comm.Get_size() > 1 and comm.Get_rank() == comm.Get_size() - 1
+    with pytest.raises(ValueError, match=r"residual_unit must be 'update', 'gradient' or None, not 'sum'"):
+        wrap(model, residual_unit="sum")
+    with pytest.raises(ValueError, match="residual_unit must be 'update'"):
+        hvs.ddp.SparseState(hvs.Compression.topka(**settings()), residual_unit="sum")
+    if comm.Get_size() > 1:
+        with pytest.raises(ValueError, match=r"residual_unit differs between ranks: rank \d has"):
+            wrap(model, residual_unit="gradient" if last else None)

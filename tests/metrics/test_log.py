@@ -1,0 +1,55 @@
+"""The file of a training's statistics: what was written is read, also after a kill or a step back."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from horovod_sparse import metrics
+from horovod_sparse.metrics.log import NAME, read
+
+
+def steps(folder):
+    return [record["step"] for record in read(folder)[1]]
+
+
+def test_what_was_written_is_read(tmp_path):
+    log = metrics.Log(tmp_path / "runs" / "a", compression="topka", ranks=4)
+    log.write(10, {"total/bytes_sent": 7}, loss=0.5)
+    log.write(15, {}, loss=np.float32(0.25))
+    log.write(20, {"total/bytes_sent": 9}, loss=math.nan, accuracy=math.inf)
+    about, records = read(tmp_path / "runs" / "a")
+    assert about == {"compression": "topka", "ranks": 4}
+    assert {"step": 10, "loss": 0.5, "total/bytes_sent": 7}.items() <= records[0].items()
+    assert records[1]["loss"] == 0.25
+    assert (records[2]["loss"], records[2]["accuracy"]) == (None, None)
+    assert records[0]["time"] <= records[1]["time"]
+    assert "NaN" not in (tmp_path / "runs" / "a" / NAME).read_text()  # which is not JSON
+
+
+def test_a_training_that_repeats_steps_replaces_their_records(tmp_path):
+    log = metrics.Log(tmp_path)
+    for step in (10, 20, 30):
+        log.write(step, {})
+    again = metrics.Log(tmp_path, resumed=True)
+    again.write(20, {"new": 1})
+    assert steps(tmp_path) == [10, 20]
+    about, records = read(tmp_path)
+    assert (about, records[-1]["new"]) == ({"resumed": True}, 1)
+
+
+def test_a_line_that_was_cut_off_does_not_count(tmp_path):
+    metrics.Log(tmp_path).write(10, {})
+    with (tmp_path / NAME).open("a") as file:
+        file.write('{"step": 2')
+    assert steps(tmp_path) == [10]
+
+
+@pytest.mark.parametrize("content", [None, "", "[1]\n", "nonsense\n", '{"loss": 1}\n', '{"about": {}}\n'])
+def test_a_file_without_records_is_named(tmp_path, content):
+    if content is not None:
+        (tmp_path / NAME).write_text(content)
+    with pytest.raises(ValueError, match=r"statistics\.jsonl .*(Log writes it|adds one)"):
+        read(tmp_path)
