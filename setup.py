@@ -1,4 +1,4 @@
-"""Declares the compiled extension; everything else about the package is in pyproject.toml."""
+"""Build of the compiled extension; all other settings of the package are in pyproject.toml."""
 
 import os
 from pathlib import Path
@@ -6,8 +6,8 @@ from pathlib import Path
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import setup
 
-# Products and sums are rounded separately (NumPy's bits), so they must not be contracted into an FMA. The SIMD
-# level is chosen at run time: a build for the login node's CPU must also run on the compute nodes.
+# Products and sums must not be contracted into FMAs: they are rounded separately, like NumPy's. The SIMD level is
+# chosen at run time, so that a build on the login node also runs on the compute nodes.
 cpu = Pybind11Extension(
     "horovod_sparse.kernels._cpu",
     sorted(map(str, Path("csrc/cpu").rglob("*.cpp"))),
@@ -17,9 +17,9 @@ cpu = Pybind11Extension(
     extra_compile_args=["-O3", "-ffp-contract=off", "-pthread"],
     extra_link_args=["-pthread"],
 )
-# With what the tests force and ask of select (csrc/cpu/select/hooks.hpp).
+# Adds the hooks for tests of select (csrc/cpu/select/hooks.hpp).
 if os.environ.get("HOROVOD_SPARSE_TEST_HOOKS") == "1":
     cpu.define_macros.append(("HOROVOD_SPARSE_TEST_HOOKS", "1"))
 
-ParallelCompile(default=0).install()  # a file on each core: setuptools compiles one after the other
+ParallelCompile(default=0).install()  # one file per core; setuptools alone compiles serially
 setup(ext_modules=[cpu])

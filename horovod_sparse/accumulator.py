@@ -1,4 +1,4 @@
-"""Residual and gradients of one bucket, before and after they are added up."""
+"""Lazy accumulation of the residual and gradients of one bucket."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from horovod_sparse.kernels import kernels_for, largest_magnitude, to_device
 from horovod_sparse.kernels.types import Array, Indices, Moments, Segments, Velocity
 from horovod_sparse.vector import SparseVector
 
-# Elements of the zeros that stand for what is settled, again and again: contiguous, which the kernels read fastest, and
-# small enough to stay in a cache.
+# Elements of the zero array that replaces gradients already accumulated, as repeated segments: contiguous arrays are
+# fastest to read, and this one is small enough to stay in a cache.
 _ZEROS = 2**16
 
 
 class Accumulator:
-    """acc = scale * source + gradients, added up as late as possible.
+    """Lazy computation of acc = scale * source + gradients.
 
-    A sparsifier with a fused kernel adds, selects and writes what is left in one pass over memory
-    (12 bytes an element); any other calls ``settle()`` first and works on ``buffer``.
+    A sparsifier with a fused kernel accumulates, selects and writes the remainder in one pass over memory (12 bytes per
+    element). Any other sparsifier calls ``settle()`` first and works on ``buffer``.
 
     Args:
-        buffer: Takes acc.
-        gradients: The gradients to add.
-        scale: Factor on the source; 0 means that its content is ignored, even NaN.
-        source: What acc is made of; it stays as it is. None: the buffer's own content.
-        clear: The gradients' arrays may be left with zeros.
-        velocity: Of momentum that is applied to the gradients; None: they are added as they are.
+        buffer: Output for acc.
+        gradients: Gradients to add.
+        scale: Factor of the source; with 0 its content is ignored, even NaN.
+        source: Array to scale; not modified. None: the buffer itself.
+        clear: Whether the gradients' arrays may be set to zero.
+        velocity: Momentum to apply to the gradients; None: no momentum.
 
     Attributes:
-        buffer: Shape (n,), float32 or float64. Once settled it holds acc.
-        gradients: The gradients still to be added; once settled, only where they lie matters.
+        buffer: Shape (n,), float32 or float64. Holds acc once settled.
+        gradients: Gradients to add; once settled, only their ranges matter.
+        scale: Factor of the source.
+        settled: Whether the gradients have been added, so that ``buffer`` holds acc.
         size: Number of elements of the bucket.
-        cleared: Tells that the gradients' arrays hold zeros, as they do where that cost no pass of its own.
+        cleared: Whether the gradients' arrays were set to zero, which is done only if it takes no separate pass.
     """
 
     def __init__(
@@ -56,49 +58,48 @@ class Accumulator:
         self._source = source
         self._clear = clear
         self._velocity = velocity
-        self._largest: Array | None = None  # values that left when everything was added up, the largest among them
+        self._largest: Array | None = None  # values taken while settling; they include the largest
         self._kernels = kernels_for(buffer)
 
     @property
     def active_size(self) -> int:
-        """Number of elements that take part in this step, without those held."""
+        """Number of active elements in this step, that is, without held positions."""
         return sum(int(gradient.size) for _, gradient in self.gradients)
 
     def settle(self) -> Array:
-        """Adds up what is pending and returns the buffer."""
+        """Add the pending gradients and return the buffer."""
         if not self.settled:
             gradients, options = self._pending()
             self._kernels.accumulate(gradients, self.buffer, **options)
         return self.buffer
 
     def magnitude(self, vector: SparseVector) -> float:
-        """The largest magnitude of all that takes part in this step, infinity where there is NaN; settles.
+        """Return the largest magnitude of all active elements, infinity if there is a NaN; settles.
 
-        Where the largest ones were taken when everything was added up, they tell it alone. Elsewhere this is a pass
-        over the buffer.
+        If the largest values were taken while settling, only these are read. Otherwise this is a pass over the buffer.
 
         Args:
-            vector: What was taken.
+            vector: Entries that were taken.
         """
         if self._largest is not None:
             return largest_magnitude(self._largest)
         return max(map(largest_magnitude, [vector.values, *(array for _, array in self.active())]))
 
     def moments(self, threads: int = 1) -> Moments:
-        """Adds up what is pending and, in the same pass, the statistics of what takes part in this step."""
+        """Settle and, in the same pass, return the moments of the active elements."""
         if self._source is not None or self._velocity is not None:
             self.settle()
-        self._clear = False  # which this kernel does not
+        self._clear = False  # this kernel does not clear
         pending, options = self._pending()
         moments: Moments = self._kernels.accumulate_moments(pending, self.buffer, options["scale"], threads)
         return moments
 
     def sample(self, start: int, stride: int) -> Array:
-        """Every stride-th value that takes part in this step; without momentum, nothing is added up for it.
+        """Return every stride-th active value of acc; settles only if there is momentum.
 
         Args:
-            start: Number of the first one; below the stride.
-            stride: From one to the next.
+            start: First value, counted over the active elements; below the stride.
+            stride: Distance between values, counted over the active elements.
 
         Returns:
             The values of acc, in the buffer's dtype.
@@ -113,18 +114,18 @@ class Accumulator:
         return values
 
     def count_reaching(self, thresholds: Sequence[float], threads: int = 1) -> list[int]:
-        """Numbers of entries that ``take_above`` would take for each of at most 16 thresholds, in one pass; settles."""
+        """Count the entries that ``take_above`` would take for each of at most 16 thresholds, in one pass; settles."""
         buffer = self.settle()
         wide = np.array(thresholds, np.float64)
         counts: list[int] = self._kernels.count_reaching(self.gradients, buffer, wide, threads).tolist()
         return counts
 
     def block_scores(self, block: int, threads: int = 1) -> Array:
-        """Sum of the squares in each block of positions, of what takes part in this step; settles.
+        """Return the sum of squares of the active elements in each block of positions; settles.
 
         Args:
-            block: Positions of a block; the last one may have fewer.
-            threads: Threads of the kernel; the result does not depend on it.
+            block: Positions per block; the last block may have fewer.
+            threads: Number of kernel threads; the result does not depend on it.
 
         Returns:
             The scores, on the buffer's device, float64 [ceil(n / block)].
@@ -134,11 +135,11 @@ class Accumulator:
         return scores
 
     def take_largest(self, k: int, threads: int = 1) -> SparseVector:
-        """Moves the k largest magnitudes out of the buffer, fused with what is pending.
+        """Move the k largest magnitudes out of the buffer, fused with the pending accumulation.
 
         Args:
-            k: Number of entries; fewer are returned where fewer positions are covered by segments.
-            threads: Threads of the kernel; the result does not depend on it.
+            k: Number of entries; fewer are returned if there are fewer active elements.
+            threads: Number of kernel threads; the result does not depend on it.
 
         Returns:
             The entries taken. Their positions in the buffer are 0 afterwards.
@@ -151,11 +152,11 @@ class Accumulator:
         return SparseVector(indices, values, self.size)
 
     def take_above(self, threshold: float, threads: int = 1) -> SparseVector:
-        """Moves every magnitude of at least ``threshold`` out of the buffer, fused with what is pending.
+        """Move all magnitudes of at least ``threshold`` out of the buffer, fused with the pending accumulation.
 
         Args:
-            threshold: Not negative.
-            threads: Threads of the kernel; the result does not depend on it.
+            threshold: Threshold, 0 or more.
+            threads: Number of kernel threads; the result does not depend on it.
 
         Returns:
             The entries taken. Their positions in the buffer are 0 afterwards.
@@ -168,14 +169,15 @@ class Accumulator:
         return SparseVector(indices, values, self.size)
 
     def take_at(self, positions: Indices, shared: bool) -> SparseVector:
-        """Moves the entries at given positions out of the buffer.
+        """Move the entries at given positions out of the buffer.
 
         Args:
-            positions: int32 [m], ascending and unique, on any device. Those that are held stay, and travel as zeros.
+            positions: int32 [m], ascending and unique, on any device. Held positions keep their values in the buffer
+                and get an entry of 0.
             shared: Whether every rank takes the same positions.
 
         Returns:
-            An entry for every position.
+            A vector with an entry for every given position.
         """
         buffer = self.settle()
         positions = to_device(positions, buffer)
@@ -183,28 +185,28 @@ class Accumulator:
         return SparseVector(positions, values, self.size, shared)
 
     def put_back(self, vector: SparseVector) -> None:
-        """Moves entries that were taken into the buffer again."""
+        """Add taken entries back to the buffer."""
         self._kernels.add(vector.indices, vector.values, self.buffer)
 
     def keep_largest(self, vector: SparseVector, k: int) -> SparseVector:
-        """The k largest magnitudes of a vector that was taken; the others are put back."""
+        """Return the k largest magnitudes of a taken vector, and put the rest back."""
         largest, rest = vector.cut(k)
         self.put_back(rest)
         return largest
 
     def take_all(self) -> SparseVector:
-        """Moves everything out of the buffer but what lies at held positions, as a vector without indices."""
+        """Move everything except held positions out of the buffer, and return it as a vector without indices."""
         buffer = self.settle()
         values = self._kernels.take(self.gradients, buffer, None)
         return SparseVector.full(values)
 
     def active(self) -> Segments:
-        """The parts of the buffer that take part in this step, without those held; settles it."""
+        """Return the active parts of the buffer, that is, without held positions; settles."""
         buffer = self.settle()
         return [(start, buffer[start : start + gradient.size]) for start, gradient in self.gradients]
 
     def _pending(self) -> tuple[Segments, dict[str, Any]]:
-        """Segments that the caller adds up, with options of the kernels; zeros where everything is added up already."""
+        """Return the segments that the caller must add, and kernel options; zero segments if already settled."""
         if self.settled:
             return self._zeros(), {"scale": 1.0}
         self.settled, self.cleared = True, self._clear
@@ -212,7 +214,7 @@ class Accumulator:
         return self.gradients, {"scale": self.scale, **how}
 
     def _zeros(self) -> Segments:
-        """Zeros where the gradients lie."""
+        """Return zero segments that cover the ranges of the gradients."""
         zeros = np.zeros_like(self.buffer, shape=(min(_ZEROS, self.size),))
         return [
             (start + done, zeros[: gradient.size - done])

@@ -1,4 +1,4 @@
-"""The vector that travels, some positions of a bucket and their values; and what an exchange makes of it."""
+"""Sparse vectors, some positions of a bucket with their values, and the result of their exchange."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from horovod_sparse.kernels.types import Array, Indices
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SparseVector:
-    """Entries of a vector of ``size`` elements; every position not named is zero.
+    """Sparse vector of ``size`` elements; positions without an entry are zero.
 
     Attributes:
         indices: int32, shape (nnz,), ascending and unique; None stands for all positions.
-        values: float32 or float64, shape (nnz,), or (size,) where indices is None.
+        values: float32 or float64, shape (nnz,), or (size,) if indices is None.
         size: Number of elements of the full vector, below 2**31.
-        shared: True when every rank holds the same indices, so that only values need to travel.
+        shared: Whether every rank has the same indices, so that only values are exchanged.
     """
 
     indices: Array | None
@@ -28,12 +28,12 @@ class SparseVector:
 
     @classmethod
     def empty(cls, size: int, like: Array) -> SparseVector:
-        """The zero vector, with values of the dtype and on the device of ``like``."""
+        """Return the zero vector with the dtype and device of ``like``."""
         return cls(np.empty_like(like, shape=(0,), dtype=np.int32), np.empty_like(like, shape=(0,)), size)
 
     @classmethod
     def full(cls, values: Array) -> SparseVector:
-        """A vector that holds every position, as a dense step sends it."""
+        """Return a vector of all positions, as sent by a dense step."""
         return cls(None, values, values.size, shared=True)
 
     @property
@@ -43,11 +43,11 @@ class SparseVector:
         return self.indices, self.values
 
     def nothing(self) -> SparseVector:
-        """The zero vector of the same size, dtype and device."""
+        """Return the zero vector of the same size, dtype and device."""
         return SparseVector.empty(self.size, self.values)
 
     def cut(self, k: int) -> tuple[SparseVector, SparseVector]:
-        """Parts the k largest magnitudes (all if there are fewer; ties: lower index) from the rest."""
+        """Split the vector into its k largest magnitudes (all if there are fewer; ties: lower index) and the rest."""
         if len(self) <= k:
             return self, self.nothing()
         assert self.indices is not None
@@ -55,31 +55,31 @@ class SparseVector:
         return SparseVector(largest[0], largest[1], self.size), SparseVector(rest[0], rest[1], self.size)
 
     def part(self, places: Indices) -> SparseVector:
-        """The entries at some places of the vector; ascending ones, on any device."""
+        """Return the entries with the given ascending entry numbers, which may be on any device."""
         indices, values = self.entries
-        there = to_device(places, values)
-        return SparseVector(indices[there], values[there], self.size, self.shared)
+        places = to_device(places, values)
+        return SparseVector(indices[places], values[places], self.size, self.shared)
 
     def without(self, other: SparseVector) -> SparseVector:
-        """The entries whose index another vector, which has indices, does not hold."""
+        """Return the entries whose index does not occur in another vector with indices."""
         indices, values = kernels_for(self.values).exclude(*self.entries, other.indices)
         return SparseVector(indices, values, self.size)
 
     def plus(self, *others: SparseVector | None) -> SparseVector:
-        """The sum of vectors with indices, added in the order given; this vector itself where the others are empty."""
-        parts = [one for one in (self, *others) if one is not None and one.values.size]
+        """Return the sum of vectors with indices, added in the given order; a single nonempty vector is not copied."""
+        parts = [part for part in (self, *others) if part is not None and part.values.size]
         if len(parts) <= 1:
             return parts[0] if parts else self
-        indices, values = kernels_for(self.values).merge_sum([one.entries for one in parts], self.size)
+        indices, values = kernels_for(self.values).merge_sum([part.entries for part in parts], self.size)
         return SparseVector(indices, values, self.size)
 
     def __len__(self) -> int:
-        """Number of entries held."""
+        """Return the number of entries."""
         return int(self.values.size)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of indices and values together, what one copy of the vector costs on the wire."""
+        """Bytes of indices and values: the cost of one uncoded copy of the vector on the wire."""
         return int(self.values.nbytes + (0 if self.indices is None else self.indices.nbytes))
 
 
@@ -88,8 +88,8 @@ class Exchange:
     """Result of a sparse allreduce.
 
     Attributes:
-        total: The reduced vector, the same bits on every rank.
-        returned: The part of this rank's vector that total does not hold; it goes back to this rank's memory.
+        total: Reduced vector, bit-identical on every rank.
+        returned: Part of this rank's vector that is not in total; it goes back to this rank's memory.
     """
 
     total: SparseVector

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from horovod_sparse.config import parse
 from horovod_sparse.engine import bucket
-from horovod_sparse.engine.bucket import Bucket
+from horovod_sparse.engine.bucket import Bucket, Settings
 from horovod_sparse.engine.layout import Member, plan
 from horovod_sparse.metrics.counts import Counts
 from horovod_sparse.transport.traffic import Traffic
@@ -41,11 +41,12 @@ def recording_buckets(monkeypatch, log, parameters, bucket_bytes=80, dense=False
     """Buckets of parameters that are named by their numbers."""
     made = []
 
-    def pipeline(sparse, size, like, comm, number, factor, undoable, shared):
+    def pipeline(sparse, size, like, transport, *, number, factor, undoable, shared):
         made.append((sparse, size, like.dtype))
         return Recorder(log, number, factor)
 
     monkeypatch.setattr(bucket, "pipeline_for", pipeline)
-    members = [Member(str(i), p, group=0, dense=dense) for i, p in enumerate(parameters)]
-    buckets = [Bucket(one, parse("topka"), None, factor, True, hold_zeros) for one in plan(members, bucket_bytes)]
+    members = [Member.of(str(i), p, group=0, least=10**9 if dense else 0) for i, p in enumerate(parameters)]
+    shared = Settings(parse("topka"), factor, undoable=True, hold_zeros=hold_zeros)
+    buckets = [Bucket(layout, shared, None) for layout in plan(members, bucket_bytes)]
     return buckets, made

@@ -1,9 +1,9 @@
-"""Trains one model dense, in 16 bits and sparse: on four nodes with slow links, then on this machine as it is.
+"""Comparison of dense, fp16 and sparse training, on four nodes with slow links and on this machine.
 
     python -m tools.demo
 
-Nodes and links are those of benchmarks/cluster, emulated on this machine. Where it cannot make them, the second part
-alone is shown. Every run leaves a folder with its ``result.json`` in runs/demo, beside logs and a figure.
+Emulates the nodes and links of benchmarks/cluster. If this machine cannot emulate them, only the comparison on this
+machine runs. Each run writes a folder with its ``result.json`` to runs/demo, which also holds logs and a figure.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from tools.mpitest import mpi_environment
 RANKS = 4
 RUNS = {"dense": "none", "fp16": "fp16", "sparse": "recommended:density=0.01"}
 
-_SHARE = 100  # of the bar, for each run
-_STATE = re.compile(r"(\d+)/(\d+) \[")  # as train.py's own bar has it
+_SHARE = 100  # units of the progress bar per run
+_STATE = re.compile(r"(\d+)/(\d+) \[")  # as in the progress bar of train.py
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Trains, and prints what came out; returns the exit status."""
+    """Train, print the comparison, and return the exit status."""
     options = build_parser().parse_args(arguments)
     try:
         bits_per_second(options.link)
         lacking = obstacle()
         if lacking:
-            print(f"The slow network is left out, as this machine cannot emulate it: {lacking}\n", flush=True)
+            print(f"Skipping the slow network, which this machine cannot emulate: {lacking}\n", flush=True)
         runs = {}
         with progress_bar((1 if lacking else 2) * len(RUNS) * _SHARE, show=True) as bar:
             bar.bar_format = "{percentage:3.0f} %|{bar}| {elapsed}, {remaining} left{postfix}"
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     print(f"\n{table(runs)}\n")
-    print(f"sparse is --compression {RUNS['sparse']}; on this machine the ranks share its memory.")
+    print(f"sparse is --compression {RUNS['sparse']}. On this machine, ranks communicate through shared memory.")
     if not lacking:
         place, slow = next(iter(runs.items()))
         print(meaning(slow["dense"], bits_per_second(options.link)))
@@ -63,20 +63,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="python -m tools.demo", description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--link", default="100mbit", metavar="RATE", help="of every node (default: 100mbit)")
-    parser.add_argument("--epochs", type=int, default=16, help="of every run (default: 16)")
-    parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="folder (default: runs/demo)")
+    parser.add_argument("--link", default="100mbit", metavar="RATE", help="link rate of every node (default: 100mbit)")
+    parser.add_argument("--epochs", type=int, default=16, help="epochs of every run (default: 16)")
+    parser.add_argument("--output", type=Path, default=Path("runs/demo"), help="output folder (default: runs/demo)")
     return parser
 
 
 def train_slow(options: argparse.Namespace, bar: Any) -> dict[str, Run]:
-    """The runs on nodes with slow links, by name."""
+    """Train on nodes with slow links; return the runs by name."""
     place = options.output / "slow"
     with Cluster(RANKS, options.link) as cluster:
-        # What Open MPI chooses by itself for the dense sums takes twice as long as a ring, which must not be forced on
-        # the short messages of the others.
+        # The algorithm that Open MPI chooses for the dense sums takes twice as long as a ring. The ring must not be
+        # forced on the short messages of the sparse run.
         for names, choice in ((("dense", "fp16"), RING), (("sparse",), ())):
             command = cluster.command(RANKS, program(names, place, options), choice)
             watch(command, cluster.environment, place / f"{names[0]}.txt", len(names), bar)
@@ -84,7 +84,7 @@ def train_slow(options: argparse.Namespace, bar: Any) -> dict[str, Run]:
 
 
 def train_here(options: argparse.Namespace, bar: Any) -> dict[str, Run]:
-    """The runs on this machine, by name."""
+    """Train on this machine; return the runs by name."""
     place = options.output / "here"
     environment = mpi_environment()
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
@@ -94,17 +94,17 @@ def train_here(options: argparse.Namespace, bar: Any) -> dict[str, Run]:
 
 
 def program(names: Sequence[str], place: Path, options: argparse.Namespace) -> list[str]:
-    """The command line of a rank that makes these runs."""
+    """Return the command line of a rank that makes these runs."""
     common = ["--data", "digits", "--model", "cnn", "--epochs", str(options.epochs)]
     runs = [["--compression", RUNS[name], "--output", str(place / name), *common] for name in names]
     return [sys.executable, "-m", "tools.demo_ranks", json.dumps(runs)]
 
 
 def watch(command: Sequence[str], environment: Mapping[str, str], log: Path, runs: int, bar: Any) -> None:
-    """Starts some runs, writes what they say into a file, and moves the bar.
+    """Start runs, write their output to a file, and advance the progress bar.
 
     Raises:
-        RuntimeError: They failed; the message holds the end of what they said.
+        RuntimeError: The runs failed; the message holds the end of their output.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     bar.set_postfix_str(log.parent.name, refresh=False)
@@ -128,7 +128,7 @@ def watch(command: Sequence[str], environment: Mapping[str, str], log: Path, run
                     share = int(state[1]) / int(state[2])
                     finished, last = finished + (share < last), share
                     bar.update(begin + round(_SHARE * (finished + share)) - bar.n)
-        except BaseException:  # Ctrl-C, which may have been for this process alone
+        except BaseException:  # such as Ctrl-C, which may reach only this process
             process.terminate()
             raise
     if process.returncode:

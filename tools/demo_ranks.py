@@ -1,4 +1,4 @@
-"""A rank of the demo: trains one run after the other, as starting torch takes longer than some of them.
+"""A rank of the demo: makes all runs in one process, because starting torch takes longer than some of them.
 
 mpirun -np 4 python -m tools.demo_ranks '[["--compression", "none"], ["--compression", "fp16"]]'
 """
@@ -14,7 +14,7 @@ _EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 
 
 def main() -> None:
-    """Runs ``examples/train.py`` with each of the lists of arguments."""
+    """Run ``examples/train.py`` with each of the lists of arguments."""
     runs: list[list[str]] = json.loads(sys.argv[1])
     sys.path.insert(0, str(_EXAMPLES))  # as for a script
     for arguments in runs:

@@ -1,4 +1,4 @@
-"""The table and the figure of the demo."""
+"""Table and figure of the demo."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ STAGES = (
     ("synchronize", "  wait for the exchange"),
     ("update", "  update"),
 )
-NOTE = "* beside backward, on a thread of their own; a dense exchange shows in the wait only. Medians over epochs."
+NOTE = "* on a worker thread, during backward; a dense exchange shows only as waiting time. Medians over epochs."
 
-# What a step of ResNet-50 takes on a GPU, roughly; it has so many parameters.
+# Rough time of a ResNet-50 step on a GPU, and the number of parameters of ResNet-50.
 _GPU_SECONDS, _RESNET50 = 0.1, 25.6e6
 
 
 def table(runs: Mapping[str, Mapping[str, Run]]) -> str:
-    """The comparison as text.
+    """Return the comparison as text.
 
     Args:
-        runs: By place and name; the first of a place is what the others' speed is compared with.
+        runs: The runs by location and name. Speedups are relative to the first run of each location.
     """
     columns = [(next(iter(here.values())), run) for here in runs.values() for run in here.values()]
     rows = [
@@ -54,7 +54,7 @@ def table(runs: Mapping[str, Mapping[str, Run]]) -> str:
 
 
 def speed(run: Run) -> float:
-    """Samples a second of all ranks together."""
+    """Return the samples per second of all ranks together."""
     return float(median(run.curve("samples_per_second")))
 
 
@@ -63,22 +63,22 @@ def _cell(ms: float | None) -> str:
 
 
 def meaning(dense: Run, rate: int) -> str:
-    """Says what a link of so many bits per second stands for, by the computing and sending of a dense run."""
+    """Return a text that compares the dense run's links, with their rate in bit/s, to those of a GPU cluster."""
     computing = sum(dense.ms(stage) or 0.0 for stage in ("forward", "backward", "update")) / 1e3
     sending = median(dense.curve("bytes_per_step")) * 8 / rate
     ranks = dense.content["ranks"]
     bits = 2 * (ranks - 1) / ranks * 32 * _RESNET50
     like = bits / (sending / computing * _GPU_SECONDS) / 1e9
     return (
-        f"What the slow links stand for: a step computes for {1e3 * computing:.0f} ms here, and sending its dense "
-        f"gradients takes\n{1e3 * sending:.0f} ms, {sending / computing:.1f} times as long. It is the same ratio where "
+        f"What the slow links correspond to: a step computes for {1e3 * computing:.0f} ms here, and sending its dense "
+        f"gradients takes\n{1e3 * sending:.0f} ms, {sending / computing:.1f} times as long. The ratio is the same if "
         f"GPUs compute a step of ResNet-50 in {1e3 * _GPU_SECONDS:.0f} ms\nand send its {_RESNET50 / 1e6:.1f} million "
         f"gradients over links of {like:.1f} Gbit/s."
     )
 
 
 def plot(runs: Sequence[Run], place: str, path: Path) -> None:
-    """Draws accuracy over wall time and over bytes sent, as PNG."""
+    """Plot accuracy over wall time and over bytes sent, as PNG."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, PercentFormatter
 
@@ -95,7 +95,7 @@ def plot(runs: Sequence[Run], place: str, path: Path) -> None:
     traffic.set(title="accuracy over traffic", xlabel="bytes sent by a rank", xscale="log")
     traffic.xaxis.set_major_formatter(EngFormatter("B"))
     worst = min(run.last["test_accuracy"] for run in runs)
-    time.set_ylim(max(0.0, 1 - 8 * (1 - worst)), 1.0)  # where the runs end is of interest
+    time.set_ylim(max(0.0, 1 - 8 * (1 - worst)), 1.0)  # shows the range in which the runs end
     time.yaxis.set_major_formatter(PercentFormatter(1.0))
     for axes in (time, traffic):
         axes.grid(alpha=0.3)

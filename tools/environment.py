@@ -1,4 +1,4 @@
-"""The Python environment that the installer works on: the running interpreter's own."""
+"""The Python environment that the installer changes: that of the running interpreter."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SCRIPTS = Path(sysconfig.get_path("scripts"))
 
 
 class InstallError(RuntimeError):
-    """Something the user has to put right; the message names it and the remedy."""
+    """A problem that the user must fix; the message names it and the remedy."""
 
 
 def check_writable() -> None:
-    """Checks that packages can be installed.
+    """Check that packages can be installed.
 
     Raises:
-        InstallError: the interpreter belongs to the system; the user needs an environment.
+        InstallError: The interpreter belongs to the system; the user needs an environment.
     """
     packages = sysconfig.get_path("purelib")
     if not os.access(packages, os.W_OK):
@@ -32,26 +32,26 @@ def check_writable() -> None:
 
 
 def say(message: str) -> None:
-    """Prints one line of progress."""
+    """Print one line of progress."""
     print(f"[install] {message}", flush=True)
 
 
 def cache_folder() -> Path:
-    """The folder for what is worth keeping between environments ($XDG_CACHE_HOME, by default ~/.cache)."""
+    """Return the cache folder that environments share ($XDG_CACHE_HOME, by default ~/.cache)."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "horovod_sparse"
 
 
 def path_with(*folders: Path) -> str:
-    """The search path with `folders` and the environment's own scripts in front."""
+    """Return the search path, preceded by `folders` and the environment's scripts."""
     return os.pathsep.join([*map(str, folders), str(SCRIPTS), os.environ.get("PATH", os.defpath)])
 
 
 def output_of(*command: str | Path, env: Mapping[str, str] | None = None, timeout: float = 120) -> str:
-    """Runs a command and returns what it printed.
+    """Run a command and return its output.
 
     Raises:
-        InstallError: the command failed or took longer than `timeout` seconds; with its last lines.
+        InstallError: The command failed or took longer than `timeout` seconds; the message ends with its last lines.
     """
     line = " ".join(map(str, command))
     try:
@@ -72,15 +72,15 @@ def output_of(*command: str | Path, env: Mapping[str, str] | None = None, timeou
 
 
 def last_lines(text: str, count: int = 30) -> str:
-    """The last `count` lines of `text`, indented."""
+    """Return the last `count` lines of `text`, indented."""
     return "\n".join(f"    {line}" for line in text.splitlines()[-count:])
 
 
 def pip(*arguments: str | Path, env: Mapping[str, str] | None = None) -> None:
-    """Runs pip in this environment.
+    """Run pip in this environment.
 
     Raises:
-        InstallError: the environment has no pip, or pip failed.
+        InstallError: The environment has no pip, or pip failed.
     """
     if importlib.util.find_spec("pip") is None:
         raise InstallError(f"{sys.executable} has no pip. Run: {sys.executable} -m ensurepip --upgrade")

@@ -1,4 +1,4 @@
-"""Builds Horovod's wheel for this environment's torch and MPI, and keeps it for others that are alike."""
+"""Build and cache of Horovod's wheel for the environment's torch and MPI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from environment import PREFIX, InstallError, cache_folder, last_lines, path_wit
 from horovod_source import VERSION, correct, corrections, unpack
 from mpi_stack import Mpi
 
-# Horovod's setup.py imports or requires these; without build isolation they must be there already.
+# Horovod's setup.py imports or requires these; without build isolation they must be installed before.
 _BUILD_REQUIREMENTS = [
     "setuptools",
     "wheel",
@@ -43,7 +43,7 @@ _REMEDIES = {
 
 
 def options(environ: dict[str, str]) -> dict[str, str]:
-    """The HOROVOD_* variables of the build: the user's, and defaults for what they leave open."""
+    """Return the HOROVOD_* variables of the build: those of the user, and defaults for the others."""
     chosen = {name: value for name, value in environ.items() if name.startswith("HOROVOD_")}
     for framework, wanted in _FRAMEWORKS.items():
         names = (f"HOROVOD_WITH_{framework}", f"HOROVOD_WITHOUT_{framework}")
@@ -53,9 +53,10 @@ def options(environ: dict[str, str]) -> dict[str, str]:
 
 
 def wheel_folder(mpi: Mpi) -> Path:
-    """The folder of the wheel for this environment; its name is a digest of all that the binary depends on.
+    """Return the folder of the wheel for this environment; its name is a digest of all that the binary depends on.
 
-    A library inside the environment counts by its place in it: the wheel finds it there in any environment.
+    A library inside the environment enters the digest with its relative path, at which the wheel finds it in every
+    environment.
     """
     facts = {
         "horovod": VERSION,
@@ -71,23 +72,23 @@ def wheel_folder(mpi: Mpi) -> Path:
 
 
 def find_wheel(folder: Path) -> Path | None:
-    """The wheel in a folder of the cache, if it was built before."""
+    """Return the wheel in a folder of the cache, or None if it was not built yet."""
     return next(folder.glob("horovod-*.whl"), None)
 
 
 def build_wheel(mpi: Mpi, folder: Path) -> Path:
-    """Builds the wheel into `folder`.
+    """Build the wheel into `folder` and return its path.
 
     Raises:
-        InstallError: the build failed; the message has the log's last lines, its place and a remedy.
+        InstallError: The build failed; the message holds lines of the log, its path and a remedy.
     """
     pip("install", *_BUILD_REQUIREMENTS)
     folder.parent.mkdir(parents=True, exist_ok=True)
     log = folder.with_suffix(".log")
     env = build_environment(mpi)
-    say(f"building Horovod {VERSION} with {mpi.mpicxx} ({env['MAKEFLAGS']}), some minutes; log: {log}")
+    say(f"building Horovod {VERSION} with {mpi.mpicxx} ({env['MAKEFLAGS']}), which takes some minutes; log: {log}")
     start = time.monotonic()
-    # Built beside its final place and renamed: the cache never holds half a wheel.
+    # Built in a temporary folder of the cache and then renamed: the cache never holds an incomplete wheel.
     with tempfile.TemporaryDirectory() as temporary, tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         source = unpack(Path(temporary))
         correct(source, corrections(os.environ))
@@ -103,16 +104,16 @@ def build_wheel(mpi: Mpi, folder: Path) -> Path:
 
 
 def build_environment(mpi: Mpi) -> dict[str, str]:
-    """The environment variables of the build; what the user has set stays."""
+    """Return the environment variables of the build; variables that the user has set are kept."""
     env = {**os.environ, **options(dict(os.environ))}
     env["PATH"] = path_with(mpi.mpicxx.parent)
     if not _place(mpi).is_absolute():
-        # Comes before the folders that CMake adds: the MPI of the environment that the wheel is installed in is loaded.
+        # Precedes the folders that CMake adds, so that a process loads the MPI of the environment with the wheel.
         prefix = os.path.relpath(PREFIX, Path(sysconfig.get_path("platlib"), "horovod", "torch"))
         env["LDFLAGS"] = f"-Wl,-rpath,'$ORIGIN/{prefix}/{_place(mpi).parent}' {env.get('LDFLAGS', '')}"
-    # FindMPI looks here first: with several MPIs on a machine it must not choose by itself.
+    # FindMPI looks here first, so that it does not choose among several MPIs of the machine.
     env.setdefault("MPI_HOME", str(mpi.mpicxx.parent.parent))
-    # CMake 4 refuses the version that the Gloo in Horovod's package asks for (HOROVOD_WITH_GLOO=1).
+    # CMake 4 refuses the minimum version of the Gloo in Horovod's package (HOROVOD_WITH_GLOO=1).
     env.setdefault("CMAKE_POLICY_VERSION_MINIMUM", "3.5")
     if not env.get("MAKEFLAGS"):
         env["MAKEFLAGS"] = f"-j{_jobs()}"
@@ -120,20 +121,20 @@ def build_environment(mpi: Mpi) -> dict[str, str]:
 
 
 def build_command(source: Path, folder: str) -> list[str]:
-    """The command that builds the wheel of the unpacked `source` into `folder`."""
+    """Return the command that builds the wheel of the unpacked `source` into `folder`."""
     # Without pip's cache: it does not know that the wheel depends on torch and MPI.
     flags = ["--verbose", "--no-deps", "--no-build-isolation", "--no-cache-dir"]
     return [sys.executable, "-m", "pip", "wheel", *flags, "--wheel-dir", folder, str(source)]
 
 
 def _place(mpi: Mpi) -> Path:
-    """The library's path: from this environment's folder where it is inside, absolute where it is not."""
+    """Return the library's path: relative to this environment's folder if it is inside, else absolute."""
     prefix = PREFIX.resolve()
     return mpi.library.relative_to(prefix) if mpi.library.is_relative_to(prefix) else mpi.library
 
 
 def _jobs() -> int:
-    """One compiler per core, but 2 GiB for each: torch's headers are large."""
+    """Return the number of compilers: one per core, with 2 GiB for each, as the headers of torch are large."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(len(os.sched_getaffinity(0)), memory >> 31))
 
@@ -148,12 +149,12 @@ def _torch_version() -> str:
 def _explain(log: Path) -> str:
     text = log.read_text(errors="replace")
     remedies = [remedy for sign, remedy in _REMEDIES.items() if sign in text]
-    remedy = " ".join(remedies) or "Put right what these lines name."
-    return f"Building Horovod failed. From {log}:\n{_telling_lines(text)}\n{remedy} Then run this again."
+    remedy = " ".join(remedies) or "Fix the problem that these lines name."
+    return f"Building Horovod failed. From {log}:\n{_error_lines(text)}\n{remedy} Then run this again."
 
 
-def _telling_lines(text: str) -> str:
-    """The first error and what follows it; the end of the log, where pip cleans up, tells little."""
+def _error_lines(text: str) -> str:
+    """Return the lines around the first error; the log ends with the clean-up of pip, which does not help."""
     lines = text.splitlines()
     first = next((number for number, line in enumerate(lines) if _ERROR.search(line)), len(lines) - 25)
     return last_lines("\n".join(lines[max(0, first - 5) : first + 25]))

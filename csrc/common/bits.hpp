@@ -1,4 +1,4 @@
-// The magnitude order of floating-point numbers, as an order of integers.
+// Magnitudes of floating-point numbers as integers in the same order.
 #pragma once
 
 #include "portable.hpp"
@@ -17,15 +17,15 @@ template <> struct Bits<double> {
   static constexpr int width = 63;
 };
 
-// Keys are never negative; they are signed because SSE2 and AVX2 only compare signed integers.
+// Keys are nonnegative. The type is signed because SSE2 and AVX2 compare only signed integers.
 template <class Real> using Key = typename Bits<Real>::Key;
 
 template <class Real> constexpr Key<Real> largest_key = Key<Real>(~typename Bits<Real>::Unsigned(0) >> 1);
 
-// The bits of |x|: ordered like |x|, infinity above every number and NaN above infinity.
+// The bits of |x|. Keys are ordered like |x|, with infinity above every finite number and NaN above infinity.
 template <class Real> HVS_FUNCTION Key<Real> magnitude(Real x) { return bit_cast<Key<Real>>(x) & largest_key<Real>; }
 
-// Estimates of the k-th largest magnitude: at most `low` and at least `high` with near certainty, `guess` in between.
+// The k-th largest magnitude is in low .. high with near certainty; `guess` is the estimate in between.
 template <class Key> struct Bracket {
   Key low, guess, high;
 };

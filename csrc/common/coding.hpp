@@ -1,4 +1,4 @@
-// Codes of positions and of values, the same on every device; docs/wire.md describes the format.
+// Codes of indices and values, the same on every device. docs/wire.md describes the format.
 #pragma once
 
 #include "half.hpp"
@@ -8,27 +8,26 @@ namespace hvs {
 
 // --- positions -----------------------------------------------------------------------------------------------------
 
-// Words of 64 bits that the low bits of so many gaps take.
+// Number of 64-bit words that hold the low bits of `gaps` gaps.
 HVS_FUNCTION std::uint64_t low_words(std::uint64_t gaps, int bits) { return (gaps * std::uint64_t(bits) + 63) / 64; }
 
-// Words that the high parts take at most: a bit for each gap, and a zero for each 2^bits positions between them.
+// Upper bound of the words of the high parts: a one per gap, and a zero per 2^bits positions between the indices.
 HVS_FUNCTION std::uint64_t most_high_words(std::uint64_t gaps, std::uint64_t span, int bits) {
   return (gaps + ((span - gaps) >> bits) + 63) / 64;
 }
 
 // --- logarithmic levels --------------------------------------------------------------------------------------------
 
-// Magnitudes that a code of 4 or 8 bits may have, next to zero: level number `largest` is `top`, and each below it is
-// 2^shift less, both as the bits of a float32. All are multiples of 2^shift, so that levels are float32 numbers with
-// 23 - shift bits behind the leading one: equidistant inside an octave, and sums of them are exact. The sign bit alone
-// is the code of what is not finite.
+// Nonzero magnitudes of a code of 4 or 8 bits. As bits of a float32, level `largest` is `top`, and each lower level is
+// 2^shift less. All bit patterns are multiples of 2^shift, so a level has 23 - shift mantissa bits: levels are
+// equidistant within an octave, and their sums are exact. The sign bit alone is the code of every non-finite value.
 struct Levels {
   std::int32_t top, shift, largest;
 };
 
 HVS_FUNCTION std::int32_t largest_level_of(int bits) { return (1 << (bits - 1)) - 1; }
 
-// Level number `level`, from 1 on.
+// The magnitude of a level, from 1 on.
 HVS_FUNCTION float magnitude_of(const Levels& levels, std::int32_t level) {
   const std::int32_t key = levels.top - ((levels.largest - level) << levels.shift);
   return float_of(std::uint32_t(key < 0 ? 0 : key));
@@ -36,14 +35,14 @@ HVS_FUNCTION float magnitude_of(const Levels& levels, std::int32_t level) {
 
 constexpr std::int32_t infinite_key = 0x7f800000;
 
-// The bits of |x| as a float32; of finite numbers beyond its range, those of the largest.
+// The bits of |x| as a float32. Finite numbers beyond its range get the bits of the largest finite float32.
 HVS_FUNCTION std::int32_t key_of(float x) { return std::int32_t(bits_of(x) & 0x7fffffff); }
 HVS_FUNCTION std::int32_t key_of(double x) {
   const std::int32_t key = key_of(float(x));
   return key == infinite_key && x - x == 0 ? infinite_key - 1 : key;
 }
 
-// The code of the nearest level, of two the lower one; zero for less than half of the lowest.
+// The code of the nearest level; ties go to the lower level. The code is zero for less than half of the lowest level.
 HVS_FUNCTION std::uint8_t level_code(const Levels& levels, std::int32_t key, bool negative) {
   const std::int32_t sign = levels.largest + 1;
   const std::int32_t below = key < levels.top ? levels.top - key : 0;
@@ -54,7 +53,7 @@ HVS_FUNCTION std::uint8_t level_code(const Levels& levels, std::int32_t key, boo
   return std::uint8_t(key >= infinite_key ? sign : signed_code);
 }
 
-// What a code stands for.
+// The value of a code; NaN for the code of non-finite values.
 HVS_FUNCTION float level_value(const Levels& levels, std::int32_t code) {
   const std::int32_t level = code & levels.largest;
   const std::uint32_t sign = code > levels.largest ? 0x80000000u : 0u;

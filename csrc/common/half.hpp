@@ -1,4 +1,4 @@
-// 16-bit floating-point formats, without branches so that compilers vectorise the loops around them.
+// 16-bit floating-point formats. Conversions have no branches, so that compilers vectorise the loops around them.
 #pragma once
 
 #include "portable.hpp"
@@ -20,15 +20,15 @@ HVS_FUNCTION float widen(BFloat16 x) { return float_of(std::uint32_t(x.bits) << 
 HVS_FUNCTION float widen(Half x) {
   const std::uint32_t sign = std::uint32_t(x.bits & 0x8000) << 16;
   const std::uint32_t rest = x.bits & 0x7fff;
-  // Subnormal halves are multiples of 2^-24; the others move their exponent from bias 15 to bias 127.
+  // Subnormal halves are multiples of 2^-24; the others change their exponent bias from 15 to 127.
   const std::uint32_t subnormal = bits_of(float(std::int32_t(rest)) * 0x1p-24f);
   const std::uint32_t normal = (rest << 13) + (std::uint32_t(rest < 0x7c00 ? 112 : 224) << 23);
-  // NaN becomes quiet, as a conversion instruction would make it.
+  // NaN becomes quiet, as with a conversion instruction.
   const std::uint32_t quiet = rest > 0x7c00 ? 0x400000 : 0;
   return float_of(sign | (rest < 0x400 ? subnormal : normal) | quiet);
 }
 
-// Both roundings are to nearest, ties to even; NaN stays a (quiet) NaN, overflow becomes infinity.
+// Both conversions round to nearest, ties to even. NaN becomes a quiet NaN, overflow becomes infinity.
 HVS_FUNCTION BFloat16 to_bfloat16(float x) {
   const std::uint32_t bits = bits_of(x);
   const std::uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;

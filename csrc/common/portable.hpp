@@ -1,4 +1,4 @@
-// What the headers of this folder need on the host and in CUDA's run-time compiler, which has no standard headers.
+// Definitions that the headers of this folder need on the host and in NVRTC, which has no standard headers.
 #pragma once
 
 #if defined(__CUDACC_RTC__)
@@ -29,7 +29,7 @@ using size_t = decltype(sizeof(0));
 
 namespace hvs {
 
-// The same bits as another type of the same size.
+// Reinterprets the bits as another type of the same size.
 template <class To, class From> HVS_FUNCTION To bit_cast(From from) {
   static_assert(sizeof(To) == sizeof(From), "bit_cast needs types of one size");
   To to;

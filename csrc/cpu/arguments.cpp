@@ -5,14 +5,14 @@
 namespace hvs {
 namespace {
 
-constexpr int numpy_half = 23;  // NPY_HALF, which pybind11 does not name
+constexpr int numpy_half = 23;  // NPY_HALF; pybind11 has no name for it
 
 void check_flat(const py::array& array, const std::string& name) {
   if (array.ndim() != 1) refuse(name + ": expected one dimension, not " + std::to_string(array.ndim()));
   check_size(std::size_t(array.shape(0)), name);
 }
 
-// ml_dtypes registers bfloat16 at run time, so that its number is only known from its name.
+// ml_dtypes registers bfloat16 at run time, so its type number is only known from its name.
 bool is_bfloat16(const py::dtype& dtype) {
   static int number = -1;
   if (dtype.num() == number) return true;

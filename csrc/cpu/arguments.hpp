@@ -1,4 +1,4 @@
-// Checking Python arguments, and what they are in C++. Only this file, its source and the bindings know Python.
+// Checks Python arguments and converts them to C++. Only this file, its source and the bindings use Python.
 #pragma once
 
 #include <pybind11/numpy.h>
@@ -20,7 +20,7 @@ namespace py = pybind11;
 constexpr std::size_t largest_size = std::numeric_limits<std::int32_t>::max();
 enum class Access { read, write };
 
-// Throws std::invalid_argument, which Python sees as ValueError.
+// Throws std::invalid_argument, which becomes ValueError in Python.
 [[noreturn]] void refuse(const std::string& message);
 
 std::string text(py::handle object);
@@ -29,7 +29,7 @@ py::array as_array(py::handle object, const std::string& name);
 
 void check_size(std::size_t size, const std::string& name);
 
-// Refuses what cannot be used in place; vectors and buffers are, gradients need not be.
+// Refuses arrays that cannot be used in place. Vectors and buffers must pass this; gradients need not.
 void check_plain(const py::array& array, Access access, const std::string& name);
 
 Format format_of(const py::array& array, const std::string& name);
@@ -38,7 +38,7 @@ inline char* data_of(const py::array& array) { return static_cast<char*>(const_c
 
 std::vector<Tensor> as_tensors(const py::sequence& segments, std::size_t size);
 
-// Refuses segments that cannot be written in place; as_tensors has been at them.
+// Refuses segments that cannot be written in place. They must have passed as_tensors.
 void check_outputs(const py::sequence& segments);
 
 std::size_t as_threads(std::int64_t threads);
@@ -51,7 +51,7 @@ double as_factor(double factor, const char* name);
 
 const std::int32_t* as_indices(py::handle object, const std::string& name);
 
-// Calls work with a float or a double, after the array's dtype.
+// Calls work with a float or a double, according to the array's dtype.
 template <class Work> auto with_real(const py::array& array, const std::string& name, const Work& work) {
   switch (format_of(array, name)) {
     case Format::float32: return work(float());
@@ -69,7 +69,7 @@ Step<Real> as_step(const py::sequence& segments, const py::array& buffer, double
   return {elements, elements, size, Real(scale), as_tensors(segments, size)};
 }
 
-// An array beside the buffer, of its size and dtype.
+// An array of the same size and dtype as the buffer.
 inline py::array as_beside(py::handle object, const py::array& buffer, Access access, const std::string& name) {
   const py::array array = as_array(object, name);
   check_plain(array, access, name);
@@ -80,7 +80,7 @@ inline py::array as_beside(py::handle object, const py::array& buffer, Access ac
   return array;
 }
 
-// None, or (values, momentum, share, nesterov).
+// Converts None or (values, momentum, share, nesterov).
 template <class Real> Velocity<Real> as_velocity(py::handle object, const py::array& buffer) {
   if (object.is_none()) return {};
   const auto [values, momentum, share, nesterov] = object.cast<std::tuple<py::object, double, double, bool>>();
@@ -89,7 +89,7 @@ template <class Real> Velocity<Real> as_velocity(py::handle object, const py::ar
           Real(as_factor(share, "share")), nesterov};
 }
 
-// The same, with a source beside the buffer unless it is None, with gradients that are to be left zero, and a velocity.
+// as_step with a source array (None: the buffer), gradients that are set to zero if `clear`, and a velocity.
 template <class Real>
 Step<Real> as_step(const py::sequence& segments, const py::array& buffer, double scale, py::handle source, bool clear,
                    py::handle velocity) {
@@ -103,7 +103,7 @@ Step<Real> as_step(const py::sequence& segments, const py::array& buffer, double
   return step;
 }
 
-// indices None stands for all positions.
+// If indices is None, the values cover all positions.
 template <class Real> Sparse<Real> as_sparse(py::handle indices, py::handle object, const std::string& name) {
   const py::array values = as_array(object, name + ": values");
   check_plain(values, Access::read, name + ": values");
@@ -119,7 +119,7 @@ template <class Real> Sparse<Real> as_sparse(py::handle indices, py::handle obje
   return {at, static_cast<const Real*>(values.data()), count};
 }
 
-// A sparse vector to return.
+// A sparse vector that is returned to Python.
 template <class Real> class Output {
  public:
   explicit Output(std::size_t room)
@@ -128,7 +128,7 @@ template <class Real> class Output {
   std::int32_t* indices() { return indices_.mutable_data(); }
   Real* values() { return values_.mutable_data(); }
 
-  // Its first `count` entries; gives the memory behind them back, in place.
+  // Returns the first `count` entries; releases the memory after them in place.
   py::tuple first(std::size_t count) {
     indices_.resize({static_cast<py::ssize_t>(count)}, false);
     values_.resize({static_cast<py::ssize_t>(count)}, false);

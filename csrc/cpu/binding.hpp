@@ -1,4 +1,4 @@
-// What each part adds to the module.
+// The functions that add each part's bindings to the module.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -11,6 +11,6 @@ void define_vectors(pybind11::module_& m);
 void define_sketch(pybind11::module_& m);
 void define_quantize(pybind11::module_& m);
 void define_coding(pybind11::module_& m);
-void define_hooks(pybind11::module_& m);  // in builds for the tests only
+void define_hooks(pybind11::module_& m);  // only in builds for tests
 
 }  // namespace hvs

@@ -1,4 +1,4 @@
-// Gradient tensors as they come: any of four formats, any stride, any alignment.
+// Gradient tensors as passed by the caller: any of four formats, any stride, any alignment.
 #pragma once
 
 #include <cstddef>
@@ -26,15 +26,15 @@ struct Tensor {
   std::size_t stop() const { return start + length; }
 };
 
-// What one step adds: buffer <- scale * source, plus the gradients. The tensors are ascending and disjoint; positions
-// between them are held: they are scaled, and neither added to nor selected from.
+// Arguments of accumulate: buffer <- scale * source, plus the gradients. The tensors are ascending and disjoint.
+// Positions between them are held: they are scaled, but neither added to nor selected from.
 template <class Real> struct Step {
   Real* buffer;
-  const Real* source;  // the buffer itself, or an array beside it
+  const Real* source;  // the buffer itself, or a separate array
   std::size_t size;
   Real scale;
   std::vector<Tensor> gradients;
-  bool clear = false;  // leave zeros in the gradients, which then are contiguous
+  bool clear = false;  // set the gradients, which must be contiguous, to zero afterwards
   Velocity<Real> velocity = {};
 
   std::size_t active() const {
@@ -48,7 +48,7 @@ inline std::size_t bytes_of(Format format) {
   return format == Format::float64 ? 8 : format == Format::float32 ? 4 : 2;
 }
 
-// acc, product and sum rounded separately; scale 0 ignores what was there.
+// Returns acc. Product and sum are rounded separately; scale 0 ignores `old`.
 template <class Real> inline Real accumulated(Real old, Real added, Real scale) {
   return (scale == 0 ? Real(0) : scale * old) + added;
 }
@@ -65,7 +65,7 @@ inline void load_strided(const char* data, std::ptrdiff_t stride, std::size_t co
   }
 }
 
-// The constant stride can be vectorised.
+// load_strided with a constant stride, which compilers vectorise.
 template <class Stored, class Real> inline void load_adjacent(const char* data, std::size_t count, Real* out) {
   load_strided<Stored>(data, sizeof(Stored), count, out);
 }
@@ -79,7 +79,7 @@ inline void load_as(const char* data, std::ptrdiff_t stride, std::size_t count, 
   }
 }
 
-// Elements first .. first + count of a tensor, converted to Real.
+// Loads elements first .. first + count of a tensor, converted to Real.
 template <class Real> inline void load(const Tensor& t, std::size_t first, std::size_t count, Real* out) {
   const char* data = t.data + std::ptrdiff_t(first) * t.stride;
   switch (t.format) {
@@ -90,7 +90,7 @@ template <class Real> inline void load(const Tensor& t, std::size_t first, std::
   }
 }
 
-// The tensor's own elements where they can be read in place as aligned, contiguous Reals; otherwise null.
+// The tensor's elements if they can be read in place as aligned, contiguous Reals; otherwise null.
 template <class Real> inline const Real* in_place(const Tensor& t) {
   constexpr Format own = std::is_same_v<Real, float> ? Format::float32 : Format::float64;
   const bool contiguous = t.stride == std::ptrdiff_t(sizeof(Real)) || t.length == 1;

@@ -1,4 +1,4 @@
-// Counting the values of one radix digit of magnitudes.
+// Histogram of one radix digit of magnitudes.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace hvs {
 
-// The `width` bits of a key above bit `shift`, of the keys that agree with `prefix` above those bits.
+// The `width` bits from bit `shift` on, of the keys that match `prefix` in all higher bits.
 template <class Key> struct Digit {
   Key prefix;
   int shift, width;
@@ -31,7 +31,7 @@ template <class Real> class Histogram {
     }
   }
 
-  // How many elements have each value of the digit.
+  // The number of elements for each value of the digit.
   std::vector<std::int64_t> totals() const {
     std::vector<std::int64_t> totals(counts_.size() / lanes);
     for (std::size_t i = 0; i < counts_.size(); ++i) totals[i / lanes] += counts_[i];
@@ -39,7 +39,7 @@ template <class Real> class Histogram {
   }
 
  private:
-  static constexpr std::size_t lanes = 8;  // interleaved histograms: equal keys in a row do not wait for each other
+  static constexpr std::size_t lanes = 8;  // interleaved histograms: adjacent equal keys do not wait for each other
 
   Digit<Key<Real>> digit_;
   std::vector<std::uint32_t> counts_;

@@ -1,4 +1,4 @@
-// The module: every part's binding checks the arguments, then the work is done without the GIL.
+// The Python module. The binding of each part checks the arguments, then does the work without the GIL.
 #include <pybind11/stl.h>
 
 #include "binding.hpp"

@@ -1,4 +1,4 @@
-// Work on several threads, split by position so that results do not depend on their number.
+// Multithreaded work, split by position so that results do not depend on the number of threads.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace hvs {
 
-// Calls work(part) for part = 0 .. parts - 1 at the same time, the last one on the calling thread. work must not throw.
+// Calls work(part) for part = 0 .. parts - 1 concurrently, the last one on the calling thread. work must not throw.
 template <class Work> void parallel(std::size_t parts, const Work& work) {
   std::vector<std::thread> threads;
   threads.reserve(parts);
@@ -16,13 +16,13 @@ template <class Work> void parallel(std::size_t parts, const Work& work) {
   try {
     for (; next + 1 < parts; ++next) threads.emplace_back([&work, next] { work(next); });
   } catch (const std::exception&) {
-    // The system gives no more threads: the calling thread does what is left.
+    // No more threads are available: the calling thread does the remaining parts.
   }
   for (; next < parts; ++next) work(next);
   for (std::thread& thread : threads) thread.join();
 }
 
-// Where part `part` of `parts` begins in 0 .. size; multiples of 64 keep cache lines to one thread.
+// The begin of part `part` of `parts` in 0 .. size. Multiples of 64 keep each cache line in the part of one thread.
 inline std::size_t part_begin(std::size_t size, std::size_t part, std::size_t parts) {
   return part == parts ? size : size / parts * part / 64 * 64;
 }

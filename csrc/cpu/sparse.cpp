@@ -24,7 +24,7 @@ void check_bounds(const std::int32_t* indices, std::size_t count, std::size_t si
 void check_ascending(const std::int32_t* indices, std::size_t count, std::size_t size, const char* name) {
   std::int32_t bad = 0;  // as wide as the indices, so that the loop is vectorised
   for (std::size_t i = 1; i < count; ++i) bad |= indices[i] <= indices[i - 1];
-  // What ascends is in bounds if its ends are.
+  // Ascending indices are in bounds if the first and the last one are.
   if (bad || (count && (indices[0] < 0 || std::size_t(indices[count - 1]) >= size))) {
     check_bounds(indices, count, size, name);
   }

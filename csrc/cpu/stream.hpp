@@ -1,4 +1,5 @@
-// Writing arrays that are larger than the cache past it: what is written whole need not be read before.
+// Streaming stores, which bypass the cache, for arrays larger than it: cache lines written completely are not read
+// first.
 #pragma once
 
 #include <cstddef>
@@ -13,17 +14,17 @@
 
 namespace hvs {
 
-// From so many bytes on, what reads them next will not find them in the cache anyway.
+// Size in bytes from which an array would have left the cache before it is read next.
 constexpr std::size_t streamed = std::size_t(4) << 20;
 
-constexpr std::size_t line = 64;  // bytes that are written together
+constexpr std::size_t line = 64;  // bytes of a cache line, which are written together
 
-// How many elements precede the first cache line that begins at or behind the pointer.
+// The number of elements before the first cache line that begins at or after the pointer.
 template <class Real> inline std::size_t elements_before_line(const Real* pointer) {
   return (line - reinterpret_cast<std::uintptr_t>(pointer) % line) % line / sizeof(Real);
 }
 
-// Copies bytes; `past` the cache where the machine can. Other threads see them after end_stream().
+// Copies bytes. `past`: bypasses the cache where the machine can; other threads see the bytes after end_stream().
 inline void copy_bytes(const void* from, void* to, std::size_t bytes, bool past) {
 #if HVS_X86
   constexpr std::size_t width = sizeof(__m128i);

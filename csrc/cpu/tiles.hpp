@@ -1,4 +1,4 @@
-// Walking a bucket in tiles that stay in the L1 cache while they are converted and used.
+// Processing a bucket in tiles that stay in the L1 cache while they are converted and used.
 #pragma once
 
 #include <algorithm>
@@ -11,11 +11,11 @@
 namespace hvs {
 
 constexpr std::size_t tile_size = tile_of_sums;
-// Where three arrays are used at once, and an array of what is added: whole tiles of them would fill an L1 cache of
-// 32 KiB, and took a fifth longer.
+// Tile size with momentum, which uses three arrays at once and an array of what is added: full tiles of them would fill
+// an L1 cache of 32 KiB, and took a fifth longer.
 constexpr std::size_t momentum_tile_size = 512;
 
-// load, with the SIMD level's own conversion where there is one.
+// load, with the SIMD level's conversion of adjacent float16 numbers.
 template <class Real> void load_tile(const Tensor& t, std::size_t first, std::size_t count, Real* out) {
   if (t.format == Format::float16 && t.stride == sizeof(Half)) {
     loops<Real>().widen_halves(t.data + first * sizeof(Half), count, out);
@@ -24,7 +24,7 @@ template <class Real> void load_tile(const Tensor& t, std::size_t first, std::si
   }
 }
 
-// Adjacent active positions.
+// A run of adjacent active positions.
 template <class Real> struct Tile {
   const Real* gradient;
   const Real* source;
@@ -35,7 +35,7 @@ template <class Real> struct Tile {
   bool apart() const { return source != buffer; }
 };
 
-// What happens to positions without a gradient.
+// Scales the positions begin .. end, which have no gradient.
 template <class Real> void scale_held(const Step<Real>& step, std::size_t begin, std::size_t end) {
   if (step.scale == 1) {
     if (step.source != step.buffer) std::copy(step.source + begin, step.source + end, step.buffer + begin);
@@ -53,8 +53,8 @@ template <class Real> void accumulate_tile(const Tile<Real>& tile, Real scale) {
   use.scan_apart(tile.gradient, tile.source, tile.buffer, tile.count, scale, none, none, 0, indices);
 }
 
-// buffer <- acc; writes the positions where its magnitude reaches `low`. Apart from its source, the buffer gets zeros
-// where it reaches `guess`.
+// buffer <- acc; writes the positions whose key reaches `low`, and returns their number. If the source is a separate
+// array, the buffer becomes zero where the key reaches `guess`.
 template <class Real>
 std::size_t scan_tile(const Tile<Real>& tile, Real scale, Key<Real> low, Key<Real> guess, std::int32_t* indices) {
   const Loops<Real>& use = loops<Real>();
@@ -63,7 +63,7 @@ std::size_t scan_tile(const Tile<Real>& tile, Real scale, Key<Real> low, Key<Rea
   return use.scan_apart(tile.gradient, tile.source, tile.buffer, tile.count, scale, low - 1, guess - 1, first, indices);
 }
 
-// acc at one position of a tile that was scanned, which the buffer loses if it reaches `guess`.
+// Returns acc at a position of a scanned tile. The buffer becomes zero there if the key reaches `guess`.
 template <class Real> Real take_scanned(const Tile<Real>& tile, Real scale, Key<Real> guess, std::int32_t position) {
   const std::size_t i = std::size_t(position) - tile.first;
   if (tile.apart()) return accumulated(tile.source[i], tile.gradient[i], scale);
@@ -72,7 +72,8 @@ template <class Real> Real take_scanned(const Tile<Real>& tile, Real scale, Key<
   return acc;
 }
 
-// Updates the velocity at the positions from `at` on; returns what is added there, in `room` if it is not the velocity.
+// Updates the velocity at the positions from `at` on. Returns what is to be added there: the velocity, or `room` with
+// Nesterov momentum.
 template <class Real>
 const Real* update(const Velocity<Real>& velocity, const Real* gradient, std::size_t at, std::size_t count,
                    Real* room) {
@@ -82,8 +83,8 @@ const Real* update(const Velocity<Real>& velocity, const Real* gradient, std::si
   return room;
 }
 
-// Visits the positions begin .. end in ascending order: active(tile) for each tile of the gradients; those between them
-// are scaled.
+// Processes the positions begin .. end in ascending order: calls active(tile) for each tile of the gradients, and
+// scales the positions between gradients.
 template <class Real, class Active>
 void for_each_tile(const Step<Real>& step, std::size_t begin, std::size_t end, const Active& active) {
   alignas(64) Real converted[tile_size], updated[momentum_tile_size];

@@ -1,4 +1,4 @@
-// Scratch memory that outlives a call: fresh pages cost a page fault each, at every call.
+// Scratch memory that is reused across calls: fresh pages would cost a page fault each in every call.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace hvs {
 
-// One growing block of uninitialised memory; what it holds is lost when it grows.
+// A growing block of uninitialised memory. get() discards its content when it grows.
 class Block {
  public:
   template <class T> T* get(std::size_t count) {
@@ -26,8 +26,8 @@ class Block {
     }
     return reinterpret_cast<T*>(bytes_.get());
   }
-  // The same, but the first `kept` elements survive, and where memory runs out all of them do: false, without an
-  // exception. Grows by doubling.
+  // Like get(), but keeps the first `kept` elements, and at least doubles the block when it grows. If memory runs out,
+  // returns false instead of throwing and keeps all elements.
   template <class T> bool grow(std::size_t count, std::size_t kept, T*& elements) {
     std::size_t bytes = count * sizeof(T);
     if (bytes > capacity_) {
@@ -49,20 +49,20 @@ class Block {
   };
   using Bytes = std::unique_ptr<std::byte[], Free>;
 
-  // malloc and not new (std::nothrow), which throws and catches inside: a thread's first exception needs memory too,
-  // and where there is none the process is aborted.
+  // malloc instead of new (std::nothrow), which throws and catches internally: a thread's first exception needs memory
+  // too, and the process aborts if there is none.
   static std::byte* allocate(std::size_t bytes) { return static_cast<std::byte*>(std::malloc(bytes)); }
 
   Bytes bytes_;
   std::size_t capacity_ = 0;
 };
 
-// The blocks of one call; which number serves which purpose is the caller's affair.
+// The blocks of one call; the caller decides what each number is used for.
 class Workspace {
  public:
   template <class T> T* get(std::size_t number, std::size_t count) { return blocks(number + 1)[number].get<T>(count); }
 
-  // The first `count` blocks, which stay where they are until more of them are asked for.
+  // The first `count` blocks. The pointer stays valid until more blocks are requested.
   Block* blocks(std::size_t count) {
     if (count > blocks_.size()) blocks_.resize(count);
     return blocks_.data();
@@ -77,7 +77,7 @@ class Workspace {
   std::vector<Block> blocks_;
 };
 
-// Workspaces between calls. Calls that run at the same time (one per Python thread) get different ones.
+// The workspaces that are not in use. Concurrent calls (one per Python thread) get different ones.
 class WorkspacePool {
  public:
   static constexpr std::size_t most_retained = std::size_t(64) << 20;  // bytes
@@ -90,7 +90,7 @@ class WorkspacePool {
     return workspace;
   }
   void put(std::unique_ptr<Workspace> workspace) {
-    if (workspace->capacity() > most_retained) return;  // a call that large does not notice its page faults
+    if (workspace->capacity() > most_retained) return;  // in a call that large, page faults are negligible
     const std::lock_guard<std::mutex> lock(mutex_);
     idle_.push_back(std::move(workspace));
   }

@@ -1,25 +1,25 @@
-// Codes of indices and of values. Whatever the indices and the codes are, nothing is read or written beside the arrays.
+// Codes of indices and values. No index and no code causes an access outside the arrays.
 #include "../common/coding.hpp"
 #include "scan.cuh"
 
 namespace hvs {
 
-constexpr int batch = 4;  // elements of a thread
+constexpr int batch = 4;  // elements per thread
 constexpr int tile = batch * block_threads;
 
-// The number of a thread among all.
+// The number of the thread in the grid.
 HVS_FUNCTION std::int64_t thread_number() {
   return std::int64_t(blockIdx.x) * block_threads + std::int64_t(threadIdx.x);
 }
 
 // --- indices -------------------------------------------------------------------------------------------------------
 
-// The positions between an index and the next.
+// The number of positions between index i and the next.
 HVS_FUNCTION std::uint32_t gap(const std::int32_t* indices, std::int64_t i) {
   return std::uint32_t(indices[i + 1]) - std::uint32_t(indices[i]) - 1;
 }
 
-// The low bits of all gaps; a thread composes a word.
+// Writes the low bits of all gaps; each thread composes one word.
 __global__ void __launch_bounds__(block_threads)
     pack_lows(const std::int32_t* indices, std::int64_t gaps, int bits, std::uint32_t* lows, std::int64_t words) {
   const std::int64_t number = thread_number(), begin = 32 * number;
@@ -34,14 +34,14 @@ __global__ void __launch_bounds__(block_threads)
   lows[number] = word;
 }
 
-// What the kernels tell each other and the host. All bytes are zero at the start.
+// State shared by the kernels and the host; all bytes are zero at the start.
 struct State {
-  std::int64_t count;  // of bits written, or of ones read
-  std::uint64_t last;  // index
+  std::int64_t count;  // bits written, or ones read
+  std::uint64_t last;  // last index
   std::uint32_t ticket, damaged;
 };
 
-// What is above the low bits, in unary: sets a one for each gap, in words that are zero.
+// Writes the high parts in unary: sets a one for each gap, in words that are zero at the start.
 __global__ void __launch_bounds__(block_threads)
     write_highs(const std::int32_t* indices, std::int64_t gaps, int bits, State* state, Status* statuses,
                 std::uint32_t* highs, std::int64_t words) {
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
-// Where the ones are; a thread has a word.
+// Lists the positions of the ones; each thread reads one word.
 __global__ void __launch_bounds__(block_threads)
     list_ones(const std::uint32_t* highs, std::int64_t words, std::int64_t gaps, State* state, Status* statuses,
               std::uint32_t* ones) {
@@ -72,14 +72,14 @@ __global__ void __launch_bounds__(block_threads)
   const std::uint64_t before = look_back(statuses, number, prefix.total);
   if ((number + 1) * block_threads >= words && threadIdx.x == 0) {
     state->count = std::int64_t(before + prefix.total);
-    if ((highs[words - 1] | highs[words - 2]) == 0) state->damaged = 1;  // a word of 64 bits for nothing
+    if ((highs[words - 1] | highs[words - 2]) == 0) state->damaged = 1;  // a last word of 64 bits without a one
   }
   for (std::int64_t i = std::int64_t(before + prefix.before); word != 0 && i < gaps; ++i, word &= word - 1) {
     ones[i] = std::uint32_t(32 * at + __ffs(int(word)) - 1);
   }
 }
 
-// The low bits of gap number i; `words` are all that there are.
+// The low bits of gap number i; `words` is the length of `lows`.
 HVS_FUNCTION std::uint32_t low_bits(const std::uint32_t* lows, std::int64_t words, std::int64_t i, int bits) {
   if (bits == 0) return 0;
   const std::int64_t place = i * bits, word = place / 32;
@@ -87,7 +87,7 @@ HVS_FUNCTION std::uint32_t low_bits(const std::uint32_t* lows, std::int64_t word
   return std::uint32_t((lows[word] | high << 32) >> (place % 32)) & ((1u << bits) - 1);
 }
 
-// Indices behind the first one, whose gaps' ones are listed. state->last becomes the last index.
+// Decodes the indices after the first one, with the listed ones of their gaps. state->last becomes the last index.
 __global__ void __launch_bounds__(block_threads)
     read_gaps(const std::uint32_t* lows, std::int64_t words, std::int64_t gaps, int bits, std::uint32_t start,
               const std::uint32_t* ones, State* state, Status* statuses, std::int32_t* indices) {
@@ -104,7 +104,8 @@ __global__ void __launch_bounds__(block_threads)
     const std::uint32_t zeros = ones[first + i] - std::uint32_t(first + i);
     indices[first + i] = std::int32_t(std::uint32_t(before) + end[i] + (zeros << bits));
   }
-  // The thread of the last gap: whether the index that is there is the index that it should be.
+  // The thread of the last gap stores the last index in 64 bits, for the host to check, and checks the bits after the
+  // low bits.
   if (first >= gaps || first + batch < gaps) return;
   state->last = before + sum + (std::uint64_t(ones[gaps - 1] - std::uint32_t(gaps - 1)) << bits);
   const std::int64_t used = gaps * bits;
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(block_threads)
 
 // --- values --------------------------------------------------------------------------------------------------------
 
-// Maxima of infinite_key - key and of key, of what is finite and not zero; the result is zero at the start.
+// Maxima of infinite_key - key and of key over the finite nonzero values; `range` is zero at the start.
 template <class Real>
 __global__ void __launch_bounds__(block_threads)
     key_range(const Real* values, std::int64_t size, std::int32_t* range) {
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(block_threads)
   rest[i] = !finite ? Real(0) : exact ? left : x;
 }
 
-// A thread writes a byte.
+// Each thread writes one byte.
 template <class Real, int bits>
 __global__ void __launch_bounds__(block_threads)
     encode_levels(const Real* values, std::int64_t size, int top, int shift, std::uint8_t* codes) {

@@ -1,13 +1,13 @@
-// Values to the format in which they travel, and back.
+// Conversion of values to the wire format and back.
 #include "segments.cuh"
 
 namespace hvs {
 
 constexpr int block_threads = 256;
-constexpr int batch = 4;  // elements of a thread, block_threads apart, whose loads are under way together
+constexpr int batch = 4;  // elements per thread, block_threads apart, whose loads overlap
 
-// The nearest float on the side of zero, made odd where it is not x: rounded once more, to at least two bits fewer, it
-// becomes what x does when it is rounded once.
+// Rounds toward zero, and makes the result odd if it is inexact. Rounding it again, to at least two bits fewer, gives
+// the same as rounding x once.
 HVS_FUNCTION float to_odd(double x) {
   const float nearest = float(x);
   if (double(nearest) == x || x != x) return nearest;
@@ -15,14 +15,14 @@ HVS_FUNCTION float to_odd(double x) {
   return float_of((bits_of(nearest) - std::uint32_t(away)) | 1);
 }
 
-// To nearest even, once; but from double to bfloat16 by way of float, as ml_dtypes has it.
+// Rounds to nearest even once, except from double to bfloat16, which goes through float as in ml_dtypes.
 HVS_FUNCTION void convert(float x, Half& to) { to = to_half(x); }
 HVS_FUNCTION void convert(float x, BFloat16& to) { to = to_bfloat16(x); }
 HVS_FUNCTION void convert(double x, Half& to) { to = to_half(to_odd(x)); }
 HVS_FUNCTION void convert(double x, BFloat16& to) { to = to_bfloat16(float(x)); }
 HVS_FUNCTION void convert(double x, float& to) { to = float(x); }
 
-// A thread's elements: calls work(i) with its number among them and that among all.
+// Calls work(i, position) for each element i of the thread.
 template <class Work> HVS_FUNCTION void for_elements(std::int64_t size, Work work) {
   const std::int64_t first = std::int64_t(blockIdx.x) * (batch * block_threads) + std::int64_t(threadIdx.x);
   for (int i = 0; i < batch; ++i) {
@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(block_threads) widen_all(const Stored* message
   for_elements(size, [&](int i, std::int64_t at) { values[at] = Real(widen(x[i])); });
 }
 
-// Parts values into what the format holds and the rest. Where the rest would have to be rounded, everything is rest,
-// but nothing of what is not finite.
+// Splits values into what the format holds and the rest. If the rest would have to be rounded, the entire value is
+// rest; a non-finite value has no rest.
 template <class Stored, class Real>
 __global__ void __launch_bounds__(block_threads)
     round_all(const Real* values, std::int64_t size, Real largest, Real* rounded, Real* error) {

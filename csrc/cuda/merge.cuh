@@ -1,40 +1,40 @@
-// The sum of sparse vectors, in two readings of their entries and one writing of the union.
+// The sum of sparse vectors: reads their entries twice and writes the union once.
 //
-// The bucket is cut into tiles of 2^width positions, of which each is one block's work.
-// bounds: where each tile's entries begin in each vector, and which tiles have any.
-// merge: marks the positions of a tile's entries in a bitmap, so that the number of marks in front of a position is its
-// place among the tile's sums, and then adds the values there, vector by vector. Decoupled look-back tells the tile's
-// place in the union.
+// The bucket is divided into tiles of 2^width positions, each processed by one block.
+// bounds: finds where each tile's entries begin in each vector, and which tiles have any.
+// merge: marks the positions of a tile's entries in a bitmap; the number of marks before a position is the slot of its
+// sum in the tile. Then adds the values there, vector by vector. Decoupled look-back gives the tile's offset in the
+// union.
 //
-// Whatever the indices are, nothing is read or written beside the arrays: entries outside of a tile are skipped, those
-// of one tile have at most as many places as entries, and all tiles' together too.
+// No index causes an access outside the arrays: entries outside a tile are skipped, and there are never more sums than
+// entries, in a tile or in total.
 #pragma once
 
 #include "scan.cuh"
 
 namespace hvs {
 
-constexpr int word = 32;             // positions in a word of the bitmap
-constexpr int most_words = 1024;     // of a tile's bitmap; the host makes tiles no wider
-constexpr int most_in_block = 2048;  // sums of a tile that a block can keep to itself
-constexpr int marked_at_once = 8;    // adjacent entries that one thread marks
-constexpr int loads_at_once = 4;     // vectors, or rounds of one, whose values are under way together
+constexpr int word = 32;             // positions per word of the bitmap
+constexpr int most_words = 1024;     // words of a tile's bitmap; the host makes no wider tiles
+constexpr int most_in_block = 2048;  // sums of a tile that fit in the block's shared memory
+constexpr int marked_at_once = 8;    // adjacent entries per thread when marking
+constexpr int loads_at_once = 4;     // vectors, or rounds over one vector, whose loads overlap
 
-// `starts`, which bounds writes, has a row of numbers for each tile, one per vector, and a row behind them.
+// A sparse vector. The output of bounds, `starts`, has a number per tile and vector, and a last row with the ends.
 struct Vector {
   const std::int32_t* indices;
   const char* values;
   std::int64_t count;
 };
 
-// What the kernels tell each other. All bytes are zero at the start.
+// State shared by the kernels; all bytes are zero at the start.
 struct Plan {
   std::int64_t total;      // entries of the union
-  std::int32_t left, end;  // tiles from the first on that has entries; the one behind the last
+  std::int32_t left, end;  // tiles from the first one with entries on; one past the last tile with entries
   std::uint32_t ticket;
 };
 
-// Where the first entry is whose index is at least `position`.
+// The position of the first entry whose index is at least `position`.
 HVS_FUNCTION std::int64_t first_from(const Vector& vector, std::int64_t position) {
   std::int64_t low = 0, high = vector.count;
   while (low < high) {
@@ -53,29 +53,29 @@ __global__ void __launch_bounds__(block_threads)
            Plan* plan) {
   const std::int64_t i = std::int64_t(blockIdx.x) * block_threads + threadIdx.x, rows = std::int64_t(tiles) + 1;
   if (i >= rows * count) return;
-  const int v = int(i / rows), tile = int(i % rows);  // neighbours search one vector for neighbouring tiles
+  const int v = int(i / rows), tile = int(i % rows);  // adjacent threads search one vector for adjacent tiles
   const Vector vector = vectors[v];
   const std::int64_t start = first_from(vector, tile < tiles ? std::int64_t(tile) << width : std::int64_t(size));
   starts[std::int64_t(tile) * count + v] = std::int32_t(start);
-  // Of indices below zero or beyond the last tile, neither number becomes more than zero.
+  // Indices below zero or beyond the last tile raise neither number above zero.
   if (tile == 0 && start < vector.count) atomicMax(&plan->left, tiles - (vector.indices[start] >> width));
   if (tile == tiles && start > 0) atomicMax(&plan->end, (vector.indices[start - 1] >> width) + 1);
 }
 
-// A tile, as its block sees it.
+// A tile, as seen by its block.
 struct Tile {
   const Vector* vectors;
   int count;
-  const std::int32_t* starts;  // of each vector's entries; their ends follow, in the same order
+  const std::int32_t* starts;  // begins of each vector's entries; the ends follow in the same order
   std::uint32_t begin, positions;
   std::uint32_t* marks;   // a bit for each position
-  std::uint16_t* before;  // marks in front of each word
+  std::uint16_t* before;  // marks before each word
 
-  // Outside of 0 .. positions for an entry that is none of the tile's.
+  // At least `positions` for an entry outside the tile.
   HVS_FUNCTION std::uint32_t offset_of(std::int32_t index) const { return std::uint32_t(index) - begin; }
 };
 
-// Marks one run of entries: adjacent ones often share a word.
+// Marks a run of entries. Adjacent entries often share a word, which then takes one atomic operation.
 HVS_FUNCTION void mark_run(const Tile& tile, const std::int32_t* indices, std::int64_t count) {
   std::uint32_t offsets[marked_at_once];
   for (int i = 0; i < marked_at_once; ++i) offsets[i] = i < count ? tile.offset_of(indices[i]) : tile.positions;
@@ -92,7 +92,7 @@ HVS_FUNCTION void mark_run(const Tile& tile, const std::int32_t* indices, std::i
   if (bits != 0) atomicOr(&tile.marks[at], bits);
 }
 
-// Marks all entries; teams of threads share the vectors.
+// Marks all entries of the tile; the vectors are distributed over teams of threads.
 HVS_FUNCTION void mark(const Tile& tile) {
   int teams = 1;
   while (teams < block_warps && 2 * teams <= tile.count) teams *= 2;
@@ -106,7 +106,7 @@ HVS_FUNCTION void mark(const Tile& tile) {
   }
 }
 
-// Counts the marks in front of every word; returns how many there are in the tile.
+// Counts the marks before every word; returns the number of marks in the tile.
 HVS_FUNCTION std::uint32_t count_marks(const Tile& tile, int words) {
   const int mine = words > block_threads ? words / block_threads : 1, first = int(threadIdx.x) * mine;
   std::uint32_t sum = 0;
@@ -125,17 +125,17 @@ template <class Real> struct Entry {
   Real value;
 };
 
-// Entry i of a vector in the tile; behind the last, one that is outside.
+// Entry i of a vector in the tile; after the last, an entry outside the tile.
 template <class Real> HVS_FUNCTION Entry<Real> entry(const Tile& tile, int v, std::int64_t i) {
   if (v >= tile.count || i >= tile.starts[tile.count + v]) return {tile.positions, Real(0)};
   const Vector& vector = tile.vectors[v];
   return {tile.offset_of(vector.indices[i]), reinterpret_cast<const Real*>(vector.values)[i]};
 }
 
-// The sum of nothing: added to any number it gives that number, -0.0 and 0.0 included.
+// The neutral element: neutral + x has the bits of x for every number x, including -0.0 and 0.0.
 template <class Real> constexpr Real neutral = Real(-0.0);
 
-// The first of two NaN stays, with its payload.
+// Of two NaNs, the first stays, with its payload.
 template <class Real> HVS_FUNCTION Real plus(Real sum, Real x) {
   const Real next = sum + x;
   if (next == next) return next;
@@ -148,12 +148,12 @@ HVS_FUNCTION void add_entry(const Tile& tile, const Entry<Real>& entry, Real* su
   const std::uint32_t w = entry.offset / word, lower = (1u << entry.offset % word) - 1;
   const std::uint32_t place = tile.before[w] + std::uint32_t(__popc(tile.marks[w] & lower));
   const Real sum = sums[place];
-  // Nothing was added yet; or the sum is zero, and the index is written again.
+  // The sum is zero if nothing was added yet. It can also become zero later: then the same index is written again.
   if (sum == 0) indices[place] = std::int32_t(tile.begin + entry.offset);
   sums[place] = plus(sum, entry.value);
 }
 
-// Adds the vectors one after another. A vector has a position once, so that no two threads meet there.
+// Adds the vectors one after another. A vector has each position at most once, so no two threads add to the same sum.
 template <class Real> HVS_FUNCTION void add_vectors(const Tile& tile, Real* sums, std::int32_t* indices) {
   Entry<Real> entries[loads_at_once];
   for (int v = 0; v < tile.count; v += loads_at_once) {

@@ -1,4 +1,4 @@
-// Adjacent elements that a thread reads and writes together.
+// Adjacent elements that a thread loads and stores together.
 #pragma once
 
 #include "../common/portable.hpp"

@@ -1,5 +1,5 @@
-// Stochastic quantization: a warp has a block of 256 elements, each thread a quad of its first half and one of its second,
-// for which the same random bits are drawn and whose codes of 4 bits are in the same bytes.
+// Stochastic quantization: a warp processes a block of 256 elements, each thread a quad of the first half and one of
+// the second. The two quads use the same random bits, and their codes of 4 bits are in the same bytes.
 #include "../common/bits.hpp"
 #include "../common/quantize.hpp"
 #include "quads.cuh"
@@ -10,8 +10,7 @@ namespace hvs {
 constexpr int half_size = int(half_block);
 constexpr int block_size = int(quantized_block);
 
-// A block of a buffer, for a warp. Elements of a thread: half h, number i in its quad, is quad_of_warp() + i behind the
-// half's begin.
+// The block of a warp. Element i of a thread's quad in half h is at h * half_size + quad_of_warp() + i in the block.
 struct Block {
   std::int64_t number, begin;
   int size;
@@ -25,7 +24,7 @@ HVS_FUNCTION Block block_of_warp(std::int64_t size) {
 
 HVS_FUNCTION int quad_of_warp() { return int(threadIdx.x % 32) * quad; }
 
-// A thread's elements; zeros behind the block's last one.
+// Loads the thread's elements, and zeros after the end of the block.
 template <class Real> HVS_FUNCTION void load_halves(const Real* x, int n, Quad<Real> (&halves)[2]) {
   const bool whole = n == block_size && aligned(x, alignof(Quad<Real>));
 #pragma unroll
@@ -59,7 +58,7 @@ template <class Real> HVS_FUNCTION Real largest_magnitude(const Quad<Real> (&hal
 
 using Codes = Quad<std::uint8_t>;
 
-// Writes the codes of a whole block to aligned memory, each thread those of its elements.
+// Writes the codes of a full block to aligned memory; each thread writes those of its elements.
 template <int bits> HVS_FUNCTION void store_whole(const Codes (&halves)[2], std::uint8_t* codes) {
   if constexpr (bits == 8) {
     for (int h = 0; h < 2; ++h) *reinterpret_cast<Codes*>(codes + h * half_size + quad_of_warp()) = halves[h];
@@ -70,7 +69,7 @@ template <int bits> HVS_FUNCTION void store_whole(const Codes (&halves)[2], std:
   }
 }
 
-// Writes those of any block. The code behind the last element is that of zero, as an odd block with 4 bits has it.
+// Writes the codes of any block. In an odd block with 4 bits, the unused half of the last byte is the code of zero.
 template <int bits> HVS_FUNCTION void store_any(const Codes (&halves)[2], int n, Codes* wide, std::uint8_t* codes) {
   for (int h = 0; h < 2; ++h) wide[(h * half_size + quad_of_warp()) / quad] = halves[h];
   __syncwarp();
@@ -110,7 +109,7 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
-// The codes of a thread's elements of a whole block in aligned memory.
+// Loads the codes of the thread's elements from a full block in aligned memory.
 template <int bits> HVS_FUNCTION void load_whole(const std::uint8_t* codes, Codes (&halves)[2]) {
   if constexpr (bits == 8) {
     for (int h = 0; h < 2; ++h) halves[h] = *reinterpret_cast<const Codes*>(codes + h * half_size + quad_of_warp());
@@ -123,7 +122,7 @@ template <int bits> HVS_FUNCTION void load_whole(const std::uint8_t* codes, Code
   }
 }
 
-// buffer <- scale * what the codes stand for, plus what it holds if `add`
+// buffer <- scale * value of each code, plus the old buffer if `add`
 template <class Real, int bits>
 __global__ void __launch_bounds__(block_threads)
     dequantize(const std::uint8_t* codes, const float* units, std::int64_t size, Real scale, int add, Real* buffer) {

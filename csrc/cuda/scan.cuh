@@ -5,16 +5,16 @@
 
 namespace hvs {
 
-constexpr int block_threads = 256;  // of every kernel that uses what is here
+constexpr int block_threads = 256;  // of every kernel that uses this header
 constexpr int block_warps = block_threads / 32;
 constexpr unsigned full_warp = 0xffffffffu;
 
 template <class Count> struct Prefix {
-  Count before;  // the sum over the threads in front of this one
-  Count total;   // over all
+  Count before;  // sum over the preceding threads
+  Count total;   // sum over all threads
 };
 
-// All threads of the block take part. Count may hold several counts in its bits, if none of their sums overflows.
+// All threads of the block must call this. Count may pack several counts if none of their sums overflows.
 template <class Count> HVS_FUNCTION Prefix<Count> scan_block(Count mine) {
   __shared__ Count totals[block_warps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -23,7 +23,7 @@ template <class Count> HVS_FUNCTION Prefix<Count> scan_block(Count mine) {
     const Count lower = __shfl_up_sync(full_warp, sum, distance);
     if (lane >= distance) sum += lower;
   }
-  __syncthreads();  // the last call's totals have been read
+  __syncthreads();  // the previous call's totals have been read
   if (lane == 31) totals[warp] = sum;
   __syncthreads();
   Prefix<Count> prefix = {sum - mine, 0};
@@ -34,32 +34,32 @@ template <class Count> HVS_FUNCTION Prefix<Count> scan_block(Count mine) {
   return prefix;
 }
 
-// The next number of a counter, the same for all threads of the block: blocks start in the order of their tickets, so
-// that those a block waits for are under way.
+// The next number of a counter, the same for all threads of the block. Blocks get tickets in the order in which they
+// start, so every block that this one waits for is already running.
 HVS_FUNCTION std::int64_t take_ticket(std::uint32_t* counter) {
   __shared__ std::uint32_t ticket;
-  __syncthreads();  // the last one has been read
+  __syncthreads();  // the previous ticket has been read
   if (threadIdx.x == 0) ticket = atomicAdd(counter, 1u);
   __syncthreads();
   return ticket;
 }
 
-// What a tile has told the others: a flag in the highest two bits and its counts in the others, in one word, so that
-// whoever sees the flag sees the counts.
+// Published state of a tile: a flag in the highest two bits, counts in the others. They share one word, so that a
+// reader that sees the flag sees the counts.
 using Status = std::uint64_t;
 constexpr Status counts_of_tile = Status(1) << 62, counts_up_to_tile = Status(2) << 62;
 constexpr Status only_counts = (Status(1) << 62) - 1;
 
-// Two counts in one, each below 2^31.
+// Packs two counts, each below 2^31.
 HVS_FUNCTION std::uint64_t two_counts(std::uint32_t low, std::uint32_t high) {
   return low | std::uint64_t(high) << 31;
 }
 HVS_FUNCTION std::uint32_t low_count(std::uint64_t counts) { return std::uint32_t(counts) & 0x7fffffffu; }
 HVS_FUNCTION std::uint32_t high_count(std::uint64_t counts) { return std::uint32_t(counts >> 31); }
 
-// The sum of the counts of all tiles in front of this one (decoupled look-back: Merrill and Garland, "Single-pass
-// Parallel Prefix Scan with Decoupled Look-back", 2016). All threads of the block take part and get the same; the
-// statuses were zero, and tiles are numbered by tickets.
+// The sum of the counts of all preceding tiles (decoupled look-back: Merrill and Garland, "Single-pass Parallel Prefix
+// Scan with Decoupled Look-back", 2016). All threads of the block must call this and get the same result. The statuses
+// must be zero at the start, and tiles must be numbered by tickets.
 HVS_FUNCTION std::uint64_t look_back(volatile Status* statuses, std::int64_t tile, std::uint64_t counts) {
   __shared__ std::uint64_t sum;
   if (threadIdx.x < 32) {

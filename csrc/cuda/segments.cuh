@@ -1,4 +1,4 @@
-// Gradient tensors of a bucket, as every kernel is given them: a table in the device's memory.
+// Gradient tensors of a bucket: a table in device memory that every kernel takes.
 #pragma once
 
 #include "../common/bits.hpp"
@@ -12,7 +12,7 @@ enum Format { format_float32, format_float16, format_bfloat16, format_float64 };
 struct Segment {
   char* data;
   std::int32_t start, length;
-  std::int32_t before;  // active positions in front of it
+  std::int32_t before;  // active positions before it
   std::int32_t format;
 
   HVS_FUNCTION std::int32_t stop() const { return start + length; }
@@ -21,7 +21,7 @@ struct Segment {
 HVS_FUNCTION float widen(float x) { return x; }
 HVS_FUNCTION double widen(double x) { return x; }
 
-// Element i, converted.
+// Element i, converted to Real.
 template <class Real> HVS_FUNCTION Real load(const Segment& segment, std::int64_t i) {
   switch (segment.format) {
     case format_float32: return Real(reinterpret_cast<const float*>(segment.data)[i]);
@@ -31,7 +31,7 @@ template <class Real> HVS_FUNCTION Real load(const Segment& segment, std::int64_
   }
 }
 
-// Sets element i; from double to 16 bits by way of float, as NumPy and the CPU kernels do.
+// Sets element i. Converts double to 16 bits through float, like the CPU kernels.
 template <class Real> HVS_FUNCTION void store(const Segment& segment, std::int64_t i, Real x) {
   switch (segment.format) {
     case format_float32: reinterpret_cast<float*>(segment.data)[i] = float(x); break;
@@ -41,7 +41,7 @@ template <class Real> HVS_FUNCTION void store(const Segment& segment, std::int64
   }
 }
 
-// Number of the first segment that ends behind a position; `count` if there is none.
+// Number of the first segment that ends after a position; `count` if none does.
 HVS_FUNCTION int first_behind(const Segment* segments, int count, std::int64_t position) {
   int low = 0, high = count;
   while (low < high) {
@@ -55,7 +55,7 @@ HVS_FUNCTION int first_behind(const Segment* segments, int count, std::int64_t p
   return low;
 }
 
-// Number of the segment that holds an active position, counted inside the segments.
+// Number of the segment that contains active position `number`.
 HVS_FUNCTION int holding_active(const Segment* segments, int count, std::int64_t number) {
   int low = 0, high = count - 1;
   while (low < high) {
@@ -69,12 +69,12 @@ HVS_FUNCTION int holding_active(const Segment* segments, int count, std::int64_t
   return low;
 }
 
-// scale * old + added, rounded twice; scale 0 ignores what was there, even NaN.
+// scale * old + added; product and sum are rounded separately, and scale 0 ignores `old`, even NaN.
 template <class Real> HVS_FUNCTION Real accumulated(Real old, Real added, Real scale) {
   return (scale == 0 ? Real(0) : scale * old) + added;
 }
 
-// A position without a gradient.
+// The new value of a position without a gradient.
 template <class Real> HVS_FUNCTION Real held(Real old, Real scale) { return scale == 0 ? Real(0) : scale * old; }
 
 }  // namespace hvs

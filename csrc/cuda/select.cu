@@ -1,13 +1,12 @@
-// Exact top-k by magnitude, fused with error feedback: what the CPU kernel of the same name does, in one pass over
-// gradients and buffer and some over the few candidates. No kernel's size depends on what another one finds, so that
-// nothing on the host has to wait.
+// Exact top-k by magnitude, fused with error feedback, like the CPU kernel of the same name: one pass over gradients
+// and buffer, several over the few candidates. No launch depends on another kernel's result, so the host never waits.
 //
-// draw, estimate: a threshold that somewhat more than k magnitudes reach, from a stratified random sample.
-// sweep: buffer <- acc; entries that reach the threshold, the candidates, are appended in ascending order.
+// draw, estimate: find a threshold that slightly more than k magnitudes reach, from a stratified random sample.
+// sweep: buffer <- acc; appends the candidates, the entries that reach the threshold, in ascending order.
 // digit: one step of radix selection, which narrows the k-th magnitude down to a range of 2^width keys.
 // compact: moves the k largest out, in ascending order.
 //
-// The last two read the candidates; where these are fewer than k, or more than there was room for, all of acc.
+// digit and compact read the candidates, or all of acc if there are fewer than k candidates or more than fit.
 #include "tiles.cuh"
 
 namespace hvs {
@@ -15,39 +14,39 @@ namespace hvs {
 constexpr int digit_bits = 11, digit_bins = 1 << digit_bits;
 template <class Real> constexpr int digits = (Bits<Real>::width + digit_bits - 1) / digit_bits;
 
-// Whom the k-th key is looked for among, and where: it is the rank-th largest (from 1) of those in base .. base + 2^width.
+// State of the search: the k-th key is the rank-th largest (from 1) of the keys in base .. base + 2^width.
 template <class Real> struct Search {
   Key<Real> base;
   std::int64_t rank;
   std::int32_t width;
-  std::int32_t all;  // among all of acc, not the candidates
+  std::int32_t all;  // whether to search all of acc instead of the candidates
 };
 
-// What the kernels of one selection tell each other. All bytes are zero at the start.
+// State shared by the kernels of one selection; all bytes are zero at the start.
 template <class Real> struct Plan {
   std::uint32_t sweep_ticket, compact_ticket;
-  std::int64_t found;  // candidates, also those there was no room for
-  Key<Real> low;       // they reach this
-  std::int32_t shift;  // bins of their histogram are 2^shift wide, and begin at low
+  std::int64_t found;  // candidates, including those that did not fit
+  Key<Real> low;       // threshold of the candidates
+  std::int32_t shift;  // the bins of their histogram are 2^shift wide and begin at low
   Search<Real> searches[digits<Real>];
   std::uint32_t sampled[digit_bins];                         // histogram of the sample's first digit
-  std::uint32_t histograms[digits<Real> + 1][digit_bins];  // of the candidates; then of each digit
+  std::uint32_t histograms[digits<Real> + 1][digit_bins];  // of the candidates, then of each digit
 };
 
-constexpr int plan_bytes = 80 << 10;  // as the host knows it
+constexpr int plan_bytes = 80 << 10;  // bytes that the host allocates
 static_assert(sizeof(Plan<float>) <= plan_bytes && sizeof(Plan<double>) <= plan_bytes, "the host allots too little");
 
-// What is selected from, once it is added up.
+// Input of the selection, after accumulation.
 template <class Real> struct Source {
   const Real* values;  // candidates, or entries of a vector
-  std::int64_t count;  // of them
+  std::int64_t count;  // number of values
   const Segment* segments;
   int segment_count;
   const Real* buffer;
   std::int64_t size;
 };
 
-// The bin of the rank-th largest, if all are counted in the histogram; for the whole block.
+// The bin of the rank-th largest key in a histogram of all keys, returned to the entire block.
 struct Found {
   std::int32_t bin;
   std::int64_t above;  // keys in higher bins
@@ -60,7 +59,7 @@ HVS_FUNCTION Found find_bin(const std::uint32_t* histogram, std::int64_t rank) {
   std::int64_t sum = 0;
   for (int i = 0; i < mine; ++i) sum += histogram[top - i];
   const Prefix<std::int64_t> prefix = scan_block(sum);
-  if (threadIdx.x == 0) found = {0, prefix.total - histogram[0]};  // where there are fewer
+  if (threadIdx.x == 0) found = {0, prefix.total - histogram[0]};  // if there are fewer keys than rank
   __syncthreads();
   if (prefix.before < rank && rank <= prefix.before + sum) {
     std::int64_t above = prefix.before;
@@ -78,7 +77,7 @@ template <class Real> HVS_FUNCTION int digit_shift(const Search<Real>& search) {
   return search.width > digit_bits ? search.width - digit_bits : 0;
 }
 
-// The search after the histogram of its next digit is known.
+// The search after evaluating the histogram of its next digit.
 template <class Real> HVS_FUNCTION Search<Real> narrow(Search<Real> search, const std::uint32_t* histogram) {
   if (search.width == 0) return search;
   const int shift = digit_shift(search);
@@ -89,7 +88,7 @@ template <class Real> HVS_FUNCTION Search<Real> narrow(Search<Real> search, cons
   return search;
 }
 
-// Counts a key in a histogram of the search's next digit, if it is in its range.
+// Counts the key of x in a histogram of the search's next digit, if it is in the search's range.
 template <class Real>
 HVS_FUNCTION void count_key(const Search<Real>& search, Real x, std::uint32_t* histogram) {
   using Unsigned = typename Bits<Real>::Unsigned;
@@ -112,20 +111,20 @@ HVS_FUNCTION void add_to(std::uint32_t* total, const std::uint32_t* histogram) {
 
 // --- the sample ----------------------------------------------------------------------------------------------------
 
-// A 32-bit hash (the finaliser of MurmurHash3), so that the sample does not resonate with periodic gradients.
+// A 32-bit hash (the finaliser of MurmurHash3), so that the sample does not alias with periodic gradients.
 HVS_FUNCTION std::uint32_t hash(std::uint32_t x) {
   x = (x ^ x >> 16) * 0x85ebca6bu;
   x = (x ^ x >> 13) * 0xc2b2ae35u;
   return x ^ x >> 16;
 }
 
-// Which active position is sampled from stratum i of `strata`; active < 2^31 and strata <= 2^16.
+// The active position sampled from stratum i of `strata`; active < 2^31 and strata <= 2^16.
 HVS_FUNCTION std::int64_t sampled_number(std::uint32_t i, std::uint32_t strata, std::int64_t active) {
   const std::uint64_t width = (std::uint64_t(active) << 32) / strata;  // with 32 fractional bits
   return std::int64_t((i * width + (width >> 16) * (hash(i) >> 16)) >> 32);
 }
 
-// The magnitudes that accumulate would leave at the sampled positions, and the histogram of their first digit.
+// Samples acc as accumulate would store it, and counts the first digits of the sampled keys.
 template <class Real>
 __global__ void __launch_bounds__(block_threads)
     draw(const Segment* segments, int count, const Real* source, Real scale, Real* velocities, Real momentum,
@@ -147,8 +146,8 @@ __global__ void __launch_bounds__(block_threads)
   add_to(plan->sampled, histogram);
 }
 
-// The threshold of the candidates, from the ranks in the sample that low and high estimates of it have; `high` may be
-// 0: none. One block.
+// Finds the candidates' threshold. `low` and `high` are the ranks in the sample of a low and a high estimate of the
+// k-th magnitude; `high` is 0 if there is no high estimate. Runs in one block.
 template <class Real>
 __global__ void __launch_bounds__(block_threads)
     estimate(Plan<Real>* plan, const Real* sample, int strata, int low, int high) {
@@ -159,7 +158,7 @@ __global__ void __launch_bounds__(block_threads)
   for (int i = threadIdx.x; i < strata; i += block_threads) count_key(first, sample[i], histogram);
   __syncthreads();
   const Search<Real> second = narrow(first, histogram);
-  // Most candidates are below this; the last bin holds all others.
+  // Most candidates are below `upper`; the last bin holds all others.
   Key<Real> upper = largest_key<Real>;
   if (high > 0) {
     const Search<Real> coarse = narrow(Search<Real>{0, high, Bits<Real>::width, 0}, plan->sampled);
@@ -173,14 +172,14 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
-// A threshold that is given.
+// Sets the threshold that the caller passes.
 template <class Real> __global__ void set_threshold(Plan<Real>* plan, Key<Real> low) {
   if (threadIdx.x == 0) plan->low = low;
 }
 
-// --- the pass over everything --------------------------------------------------------------------------------------
+// --- the pass over gradients and buffer ----------------------------------------------------------------------------
 
-// `moving`: with a velocity, whose values are null otherwise.
+// `moving`: with a velocity; `velocities` is null otherwise.
 template <class Real, int moving>
 __global__ void __launch_bounds__(block_threads)
     accumulate(const Segment* segments, int count, Real* buffer, std::int64_t size, Real scale, const Real* source,
@@ -193,7 +192,7 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
-// buffer <- acc, and the candidates: entries whose magnitude reaches plan->low, of which the first `room` are kept.
+// buffer <- acc, and collects the candidates, whose magnitudes reach plan->low; only the first `room` are stored.
 template <class Real, int moving>
 __global__ void __launch_bounds__(block_threads)
     sweep(const Segment* segments, int count, Real* buffer, std::int64_t size, Real scale, const Real* source,
@@ -205,7 +204,7 @@ __global__ void __launch_bounds__(block_threads)
   const Key<Real> low = plan->low;
   Real acc[quads][quad];
   std::uint32_t taken = accumulate_tile<moving != 0>(step, begin, acc);
-  std::uint64_t counts = 0;  // of each quad, 16 bits
+  std::uint64_t counts = 0;  // 16 bits per quad
 #pragma unroll
   for (int q = 0; q < quads; ++q) {
 #pragma unroll
@@ -241,12 +240,12 @@ __global__ void __launch_bounds__(block_threads)
 
 // --- the exact threshold -------------------------------------------------------------------------------------------
 
-// Where the search for the k-th key begins.
+// The initial search for the k-th key.
 template <class Real>
 HVS_FUNCTION Search<Real> begin_search(const Plan<Real>& plan, std::int64_t k, std::int64_t room) {
   if (plan.found < k || plan.found > room) return {0, k, Bits<Real>::width, 1};
   const Found found = find_bin(plan.histograms[0], k);
-  const bool last = found.bin == digit_bins - 1;  // all that is above belongs to it
+  const bool last = found.bin == digit_bins - 1;  // it also counts all higher keys
   return {plan.low + (Key<Real>(found.bin) << plan.shift), k - found.above, last ? Bits<Real>::width : plan.shift, 0};
 }
 
@@ -269,8 +268,8 @@ HVS_FUNCTION void count_listed(const Source<Real>& source, const Search<Real>& s
   }
 }
 
-// Digit number `level` of the k-th key. With `listed` >= 0 it is looked for among so many values; otherwise among the
-// candidates, of which there is room for `room`, or in the whole buffer.
+// Evaluates the previous digit and counts digit number `level` of the k-th key. Searches `listed` values unless that is
+// negative, else the candidates, of which `room` fit, or the entire buffer.
 template <class Real>
 __global__ void __launch_bounds__(block_threads)
     digit(int level, Plan<Real>* plan, const Real* values, std::int64_t listed, std::int64_t room, std::int64_t k,
@@ -293,23 +292,23 @@ __global__ void __launch_bounds__(block_threads)
 
 // --- moving the largest out ----------------------------------------------------------------------------------------
 
-// What is kept: all keys above the threshold, and the first `ties` that equal it.
+// The entries to take: all keys above the threshold, and the first `ties` that equal it.
 template <class Real> struct Cut {
   Key<Real> threshold;
   std::int64_t ties;
-  bool all;  // taken out of all of acc, not of the candidates
+  bool all;  // whether to take from all of acc instead of the candidates
 };
 
-// Where entries go; null: nowhere.
+// Outputs. rest_indices and buffer may be null.
 template <class Real> struct Target {
   std::int32_t* indices;
   Real* values;
   std::int32_t* rest_indices;
   Real* rest_values;
-  Real* buffer;  // zero where an entry was taken
+  Real* buffer;  // becomes zero where an entry is taken
 };
 
-// One tile of quad * block_threads entries, in their order.
+// Compacts one tile of quad * block_threads entries, in order.
 template <class Real>
 HVS_FUNCTION void compact_tile(const Source<Real>& source, const std::int32_t* indices, const Cut<Real>& cut,
                                std::int64_t tile, Status* statuses, const Target<Real>& target) {
@@ -354,8 +353,9 @@ HVS_FUNCTION void compact_tile(const Source<Real>& source, const std::int32_t* i
   }
 }
 
-// Moves the k largest, or with `threshold` >= 0 all that reach it, to (taken, taken_values), and those that stay of a
-// list to (rest, rest_values). `listed`, `room` and the buffer are as for digit; buffer entries become zero.
+// Moves the k largest entries, or with `threshold` >= 0 all that reach it, to (taken, taken_values), and the remaining
+// entries of a list to (rest, rest_values). `listed`, `room` and `buffer` are as for digit; taken entries become zero
+// in the buffer.
 template <class Real>
 __global__ void __launch_bounds__(block_threads)
     compact(Plan<Real>* plan, Status* statuses, const std::int32_t* indices, const Real* values, std::int64_t listed,
@@ -377,10 +377,10 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
-// --- take: 12 bytes for each position, 8 where all are taken --------------------------------------------------------
+// --- take: 12 bytes per position, 8 if all are taken ---------------------------------------------------------------
 
-// values <- buffer at `taken` ascending positions (null: at 0 .. taken), which becomes zero there. Positions that no
-// segment covers are held: they stay, and their value is zero.
+// values <- buffer at `taken` ascending positions (null: 0 .. taken), and sets the buffer to zero there. Positions
+// outside all segments keep their buffer entry and get the value zero.
 template <class Real>
 __global__ void take(const Segment* segments, int count, const std::int32_t* positions, std::int64_t taken, Real* buffer,
                      std::int64_t size, Real* values) {

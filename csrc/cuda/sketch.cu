@@ -1,16 +1,17 @@
-// Count sketches, with the bits of the CPU kernels: a counter receives its additions in ascending order of position.
+// Count sketches with the same bits as the CPU kernels: each counter receives its additions in ascending position
+// order.
 #include "../common/sketch.hpp"
 #include "scan.cuh"
 
 namespace hvs {
 
 constexpr int lane_count = int(lanes);
-constexpr int half_warps = block_threads / lane_count;  // each has the lanes of one group at a time
+constexpr int half_warps = block_threads / lane_count;  // each processes the lanes of one group at a time
 constexpr int longest_section = int(section_vectors);
-// A section's groups of all rows, at most: those of a sketch as long as its bucket, rounded up in each row.
+// Upper bound of a section's groups over all rows: a sketch as long as its bucket, rounded up in each row.
 constexpr int most_bins = longest_section + 4;
 
-// A vector's group and its lanes' signs, in the order of place, in one word.
+// The place of a vector in one word: its group, then the signs of its lanes.
 HVS_FUNCTION std::uint32_t packed_place(std::uint64_t key, std::size_t vector, std::size_t groups) {
   const Place p = place(key, vector, groups);
   return p.group << 16 | p.negative;
@@ -20,10 +21,10 @@ HVS_FUNCTION bool negative_of(std::uint32_t packed, int lane) { return packed >>
 
 // --- query -----------------------------------------------------------------------------------------------------------
 
-constexpr int query_parts = longest_section / block_threads;  // blocks of threads that share a section
+constexpr int query_parts = longest_section / block_threads;  // thread blocks per section
 
-// buffer <- scale * query of every position, plus what it holds if `add`. Each thread hashes a vector of its warp's 32;
-// then the warp reads and writes two of them at a time, 64 bytes of a group for each.
+// buffer <- scale * query of every position, plus the old buffer if `add`. Each thread hashes one of its warp's 32
+// vectors; then the warp reads and writes two vectors at a time, 64 bytes of a group for each.
 template <class Real, int rows>
 __global__ void __launch_bounds__(block_threads)
     query(const Real* sketch, std::size_t size, std::size_t groups, std::uint64_t seed, Real scale, int add,
@@ -60,11 +61,11 @@ __global__ void __launch_bounds__(block_threads)
 
 // --- update ----------------------------------------------------------------------------------------------------------
 //
-// A block of threads has a section. Its vectors are sorted by group, and stay ascending in each, by a counting sort in
-// shared memory: one warp a row goes through 32 vectors at a time. Then a half-warp at a time adds the vectors of a group,
-// 64 or 128 adjacent bytes each, to the group's counters, in registers. The buffer is read once a row, the counters are
-// read and written once. With more than one row the estimates that an update is carried from need other counters than the
-// thread's own, as they were before the update: the section is copied first.
+// A thread block processes a section. It sorts the section's vectors by group, ascending within each group, by a
+// counting sort in shared memory: one warp per row processes 32 vectors at a time. Then a half-warp at a time adds the
+// vectors of a group, 64 or 128 adjacent bytes each, to the group's counters in registers. The buffer is read once per
+// row, and the counters are read and written once. With several rows, the estimates that an update subtracts need
+// counters other than the thread's own, as they were before the update, so the section is copied first.
 
 template <class Real> struct Shared {
   Section<Real> section;
@@ -74,7 +75,7 @@ template <class Real> struct Shared {
 template <int rows> struct Sorted {
   std::uint32_t places[rows][longest_section];
   std::uint16_t order[rows * longest_section];  // vectors of the section, by row and group
-  std::uint32_t ends[most_bins];                // of the groups of all rows in it
+  std::uint32_t ends[most_bins];                // of the groups of all rows in `order`
   std::uint32_t sent[longest_section];          // a bit per lane, set where the position was delivered
 };
 
@@ -91,7 +92,7 @@ HVS_FUNCTION std::size_t first_not_below(const std::int32_t* ascending, std::siz
   return low;
 }
 
-// Turns the numbers of vectors in each bin into where the bin's begin in the order.
+// Converts the number of vectors in each bin to the begin of the bin in the order.
 HVS_FUNCTION void begins_of(std::uint32_t* counts, int bins) {
   constexpr int each = (most_bins + block_threads - 1) / block_threads;
   const int first = int(threadIdx.x) * each;
@@ -106,7 +107,7 @@ HVS_FUNCTION void begins_of(std::uint32_t* counts, int bins) {
   __syncthreads();
 }
 
-// Puts the vectors of one row into their places in the order, for one warp; begins become ends. `first_bin` is the row's.
+// Sorts the vectors of one row into the order, with one warp; begins become ends. `first_bin` is the row's first bin.
 HVS_FUNCTION void sort_row(const std::uint32_t* places, int vectors, int first_bin, std::uint32_t* begins,
                            std::uint16_t* order) {
   const int lane = threadIdx.x % 32;
@@ -124,13 +125,13 @@ HVS_FUNCTION void sort_row(const std::uint32_t* places, int vectors, int first_b
   }
 }
 
-// The part of an update that a half-warp does: one group of one row.
+// A half-warp's part of an update: one group of one row.
 template <class Real, int rows> struct Group {
   const Section<Real>& section;
   const Sorted<rows>& sorted;
   std::size_t size;
   const Real* buffer;
-  const Real* old;  // the section's counters before the update; only for more than one row
+  const Real* old;  // the section's counters before the update; only with several rows
   Real carried;
   int row;
   Real before;  // the thread's counter
@@ -156,7 +157,7 @@ template <class Real, int rows> struct Group {
     return carried == 0 ? x : x - carried * estimate(vector);
   }
 
-  // The counter after the vectors number begin .. end of the order. Several are loaded at a time.
+  // The counter after adding the vectors begin .. end of the order. Loads several at a time.
   HVS_FUNCTION Real added(std::uint32_t begin, std::uint32_t end) const {
     constexpr int together = 4;
     Real total = before;
@@ -177,7 +178,8 @@ template <class Real, int rows> struct Group {
     return total;
   }
 
-  // Where positions were delivered, what was read there has not stayed, but a share of the counter has gone with it.
+  // Corrects the total at delivered positions: the buffer no longer contains the estimate there, so it is added back,
+  // and the position's share leaves the counter.
   HVS_FUNCTION Real corrected(Real total, std::uint32_t begin, std::uint32_t end) const {
     const Real share = before / Real(end - begin);
     for (std::uint32_t i = begin; i < end; ++i) {
@@ -189,7 +191,7 @@ template <class Real, int rows> struct Group {
   }
 };
 
-// Hashes the section's vectors and counts those of each bin.
+// Hashes the section's vectors and counts the vectors of each bin.
 template <int rows, class Real>
 HVS_FUNCTION void place_section(const Section<Real>& section, std::uint64_t seed, Sorted<rows>& sorted) {
   const int vectors = int(section.last - section.first), groups = int(section.groups);
@@ -203,8 +205,8 @@ HVS_FUNCTION void place_section(const Section<Real>& section, std::uint64_t seed
   }
 }
 
-// Makes the sketch hold the buffer; see the CPU's kernel. `copies` has room for the counters of a section for each block
-// of threads; it is needed for more than one row, where something is carried.
+// Makes the sketch represent the buffer; see the CPU kernel. `copies` holds a section's counters for each thread block;
+// it is needed with several rows if something is carried.
 template <class Real, int rows>
 __global__ void __launch_bounds__(block_threads)
     update(Real* sketch, std::size_t size, std::size_t groups, std::uint64_t seed, const Real* buffer,
@@ -215,7 +217,7 @@ __global__ void __launch_bounds__(block_threads)
   const std::size_t sections = geometry.sections();
   if (carried == 0) delivered_count = 0;
   for (std::size_t number = blockIdx.x; number < sections; number += gridDim.x) {
-    __syncthreads();  // the last section is done with
+    __syncthreads();  // the previous section is finished
     if (threadIdx.x == 0) shared.section = geometry.section(number, sketch);
     for (int i = threadIdx.x; i < most_bins; i += block_threads) sorted.ends[i] = 0;
     for (int i = threadIdx.x; i < longest_section; i += block_threads) sorted.sent[i] = 0;
@@ -231,7 +233,7 @@ __global__ void __launch_bounds__(block_threads)
     const std::size_t sent_begin = shared.sent_begin, sent_end = shared.sent_end;
     for (std::size_t i = sent_begin + threadIdx.x; i < sent_end; i += block_threads) {
       const std::size_t position = std::size_t(delivered[i]), vector = position / lanes - section.first;
-      if (vector < std::size_t(vectors)) atomicOr(&sorted.sent[vector], 1u << position % lanes);  // if it ascends
+      if (vector < std::size_t(vectors)) atomicOr(&sorted.sent[vector], 1u << position % lanes);  // else: not ascending
     }
     begins_of(sorted.ends, bins);
     const int row = threadIdx.x / 32;

@@ -1,23 +1,23 @@
-// What is asked of a bucket, or of gradients, before something leaves them: sums in a fixed order, counts, samples.
+// Statistics of a bucket or of gradients, computed before the selection: sums in a fixed order, counts, samples.
 #include "sums.cuh"
 #include "tiles.cuh"
 
 namespace hvs {
 
-// --- accumulate, and the sums of what is then inside the segments ----------------------------------------------------
+// --- accumulate, and sums over the segments --------------------------------------------------------------------------
 //
-// A block of threads has a block of positions, and each of its warps a tile. A warp adds up a chunk of its tile, as
-// coalesced as accumulate, and puts it into shared memory; then its threads are the eight lanes of three sums, which take
-// one element after another. These are about eight instructions for eight elements: a third of what an H200 issues in
-// the time in which their 96 bytes pass. On devices that compute float64 at a 32nd or a 64th of the speed of float32, as
-// those for graphics do, the additions take longer than memory.
+// A thread block processes a block of positions, and each of its warps a tile. A warp accumulates a chunk of its tile,
+// with the same coalescing as accumulate, and writes it to shared memory. Then its threads are the eight lanes of three
+// sums and add one element after another. This takes about eight instructions for eight elements: a third of what an
+// H200 issues in the time in which it moves their 96 bytes. On devices that compute float64 at 1/32 or 1/64 of the
+// speed of float32, as graphics cards do, the additions take longer than memory.
 
 constexpr int chunk = 32 * quad * quads;
 constexpr int chunk_quads = chunk / quad;
 constexpr int moments_of_tile = 4;  // sum, squares, magnitudes, largest magnitude
 
-// buffer <- acc for n elements, at most a chunk. Acc goes to `out` as well, with zeros behind it, which change no sum.
-// Returns the key of the largest magnitude among the thread's.
+// buffer <- acc for n elements, at most a chunk. Also writes acc to `out`, followed by zeros, which change no sum.
+// Returns the largest key among the thread's elements.
 template <class Stored, class Real>
 HVS_FUNCTION Key<Real> accumulate_any_chunk(const Stored* gradient, Real* buffer, int n, Real scale, Real* out) {
   constexpr int together = 8;
@@ -45,7 +45,7 @@ HVS_FUNCTION Key<Real> accumulate_any_chunk(const Stored* gradient, Real* buffer
   return largest;
 }
 
-// The same for a whole chunk whose elements lie at multiples of a quad.
+// The same for a full chunk that is aligned to quads.
 template <class Stored, class Real>
 HVS_FUNCTION Key<Real> accumulate_chunk(const Stored* gradient, Real* buffer, Real scale, Quad<Real>* out) {
   const int lane = threadIdx.x % 32;
@@ -71,10 +71,10 @@ HVS_FUNCTION Key<Real> accumulate_chunk(const Stored* gradient, Real* buffer, Re
   return largest;
 }
 
-// Adds n elements of a tile, which are followed by zeros, to a sum; n is less than a chunk in the tile's last one only.
+// Adds n elements of a tile, followed by zeros, to a sum; n is less than a chunk only in the last chunk of the tile.
 template <class Real> HVS_FUNCTION void add_chunk(const Real* acc, int n, double& total) {
   const int lane = threadIdx.x % sum_lanes, which = threadIdx.x % 32 / sum_lanes;
-  const Key<Real> kept = which == 0 ? Key<Real>(-1) : largest_key<Real>;  // bits: all, or those of the magnitude
+  const Key<Real> kept = which == 0 ? Key<Real>(-1) : largest_key<Real>;  // mask: all bits, or those of the magnitude
 #pragma unroll 8
   for (int i = 0; i < n; i += sum_lanes) {
     const double x = bit_cast<Real>(bit_cast<Key<Real>>(acc[i + lane]) & kept);
@@ -82,7 +82,7 @@ template <class Real> HVS_FUNCTION void add_chunk(const Real* acc, int n, double
   }
 }
 
-// buffer <- acc for a tile of n elements. Threads 0, 8, 16 and 24 of the warp get the tile's moments.
+// buffer <- acc for a tile of n elements. Returns the tile's moments in the threads 0, 8, 16 and 24 of the warp.
 template <class Stored, class Real>
 HVS_FUNCTION double measure_tile(const Stored* gradient, Real* buffer, int n, Real scale, Quad<Real>* chunks) {
   const bool whole = aligned(gradient, alignof(Quad<Stored>)) && aligned(buffer, alignof(Quad<Real>));
@@ -104,7 +104,7 @@ HVS_FUNCTION double measure_tile(const Stored* gradient, Real* buffer, int n, Re
   return threadIdx.x % 32 / sum_lanes == 3 ? size : total;
 }
 
-// The tiles of the positions begin .. end in ascending order.
+// Iterator over the tiles of the positions begin .. end, in ascending order.
 template <class Real> struct Tiles {
   const Step<Real>& step;
   std::int64_t begin, end, at;
@@ -152,7 +152,7 @@ template <class Real> HVS_FUNCTION double measure_next(const Tiles<Real>& tiles,
   }
 }
 
-// Scales the positions begin .. end that no segment covers; the first one that may is given.
+// Scales the positions in begin .. end that no segment covers; `first` is the first segment that ends after `begin`.
 template <class Real>
 HVS_FUNCTION void scale_held(const Step<Real>& step, std::int64_t begin, std::int64_t end, int first) {
   if (step.scale == 1) return;
@@ -165,10 +165,10 @@ HVS_FUNCTION void scale_held(const Step<Real>& step, std::int64_t begin, std::in
   }
 }
 
-// Larger, if neither is negative; NaN is the largest.
+// The larger of two nonnegative numbers; NaN counts as the largest.
 HVS_FUNCTION double larger_magnitude(double a, double b) { return magnitude(b) > magnitude(a) ? b : a; }
 
-// buffer <- acc; moment m of the active positions in block b of a bucket goes to moments[m * gridDim.x + b].
+// buffer <- acc; moments[m * gridDim.x + b] <- moment m of the active positions in block b of the bucket.
 template <class Real>
 __global__ void __launch_bounds__(block_threads)
     measure(const Segment* segments, int count, Real* buffer, std::int64_t size, Real scale, double* moments) {
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(block_threads)
   const std::int64_t begin = std::int64_t(blockIdx.x) * block_of_sums;
   const std::int64_t end = begin + std::int64_t(block_of_sums) < size ? begin + std::int64_t(block_of_sums) : size;
   const int first = first_behind(segments, count, begin), warp = threadIdx.x / 32, m = threadIdx.x;
-  double total = 0;  // of moment m, in the first threads
+  double total = 0;  // moment m, in the first threads
   for (Tiles<Real> tiles(step, begin, end, first); tiles.any(); tiles.skip(block_warps)) {
     Tiles<Real> mine = tiles;
     mine.skip(warp);
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(block_threads)
   scale_held(step, begin, end, first);
 }
 
-// The moments of a bucket from those of its blocks; a warp for each.
+// Combines the moments of a bucket's blocks, with one warp per moment.
 __global__ void __launch_bounds__(32 * moments_of_tile)
     add_moments(const double* moments, std::int64_t blocks, double* results) {
   const int m = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -210,13 +210,13 @@ __global__ void __launch_bounds__(32 * moments_of_tile)
 
 // --- sums of squares -------------------------------------------------------------------------------------------------
 //
-// Eight threads have a tile, each a lane of it: they read 32 bytes together, and each of them many elements before it
-// adds up the first.
+// Eight threads process a tile, one lane each. They read 32 bytes together; each loads many elements before it adds
+// any.
 
 constexpr int batch = 16;
 constexpr int tiles_of_block = block_threads / sum_lanes;
 
-// The thread's lane of the sum of n squares.
+// The thread's lane in the sum of n squares.
 template <class Stored> HVS_FUNCTION double square_lane(const Stored* x, int n) {
   double total = 0;
   for (int begin = threadIdx.x % sum_lanes; begin < n; begin += batch * sum_lanes) {
@@ -241,7 +241,7 @@ HVS_FUNCTION double square_lane(const Segment& segment, std::int64_t offset, int
   }
 }
 
-// The sums of squares of `parts` parts of tensors.
+// squares <- sums of squares of `parts` parts of tensors.
 __global__ void __launch_bounds__(block_threads)
     square(const Segment* segments, int count, std::int64_t parts, double* squares) {
   const std::int64_t number = std::int64_t(blockIdx.x) * tiles_of_block + threadIdx.x / sum_lanes;
@@ -256,8 +256,8 @@ __global__ void __launch_bounds__(block_threads)
 
 constexpr int adding_threads = 512;
 
-// Adds up the parts of each tensor; `norms` has room for one of each. Tensors do not wait for each other, but where one
-// has most of the elements, this takes longer than reading it: two of its tiles pass in the time of one addition.
+// Adds the parts of each tensor; `norms` has an element per tensor. Tensors do not wait for each other. If one tensor
+// has most of the elements, this takes longer than reading it: two of its tiles are read in the time of one addition.
 __global__ void __launch_bounds__(adding_threads)
     add_squares(const Segment* segments, int count, const double* squares, double* norms, double* result) {
   for (int s = threadIdx.x / 32; s < count; s += adding_threads / 32) {
@@ -271,9 +271,9 @@ __global__ void __launch_bounds__(adding_threads)
   if (threadIdx.x == 0) *result = total;
 }
 
-constexpr int scored_at_once = 8;  // elements of a thread
+constexpr int scored_at_once = 8;  // elements per thread
 
-// Segments first .. last, the first that end behind the first and the last position of the block of threads.
+// The first segments that end after the first and after the last position of the thread block.
 struct Neighbours {
   int first, last;
 };
@@ -286,8 +286,8 @@ HVS_FUNCTION Neighbours find_neighbours(const Segment* segments, int count, std:
   return found;
 }
 
-// The thread's lane of the sum of the squares of n elements from a position on, where segments cover them. The first
-// segment that ends behind the position is given.
+// The thread's lane in the sum of squares of the n elements from `begin` on, where segments cover them. `s` is the
+// first segment that ends after `begin`.
 template <class Real>
 HVS_FUNCTION double score_lane(const Segment* segments, int count, int s, const Real* buffer, std::int64_t begin,
                                int n) {
@@ -315,7 +315,7 @@ HVS_FUNCTION double score_lane(const Segment* segments, int count, int s, const 
   return total;
 }
 
-// The sums of the squares of tiles, of which each `length` positions have `tiles_each`, at what segments cover.
+// scores <- sums of squares of tiles, at positions that segments cover; `tiles_each` tiles per `length` positions.
 template <class Real>
 __global__ void __launch_bounds__(block_threads)
     score(const Segment* segments, int count, const Real* buffer, std::int64_t size, std::int64_t length,
@@ -338,7 +338,7 @@ __global__ void __launch_bounds__(block_threads)
   if (tile < tiles && threadIdx.x % sum_lanes == 0) scores[tile] = total;
 }
 
-// The scores of blocks from those of their tiles; a warp for each.
+// Adds the scores of the tiles of each block, with one warp per block.
 __global__ void __launch_bounds__(block_threads)
     add_scores(const double* tiles, std::int64_t tiles_each, std::int64_t blocks, double* scores) {
   const std::int64_t block = std::int64_t(blockIdx.x) * block_warps + threadIdx.x / 32;
@@ -349,8 +349,8 @@ __global__ void __launch_bounds__(block_threads)
 
 // --- counts ----------------------------------------------------------------------------------------------------------
 
-// A thread's elements of a tile as keys; -1 for those that no segment covers. The first segment that ends behind the
-// tile's begin is given.
+// Loads the keys of a thread's elements of a tile; -1 for positions that no segment covers. `s` is the first segment
+// that ends after the tile's begin.
 template <class Real>
 HVS_FUNCTION void load_keys(const Step<const Real>& step, int s, std::int64_t begin, Key<Real> (&keys)[quads][quad]) {
   const bool inside = s < step.count && step.segments[s].start <= begin && begin + tile_size <= step.segments[s].stop();
@@ -377,8 +377,8 @@ HVS_FUNCTION void load_keys(const Step<const Real>& step, int s, std::int64_t be
   }
 }
 
-// Adds to each of `most` counts how many magnitudes inside the segments reach its threshold. Every block has as many
-// tiles as another, one after another.
+// Adds to each of `most` counts the number of magnitudes inside the segments that reach its threshold. Each block
+// processes an equal share of adjacent tiles.
 template <class Real, int most>
 __global__ void __launch_bounds__(block_threads)
     count_reaching(const Segment* segments, int count, const Real* buffer, std::int64_t size, const Real* thresholds,
@@ -424,7 +424,7 @@ __global__ void __launch_bounds__(block_threads)
 
 // --- samples ---------------------------------------------------------------------------------------------------------
 
-// What accumulate would leave at the active positions number start, start + stride, ...
+// values <- acc, as accumulate would store it, at the active positions number start, start + stride, ...
 template <class Real>
 __global__ void __launch_bounds__(block_threads)
     sample(const Segment* segments, int count, const Real* buffer, Real scale, std::int64_t start, std::int64_t stride,
@@ -439,14 +439,14 @@ __global__ void __launch_bounds__(block_threads)
 
 // --- the largest magnitude -------------------------------------------------------------------------------------------
 
-constexpr int searched_part = 4096;  // elements of a tensor that a block of threads has
+constexpr int searched_part = 4096;  // elements of a tensor per thread block
 
 template <class Word> struct alignas(16) Words {
   Word x[16 / sizeof(Word)];
 };
 
-// The largest of what the thread sees, as an integer without the sign; 16 bytes at a time, but for those in front of the
-// first multiple of 16 and behind the last.
+// The largest magnitude among the thread's elements, as an integer. Reads 16 bytes at a time, except before the first
+// and after the last multiple of 16.
 template <class Word> HVS_FUNCTION Word largest_word(const Segment& segment, const Part& part) {
   constexpr int each = 16 / sizeof(Word);
   constexpr Word magnitude = Word(~Word(0)) >> 1;
@@ -467,7 +467,7 @@ template <class Word> HVS_FUNCTION Word largest_word(const Segment& segment, con
   return found;
 }
 
-// Widened to float64, whose bits have the same order.
+// The largest magnitude, widened to float64, which keeps the order of the bits.
 HVS_FUNCTION double largest_of(const Segment& segment, const Part& part) {
   switch (segment.format) {
     case format_float32: return float_of(largest_word<std::uint32_t>(segment, part));
@@ -477,7 +477,7 @@ HVS_FUNCTION double largest_of(const Segment& segment, const Part& part) {
   }
 }
 
-// The bits of the largest magnitude, of infinity or of NaN; they are zero at the start.
+// Stores the bits of the largest magnitude, of infinity or of NaN in `result`, which is zero at the start.
 __global__ void __launch_bounds__(block_threads)
     find_largest(const Segment* segments, int count, unsigned long long* result) {
   const Part part = part_of(segments, count, blockIdx.x, searched_part);

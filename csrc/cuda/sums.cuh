@@ -1,4 +1,4 @@
-// Sums in the order of ../common/sums.hpp: eight threads are the lanes of a tile, a warp adds up what tiles gave.
+// Sums in the order of ../common/sums.hpp: eight threads are the lanes of a tile, and a warp adds the tiles' sums.
 #pragma once
 
 #include "../common/sums.hpp"
@@ -10,8 +10,7 @@ namespace hvs {
 constexpr int sum_lanes = int(lanes_of_sums);
 constexpr int sum_tile = int(tile_of_sums);
 
-// The sum over each eight adjacent lanes of a warp, all of which get it. Whichever of two lanes adds them up, the bits
-// are the same.
+// The sum over each eight adjacent lanes of a warp, in all eight. Addition commutes, so they get the same bits.
 HVS_FUNCTION double fold_lanes(double mine) {
 #pragma unroll
   for (int distance = sum_lanes / 2; distance > 0; distance /= 2) mine += __shfl_xor_sync(full_warp, mine, distance);
@@ -33,28 +32,28 @@ template <class T> HVS_FUNCTION T largest_in_warp(T mine) {
   return mine;
 }
 
-// ((0 + v0) + v1) + v2 ..., for the whole warp. No order that is fixed can be faster than one addition after another,
-// about eight clock cycles each; the numbers are there in time.
+// ((0 + v0) + v1) + v2 ..., returned to the entire warp. The additions depend on each other and take about eight clock
+// cycles each; the loads finish before they are needed.
 HVS_FUNCTION double add_in_order(const double* values, std::int64_t count) {
   const int lane = threadIdx.x % 32;
   double total = 0, next = lane < count ? values[lane] : 0;
   for (std::int64_t begin = 0; begin < count; begin += 32) {
     const double mine = next;
     const std::int64_t ahead = begin + 32 + lane;
-    next = ahead < count ? values[ahead] : 0;  // zeros behind the last one change nothing: no sum is -0
+    next = ahead < count ? values[ahead] : 0;  // zeros after the end change nothing: no sum is -0
 #pragma unroll
     for (int i = 0; i < 32; ++i) total += __shfl_sync(full_warp, mine, i);
   }
   return total;
 }
 
-// Tensors in parts of at most `length` elements that a grid of blocks shares out. The parts of tensor s have the
-// numbers from this one on: those of two tensors never meet, and some numbers have no part. All of them are below
-// parts_of(active positions, tensors).
+// The number of the first part of tensor s. Tensors are divided into parts of at most `length` elements, which the
+// blocks of a grid share. Numbers of different tensors never collide, some numbers have no part, and all are below
+// active positions / length + tensors.
 HVS_FUNCTION std::int64_t first_part(const Segment& segment, int s, int length) { return segment.before / length + s; }
 
 struct Part {
-  std::int64_t offset;  // in its tensor
+  std::int64_t offset;  // in the tensor
   std::int32_t tensor, size;
 };
 

@@ -1,4 +1,4 @@
-// Walking a bucket in tiles: a block adds up one at a time, each thread in its registers.
+// Processing a bucket in tiles: a block accumulates one tile at a time, each thread in its registers.
 #pragma once
 
 #include "../common/velocity.hpp"
@@ -8,29 +8,29 @@
 
 namespace hvs {
 
-constexpr int quads = 4;  // of a thread in a tile; they lie quad * block_threads apart
+constexpr int quads = 4;  // per thread in a tile, quad * block_threads elements apart
 constexpr int tile_size = quad * quads * block_threads;
 
-// What one step adds: buffer <- scale * source, plus the segments. Positions between them are held.
+// Arguments of accumulate: buffer <- scale * source, plus the segments. Positions between segments are only scaled.
 template <class Real> struct Step {
   const Segment* segments;
   int count;
   Real* buffer;
   std::int64_t size;
   Real scale;
-  const Real* source = nullptr;  // null: the buffer
-  bool clear = false;            // leave zeros in the segments
+  const Real* source = nullptr;  // null: the buffer itself
+  bool clear = false;            // set the segments to zero afterwards
   Velocity<Real> velocity = {};
 
   HVS_FUNCTION const Real* from() const { return source ? source : buffer; }
 };
 
-// The position of a thread's quad q in the tile that begins at `begin`.
+// The position of a thread's quad q in the tile at `begin`.
 HVS_FUNCTION std::int64_t quad_begin(std::int64_t begin, int q) {
   return begin + std::int64_t(q) * (quad * block_threads) + std::int64_t(threadIdx.x) * quad;
 }
 
-// Updates the velocity, whose values begin with the tile; acc <- what is added.
+// Updates the velocity, whose values start at the tile; acc <- what is to be added to the buffer.
 template <class Stored, class Real>
 HVS_FUNCTION void update_quads(const Velocity<Real>& velocity, const Quad<Stored> (&gradient)[quads],
                                Real (&acc)[quads][quad]) {
@@ -49,8 +49,8 @@ HVS_FUNCTION void update_quads(const Velocity<Real>& velocity, const Quad<Stored
   }
 }
 
-// A tile inside one segment, whose elements are Stored at multiples of a quad. `moving`: with a velocity, which comes
-// first: no more than two arrays are in registers.
+// Accumulates a tile inside one segment of type Stored, with all arrays aligned to quads. `moving`: with a velocity,
+// which is updated first, so that at most two arrays are in registers.
 template <bool moving, class Stored, class Real>
 HVS_FUNCTION void accumulate_quads(Stored* gradient, const Real* source, Real* buffer, Real scale, bool clear,
                                    const Velocity<Real>& velocity, Real (&acc)[quads][quad]) {
@@ -79,7 +79,7 @@ HVS_FUNCTION void accumulate_quads(Stored* gradient, const Real* source, Real* b
   }
 }
 
-// The same, if that is so; returns whether it was.
+// Calls accumulate_quads if the arrays are aligned; returns whether they are.
 template <bool moving, class Stored, class Real>
 HVS_FUNCTION bool try_quads(const Step<Real>& step, const Segment& segment, std::int64_t begin,
                             Real (&acc)[quads][quad]) {
@@ -108,7 +108,7 @@ HVS_FUNCTION bool accumulate_inside(const Step<Real>& step, const Segment& segme
   }
 }
 
-// Any tile, element by element. Returns a bit for each element of the thread that is inside a segment.
+// Accumulates any tile, element by element. Returns a bit per element of the thread, set if it is inside a segment.
 template <bool moving, class Real>
 HVS_FUNCTION std::uint32_t accumulate_any(const Step<Real>& step, int first, std::int64_t begin,
                                           Real (&acc)[quads][quad]) {
@@ -142,7 +142,7 @@ HVS_FUNCTION std::uint32_t accumulate_any(const Step<Real>& step, int first, std
   return active;
 }
 
-// buffer <- acc for one tile; what the thread's elements are then, and which of them are inside a segment.
+// buffer <- acc for one tile. Leaves the thread's elements in `acc`; returns which of them are inside a segment.
 template <bool moving = false, class Real>
 HVS_FUNCTION std::uint32_t accumulate_tile(const Step<Real>& step, std::int64_t begin, Real (&acc)[quads][quad]) {
   const int s = first_behind(step.segments, step.count, begin);

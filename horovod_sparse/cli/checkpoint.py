@@ -1,4 +1,4 @@
-"""`horovod-sparse checkpoint FOLDER`: the checkpoints in a folder, whether they are whole, and which are deleted."""
+"""`horovod-sparse checkpoint FOLDER`: List, verify and prune the checkpoints in a folder."""
 
 from __future__ import annotations
 
@@ -13,26 +13,29 @@ from horovod_sparse.cli.units import at_least
 
 
 def add_parser(subparsers: Any) -> None:
-    """Adds this subcommand."""
+    """Add this subcommand."""
     parser = subparsers.add_parser(
         "checkpoint",
         help="list, verify and prune checkpoints",
-        description="Lists the checkpoints in a folder, the one that was saved last at the top. Needs no MPI.",
+        description="List, verify and prune the checkpoints in a folder, newest first. Works without MPI.",
     )
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="as hvs.checkpoint.Checkpoints has it")
-    parser.add_argument("--verify", action="store_true", help="read all files, and compare them with their SHA-256")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder of hvs.checkpoint.Checkpoints")
+    parser.add_argument("--verify", action="store_true", help="read all files and compare their SHA-256")
     parser.add_argument(
-        "--prune", type=at_least(1), metavar="KEEP", help="delete all but so many, and what interrupted saves have left"
+        "--prune",
+        type=at_least(1),
+        metavar="KEEP",
+        help="delete all but the newest KEEP checkpoints, and the leftovers of interrupted saves",
     )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the table; returns 1 where a checkpoint is damaged or the folder cannot be read or pruned."""
+    """Print the table; return 1 if a checkpoint is damaged or the folder cannot be read or pruned, and 0 otherwise."""
     folder = Folder(options.folder)
     try:
         if not options.folder.is_dir():
-            raise CheckpointError(f"{options.folder} is no folder")
+            raise CheckpointError(f"{options.folder} is not a folder")
         if options.prune is not None:
             folder.prepare()
             for manifest in folder.prune(options.prune):
@@ -48,13 +51,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def list_folder(folder: Folder, verify: bool) -> list[tuple[str, str, str, str, str]]:
-    """Step, size, ranks, digest and state of each checkpoint, newest first, damaged ones at the end.
+    """Return step, size, ranks, digest and state of each checkpoint, newest first; unreadable ones come last.
 
     Args:
-        folder: Of the checkpoints.
-        verify: Whether to read the files; otherwise only that they are there, with their lengths, is made sure.
+        folder: Folder of the checkpoints.
+        verify: Whether to compare the content of all files; otherwise only their presence and lengths are checked.
     """
-    whole, damaged = [], []
+    listed, damaged = [], []
     for step in folder.steps():
         try:
             manifest = folder.manifest(step)
@@ -67,5 +70,5 @@ def list_folder(folder: Folder, verify: bool) -> list[tuple[str, str, str, str, 
         except (CheckpointError, OSError) as error:
             state = str(error)
         size = f"{manifest.size / 2**20:.1f}"
-        whole.append((manifest.number, (str(step), size, str(manifest.ranks), manifest.digest, state)))
-    return [row for _, row in sorted(whole, reverse=True)] + damaged
+        listed.append((manifest.number, (str(step), size, str(manifest.ranks), manifest.digest, state)))
+    return [row for _, row in sorted(listed, reverse=True)] + damaged

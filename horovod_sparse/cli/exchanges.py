@@ -1,7 +1,7 @@
-"""Times and verifies the exchange of one bucket: the measurement behind `horovod-sparse bench collectives`.
+"""Timing and verification of the exchange of one bucket, for `horovod-sparse bench collectives`.
 
-The pipeline is the one of a training, and its spans tell the stages apart. NumPy and MPI are loaded only where they are
-used: the command line must start without them.
+It runs the pipeline used in training, whose spans give the time of each stage. NumPy and MPI are imported only where
+they are used, because the command line must start without them.
 """
 
 from __future__ import annotations
@@ -21,38 +21,39 @@ if TYPE_CHECKING:
 
 SPANS = ("step", "select", "agree", "exchange", "apply")
 
-_WINDOWS = 8  # different gradients
-_SHIFT = 1 << 10  # elements from one to the next
-_CHUNK = 1 << 20  # elements that are verified at a time
+_WINDOWS = 8  # number of gradients
+_SHIFT = 1 << 10  # elements between the starts of two gradients in the buffer
+_CHUNK = 1 << 20  # elements verified at a time
 
 
 @dataclass(frozen=True)
 class Row:
-    """One algorithm at one size and density; per step, from the gradients to the averaged gradient.
+    """Result of one algorithm at one size and density, per step from the gradients to their average.
 
-    Times are medians over the iterations. A stage's is that of the rank that took least: it waited for nobody.
+    Times are medians over the iterations, in milliseconds. The time of a stage is that of its fastest rank, which did
+    not wait for others.
 
     Attributes:
         algorithm: Name of the preset.
-        size: Elements of the dense vector.
+        size: Number of elements of the dense vector.
         nbytes: Bytes of the dense vector.
-        density: That of the configuration.
-        min_ms: Milliseconds of the fastest rank.
-        avg_ms: Mean of the ranks.
-        max_ms: Milliseconds of the slowest rank.
-        best_ms: Milliseconds of the slowest rank in the fastest iteration.
-        select_ms: Of it, testing for finite values, accumulating, selecting, and leaving zeros in the gradient.
-        agree_ms: The message that settles with the other ranks what is exchanged.
+        density: Configured density.
+        min_ms: Time of the fastest rank.
+        avg_ms: Time averaged over the ranks.
+        max_ms: Time of the slowest rank.
+        best_ms: Time of the slowest rank in the fastest iteration.
+        select_ms: Checking for finite values, accumulating, selecting, and zeroing the gradient.
+        agree_ms: The message by which the ranks agree on what to exchange.
         exchange_ms: The sparse allreduce.
-        apply_ms: Putting back what returned, and writing the average into the gradient.
-        algbw: Bytes of the dense vector per time of the slowest rank, in GB/s.
-        busbw: algbw * 2 (P-1)/P, which for a dense ring is the rate of each link.
-        wire_bytes: Bytes that a rank sends, mean of the ranks.
-        messages: Messages that a rank sends, mean of the ranks.
-        entries: Entries that a rank hands in, in the last iteration, mean of the ranks.
-        total_entries: Elements of the last iteration's output that are not zero.
-        wrong: Elements of one more step that break the law of conservation, plus ranks that hold other bits; None where
-            this was not checked.
+        apply_ms: Adding returned entries to the residual, and writing the average into the gradient.
+        algbw: Bytes of the dense vector divided by the time of the slowest rank, in GB/s.
+        busbw: algbw * 2 (P-1)/P, which is the rate of each link in a dense ring allreduce.
+        wire_bytes: Bytes sent per rank, averaged over the ranks.
+        messages: Messages sent per rank, averaged over the ranks.
+        entries: Entries submitted per rank in the last iteration, averaged over the ranks.
+        total_entries: Nonzero elements of the last iteration's output.
+        wrong: Elements of one extra step that violate conservation, plus the number of ranks whose output has other
+            bits than that of rank 0; None if not checked.
     """
 
     algorithm: str
@@ -77,11 +78,11 @@ class Row:
 
 
 def windows(size: int, seed: tuple[int, int]) -> list[Array]:
-    """A few float32 gradients of normally distributed elements: parts of one buffer, which hardly costs memory.
+    """Return float32 gradients with normally distributed elements, as overlapping views of one buffer to save memory.
 
     Args:
-        size: Elements of a gradient.
-        seed: Seed and rank; every rank has others.
+        size: Number of elements of each gradient.
+        seed: Seed and rank, so that gradients differ between ranks.
     """
     from numpy.random import default_rng
 
@@ -90,18 +91,18 @@ def windows(size: int, seed: tuple[int, int]) -> list[Array]:
 
 
 class Bucket:
-    """A bucket of a training that averages, and its gradients; the average takes the gradient's place.
+    """A bucket as in training: its pipeline replaces each gradient by the average over the ranks.
 
     Args:
         sparse: The configuration.
-        gradients: This rank's, one after the other and again from the start.
-        transport: The communicator of all ranks.
+        gradients: Local gradients, used in turn and repeated.
+        transport: Transport between all ranks.
 
     Attributes:
-        pipeline: Its pipeline.
-        gradient: The next or last step's gradient, as it was handed in.
-        output: Takes it, and what the pipeline makes of it.
-        entries: What this rank handed in.
+        pipeline: Pipeline of the bucket.
+        gradient: Local gradient of the loaded step, unchanged.
+        output: Buffer that holds a copy of the gradient before the step, and the average after it.
+        entries: Number of entries that this rank submitted in the last step.
     """
 
     def __init__(self, sparse: Sparse, gradients: Sequence[Array], transport: Transport) -> None:
@@ -112,12 +113,12 @@ class Bucket:
         self._gradients = itertools.cycle(gradients)
 
     def load(self) -> None:
-        """Makes the next gradient ready, as a backward pass does."""
+        """Load the next gradient, as a backward pass does."""
         self.gradient = next(self._gradients)
         self.output[...] = self.gradient
 
     def run(self) -> list[float]:
-        """Takes the step of the gradient that is ready; gives its milliseconds and those of its stages."""
+        """Run a step on the loaded gradient; return the milliseconds of each of ``SPANS``."""
         segments = [(0, self.output)]
         metrics.clear()
         with metrics.span("step"):
@@ -127,7 +128,7 @@ class Bucket:
         return [1e3 * seconds.get(name, 0.0) for name in SPANS]
 
     def residual(self) -> Array:
-        """A copy of what the memory keeps, all zeros where there is none."""
+        """Return a copy of the residual; zeros if the configuration has no memory."""
         kept = list(self.pipeline.state_dict().get("memory", {}).values())
         copy: Array = kept[0].copy() if kept else 0 * self.output
         return copy
@@ -142,16 +143,16 @@ def measure(
     warmup: int,
     check: bool = True,
 ) -> Row:
-    """Times one configuration; all ranks call this and get the same row.
+    """Time one configuration; a collective call that returns the same row on all ranks.
 
     Args:
-        name: What to call it.
+        name: Name of the configuration.
         sparse: The configuration.
-        gradients: This rank's gradients.
-        transport: The communicator of all ranks.
-        iterations: Timed iterations, at least 1; each begins with a barrier.
-        warmup: Iterations before them, in which reused thresholds settle.
-        check: Verify one more step, which takes a dense allreduce in float64.
+        gradients: Local gradients.
+        transport: Transport between all ranks.
+        iterations: Timed iterations, at least 1; each starts with a barrier.
+        warmup: Untimed iterations at the start, in which reused thresholds settle.
+        check: Whether to verify one extra step, which takes a dense allreduce in float64.
     """
     import numpy as np
 
@@ -173,7 +174,7 @@ def measure(
     )
     mistakes = wrong(transport, bucket) if check else None
     metrics.enable(False)
-    times = np.array(transport.allgather_object(mine))  # ranks, iterations, step and stages
+    times = np.array(transport.allgather_object(mine))  # shape: ranks, iterations, SPANS
     least, steps = dict(zip(SPANS, np.median(times.min(axis=0), axis=0).tolist(), strict=True)), times[..., 0]
     slowest = float(np.median(steps.max(axis=0)))
     ranks, nbytes = len(times), bucket.output.nbytes
@@ -199,19 +200,19 @@ def measure(
 
 
 def wrong(transport: Transport, bucket: Bucket) -> int:
-    """Takes one step and counts what is wrong with it; all ranks call this and get the same number.
+    """Run one step and count its errors; a collective call that returns the same number on all ranks.
 
     Returns:
-        The number of elements where the sum over the ranks of old residual + gradient - new residual, in float64, is
-        not P times the output, beyond what rounding in float32 explains; plus the number of ranks whose output has
-        other bits than that of rank 0.
+        The number of elements where the sum over the ranks of old residual + gradient - new residual, in float64,
+        differs from P times the output by more than float32 rounding; plus the number of ranks whose output has other
+        bits than that of rank 0.
     """
     before = bucket.residual()
     bucket.load()
     bucket.run()
     after, ranks, different = bucket.residual(), transport.size, 0
-    # Rounded are each rank's accumulator, P - 1 partial sums and the average: none is larger than the sum of the ranks'
-    # largest magnitudes.
+    # Rounding occurs in each rank's accumulator, in P - 1 partial sums and in the average. None of them is larger than
+    # the sum of the ranks' largest magnitudes.
     largest = float(abs(before).max(initial=0) + abs(bucket.gradient).max(initial=0))
     tolerance = (ranks + 2) * 2.0**-23 * sum(transport.allgather_object(largest))
     for begin in range(0, after.size, _CHUNK):

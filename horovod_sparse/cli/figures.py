@@ -1,4 +1,4 @@
-"""The figure of the report; matplotlib is loaded only here and in ``plot``."""
+"""Figure of the report; matplotlib is imported only here and in ``plot``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COLOURS = {
 
 
 def draw(runs: Sequence[Run]) -> Figure:
-    """Draws loss and accuracy over bytes, loss, densities and norms over steps, and what a step consists of."""
+    """Plot loss and accuracy over bytes, loss, density and norms over steps, and the stages of a step."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
@@ -47,7 +47,7 @@ def draw(runs: Sequence[Run]) -> Figure:
     loss_of_bytes.set(title="Training loss over traffic", xlabel="bytes sent by a rank")
     accuracy.set(title="Accuracy over traffic", xlabel="bytes sent by a rank")
     loss.set(title="Loss (solid: training, dotted: test)", xlabel="step")
-    density.set(title="Density (solid: achieved, dotted: asked)", xlabel="step")
+    density.set(title="Density (solid: achieved, dotted: requested)", xlabel="step")
     norms.set(title="Norm (solid: residual, dotted: gradient)", xlabel="step")
     for axes in (loss_of_bytes, accuracy):
         _logarithmic(axes, "x")
@@ -63,36 +63,36 @@ def draw(runs: Sequence[Run]) -> Figure:
 
 
 def png(figure: Figure) -> bytes:
-    """A figure as a PNG."""
+    """Return a figure as PNG bytes."""
     image = BytesIO()
     figure.savefig(image, format="png", dpi=110)
     return image.getvalue()
 
 
 def _logarithmic(axes: Any, which: str) -> None:
-    """Makes an axis logarithmic, unless that would lose points."""
-    places = [value for line in axes.lines for value in (line.get_xdata() if which == "x" else line.get_ydata())]
-    if places and min(places) > 0:
+    """Make an axis logarithmic, unless a point is not positive."""
+    values = [value for line in axes.lines for value in (line.get_xdata() if which == "x" else line.get_ydata())]
+    if values and min(values) > 0:
         axes.set(**{f"{which}scale": "log"})
 
 
 def _draw_stages(axes: Any, runs: Sequence[Run]) -> None:
-    """Two stacked bars a run: the program, and the exchange's thread beside it; and the length of a step."""
+    """Draw two stacked bars for each run, main thread and exchange thread, and a line at the step time."""
     times = [run.ms() for run in runs]
     below = {False: [0.0] * len(runs), True: [0.0] * len(runs)}
-    for name, _, beside in STAGES:
+    for name, _, overlapped in STAGES:
         if name == "whole step":
             continue
         heights = [ms[name] or 0.0 for ms in times]
-        places = [number + (0.2 if beside else -0.2) for number in range(len(runs))]
-        axes.bar(places, heights, 0.36, bottom=below[beside], color=_COLOURS[name], label=name)
-        below[beside] = [low + height for low, height in zip(below[beside], heights, strict=True)]
+        centres = [number + (0.2 if overlapped else -0.2) for number in range(len(runs))]
+        axes.bar(centres, heights, 0.36, bottom=below[overlapped], color=_COLOURS[name], label=name)
+        below[overlapped] = [low + height for low, height in zip(below[overlapped], heights, strict=True)]
     for number, ms in enumerate(times):
         if ms["whole step"] is not None:
             axes.hlines(ms["whole step"], number - 0.42, number + 0.42, "black")
     axes.set_xticks(range(len(runs)), [run.name for run in runs])
-    axes.set(title="A step (left: program, right: exchange; line: all)", ylabel="ms")
-    axes.set_ylim(0, 1.35 * (axes.get_ylim()[1] or 1.0))  # the legend lies above the bars
+    axes.set(title="Step time (left: main thread, right: exchange thread; line: total)", ylabel="ms")
+    axes.set_ylim(0, 1.35 * (axes.get_ylim()[1] or 1.0))  # leaves space for the legend above the bars
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     axes.legend(ncols=4, fontsize="x-small", frameon=False, loc="upper center")

@@ -1,4 +1,4 @@
-"""Curves as a PNG; matplotlib is loaded only here."""
+"""Plots of curves as PNG; matplotlib is imported only in ``save``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Curve = tuple[Sequence[float], Sequence[float]]
 
 
 def unwritable(*paths: Path | None, plot: Path | None = None) -> str:
-    """Reason why results could not be written to these files, to be told before they are computed; or nothing."""
+    """Return why results cannot be written to these files, or ""; to be called before the results are computed."""
     if plot is not None and find_spec("matplotlib") is None:
-        return "drawing needs matplotlib: pip install 'horovod_sparse[watch]'"
+        return "plots require matplotlib: pip install 'horovod_sparse[watch]'"
     for path in filter(None, (*paths, plot)):
         if not path.parent.is_dir():
             return f"cannot write {path}: the folder {path.parent} does not exist"
@@ -31,15 +31,15 @@ def unwritable(*paths: Path | None, plot: Path | None = None) -> str:
 def save(
     path: Path, title: str, x_label: str, y_label: str, curves: Mapping[str, Curve], marked: Mapping[str, float]
 ) -> None:
-    """Draws curves on logarithmic axes.
+    """Plot curves on logarithmic axes.
 
     Args:
-        path: The file to write, PNG.
-        title: Above the axes.
-        x_label: With the unit.
-        y_label: With the unit.
-        curves: Their x and y by name.
-        marked: Vertical lines: their x by name.
+        path: PNG file to write.
+        title: Title above the axes.
+        x_label: Label of the x axis, with the unit.
+        y_label: Label of the y axis, with the unit.
+        curves: The x and y values of each curve, by name.
+        marked: The x values of vertical lines, by name.
     """
     from matplotlib.figure import Figure
 

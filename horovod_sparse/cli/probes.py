@@ -1,7 +1,7 @@
-"""Facts about this machine: each probe imports one thing and returns facts about it.
+"""Probes of this machine: each imports one component and returns facts about it.
 
-An import may fail, abort the process (MPI) or hang (a file system, a driver), so `run_all` runs every probe as a
-process of its own: this file, started by its path. It imports only the standard library at the top.
+An import may fail, abort the process (MPI) or hang (file system, driver). `run_all` therefore runs every probe in a
+separate process, which executes this file by its path. At the top it imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Facts = dict[str, Any]
 
 
 def probe_torch() -> Facts:
-    """Version of torch, the CUDA it was built for and finds, and whether it can distribute a training."""
+    """Return the version of torch, its CUDA version, and whether it sees a GPU and has `torch.distributed`."""
     torch = import_module("torch")
     return {
         "version": torch.__version__,
@@ -32,7 +32,7 @@ def probe_torch() -> Facts:
 
 
 def probe_horovod() -> Facts:
-    """Features that Horovod was built with, and the MPI libraries that it and mpi4py load together."""
+    """Return the features that Horovod was built with, and the MPI libraries that it and mpi4py load."""
     version = import_module("horovod").__version__
     hvd = import_module("horovod.torch")
     facts = {name: bool(getattr(hvd, f"{name}_built")()) for name in ("mpi", "gloo", "nccl")}
@@ -46,7 +46,7 @@ def probe_horovod() -> Facts:
 
 
 def probe_mpi() -> Facts:
-    """The MPI behind mpi4py, started as a single process."""
+    """Return facts about the MPI library of mpi4py, started as a single process."""
     mpi4py, mpi = import_module("mpi4py"), import_module("mpi4py.MPI")
     levels = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
     return {
@@ -59,18 +59,18 @@ def probe_mpi() -> Facts:
 
 
 def probe_kernels() -> Facts:
-    """The instruction set that the compiled kernels use."""
+    """Return the instruction set that the compiled kernels use."""
     return {"simd": import_module("horovod_sparse.kernels.cpu").simd_level()}
 
 
 def probe_cupy() -> Facts:
-    """Version of CuPy and the number of devices that it sees."""
+    """Return the version of CuPy and the number of devices that it sees."""
     cupy = import_module("cupy")
     return {"version": cupy.__version__, "devices": cupy.cuda.runtime.getDeviceCount()}
 
 
 def probe_gpu() -> Facts:
-    """The GPUs that the driver knows, independent of any Python package."""
+    """Return the GPUs that the driver reports, independent of Python packages."""
     command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return {"devices": done.stdout.strip().splitlines()}
@@ -87,25 +87,26 @@ PROBES: dict[str, Callable[[], Facts]] = {
 
 
 def run_all(timeout: float) -> dict[str, Facts]:
-    """Runs all probes, each for at most `timeout` seconds.
+    """Run all probes, each for at most `timeout` seconds.
 
     Returns:
-        The facts of each probe by its name; {"error": reason} where it found nothing.
+        The facts of each probe by name; {"error": reason} for a probe that failed.
     """
     with ThreadPoolExecutor(max_workers=2) as pool:
         return dict(zip(PROBES, pool.map(partial(run, timeout=timeout), PROBES), strict=True))
 
 
 def run(name: str, timeout: float) -> Facts:
-    """Runs one probe in a process of its own and returns its facts, or {"error": reason}."""
-    from horovod_sparse.transport.subprocess_python import run_python  # which the process itself could not import yet
+    """Run one probe in a separate process; return its facts, or {"error": reason}."""
+    # Not at the top: the probe process cannot import it there.
+    from horovod_sparse.transport.subprocess_python import run_python
 
     status, output = run_python([__file__, name], timeout)
     return {"error": f"no answer within {timeout:g} s"} if status is None else _answer(output, status)
 
 
 def _answer(output: str, status: int) -> Facts:
-    """The facts in a probe's last line, or why there are none."""
+    """Return the facts in the last line of a probe's output, or the reason why there are none."""
     lines = output.strip().splitlines()
     try:
         facts: Facts = json.loads(lines[-1])
@@ -115,7 +116,7 @@ def _answer(output: str, status: int) -> Facts:
 
 
 def _main(name: str) -> None:
-    # This file's folder is no place to import from; the package may be used from a checkout without installing.
+    # Imports must not find the modules in this file's folder, but must find the package in a checkout.
     here = Path(__file__).resolve().parent
     sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != here]
     sys.path.append(str(here.parents[1]))

@@ -1,7 +1,7 @@
-"""`horovod-sparse report`: compares trainings that wrote statistics, as a table, a PNG and a single HTML file.
+"""`horovod-sparse report`: Compare the statistics of training runs in a table, a PNG and a self-contained HTML file.
 
 A RUN is a folder with a statistics.jsonl written by hvs.metrics.Log. The figure shows loss and accuracy over the bytes
-sent, densities and norms over the steps, and the parts of a step.
+sent, densities and norms over the steps, and the stages of a step.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from horovod_sparse.cli.figures import draw, png
 from horovod_sparse.cli.runs import STAGES, Run, read_runs
 
 NOTES = """\
-Numbers are those of the rank that wrote them. Loss and accuracy: the last ones. Others: median over the records.
-* These run on a thread of their own beside backward: they do not add up to the whole step. "agree" is a small message
-that waits for the slowest rank; "hidden" is the share of their time before the last gradient was handed in; "wait" is
-what is left to do once backward has ended. A dense exchange by Horovod or DDP shows nowhere else, and its bytes are
-computed: 2 (P-1)/P times the gradients' size, which a ring sends."""
+All numbers are from the rank that wrote them. Loss and accuracy: the last values. Others: median over the records.
+* These stages run on a separate thread during backward, so they do not add up to the whole step. "agree" is a small
+message that waits for the slowest rank. "exchange hidden" is the share of the time of these stages before the last
+gradient was submitted. "wait" is the rest of the exchange after backward has ended. A dense exchange by Horovod or DDP
+appears only in "wait"; its bytes are computed as those of a ring, 2 (P-1)/P times the size of the gradients."""
 
-# Rows of the table: label, format, and the number.
+# Rows of the table: label, format, and the function that returns the number.
 _ROWS: tuple[tuple[str, str, Callable[[Run], float | None]], ...] = (
     ("steps", ",.0f", lambda run: run.last("step")),
     ("loss", ".4f", lambda run: run.last("loss")),
@@ -42,18 +42,21 @@ _ROWS: tuple[tuple[str, str, Callable[[Run], float | None]], ...] = (
 
 
 def add_parser(subparsers: Any) -> None:
-    """Adds this subcommand."""
+    """Add this subcommand."""
     about = str(__doc__).partition(": ")[2]
-    parser = subparsers.add_parser("report", help="compare trainings that wrote statistics", description=about)
+    parser = subparsers.add_parser("report", help="compare the statistics of training runs", description=about)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder with a statistics.jsonl")
     parser.add_argument(
-        "--output", type=Path, default=Path("runs"), help="folder for report.png, .html and .json (default: runs)"
+        "--output",
+        type=Path,
+        default=Path("runs"),
+        help="folder for report.png, report.html and report.json (default: runs)",
     )
     parser.set_defaults(run=run, parser=parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the table and writes the files; returns 0."""
+    """Print the table, write the files, and return 0."""
     try:
         runs = read_runs(options.runs)
         options.output.mkdir(parents=True, exist_ok=True)
@@ -69,30 +72,30 @@ def run(options: argparse.Namespace) -> int:
     print(text(runs))
     for name, points in differences(runs).items():
         print(f"{name}: accuracy {points:+.2f} points against dense")
-    print(f"\n{NOTES}\n\nReport: {options.output / 'report.html'}, its figure: report.png, its numbers: report.json")
+    print(f"\n{NOTES}\n\nReport: {options.output / 'report.html'} (figure: report.png, numbers: report.json)")
     return 0
 
 
 def table(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
-    """Rows of label and one cell for each run; "-" where a number was not written."""
-    rows = [("", [one.name for one in runs])]
+    """Return the rows of the table: a label and one cell per run; "-" where a number was not written."""
+    rows = [("", [run.name for run in runs])]
     rows += [
-        (name, [str(one.about.get(name, "-")) for one in runs])
+        (name, [str(run.about.get(name, "-")) for run in runs])
         for name in ("frontend", "compression")
-        if any(name in one.about for one in runs)
+        if any(name in run.about for run in runs)
     ]
     for label, layout, number in _ROWS:
-        values = [number(one) for one in runs]
+        values = [number(run) for run in runs]
         rows.append((label, ["-" if value is None else format(value, layout) for value in values]))
     rows.append(("time per step in ms", ["" for _ in runs]))
-    for name, _, beside in STAGES:
-        times = [one.ms()[name] for one in runs]
-        rows.append((f"  {name}{' *' if beside else ''}", ["-" if ms is None else f"{ms:.2f}" for ms in times]))
+    for name, _, overlapped in STAGES:
+        times = [run.ms()[name] for run in runs]
+        rows.append((f"  {name}{' *' if overlapped else ''}", ["-" if ms is None else f"{ms:.2f}" for ms in times]))
     return rows
 
 
 def text(runs: Sequence[Run]) -> str:
-    """The table as aligned text."""
+    """Return the table as aligned text."""
     rows = table(runs)
     widths = [max(len(cells[column]) for _, cells in rows) for column in range(len(runs))]
     first = max(len(label) for label, _ in rows)
@@ -104,15 +107,15 @@ def text(runs: Sequence[Run]) -> str:
 
 
 def page(runs: Sequence[Run], image: bytes) -> str:
-    """The report as HTML that needs no other file."""
+    """Return the report as self-contained HTML."""
     head, *rows = [
         f"<th>{html.escape(label.strip())}</th>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
         for label, cells in table(runs)
     ]
     settings = "".join(
-        f"<details><summary>{html.escape(one.name)}</summary><pre>{html.escape(json.dumps(one.about, indent=2))}</pre>"
+        f"<details><summary>{html.escape(run.name)}</summary><pre>{html.escape(json.dumps(run.about, indent=2))}</pre>"
         "</details>"
-        for one in runs
+        for run in runs
     )
     return _PAGE.format(
         image=b64encode(image).decode(),
@@ -124,37 +127,37 @@ def page(runs: Sequence[Run], image: bytes) -> str:
 
 
 def summary(runs: Sequence[Run]) -> dict[str, Any]:
-    """The table's numbers: shares as fractions, bytes and ms for a step and rank."""
+    """Return the numbers of the table: shares as fractions, bytes and milliseconds per step and rank."""
     numbers = {
-        one.name: {
-            "about": one.about,
-            **{label: number(one) for label, _, number in _ROWS},
-            "ms_per_step": one.ms(),
+        run.name: {
+            "about": run.about,
+            **{label: number(run) for label, _, number in _ROWS},
+            "ms_per_step": run.ms(),
         }
-        for one in runs
+        for run in runs
     }
     return {"runs": numbers, "accuracy_minus_dense_points": differences(runs)}
 
 
 def differences(runs: Sequence[Run]) -> dict[str, float]:
-    """Accuracy minus that of the first dense run of the same data and model, in percentage points.
+    """Return the accuracy of each run minus that of the first dense run of its task, in percentage points.
 
-    Runs without such a dense run, and the dense run itself, are left out.
+    A task is a data set and a model. Runs without such a dense run, and the dense run itself, are left out.
     """
-    known = [(one, accuracy) for one in runs if (accuracy := one.last("accuracy")) is not None]
+    known = [(run, accuracy) for run in runs if (accuracy := run.last("accuracy")) is not None]
     dense: dict[Any, tuple[Run, float]] = {}
-    for one, accuracy in known:
-        if one.about.get("compression") == "none":
-            dense.setdefault(one.task, (one, accuracy))
+    for run, accuracy in known:
+        if run.about.get("compression") == "none":
+            dense.setdefault(run.task, (run, accuracy))
     return {
-        one.name: 100 * (accuracy - dense[one.task][1])
-        for one, accuracy in known
-        if one.task in dense and one is not dense[one.task][0]
+        run.name: 100 * (accuracy - dense[run.task][1])
+        for run, accuracy in known
+        if run.task in dense and run is not dense[run.task][0]
     }
 
 
-def _ratio(run: Run, key: str, other: str) -> float | None:
-    above, below = run.middle(key), run.middle(other)
+def _ratio(run: Run, numerator: str, denominator: str) -> float | None:
+    above, below = run.middle(numerator), run.middle(denominator)
     return above / below if above is not None and below else None
 
 
@@ -177,7 +180,7 @@ th {{ font-weight: normal; text-align: left }}
 thead td {{ font-weight: bold }}
 </style>
 <h1>horovod-sparse report</h1>
-<img alt="Loss and accuracy over bytes; loss, densities and norms over steps; parts of a step"
+<img alt="Loss and accuracy over bytes; loss, densities and norms over steps; stages of a step"
   src="data:image/png;base64,{image}">
 <table>
 <thead><tr>{head}</tr></thead>

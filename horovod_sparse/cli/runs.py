@@ -1,4 +1,4 @@
-"""Trainings that wrote statistics, read for the report."""
+"""Statistics of training runs, as read for the report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from horovod_sparse.metrics.log import read
 
-# Parts of a step: name, key of its seconds in a record, whether it runs on the exchange's thread.
+# Stages of a step: name, key of the seconds in a record, and whether the stage runs on the exchange thread.
 STAGES = (
     ("forward", "seconds_forward", False),
     ("backward", "seconds_backward", False),
@@ -27,12 +27,12 @@ STAGES = (
 
 @dataclass(frozen=True)
 class Run:
-    """A training.
+    """Statistics of one training run.
 
     Attributes:
-        name: Name of its folder.
-        about: What its ``Log`` was told of it.
-        records: What was written, in the order of the steps.
+        name: Name of the run's folder.
+        about: Settings that were passed to the ``Log`` of the run.
+        records: Records of the log, in the order of the steps.
     """
 
     name: str
@@ -41,54 +41,54 @@ class Run:
 
     @property
     def label(self) -> str:
-        """Its name, with the compression where that is known."""
+        """Name of the run, with the compression if it is known."""
         return f"{self.name} ({self.about['compression']})" if "compression" in self.about else self.name
 
     @property
     def task(self) -> tuple[Any, Any]:
-        """Data and model; accuracies of other ones are not comparable."""
+        """Data and model; accuracies of different tasks are not comparable."""
         return self.about.get("data"), self.about.get("model")
 
     def curve(self, key: str) -> tuple[list[int], list[float]]:
-        """Steps and the values there; records without this number are left out."""
+        """Return steps and values of a number; records without it are left out."""
         pairs = [(record["step"], record[key]) for record in self.records if record.get(key) is not None]
         return [step for step, _ in pairs], [float(value) for _, value in pairs]
 
     def over_bytes(self, key: str) -> tuple[list[float], list[float]]:
-        """Bytes that a rank has sent so far, and the values there."""
+        """Return the bytes sent so far by the rank and the values of a number; records without it are left out."""
         sent = accumulate(record.get("total/bytes_sent") or 0 for record in self.records)
         pairs = zip(sent, self.records, strict=True)
         known = [(nbytes, record[key]) for nbytes, record in pairs if record.get(key) is not None]
         return [float(nbytes) for nbytes, _ in known], [float(value) for _, value in known]
 
     def last(self, key: str) -> float | None:
-        """The last value of a number; None: there is none."""
+        """Return the last value of a number; None if there is none."""
         values = self.curve(key)[1]
         return values[-1] if values else None
 
     def middle(self, key: str) -> float | None:
-        """The median of a number over the records; None: there is none."""
+        """Return the median of a number over the records; None if there is none."""
         values = self.curve(key)[1]
         return median(values) if values else None
 
     def total(self, key: str) -> float:
-        """A sum over the whole training."""
+        """Return the sum of a number over all records."""
         return sum(self.curve(key)[1])
 
     def per_step(self, key: str) -> float | None:
-        """A sum for each step: the median over the records; None: it was not written."""
+        """Return a number per step: the median over the records; None if there is none."""
         steps = [(record.get(key), record.get("total/steps")) for record in self.records]
         values = [value / count for value, count in steps if value is not None and count]
         return float(median(values)) if values else None
 
     def ms(self) -> dict[str, float | None]:
-        """Milliseconds of a step by part; None: it was not written."""
+        """Return the milliseconds per step of each stage; None if not recorded."""
         seconds = {name: self.per_step(key) for name, key, _ in STAGES}
-        return {name: None if one is None else 1e3 * one for name, one in seconds.items()}
+        return {name: None if value is None else 1e3 * value for name, value in seconds.items()}
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Reads runs, and names them by their folders, or by whole paths where two folders have one name.
+    """Read runs; they are named after their folders, or after their paths if two folders have the same name.
 
     Raises:
         ValueError: A folder has no statistics.

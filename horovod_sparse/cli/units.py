@@ -1,4 +1,4 @@
-"""Numbers with units, as a command line holds them."""
+"""Parsers of command-line numbers with units."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 def binary_bytes(text: str) -> int:
-    """Bytes such as 64M, in powers of 1024 as in nccl-tests."""
+    """Parse a number of bytes such as 64M, with powers of 1024 as in nccl-tests."""
     return round(_number(text, _BINARY, "a number of bytes such as 65536, 64K or 1G"))
 
 
 def count(text: str) -> int:
-    """A count such as 25.6M, in powers of 1000."""
+    """Parse a count such as 25.6M, with powers of 1000."""
     number = _number(text, _DECIMAL, "a number such as 25600000 or 25.6M")
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {text!r}")
@@ -31,17 +31,17 @@ def count(text: str) -> int:
 
 
 def bandwidth(text: str) -> float:
-    """Bytes per second from bits or bytes per second such as 10Gbit or 300GB."""
+    """Parse a bandwidth in bits or bytes per second such as 10Gbit or 300GB; return bytes per second."""
     return _number(text, {**_BITS, **_BYTES}, "a bandwidth per second such as 10Gbit or 300GB")
 
 
 def seconds(text: str) -> float:
-    """Seconds from a time such as 5us."""
+    """Parse a time such as 5us; return seconds."""
     return _number(text, _SECONDS, "a time such as 5us or 0.1ms")
 
 
 def density(text: str) -> float:
-    """A density in (0, 1]."""
+    """Parse a density in (0, 1]."""
     number = _number(text, {"": 1.0}, "a density such as 0.01")
     if number > 1:
         raise argparse.ArgumentTypeError(f"a density must be in (0, 1], not {text!r}: 0.01 sends 1 % of the gradients")
@@ -49,21 +49,21 @@ def density(text: str) -> float:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """A converter of whole numbers from ``least`` on, which a C int holds."""
+    """Return a parser of integers in [``least``, 2**31 - 1], the range of a C int."""
 
     def convert(text: str) -> int:
         digits = re.fullmatch(r"[+-]?[0-9]+", text)
         if digits and (len(text) > len("+2147483647") or int(text) >= 2**31):
-            raise argparse.ArgumentTypeError(f"must be a whole number of at most 2147483647, not {text[:20]!r}")
+            raise argparse.ArgumentTypeError(f"must be an integer of at most 2147483647, not {text[:20]!r}")
         if not digits or int(text) < least:
-            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, not {text!r}")
+            raise argparse.ArgumentTypeError(f"must be an integer of at least {least}, not {text!r}")
         return int(text)
 
     return convert
 
 
 def real(least: float = 0.0, below: float = math.inf) -> Callable[[str], float]:
-    """A converter of finite numbers from ``least`` on."""
+    """Return a parser of finite numbers in [``least``, ``below``)."""
     limit = f", below {below:g}" if below < math.inf else ""
 
     def convert(text: str) -> float:
@@ -79,12 +79,12 @@ def real(least: float = 0.0, below: float = math.inf) -> Callable[[str], float]:
 
 
 def listed(convert: Callable[[str], Item]) -> Callable[[str], list[Item]]:
-    """A converter of items separated by commas."""
+    """Return a parser of items separated by commas."""
     return lambda text: [convert(item) for item in text.split(",")]
 
 
 def _number(text: str, factors: Mapping[str, float], expected: str) -> float:
-    """A positive number with one of the units, whose case does not matter."""
+    """Parse a positive finite number with a unit; units are case-insensitive."""
     match = re.fullmatch(r"([0-9]+\.?[0-9]*(?:e[+-]?[0-9]+)?|\.[0-9]+)\s*([a-z]*)(?:/s)?", text.strip().lower())
     number = float(match[1]) * factors[match[2]] if match and match[2] in factors else math.nan
     if not 0 < number < math.inf:

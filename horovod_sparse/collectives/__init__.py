@@ -1,4 +1,4 @@
-"""Collectives sum sparse vectors over the ranks, one file per algorithm."""
+"""Collectives sum sparse vectors over the ranks; one file per algorithm."""
 
 from __future__ import annotations
 
@@ -22,43 +22,43 @@ if TYPE_CHECKING:
 
 
 class Collective(Protocol):
-    """One bucket's sparse allreduce, on an explicit communicator; built from its place, a transport and its options.
+    """Sparse allreduce of one bucket, built from the bucket's context, a transport and the algorithm's options.
 
-    Law: the vectors summed over the ranks = total + the returned vectors summed over the ranks, and total has
-    the same bits on every rank and in every run. All ranks call it in the same order; a vector without indices
-    (a dense step) is one on every rank or on none.
+    Invariant: the vectors summed over the ranks = total + the returned vectors summed over the ranks. ``total`` has the
+    same bits on every rank and in every run. All ranks make the same calls in the same order, and either all or none of
+    them pass a vector without indices (a dense step).
     """
 
     def __init__(self, context: BucketContext, transport: Transport, options: Any) -> None: ...
 
     @property
     def traffic(self) -> Traffic:
-        """Payload this rank has sent and received so far."""
+        """Payload that this rank has sent and received so far."""
         ...
 
     def decide(self, size: int, k: int) -> bool:
-        """Settles how k of ``size`` entries will travel, before they are selected; once in every sparse step.
+        """Decide how to exchange k of ``size`` entries; called before the selection, once in every sparse step.
 
         Returns:
-            Whether all ranks should hand in everything instead: a vector without indices.
+            Whether all ranks should send all entries instead, as a vector without indices.
         """
         ...
 
     def allreduce(self, vector: SparseVector, k: int) -> Exchange:
-        """Sums the ranks' vectors; ``vector`` itself is not changed.
+        """Sum the ranks' vectors.
 
         Args:
-            vector: This rank's vector.
-            k: Entries that the total has, where the algorithm limits them; the same on every rank.
+            vector: Vector of this rank; not changed.
+            k: Number of entries of the total, if the algorithm limits it; the same on every rank.
         """
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the next step depends on. Arrays are not copied: see ``rules.snapshot``."""
+        """Return everything that the next step depends on. Arrays are not copied: see ``rules.snapshot``."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``."""
+        """Load a state from ``state_dict``."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Auto: measures the network, predicts every algorithm's time, and takes what is worth it, dense included."""
+"""Auto: measures the network and chooses a collective, sparse or dense, by predicted times."""
 
 from __future__ import annotations
 
@@ -27,52 +27,52 @@ _CANDIDATES: dict[str, type[Base]] = {"topka": TopkA, "topkdsa": TopkDSA, "gtopk
 
 
 class Auto(Base):
-    """Chooses a collective for the size of the bucket and the k in force, and anew when either changes.
+    """Chooses a collective for the bucket's size and the current k, and again when either changes.
 
-    The link and the kernels are measured once for each communicator, in under a second, and agreed over the ranks, so
-    that all of them choose alike. The table behind a choice is logged on rank 0, at level INFO of the logger
-    ``horovod_sparse``. On one rank the choice is dense, and nothing is measured or logged. Each algorithm keeps its
+    Link and kernels are measured once per communicator, in under a second, and the ranks agree on the results, so that
+    all make the same choice. Rank 0 logs the predictions behind a new choice at level INFO of the logger
+    ``horovod_sparse``. With one rank the choice is dense, and nothing is measured or logged. Each algorithm keeps its
     thresholds while another one runs.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Base.Options):
-        """Options of Auto, and of each algorithm that it may choose. Values that are sent dense are not rounded.
+        """Options of Auto and of each algorithm that it may choose. Dense exchanges do not round values.
 
         Attributes:
-            candidates: Options of the algorithms.
+            candidates: Options of each sparse algorithm.
         """
 
-        candidates: tuple[RuleOptions, ...] = tuple(one.Options() for one in _CANDIDATES.values())
+        candidates: tuple[RuleOptions, ...] = tuple(rule.Options() for rule in _CANDIDATES.values())
 
         def __post_init__(self) -> None:
-            """Checks that each algorithm has its options."""
+            """Check the fields, and that each algorithm has its options."""
             super().__post_init__()
             given: object = self.candidates
-            kinds = [one.Options for one in _CANDIDATES.values()]
-            if not isinstance(given, tuple) or [type(one) for one in given] != kinds:
-                raise ValueError(f"candidates must be options of {', '.join(_CANDIDATES)}, not {given!r}")
+            kinds = [rule.Options for rule in _CANDIDATES.values()]
+            if not isinstance(given, tuple) or [type(options) for options in given] != kinds:
+                raise ValueError(f"candidates must be the options of {', '.join(_CANDIDATES)}, not {given!r}")
 
         @classmethod
         def read(cls, settings: Mapping[str, Any]) -> Auto.Options:
-            """Options out of settings, for whichever algorithms know them."""
-            candidates = tuple(one.Options.read(settings) for one in _CANDIDATES.values())
+            """Create the options from settings; each algorithm takes those that it knows."""
+            candidates = tuple(rule.Options.read(settings) for rule in _CANDIDATES.values())
             return cls(wire=settings.get("wire"), indices=settings.get("indices"), candidates=candidates)
 
         def known(self) -> set[str]:
-            """Names of the settings that any of the algorithms takes."""
-            return {"wire", "indices"}.union(*(one.known() for one in self.candidates))
+            """Return the names of the settings that any of the algorithms takes."""
+            return {"wire", "indices"}.union(*(options.known() for options in self.candidates))
 
     def __init__(self, context: BucketContext, transport: Transport, options: Options) -> None:
         super().__init__(context, transport, options)
         self._context = context
         parts = zip(_CANDIDATES.items(), options.candidates, strict=True)
-        self._collectives: dict[str, Any] = {name: rule(context, transport, one) for (name, rule), one in parts}
+        self._collectives: dict[str, Any] = {name: rule(context, transport, own) for (name, rule), own in parts}
         self.choice = "dense"
-        self._decided = (0, 0)  # size and k of the choice in force
+        self._decided = (0, 0)  # size and k of the current choice
 
     def decide(self, size: int, k: int) -> bool:
-        """Chooses for these numbers; tells whether the choice is dense."""
+        """Choose for this size and k, if they have changed, and return whether the choice is dense."""
         if (size, k) != self._decided and self._transport.size > 1:
             self._choose(size, k)
         return self.choice == "dense"
@@ -89,30 +89,30 @@ class Auto(Base):
         self.choice = best
 
     def allreduce(self, vector: SparseVector, k: int) -> Exchange:
-        """Sums the ranks' vectors by the chosen algorithm; by TopkA, if they have indices although dense was chosen."""
+        """Sum the ranks' vectors with the chosen algorithm; if dense was chosen, use TopkA for vectors with indices."""
         if vector.indices is None:
             return super().allreduce(vector, k)
         exchange: Exchange = self._collectives.get(self.choice, self._collectives["topka"]).allreduce(vector, k)
         return exchange
 
     def state_dict(self) -> dict[str, Any]:
-        """The choice in force, and the states of all algorithms."""
-        states = {name: one.state_dict() for name, one in self._collectives.items()}
+        """Return the current choice and the states of all algorithms."""
+        states = {name: collective.state_dict() for name, collective in self._collectives.items()}
         return {"choice": self.choice, "decided": list(self._decided), "states": states}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``; the choice stays in force until size or k change."""
+        """Load a state from ``state_dict``; its choice is kept until size or k change."""
         if state["choice"] not in ALGORITHMS:
             raise ValueError(f"choice of auto must be one of {', '.join(ALGORITHMS)}, not {state['choice']!r:.100}")
-        size, k = (checked_integer(one, "decided of auto") for one in state["decided"])
+        size, k = (checked_integer(number, "decided of auto") for number in state["decided"])
         self.choice, self._decided = state["choice"], (size, k)
-        for name, one in self._collectives.items():
-            one.load_state_dict(state["states"][name])
+        for name, collective in self._collectives.items():
+            collective.load_state_dict(state["states"][name])
 
 
 def _explain(costs: Sequence[Cost], best: str, size: int, k: int, ranks: int) -> str:
-    """The choice, and the predictions as a table, the fastest first."""
-    lines = [f"{best} is chosen for {k} of {size} elements on {ranks} ranks, by these predictions (ms):"]
+    """Return a message with the choice and a table of the predictions, in the order of ``costs``."""
+    lines = [f"{best} is chosen for {k} of {size} elements on {ranks} ranks; predicted times in ms:"]
     lines.append(f"{'':10} {'total':>10} {'selection':>10} {'bandwidth':>10} {'latency':>10} {'merging':>10}")
     for cost in costs:
         parts = (cost.total, cost.selection, cost.bandwidth, cost.latency, cost.merging)

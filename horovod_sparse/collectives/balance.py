@@ -1,4 +1,4 @@
-"""Spreads entries evenly over the ranks that hold them in ascending order."""
+"""Spread ascending entries evenly over the ranks that hold them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def balance(transport: Transport, wire: Wire, vector: SparseVector, counts: Sequence[int]) -> SparseVector:
-    """Gives every rank an equal share; all positions on a rank stay below those on the next.
+    """Give every rank an equal share of the entries; all positions on a rank stay below those on the next rank.
 
     Args:
-        transport: Of the ranks that take part.
-        wire: Format of the messages, in which values travel as they are.
-        vector: This rank's entries, whose positions are above those on lower ranks.
-        counts: The number of entries of every rank.
+        transport: Transport of the participating ranks.
+        wire: Message format that does not round values.
+        vector: Entries of this rank; their positions are above those on lower ranks.
+        counts: Number of entries on every rank.
 
     Returns:
-        This rank's share.
+        The share of this rank.
     """
     entries = vector.entries
     rank, ranks = transport.rank, transport.size
@@ -40,19 +40,19 @@ def balance(transport: Transport, wire: Wire, vector: SparseVector, counts: Sequ
         for other, (begin, end) in enumerate(_common(held, other, share, rank) for other in range(ranks))
         if begin < end
     ]
-    for one in sends:
-        one.wait()
+    for sending in sends:
+        sending.wait()
     return SparseVector(*concatenate([_part(entries, 0, 0), *parts]), vector.size)
 
 
 def saving(counts: Sequence[int]) -> int:
-    """Entries by which ``balance`` shortens the longest way of a gathering; negative where it lengthens it.
+    """Return by how many entries ``balance`` shortens the critical path of an allgather; negative if it lengthens it.
 
-    Every rank's entries go round a ring in P-1 steps, each of which takes as long as the largest of them: (P-1) max.
-    Balancing leaves (P-1) times the mean, after the rank that gives away or takes in most has done so.
+    A ring allgather takes P-1 steps, each as long as its largest message: (P-1) max(counts) entries in total. After
+    balancing it is (P-1) times the mean. Balancing itself costs the most entries that any rank gives away or receives.
 
     Args:
-        counts: The number of entries of every rank.
+        counts: Number of entries on every rank.
     """
     ranks, (held, share) = len(counts), _bounds(counts)
     shares = np.diff(share)
@@ -62,13 +62,13 @@ def saving(counts: Sequence[int]) -> int:
 
 
 def _bounds(counts: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Positions among all at which every rank's entries begin, and the last one's end: now, and in equal shares."""
+    """Return where each rank's entries begin among all entries, and the end: as held now, and in equal shares."""
     held = np.cumsum([0, *counts]).tolist()
     return held, [rank * held[-1] // len(counts) for rank in range(len(counts) + 1)]
 
 
 def _common(held: Sequence[int], holder: int, share: Sequence[int], owner: int) -> tuple[int, int]:
-    """The range of entries that one rank holds and another shall have."""
+    """Return the range of entries that ``holder`` holds now and that belong to the share of ``owner``."""
     return max(held[holder], share[owner]), min(held[holder + 1], share[owner + 1])
 
 

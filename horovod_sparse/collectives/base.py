@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from horovod_sparse.transport.traffic import Traffic
 
 
-# Ways of indices that can be forced.
+# Values of the option ``indices``.
 CODINGS = ("plain", "coded")
 
 
 class Base:
-    """A collective on a transport of its own, with the way that vectors without indices take.
+    """Base class of the collectives; sums vectors without indices with a dense allreduce.
 
     Args:
         context: The bucket and the rank.
-        transport: Of the ranks that take part.
-        options: Of the algorithm.
+        transport: Transport of the participating ranks.
+        options: The algorithm's options.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -35,9 +35,9 @@ class Base:
         """Options of every sparse collective.
 
         Attributes:
-            wire: Format in which the values of vectors with indices travel: "float32", "float16", "bfloat16", "log8" or
-                "log4"; None: as they are. What rounding takes away is returned on the rank that rounds.
-            indices: "coded": in few bits; "plain": in 32; None: coded where that is measured to be faster.
+            wire: Format of the values of sparse messages: "float32", "float16", "bfloat16", "log8" or "log4"; None: the
+                bucket's dtype. Rounding errors are returned on the rank that rounds.
+            indices: "coded": compressed; "plain": 32 bits each; None: coded if that is measured to be faster.
         """
 
         wire: str | None = one_of(None, *FORMATS)
@@ -50,20 +50,20 @@ class Base:
 
     @property
     def traffic(self) -> Traffic:
-        """Payload this rank has sent and received so far."""
+        """Payload that this rank has sent and received so far."""
         return self._transport.traffic
 
     def decide(self, size: int, k: int) -> bool:
-        """Nothing: the vector with indices is what this collective is for."""
+        """Return False: the exchange is always sparse."""
         del size, k
         return False
 
     def allreduce(self, vector: SparseVector, k: int) -> Exchange:
-        """Sums the ranks' vectors; those without indices densely, whatever the algorithm.
+        """Sum the ranks' vectors; vectors without indices are always summed with a dense allreduce.
 
         Args:
-            vector: This rank's vector; not changed. All ranks' have indices, or none has.
-            k: Entries that a total has where the algorithm limits them; the same on every rank.
+            vector: Vector of this rank; not changed. Either all ranks' vectors have indices or none has.
+            k: Number of entries of the total, if the algorithm limits it; the same on every rank.
         """
         if vector.indices is None:
             return Exchange(SparseVector.full(self._transport.allreduce(vector.values)), vector.nothing())
@@ -73,7 +73,7 @@ class Base:
         return exchange if error is None else Exchange(exchange.total, exchange.returned.plus(error))
 
     def _choose_coding(self, vector: SparseVector, k: int) -> None:
-        """Sets from how many entries on the wire codes indices: forced, or as measured; alike on all ranks."""
+        """Set the least number of entries whose indices are coded: forced or as measured, the same on all ranks."""
         if self._options.indices is None:
             least = coded_from(self._transport, vector.values, min(k / vector.size, 1.0))
         else:
@@ -81,9 +81,11 @@ class Base:
         self._wire = replace(self._wire, coded_from=least)
 
     def _round(self, vector: SparseVector) -> tuple[SparseVector, SparseVector | None, Wire]:
-        """Parts a vector with indices into one that survives the way and, where values are rounded, the errors.
+        """Round a vector with indices for the wire.
 
-        The wire that is returned beside them is the one that holds what survives.
+        Returns:
+            The rounded vector, the rounding errors (None if nothing is rounded), and the wire that holds the rounded
+            values exactly.
         """
         values, error, wire = self._wire.round(vector.values)
         if error is None:
@@ -92,5 +94,5 @@ class Base:
         return replace(vector, values=values), SparseVector(vector.entries[0][lost], error[lost], vector.size), wire
 
     def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
-        """Sums vectors with indices, whose values the wire holds."""
+        """Sum vectors with indices, whose values ``wire`` holds exactly."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Dense allreduce: the baseline, and what Auto chooses on fast networks."""
+"""Dense allreduce: the baseline, and Auto's choice on fast networks."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from horovod_sparse.wire import Wire
 
 
 class Dense(Stateless, Base):
-    """Sums whole buckets with one dense allreduce, 2 n (P-1)/P words; nothing is rounded or returned."""
+    """Sums complete buckets with one dense allreduce, 2 n (P-1)/P words; nothing is rounded or returned."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(RuleOptions):
-        """Options of Dense: none, as values travel as they are."""
+        """No options: values are not rounded and there are no indices."""
 
         always_dense = True
-        wire = None  # no option
-        indices = "plain"  # nor is this
+        wire = None  # fixed, not an option
+        indices = "plain"  # fixed, not an option
 
     def decide(self, size: int, k: int) -> bool:
-        """Everything: it costs no more than some of it."""
+        """Return True: sending all entries costs no more than sending some."""
         del size, k
         return True
 
     def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
-        """Writes the vector out dense; the total holds every position."""
+        """Scatter the vector into a dense array and sum that; the total holds every position."""
         del wire  # nothing is rounded
         values = np.zeros(vector.size, vector.values.dtype, like=vector.values)
         kernels_for(values).add(vector.indices, vector.values, values)

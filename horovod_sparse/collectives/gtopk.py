@@ -1,4 +1,4 @@
-"""gTopk: a tree of merges, each of which keeps the k largest; the root's k entries are broadcast.
+"""gTopk: a reduction tree whose merges keep the k largest entries, then a broadcast of the root's k entries.
 
 Shi et al., "A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth Networks"
 (ICDCS 2019); 4 k log P words per rank.
@@ -15,19 +15,19 @@ from horovod_sparse.wire import Wire
 
 
 class GTopk(Stateless, Base):
-    """Binomial tree to rank 0 and back; the total has at most k entries.
+    """Reduction and broadcast over a binomial tree rooted at rank 0; the total has at most k entries.
 
-    What a merge drops is returned on the rank that merged, also where the index survives by other ranks' entries; so
-    is what rounding takes away from what is left of it. A binomial tree fits any number of ranks in ceil(log2 P)
-    levels, without the folding of the paper.
+    Entries that a merge drops are returned on the rank that merged, even if other ranks' entries keep their index in
+    the total. Errors from rounding the remaining entries are returned there, too. A binomial tree takes ceil(log2 P)
+    levels for any P, without the folding step of the paper.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Base.Options):
-        """Options of gTopk: those of every sparse collective."""
+        """The common options of sparse collectives."""
 
     def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
-        """Sums and cuts along the tree; merges add the lower rank's entries first, ties go to the lower index."""
+        """Sum and cut along the tree; merges add the lower rank's entries first, and ties go to the lower index."""
         rank, ranks = self._transport.rank, self._transport.size
         largest, rest = vector.cut(k)
         returned: list[SparseVector | None] = []
@@ -38,7 +38,7 @@ class GTopk(Stateless, Base):
                 largest, dropped = largest.plus(SparseVector(*received, vector.size)).cut(k)
                 returned.append(dropped)
             distance *= 2
-        if returned:  # else what is left is rounded already
+        if returned:  # without a merge, the entries are already rounded
             largest, error, wire = self._round(largest)
             returned.append(error)
         message = wire.pack(largest.entries)

@@ -1,4 +1,4 @@
-"""Hierarchical: the ranks of a node first, then one rank of each node across the network."""
+"""Hierarchical: sums within each node first, then across nodes with one rank per node."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _RULES: dict[type[RuleOptions], type[Any]] = {rule.Options: rule for rule in _PA
 
 
 class Hierarchical(Base):
-    """An inner collective on each node, an outer one among the nodes' first ranks, and a broadcast in the node.
+    """Runs an inner collective on each node, an outer one among the nodes' first ranks, and a broadcast in the node.
 
-    What crosses the network counts nodes instead of ranks. What the outer collective returns stays with the first
-    rank of the node. On one node only the inner collective runs.
+    The traffic across the network depends on the number of nodes instead of ranks. Entries that the outer collective
+    returns go to the first rank of the node. On a single node only the inner collective runs.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Base.Options):
-        """Options of Hierarchical. As text, ``inner`` and ``outer`` are names, and the options of both stand beside.
+        """Options of Hierarchical. In a spec, ``inner`` and ``outer`` are names, and the options of both follow.
 
         Attributes:
-            inner: Options of the collective on a node: of TopkA, TopkDSA, GTopk, OkTopk or Dense.
-            outer: Options of the collective across nodes.
-            node_ranks: So many consecutive ranks count as one node; None: those that share memory.
+            inner: Options of the collective within a node: TopkA, TopkDSA, GTopk, OkTopk or Dense.
+            outer: Options of the collective across nodes, from the same choice.
+            node_ranks: Number of consecutive ranks that count as one node; None: ranks that share memory.
         """
 
         inner: RuleOptions = field(default_factory=TopkA.Options)
@@ -48,7 +48,7 @@ class Hierarchical(Base):
         node_ranks: int | None = integer(None, least=1)
 
         def __post_init__(self) -> None:
-            """Checks that both can be combined."""
+            """Check the fields, and that both collectives are allowed."""
             super().__post_init__()
             for part, options in (("inner", self.inner), ("outer", self.outer)):
                 if type(options) not in _RULES:
@@ -56,7 +56,7 @@ class Hierarchical(Base):
 
         @classmethod
         def read(cls, settings: Mapping[str, Any]) -> Hierarchical.Options:
-            """Options out of settings, for both parts, too."""
+            """Create the options from settings, including those of both collectives."""
             names = {"inner": "topka", "outer": "oktopk"}
             given = {key: value for key, value in settings.items() if key in ("wire", "indices", "node_ranks", *names)}
             for part, default in names.items():
@@ -66,7 +66,7 @@ class Hierarchical(Base):
             return cls(**given)
 
         def known(self) -> set[str]:
-            """Names of the settings that this and both parts take."""
+            """Return the names of the settings of this rule and of both collectives."""
             return super().known() | self.inner.known() | self.outer.known()
 
     def __init__(self, context: BucketContext, transport: Transport, options: Options) -> None:
@@ -77,7 +77,7 @@ class Hierarchical(Base):
 
     @property
     def traffic(self) -> Traffic:
-        """Payload this rank has sent and received, inside its node and across nodes."""
+        """Payload that this rank has sent and received, within its node and across nodes."""
         total = Traffic()
         for part in (self._transport, self._node, self._outer):
             if part is not None:
@@ -85,7 +85,7 @@ class Hierarchical(Base):
         return total
 
     def allreduce(self, vector: SparseVector, k: int) -> Exchange:
-        """Sums the vectors of each node, then the nodes' sums; vectors without indices on all ranks at once."""
+        """Sum the vectors of each node, then the nodes' sums; sum vectors without indices over all ranks at once."""
         if vector.indices is None:
             return super().allreduce(vector, k)
         self._choose_coding(vector, k)
@@ -99,19 +99,19 @@ class Hierarchical(Base):
         total, error, wire = across.total, None, self._wire
         if total.indices is not None:
             total, rounding, wire = self._round(total)
-            if self._transport.rank == 0:  # the first ranks round alike, and one of them answers for it
+            if self._transport.rank == 0:  # all first ranks round identically; only one returns the error
                 error = rounding
         return Exchange(self._broadcast(wire, total, vector), of_node.returned.plus(across.returned, error))
 
     def _for_outer(self, total: SparseVector) -> SparseVector:
-        """A node's total with indices, unless all nodes' totals have none: a collective takes one kind at a time."""
+        """Return a node's total with indices, unless no node's total has any: a collective cannot mix both kinds."""
         if total.indices is not None or isinstance(self._inner, Dense):
             return total
         everything = np.arange(total.size, dtype=np.int32, like=total.values)
         return SparseVector(everything, total.values, total.size, shared=True)
 
     def _broadcast(self, wire: Wire, total: SparseVector | None, like: SparseVector) -> SparseVector:
-        """Tells the node the total that its first rank has; a total without indices travels as its values."""
+        """Broadcast the total of the node's first rank; a total without indices is sent as its values."""
         message = np.empty(0, np.uint8, like=like.values)
         if total is not None:
             message = total.values.view(np.uint8) if total.indices is None else wire.pack(total.entries)
@@ -123,11 +123,11 @@ class Hierarchical(Base):
         return SparseVector(*wire.unpack(message, like.size), like.size, shared=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of both collectives; the outer one's is empty on ranks that do not take part in it."""
+        """Return the states of both collectives; the outer state is empty on ranks that do not take part in it."""
         return {"inner": self._inner.state_dict(), "outer": {} if self._outer is None else self._outer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict`` on the same rank of the same nodes."""
+        """Load a state from ``state_dict``, saved on the same rank of the same nodes."""
         self._inner.load_state_dict(state["inner"])
         if self._outer is not None:
             self._outer.load_state_dict(state["outer"])

@@ -1,4 +1,4 @@
-"""The k-th largest magnitude of values that lie on many ranks, found without gathering them."""
+"""The k-th largest magnitude of values distributed over the ranks, found without gathering them."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from horovod_sparse.kernels.types import Array
 if TYPE_CHECKING:
     from horovod_sparse.transport.base import Transport
 
-_DIGIT = 8  # bits that one round settles
+_DIGIT = 8  # bits per round
 
 
 def kth_magnitude(transport: Transport, values: Array, k: int, most: int) -> float:
-    """The k-th largest magnitude over all ranks, exactly; the same on every rank.
+    """Return the exact k-th largest magnitude over all ranks; the same on every rank.
 
-    A radix selection whose histograms are summed over the ranks, 256 counts in each of 4 rounds (float32): the paper
-    gathers the values themselves, which are up to P k. Counts are as wide as the most that they can be: 4 bytes as a
-    rule in the first round, and after it the number of values that have not been ruled out is known.
+    Radix selection over histograms that are summed over the ranks: 256 counts in each of 4 rounds (float32). The paper
+    gathers the values instead, up to P k of them. Counts have the narrowest integer type that fits. That is usually 4
+    bytes in the first round; later, the number of remaining values is known and limits them.
 
     Args:
-        transport: Of the ranks that take part.
-        values: This rank's values, float32 or float64, any number; NaN counts as the largest.
-        k: The rank that is looked for, at least 1.
-        most: All ranks together have at most so many values.
+        transport: Transport of the participating ranks.
+        values: Values of this rank, float32 or float64, any number of them; NaN counts as the largest.
+        k: Position in descending order, at least 1.
+        most: Upper bound of the number of values on all ranks together.
 
     Returns:
-        The magnitude; 0 where there are fewer than k values.
+        The magnitude; 0 if there are fewer than k values.
     """
     count = kernels_for(values).count_magnitudes
     integer = np.dtype(f"i{values.itemsize}")
@@ -40,7 +40,7 @@ def kth_magnitude(transport: Transport, values: Array, k: int, most: int) -> flo
         counts = transport.allreduce(count(values, prefix, shift, bits).astype(np.min_scalar_type(most))).astype(
             np.int64
         )
-        reached = above + np.cumsum(counts[::-1])[::-1]  # how many have this digit or a larger one
+        reached = above + np.cumsum(counts[::-1])[::-1]  # number of values with this digit or a larger one
         if reached[0] < k:
             return 0.0
         digit = int(np.flatnonzero(reached >= k)[-1])

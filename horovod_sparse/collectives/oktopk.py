@@ -1,7 +1,7 @@
-"""Ok-Topk: balanced split and reduce, a global threshold, and an allgather of what passes it.
+"""Ok-Topk: balanced split and reduce, a global threshold, and an allgather of the sums that reach it.
 
-Li and Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning" (PPoPP 2022). A volume that does not grow
-with P; docs/collectives/oktopk.md proves what bounds it.
+Li and Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning" (PPoPP 2022). The volume per rank does not
+grow with P; docs/collectives/oktopk.md derives its bound.
 """
 
 from __future__ import annotations
@@ -26,15 +26,20 @@ from horovod_sparse.wire import Wire, concatenate
 if TYPE_CHECKING:
     from horovod_sparse.transport.base import Transport
 
-# Bytes by which the longest way of the gathering must become shorter for the entries to be spread evenly first: what
-# that takes, a message or a few, is not for nothing (20 us at 10 Gbit/s are 25 kB).
+# Entries are balanced only if that shortens the critical path of the allgather by at least this many bytes: balancing
+# costs a message or a few (20 us at 10 Gbit/s are 25 kB).
 _WORTH = 2**16
 
 
 class _Part(NamedTuple):
-    """An owner's part of a total: the sums, what rounding them took away, and the rest of them as a message.
+    """An owner's part of the total.
 
-    ``counts`` and ``lengths`` are every owner's number of entries and bytes.
+    Attributes:
+        kept: Sums before rounding.
+        error: Rounding errors of the sums; None if nothing is rounded.
+        message: Rounded sums as a message.
+        counts: Number of entries of every owner.
+        lengths: Bytes of every owner's message.
     """
 
     kept: SparseVector
@@ -45,13 +50,13 @@ class _Part(NamedTuple):
 
 
 class OkTopk(Base):
-    """Sums regions that hold about equally many entries, and keeps about the k largest sums.
+    """Sums regions with about equal numbers of entries, and keeps about the k largest sums.
 
-    An entry whose index is not in the total returns to the ranks that selected it. The boundaries of the regions and
-    the global threshold are found anew every ``tau_partition`` and ``tau_threshold`` steps and reused in between. A
-    reused threshold that so many or so few entries reach that the total would leave its band is nudged; if that does
-    not help, it is found anew in the same step, so that every total stays inside the band. Sums are compared with the
-    threshold before their owner rounds them.
+    Entries whose index is not in the total are returned to the ranks that selected them. The boundaries of the regions
+    are computed every ``tau_partition`` steps and the global threshold every ``tau_threshold`` steps; both are reused
+    in between. If the total would leave its band with a reused threshold, the threshold is nudged once; if that is not
+    enough, the exact one is computed in the same step, so that every total stays inside the band. Sums are compared
+    with the threshold before their owner rounds them.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -59,13 +64,13 @@ class OkTopk(Base):
         """Options of Ok-Topk.
 
         Attributes:
-            tau_threshold: Steps from one exact global threshold to the next.
-            tau_partition: Steps from one partition into regions to the next.
-            global_low: Lower end of the band for the number of entries of a total, as a fraction of k.
-            global_high: Its upper end.
-            global_up: Factor on a reused threshold that too many entries reach.
-            global_down: Divisor of one that too few reach.
-            throttle: Exchanges under way at a time while the entries are split.
+            tau_threshold: Steps between exact global thresholds.
+            tau_partition: Steps between partitions into regions.
+            global_low: Lower end of the band for the number of entries of the total, as a fraction of k.
+            global_high: Upper end of the band.
+            global_up: Factor on a reused threshold that too many sums reach.
+            global_down: Divisor of a reused threshold that too few sums reach.
+            throttle: Number of concurrent exchanges during split and reduce.
         """
 
         tau_threshold: int = integer(32, least=1)
@@ -85,7 +90,7 @@ class OkTopk(Base):
         self._boundaries = np.zeros(transport.size + 1, np.int64)
 
     def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
-        """Sums the ranks' vectors to a total of about k entries."""
+        """Sum the ranks' vectors to a total of about k entries."""
         assert vector.indices is not None
         if self._partition_left == 0 or self._boundaries[-1] != vector.size:
             self._boundaries = self._partition(vector.indices, vector.size)
@@ -100,18 +105,18 @@ class OkTopk(Base):
         return Exchange(total, vector.without(total).plus(part.error))
 
     def _partition(self, indices: Indices, size: int) -> Array:
-        """Boundaries that give every rank about as many entries: the mean of what the ranks propose."""
+        """Return boundaries that give every rank about the same number of entries: the mean of the ranks' proposals."""
         ranks = self._transport.size
         inner = np.arange(1, ranks, dtype=np.int64)
         if indices.size:
-            # In 64 bits: the sum of P positions exceeds 32 bits for models of ordinary size.
+            # In 64 bits, as the sum of P positions exceeds 32 bits for models of ordinary size.
             proposal = to_host(indices[to_device(inner * indices.size // ranks, indices)]).astype(np.int64)
         else:
             proposal = inner * size // ranks
         return np.array([0, *self._transport.allreduce(proposal) // ranks, size], np.int64)
 
     def _select(self, sums: SparseVector, k: int) -> _Part:
-        """This owner's sums that reach the global threshold."""
+        """Return this owner's sums that reach the global threshold; nudges or recomputes the threshold if needed."""
         threshold = self._threshold
         if not threshold.due(k):
             threshold.reuse()
@@ -124,20 +129,20 @@ class OkTopk(Base):
         return self._reach(sums)
 
     def _reach(self, sums: SparseVector) -> _Part:
-        """This owner's sums that reach the threshold as it is."""
+        """Return this owner's sums that reach the current threshold."""
         indices, values = sums.entries
         enough = np.flatnonzero(np.abs(values) >= self._threshold.value)
         return self._offer(SparseVector(indices[enough], values[enough], sums.size))
 
     def _offer(self, kept: SparseVector) -> _Part:
-        """This owner's part of the total, and how much every owner has; one round of messages tells both."""
+        """Return this owner's part of the total; gathers every owner's count and length in one collective operation."""
         rounded, error, wire = self._round(kept)
         message = wire.pack(rounded.entries)
         headers = self._transport.allgather_integers(len(kept), message.nbytes)
         return _Part(kept, error, message, headers[:, 0].tolist(), headers[:, 1].tolist())
 
     def state_dict(self) -> dict[str, Any]:
-        """The global threshold, the boundaries, and how long they are good for."""
+        """Return the global threshold, the boundaries, and for how many steps they remain valid."""
         return {
             "threshold": self._threshold.state_dict(),
             "boundaries": self._boundaries,
@@ -145,10 +150,10 @@ class OkTopk(Base):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict`` on as many ranks.
+        """Load a state from ``state_dict``, saved with the same world size.
 
         Raises:
-            ValueError: The state belongs to another number of ranks, or a value is impossible.
+            ValueError: The state was saved with another world size, or a value is invalid.
         """
         boundaries = np.asarray(state["boundaries"], np.int64)
         if boundaries.size != self._boundaries.size:

@@ -1,4 +1,4 @@
-"""SharedIndices: where all ranks chose the same positions, only the values travel."""
+"""SharedIndices: sends only values, for ranks that all select the same positions."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from horovod_sparse.wire import Wire, concatenate
 
 
 class SharedIndices(Stateless, Base):
-    """One allreduce of k values, 2 k (P-1)/P words; nothing but rounding errors is returned.
+    """One allreduce of k values, 2 k (P-1)/P words; only rounding errors are returned.
 
-    Where values are rounded, each rank sums a part of them, in full precision and in the order of the ranks, and the
-    rounded sums are gathered: as many words, of half the size.
+    If values are rounded, each rank sums a part of them in full precision and in rank order, and the rounded sums are
+    gathered. That takes the same number of words, in the wire's format.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Base.Options):
-        """Options of SharedIndices: those of every sparse collective."""
+        """The common options of sparse collectives."""
 
         shared_indices = True
 
     def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
-        """Sums the values.
+        """Sum the values.
 
         Raises:
-            ValueError: The vector is not marked as one with the same indices on every rank.
+            ValueError: The vector is not marked as having the same indices on every rank.
         """
         del k  # nothing is dropped
         if not vector.shared:
             raise ValueError(
                 f"rank {self._transport.rank}: the ranks' vectors have different indices, but the collective 'shared' "
-                "sums values alone: use a sparsifier whose indices are the same on every rank, such as 'randomblock'"
+                "sums values only: use a sparsifier whose indices are the same on every rank, such as 'randomblock'"
             )
         if wire.format.rounds:
             values, error = self._sum_rounded(vector, wire)
@@ -48,10 +48,10 @@ class SharedIndices(Stateless, Base):
         return Exchange(total, vector.nothing() if error is None else error)
 
     def _choose_coding(self, vector: SparseVector, k: int) -> None:
-        """Nothing: no index travels."""
+        """Do nothing: no indices are sent."""
 
     def _sum_rounded(self, vector: SparseVector, wire: Wire) -> tuple[Array, SparseVector | None]:
-        """The rounded sums of all ranks' values, and what rounding took away from this rank's part of them."""
+        """Return the rounded sums of all ranks' values, and the rounding errors of this rank's part of the sums."""
         assert vector.indices is not None
         transport = self._transport
         cuts = [rank * len(vector) // transport.size for rank in range(transport.size + 1)]
@@ -64,13 +64,13 @@ class SharedIndices(Stateless, Base):
         return concatenate(wire.unpack_all(messages, len(vector)))[1], error
 
     def _swap(self, wire: Wire, parts: Sequence[Array]) -> list[Array]:
-        """Gives every rank its part of the values; returns what all ranks have for this one, in rank order."""
+        """Send each rank its part of the values; return all ranks' values of this rank's part, in rank order."""
         transport, rank = self._transport, self._transport.rank
         others = [(rank + i) % transport.size for i in range(1, transport.size)]
         sends = transport.send_all((wire.pack_all(parts[other], 0) for other in others), others, parts[rank])
         arrived = {rank: parts[rank]}
         for other in reversed(others):
             arrived[other] = wire.unpack(transport.receive(other, parts[rank]).wait(), parts[rank].size)[1]
-        for one in sends:
-            one.wait()
+        for sending in sends:
+            sending.wait()
         return [arrived[other] for other in range(transport.size)]

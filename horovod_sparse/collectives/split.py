@@ -1,4 +1,4 @@
-"""Split and reduce: every rank becomes the owner of a region of positions and sums everybody's entries there."""
+"""Split and reduce: every rank owns a region of positions and sums all ranks' entries in it."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 
 
 def split_reduce(transport: Transport, wire: Wire, vector: SparseVector, boundaries: Array, throttle: int) -> Entries:
-    """Sums all ranks' entries of this rank's region.
+    """Sum all ranks' entries in this rank's region.
 
-    Step i goes to rank + i and comes from rank - i, so that no rank is everybody's target at once. ``throttle`` steps
-    are under way at a time, and what they brought is merged while the next ones travel.
+    Step i sends to rank + i and receives from rank - i, so that no rank is the target of all others at once.
+    ``throttle`` steps are in flight at a time; what they received is merged while the next ones are in flight.
 
     Args:
-        transport: Of the ranks that take part.
-        wire: Format of the messages, which holds the values.
-        vector: This rank's vector, with indices.
-        boundaries: Integers [ranks + 1], ascending from 0 to vector.size: region r is boundaries[r] .. [r + 1].
-        throttle: Exchanges under way at a time, at least 1.
+        transport: Transport of the participating ranks.
+        wire: Message format that holds the values exactly.
+        vector: Vector of this rank, with indices.
+        boundaries: Integers [ranks + 1], ascending from 0 to vector.size; region r ends before boundaries[r + 1].
+        throttle: Number of concurrent exchanges, at least 1.
 
     Returns:
-        Indices and sums. Each owner adds in an order of its own, which depends on nothing but P and throttle.
+        Indices and sums. The order of summation differs from owner to owner and depends only on P and ``throttle``.
     """
     parts = _regions(vector, boundaries)
     merge = kernels_for(vector.values).merge_sum
     sums, sends = [parts[transport.rank]], []
     group: Sequence[Receiving] = ()
     for first in range(1, transport.size, throttle):
-        arrived = wire.unpack_all([one.wait() for one in group], vector.size) if group else []
+        arrived = wire.unpack_all([receiving.wait() for receiving in group], vector.size) if group else []
         steps = range(first, min(first + throttle, transport.size))
         owners = [(transport.rank + i) % transport.size for i in steps]
         sends += transport.send_all(map(wire.pack, map(parts.__getitem__, owners)), owners, vector.values)
@@ -46,15 +46,15 @@ def split_reduce(transport: Transport, wire: Wire, vector: SparseVector, boundar
             sums.append(merge(arrived, vector.size))
         group = [transport.receive((transport.rank - i) % transport.size, vector.values) for i in steps]
     if group:
-        sums.append(merge(wire.unpack_all([one.wait() for one in group], vector.size), vector.size))
-    for one in sends:
-        one.wait()
+        sums.append(merge(wire.unpack_all([receiving.wait() for receiving in group], vector.size), vector.size))
+    for sending in sends:
+        sending.wait()
     entries: Entries = merge(sums, vector.size)
     return entries
 
 
 def _regions(vector: SparseVector, boundaries: Array) -> list[Entries]:
-    """The vector's entries by region."""
+    """Return the vector's entries in each region."""
     indices, values = vector.entries
     inner = np.searchsorted(indices, to_device(boundaries[1:-1].astype(np.int32), indices))
     cuts = [0, *to_host(inner).tolist(), len(vector)]

@@ -1,4 +1,4 @@
-"""TopkA: every rank gathers every rank's entries and sums them up itself.
+"""TopkA: every rank gathers all ranks' entries and sums them.
 
 Renggli et al., "SparCML" (SC 2019), sparse allgather; 2 k (P-1) words per rank.
 """
@@ -14,14 +14,14 @@ from horovod_sparse.wire import Wire
 
 
 class TopkA(Stateless, Base):
-    """Allgather of the lengths, one of indices and values, and a merge in rank order; nothing is dropped."""
+    """Allgathers the lengths, then indices and values, and merges in rank order; nothing is dropped."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Base.Options):
-        """Options of TopkA: those of every sparse collective."""
+        """The common options of sparse collectives."""
 
     def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
-        """Sums the ranks' vectors, which may have different numbers of entries, or none."""
+        """Sum the ranks' vectors, whose numbers of entries may differ or be 0."""
         del k  # nothing is dropped
         message = wire.pack(vector.entries)
         lengths = self._transport.allgather_integers(message.nbytes)[:, 0].tolist()

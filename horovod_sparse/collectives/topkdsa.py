@@ -1,4 +1,4 @@
-"""TopkDSA: each rank sums one region, then the regions are gathered, sparse or dense.
+"""TopkDSA: each rank sums one region, then the regions are allgathered, sparse or dense.
 
 Renggli et al., "SparCML" (SC 2019), dynamic sparse allreduce by split and allgather; between 4 k (P-1)/P and
 (2 k + n) (P-1)/P words per rank.
@@ -22,7 +22,7 @@ from horovod_sparse.wire import Entries, Wire, concatenate
 class TopkDSA(Stateless, Base):
     """Split and reduce over equal regions, then an allgather; nothing is dropped.
 
-    A region whose sums take fewer bytes as a dense array travels as one. Sums are rounded by their owner.
+    A region is sent as a dense array if that takes no more bytes. Sums are rounded by their owner.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -30,13 +30,13 @@ class TopkDSA(Stateless, Base):
         """Options of TopkDSA.
 
         Attributes:
-            throttle: Exchanges under way at a time in the first half.
+            throttle: Number of concurrent exchanges during split and reduce.
         """
 
         throttle: int = integer(4, least=1)
 
     def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
-        """Sums the ranks' vectors; the total holds every position where all regions became dense."""
+        """Sum the ranks' vectors; the total has no indices if all regions were sent dense."""
         del k  # nothing is dropped
         transport = self._transport
         width = -(-vector.size // transport.size)
@@ -57,7 +57,7 @@ class TopkDSA(Stateless, Base):
 
 
 def _write_out(entries: Entries, begin: int, end: int) -> Array:
-    """The region begin .. end as a dense array."""
+    """Return the region begin .. end as a dense array."""
     indices, values = entries
     region = np.zeros(end - begin, values.dtype, like=values)
     kernels_for(region).add(indices - np.int32(begin), values, region)

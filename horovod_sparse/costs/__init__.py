@@ -1,1 +1,1 @@
-"""Predicted time of each sparse allreduce, and measurements of what the prediction needs."""
+"""Cost model of the sparse allreduces, and measurements of its parameters."""

@@ -1,4 +1,4 @@
-"""Indices in few bits: what they cost on the wire, and when coding them is faster."""
+"""Costs of coded indices: bytes on the wire, and the break-even with plain indices."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ _MOST_BITS = 24
 
 @functools.lru_cache(maxsize=1024)
 def coded_bytes(density: float) -> float:
-    """Expected bytes of a coded index, of positions at random: a Rice code with the best number of low bits.
+    """Return the expected bytes of a coded index for random positions: a Rice code with the best number of low bits.
 
-    Gaps are geometric; a gap takes ``bits`` low bits and, in unary, one bit and one for each ``2**bits`` positions.
+    Gaps are geometric. A gap takes ``bits`` low bits and, in unary, one bit plus one for each ``2**bits`` positions.
 
     Args:
-        density: Fraction of the positions, above 0, at most 1.
+        density: Fraction of positions that have an entry, above 0, at most 1.
     """
-    log_free = math.log1p(-density) if density < 1 else -math.inf  # of the probability that a position is free
+    log_free = math.log1p(-density) if density < 1 else -math.inf  # log of the probability that a position has no entry
     return min(bits - 1 / math.expm1(log_free * 2**bits) for bits in range(_MOST_BITS + 1)) / 8
 
 
 def coding_pays(seconds_per_byte: float, seconds_per_entry: float, density: float) -> bool:
-    """Tells whether the bytes that coding saves take longer than coding.
+    """Return whether coding indices takes less time than sending the bytes that it saves.
 
     Args:
-        seconds_per_byte: Of the link.
-        seconds_per_entry: For coding an index and decoding it.
-        density: Fraction of the positions.
+        seconds_per_byte: Seconds per byte of the link.
+        seconds_per_entry: Seconds for encoding and decoding an index.
+        density: Fraction of positions that have an entry.
     """
     return seconds_per_byte * (INDEX_BYTES - coded_bytes(density)) > seconds_per_entry

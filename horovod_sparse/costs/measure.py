@@ -1,8 +1,8 @@
-"""Measures what the cost model needs: the link between the ranks of a communicator, and what a rank computes.
+"""Measurements for the cost model: the link between the ranks of a communicator, and the compute costs of a rank.
 
-All ranks are measured at the same time, as they will exchange: those that share a network card, a core or memory are
-measured sharing it. Every rank gets the slowest rank's figures, and thereby the same bits. They are measured once for
-each communicator, which keeps them, and for each device: messages of a GPU may have to go through the host's memory.
+All ranks measure at the same time, as they later exchange: ranks that share a network card, a core or memory are
+measured while sharing it. Every rank gets the slowest rank's results, bit-identical on all ranks. Results are cached in
+the communicator, separately for each device: messages of a GPU may have to pass through host memory.
 """
 
 from __future__ import annotations
@@ -23,40 +23,40 @@ from horovod_sparse.kernels.types import MAX_SIZE, Array
 if TYPE_CHECKING:
     from horovod_sparse.transport.base import Transport
 
-_ROUNDS = 3  # the fastest counts
-_PINGS = 20  # short messages in one round
-_BYTES = (1 << 16, 1 << 18, 1 << 20, 1 << 22)  # long messages, up to the one that takes too long
-_LONG_SECONDS = 0.4  # for all long messages of one kind
+_ROUNDS = 3  # the fastest one is the result
+_PINGS = 20  # short messages per round
+_BYTES = (1 << 16, 1 << 18, 1 << 20, 1 << 22)  # long messages, up to the longest that fits in _LONG_SECONDS
+_LONG_SECONDS = 0.4  # for all long messages of one measurement
 _ELEMENTS = 1 << 20
 _DENSITY = 0.01
-_VECTORS = 8  # in one sum
-_KERNEL_SECONDS = 0.005  # of one round: more than a time slice, where ranks share cores
-# A message with fewer entries is not worth the calls that code it.
+_VECTORS = 8  # vectors per sum
+_KERNEL_SECONDS = 0.005  # minimum per round: more than a time slice, as ranks may share cores
+# Minimum number of entries; below it, the calls that code the indices cost more than they save.
 _FEW = 512
 _HOST = np.empty(0, np.uint8)
 
 
 def measure_link(transport: Transport, like: Array = _HOST) -> Link:
-    """Seconds per message and per byte between ranks that all send and receive at once; both 0 on one rank.
+    """Measure seconds per message and per byte while all ranks send and receive; both are 0 on one rank.
 
-    Each rank sends to the one almost half the communicator on and receives from the one as far back: first
-    short messages, then longer ones, in well under a second. Ranks of one node then share its link to the others, and
-    ``beta`` is that of a share.
+    Each rank sends to the rank almost half the world size ahead and receives from the rank at the same distance behind:
+    first short messages, then longer ones, in well under a second. Ranks of one node share its link to the other nodes,
+    and ``beta`` is that of one rank's share.
 
     Args:
-        transport: Of the ranks; all of them call this at the same point.
-        like: Array on whose device the messages are.
+        transport: Transport between the ranks. Collective: all ranks call this at the same point.
+        like: Array on the device that holds the messages.
     """
     link: Link = transport.keep(f"link {_device(like)}", lambda: _measure_link(transport.channel(), like))
     return link
 
 
 def measure_compute(transport: Transport, like: Array) -> Compute:
-    """Seconds per element and per entry of the kernels, at a density of 1 %.
+    """Measure seconds per element and per entry of the kernels, at a density of 1 %.
 
     Args:
-        transport: Of the ranks; all of them call this at the same point.
-        like: Array whose dtype (float32 or float64) and device those measured take.
+        transport: Transport between the ranks. Collective: all ranks call this at the same point.
+        like: Array with the dtype (float32 or float64) and the device to measure.
     """
     compute: Compute = transport.keep(
         f"{like.dtype} {_device(like)}", lambda: _measure_compute(transport.channel(), like)
@@ -65,24 +65,25 @@ def measure_compute(transport: Transport, like: Array) -> Compute:
 
 
 def measure_coding(transport: Transport, like: Array) -> float:
-    """Seconds per entry for coding indices and decoding them, at a density of 1 %.
+    """Measure seconds per entry for encoding and decoding indices, at a density of 1 %.
 
     Args:
-        transport: Of the ranks; all of them call this at the same point.
-        like: Array whose device is measured.
+        transport: Transport between the ranks. Collective: all ranks call this at the same point.
+        like: Array on the device to measure.
     """
     seconds: float = transport.keep(f"coding {_device(like)}", lambda: _measure_coding(transport.channel(), like))
     return seconds
 
 
 def coded_from(transport: Transport, like: Array, density: float) -> int:
-    """From how many entries on a message's indices should be coded, as measured; the same on every rank.
+    """Return the minimum number of entries for which coding a message's indices pays off; the same on every rank.
+
+    The link and the coding are measured once per communicator.
 
     Args:
-        transport: Of the ranks; all of them call this at the same point. The link and the coder are measured once for
-            each communicator.
-        like: Array on whose device the messages are.
-        density: Fraction of the positions.
+        transport: Transport between the ranks. Collective: all ranks call this at the same point.
+        like: Array on the device that holds the messages.
+        density: Fraction of positions that have an entry.
     """
     if transport.size == 1 or density == 0:
         return MAX_SIZE + 1
@@ -103,21 +104,21 @@ def _measure_link(transport: Transport, like: Array) -> Link:
 
 
 def _longest(seconds_of: Callable[[int], float]) -> tuple[int, float]:
-    """The longest message that the time allows, and its seconds, which are the same on every rank."""
+    """Return the longest message that the time allows, and its seconds; the same on every rank."""
     spent = 0.0
     for nbytes in _BYTES:
         seconds = seconds_of(nbytes)
         spent += _ROUNDS * seconds
-        if spent + 4 * _ROUNDS * seconds > _LONG_SECONDS:  # the next one takes four times as long
+        if spent + 4 * _ROUNDS * seconds > _LONG_SECONDS:  # the next message takes four times as long
             break
     return nbytes, seconds
 
 
 def _message_seconds(transport: Transport, nbytes: int, like: Array, repeat: int = 1) -> float:
-    """Seconds per message, with what it takes to get it from device to device."""
+    """Measure seconds per message from device to device."""
     rank, ranks = transport.rank, transport.size
-    # Not the same partner in both directions, where there are others: Open MPI sends long messages over TCP between
-    # two ranks in one direction at a time.
+    # Send to and receive from different ranks, if there are enough: over TCP, Open MPI sends long messages between two
+    # ranks in one direction at a time.
     distance = max(1, (ranks - 1) // 2)
     to, origin = (rank + distance) % ranks, (rank - distance) % ranks
     message = np.zeros(nbytes, np.uint8, like=like)
@@ -131,9 +132,9 @@ def _message_seconds(transport: Transport, nbytes: int, like: Array, repeat: int
 
 
 def _reduce_seconds(transport: Transport, like: Array) -> float:
-    """Seconds per element that a dense allreduce takes beyond the time of its bytes and messages.
+    """Measure seconds per element of a dense allreduce beyond the time of its bytes and messages.
 
-    That is for the sums, and for what the library's algorithm leaves of the link's bandwidth.
+    This covers the sums, and the part of the link's bandwidth that the library's algorithm does not use.
     """
     network = Network(transport.size, measure_link(transport, like))
     nbytes, seconds = _longest(lambda nbytes: _allreduce_seconds(transport, nbytes, like))
@@ -182,12 +183,12 @@ def _measure_coding(transport: Transport, like: Array) -> float:
 
 
 def _repeated(transport: Transport, run: Callable[[], object], at: Array) -> float:
-    """Seconds per call, of as many calls as can be measured."""
+    """Measure seconds per call, with enough calls for a round of about _KERNEL_SECONDS."""
     return _seconds(transport, run, math.ceil(_KERNEL_SECONDS / _seconds(transport, run, 1, at)), at)
 
 
 def _entries(generator: np.random.Generator, k: int, like: Array) -> tuple[Array, Array]:
-    """About k entries at random positions."""
+    """Return about k entries at random positions."""
     indices = np.cumsum(generator.integers(1, 2 * _ELEMENTS // k, k, np.int32), dtype=np.int32)
     indices = indices[indices < _ELEMENTS]
     values = generator.standard_normal(indices.size).astype(like.dtype)
@@ -195,9 +196,9 @@ def _entries(generator: np.random.Generator, k: int, like: Array) -> tuple[Array
 
 
 def _seconds(transport: Transport, run: Callable[[], object], repeat: int = 1, at: Array = _HOST) -> float:
-    """Seconds per call in the fastest round, of the slowest rank; every rank gets the same number.
+    """Measure seconds per call in each rank's fastest round, and return the slowest rank's result on every rank.
 
-    A round ends when the device of the array ``at`` has done all of it.
+    A round ends when the device of the array ``at`` has completed all work.
     """
     rounds = []
     to_host(at[:1])

@@ -1,7 +1,7 @@
-"""Predicts the time of each sparse allreduce from the size, the density, the ranks, the network and the processor.
+"""Predicted time of each sparse allreduce for a size, density, world size, network and processor.
 
-Pure arithmetic, without MPI and arrays, and so for any number of ranks: Table 1 of Li and Hoefler (PPoPP 2022) plus
-selecting and merging, as formulas.py has them.
+Pure arithmetic without MPI and arrays, so any world size can be predicted: Table 1 of Li and Hoefler (PPoPP 2022) plus
+selection and merging; see formulas.py.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from horovod_sparse.costs.network import Link, Network, Node
 __all__ = ["ALGORITHMS", "LARGEST", "Compute", "Cost", "break_even_bandwidth", "choice", "predict", "table"]
 
 ALGORITHMS = tuple(FORMULAS)
-# Those that send the largest magnitudes between single ranks. Time alone must not choose shared indices: they cost the
-# least and converge the slowest.
+# Algorithms that send the largest magnitudes between individual ranks. Shared indices are excluded: they cost the least
+# and converge the slowest, so they must not be chosen by time alone.
 LARGEST = ("topka", "topkdsa", "gtopk", "oktopk")
-# Those that apply k entries of the sum, where the others apply all that any rank sends. With twice the density Ok-Topk
-# comes near TopkA, gTop-k does not (docs/results.md): they have to be twice as fast.
+# Algorithms that apply only k entries of the sum; the others apply all entries that any rank sends. These must be twice
+# as fast to be chosen: at twice the density Ok-Topk comes near TopkA, but gTop-k does not (docs/results.md).
 _CUTTING, _HANDICAP = ("gtopk", "oktopk", "hierarchical"), 2.0
 
 
@@ -38,22 +38,22 @@ def predict(
     wire: float | None = None,
     indices: str | None = None,
 ) -> Cost:
-    """Predicts one exchange.
+    """Predict the cost of one exchange.
 
     Args:
-        algorithm: One of ALGORITHMS. On one node, "hierarchical" is TopkA.
+        algorithm: Name from ALGORITHMS. On one node, "hierarchical" is TopkA.
         size: Elements n of the vector.
-        k: Entries that each rank selects, 1 .. n.
-        ranks: Number of ranks P.
-        link: Between two ranks, or between two nodes.
-        compute: What a rank computes.
+        k: Number of entries that each rank selects, 1 .. n.
+        ranks: World size P.
+        link: Link between two ranks or, with ``node``, between two nodes.
+        compute: Compute costs of a rank.
         itemsize: Bytes of an element.
-        node: How the ranks share machines; None: one rank on each.
-        wire: Bytes of an element of a sparse vector on the wire; None: ``itemsize``.
-        indices: "coded" or "plain"; None: coded where that is faster.
+        node: Ranks per node and their link; None: one rank per node.
+        wire: Bytes of a sparse vector's value on the wire; None: ``itemsize``.
+        indices: "coded" or "plain"; None: the faster of the two.
 
     Returns:
-        The cost, which has no part but the selection on one rank.
+        The cost. On one rank it consists of the selection only.
 
     Raises:
         ValueError: The algorithm is unknown or a number is out of range.
@@ -82,16 +82,18 @@ def table(
     wire: float | None = None,
     indices: str | None = None,
 ) -> list[Cost]:
-    """The costs of several algorithms, the fastest first; arguments as for ``predict``."""
-    costs = [predict(one, size, k, ranks, link, compute, itemsize, node, wire, indices) for one in algorithms]
+    """Return the costs of several algorithms, fastest first; see ``predict`` for the arguments."""
+    costs = [predict(name, size, k, ranks, link, compute, itemsize, node, wire, indices) for name in algorithms]
     return sorted(costs, key=lambda cost: cost.total)
 
 
 def choice(costs: Sequence[Cost]) -> Cost:
-    """Picks one: dense where that is fastest, otherwise the fastest that is worth what it leaves out.
+    """Return the cost of the preferred algorithm: dense if it is fastest, otherwise the best of the faster ones.
+
+    Algorithms that apply only k entries of the sum count with twice their time.
 
     Args:
-        costs: As of ``table``, dense among them.
+        costs: Costs from ``table``, including dense.
     """
     faster = itertools.takewhile(lambda cost: cost.algorithm != "dense", costs)
     weights = dict.fromkeys(_CUTTING, _HANDICAP)
@@ -108,17 +110,17 @@ def break_even_bandwidth(
     node: Node | None = None,
     algorithms: Iterable[str] = LARGEST,
 ) -> float:
-    """The bandwidth in bytes/s below which the best of the algorithms beats the dense allreduce.
+    """Return the bandwidth in bytes/s below which the best of the algorithms beats the dense allreduce.
 
-    Every cost is linear in the seconds per byte, so that each algorithm, with coded indices or plain ones, meets dense
-    at one bandwidth at most. Arguments as for ``predict``; of the link, only the latency counts.
+    Every cost is linear in the seconds per byte, so each algorithm, with coded or plain indices, breaks even with dense
+    at one bandwidth at most. See ``predict`` for the arguments; only the latency of the link is used.
 
     Returns:
-        Infinity where one of them wins however fast the link is, 0 where none sends less than dense.
+        The bandwidth; infinity if an algorithm wins at any bandwidth, 0 if none sends less than dense.
     """
 
     def line(algorithm: str, indices: str) -> tuple[float, float]:
-        """Seconds at infinite bandwidth, and how many more for each second per byte."""
+        """Return the seconds at infinite bandwidth, and the slope over the seconds per byte."""
         start, unit = (
             predict(algorithm, size, k, ranks, Link(link.alpha, beta), compute, itemsize, node, indices=indices)
             for beta in (0.0, 1.0)

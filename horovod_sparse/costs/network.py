@@ -1,7 +1,4 @@
-"""Costs of patterns of messages on a network: those that the collectives consist of.
-
-Units: seconds and bytes.
-"""
+"""Costs of the communication patterns that the collectives consist of, in seconds and bytes."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ from horovod_sparse.transport.traffic import RING_BYTES
 
 @dataclass(frozen=True)
 class Link:
-    """A connection of two ranks.
+    """Link between two ranks.
 
     Attributes:
         alpha: Seconds per message.
-        beta: Seconds per byte, in one direction while as much travels in the other.
+        beta: Seconds per byte in one direction, with the same traffic in the other direction.
     """
 
     alpha: float
@@ -25,11 +22,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Node:
-    """A machine with several ranks, as one with several GPUs; they are neighbours in rank.
+    """Machine with several ranks, for example one per GPU; its ranks are consecutive.
 
     Attributes:
-        ranks: How many; all of them share the one link to the other nodes.
-        link: What connects two ranks inside a node.
+        ranks: Number of ranks per node; they share one link to the other nodes.
+        link: Link between two ranks inside a node.
     """
 
     ranks: int
@@ -41,9 +38,9 @@ class Messages:
     """Messages that a rank sends one after the other.
 
     Attributes:
-        nbytes: Bytes of all of them.
-        messages: Their number.
-        link: The link that they cross.
+        nbytes: Total bytes.
+        messages: Number of messages.
+        link: Link that the messages cross.
     """
 
     nbytes: float
@@ -62,41 +59,41 @@ class Messages:
 
 
 class Network:
-    """P ranks and what lies between them. Each method gives the steps of one pattern, as the slowest rank does them.
+    """Network of P ranks. Each method returns the steps of one pattern on the slowest rank.
 
     Args:
-        ranks: Number of ranks P.
-        link: Between two ranks, or between two nodes.
-        node: How the ranks share machines; None: one rank on each. Where all ranks fit on one, ``link`` is unused.
+        ranks: World size P.
+        link: Link between two ranks or, with ``node``, between two nodes.
+        node: Ranks per node and their link; None: one rank per node. If all ranks fit on one node, ``link`` is unused.
     """
 
     def __init__(self, ranks: int, link: Link, node: Node | None = None) -> None:
         self.ranks = ranks
         self.link = node.link if node and ranks <= node.ranks else link
         self.node = node if node and 1 < node.ranks < ranks else None
-        self.others = (ranks - 1) / ranks  # the part of a vector that other ranks own
+        self.others = (ranks - 1) / ranks  # fraction of a vector that other ranks own
         self.levels = (ranks - 1).bit_length()  # ceil(log2 P)
 
     def counts(self) -> list[Messages]:
-        """An allgather of a number."""
+        """Return the steps of an allgather of one number per rank."""
         return [Messages(8 * (self.ranks - 1), self.levels, self.link)]
 
     def allgather(self, nbytes: float) -> list[Messages]:
-        """An allgather of ``nbytes`` on all ranks together: a ring, which crosses from node to node once."""
+        """Return the steps of an allgather of ``nbytes`` in total: a ring, which leaves each node once."""
         messages = self.ranks - 1 if nbytes >= RING_BYTES else self.levels
         return [Messages(nbytes * self.others, messages, self.link)]
 
     def allreduce(self, nbytes: float) -> list[Messages]:
-        """A dense allreduce of ``nbytes``: the bytes of a ring in the messages of halving and doubling."""
+        """Return the steps of a dense allreduce of ``nbytes``: bytes of a ring, messages of halving and doubling."""
         return [Messages(2 * nbytes * self.others, 2 * self.levels, self.link)]
 
     def direct(self, nbytes: float) -> list[Messages]:
-        """Every rank sends each other one its region of ``nbytes``; ranks of a node do so over the same link."""
+        """Return the steps of sending every other rank its region of ``nbytes``; ranks of a node share its link."""
         senders = self.node.ranks * (self.ranks - self.node.ranks) / (self.ranks - 1) if self.node else 1.0
         return [Messages(nbytes * self.others * senders, self.ranks - 1, self.link)]
 
     def tree(self, nbytes: float) -> list[Messages]:
-        """``nbytes`` up or down a binomial tree, whose lowest levels stay inside the nodes."""
+        """Return the steps of ``nbytes`` up or down a binomial tree; its lowest levels stay inside the nodes."""
         inner = min(self.levels, (self.node.ranks - 1).bit_length()) if self.node else 0
         steps = [] if self.node is None else [Messages(nbytes * inner, inner, self.node.link)]
         return [*steps, Messages(nbytes * (self.levels - inner), self.levels - inner, self.link)]

@@ -1,9 +1,11 @@
-"""One bucket of a model: its parameters, its pipeline, and the gradients of the step in progress."""
+"""One bucket of a model: its segments, its pipeline, and the gradients of the step in progress."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -12,27 +14,44 @@ from numpy.typing import NDArray
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.device import Mark, real_dtype
-from horovod_sparse.engine.layout import Layout, Slot
+from horovod_sparse.engine.layout import Layout, Segment
 from horovod_sparse.engine.pipeline import pipeline_for
 from horovod_sparse.engine.state import to_arrays, to_tensors
-from horovod_sparse.kernels import copy_to_host, kernels_for
+from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.kernels.types import Segments
 from horovod_sparse.rules import Step
 from horovod_sparse.transport.base import Transport
 
 Facts: TypeAlias = NDArray[np.int64] | None
-_WHOLE = Sparse.of(1.0, memory="none", collective="dense")
+_DENSE = Sparse.of(1.0, memory="none", collective="dense")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # that kernels read and write
-_HEAD = 64  # elements of a gradient that are looked at before all of them are
+_HEAD = 64  # elements of a gradient that are inspected before all of them are
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of all buckets of a model.
+
+    Attributes:
+        sparse: The configuration of buckets that are not always dense.
+        factor: Factor on the totals; 1/P averages.
+        undoable: Whether ``Bucket.undo`` may be called.
+        hold_zeros: Whether a gradient of zeros only means that its parameter took no part in the step.
+    """
+
+    sparse: Sparse
+    factor: float = 1.0
+    undoable: bool = False
+    hold_zeros: bool = False
 
 
 class Prepared(NamedTuple):
-    """Gradients as a pipeline takes them.
+    """Gradients of a step in the form that a pipeline takes.
 
     Attributes:
-        given: They, as they were handed in.
-        tensors: The same, contiguous and of the bucket's dtype and device.
-        outputs: Those as segments.
+        given: Gradients as passed to ``put``.
+        tensors: The same gradients, contiguous and of the bucket's dtype and device; copies where they were not.
+        outputs: The tensors as segments.
         gradients: The segments that take part.
         step: Conditions of the step.
     """
@@ -45,184 +64,174 @@ class Prepared(NamedTuple):
 
 
 class StepGradients:
-    """A bucket's gradients of one step.
+    """Gradients that a bucket collects in one step.
+
+    Args:
+        keys: Keys of the gradients to collect.
 
     Attributes:
-        gradients: What was handed in, and is overwritten with the result.
-        waiting: Parameters whose gradients are not there yet.
-        done: Ends with the exchange, whatever became of it.
-        began: Of the exchange, in ns of ``time.perf_counter_ns``.
-        ended: Its end.
-        prepared: They, once the exchange has begun.
+        gradients: Gradients by key; overwritten with the result.
+        waiting: Keys of the gradients that are still missing.
+        held: Keys of the gradients that take no part.
+        ready: Points in the device's work at which the gradients were available.
+        finished: Point in the device's work at which the results are available.
+        done: Resolved at the end of the exchange, on success and on failure.
+        began: Start of the exchange, in ns of ``time.perf_counter_ns``.
+        ended: End of the exchange.
+        prepared: Gradients in the pipeline's form; None before the exchange starts.
     """
 
-    def __init__(self, parameters: Iterable[torch.Tensor] = ()) -> None:
-        self.gradients: dict[torch.Tensor, torch.Tensor] = {}
-        self.waiting = set(parameters)
-        self.held: set[torch.Tensor] = set()
-        self.ready: list[Mark] = []  # where the device stood when each gradient was handed in
-        self.finished: Mark = None  # where it stands when the results are there
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self.gradients: dict[str, torch.Tensor] = {}
+        self.waiting = set(keys)
+        self.held: set[str] = set()
+        self.ready: list[Mark] = []
+        self.finished: Mark = None
         self.done: Future[None] = Future()
         self.began = self.ended = 0
         self.prepared: Prepared | None = None
 
 
 class Bucket:
-    """Collects gradients, exchanges them and writes the results where they were.
+    """Collects the gradients of a step, exchanges them and writes the results into their tensors.
 
     Args:
-        layout: Its parameters.
-        sparse: The configuration of buckets that do not travel whole.
-        transport: Communicator of the ranks that take part.
-        factor: Factor on the totals: 1/P averages.
-        undoable: Whether ``undo`` will be asked for.
-        hold_zeros: Whether a gradient of zeros only means that its parameter took no part in the step.
-        shared: What rules of all buckets of the model share; None: the bucket is alone.
+        layout: The segments.
+        settings: Settings of all buckets of the model.
+        transport: The ranks that take part.
+        shared: State that the rules of all buckets of the model share; None: the bucket is the only one.
 
     Attributes:
-        collected: The step in progress.
+        layout: The segments.
+        pipeline: The pipeline, which holds what is remembered between steps.
+        collected: Gradients of the step in progress.
     """
 
     def __init__(
-        self,
-        layout: Layout,
-        sparse: Sparse,
-        transport: Transport,
-        factor: float,
-        undoable: bool,
-        hold_zeros: bool = False,
-        shared: dict[type[Any], Any] | None = None,
+        self, layout: Layout, settings: Settings, transport: Transport, shared: dict[type[Any], Any] | None = None
     ) -> None:
         self.layout = layout
-        self._parameters = frozenset(slot.parameter for slot in layout.slots)
-        self.collected = StepGradients(self._parameters)
-        self._hold_zeros = hold_zeros
+        self.collected = StepGradients(layout.keys)
+        self._hold_zeros = settings.hold_zeros
         self._device = layout.device
-        self._torch_device = layout.slots[0].parameter.device  # a parameter may be moved later
         self._dtypes = [dtype for dtype in _DTYPES if real_dtype(dtype) == layout.dtype]
         with self._device.work():
-            like = self._device.empty(layout.dtype)
-            chosen = _WHOLE if layout.dense else sparse
-            number = layout.number
-            self.pipeline = pipeline_for(chosen, layout.size, like, transport, number, factor, undoable, shared)
+            self.pipeline = pipeline_for(
+                _DENSE if layout.dense else settings.sparse,
+                layout.size,
+                self._device.empty(layout.dtype),
+                transport,
+                number=layout.number,
+                factor=settings.factor,
+                undoable=settings.undoable,
+                shared=shared,
+            )
 
     @property
-    def missing(self) -> list[Slot]:
-        """Places whose gradients are not there yet in this step."""
-        return [slot for slot in self.layout.slots if slot.parameter in self.collected.waiting]
+    def missing(self) -> list[str]:
+        """Keys of the gradients that are still missing in this step."""
+        return [key for key in self.layout.keys if key in self.collected.waiting]
 
     def begin(self, complete: int) -> None:
-        """Makes ready for the next step.
+        """Start collecting for the next step.
 
         Args:
-            complete: When the last gradient of the model was handed in, in ns of ``time.perf_counter_ns``: what the
-                exchange took until then was hidden behind the backward pass.
+            complete: Time at which the last gradient of the model was available, in ns of ``time.perf_counter_ns``.
+                The part of the exchange before it was hidden behind the backward pass.
         """
         began, ended = self.collected.began, self.collected.ended
         hidden = max(0, min(ended, complete) - began)
         self.pipeline.counts.hidden += hidden
         self.pipeline.counts.exposed += ended - began - hidden
-        self.collected = StepGradients(self._parameters)
+        self.collected = StepGradients(self.layout.keys)
 
-    def put(self, parameter: torch.Tensor, gradient: torch.Tensor, hold: bool) -> None:
-        """Takes a gradient, as ``Worker.put`` does."""
+    def put(self, key: str, gradient: torch.Tensor, hold: bool) -> None:
+        """Take a gradient, as ``Worker.put``."""
         collected = self.collected
-        collected.gradients[parameter] = gradient
+        collected.gradients[key] = gradient
         collected.ready.append(self._device.mark())
         if hold:
-            collected.held.add(parameter)
-        collected.waiting.discard(parameter)
+            collected.held.add(key)
+        collected.waiting.discard(key)
 
-    def square_norm(self, collected: StepGradients) -> float:
-        """Sum of squares of this rank's gradients of a step, without those held; float64."""
-        with self._device.work(after=collected.ready):
-            taking_part = collected.gradients.keys() - collected.held
-            slots = [slot for slot in self.layout.slots if slot.parameter in taking_part]
-            tensors = [self._fitting(collected.gradients[slot.parameter]) for slot in slots]
-            arrays = [(slot.start, self._device.array_of(tensor)) for slot, tensor in zip(slots, tensors, strict=True)]
-            return float(kernels_for(arrays[0][1]).square_norm(arrays)) if arrays else 0.0
-
-    def scale(self, collected: StepGradients, factor: float) -> None:
-        """Multiplies this rank's gradients of a step."""
-        with self._device.work(after=collected.ready):
-            for gradient in collected.gradients.values():
-                gradient.data.mul_(factor)  # without a trace in its version, which tells changes by others
+    def work(self, collected: StepGradients) -> AbstractContextManager[None]:
+        """Return a context in which work on the gradients of a step runs on the bucket's stream, after them."""
+        return self._device.work(after=collected.ready)
 
     def _prepare(self, collected: StepGradients, conditions: Callable[[], Step]) -> Prepared:
         if collected.prepared is None:
-            slots = [slot for slot in self.layout.slots if slot.parameter in collected.gradients]
-            given = [collected.gradients[slot.parameter] for slot in slots]
+            segments = [segment for segment in self.layout.segments if segment.key in collected.gradients]
+            given = [collected.gradients[segment.key] for segment in segments]
             tensors = [self._fitting(gradient) for gradient in given]
-            arrays = [(slot.start, self._device.array_of(tensor)) for slot, tensor in zip(slots, tensors, strict=True)]
-            held = self._held(collected, slots, tensors)
-            free = [pair for slot, pair in zip(slots, arrays, strict=True) if slot.parameter not in held]
-            collected.prepared = Prepared(given, tensors, arrays, free, conditions())
+            pairs = zip(segments, tensors, strict=True)
+            outputs = [(segment.start, self._device.array_of(tensor)) for segment, tensor in pairs]
+            held = self._held(collected, segments, tensors)
+            taking_part = [pair for segment, pair in zip(segments, outputs, strict=True) if segment.key not in held]
+            collected.prepared = Prepared(given, tensors, outputs, taking_part, conditions())
         return collected.prepared
 
     def facts(self, collected: StepGradients, conditions: Callable[[], Step]) -> Facts:
-        """Numbers to be agreed on before the exchange, as ``Pipeline.facts``."""
-        with self._device.work(after=collected.ready):
+        """Return the numbers to agree on before the exchange, as ``Pipeline.facts``."""
+        with self.work(collected):
             prepared = self._prepare(collected, conditions)
             return self.pipeline.facts(prepared.gradients, prepared.step)
 
     def exchange(self, collected: StepGradients, conditions: Callable[[], Step], **facts: Facts) -> Facts:
-        """Exchanges the gradients of a step; inside MPI, on whatever thread.
+        """Exchange the gradients of a step, on any thread.
 
         Args:
-            collected: They.
-            conditions: Gives the step's.
-            **facts: As ``Pipeline.run`` takes them.
+            collected: The gradients.
+            conditions: Returns the conditions of the step.
+            **facts: ``agreed`` and ``ahead`` of ``Pipeline.run``.
 
         Returns:
-            The sums of those taken along.
+            The sums of the piggybacked facts.
         """
-        with self._device.work(after=collected.ready):
+        with self.work(collected):
             prepared = self._prepare(collected, conditions)
             sums = self.pipeline.run(prepared.gradients, prepared.outputs, prepared.step, **facts)
             for gradient, tensor in zip(prepared.given, prepared.tensors, strict=True):
                 if tensor is not gradient:
-                    gradient.data.copy_(tensor)  # without a trace in its version, which tells changes by others
+                    gradient.data.copy_(tensor)  # not counted in its version, which detects changes by the user
             collected.prepared = None
             collected.finished = self._device.mark()
             return sums
 
     def _fitting(self, gradient: torch.Tensor) -> torch.Tensor:
-        """A gradient as kernels take it; a copy where its memory format, or since then its model, is another one."""
-        if gradient.dtype not in self._dtypes or gradient.device != self._torch_device:
-            gradient = gradient.to(self._torch_device, self.layout.dtype)
+        """Return a gradient as kernels take it: a copy if its memory format, dtype or device differs."""
+        if gradient.dtype not in self._dtypes or gradient.device != self.layout.torch_device:
+            gradient = gradient.to(self.layout.torch_device, self.layout.dtype)
         return gradient if gradient.is_contiguous() else gradient.contiguous()
 
-    def _held(
-        self, collected: StepGradients, slots: Sequence[Slot], tensors: Sequence[torch.Tensor]
-    ) -> set[torch.Tensor]:
-        """Parameters whose residual neither grows nor travels in this step."""
+    def _held(self, collected: StepGradients, segments: Sequence[Segment], tensors: Sequence[torch.Tensor]) -> set[str]:
+        """Return the keys of gradients whose residual neither grows nor is sent in this step."""
         if not self._hold_zeros:
             return collected.held
         heads = torch.stack([tensor.view(-1)[:_HEAD].any() for tensor in tensors]).tolist()
-        suspects = [pair for pair, head in zip(zip(slots, tensors, strict=True), heads, strict=True) if not head]
-        return collected.held | {slot.parameter for slot, tensor in suspects if not tensor.any()}
+        suspects = [pair for pair, head in zip(zip(segments, tensors, strict=True), heads, strict=True) if not head]
+        return collected.held | {segment.key for segment, tensor in suspects if not tensor.any()}
 
     def follow(self, collected: StepGradients) -> None:
-        """Lets what this thread begins from now on come after the results."""
+        """Order the work that this thread starts from now on after the results."""
         self._device.follow(collected.finished)
 
     def undo(self) -> None:
-        """Goes back to the state before the step that was exchanged last."""
+        """Return to the state before the last step."""
         with self._device.work():
             self.pipeline.undo()
 
     def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
-        """Everything the next step depends on, copied to the host by ``copy``, and the names of the parameters."""
+        """Return everything that the next step depends on, copied to the host by ``copy``, with the keys."""
         with self._device.work():
-            return {"parameters": self.layout.names, **to_tensors(self.pipeline.state_dict(), copy)}
+            return {"parameters": self.layout.keys, **to_tensors(self.pipeline.state_dict(), copy)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``."""
+        """Load a state that ``state_dict`` returned."""
         with self._device.work():
             self.pipeline.load_state_dict(to_arrays(state))
 
     def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """As ``Pipeline.merge``, for states given by ``state_dict``."""
+        """Return the state that continues those of another world size, as ``Pipeline.merge``."""
         with self._device.work():
             merged, notes = self.pipeline.merge([to_arrays(state) for state in states], to_arrays(leader))
-            return {"parameters": self.layout.names, **to_tensors(merged)}, notes
+            return {"parameters": self.layout.keys, **to_tensors(merged)}, notes

@@ -1,4 +1,4 @@
-"""Layout of the buckets: gradients that travel together, in an order that is the same on every rank."""
+"""Layout of the buckets: which gradients are exchanged together, in an order that is the same on every rank."""
 
 from __future__ import annotations
 
@@ -12,99 +12,130 @@ from horovod_sparse.kernels.types import MAX_SIZE
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """A parameter's place in its bucket: positions start .. start + size, in the parameter's logical order."""
+class Segment:
+    """Positions start .. start + size of a bucket, which hold one flat gradient.
 
-    name: str
-    parameter: torch.Tensor
+    Attributes:
+        key: Name of the gradient, the same on every rank and in every run.
+        start: First position.
+        size: Number of elements.
+    """
+
+    key: str
     start: int
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Parameters of one param group, one precision and one device.
+    """Segments of one bucket: gradients of one param group, one precision and one device.
 
     Attributes:
-        number: Place in the order of exchange.
-        slots: The parameters, back to back.
-        size: Elements of all slots.
-        dtype: What gradients are accumulated and sent in: float64 for float64 parameters, float32 for all others.
-        group: Index of the optimizer's param group, whose learning rate the residual follows; -1: there is none.
-        dense: It travels whole.
+        number: Position in the order of exchange.
+        segments: The segments, without gaps.
+        size: Number of elements.
+        dtype: Precision in which gradients are accumulated and sent: float64 for float64 gradients, else float32.
+        torch_device: The device of the gradients.
+        group: Index of the optimizer's param group, whose learning rate the residual follows; -1: none.
+        dense: Whether the bucket is always sent dense.
     """
 
     number: int
-    slots: tuple[Slot, ...]
+    segments: tuple[Segment, ...]
     size: int
     dtype: torch.dtype
+    torch_device: torch.device
     group: int
     dense: bool = False
 
     @property
     def device(self) -> Device:
-        """The device of its parameters and gradients."""
-        return device_of(self.slots[0].parameter.device)
+        """The device on which kernels run."""
+        return device_of(self.torch_device)
 
     @property
-    def names(self) -> list[str]:
-        """The names of its parameters."""
-        return [slot.name for slot in self.slots]
+    def keys(self) -> list[str]:
+        """The keys of the segments, in order."""
+        return [segment.key for segment in self.segments]
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A parameter before it has a bucket.
+    """A gradient that is to be assigned to a bucket.
 
     Attributes:
-        name: Its name, the same on every rank.
-        parameter: The parameter.
-        group: Index of its param group; -1: it has none.
-        together: Parameters with the same number that is not None share a bucket, whatever its size.
-        dense: It is to travel whole, with others of the kind.
+        key: Name, the same on every rank and in every run.
+        size: Number of elements.
+        dtype: Precision of the gradient.
+        device: Device of the gradient.
+        group: Index of the param group; -1: none.
+        together: Members with the same number share a bucket, whatever its size; None: no such group.
+        dense: Whether the gradient is always sent dense, in a bucket with others of this kind.
     """
 
-    name: str
-    parameter: torch.Tensor
+    key: str
+    size: int
+    dtype: torch.dtype
+    device: torch.device
     group: int
     together: int | None = None
     dense: bool = False
 
+    @classmethod
+    def of(cls, key: str, parameter: torch.Tensor, group: int, together: int | None = None, least: int = 0) -> Member:
+        """Return the member for the gradient of a parameter.
+
+        Args:
+            key: Name of the gradient.
+            parameter: The parameter.
+            group: Index of its param group; -1: none.
+            together: As above.
+            least: Parameters with fewer elements are sent dense.
+        """
+        size = parameter.numel()
+        return cls(key, size, parameter.dtype, parameter.device, group, together, size < least)
+
 
 def plan(members: Sequence[Member], bucket_bytes: int, first: int = 0) -> list[Layout]:
-    """Divides parameters into buckets, in the order given.
+    """Assign gradients to buckets, in the order given.
 
     Args:
-        members: The parameters in the order in which their gradients are expected.
-        bucket_bytes: A bucket is closed before it would exceed this; a larger parameter has a bucket of its own.
+        members: The gradients, in the order in which they are expected.
+        bucket_bytes: Limit of a bucket in bytes; a larger gradient has a bucket of its own.
         first: Number of the first bucket.
 
     Returns:
-        The buckets' layouts in the order of exchange, which is that in which they are expected to be complete.
+        The layouts in the order of exchange, which is the order in which the buckets are expected to be complete.
 
     Raises:
         ValueError: A bucket would hold 2**31 elements or more.
     """
-    open_lists: dict[tuple[object, ...], _Bucket] = {}
+    open_buckets: dict[tuple[object, ...], _Bucket] = {}
     closed: list[_Bucket] = []
     for expected, member in enumerate(members):
-        parameter, dtype = member.parameter, real_dtype(member.parameter.dtype)
-        kind = (dtype, parameter.device, member.group, member.together, member.dense)
-        nbytes = parameter.numel() * dtype.itemsize
-        current = open_lists.setdefault(kind, _Bucket())
+        dtype = real_dtype(member.dtype)
+        kind = (dtype, member.device, member.group, member.together, member.dense)
+        nbytes = member.size * dtype.itemsize
+        current = open_buckets.setdefault(kind, _Bucket())
         if current.members and member.together is None and current.nbytes + nbytes > bucket_bytes:
             closed.append(current)
-            current = open_lists[kind] = _Bucket()
+            current = open_buckets[kind] = _Bucket()
         current.members.append(member)
         current.nbytes += nbytes
         current.complete = expected
-    in_order = sorted([*closed, *open_lists.values()], key=lambda bucket: bucket.complete)
+    in_order = sorted([*closed, *open_buckets.values()], key=lambda bucket: bucket.complete)
     return [_layout(number, bucket.members) for number, bucket in enumerate(in_order, first)]
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """A bucket in the making, its bytes so far, and where in the order the last of its gradients is expected."""
+    """A bucket that is being filled.
+
+    Attributes:
+        members: Gradients so far.
+        nbytes: Their bytes.
+        complete: Position of the last gradient in the expected order.
+    """
 
     members: list[Member] = field(default_factory=list)
     nbytes: int = 0
@@ -112,18 +143,16 @@ class _Bucket:
 
 
 def _layout(number: int, members: Sequence[Member]) -> Layout:
-    slots: list[Slot] = []
+    segments: list[Segment] = []
     start = 0
     for member in members:
-        size = member.parameter.numel()
-        slots.append(Slot(member.name, member.parameter, start, size))
-        start += size
+        segments.append(Segment(member.key, start, member.size))
+        start += member.size
     if start > MAX_SIZE:
-        names = ", ".join(slot.name for slot in slots[:3])
+        keys = ", ".join(segment.key for segment in segments[:3])
         raise ValueError(
-            f"bucket {number} ({names}, ...) has {start} elements, more than {MAX_SIZE}: indices are int32; "
+            f"bucket {number} ({keys}, ...) has {start} elements, more than {MAX_SIZE}: indices are int32; "
             "lower bucket_bytes, name smaller groups, or split the parameter"
         )
-    return Layout(
-        number, tuple(slots), start, real_dtype(members[0].parameter.dtype), members[0].group, members[0].dense
-    )
+    kind = members[0]
+    return Layout(number, tuple(segments), start, real_dtype(kind.dtype), kind.device, kind.group, kind.dense)

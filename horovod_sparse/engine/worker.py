@@ -1,14 +1,13 @@
-"""Runs the buckets of one model, each as soon as its gradients are there, in one order on every rank."""
+"""Worker thread that exchanges the buckets of one model, in an order that is the same on every rank."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from horovod_sparse import metrics
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Position, Progress
 from horovod_sparse.engine.bucket import Bucket, Facts, StepGradients
+from horovod_sparse.engine.clipping import clip
 from horovod_sparse.engine.pipeline.base import NoBackwardError
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.metrics.counts import statistics
@@ -27,7 +27,7 @@ from horovod_sparse.transport.traffic import Traffic
 
 
 class _Job(NamedTuple):
-    """A bucket's part in a step."""
+    """Exchange of one bucket in one step."""
 
     bucket: Bucket
     collected: StepGradients
@@ -37,95 +37,95 @@ class _Job(NamedTuple):
 class Worker:
     """Exchanges buckets on one thread, so that the exchange overlaps the backward pass.
 
-    Hooks fire in any order and not on every rank alike; buckets start strictly in the order of their numbers,
-    so that the ranks' collectives always meet. One thread and one communicator belong to one worker alone.
+    Hooks fire in any order, which may differ between ranks. Buckets start strictly in the order of their numbers, so
+    that the collectives of all ranks match. Thread and transport are private.
 
     Args:
-        conditions: Gives, for an index of a param group, a function that gives the conditions of the step in progress.
-            The first is called in the order of the program, the second on the worker's thread, where it may wait for
-            the device.
-        undoable: Whether a step counts only when ``confirm`` was called after it. The buckets must be undoable, too.
-        clip: Gives a factor on all gradients of this rank, for the norm of all of them without the loss scale. It is
-            known when they are there: then no bucket starts before all are complete.
+        conditions: Returns, for the index of a param group, a function that returns the conditions of the step. The
+            outer function is called in program order, the inner one on the worker thread, where it may wait for the
+            device.
+        undoable: Whether a step counts only after a call of ``confirm``. The buckets must be undoable, too.
+        factor_for: Clipping: returns a factor on all gradients of this rank for their total norm without the loss
+            scale. No bucket starts before all are complete then. None: gradients are not clipped.
 
     Attributes:
-        buckets: All buckets, in the order of exchange; none where there is one rank.
-        failed: The error that ended the step in progress; None: there was none so far.
+        buckets: All buckets in the order of exchange; empty if there is one rank.
+        failed: The error that ended the step in progress; None: none so far.
     """
 
     def __init__(
         self,
         conditions: Callable[[int], Callable[[], Step]],
         undoable: bool = False,
-        clip: Callable[[float], float] | None = None,
+        factor_for: Callable[[float], float] | None = None,
     ) -> None:
         self.buckets: list[Bucket] = []
         self.failed: BaseException | None = None
         self._conditions = conditions
         self._undoable = undoable
-        self._clip = clip
-        self._followed: list[bool] = []  # which buckets take the facts of the next one along
-        self._bucket_of: dict[torch.Tensor, Bucket] = {}
-        self._lock = threading.Lock()  # autograd runs one thread a device, and each may fire hooks
+        self._factor_for = factor_for
+        self._piggybacks: list[bool] = []  # which buckets carry the facts of the next one
+        self._bucket_of: dict[str, Bucket] = {}
+        self._lock = threading.Lock()  # autograd runs one thread per device, and each may fire hooks
         self._thread = process.background("horovod_sparse")
-        self._exchanged: list[Bucket] = []  # in a step that was not applied so far
+        self._exchanged: list[Bucket] = []  # in a step that has not been applied yet
         self._begun: list[Bucket] = []  # whose exchange has begun in this step
         self._next = 0  # number of the bucket that starts next
         self._step = 0
-        self._complete = 0  # ns; when the last gradient of the step in progress was handed in
+        self._complete = 0  # ns; time of the last gradient of the step in progress
         self._running: Bucket | None = None
-        self._standing_in = False
+        self._joined = False
 
     def add(self, buckets: Sequence[Bucket]) -> None:
-        """Appends buckets; they take part in the step in progress.
+        """Append buckets; they take part in the step in progress.
 
-        One of small parameters, which needs no agreement, takes that of the bucket behind it along: a message less.
+        A bucket of small parameters needs no agreement and carries that of the next bucket, which saves a message.
         """
         dense = [bucket.layout.dense for bucket in buckets]
-        self._followed += [one and not other for one, other in itertools.pairwise([*dense, True])]
+        self._piggybacks += [first and not second for first, second in itertools.pairwise([*dense, True])]
         self.buckets += buckets
-        self._bucket_of |= {slot.parameter: bucket for bucket in buckets for slot in bucket.layout.slots}
+        self._bucket_of |= {key: bucket for bucket in buckets for key in bucket.layout.keys}
 
-    def bucket_of(self, parameter: torch.Tensor) -> Bucket | None:
-        """The bucket in which a parameter has its place; None: it has none."""
-        return self._bucket_of.get(parameter)
+    def bucket_of(self, key: str | None) -> Bucket | None:
+        """Return the bucket that holds the gradient of this key; None if there is none."""
+        return None if key is None else self._bucket_of.get(key)
 
-    def put(self, bucket: Bucket, parameter: torch.Tensor, gradient: torch.Tensor, hold: bool = False) -> None:
-        """Hands in a gradient; starts the buckets that are complete and whose turn it is.
+    def put(self, bucket: Bucket, key: str, gradient: torch.Tensor, hold: bool = False) -> None:
+        """Take a gradient, and start the buckets that are complete and next in order.
 
         Args:
-            bucket: That of the parameter.
-            parameter: A parameter of this worker.
-            gradient: Its gradient, dense; overwritten with the result.
-            hold: Keep the parameter's residual out of this step: it neither grows nor travels.
+            bucket: The bucket that holds the key.
+            key: Key of the gradient.
+            gradient: The gradient, dense; overwritten with the result.
+            hold: Keep the gradient's residual out of this step: it neither grows nor is sent.
         """
-        self._require_whole()
+        self._require_complete()
         with self._lock:
             self._undo()
-            bucket.put(parameter, gradient, hold)
+            bucket.put(key, gradient, hold)
             self._start()
 
-    def leave_out(self, bucket: Bucket, parameter: torch.Tensor) -> None:
-        """Lets the bucket go without a parameter whose gradient takes another way in this step."""
-        self._require_whole()
+    def leave_out(self, bucket: Bucket, key: str) -> None:
+        """Exchange the bucket without a gradient that is exchanged elsewhere in this step."""
+        self._require_complete()
         with self._lock:
             self._undo()
-            bucket.collected.waiting.discard(parameter)
+            bucket.collected.waiting.discard(key)
             self._start()
 
     def _start(self) -> None:
         buckets = self.buckets[self._next :]
-        if self._clip is not None and buckets:
+        if self._factor_for is not None and buckets:
             if any(bucket.collected.waiting for bucket in buckets):
                 return
             steps = [(bucket, bucket.collected) for bucket in buckets]
             conditions = self._conditions(buckets[0].layout.group)
-            self._thread.submit(partial(self._clip_all, steps, conditions, self._clip))
+            self._thread.submit(partial(self._clip, steps, conditions, self._factor_for))
         while self._next < len(self.buckets):
             together = self._together(self._next)
             if any(bucket.collected.waiting for bucket in together):
                 break
-            # Read here, in the order of the program: a schedule may change it while the worker is still busy.
+            # Read here, in program order: a scheduler may change them while the worker is still busy.
             jobs = [_Job(bucket, bucket.collected, self._conditions(bucket.layout.group)) for bucket in together]
             self._thread.submit(partial(self._run, jobs))
             self._next += len(together)
@@ -133,13 +133,13 @@ class Worker:
             self._complete = time.perf_counter_ns()
 
     def _together(self, first: int) -> list[Bucket]:
-        """A bucket, and the one whose facts it takes along."""
-        return self.buckets[first : first + 1 + self._followed[first]]
+        """Return a bucket, and the next one if its facts are piggybacked."""
+        return self.buckets[first : first + 1 + self._piggybacks[first]]
 
     def _run(self, jobs: Sequence[_Job]) -> None:
         exchanges = self._exchanges(jobs)
         for job in jobs:
-            # Where only this rank failed, the others are still in that bucket: to go on would be to wait for ever.
+            # If only this rank failed, the others are still in that bucket: going on would wait forever.
             if self.failed is None:
                 self._begun.append(job.bucket)
                 job.collected.began = time.perf_counter_ns()
@@ -150,32 +150,33 @@ class Worker:
                 job.collected.ended = time.perf_counter_ns()
             job.collected.done.set_result(None)
 
-    def _clip_all(
+    def _clip(
         self,
         steps: Sequence[tuple[Bucket, StepGradients]],
         conditions: Callable[[], Step],
-        clip: Callable[[float], float],
+        factor_for: Callable[[float], float],
     ) -> None:
         try:
-            squares = sum(bucket.square_norm(collected) for bucket, collected in steps)
-            factor = clip(math.sqrt(squares) / conditions().loss_scale)
-            if factor != 1:
+            with ExitStack() as streams:
+                gradients: list[torch.Tensor] = []
                 for bucket, collected in steps:
-                    bucket.scale(collected, factor)
+                    streams.enter_context(bucket.work(collected))
+                    gradients += [one for key, one in collected.gradients.items() if key not in collected.held]
+                clip(gradients, factor_for, conditions().loss_scale)
         except BaseException as error:
             self.failed = error
 
     def _exchanges(self, jobs: Sequence[_Job]) -> Iterator[None]:
-        """Exchanges buckets that go together, one at each step."""
+        """Exchange buckets that go together, one per iteration."""
         agreed: Facts = None
-        for job, behind in itertools.pairwise([*jobs, None]):
+        for job, following in itertools.pairwise([*jobs, None]):
             assert job is not None
             facts: dict[str, Facts] = {} if agreed is None else {"agreed": agreed}
             self._running = job.bucket
             try:
                 with process.communicating():
-                    if behind is not None:
-                        facts["ahead"] = behind.bucket.facts(behind.collected, behind.conditions)
+                    if following is not None:
+                        facts["ahead"] = following.bucket.facts(following.collected, following.conditions)
                     agreed = job.bucket.exchange(job.collected, job.conditions, **facts)
             finally:
                 self._running = None
@@ -183,11 +184,11 @@ class Worker:
 
     @property
     def collecting(self) -> bool:
-        """Tells if gradients of a step were handed in that is not finished yet."""
+        """True while a step has gradients and is not finished."""
         return any(bucket.collected.gradients for bucket in self.buckets)
 
     def collect(self) -> None:
-        """Waits until everything that was handed in has been exchanged; all buckets must be complete.
+        """Wait until all gradients have been exchanged; all buckets must be complete.
 
         Raises:
             BaseException: The error that ended the step.
@@ -209,9 +210,9 @@ class Worker:
     def completing(self) -> Iterator[None]:
         """Finish the step after the block, which waits for its results.
 
-        An exception raised by a signal handler may leave the block while buckets are in exchange. It is not held back
-        until they are done. The other ranks may apply a step then that this rank does not, so that this worker refuses
-        further gradients, and to be asked for its state.
+        An exception raised by a signal handler may leave the block while buckets are in exchange; it is not delayed
+        until they are done. The other ranks may then apply a step that this rank does not, so this worker refuses
+        further gradients and refuses to return its state.
         """
         try:
             yield
@@ -228,10 +229,10 @@ class Worker:
 
     @property
     def interrupted(self) -> bool:
-        """Tell whether an exception has left a step while its buckets were in exchange."""
+        """True after an exception has left a step while its buckets were in exchange."""
         return bool(self._thread.abandoned)
 
-    def _require_whole(self) -> None:
+    def _require_complete(self) -> None:
         if self._thread.abandoned:
             raise RuntimeError(
                 f"rank {process.job.rank}: {self._thread.abandoned}: other ranks may have applied that step, which "
@@ -239,7 +240,7 @@ class Worker:
             )
 
     def finish(self) -> None:
-        """Wait for everything that was started, and make ready for the next step."""
+        """Wait for everything that was started, and prepare the next step."""
         self._wait()
         if self._undoable:
             self._exchanged = self._begun
@@ -248,17 +249,17 @@ class Worker:
         for bucket in self.buckets:
             bucket.begin(self._complete)
 
-    def stand_in(self, after_step: Callable[[], None], ended: Callable[[BaseException | None], None]) -> None:
-        """Takes part, from now on, with nothing to give, until no rank gives anything; for ``hvd.join()``.
+    def join(self, after_step: Callable[[], None], ended: Callable[[BaseException | None], None]) -> None:
+        """Participate with zero gradients until no rank has a backward pass; for ``hvd.join()``.
 
         Args:
-            after_step: Called after each step, on the worker's thread.
-            ended: Called when it is over, on that thread, with the error if there was one.
+            after_step: Called after each step, on the worker thread.
+            ended: Called at the end, on that thread, with the error if there was one.
         """
-        self._require_whole()
-        self._standing_in = True
+        self._require_complete()
+        self._joined = True
         steps = {bucket: replace(self._conditions(bucket.layout.group)(), idle=True) for bucket in self.buckets}
-        firsts = [number for number in range(len(self.buckets)) if not (number and self._followed[number - 1])]
+        firsts = [number for number in range(len(self.buckets)) if not (number and self._piggybacks[number - 1])]
 
         def take_part() -> None:
             try:
@@ -276,27 +277,27 @@ class Worker:
             except BaseException as error:
                 ended(error)
             finally:
-                self._standing_in = False
+                self._joined = False
 
         self._thread.submit(take_part)
 
     def confirm(self) -> None:
-        """The step that was exchanged has been applied."""
+        """Note that the step that was exchanged has been applied."""
         self._exchanged, self._begun = [], []
 
     def settle(self) -> None:
-        """Undoes a step that was exchanged, but not applied; to be called between steps."""
-        self._require_whole()
+        """Undo a step that was exchanged but not applied; to be called between steps."""
+        self._require_complete()
         with self._lock:
             self._undo()
 
     def _undo(self) -> None:
-        for bucket in reversed(self._exchanged):  # the first one knows what all share as it was before the step
+        for bucket in reversed(self._exchanged):  # the first one keeps the shared state from before the step
             bucket.undo()
         self._exchanged = []
 
     def progress(self) -> Progress:
-        """Progress of the exchange; for other threads."""
+        """Return the progress of the exchange, for other threads."""
         running = self._running
         if running is not None:
             return Progress(self._step, running.layout.number, running.pipeline.stage)
@@ -304,8 +305,8 @@ class Worker:
         return Progress(self._step + done, 0 if done else self._next)
 
     def started(self) -> Position:
-        """Return step and number of the first bucket that this rank will not exchange if it begins to leave now."""
-        if self._standing_in:
+        """Return step and number of the first bucket that this rank will not exchange if it leaves now."""
+        if self._joined:
             return sys.maxsize, 0
         if self.failed is not None:
             return self._step, self._begun[-1].layout.number if self._begun else 0
@@ -313,30 +314,30 @@ class Worker:
 
     @property
     def traffic(self) -> Traffic:
-        """Payload this rank has sent and received so far, over all buckets."""
+        """Payload that this rank has sent and received so far, over all buckets."""
         total = Traffic()
         for bucket in self.buckets:
             total.add(bucket.pipeline.traffic)
         return total
 
     def statistics(self, norms: bool) -> dict[str, float]:
-        """Numbers of each bucket and of all together since the last call; to be called between steps.
+        """Return statistics of each bucket and of all together since the last call; to be called between steps.
 
         Args:
-            norms: Whether those of the next step are taken, for the call after it.
+            norms: Take norms in the next step, for the call after it.
         """
         return statistics({bucket.layout.number: bucket.pipeline.statistics(norms) for bucket in self.buckets})
 
     def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
-        """The states of all buckets, copied to the host by ``copy``; to be called between steps, after ``settle``."""
+        """Return the states of all buckets, copied to the host by ``copy``; to be called after ``settle``."""
         return {"buckets": [bucket.state_dict(copy) for bucket in self.buckets]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over a state given by ``state_dict`` on the same rank of as many ranks.
+        """Load a state that ``state_dict`` returned on the same rank of the same world size.
 
         Raises:
             ValueError: The state belongs to another model, bucket size or configuration, or is damaged. All buckets
-                keep the state that they had.
+                keep their state.
         """
         self._require_layout(state)
         before: list[tuple[Bucket, dict[str, Any]]] = []
@@ -345,22 +346,22 @@ class Worker:
                 before.append((bucket, bucket.state_dict(copy_to_host)))
                 bucket.load_state_dict(saved)
         except ValueError:
-            for bucket, own in before[:-1]:  # the last one has refused its state, and keeps its own
+            for bucket, own in before[:-1]:  # the last one refused its state and is unchanged
                 bucket.load_state_dict(own)
             raise
 
     def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """The state that goes on from those of another number of ranks; this worker itself stays as it is.
+        """Return the state that continues those of another world size; this worker itself is unchanged.
 
         Args:
-            states: Those that this rank takes over, as ``state_dict`` gave them; there may be none.
-            leader: The old rank 0's, in which memories may be left out.
+            states: States that this rank takes over, from ``state_dict``; may be empty.
+            leader: The state of the old rank 0, in which memories may be left out.
 
         Returns:
-            A state for ``load_state_dict``, and what has not been carried over.
+            A state for ``load_state_dict``, and notes on what was not carried over.
 
         Raises:
-            ValueError: Buckets or memories are others than those of this worker.
+            ValueError: Buckets or memories differ from those of this worker.
         """
         if self.buckets and not leader["buckets"]:
             return self.state_dict(), ["residuals start empty: it was saved by one rank, which exchanges nothing"]
@@ -375,7 +376,7 @@ class Worker:
         return {"buckets": merged}, list(dict.fromkeys(notes))
 
     def _require_layout(self, state: Mapping[str, Any]) -> None:
-        mine = [bucket.layout.names for bucket in self.buckets]
+        mine = [bucket.layout.keys for bucket in self.buckets]
         theirs = [bucket["parameters"] for bucket in state["buckets"]]
         if mine != theirs:
             raise ValueError(

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
-
-import torch
+from dataclasses import replace
 
 from horovod_sparse.config import Sparse
-from horovod_sparse.frontends.moments import momentum_of
+from horovod_sparse.frontends.base import FrontEnd
+from horovod_sparse.frontends.momentum import momentum_of
 from horovod_sparse.frontends.units import ResidualUnits
 from horovod_sparse.rules import Momentum, Step
-
-
-class FrontEnd(Protocol):
-    """The part of a front end that an exchange depends on."""
-
-    @property
-    def param_groups(self) -> Sequence[dict[str, Any]]:
-        """The param groups of all optimizers, in order."""
-        ...
-
-    def optimizer_of(self, group: int) -> torch.optim.Optimizer:
-        """Return the optimizer that a param group belongs to."""
-        ...
-
-    def place_named(self, names: Sequence[str]) -> None:
-        """Create a bucket for the parameters of these names, if they are known and have none; a collective call."""
-        ...
 
 
 class Conditions:
@@ -47,17 +29,16 @@ class Conditions:
 
     def step_for(self, group: int) -> Step:
         """Return learning rate, momentum and unit of the residuals for a param group; the defaults for group -1."""
-        settings = self._front_end.param_groups[group] if group >= 0 else {}
+        front_end = self._front_end
+        step = Step(epoch=front_end.epoch, idle=front_end.idle)
+        settings = front_end.param_groups[group] if group >= 0 else {}
         if "lr" not in settings:
-            return Step()
-        rate, optimizer = float(settings["lr"]), self._front_end.optimizer_of(group)
+            return step
+        rate, optimizer = float(settings["lr"]), front_end.optimizer_of(group)
         self._units.note(optimizer, group, rate)
-        return Step(
-            rate,
-            scale_free=self._units.scale_free(optimizer),
-            momentum=momentum_of(optimizer, settings) if self._takes_momentum_over else Momentum(),
-        )
+        momentum = momentum_of(optimizer, settings) if self._takes_momentum_over else Momentum()
+        return replace(step, learning_rate=rate, scale_free=self._units.scale_free(optimizer), momentum=momentum)
 
-    def place_named(self, names: Sequence[str]) -> None:
-        """Create a bucket for the parameters of these names; a collective call."""
-        self._front_end.place_named(names)
+    def place_named(self, keys: Sequence[str]) -> None:
+        """Create a bucket for parameters by their names; a collective call."""
+        self._front_end.place_named(keys)

@@ -1,56 +1,59 @@
-"""Momentum in the place of the optimizer's, where no memory applies it: what travels whole, and the weight decay."""
+"""Momentum of torch's optimizers when a compression applies it before the selection.
+
+The memory applies the momentum of gradients that are selected from. The optimizer's step then must not apply it again.
+Everything else, small parameters and the weight decay, still needs it: a step hook adds it there.
+"""
 
 from __future__ import annotations
 
 import logging
-import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.optim import SGD, Adam, AdamW
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.bucket import Bucket
-from horovod_sparse.engine.exchange import Exchange
-from horovod_sparse.frontends.moments import coupled_decay, enter_first_moment, has_momentum, is_known, momentum_of
+from horovod_sparse.engine.clipping import clip
+from horovod_sparse.frontends.base import FrontEnd
 from horovod_sparse.rules import Momentum
 from horovod_sparse.transport.mpi import job
 
 _LOG = logging.getLogger("horovod_sparse")
-# The name that torch's SGD gives it. Without momentum, SGD leaves it as it is.
-_BUFFER = "momentum_buffer"
+_BUFFER = "momentum_buffer"  # name in the state of torch's SGD, which leaves it unchanged without momentum
 
 
 class StepMomentum:
-    """u = m u + (g + decay p), whose part from earlier steps is added to the gradients before an optimizer's step.
+    """Step hooks that add u = m u + (g + decay p) of earlier steps to gradients that the memory does not cover.
 
-    The step itself applies no momentum and adds decay * p: together this is momentum SGD, where g is counted. It is in
-    parameters that travel whole, and on one rank alone. Elsewhere the memory has the momentum of g, and u is that of
-    the weight decay (the authors' DGCSGD).
+    The step itself applies no momentum and adds decay * p; together this is momentum SGD. The gradient g counts where
+    a parameter is sent dense, and on a single rank. Where the memory has the momentum of g, u is that of the weight
+    decay alone (as in the authors' DGCSGD).
 
-    u is the same on every rank and in the unit of gradients, and lies in the optimizer's state, where broadcasts and
-    checkpoints find it. A step that is skipped does not come here.
+    u is the same on every rank, in the unit of gradients, and part of the optimizer's state, where broadcasts and
+    checkpoints find it. A skipped step does not call the hooks.
 
-    Momentum that is taken over is missing in ``param_groups`` during the step alone. Adam keeps its first moment, and
-    is given gradients that turn it into what the memory has made.
+    Momentum that is taken over is removed from ``param_groups`` during the step only. Adam keeps its first moment and
+    gets gradients that turn it into the result of the memory.
 
     Attributes:
-        options: Of the momentum: those of ``MomentumCorrection``.
-        exchanges: Of the optimizer's gradients; none where this rank takes part in none.
+        options: Options of the momentum, as of ``MomentumCorrection``.
+        front_ends: Front ends that exchange gradients of the optimizer; empty if this rank takes part in none.
     """
 
     options: Any
 
     def __init__(self) -> None:
-        self.exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()
-        # Optimizers make a parameter's state in their first step, where they find none.
+        self.front_ends: weakref.WeakSet[FrontEnd] = weakref.WeakSet()
+        # Optimizers initialize the state of a parameter in their first step if it is empty.
         self._new: dict[torch.Tensor, torch.Tensor] = {}
-        self._taken: list[tuple[dict[str, Any], dict[str, Any]]] = []  # groups, and their settings but for the step
+        self._taken: list[tuple[dict[str, Any], dict[str, Any]]] = []  # groups, and their settings outside the step
 
     def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Hook before an optimizer's step; with a closure, momentum comes after that."""
-        self._give_back()  # where the last step failed
+        """Add momentum before an optimizer's step, or after each evaluation of its closure."""
+        self._restore()  # where the last step failed
         if self.options.own is not None and has_momentum(optimizer):
             raise RuntimeError(
                 f"the compression applies momentum, but {type(optimizer).__name__} has been given momentum, too, since "
@@ -62,7 +65,7 @@ class StepMomentum:
             return None
 
         def with_momentum() -> Any:
-            self._give_back()  # an optimizer may evaluate it more than once
+            self._restore()  # an optimizer may evaluate it more than once
             loss = closure()
             self._apply(optimizer)
             return loss
@@ -70,13 +73,13 @@ class StepMomentum:
         return args[:1], {**kwargs, "closure": with_momentum}
 
     def after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Hook after an optimizer's step."""
-        self._give_back()
+        """Restore the settings after an optimizer's step, and store new buffers in its state."""
+        self._restore()
         for p, buffer in self._new.items():
             optimizer.state[p][_BUFFER] = buffer
         self._new.clear()
 
-    def _give_back(self) -> None:
+    def _restore(self) -> None:
         for group, settings in self._taken:
             group.update(settings)
         self._taken.clear()
@@ -90,27 +93,18 @@ class StepMomentum:
         if scale is not None:  # a GradScaler that lets torch's kernel unscale
             for gradient in gradients:
                 gradient.div_(scale)
-        self._clip(gradients)
-        if self.options.own is not None or not self._alone:  # one rank alone selects nothing: the optimizer's is right
+        if self._alone and self.options.max_norm is not None:  # otherwise the worker has clipped them
+            clip(gradients, lambda norm: self.options.clip(norm, 1))
+        if self.options.own is not None or not self._alone:  # a single rank selects nothing: the optimizer's is right
             for group in optimizer.param_groups:
                 self._apply_to(optimizer, group)
         if scale is not None:
             for gradient in gradients:
                 gradient.mul_(scale)
 
-    def _clip(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Clips what one rank alone has; of several, the worker does."""
-        if self.options.max_norm is None or not self._alone:
-            return
-        squares = [torch.linalg.vector_norm(_values(one), dtype=torch.float64) ** 2 for one in gradients]
-        factor = self.options.clip(math.sqrt(sum(square.item() for square in squares)), 1)
-        if factor != 1:
-            for gradient in gradients:
-                gradient.mul_(factor)
-
     @property
     def _alone(self) -> bool:
-        return all(exchange.ranks == 1 for exchange in self.exchanges)
+        return all(front_end.ranks == 1 for front_end in self.front_ends)
 
     def _apply_to(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
         momentum = self.options.own or momentum_of(optimizer, group)
@@ -122,66 +116,66 @@ class StepMomentum:
                 continue
             buckets = self._selecting(optimizer, p)
             if not moment:
-                # Only SGD's decay is a part of the gradient that momentum is for.
+                # Only SGD applies momentum to the weight decay.
                 of_gradient = decay if isinstance(optimizer, torch.optim.SGD) else 0.0
-                self._add(optimizer, p, momentum, of_gradient, whole=not buckets)
+                self._add(optimizer, p, momentum, of_gradient, dense=not buckets)
             elif buckets:
-                sent_whole = all(bucket.pipeline.sent_whole for bucket in buckets)
-                enter_first_moment(optimizer.state.get(p, {}), p, group, decay, sent_whole)
+                sent_dense = all(bucket.pipeline.sent_dense for bucket in buckets)
+                enter_first_moment(optimizer.state.get(p, {}), p, group, decay, sent_dense)
         if self.options.own is None and "momentum" in group:
             self._taken.append((group, {name: group[name] for name in ("momentum", "nesterov")}))
             group.update(momentum=0.0, nesterov=False)
 
     def _selecting(self, optimizer: torch.optim.Optimizer, p: torch.Tensor) -> list[Bucket]:
-        """The bucket in which a parameter is selected from; none where it travels whole."""
-        # Sparse gradients (embeddings) are gathered by others, unless they were made dense.
+        """Return the buckets in which a gradient is selected from; none where it is sent dense."""
+        # Horovod gathers sparse gradients (embeddings), unless they were converted to dense ones.
         if p.grad is not None and p.grad.is_sparse and not getattr(optimizer, "sparse_as_dense", False):
             return []
-        buckets = [exchange.worker.bucket_of(p) for exchange in self.exchanges]
+        buckets = [front_end.bucket_of(p) for front_end in self.front_ends]
         return [bucket for bucket in buckets if bucket is not None and not bucket.layout.dense]
 
     def _add(
-        self, optimizer: torch.optim.Optimizer, p: torch.Tensor, momentum: Momentum, decay: float, whole: bool
+        self, optimizer: torch.optim.Optimizer, p: torch.Tensor, momentum: Momentum, decay: float, dense: bool
     ) -> None:
         gradient, m, share = p.grad, momentum.factor, momentum.share
         assert gradient is not None
         buffer = optimizer.state.get(p, {}).get(_BUFFER, self._new.get(p))
         if buffer is None:
-            if not (whole or decay or (self.options.own is None and isinstance(optimizer, torch.optim.SGD))):
+            if not (dense or decay or (self.options.own is None and isinstance(optimizer, torch.optim.SGD))):
                 return
             buffer, share = torch.zeros_like(gradient), momentum.first
             self._new[p] = buffer
         buffer.mul_(m)
         if momentum.nesterov:  # without dampening
-            if whole:
+            if dense:
                 buffer.add_(gradient)
             if decay:
                 buffer.add_(p, alpha=decay)
             gradient.add_(buffer, alpha=m)
             return
-        if whole and share != 1:
+        if dense and share != 1:
             gradient.mul_(share)
         gradient.add_(buffer)
-        if whole:
+        if dense:
             buffer.copy_(gradient)
         if decay:
             buffer.add_(p, alpha=share * decay)
             if share != 1:
-                gradient.add_(p, alpha=(share - 1) * decay)  # the step adds all of it
+                gradient.add_(p, alpha=(share - 1) * decay)  # the step adds the full decay
 
 
 _applied: weakref.WeakKeyDictionary[torch.optim.Optimizer, StepMomentum] = weakref.WeakKeyDictionary()
 
 
-def apply_momentum(optimizer: torch.optim.Optimizer, sparse: Sparse, exchange: Exchange | None) -> None:
-    """Lets an optimizer take its steps with the momentum of a compression, if that has any, where no memory applies it.
+def apply_momentum(optimizer: torch.optim.Optimizer, sparse: Sparse, front_end: FrontEnd | None) -> None:
+    """Hook an optimizer's step so that momentum of the compression also applies where no memory applies it.
 
     Args:
-        optimizer: Without momentum of its own, unless the compression takes that over; of another class than
-            ``SGD``, ``Adam`` and ``AdamW``, it keeps it, and a warning says so. One that serves several models has
-            several exchanges.
-        sparse: The compression.
-        exchange: Of the gradients; None: this rank takes part in none. Held weakly.
+        optimizer: An optimizer without momentum, unless the compression takes that over. One of another class than
+            ``SGD``, ``Adam`` and ``AdamW`` keeps its momentum, and a warning says so.
+        sparse: The configuration; nothing is done if it applies no momentum.
+        front_end: The front end that exchanges the gradients, held weakly; None: this rank takes part in none. An
+            optimizer of several models has several.
     """
     if sparse.momentum is None:
         return
@@ -190,20 +184,78 @@ def apply_momentum(optimizer: torch.optim.Optimizer, sparse: Sparse, exchange: E
         optimizer.register_step_pre_hook(momentum.before)
         optimizer.register_step_post_hook(momentum.after)
         if sparse.takes_momentum_over:
-            _warn_of_what_stays(optimizer)
+            _warn_of_late_momentum(optimizer)
     _applied[optimizer].options = sparse.momentum
-    if exchange is not None:
-        _applied[optimizer].exchanges.add(exchange)
+    if front_end is not None:
+        _applied[optimizer].front_ends.add(front_end)
 
 
-def _warn_of_what_stays(optimizer: torch.optim.Optimizer) -> None:
+def _warn_of_late_momentum(optimizer: torch.optim.Optimizer) -> None:
     if has_momentum(optimizer) and not is_known(optimizer) and job().rank == 0:
         _LOG.warning(
             "rank 0: momentum of %s is applied after the selection, as the compression can take over that of SGD, Adam "
-            "and AdamW only: use one of these, or say so by memory='residual'",
+            "and AdamW only: use one of these, or memory='residual'",
             type(optimizer).__name__,
         )
 
 
-def _values(gradient: torch.Tensor) -> torch.Tensor:
-    return gradient.coalesce().values() if gradient.is_sparse else gradient
+def momentum_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Momentum:
+    """Return the momentum of a param group that a compression can take over.
+
+    It is the momentum of SGD and the first moment of Adam and AdamW. Other optimizers have none that is known to be
+    linear in the gradients.
+    """
+    if isinstance(optimizer, SGD):
+        return Momentum(float(group["momentum"]), bool(group["nesterov"]), 1 - float(group["dampening"]))
+    if isinstance(optimizer, (Adam, AdamW)):
+        beta = float(group["betas"][0])
+        return Momentum(beta, share=1 - beta, first=1 - beta)
+    return Momentum()
+
+
+def is_known(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether ``momentum_of`` knows the momentum of an optimizer."""
+    return isinstance(optimizer, (SGD, Adam, AdamW))
+
+
+def has_momentum(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimizer applies momentum."""
+    return any(group.get("momentum") or group.get("betas", (0,))[0] for group in optimizer.param_groups)
+
+
+def coupled_decay(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float:
+    """Return the weight decay that SGD and Adam add to the gradient; negative where ``p.grad`` points uphill."""
+    coupled = isinstance(optimizer, (SGD, Adam)) and not isinstance(optimizer, AdamW)
+    if not coupled or group.get("decoupled_weight_decay"):
+        return 0.0
+    return float(-group["weight_decay"] if group.get("maximize") else group["weight_decay"])
+
+
+def enter_first_moment(
+    state: Mapping[str, Any], p: torch.Tensor, group: Mapping[str, Any], decay: float, sent_dense: bool
+) -> None:
+    """Make Adam's step use ``p.grad``, which includes momentum already, as its first moment.
+
+    The step adds decay * p to the gradient and computes b * exp_avg + (1 - b) * gradient, which must become
+    p.grad + decay * p. If everything was sent, the gradient that solves this is the mean gradient, so that the second
+    moment is exact, too. Otherwise it would be a difference of two totals with other entries in each step: the first
+    moment is set instead, and the second moment is computed from it.
+
+    Args:
+        state: Adam's state of the parameter; without ``exp_avg``, the first moment is 0.
+        p: The parameter.
+        group: Its param group.
+        decay: Weight decay from ``coupled_decay``. Momentum does not apply to it: parameters hardly change meanwhile.
+        sent_dense: Whether everything was sent in this step.
+    """
+    gradient, first, beta = p.grad, state.get("exp_avg"), float(group["betas"][0])
+    uphill = -1 if group.get("maximize") else 1
+    assert gradient is not None
+    gradient.add_(p, alpha=decay)
+    if first is not None and not sent_dense:
+        torch.mul(gradient, uphill, out=first)
+    else:
+        if first is not None:
+            gradient.sub_(first, alpha=uphill * beta)
+        gradient.div_(1 - beta)
+    gradient.sub_(p, alpha=decay)

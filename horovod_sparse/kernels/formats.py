@@ -1,4 +1,4 @@
-"""The formats in which values travel; the same for every device."""
+"""Wire formats of values; the same for every device."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ NAMES = {format_: name for name, format_ in FORMATS.items()}
 
 
 def format_of(name: str, own: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype that a format's name stands for.
+    """Return the dtype of a format.
 
     Args:
         name: "float64", "float32", "float16" or "bfloat16".
-        own: Dtype of the values, which may be as wide or wider.
+        own: Dtype of the values, at least as wide as the format.
 
     Raises:
-        ValueError: There is no such format, or it is wider than the values.
+        ValueError: The format is unknown, or wider than the values.
     """
     if name not in tuple(FORMATS):
         raise ValueError(f"unknown format {name!r}; known are: {', '.join(FORMATS)}")
@@ -29,12 +29,12 @@ def format_of(name: str, own: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def check_own(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype given; ValueError unless it is one that values of vectors have, float32 or float64."""
+    """Return the dtype of a vector's values; raise ValueError unless it is float32 or float64."""
     if dtype not in (np.float32, np.float64):
         raise ValueError(f"values: dtype {dtype} is neither float32 nor float64")
     return np.dtype(dtype)
 
 
 def largest(format_: np.dtype[Any]) -> float:
-    """The largest finite number of a format."""
+    """Return the largest finite number of a format."""
     return float(ml_dtypes.finfo(format_).max)  # type: ignore[no-untyped-call]

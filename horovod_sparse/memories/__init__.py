@@ -1,4 +1,4 @@
-"""Memories keep what is not sent (error feedback), one file per rule."""
+"""Memories keep the gradient entries that are not sent (error feedback); one file per rule."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from horovod_sparse.vector import SparseVector
 
 
 class Memory(Protocol):
-    """One bucket's memory; built from its place and the configuration's options.
+    """Error feedback of one bucket, built from the bucket's context and the memory's options.
 
-    ``open`` starts a step, ``close`` ends it.
+    ``open`` starts a step and ``close`` ends it.
 
-    Law: what ``open`` accumulates is what the sparsifier takes plus what the next ``open`` finds; in expectation, for
-    the contractive ones.
+    Invariant: what ``open`` accumulates equals what is sent and not returned, plus what ``close`` remembers. Memories
+    that compress the error keep this in expectation.
 
     Attributes:
-        Options: Nested dataclass of its options.
-        replaces_momentum: Tells that it applies momentum itself, and the optimizer none. Its options then derive from
-            those of ``MomentumCorrection``: optimizers apply the same momentum to what travels whole.
+        Options: Nested dataclass of the memory's options.
+        replaces_momentum: Whether the memory applies momentum, so that the optimizer applies none. ``Options`` then
+            derives from that of ``MomentumCorrection``: optimizers apply the same momentum to what is sent dense.
     """
 
     replaces_momentum: bool
@@ -36,35 +36,35 @@ class Memory(Protocol):
     def __init__(self, context: BucketContext, options: Any) -> None: ...
 
     def open(self, step: Step, scale: float) -> Accumulator:
-        """Starts a step: acc = scale * remembered + the step's gradients, not yet added up."""
+        """Start a step and return acc = scale * remembered + gradients, not yet summed."""
         ...
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
-        """Ends the step: remembers what is left in the accumulator plus ``returned``.
+        """End the step: remember what is left in the accumulator plus ``returned``.
 
         Args:
-            accumulator: What ``open`` gave, after the sparsifier took ``vector`` out of it.
-            vector: What was sent.
-            returned: The part of ``vector`` that no rank applies; it comes back to this memory.
+            accumulator: Accumulator from ``open``, after the sparsifier took ``vector`` out of it.
+            vector: Entries that were sent.
+            returned: Part of ``vector`` that no rank applies; it goes back into this memory.
         """
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the next step depends on. Arrays are not copied: see ``rules.snapshot``."""
+        """Return everything that the next step depends on. Arrays are not copied: see ``rules.snapshot``."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``."""
+        """Load a state from ``state_dict``."""
         ...
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The state that holds what several states of one unit hold together, for another number of ranks.
+        """Return one state that holds the sum of several ranks' states, for a restart with another world size.
 
         Args:
-            states: As ``state_dict`` gives them, with NumPy arrays. None at all: the result holds nothing.
+            states: States from ``state_dict``, with NumPy arrays. With no states, the result holds nothing.
 
         Returns:
-            A state for ``load_state_dict``, with NumPy arrays; this memory itself stays as it is.
+            A state for ``load_state_dict``, with NumPy arrays. This memory is not changed.
 
         Raises:
             ValueError: A state does not fit this memory.

@@ -13,15 +13,17 @@ from horovod_sparse.vector import SparseVector
 
 
 def delivered(accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> Indices:
-    """Positions of entries that did not come back whole; rounding for the wire returns a small part of many.
+    """Return the positions of the entries that were delivered, that is, not returned completely.
+
+    Rounding for the wire returns a small part of many entries; such entries count as delivered.
 
     Args:
-        accumulator: It, after the vector was taken out of it.
-        vector: The vector that was sent.
-        returned: The part of it that came back.
+        accumulator: Accumulator after selection.
+        vector: Entries that were sent.
+        returned: Part of ``vector`` that came back.
 
     Returns:
-        int32, ascending. Zeros, as which a shared vector sends the positions that are held, do not count.
+        int32, ascending. Zeros do not count: a vector with shared indices sends held positions as zeros.
     """
     if vector.indices is None:
         if returned.indices is None:  # a failed exchange
@@ -42,14 +44,14 @@ def delivered(accumulator: Accumulator, vector: SparseVector, returned: SparseVe
 
 
 def total(arrays: Sequence[Array], like: Array) -> NDArray[np.floating]:
-    """The sum of arrays, in the order given; zeros where there are none.
+    """Return the sum of arrays, in the order given; zeros if there are none.
 
     Args:
         arrays: NumPy arrays.
-        like: Array of any device with the shape and dtype that they must have.
+        like: Array on any device, with the required shape and dtype.
 
     Raises:
-        ValueError: One has another shape or dtype.
+        ValueError: An array has another shape or dtype.
     """
     result = np.zeros(like.shape, like.dtype)
     for array in arrays:
@@ -59,7 +61,7 @@ def total(arrays: Sequence[Array], like: Array) -> NDArray[np.floating]:
 
 
 def require_fit(array: Array, like: Array) -> None:
-    """ValueError unless an array of a state has the shape and dtype of what it is to replace."""
+    """Raise ValueError unless an array of a state has the shape and dtype of the array that it replaces."""
     if array.shape != like.shape or array.dtype != like.dtype:
         raise ValueError(
             f"an array of shape {array.shape} and dtype {array.dtype} does not fit one of shape {like.shape} and "

@@ -1,4 +1,4 @@
-"""Memories in compressed form: their options, and the protocol of error compressors."""
+"""Parts of the memories that compress the error: their options and the protocol of error compressors."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from horovod_sparse.rules.options import RuleOptions, integer, number, one_of
 
 
 class ErrorCompressor(Protocol):
-    """Holds an approximation of a vector of the bucket's size, right in expectation, in less memory.
+    """Unbiased approximation of a vector of the bucket's size, in less memory than the vector.
 
     Attributes:
-        carries: Tells that an update leaves what was read where it is, and adds only what is new.
+        carries: Whether ``update`` keeps the held vector and adds only the changes, instead of encoding the buffer.
     """
 
     carries: bool
 
     def rescale(self, factor: float) -> None:
-        """Multiplies what is held; 0 forgets it."""
+        """Multiply the held vector by a factor; 0 clears it."""
         ...
 
     def decode(self, buffer: Array, factor: float) -> None:
-        """Sets the buffer to factor * what is held."""
+        """Set the buffer to factor * the held vector."""
         ...
 
     def add_to(self, buffer: Array, factor: float) -> None:
-        """Adds factor * what is held to the buffer."""
+        """Add factor * the held vector to the buffer."""
         ...
 
     def update(self, buffer: Array, delivered: Indices, carried: float, step: int) -> None:
-        """Holds the buffer, and the part 1 - carried of what was held. Where that is none, the buffer stays as it is.
+        """Replace the held vector by the buffer plus (1 - carried) * the held vector.
 
         Args:
-            buffer: Shape (n,). It was made out of ``carried`` times what is held.
-            delivered: Positions that have left the buffer since, int32, ascending; there it holds what came back.
-            carried: In [0, 1].
-            step: Number of the step, which names its random numbers.
+            buffer: Shape (n,), which started as ``carried`` times the held vector. Left unchanged if ``carried`` is 1.
+            delivered: Positions delivered since then, int32, ascending; there the buffer holds what was returned.
+            carried: Share of the held vector that is in the buffer, in [0, 1].
+            step: Number of the step; seeds its random numbers.
         """
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that is held."""
+        """Return the compressed data, not copied."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``."""
+        """Load a state from ``state_dict``."""
         ...
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The state of several states together, all of them with NumPy arrays; of nothing for none."""
+        """Return a state that holds the sum of several, all with NumPy arrays; with none, that of a zero vector."""
         ...
 
 
@@ -63,39 +63,39 @@ class CompressedOptions(RuleOptions):
     """Options of a memory that compresses its error.
 
     Attributes:
-        compressor: ``sketch``, a count sketch, or ``quantize``, stochastic quantization.
-        saving: Share of a residual's memory that a sketch saves, in (0, 1).
-        rows: Hashes of the sketch, 1, 3 or 5.
-        bits: Bits per element of the quantization, 4 or 8.
-        seed: Of the hash or of the rounding.
+        compressor: ``sketch`` for a count sketch, ``quantize`` for stochastic quantization.
+        saving: Fraction of a residual's memory that a sketch saves, in (0, 1).
+        rows: Number of hash functions of a sketch: 1, 3 or 5.
+        bits: Bits per quantized element: 4 or 8.
+        seed: Seed of the sketch's hash or of the random rounding.
     """
 
     compressor: str = one_of("sketch", "sketch", "quantize")
     saving: float = number(
         0.6, lambda x: 0 < x < 1, "in (0, 1)", hint="0.6 keeps a sketch of 40 % of the residual's size"
     )
-    rows: int = one_of(1, 1, 3, 5, hint="their median is taken")
+    rows: int = one_of(1, 1, 3, 5, hint="a value is the median over the rows")
     bits: int = one_of(8, 4, 8)
     seed: int = integer(0)
 
     def conflict(self, sparsifier: RuleOptions, collective: RuleOptions) -> str:
-        """Refuse a sketch unless positions are random: it is unbiased only where they do not depend on its values."""
+        """Refuse a sketch unless positions are random: it is unbiased only if they do not depend on its values."""
         if self.compressor != "sketch" or (sparsifier.random_positions and collective.shared_indices):
             return ""
         return (
-            "a sketch needs random positions that are applied on all ranks, as selection by magnitude prefers what the "
-            "sketch overestimates: use compressor='quantize', or sparsifier randomblock or randomk with collective "
-            "'shared'"
+            "a sketch needs random positions that are applied on all ranks, because selection by magnitude favors "
+            "entries that the sketch overestimates: use compressor='quantize', or sparsifier randomblock or randomk "
+            "with collective 'shared'"
         )
 
 
 def compressor_for(context: BucketContext, options: CompressedOptions, part: int = 0) -> ErrorCompressor:
-    """The error compressor that options name.
+    """Create the error compressor that the options name.
 
     Args:
         context: The bucket and the rank.
-        options: Of the memory.
-        part: Tells those of one bucket apart.
+        options: The memory's options.
+        part: Number of this error compressor within its bucket; part of the seed.
 
     Raises:
         ValueError: The bucket is too small for a sketch.

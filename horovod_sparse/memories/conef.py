@@ -1,4 +1,4 @@
-"""Contractive error feedback: the residual itself is compressed (ConEF, Li et al. 2023)."""
+"""Contractive error feedback: stores the residual in compressed form (ConEF, Li et al. 2023)."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from horovod_sparse.vector import SparseVector
 
 
 class Contractive:
-    """e' = C(p - D) with p = g + e, where D was sent and C is an unbiased error compressor.
+    """Contractive error feedback: p = g + e and e' = C(p - D).
 
-    Only the compressed error lasts from step to step. In a step, one buffer of the largest bucket's size is in use,
-    whatever the number of buckets.
+    D is what was sent and not returned, C an unbiased error compressor. Only the compressed error persists between
+    steps. During a step, all buckets share one scratch buffer of the largest bucket's size.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(CompressedOptions):
-        """Options of ConEF: those of every compressed memory."""
+        """The common options of memories that compress the error."""
 
     replaces_momentum = False
-    _beta = 0.0  # share of the error that is not fed back; of the subclass
+    _beta = 0.0  # share of the error that is not fed back; set by a subclass
 
     def __init__(self, context: BucketContext, options: CompressedOptions) -> None:
         self._context = context
-        self._scale, self._step = 1.0, 0  # of the step in progress
+        self._scale, self._step = 1.0, 0  # of the current step
         self._error = compressor_for(context, options)
 
     def open(self, step: Step, scale: float) -> Accumulator:
-        """Writes the error out into a buffer that is shared with the other buckets."""
+        """Decode the error into the scratch buffer that all buckets share."""
         self._scale, self._step = scale, step.number
         buffer = SCRATCH.lend(self._context.size, self._context.like)
         self._error.decode(buffer, scale * (1 - self._beta))
         return Accumulator(buffer, step.gradients, clear=step.clear)
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
-        """Compresses what was not taken and what came back."""
+        """Compress the entries that were not sent or were returned."""
         accumulator.settle()
         accumulator.put_back(returned)
         self._error.rescale(self._scale)
@@ -50,13 +50,13 @@ class Contractive:
         SCRATCH.give_back(accumulator.buffer)
 
     def state_dict(self) -> dict[str, Any]:
-        """The compressed error."""
+        """Return the compressed error, not copied."""
         return self._error.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``; ValueError when it does not fit."""
+        """Load a state from ``state_dict``; ValueError if it does not fit."""
         self._error.load_state_dict(state)
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The compressed errors, merged as their compressor does it."""
+        """Merge the compressed errors with their error compressor."""
         return self._error.merge(states)

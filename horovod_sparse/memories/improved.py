@@ -1,4 +1,4 @@
-"""Improved contractive error feedback: the error of the error compressor is fed back, too (ConEF)."""
+"""Improved contractive error feedback: also feeds back the error of the error compressor (ConEF)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from horovod_sparse.vector import SparseVector
 
 
 class ImprovedContractive:
-    """p = g + e + q, where q' = C(p - D - e') is what e' does not hold of the error p - D.
+    """Improved contractive error feedback: p = g + e + q, where q' = C(p - D - e') compresses what e' misses of p - D.
 
-    Version 1: e' = C(p - D), by an error compressor of its own. Version 2: e' = Q(p - D), the largest entries of the
-    error, as many as were sent, kept as they are. What a sketch q holds already stays there: e' then takes the largest
-    of what is new, so that nothing is held twice.
+    Version 1: e' = C(p - D), with a second error compressor. Version 2: e' = Q(p - D), the largest entries of the
+    error, uncompressed, up to the number of entries sent. If q is a sketch, e' is selected from the part of the error
+    that q does not hold yet, so that nothing is held twice.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -33,36 +33,36 @@ class ImprovedContractive:
         """Options of improved ConEF.
 
         Attributes:
-            version: 1, which needs quantization, or 2.
+            version: 1 (quantization only) or 2.
 
         Raises:
-            ValueError: A value is out of range, or version 1 is to have sketches.
+            ValueError: A value is out of range, or version 1 is combined with a sketch.
         """
 
         version: int = one_of(2, 1, 2)
 
         def __post_init__(self) -> None:
-            """Checks that the version can have the compressor."""
+            """Check the fields, and that the version works with the compressor."""
             super().__post_init__()
             if self.version == 1 and self.compressor == "sketch":
                 raise ValueError(
-                    "version 1 does not go with compressor 'sketch': a sketch misses more than it was given, a second "
-                    "one of what the first one missed still more, and fed back to each other both grow without bound: "
-                    "use compressor='quantize', or version=2"
+                    "version 1 does not work with compressor 'sketch': the error of a sketch is larger than its input, "
+                    "so two sketches that feed back each other's errors grow without bound: use "
+                    "compressor='quantize', or version=2"
                 )
 
     replaces_momentum = False
 
     def __init__(self, context: BucketContext, options: Options) -> None:
         self._context = context
-        self._scale, self._step = 1.0, 0  # of the step in progress
-        # e of version 1; of version 2 the entries.
+        self._scale, self._step = 1.0, 0  # of the current step
+        # e: an error compressor in version 1, entries in version 2.
         self._error = compressor_for(context, options, part=1) if options.version == 1 else None
         self._entries = SparseVector.empty(context.size, context.like)
         self._rest = compressor_for(context, options)  # q
 
     def open(self, step: Step, scale: float) -> Accumulator:
-        """Writes e + q out into a buffer that is shared with the other buckets."""
+        """Decode e + q into the scratch buffer that all buckets share."""
         self._scale, self._step = scale, step.number
         buffer = SCRATCH.lend(self._context.size, self._context.like)
         self._rest.decode(buffer, scale)
@@ -73,7 +73,7 @@ class ImprovedContractive:
         return Accumulator(buffer, step.gradients, clear=step.clear)
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
-        """Compresses what was not taken and what came back, and then what that missed."""
+        """Compress the entries that were not sent or were returned, and then what this compression misses."""
         accumulator.settle()
         accumulator.put_back(returned)
         gone = delivered(accumulator, vector, returned)
@@ -88,7 +88,7 @@ class ImprovedContractive:
         SCRATCH.give_back(accumulator.buffer)
 
     def _take_entries(self, accumulator: Accumulator, k: int, gone: Indices) -> SparseVector:
-        """Moves the k largest entries out of the buffer, of what the rest does not hold already; none that are gone."""
+        """Take the k largest entries that q does not hold yet out of the buffer, except at the positions ``gone``."""
         buffer = accumulator.buffer
         came_back = buffer[gone]
         if self._rest.carries:
@@ -101,7 +101,7 @@ class ImprovedContractive:
         return entries
 
     def state_dict(self) -> dict[str, Any]:
-        """Both parts of the error."""
+        """Return both parts of the error, not copied."""
         entries = self._entries
         return {
             "error": {} if self._error is None else self._error.state_dict(),
@@ -111,9 +111,9 @@ class ImprovedContractive:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict`` of the same version; ValueError when it does not fit."""
+        """Load a state from ``state_dict`` of the same version; ValueError if it does not fit."""
         if state["indices"].size != state["values"].size:
-            raise ValueError(f"{state['values'].size} values do not fit {state['indices'].size} indices of entries")
+            raise ValueError(f"{state['values'].size} values do not match {state['indices'].size} indices of entries")
         require_positions(state["indices"], self._context.size, "indices of entries")
         if self._error is not None:
             self._error.load_state_dict(state["error"])
@@ -122,7 +122,7 @@ class ImprovedContractive:
         self._rest.load_state_dict(state["rest"])
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Both parts, each by its own rule; entries at the same position add up."""
+        """Merge e and q separately; entries at the same position are added."""
         size = self._context.size
         nothing = SparseVector.empty(size, np.empty(0, self._context.like.dtype))
         entries = nothing.plus(*(SparseVector(state["indices"], state["values"], size) for state in states))

@@ -1,4 +1,4 @@
-"""Momentum correction: momentum is applied before selection (Lin et al., "Deep Gradient Compression", ICLR 2018)."""
+"""Momentum correction: applies momentum before selection (Lin et al., "Deep Gradient Compression", ICLR 2018)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from horovod_sparse.vector import SparseVector
 
 
 class MomentumCorrection(Residual):
-    """u = m u + g and v = v + u; v is the residual that is selected from.
+    """Momentum correction: u = m u + g and v = v + u, where u is the velocity and v the residual.
 
-    With Nesterov's momentum, v = v + g + m u. In a step with a momentum of 0, v = v + g, and u stays as it is.
+    Entries are selected from v. With Nesterov momentum, v = v + g + m u. In a step with momentum 0, v = v + g, and u is
+    unchanged.
 
-    The momentum is that of the optimizer which it serves, as it is in each step, or a constant of its own; the
-    optimizer applies none then. v is rescaled as every residual. u is a gradient, as in torch's SGD: it follows the
-    loss scale, but not the learning rate.
+    m is the wrapped optimizer's current momentum or a constant from the options; in both cases the optimizer applies no
+    momentum. v is rescaled like every residual. u is a gradient, as in torch's SGD: it is rescaled with the loss scale,
+    but not with the learning rate.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -34,48 +35,48 @@ class MomentumCorrection(Residual):
         """Options of momentum correction.
 
         Attributes:
-            momentum: m, in [0, 1), for an optimizer without momentum; None: the optimizer's own is taken over, with
-                Nesterov's form and dampening.
-            nesterov: Nesterov's momentum, where the momentum is given here.
-            masking: Clear u where v was selected and sent (factor masking), so that old directions are not followed for
-                long. What travels whole does not wait: there u stays.
-            max_norm: Whoever hands gradients in clips this rank's whole gradient, without the loss scale, to a norm of
-                max_norm / sqrt(P); None: it is not clipped.
+            momentum: m, in [0, 1), for an optimizer without momentum; None: the optimizer's momentum, including
+                ``nesterov`` and ``dampening``.
+            nesterov: Use Nesterov momentum; only with ``momentum``.
+            masking: Clear u where v was selected and delivered (factor masking), so that old directions fade sooner. u
+                is kept in dense steps, where no entry is delayed.
+            max_norm: Front ends clip this rank's gradient of all parameters, without the loss scale, to a norm of
+                max_norm / sqrt(P); None: no clipping.
         """
 
-        momentum: float | None = number(None, lambda x: 0 <= x < 1, "in [0, 1)", hint="None is the optimizer's own")
+        momentum: float | None = number(None, lambda x: 0 <= x < 1, "in [0, 1)", hint="None uses the optimizer's")
         nesterov: bool = flag(False)
         masking: bool = flag(False)
-        max_norm: float | None = number(None, lambda x: x > 0, "above 0", hint="None does not clip")
+        max_norm: float | None = number(None, lambda x: x > 0, "above 0", hint="None disables clipping")
 
         def __post_init__(self) -> None:
-            """Checks that Nesterov's form belongs to a momentum."""
+            """Check the fields, and that ``nesterov`` comes with ``momentum``."""
             super().__post_init__()
             if self.nesterov and self.momentum is None:
                 raise ValueError(
-                    "nesterov must be False, not True, where the optimizer's momentum is taken over: give the "
-                    "optimizer nesterov=True, or the compression momentum=0.9, too"
+                    "nesterov must be False, not True, where the optimizer's momentum is used: set nesterov=True in "
+                    "the optimizer, or also set momentum in the compression"
                 )
 
         @property
         def own(self) -> Momentum | None:
-            """The momentum that is given here; None: it is the optimizer's."""
+            """The momentum that these options set; None: the optimizer's is used."""
             return None if self.momentum is None else Momentum(self.momentum, self.nesterov)
 
         def clip(self, norm: float, ranks: int) -> float:
-            """Factor on a rank's whole gradient of this norm; 1 where it is small enough, or not finite."""
+            """Return the factor that clips a rank's gradient of this norm; 1 if it is small enough or not finite."""
             most = math.inf if self.max_norm is None else self.max_norm / math.sqrt(ranks)
             return most / norm if most < norm < math.inf else 1.0
 
     replaces_momentum = True
 
     def __init__(self, context: BucketContext, options: Options) -> None:
-        super().__init__(replace(context, undoable=False), options)  # the velocity changes in place: both are copied
+        super().__init__(replace(context, undoable=False), options)  # u changes in place, so an undo needs copies
         self._own, self._masking = options.own, options.masking
         self._velocity = np.zeros_like(self._residual)
 
     def open(self, step: Step, scale: float) -> Accumulator:
-        """Leaves u pending, which changes when it is added up."""
+        """Start a step; u is updated when the accumulator is summed."""
         if step.carry != 1:
             self._velocity *= self._velocity.dtype.type(step.carry)
         momentum = self._own or step.momentum
@@ -86,21 +87,21 @@ class MomentumCorrection(Residual):
         return Accumulator(self._residual, step.gradients, scale, clear=step.clear, velocity=velocity)
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
-        """Adds to v what came back, and clears u where something was selected and delivered."""
+        """Add the returned entries to v; with masking, clear u at the delivered positions."""
         super().close(accumulator, vector, returned)
         if self._masking and vector.indices is not None:
             self._velocity[delivered(accumulator, vector, returned)] = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The residual v and the velocity u themselves, not copies."""
+        """Return the residual v and the velocity u, not copied."""
         return {**super().state_dict(), "velocity": self._velocity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Copies both in; ValueError when they are of another size or dtype."""
+        """Copy both into place; ValueError if their size or dtype differs."""
         require_fit(state["velocity"], self._velocity)
         super().load_state_dict(state)
         self._velocity[...] = to_device(state["velocity"], self._velocity)
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Both add up: u and v of several ranks together are what one rank with all their gradients would have."""
+        """Add up u and v over the states: the sums are what one rank with all gradients would hold."""
         return {**super().merge(states), "velocity": total([state["velocity"] for state in states], self._velocity)}

@@ -1,4 +1,4 @@
-"""No error feedback: the rest is dropped. The baseline that shows why feedback is needed."""
+"""No error feedback: drops what is not sent. A baseline that shows why error feedback is needed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from horovod_sparse.vector import SparseVector
 
 
 class NoMemory(Stateless):
-    """Forgets what was not sent; its buffer is scratch for the selection."""
+    """No error feedback; needs only a scratch buffer for the selection."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(RuleOptions):
-        """Options of no memory: none."""
+        """No options."""
 
         keeps_nothing = True
 
@@ -29,17 +29,17 @@ class NoMemory(Stateless):
         self._context = context
 
     def open(self, step: Step, scale: float) -> Accumulator:
-        """Accumulates the gradients alone: scale 0 ignores the buffer's old content."""
+        """Accumulate the gradients only; scale 0 ignores the buffer's old content."""
         del scale
         buffer = SCRATCH.lend(self._context.size, self._context.like)
         return Accumulator(buffer, step.gradients, scale=0.0, clear=step.clear)
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
-        """Drops the rest and what came back."""
+        """Drop the entries that were not sent or were returned."""
         del vector, returned
         SCRATCH.give_back(accumulator.buffer)
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Nothing was held."""
+        """Return the empty state."""
         del states
         return {}

@@ -1,4 +1,4 @@
-"""Partial error feedback: a part of the error stays behind, so that the rest can be compressed more (ConEF)."""
+"""Partial error feedback: feeds back a part of the error per step, so that it can be compressed more (ConEF)."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from horovod_sparse.rules.options import number
 
 
 class Partial(Contractive):
-    """p = g + (1 - beta) e and e' = C(beta e + p - D): noise of the compressor is fed back less."""
+    """Partial error feedback, p = g + (1 - beta) e and e' = C(beta e + p - D): feeds back less compression noise."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(CompressedOptions):
         """Options of partial error feedback.
 
         Attributes:
-            beta: Share of the error that is not fed back in a step, in (0, 1). Of 1, nothing would ever be fed back,
-                and the error would grow without bound.
+            beta: Share of the error that is not fed back in a step, in (0, 1). With 1, nothing would be fed back, and
+                the error would grow without bound.
         """
 
         beta: float = number(
             0.5,
             lambda x: 0 < x < 1,
             "in (0, 1)",
-            hint="it is the share of the error that stays behind, and an error of which nothing is fed back grows for "
-            "ever",
+            hint="it is the share of the error that is not fed back, and with 1 the error would grow without bound",
         )
 
     def __init__(self, context: BucketContext, options: Options) -> None:

@@ -15,13 +15,13 @@ from horovod_sparse.rules.states import checked_number
 
 
 class Quantization:
-    """Codes of 8 or 4 bits, and a scale for each block; each value is rounded up or down at random.
+    """Error compressor with codes of 4 or 8 bits and one scale per block; rounds each value up or down at random.
 
     Args:
         context: The bucket and the rank.
-        bits: Per element, 4 or 8.
-        seed: Of the generator; ranks, buckets and steps round independently of each other.
-        part: Tells those of one bucket apart.
+        bits: Bits per element: 4 or 8.
+        seed: Seed of the random rounding, which is independent between ranks, buckets and steps.
+        part: Number of this error compressor within its bucket; part of the seed.
     """
 
     carries = False
@@ -43,30 +43,30 @@ class Quantization:
         return int(key.generate_state(1, np.uint64)[0] >> 1)
 
     def rescale(self, factor: float) -> None:
-        """Multiplies what is held; 0 forgets it."""
+        """Multiply the held vector by a factor; 0 clears it."""
         self._factor *= factor
 
     def decode(self, buffer: Array, factor: float) -> None:
-        """Sets the buffer to factor * what is held."""
+        """Set the buffer to factor * the held vector."""
         self._kernels.dequantize(self._codes, self._scales, buffer, self._bits, factor * self._factor)
 
     def add_to(self, buffer: Array, factor: float) -> None:
-        """Adds factor * what is held to the buffer."""
+        """Add factor * the held vector to the buffer."""
         self._kernels.dequantize(self._codes, self._scales, buffer, self._bits, factor * self._factor, add=True)
 
     def update(self, buffer: Array, delivered: Indices, carried: float, step: int) -> None:
-        """Holds the buffer, and the part 1 - carried of what was held, which it adds to the buffer."""
-        del delivered  # they are not in the buffer any more
+        """Encode the buffer, after adding (1 - carried) * the held vector to it."""
+        del delivered  # these entries have already left the buffer
         if carried != 1:
             self.add_to(buffer, 1 - carried)
         self._encode(buffer, step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Codes and scales, not copied, and the factor that they have got since."""
+        """Return codes and scales, not copied, and the factor applied since they were encoded."""
         return {"codes": self._codes, "scales": self._scales, "factor": self._factor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``; ValueError if its size or factor is not possible here."""
+        """Load a state from ``state_dict``; ValueError if its size or factor is invalid."""
         require_fit(state["codes"], self._codes)
         require_fit(state["scales"], self._scales)
         self._codes = to_device(state["codes"].copy(), self._codes)
@@ -74,7 +74,7 @@ class Quantization:
         self._factor = checked_number(state["factor"], "factor of the quantized error")
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Several states are decoded, added up and encoded again, which rounds them once more; one stays as it is."""
+        """Decode, add and encode the states, which rounds once more; a single state is returned unchanged."""
         if len(states) == 1:
             return states[0]
         buffer = np.zeros(self._context.size, self._context.like.dtype)
@@ -82,5 +82,5 @@ class Quantization:
         for state in states:
             require_fit(state["codes"], self._codes)
             kernels.dequantize(state["codes"], state["scales"], buffer, self._bits, float(state["factor"]), add=True)
-        codes, scales = kernels.quantize(buffer, self._bits, self._seed_of(0))  # step 0 is long gone
+        codes, scales = kernels.quantize(buffer, self._bits, self._seed_of(0))  # no later step draws these numbers
         return {"codes": codes, "scales": scales, "factor": 1.0}

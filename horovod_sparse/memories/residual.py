@@ -1,4 +1,4 @@
-"""Error feedback: what is not sent is added to the next gradient (Stich et al. 2018, EF-SGD)."""
+"""Error feedback: adds what is not sent to the next gradient (Stich et al. 2018, EF-SGD)."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from horovod_sparse.vector import SparseVector
 
 
 class Residual:
-    """Keeps the whole rest: e' = acc - sent, one buffer of the bucket's size; a second one where steps may be undone.
+    """Full residual: e' = acc - sent, in one buffer of the bucket's size, or two if steps are undoable.
 
     Args:
         context: The bucket and the rank.
-        options: Of the memory.
+        options: The memory's options.
 
     Attributes:
-        alternates: Tells that a step leaves the arrays of the state before it as they are.
+        alternates: Whether a step leaves the arrays of the previous state unchanged.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(RuleOptions):
-        """Options of the residual: none."""
+        """No options."""
 
     replaces_momentum = False
 
@@ -37,17 +37,17 @@ class Residual:
         del options
         self.alternates = context.undoable
         self._residual = np.zeros(context.size, context.like.dtype, like=context.like)
-        # Of the step before the last; a step writes into it, so that nothing has to be copied.
+        # The residual before the last step. The next step writes into it, so that nothing has to be copied.
         self._other = np.zeros_like(self._residual) if self.alternates else None
 
     def open(self, step: Step, scale: float) -> Accumulator:
-        """The accumulator works in place on the residual, or writes into the other buffer: nothing is copied."""
+        """Accumulate in place on the residual, or into the second buffer; nothing is copied."""
         if self._other is None:
             return Accumulator(self._residual, step.gradients, scale, clear=step.clear)
         return Accumulator(self._other, step.gradients, scale, source=self._residual, clear=step.clear)
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
-        """Adds what came back from the exchange; what was not taken is in place already."""
+        """Add the returned entries; those that were not selected are already in place."""
         del vector
         accumulator.settle()
         accumulator.put_back(returned)
@@ -58,17 +58,17 @@ class Residual:
             self._residual, self._other = self._other, self._residual
 
     def state_dict(self) -> dict[str, Any]:
-        """The residual itself, not a copy."""
+        """Return the residual, not copied."""
         return {"residual": self._residual}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Copies the residual in; ValueError when it is of another size or dtype."""
-        if state["residual"] is self._other:  # the last step is undone
+        """Copy the residual into place; ValueError if its size or dtype differs."""
+        if state["residual"] is self._other:  # undoes the last step
             self._swap()
         else:
             require_fit(state["residual"], self._residual)
             self._residual[...] = to_device(state["residual"], self._residual)
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Residuals add up."""
+        """Add up the residuals."""
         return {"residual": total([state["residual"] for state in states], self._residual)}

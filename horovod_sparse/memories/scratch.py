@@ -1,4 +1,4 @@
-"""Arrays of a bucket's size that are needed during a step only: one for all buckets, not one for each."""
+"""Scratch buffers of a bucket's size, needed only during a step and shared by all buckets."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from horovod_sparse.kernels.types import Array
 
 
 class Scratch:
-    """Lends arrays, and keeps the largest one that came back for the next step.
+    """Pool that lends arrays and keeps the largest returned one for the next step.
 
-    Fresh memory costs a page fault every 4 KiB: as much time as the work that is done in it.
+    Fresh memory costs a page fault every 4 KiB, which takes as long as the work done in it.
     """
 
     def __init__(self) -> None:
@@ -20,7 +20,7 @@ class Scratch:
         self._idle: Array | None = None
 
     def lend(self, size: int, like: Array) -> Array:
-        """An array [size] of undefined content, with the dtype and on the device of ``like``."""
+        """Return an uninitialized array [size] with the dtype and on the device of ``like``."""
         with self._lock:
             idle, self._idle = self._idle, None
         if idle is None or idle.size < size or _kind(idle) != _kind(like):
@@ -28,7 +28,7 @@ class Scratch:
         return idle[:size]
 
     def give_back(self, array: Array) -> None:
-        """Ends the use of an array that ``lend`` gave."""
+        """Return an array from ``lend`` to the pool."""
         whole: Array = array if array.base is None else array.base
         with self._lock:
             if self._idle is None or self._idle.nbytes < whole.nbytes:
@@ -36,8 +36,8 @@ class Scratch:
 
 
 def _kind(array: Array) -> tuple[object, ...]:
-    return type(array), array.dtype, getattr(array, "device", None)  # NumPy 1 does not name the host
+    return type(array), array.dtype, getattr(array, "device", None)  # NumPy 1 arrays have no ``device``
 
 
-# Buckets take their turns, so that one array serves all of them.
+# Buckets are exchanged one at a time, so that one array serves all of them.
 SCRATCH = Scratch()

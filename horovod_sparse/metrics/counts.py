@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
-from time import perf_counter_ns
-from types import TracebackType
 
 # Numbers of ``statistics`` that do not add up from call to call.
 RATIOS = frozenset({"density_asked", "density", "ratio_to_dense", "gradient_norm", "residual_norm", "gain"})
@@ -72,35 +69,6 @@ class Counts:
         for one in fields(self):
             mine, theirs = getattr(self, one.name), getattr(other, one.name)
             setattr(self, one.name, mine + theirs)
-
-
-class Stages:
-    """Adds up the time in ``with`` blocks; one object for all, as a bucket's stages follow each other.
-
-    Attributes:
-        nanoseconds: Sums by stage.
-        name: The stage of the next block.
-        span: Around the next block; None: nothing is.
-    """
-
-    __slots__ = ("_start", "name", "nanoseconds", "span")
-
-    def __init__(self) -> None:
-        self.nanoseconds: Counter[str] = Counter()
-        self.name = ""
-        self.span: AbstractContextManager[None] | None = None
-
-    def __enter__(self) -> None:
-        if self.span is not None:
-            self.span.__enter__()
-        self._start = perf_counter_ns()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.nanoseconds[self.name] += perf_counter_ns() - self._start
-        if self.span is not None:
-            self.span.__exit__(kind, error, traceback)
 
 
 def statistics(buckets: Mapping[int, Counts]) -> dict[str, float]:

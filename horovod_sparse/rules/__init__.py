@@ -1,8 +1,8 @@
-"""Terms that all rules share (memories, sparsifiers, collectives, schedules), and all that one of your own needs.
+"""Types shared by all rules (memories, sparsifiers, collectives, schedules), and everything a custom rule needs.
 
-A rule is told its ``BucketContext`` when it is built and the ``Step`` when it is called. Its options are declared by
-``RuleOptions``, ``integer``, ``number``, ``flag`` and ``one_of``. It works on an ``Accumulator`` or a ``SparseVector``;
-a collective gives an ``Exchange``.
+A rule takes its ``BucketContext`` when it is built and the ``Step`` when it is called. Its options are declared with
+``RuleOptions``, ``integer``, ``number``, ``flag`` and ``one_of``. It works on an ``Accumulator`` or a ``SparseVector``.
+A collective returns an ``Exchange``.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from horovod_sparse.vector import Exchange, SparseVector
 __all__ = [
     "ANYWHERE",
     "Accumulator",
+    "BucketContext",
     "Consensus",
     "Exchange",
     "Momentum",
-    "Place",
     "RuleOptions",
     "SparseVector",
     "Stateless",
@@ -39,30 +39,30 @@ __all__ = [
     "snapshot",
 ]
 
-# Sums a small array, of any device, over the ranks, with the same bits on all of them.
+# Sums a small array on any device over the ranks; the result is bit-identical on all of them.
 Consensus: TypeAlias = Callable[[Array], Array]
 
 
 def alone(array: Array) -> Array:
-    """Consensus of one rank."""
+    """Return the array unchanged: the consensus of a single rank."""
     return array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BucketContext:
-    """The place where a rule works: in one bucket, on one of the ranks.
+    """The bucket and the rank that a rule works for.
 
     Attributes:
-        size: Elements n of the bucket.
-        like: Array, of any length, whose dtype (float32 or float64) and device the bucket has.
-        bucket: The bucket's number.
-        rank: This rank.
-        ranks: Ranks P that take part.
-        consensus: Sums numbers over them; a collective call each time.
-        shared: What rules of all buckets of one model share, by its class.
-        events: Counted by the rules of this bucket, by name; ``optimizer.statistics()`` shows them.
-        undoable: A step may be undone: the pipeline keeps the state before it.
-        threads: As many as this rank has cores to itself.
+        size: Number of elements n of the bucket.
+        like: Array of any length with the dtype (float32 or float64) and device of the bucket.
+        bucket: Number of the bucket.
+        rank: Rank of this process.
+        ranks: World size P.
+        consensus: Function that sums an array over the ranks; each call is a collective call.
+        shared: Objects shared by the rules of all buckets of a model, by class.
+        events: Event counts of this bucket's rules, by name; ``optimizer.statistics()`` reports them.
+        undoable: Whether a step may be undone. The pipeline then keeps the state before the step.
+        threads: Number of threads that a kernel may use: the cores that this rank has to itself.
     """
 
     size: int
@@ -77,21 +77,26 @@ class BucketContext:
     threads: int = 1
 
     def generator(self, seed: int, step: int, *, shared: bool, level: int = 0) -> np.random.Generator:
-        """A generator for one step of this bucket, the same on every rank or this rank's own.
+        """Return the random generator for one step of this bucket.
 
-        It is made from its arguments alone: the number of the step is all the state that a checkpoint needs. Draws that
-        follow in the same step have a level of their own.
+        It depends on nothing but the arguments, the bucket and the rank, so a checkpoint only needs the step number.
+
+        Args:
+            seed: Seed of the rule.
+            step: Number of the step.
+            shared: Whether all ranks get the same generator.
+            level: Number of the random stream; each further draw in the same step uses a new one.
         """
-        whose = 0 if shared else 1 + self.rank
-        return np.random.default_rng([seed, self.bucket, step, whose, *([level] if level else [])])
+        stream = 0 if shared else 1 + self.rank
+        return np.random.default_rng([seed, self.bucket, step, stream, *([level] if level else [])])
 
     def mean(self, numbers: Sequence[float]) -> list[float]:
-        """Numbers averaged over the ranks, with the same bits on all of them; a collective call."""
+        """Return numbers averaged over the ranks, bit-identical on all of them; a collective call."""
         means: list[float] = (self.consensus(np.array(numbers)) / self.ranks).tolist()
         return means
 
 
-# Large enough for all options: to check them before there is a bucket.
+# Context of maximum size: validates options before a bucket exists.
 ANYWHERE = BucketContext(MAX_SIZE, np.empty(0, np.float32))
 
 
@@ -100,10 +105,10 @@ class Momentum:
     """Momentum as torch defines it: u = factor * u + share * g, and u = first * g in the first step.
 
     Attributes:
-        factor: m, in [0, 1); 0: there is none, and u stays as it is.
-        nesterov: The update is g + m u, not u. The shares are 1 then.
-        share: Of the gradients after the first: 1 - dampening of SGD, 1 - beta of Adam.
-        first: Of the first gradient: 1 of SGD, 1 - beta of Adam.
+        factor: Momentum factor m in [0, 1). 0 means no momentum; u is left unchanged.
+        nesterov: Whether the update is g + m u instead of u; ``share`` and ``first`` are then 1.
+        share: Weight of every gradient after the first: 1 - dampening for SGD, 1 - beta for Adam.
+        first: Weight of the first gradient: 1 for SGD, 1 - beta for Adam.
     """
 
     factor: float = 0.0
@@ -114,20 +119,20 @@ class Momentum:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Conditions of one step of one bucket; but for ``idle`` and ``gradients`` the same on every rank.
+    """Conditions of one step of one bucket, equal on every rank except for ``idle`` and ``gradients``.
 
     Attributes:
-        learning_rate: Of the bucket's param group.
-        loss_scale: Factor that a GradScaler put on the loss, and so on the gradients.
-        epoch: What ``optimizer.set_epoch`` was told last; None before the first time.
-        idle: This rank had no backward pass in this step.
-        number: Steps of this bucket before this one, without those in which a gradient was not finite.
-        gradients: This rank's gradients of the bucket.
-        clear: Their arrays take the result: they may be left with zeros as soon as they are added up.
-        scale_free: The optimizer divides by the gradients' own scale, as Adam does, so that what is held back counts as
-            a gradient, whatever the learning rate; not as an update.
-        carry: Factor that gives gradients of earlier steps this step's loss scale, and its part in the mean.
-        momentum: Of the optimizer, for a memory that takes it over.
+        learning_rate: Learning rate of the bucket's param group.
+        loss_scale: Factor by which a GradScaler multiplied the loss, and so the gradients.
+        epoch: Epoch last passed to ``optimizer.set_epoch``; None before the first call.
+        idle: Whether this rank had no backward pass in this step.
+        number: Number of earlier steps of this bucket, without those that had a gradient that was not finite.
+        gradients: Local gradients of the bucket.
+        clear: Whether the result is written into the gradients' arrays. They may then be zeroed once they are added up.
+        scale_free: Whether the optimizer normalizes the scale of the gradients, as Adam does. The residual then counts
+            as a gradient, independent of the learning rate, and not as an update.
+        carry: Factor that converts gradients of earlier steps to this step's loss scale and averaging factor.
+        momentum: Momentum of the optimizer, for a memory that applies it instead.
     """
 
     learning_rate: float = 1.0
@@ -143,21 +148,24 @@ class Step:
 
     @property
     def unit(self) -> float:
-        """Factor that makes these gradients an update."""
+        """Factor that turns these gradients into an update."""
         return self.learning_rate / self.loss_scale
 
     def square_norm(self) -> float:
-        """Sum of squares of this rank's gradients, without the loss scale; a pass over them."""
+        """Return the squared norm of the local gradients without the loss scale; one pass over them."""
         if not self.gradients:
             return 0.0
         squares: float = kernels_for(self.gradients[0][1]).square_norm(self.gradients)
         return squares / self.loss_scale**2
 
     def epochs(self, steps_per_epoch: int | None) -> int:
-        """Epochs that have ended, by the number of steps or, for None, as the training script told.
+        """Return the number of completed epochs.
+
+        Args:
+            steps_per_epoch: Steps of one epoch; None: the epoch that the training script has set.
 
         Raises:
-            RuntimeError: The script told nothing.
+            RuntimeError: ``steps_per_epoch`` is None, and the script has set no epoch.
         """
         if steps_per_epoch is not None:
             return self.number // steps_per_epoch
@@ -170,25 +178,25 @@ class Step:
 
 
 class Stateless:
-    """Gives and takes an empty state, so that checkpoints need no special case."""
+    """A rule with an empty state, so that checkpoints need no special case."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Nothing: the next step depends on the configuration alone."""
+        """Return an empty state: the next step depends on the configuration alone."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes an empty state; ValueError for any other, which belongs to another class."""
+        """Load an empty state; raise ValueError for any other, which belongs to another class."""
         if state:
             raise ValueError(f"{type(self).__name__} has no state, but the state to load holds {sorted(state)}")
 
 
 def snapshot(state: dict[str, Any], earlier: dict[str, Any] | None = None) -> dict[str, Any]:
-    """A copy of a state, as ``state_dict`` gives it: later steps do not change it.
+    """Return a copy of a ``state_dict`` that later steps do not change.
 
     Args:
-        state: Nested dictionaries of arrays, on whatever device, and of what never changes in place.
-        earlier: A copy that is no longer needed; its arrays are used again where they fit, as fresh memory costs a page
-            fault every 4 KiB.
+        state: Nested dictionaries of arrays, on any device, and of values that never change in place.
+        earlier: A copy that is no longer needed. Its arrays are reused where they fit, because fresh memory costs a
+            page fault every 4 KiB.
 
     Returns:
         The copy, each array on its own device.

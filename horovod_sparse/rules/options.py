@@ -1,4 +1,4 @@
-"""Options of rules: declared as fields that say what they allow, checked when they are written down."""
+"""Options of rules: dataclass fields that declare their valid values and are checked on construction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-# Of whole numbers: kernels and generators take them as 64-bit integers.
+# Largest integer option: kernels and generators take 64-bit integers.
 _MOST = 2**63 - 1
 
 if TYPE_CHECKING:
@@ -37,40 +37,40 @@ class RuleOptions:
     random_positions: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Checks each field as it was declared by ``integer``, ``number``, ``flag`` or ``one_of``."""
-        for one in fields(self):
-            check = one.metadata.get("check")
+        """Check each field that was declared with ``integer``, ``number``, ``flag`` or ``one_of``."""
+        for option in fields(self):
+            check = option.metadata.get("check")
             if check is not None:
-                check(one.name, getattr(self, one.name))
+                check(option.name, getattr(self, option.name))
 
     def conflict(self, sparsifier: RuleOptions, collective: RuleOptions) -> str:
-        """Return why the rule cannot be combined with other rules, and the remedy; empty where it can.
+        """Return why the rule cannot be combined with the other rules, and the remedy; empty where it can.
 
         Args:
             sparsifier: Options of the sparsifier of the same configuration.
-            collective: Options of its collective.
+            collective: Options of the collective of the same configuration.
         """
         del sparsifier, collective
         return ""
 
     @classmethod
     def read(cls, settings: Mapping[str, Any]) -> Self:
-        """Options out of settings, of which others may be for other rules."""
-        return cls(**{one.name: settings[one.name] for one in fields(cls) if one.name in settings})
+        """Return the options found in settings; settings of other rules are ignored."""
+        return cls(**{option.name: settings[option.name] for option in fields(cls) if option.name in settings})
 
     def known(self) -> set[str]:
-        """Names of the settings that ``read`` takes."""
-        return {one.name for one in fields(self)}
+        """Return the names of the settings that ``read`` uses."""
+        return {option.name for option in fields(self)}
 
 
 def integer(default: int | None, *, least: int = 0, most: int = _MOST, hint: str = "", free: bool = False) -> Any:
-    """Declares an option that is a whole number; None is allowed where it is the default.
+    """Declare an integer option; None is allowed if it is the default.
 
     Args:
-        default: Its value where none is given.
-        least: The smallest value allowed.
-        most: The largest one.
-        hint: What to say to somebody who gave another value.
+        default: Default value.
+        least: Smallest value allowed.
+        most: Largest value allowed.
+        hint: Advice that is added to the error message for an invalid value.
         free: Whether the option cannot change a result.
     """
 
@@ -79,52 +79,52 @@ def integer(default: int | None, *, least: int = 0, most: int = _MOST, hint: str
 
     def range_(value: Any) -> str:
         too_large = isinstance(value, int) and value > most
-        return f"a whole number of at {f'most {most}' if too_large else f'least {least}'}"
+        return f"an integer of at {f'most {most}' if too_large else f'least {least}'}"
 
     return _option(default, fits, range_, hint, free)
 
 
 def number(default: Any, fits: Callable[[float], bool], range_: str, *, hint: str = "", required: bool = False) -> Any:
-    """Declares an option that is a finite number; None is allowed where it is the default, unless it is required.
+    """Declare an option that is a finite number; None is allowed if it is the default and no value is required.
 
     Args:
-        default: Its value where none is given.
-        fits: Tells whether a number is in range.
+        default: Default value.
+        fits: Predicate for the valid range.
         range_: The range in words, such as "in (0, 1]".
-        hint: What to say to somebody who gave another value.
-        required: Whether a value must be given although the default is None.
+        hint: Advice that is added to the error message for an invalid value.
+        required: Whether None is refused although it is the default.
     """
 
-    def is_one(value: Any) -> bool:
+    def is_valid(value: Any) -> bool:
         return is_number(value) and fits(value)
 
-    return _option(default, is_one, lambda _: range_, hint, required=required)
+    return _option(default, is_valid, lambda _: range_, hint, required=required)
 
 
 def flag(default: bool) -> Any:
-    """Declares an option that is true or false."""
+    """Declare a boolean option."""
     return _option(default, lambda value: isinstance(value, bool), lambda _: "True or False")
 
 
 def one_of(default: Any, *choices: Any, hint: str = "") -> Any:
-    """Declares an option that has one of a few values; None is allowed where it is the default."""
+    """Declare an option with a fixed set of values; None is allowed if it is the default."""
 
-    def is_one(value: Any) -> bool:
+    def is_valid(value: Any) -> bool:
         return value in choices and type(value) in map(type, choices)  # True equals 1
 
-    return _option(default, is_one, lambda _: f"one of {', '.join(map(str, choices))}", hint)
+    return _option(default, is_valid, lambda _: f"one of {', '.join(map(str, choices))}", hint)
 
 
 def is_number(value: object) -> bool:
-    """Tells whether a value is a finite number and no truth value."""
-    # A whole number may be too large for a float.
+    """Return whether a value is a finite number and not a bool."""
+    # An integer may be too large for a float.
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _option(
     default: Any,
     fits: Callable[[Any], bool],
-    range_: Callable[[Any], str],  # in words, for a value that does not fit
+    range_: Callable[[Any], str],  # describes the valid range, given an invalid value
     hint: str = "",
     free: bool = False,
     required: bool = False,

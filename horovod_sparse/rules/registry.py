@@ -1,4 +1,4 @@
-"""Rules by their names, which are the names of configurations; users add their own."""
+"""Registries of rules by the names that configurations use; users can add rules."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from horovod_sparse.rules.options import RuleOptions
 
 _Rule = TypeVar("_Rule", bound=type)
 
-# Names that settings have for the configuration itself.
+# Settings of the configuration itself; an option of a rule must not have these names.
 RESERVED = ("density", "sparsifier", "memory", "collective", "schedule", "dense_below", "bucket_bytes")
 
 
 class Registry(Mapping[str, Any]):
-    """The rules of one kind by their names.
+    """The rules of one kind, by name.
 
     Args:
         kind: "sparsifier", "memory", "collective" or "schedule".
-        protocol: The methods and attributes that a rule of this kind has.
-        rules: Those that are there from the start.
+        protocol: Methods and attributes that a rule of this kind must have.
+        rules: Built-in rules.
     """
 
     def __init__(self, kind: str, protocol: type, rules: Mapping[str, type]) -> None:
@@ -40,23 +40,23 @@ class Registry(Mapping[str, Any]):
         return len(self._rules)
 
     def find(self, name: Any) -> Any:
-        """The rule of a name.
+        """Return the rule with a name.
 
         Raises:
-            ValueError: There is none.
+            ValueError: The name is unknown.
         """
         if not isinstance(name, str) or name not in self._rules:
             raise ValueError(
-                f"unknown {self.kind} {name!r}; known are: {', '.join(self)}; one of your own has to be registered "
+                f"unknown {self.kind} {name!r}; known are: {', '.join(self)}; a custom {self.kind} must be registered "
                 "first, on every rank (import its module)"
             )
         return self._rules[name]
 
     def name_of(self, options: Any) -> str:
-        """The name of the rule that options are of.
+        """Return the name of the rule that options belong to.
 
         Raises:
-            ValueError: They are of none of these rules.
+            ValueError: The options belong to none of these rules.
         """
         for name, rule in self._rules.items():
             if rule.Options is type(options):  # type: ignore[attr-defined]
@@ -64,18 +64,20 @@ class Registry(Mapping[str, Any]):
         raise ValueError(
             f"{self.kind} must be the options of one of {', '.join(self)}, such as "
             f"{next(iter(self._rules.values())).__qualname__}.Options(), not {options!r}: Sparse.of() takes names, and "
-            "a rule of your own has to be registered on every rank (import its module)"
+            "a custom rule must be registered on every rank (import its module)"
         )
 
     def register(self, name: Any) -> Callable[[_Rule], _Rule]:
-        """Decorates a class, which from then on is the rule of this name; see ``horovod_sparse.register``."""
+        """Return a decorator that registers a class under this name; see ``horovod_sparse.register``."""
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             raise ValueError(f"the name of a {self.kind} must be an identifier, such as my_{self.kind}, not {name!r}")
 
         def add(rule: _Rule) -> _Rule:
             known = self._rules.get(name)
             if known is not None and _full_name(known) != _full_name(rule):
-                raise ValueError(f"there is a {self.kind} {name!r} already, {_full_name(known)}: choose another name")
+                raise ValueError(
+                    f"the {self.kind} {name!r} already exists, as {_full_name(known)}: choose another name"
+                )
             self.check(rule)
             self._rules[name] = rule
             return rule
@@ -83,10 +85,10 @@ class Registry(Mapping[str, Any]):
         return add
 
     def check(self, rule: Any) -> None:
-        """Makes sure that a class has what this kind of rule must have.
+        """Check that a class satisfies the protocol of this kind of rule.
 
         Raises:
-            ValueError: Something is missing or cannot be used; names it.
+            ValueError: A member is missing or unusable; the message names it.
         """
         if not isinstance(rule, type):
             raise ValueError(f"a {self.kind} must be a class, not {rule!r}")
@@ -108,14 +110,14 @@ def _full_name(rule: type) -> str:
 
 def _check_options(about: str, options: Any) -> None:
     if not (isinstance(options, type) and issubclass(options, RuleOptions)):
-        raise ValueError(f"{about} must have a class Options of its own, nested in it and derived from RuleOptions")
+        raise ValueError(f"{about} must define a nested class Options derived from RuleOptions")
     if "__dataclass_params__" not in vars(options) or not is_dataclass(options):
         raise ValueError(f"Options of {about} must be a dataclass: put @dataclass(frozen=True, kw_only=True) above it")
-    for one in fields(options):
-        if one.name in RESERVED:
-            raise ValueError(f"{about} has an option {one.name!r}, which the configuration has, too: rename it")
-        if one.default is MISSING and one.default_factory is MISSING:
-            raise ValueError(f"the option {one.name!r} of {about} has no default: declare it by integer or number")
+    for option in fields(options):
+        if option.name in RESERVED:
+            raise ValueError(f"the option {option.name!r} of {about} is reserved for the configuration: rename it")
+        if option.default is MISSING and option.default_factory is MISSING:
+            raise ValueError(f"the option {option.name!r} of {about} has no default: declare it with integer or number")
 
 
 def _check_method(about: str, method: Any, name: str, expected: inspect.Signature) -> None:

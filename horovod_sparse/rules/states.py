@@ -1,4 +1,4 @@
-"""Checks of states before they are loaded: structure, finite numbers, and the range of each number."""
+"""Validation of states before they are loaded: structure, finite numbers, and ranges."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import numpy as np
 from horovod_sparse.kernels import largest_magnitude
 from horovod_sparse.kernels.types import Array
 
-_MAY_BE_INFINITE = "schedule"  # a schedule starts with unknown norms, which are NaN
+_MAY_BE_INFINITE = "schedule"  # the norms of a schedule are NaN until they are known
 
 
 def require_like(state: Any, own: Any, name: str = "state") -> None:
-    """Raise unless a state has the structure of another: keys, lists, and dtype and dimensions of arrays.
+    """Raise unless two states have the same structure: keys, lists, and dtype and ndim of arrays.
 
-    Lengths and numbers are left to the rule that loads them, as only the rule knows which are possible.
+    Lengths and numbers are checked by the rule that loads them; only the rule knows which are valid.
 
     Args:
         state: The state to load.
         own: A state of the object that loads it.
-        name: How to refer to the state in the message.
+        name: Name of the state in the error message.
 
     Raises:
-        ValueError: They differ; names the first difference.
+        ValueError: The structures differ; the message names the first difference.
     """
     if isinstance(own, Mapping):
         if not isinstance(state, Mapping) or state.keys() != own.keys():
@@ -43,46 +43,46 @@ def require_like(state: Any, own: Any, name: str = "state") -> None:
 
 
 def require_finite(state: Any, name: str) -> None:
-    """Raise if a state has residuals, units or thresholds that are not finite: they would never disappear again.
+    """Raise if a residual, unit or threshold of a state is not finite: it would stay so in all later steps.
 
     Args:
         state: Nested dicts and lists of numbers, and of arrays or tensors.
-        name: How to refer to the state in the message.
+        name: Name of the state in the error message.
 
     Raises:
-        ValueError: A number is infinite or NaN; names its place.
+        ValueError: A number is infinite or NaN; the message names its key.
     """
     if isinstance(state, Mapping):
-        for key, one in state.items():
+        for key, value in state.items():
             if key != _MAY_BE_INFINITE:
-                require_finite(one, f"{name}[{key!r}]")
+                require_finite(value, f"{name}[{key!r}]")
     elif isinstance(state, (list, tuple)):
-        for index, one in enumerate(state):
-            require_finite(one, f"{name}[{index}]")
+        for index, value in enumerate(state):
+            require_finite(value, f"{name}[{index}]")
     elif hasattr(state, "dtype") and hasattr(state, "min"):
         if _is_floating(state) and not math.isfinite(largest_magnitude(state)):
-            raise ValueError(f"{name} holds values that are not finite: go on from a checkpoint before they came up")
+            raise ValueError(f"{name} holds values that are not finite: resume from an earlier checkpoint")
     elif isinstance(state, numbers.Real) and not math.isfinite(state):
-        raise ValueError(f"{name} is {state}, not finite: go on from a checkpoint before it came up")
+        raise ValueError(f"{name} is {state}, which is not finite: resume from an earlier checkpoint")
 
 
 def _is_floating(array: Any) -> bool:
-    """Return whether an array, or a tensor of torch, holds floating-point numbers."""
+    """Return whether an array or torch tensor holds floating-point numbers."""
     return bool(array.dtype.kind == "f" if hasattr(array.dtype, "kind") else array.is_floating_point())
 
 
 def checked_integer(value: Any, name: str, least: int = 0) -> int:
-    """The value as an int; ValueError unless it is an integer of at least ``least``."""
+    """Return the value as an int; raise ValueError unless it is an integer of at least ``least``."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, np.integer)) or value < least:
         raise ValueError(f"{name} must be an integer of at least {least}, not {value!r:.100}")
     return int(value)
 
 
 def checked_number(value: Any, name: str, least: float = 0.0, *, finite: bool = False) -> float:
-    """The value as a float; ValueError unless it is a number of at least ``least``.
+    """Return the value as a float; raise ValueError unless it is a number of at least ``least``.
 
-    NaN and infinity are left to ``require_finite`` unless ``finite`` is set: a rule also takes back its own numbers
-    when a step is undone.
+    NaN and infinity are accepted unless ``finite`` is set, because a rule reloads its own numbers when a step is
+    undone; ``require_finite`` rejects them in checkpoints.
     """
     known = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     if not known or value < least or (finite and not math.isfinite(value)):
@@ -91,26 +91,26 @@ def checked_number(value: Any, name: str, least: float = 0.0, *, finite: bool = 
 
 
 def checked_numbers(values: Any, name: str, count: int | None = None, *, finite: bool = False) -> list[float]:
-    """The values as floats of at least 0; ValueError unless they are ``count`` numbers (None: any count)."""
+    """Return the values as floats of at least 0; raise ValueError unless there are ``count`` (None: any number)."""
     if not isinstance(values, Sequence) or count not in (None, len(values)):
         raise ValueError(f"{name} must be a list of {'' if count is None else f'{count} '}numbers, not {values!r:.100}")
-    return [checked_number(one, f"{name}[{index}]", finite=finite) for index, one in enumerate(values)]
+    return [checked_number(value, f"{name}[{index}]", finite=finite) for index, value in enumerate(values)]
 
 
 def checked_flag(value: Any, name: str) -> bool:
-    """The value as a bool; ValueError unless it is True or False."""
+    """Return the value as a bool; raise ValueError unless it is True or False."""
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"{name} must be True or False, not {value!r:.100}")
     return bool(value)
 
 
 def require_positions(positions: Array, size: int, name: str) -> None:
-    """ValueError unless positions are within 0 .. size - 1 and ascending: kernels trust them.
+    """Raise ValueError unless positions are ascending and within 0 .. size - 1; kernels do not check them.
 
     Args:
-        positions: Integers of any device, shape (k,).
-        size: Number of elements that they are positions of.
-        name: How to refer to them in the message.
+        positions: Integers on any device, shape (k,).
+        size: Number of elements of the indexed vector.
+        name: Name of the positions in the error message.
     """
     inside = not len(positions) or (positions[0] >= 0 and positions[-1] < size)
     if not inside or not bool((positions[1:] > positions[:-1]).all()):

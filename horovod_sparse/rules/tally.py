@@ -1,4 +1,4 @@
-"""Numbers about a step of a whole model: summed over its buckets and averaged over the ranks."""
+"""Per-step numbers of a model, summed over its buckets and averaged over the ranks."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from horovod_sparse.rules import BucketContext
 from horovod_sparse.rules.states import checked_flag, checked_numbers
 
 
-class Told(NamedTuple):
-    """A step that is over, the same on every rank.
+class StepSums(NamedTuple):
+    """Sums and duration of a completed step, equal on every rank.
 
     Attributes:
-        sums: What the buckets added, summed over them, in the mean over the ranks that had a backward pass.
-        seconds: From its beginning to that of the next one, in the mean over the ranks; NaN: not known.
+        sums: Sums over all buckets, averaged over the ranks that had a backward pass.
+        seconds: Time from the start of the step to the start of the next, averaged over the ranks; NaN: unknown.
     """
 
     sums: list[float]
@@ -26,26 +26,26 @@ class Told(NamedTuple):
 
 
 class Tally:
-    """Adds up what the buckets of one model have to say in a step; it is known when the next step begins.
+    """Sums over the buckets of one model, available when the next step begins.
 
-    A model's buckets are exchanged one after the other while backward goes on, in the order of their numbers, and at
-    most once in a step: of a step in progress nobody knows the whole. So the first bucket of a step sums over the ranks
-    what all buckets have added in the one before, in one short message.
+    During backward, the buckets of a model are exchanged one by one in the order of their numbers, each at most once in
+    a step. The sums of a step are therefore incomplete until it ends. The first bucket of the next step reduces them
+    over the ranks in one short message.
 
     Args:
-        count: How many numbers a bucket adds.
+        count: How many numbers each bucket adds.
     """
 
     def __init__(self, count: int) -> None:
         self._sums = [0.0] * count
-        self._added = self._works = False  # in the step in progress
-        self._last = math.inf  # the bucket that came last in it
+        self._added = self._works = False  # in the current step: any bucket added; this rank had a backward pass
+        self._last = math.inf  # the latest bucket of the current step
         self._began = math.nan
 
-    def begin(self, context: BucketContext) -> Told | None:
-        """Tells, to the first bucket of a step, about the step before, unless nobody had anything to say in it.
+    def begin(self, context: BucketContext) -> StepSums | None:
+        """Return the previous step's sums to the first bucket of a step; None to the others, or if there are none.
 
-        To be called by every bucket, once in a step; a collective call.
+        Every bucket calls this once in a step, on all ranks; a collective call.
         """
         first, self._last = context.bucket <= self._last, context.bucket
         if not first:
@@ -54,32 +54,32 @@ class Tally:
         seconds, self._began = now - self._began, now
         return self._exchange(context, seconds) if self._added else None
 
-    def _exchange(self, context: BucketContext, seconds: float) -> Told | None:
+    def _exchange(self, context: BucketContext, seconds: float) -> StepSums | None:
         *sums, working, mean = context.mean([*self._sums, self._works, seconds])
         self._sums = [0.0] * len(self._sums)
         self._added = self._works = False
         if not working or not np.isfinite(sums).all():  # squares may overflow where the numbers did not
             return None
-        return Told([one / working for one in sums], mean)
+        return StepSums([total / working for total in sums], mean)
 
     def add(self, numbers: Sequence[float], idle: bool) -> None:
-        """Adds a bucket's numbers.
+        """Add the numbers of a bucket.
 
         Args:
-            numbers: This rank's.
-            idle: This rank had no backward pass: its numbers do not count.
+            numbers: Local numbers, shape (count,).
+            idle: Whether this rank had no backward pass; its numbers are then ignored.
         """
         self._added = True
         if not idle:
             self._works = True
-            self._sums = [one + more for one, more in zip(self._sums, numbers, strict=True)]
+            self._sums = [total + number for total, number in zip(self._sums, numbers, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers of this rank that the others were not told so far; times do not outlast a program."""
+        """Return the local sums that were not reduced yet; times are not saved."""
         return {"sums": list(self._sums), "added": self._added, "works": self._works}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``; the next bucket begins a step."""
+        """Load a state that ``state_dict`` returned; the next bucket begins a step."""
         self._sums = checked_numbers(state["sums"], "sums of the tally", len(self._sums))
         self._added = checked_flag(state["added"], "added of the tally")
         self._works = checked_flag(state["works"], "works of the tally")

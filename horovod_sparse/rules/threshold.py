@@ -1,7 +1,7 @@
-"""A magnitude that about k entries reach: found exactly now and then, reused in between.
+"""A top-k threshold that is computed exactly at intervals and reused in between.
 
-Li and Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning" (PPoPP 2022), for local and global
-thresholds alike.
+From Li and Hoefler, "Near-Optimal Sparse Allreduce for Distributed Deep Learning" (PPoPP 2022); serves local and global
+thresholds.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from horovod_sparse.rules.states import checked_integer, checked_number
 
 _Range: TypeAlias = tuple[Callable[[float], bool], str]
 
-# Ranges of the options, for ``options.number``: the band's ends and the factors that nudge.
+# Arguments of ``options.number``: LOW for the band's lower end, UP for its upper end and for the adjustment factors.
 LOW: _Range = (lambda x: 0 < x <= 1, "in (0, 1]")
 UP: _Range = (lambda x: x >= 1, "at least 1")
 
 
 class ReusedThreshold:
-    """Says when a threshold has to be found anew, and nudges it when too many or too few entries reach it.
+    """A top-k threshold that is recomputed at intervals, and adjusted when too many or too few entries reach it.
+
+    The band is the accepted number of entries that reach the threshold.
 
     Args:
         period: Steps from one exact threshold to the next.
         low: Lower end of the band, as a fraction of k.
-        high: Its upper end.
-        up: Factor on the threshold after more entries than the band allows.
-        down: Divisor of the threshold after fewer.
-        events: Counts ``thresholds_reused`` and ``thresholds_renewed``.
+        high: Upper end of the band, as a fraction of k.
+        up: Factor on the threshold when the count is above the band.
+        down: Divisor of the threshold when the count is below the band.
+        events: Counter for ``thresholds_reused`` and ``thresholds_renewed``; None: a private one.
     """
 
     def __init__(
@@ -40,25 +42,30 @@ class ReusedThreshold:
         self._events: Counter[str] = Counter() if events is None else events
         self._k = 0
         self._left = 0  # steps for which the value may still be reused
-        self._exact = 0  # steps that must still find it anew, because it did not hold
-        self._distrust = 1  # how many such steps it costs, the next time that it does not hold
+        self._exact = 0  # steps that must still recompute the value after a failure
+        self._distrust = 1  # number of such steps after the next failure
 
     def due(self, k: int) -> bool:
-        """Tells whether a threshold for k entries has to be found anew; also where the last one came of an overflow."""
+        """Return whether the threshold for k entries must be recomputed, as it must after an overflow (NaN)."""
         return self._left == 0 or k != self._k or math.isnan(self.value)
 
     def renew(self, value: float, k: int) -> None:
-        """Takes over an exact threshold, as the k-th largest magnitude is one."""
+        """Set an exact threshold, such as the k-th largest magnitude."""
         self._events["thresholds_renewed"] += 1
         self._exact = max(0, self._exact - 1)
         self.value, self._k, self._left = value, k, 0 if self._exact else self._period - 1
 
     def reuse(self) -> None:
-        """Counts a step that begins with the same threshold."""
+        """Count a step that starts with the previous threshold."""
         self._left -= 1
 
     def holds(self, count: int, times: float = 1) -> bool:
-        """Tells whether the band, its upper end ``times`` as high, allows ``count`` entries; outside of it, nudges."""
+        """Return whether the threshold is good enough to be used; adjust it if ``count`` is outside the band.
+
+        Args:
+            count: Number of entries that reach the threshold.
+            times: Factor on the upper end of the band, for the result only, not for the adjustment.
+        """
         below, most = count < self._low * self._k, self._high * self._k
         if count > most:
             self.value *= self._up
@@ -71,15 +78,15 @@ class ReusedThreshold:
         return True
 
     def failed(self) -> None:
-        """The threshold did not hold and is found anew: in the next step too, and each time in twice as many.
+        """Record that the threshold did not hold, so that the next steps recompute it as well.
 
-        While magnitudes change a lot, as in the first steps of a training, to try the last threshold costs more than
-        it saves.
+        The number of these steps starts at 1 and doubles with each failure, up to the period, until a threshold holds.
+        While magnitudes change quickly, as in early training, trying the last threshold costs more than it saves.
         """
         self._exact, self._distrust = self._distrust + 1, min(2 * self._distrust, self._period)
 
     def state_dict(self) -> dict[str, Any]:
-        """The threshold and how long it is good for."""
+        """Return the threshold and how long it may be reused."""
         return {
             "value": self.value,
             "k": self._k,
@@ -89,7 +96,7 @@ class ReusedThreshold:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``."""
+        """Load a state that ``state_dict`` returned."""
         self.value = checked_number(state["value"], "value of the threshold")
         self._k = checked_integer(state["k"], "k of the threshold")
         self._left = checked_integer(state["left"], "left of the threshold")

@@ -1,4 +1,4 @@
-"""Schedules choose the density of each step, one file per rule."""
+"""Schedules choose the density of each step; one file per rule."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from horovod_sparse.schedules.warmup import WarmUp
 
 
 class Schedule(Protocol):
-    """One bucket's density over time; built from its place, the configuration's density and its options.
+    """Density of one bucket over time, built from the bucket's context, the configured density and the rule's options.
 
-    All ranks decide alike: by the step, or by numbers that are averaged over the ranks.
+    All ranks make the same decisions, based on the step or on numbers that are averaged over the ranks.
 
     Attributes:
-        Options: Nested dataclass of its options.
-        weighs: Tells that it gives several candidates.
+        Options: Nested dataclass of the schedule's options.
+        weighs: Whether ``densities`` may return several candidates.
     """
 
     weighs: bool
@@ -28,30 +28,30 @@ class Schedule(Protocol):
     def __init__(self, context: BucketContext, density: float, options: Any) -> None: ...
 
     def densities(self, step: Step) -> Sequence[float]:
-        """The candidates of this step, descending; one only if the schedule does not weigh. 1: everything.
+        """Return the candidate densities of this step, descending; a single one unless ``weighs``. 1 sends everything.
 
-        Called once in every step that is not refused for a gradient that is not finite.
+        Called once in every step, except in those that are skipped because of gradients that are not finite.
         """
         ...
 
     def choose(self, squares: Sequence[float], rest: Callable[[], float]) -> tuple[int | None, Sequence[float]]:
-        """The choice between several candidates, once the entries of each are known on this rank.
+        """Choose between several candidates, once the entries of each are known on this rank.
 
         Args:
-            squares: For each candidate the squared norm of its entries.
-            rest: Gives that of all that the first one leaves behind; a pass over it.
+            squares: Squared norm of the entries of each candidate.
+            rest: Returns the squared norm of what the first candidate does not send, in a pass over it.
 
         Returns:
-            The number of the candidate that is sent, None for everything, and the gains that the choice rests on.
+            The index of the candidate to send, or None for everything, and the gains that the choice is based on.
         """
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the next step depends on."""
+        """Return everything that the next step depends on."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``."""
+        """Load a state from ``state_dict``."""
         ...
 
 

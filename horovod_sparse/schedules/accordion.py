@@ -1,4 +1,4 @@
-"""Accordion: a high density while gradients change, a low one in between (Agarwal et al., MLSys 2021)."""
+"""Accordion: a high density while gradients change, otherwise a low one (Agarwal et al., MLSys 2021)."""
 
 from __future__ import annotations
 
@@ -15,46 +15,46 @@ from horovod_sparse.rules.options import integer, number
 from horovod_sparse.rules.states import checked_flag, checked_integer, checked_number
 from horovod_sparse.schedules.constant import Constant
 
-_ROUNDING = 1e-9  # of a mean of equal learning rates
+_ROUNDING = 1e-9  # relative, of a mean of equal learning rates
 
 
 class Accordion(Constant):
-    """Compares the norm of an epoch's summed gradient with that of ``interval`` epochs before.
+    """Compares the norm of an epoch's summed gradient with that of ``interval`` epochs earlier.
 
-    A large change asks for the high density, any other comparison for the low one. A learning rate that is lower than
-    in the epoch before asks for the high one at once, until the next comparison. Until the first one the density is
-    high.
+    If the norm has changed by the fraction ``change`` or more, the density is high until the next comparison, otherwise
+    low. A learning rate below that of the previous epoch makes the density high at once, until the next comparison. It
+    is also high before the first comparison.
 
-    In every ``interval``-th epoch each rank sums its own gradients, in a buffer of the bucket's size; the noise of
-    single steps cancels out. The norm is the root of the mean square over the ranks; the authors take one rank's.
+    In every ``interval``-th epoch each rank sums its own gradients in a buffer of the bucket's size, which averages out
+    the noise of single steps. The norm is the root mean square over the ranks; the authors use one rank's norm.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Constant.Options):
-        """Options of Accordion; the density configured is the low one.
+        """Options of Accordion. The configured density is the low one.
 
         Attributes:
-            high_density: The high one.
-            interval: Epochs from one comparison to the next.
-            change: Relative change of the norm from which on the density is high.
-            steps_per_epoch: So many steps count as an epoch; None: ``optimizer.set_epoch`` tells epochs.
+            high_density: The high density.
+            interval: Epochs between comparisons.
+            change: Least relative change of the norm that makes the density high.
+            steps_per_epoch: Number of steps that count as an epoch; None: ``optimizer.set_epoch`` sets the epoch.
         """
 
         high_density: float = number(0.1, lambda x: 0 < x <= 1, "in (0, 1]")
         interval: int = integer(10, least=1)
-        change: float = number(0.5, lambda x: x > 0, "above 0", hint="0.5 stands for half of the norm before")
-        steps_per_epoch: int | None = integer(None, least=1, hint="without it, optimizer.set_epoch() tells epochs")
+        change: float = number(0.5, lambda x: x > 0, "above 0", hint="0.5 is half of the previous norm")
+        steps_per_epoch: int | None = integer(None, least=1, hint="leave it out to use optimizer.set_epoch()")
 
     def __init__(self, context: BucketContext, density: float, options: Options) -> None:
         super().__init__(context, density, options)
         if density > options.high_density:
             raise ValueError(f"high_density must be at least density ({density}), not {options.high_density}")
-        self._epoch = -1  # in progress; -1: none so far
-        self._sum = np.empty_like(context.like, shape=(0,))  # of this rank's gradients in the epoch; empty: not wanted
-        self._scale = 1.0  # their loss scale
-        self._steps = 0  # that they are the sum of
+        self._epoch = -1  # the current epoch; -1: none so far
+        self._sum = np.empty_like(context.like, shape=(0,))  # this rank's gradients of the epoch; empty: not needed
+        self._scale = 1.0  # loss scale of the sum
+        self._steps = 0  # number of steps in the sum
         self._norm = math.nan  # at the last comparison
-        self._learning_rate = math.nan  # of the epoch
+        self._learning_rate = math.nan  # of the current epoch
         self._high = True
 
     def _densities(self, step: Step) -> Sequence[float]:
@@ -68,13 +68,13 @@ class Accordion(Constant):
         return (self._options.high_density,) if self._high else super()._densities(step)
 
     def _begin(self, epoch: int, step: Step) -> None:
-        """Ends an epoch and begins one; a collective call."""
+        """End the current epoch and begin the next. A collective operation."""
         known, works = float(self._steps > 0), float(not step.idle)  # a rank in `hvd.join()` does not know the rate
         numbers = [self._square_norm(), known, works * step.learning_rate, works]
         square, known, rate, works = self._context.mean(numbers)
         if self._sum.size and known:
             norm = math.sqrt(square / known)
-            # What there was before the first norm is NaN, with which comparisons are false.
+            # Before the first comparison the norm is NaN, and comparisons with NaN are false.
             self._high = not abs(self._norm - norm) < self._options.change * self._norm
             self._norm = norm
         rate = rate / works if works else self._learning_rate
@@ -84,14 +84,14 @@ class Accordion(Constant):
         self._sum = np.zeros_like(self._context.like, shape=(wanted,))
 
     def _square_norm(self) -> float:
-        """Of the mean gradient of this rank's steps; 0 where there were none."""
+        """Return the squared norm of the mean gradient of this rank's steps; 0 if there were none."""
         if not self._steps:
             return 0.0
         square: float = kernels_for(self._sum).square_norm([(0, self._sum)])
         return square / (self._scale * self._steps) ** 2
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch so far, and what it will be compared with. The sum is the buffer itself, not a copy."""
+        """Return the state of the current epoch and the norm to compare it with. The sum is not copied."""
         return {
             "epoch": self._epoch,
             "sum": self._sum,
@@ -103,7 +103,7 @@ class Accordion(Constant):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``; ValueError if a value is impossible."""
+        """Load a state from ``state_dict``; ValueError if a value is invalid."""
         if state["sum"].size not in (0, self._context.size):
             raise ValueError(f"sum of accordion must have 0 or {self._context.size} elements, not {state['sum'].size}")
         self._sum = to_device(state["sum"].copy(), self._context.like)

@@ -11,12 +11,12 @@ from horovod_sparse.rules.options import RuleOptions, integer
 
 
 class Constant(Stateless):
-    """Always the density that was configured; the base of the other schedules.
+    """Always uses the configured density; base class of the other schedules.
 
     Args:
         context: The bucket and the rank.
-        density: As configured.
-        options: Of the schedule.
+        density: The configured density.
+        options: The schedule's options.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Constant(Stateless):
         """Options of every schedule.
 
         Attributes:
-            dense_steps: Steps at the start in which everything travels.
+            dense_steps: Number of steps at the start that send everything.
         """
 
         dense_steps: int = integer(0)
@@ -37,7 +37,7 @@ class Constant(Stateless):
         self._options = options
 
     def densities(self, step: Step) -> Sequence[float]:
-        """1 during the dense steps at the start, then those of the rule."""
+        """Return 1 during the dense steps at the start, and the densities of the rule afterwards."""
         densities = self._densities(step)
         return (1.0,) if step.number < self._options.dense_steps else densities
 
@@ -46,6 +46,6 @@ class Constant(Stateless):
         return (self._density,)
 
     def choose(self, squares: Sequence[float], rest: Callable[[], float]) -> tuple[int | None, Sequence[float]]:
-        """The one candidate."""
+        """Return the only candidate."""
         del squares, rest
         return 0, ()

@@ -1,4 +1,4 @@
-"""GraVAC: as much compression as the gradients bear (Tyagi and Swany, "GraVAC", IEEE CLOUD 2023)."""
+"""GraVAC: adapts the compression to the gradients (Tyagi and Swany, "GraVAC", IEEE CLOUD 2023)."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from typing import Any
 from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.rules.options import integer, number, one_of
 from horovod_sparse.rules.states import checked_integer, checked_number, checked_numbers
-from horovod_sparse.rules.tally import Tally, Told
+from horovod_sparse.rules.tally import StepSums, Tally
 from horovod_sparse.schedules.constant import Constant
 
-_KEPT = 101  # the last steps by which the throughput of a factor is known
+_KEPT = 101  # number of recent steps that determine the throughput of a factor
 
 
 class GraVAC(Constant):
-    """Weighs two compression factors in every step: the lowest in force, and a candidate that is ``cf_step`` as high.
+    """Compares two compression factors in every step: the current lowest one, and a higher candidate.
 
-    The gain of a factor is the squared norm of what it sends, or would, over that of the gradients, both of the whole
-    model and in a moving average over the steps before. One decision goes for all buckets: the candidate's entries, if
-    its gain is at least ``eps``, else the lower factor's, if that one's is, else everything.
+    The gain of a factor is the squared norm of the entries that it sends, or would send, divided by that of the
+    gradients. Both norms are of the complete model, and moving averages over the previous steps. One decision holds for
+    all buckets: send the candidate's entries if its gain is at least ``eps``, otherwise the entries of the lowest
+    factor if its gain is, otherwise everything.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Constant.Options):
-        """Options of GraVAC; the density configured is 1 / cf_min, where cf_min is the lowest compression factor.
+        """Options of GraVAC. The configured density is 1 / cf_min, where cf_min is the lowest compression factor.
 
         Attributes:
-            cf_max: The highest compression factor.
-            cf_step: Factor from one candidate to the next.
-            window: Steps for which a candidate is watched, and the span of the averages.
-            eps: Least gain that a step may be sent with; 0.7 or 0.9 in the paper.
-            omega: Relative difference that counts as none.
-            gain: What a gain is a share of: "gradient", as published, or "accumulated", residual and gradient together.
+            cf_max: Highest compression factor.
+            cf_step: Ratio of successive candidates.
+            window: Number of steps for which a candidate is evaluated, and span of the moving averages.
+            eps: Least gain of a factor whose entries are sent; 0.7 or 0.9 in the paper.
+            omega: Relative difference up to which two gains, or two throughputs, count as equal.
+            gain: Denominator of the gain: "gradient", as published, or "accumulated", which is residual plus gradient.
         """
 
         cf_max: float = number(1000.0, lambda x: x >= 1, "at least 1")
-        cf_step: float = number(2.0, lambda x: x > 1, "above 1", hint="candidates have to rise")
+        cf_step: float = number(2.0, lambda x: x > 1, "above 1", hint="candidates must increase")
         window: int = integer(500, least=1)
         eps: float = number(0.7, lambda x: 0 < x <= 1, "in (0, 1]")
         omega: float = number(0.01, lambda x: 0 <= x < 1, "in [0, 1)")
@@ -55,10 +56,10 @@ class GraVAC(Constant):
                 f"{options.cf_max:g}: raise density or cf_max"
             )
         self._search: _Search = context.shared.setdefault(_Search, _Search(cf_min, options))
-        self._idle, self._scale, self._gradient = False, 1.0, 0.0  # of the step in progress
+        self._idle, self._scale, self._gradient = False, 1.0, 0.0  # of the current step
 
     def _densities(self, step: Step) -> Sequence[float]:
-        """Shares that the lowest factor and the candidate send."""
+        """Return the densities of the lowest factor and of the candidate."""
         self._search.begin(self._context)
         self._idle, self._scale = step.idle, step.loss_scale**2
         if self._options.gain == "gradient":
@@ -66,39 +67,39 @@ class GraVAC(Constant):
         return (1 / self._search.lowest, 1 / self._search.candidate)
 
     def choose(self, squares: Sequence[float], rest: Callable[[], float]) -> tuple[int | None, Sequence[float]]:
-        """The model's choice in this step; notes the squares for the next one."""
+        """Return the model's choice in this step, and record the squares for the next step."""
         parts = [square / self._scale for square in squares]
         whole = self._gradient if self._options.gain == "gradient" else parts[0] + rest() / self._scale
         self._search.tally.add([whole, *parts], self._idle)
         return self._search.chosen, self._search.gains
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the model's search; the same in every bucket between two steps."""
+        """Return the state of the model's search; the same in every bucket between two steps."""
         return self._search.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``."""
+        """Load a state from ``state_dict``."""
         self._search.load_state_dict(state)
 
 
 class _Search:
-    """The factors in force and what is known about them, for all buckets of a model together.
+    """Search for the compression factor, shared by all buckets of a model.
 
-    The first window sends the lowest factor. In each later one, a candidate is watched, and its average begins anew. If
-    its gain at the end is within ``omega`` of the lowest factor's, that one rises to it. When all candidates up to
-    ``cf_max`` were seen, the smallest factor is settled on whose compression throughput, gain over seconds a step, is
-    within ``omega`` of the best: more compression would not pay any more. Only steps that were sent by a factor count
-    for it.
+    The first window sends the entries of the lowest factor. Each later window evaluates one candidate with new
+    averages. If its gain at the end is within ``omega`` of the lowest factor's, the lowest factor rises to the
+    candidate. After all candidates up to ``cf_max``, the search settles on the smallest factor whose compression
+    throughput (gain / seconds per step) is within ``omega`` of the best: more compression would not pay off. The
+    throughput of a factor is measured only in steps that sent its entries.
 
     Args:
-        cf_min: The lowest factor.
-        options: Of the schedule.
+        cf_min: Initial lowest factor.
+        options: The schedule's options.
 
     Attributes:
-        lowest: The lowest factor in force.
-        candidate: The other one.
-        chosen: 0: the lowest factor is sent in this step; 1: the candidate; None: everything.
-        tally: Squared norms of the gradients and of both factors' entries.
+        lowest: Current lowest factor.
+        candidate: Current candidate.
+        chosen: What this step sends: entries of the lowest factor (0), of the candidate (1), or everything (None).
+        tally: Denominator of the gains, and squared norms of both factors' entries.
     """
 
     def __init__(self, cf_min: float, options: GraVAC.Options) -> None:
@@ -107,33 +108,33 @@ class _Search:
         self.candidate = min(cf_min * options.cf_step, options.cf_max)
         self.chosen: int | None = 0
         self.tally = Tally(3)
-        self._stage = 0  # 0: the first window; 1: candidates are watched; 2: settled
-        self._steps = 0  # of the window
-        self._averages = [[0.0, 0.0], [0.0, 0.0]]  # for either factor: of its entries, of the whole
-        self._seen: list[list[Any]] = []  # [factor, gain over seconds of each of the last steps that it was sent in]
+        self._stage = 0  # 0: first window; 1: evaluating candidates; 2: settled
+        self._steps = 0  # in the current window
+        self._averages = [[0.0, 0.0], [0.0, 0.0]]  # per factor: numerator and denominator of its gain
+        self._seen: list[list[Any]] = []  # [factor, throughputs of the last steps that sent its entries]
 
     @property
     def gains(self) -> list[float]:
-        """Gains of both factors; where one is not known, 1 or that of the lower factor, so that it is tried."""
-        (part, whole), (narrower, other) = self._averages
+        """Gains of both factors; an unknown gain is 1 or that of the lowest factor, so that the factor is tried."""
+        (part, whole), (candidate_part, candidate_whole) = self._averages
         lowest = part / whole if whole > 0 else 1.0
-        return [lowest, narrower / other if other > 0 else lowest]
+        return [lowest, candidate_part / candidate_whole if candidate_whole > 0 else lowest]
 
     def begin(self, context: BucketContext) -> None:
-        """Learns from the step before and decides on this one, once for all buckets; a collective call."""
-        told = self.tally.begin(context)
-        if told is None:
+        """Evaluate the previous step and decide on this one, once for all buckets. A collective operation."""
+        previous = self.tally.begin(context)
+        if previous is None:
             return
-        self._learn(told)
+        self._learn(previous)
         if self._steps == self._options.window:
             self._end_window()
         reaching = [index for index in (1, 0) if self.gains[index] >= self._options.eps]
         self.chosen = 0 if self._stage == 0 else next(iter(reaching), None)
 
-    def _learn(self, told: Told) -> None:
-        # The mean of the last steps of a window, with weights that fall exponentially over that span.
+    def _learn(self, previous: StepSums) -> None:
+        # Exponential moving averages with the span of a window.
         fresh = 2 / (self._options.window + 1)
-        whole, *parts = told.sums
+        whole, *parts = previous.sums
         self._averages = [
             [(1 - fresh) * old + fresh * new for old, new in zip(pair, (part, whole), strict=True)]
             for pair, part in zip(self._averages, parts, strict=True)
@@ -141,10 +142,10 @@ class _Search:
         if self._stage == 2:
             return
         self._steps += 1
-        if self.chosen is not None and told.seconds > 0:  # not NaN
-            factor, throughput = (self.lowest, self.candidate)[self.chosen], self.gains[self.chosen] / told.seconds
+        if self.chosen is not None and previous.seconds > 0:  # false for NaN
+            factor, throughput = (self.lowest, self.candidate)[self.chosen], self.gains[self.chosen] / previous.seconds
             kept: list[float] = next((kept for other, kept in self._seen if other == factor), [])
-            others = [one for one in self._seen if one[0] != factor]
+            others = [entry for entry in self._seen if entry[0] != factor]
             self._seen = [*others, [factor, [*kept, throughput][-_KEPT:]]]
 
     def _end_window(self) -> None:
@@ -163,17 +164,17 @@ class _Search:
             self._stage = 2
 
     def _settle(self) -> None:
-        # The median leaves out steps that something else came after, such as a validation.
+        # The median ignores steps that took longer because of other work, such as a validation.
         worth = {factor: median(kept) for factor, kept in self._seen}
         best = max(worth.values(), default=0.0)
-        paying = [factor for factor, one in worth.items() if one >= (1 - self._options.omega) * best]
+        paying = [factor for factor, throughput in worth.items() if throughput >= (1 - self._options.omega) * best]
         self.candidate = min(paying, default=self.lowest)
         lowest, unknown = self._averages[0], [0.0, 0.0]
         self._averages = [lowest if self.lowest <= self.candidate else unknown, unknown]
         self.lowest = min(self.lowest, self.candidate)
 
     def state_dict(self) -> dict[str, Any]:
-        """The factors in force and what is known about those seen."""
+        """Return the current factors and the measurements of all factors so far."""
         return {
             "lowest": self.lowest,
             "candidate": self.candidate,
@@ -186,14 +187,14 @@ class _Search:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``; ValueError if a value is impossible."""
+        """Load a state from ``state_dict``; ValueError if a value is invalid."""
         self.lowest, self.candidate = (
             checked_number(state[key], f"{key} of gravac", 1, finite=True) for key in ("lowest", "candidate")
         )
         if state["chosen"] not in (None, 0, 1) or state["stage"] not in (0, 1, 2) or len(state["averages"]) != 2:
             raise ValueError(
-                "gravac needs chosen=None, 0 or 1, stage=0, 1 or 2 and two averages, not "
-                f"{state['chosen']!r:.100}, {state['stage']!r:.100} and {state['averages']!r:.100}"
+                "gravac needs chosen=None, 0 or 1, stage=0, 1 or 2, and two averages, not "
+                f"{state['chosen']!r:.100}, {state['stage']!r:.100}, and {state['averages']!r:.100}"
             )
         self.chosen, self._stage = state["chosen"], state["stage"]
         self._steps = checked_integer(state["steps"], "steps of gravac")

@@ -1,4 +1,4 @@
-"""Warm-up: the density begins high and falls exponentially (Lin et al., "Deep Gradient Compression", ICLR 2018)."""
+"""Warm-up: the density starts high and falls exponentially (Lin et al., "Deep Gradient Compression", ICLR 2018)."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from horovod_sparse.schedules.constant import Constant
 
 
 class WarmUp(Constant):
-    """density^((e+1)/(E+1)) in epoch e of E, and the density configured from then on."""
+    """Uses density^((e+1)/(E+1)) in warm-up epoch e of E, and the configured density afterwards."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Constant.Options):
         """Options of the warm-up.
 
         Attributes:
-            warmup: Epochs E.
-            warmup_densities: One for each epoch of the warm-up, instead of the formula.
-            steps_per_epoch: So many steps count as an epoch; with 1 the density falls in every step. None:
-                ``optimizer.set_epoch`` tells epochs.
+            warmup: Number of warm-up epochs E.
+            warmup_densities: Density of each warm-up epoch, instead of the formula and ``warmup``.
+            steps_per_epoch: Number of steps that count as an epoch; with 1 the density falls in every step. None:
+                ``optimizer.set_epoch`` sets the epoch.
         """
 
         warmup: int = integer(4)
         warmup_densities: tuple[float, ...] | None = None
-        steps_per_epoch: int | None = integer(None, least=1, hint="without it, optimizer.set_epoch() tells epochs")
+        steps_per_epoch: int | None = integer(None, least=1, hint="leave it out to use optimizer.set_epoch()")
 
         def __post_init__(self) -> None:
-            """Checks the densities, too."""
+            """Check the fields and the densities."""
             super().__post_init__()
             densities: Any = self.warmup_densities
             if densities is not None:

@@ -1,4 +1,4 @@
-"""Sparsifiers choose what travels, one file per rule."""
+"""Sparsifiers select the entries to send; one file per rule."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from horovod_sparse.vector import SparseVector
 
 
 class Sparsifier(Protocol):
-    """One bucket's rule of selection; built from its place and the configuration's options.
+    """Selection rule of one bucket, built from the bucket's context and the rule's options.
 
-    Law: acc before = acc after + vector. The entries taken leave the accumulator.
+    Invariant: acc before = acc after + vector. Selected entries leave the accumulator.
 
     Attributes:
-        Options: Nested dataclass of its options.
-        shares_indices: Tells that all ranks choose the same positions, so that only values need to travel.
-        replicated: Tells that the state is the same on every rank, so that another number of ranks can take it over.
-        narrows: Tells that a part of a vector can be sent alone.
+        Options: Nested dataclass of the rule's options.
+        shares_indices: Whether all ranks select the same positions, so that only values need to be sent.
+        replicated: Whether the state is the same on every rank, so that it can be loaded with another world size.
+        narrows: Whether ``narrow`` can reduce a vector to fewer entries.
     """
 
     shares_indices: bool
@@ -40,22 +40,22 @@ class Sparsifier(Protocol):
     def __init__(self, context: BucketContext, options: Any) -> None: ...
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
-        """Moves about k entries out of the accumulator, in a step that is the same on every rank."""
+        """Move about k entries out of the accumulator; all ranks call this in the same step."""
         ...
 
     def narrow(self, vector: SparseVector, k: int, step: Step) -> SparseVector:
-        """About k entries of a vector that was taken in the same step; asked for only where it ``narrows``.
+        """Return about k entries of a vector that was taken in the same step; called only if ``narrows`` is true.
 
-        Ranks that share the indices of the vector share those of its part.
+        Ranks with the same indices in the vector get the same indices in the result.
         """
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything the next step depends on. Arrays are not copied: see ``rules.snapshot``."""
+        """Return everything that the next step depends on. Arrays are not copied: see ``rules.snapshot``."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``."""
+        """Load a state from ``state_dict``."""
         ...
 
 

@@ -13,16 +13,16 @@ from horovod_sparse.vector import SparseVector
 
 
 class Base(Stateless):
-    """A rule at its place.
+    """Base class of the sparsifiers.
 
     Attributes:
-        shares_indices: Tells that all ranks choose the same positions, so that only values need to travel.
-        replicated: Tells that the state is the same on every rank, so that another number of ranks can take it over.
-        narrows: Tells that a part of a vector can be sent alone.
+        shares_indices: Whether all ranks select the same positions, so that only values need to be sent.
+        replicated: Whether the state is the same on every rank, so that it can be loaded with another world size.
+        narrows: Whether ``narrow`` can reduce a vector to fewer entries.
 
     Args:
         context: The bucket and the rank.
-        options: Of the rule.
+        options: The rule's options.
     """
 
     shares_indices = False
@@ -34,24 +34,24 @@ class Base(Stateless):
         self._options = options
 
     def narrow(self, vector: SparseVector, k: int, step: Step) -> SparseVector:
-        """The k largest magnitudes of a vector that was taken."""
+        """Return the k largest magnitudes of a vector that was taken."""
         del step
         return vector.cut(k)[0]
 
 
-_PER_THREAD = 1 << 18  # elements at least: a thread that is started for fewer costs more than it saves
+_PER_THREAD = 1 << 18  # least elements per thread: with fewer, starting a thread costs more than it saves
 
 
 class Fused(Base):
-    """A rule whose kernels share their work among threads."""
+    """Base class of rules with fused, multithreaded kernels."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(RuleOptions):
         """Options of a rule with fused kernels.
 
         Attributes:
-            threads: Threads of the kernels; the selection does not depend on it. None: as many as the rank has cores to
-                itself, and the bucket is large enough for.
+            threads: Number of kernel threads; the selection does not depend on it. None: the number of cores that the
+                rank has to itself, or fewer for a small bucket.
         """
 
         threads: int | None = integer(None, least=1, most=1024, free=True)
@@ -62,18 +62,18 @@ class Fused(Base):
 
 
 class Random(Base):
-    """A rule that draws anew in every step; global generators are neither used nor changed."""
+    """Base class of randomized rules, which neither use nor change global generators."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(RuleOptions):
-        """Options of a rule that draws.
+        """Options of a randomized rule.
 
         Attributes:
-            seed: Of the generator, which is made anew in every step.
+            seed: Seed of the generator, which is created in every step.
         """
 
         seed: int = integer(0)
 
     def _draw(self, step: Step, *, shared: bool, level: int = 0) -> np.random.Generator:
-        """This step's generator, the same on every rank or this rank's own."""
+        """Return the generator of this step, either the same on every rank or a different one on each."""
         return self._context.generator(self._options.seed, step.number, shared=shared, level=level)

@@ -1,4 +1,4 @@
-"""Gaussian-k: a threshold from mean and deviation, as if gradients were normal (Shi et al. 2019, TopK-SGD)."""
+"""Gaussian-k: a threshold that assumes normally distributed gradients (Shi et al. 2019, TopK-SGD)."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ _EVALUATIONS = 3
 
 
 class GaussianK(Fused):
-    """Takes what reaches the k-th magnitude that a normal distribution of the same moments would have.
+    """Selects the entries that reach the k-th magnitude of a normal distribution with the same moments.
 
-    The threshold is abs(mean) - deviation * Phi^-1(density / 2). Where fewer than 2/3 k reach it, it is multiplied by
-    0.5, where more than 4/3 k do, by 1.5. Three thresholds are evaluated at most, as by the authors, and what reaches
-    the last of them is taken: about k entries if gradients are nearly normal. If none does, as with constant
-    gradients, exactly the k largest are.
+    The threshold is abs(mean) - deviation * Phi^-1(density / 2). If fewer than 2/3 k entries reach it, it is multiplied
+    by 0.5; if more than 4/3 k do, by 1.5. As in the authors' code, at most three thresholds are evaluated, and the
+    entries that reach the last one are taken: about k if gradients are nearly normal. If there are none, as with
+    constant gradients, exactly the k largest are taken.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Fused.Options):
-        """Options of GaussianK: those of every rule with fused kernels."""
+        """The common options of rules with fused kernels."""
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
-        """Moves about k entries out of the accumulator."""
+        """Move about k entries out of the accumulator."""
         del step
         moments = accumulator.moments(self._threads)
         threshold = _threshold(moments, k)
-        if not 0 < threshold < math.inf:  # all is zero, all is wanted, or something has overflowed
+        if not 0 < threshold < math.inf:  # all elements are zero, k covers all, or a value overflowed
             return accumulator.take_largest(k, self._threads)
         vector = self._evaluated_last(accumulator, threshold, k)
         return vector if len(vector) else accumulator.take_largest(k, self._threads)
 
     def _evaluated_last(self, accumulator: Accumulator, threshold: float, k: int) -> SparseVector:
-        """Moves what reaches the last of the thresholds out of the accumulator.
+        """Move the entries that reach the last of the thresholds out of the accumulator.
 
-        Every threshold below all others is a pass, which takes what reaches it: two at most, and one as a rule, since
-        what a higher one leaves behind is cut off again among the entries that were taken.
+        Only a threshold below all earlier ones needs another pass. A higher one is evaluated on the entries already
+        taken, and at the end the excess is put back.
         """
         vector = accumulator.take_above(threshold, self._threads)
         factor = lowest = 1.0
@@ -62,16 +62,16 @@ class GaussianK(Fused):
 
 
 def _threshold(moments: Moments, k: int) -> float:
-    """The magnitude that k of the elements would reach; 0 where there are no more than k."""
+    """Return the magnitude that k elements would reach; 0 if there are no more than k."""
     if k >= moments.count:
         return 0.0
     mean = moments.sum / moments.count
     deviation = math.sqrt(max(0.0, moments.squares / moments.count - mean * mean))
-    # The absolute mean: a change of all signs must not change what is chosen.
+    # With the absolute mean, flipping all signs does not change the selection.
     return abs(mean) - deviation * NormalDist().inv_cdf(k / moments.count / 2)
 
 
 def _count(vector: SparseVector, threshold: float) -> int:
-    """Number of magnitudes of a vector that reach a threshold."""
+    """Return how many magnitudes of a vector reach a threshold."""
     values = vector.values
     return int(kernels_for(values).count_reaching([(0, values)], values, np.array([threshold]))[0])

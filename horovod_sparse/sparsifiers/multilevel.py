@@ -1,4 +1,4 @@
-"""Top-k in two levels: compress, then compress the result again (GraVAC)."""
+"""Two-level top-k: compresses, then compresses the result again (GraVAC)."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from horovod_sparse.vector import SparseVector
 
 
 class MultiLevel(Fused):
-    """Takes exactly the k largest magnitudes, as TopK does, out of the largest that a smaller factor leaves."""
+    """Selects exactly the k largest magnitudes, like TopK, from the result of a first level with a smaller factor."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Fused.Options):
         """Options of MultiLevel.
 
         Attributes:
-            cf_min: Compression factor of the first level; where k is more than it leaves, there is no second one.
+            cf_min: Compression factor of the first level; if it leaves fewer than k entries, there is only one level.
         """
 
-        cf_min: float = number(10.0, lambda x: x >= 1, "at least 1", hint="10 leaves a tenth")
+        cf_min: float = number(10.0, lambda x: x >= 1, "at least 1", hint="10 keeps a tenth of the elements")
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
-        """Moves the k largest magnitudes out of the accumulator, or all where there are fewer than k."""
+        """Move the k largest magnitudes out of the accumulator, or all if there are fewer than k."""
         del step
         first = int(accumulator.active_size / self._options.cf_min)
         return accumulator.keep_largest(accumulator.take_largest(max(k, first), self._threads), k)

@@ -13,9 +13,9 @@ from horovod_sparse.vector import SparseVector
 
 
 class RandomBlock(Random):
-    """Takes k consecutive positions, which wrap around at the end; the same on every rank.
+    """Selects k consecutive positions, the same on every rank; the block wraps around at the end of the bucket.
 
-    Positions that are held for now stay in the memory and travel as zeros.
+    Held positions, which take no part in the step, stay in the memory and are sent as zeros.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class RandomBlock(Random):
     shares_indices = True
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
-        """Moves the block out of the accumulator."""
+        """Move the block out of the accumulator."""
         size, start = accumulator.size, self._start(accumulator.size, step)
         stop = start + min(k, size)
         wrapped = np.arange(max(0, stop - size), dtype=np.int32)
@@ -38,8 +38,8 @@ class RandomBlock(Random):
         return int(self._draw(step, shared=True).integers(max(size, 1)))
 
     def narrow(self, vector: SparseVector, k: int, step: Step) -> SparseVector:
-        """The first k positions of the block: a block from a random start, too."""
+        """Return the first k positions of the block, which are again a block with a random start."""
         taken = len(vector)
-        wrapped = max(0, self._start(vector.size, step) + taken - vector.size)  # these come first in the vector
+        wrapped = max(0, self._start(vector.size, step) + taken - vector.size)  # these entries come first
         places = np.arange(wrapped, wrapped + min(k, taken), dtype=np.int32) % max(taken, 1)
         return vector.part(np.sort(places))

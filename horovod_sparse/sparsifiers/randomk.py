@@ -1,4 +1,4 @@
-"""Random-k: k positions, any k equally likely (Stich et al. 2018, sparsified SGD with memory)."""
+"""Random-k: k uniformly random positions (Stich et al. 2018, sparsified SGD with memory)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from horovod_sparse.vector import SparseVector
 
 
 class RandomK(Random):
-    """Takes k positions at random, anew in every step.
+    """Selects k random positions, drawn again in every step.
 
-    Positions that are held for now stay in the memory and travel as zeros.
+    Held positions, which take no part in the step, stay in the memory and are sent as zeros.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class RandomK(Random):
         """Options of RandomK.
 
         Attributes:
-            shared: All ranks draw the same positions, so that only values travel; otherwise each rank its own.
+            shared: Draw the same positions on all ranks, so that only values are sent; otherwise, independent ones.
         """
 
         random_positions = True
@@ -36,24 +36,24 @@ class RandomK(Random):
         self.shares_indices = options.shared
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
-        """Moves the values at k positions out of the accumulator, or all where there are fewer than k."""
+        """Move the entries at k positions out of the accumulator, or all if there are fewer than k."""
         generator = self._draw(step, shared=self.shares_indices)
         positions = _subset(generator, accumulator.size, min(k, accumulator.size))
         return accumulator.take_at(positions, shared=self.shares_indices)
 
     def narrow(self, vector: SparseVector, k: int, step: Step) -> SparseVector:
-        """The entries at k positions of those that were taken, any k equally likely; the largest would be no chance."""
+        """Return k random entries of those that were taken: the k largest would not be a random selection."""
         generator = self._draw(step, shared=self.shares_indices, level=len(vector))
         return vector.part(_subset(generator, len(vector), min(k, len(vector))))
 
 
 def _subset(generator: np.random.Generator, size: int, k: int) -> Indices:
-    """So many positions below ``size``, ascending, in a time that depends on k rather than on ``size``.
+    """Return k random positions below ``size``, ascending, in a time that depends on k rather than on ``size``.
 
-    Positions are drawn until k different ones are there, and never more draws at a time than are still missing. No
-    draw prefers a position, so that every subset of k positions is equally likely.
+    Positions are drawn until there are k different ones, each time only the number still missing. Draws are uniform, so
+    every subset of k positions is equally likely.
     """
-    if 2 * k > size:  # the more are there, the more draws are in vain: draw those to leave out
+    if 2 * k > size:  # draw the positions to leave out, as fewer draws are duplicates
         return np.delete(np.arange(size, dtype=np.int32), _subset(generator, size, size - k))
     chosen = _draws(generator, size, k)
     while missing := k - len(chosen):
@@ -65,8 +65,8 @@ def _subset(generator: np.random.Generator, size: int, k: int) -> Indices:
 
 
 def _draws(generator: np.random.Generator, size: int, count: int) -> Indices:
-    """The different positions among so many draws, ascending."""
+    """Return the different positions among ``count`` draws, ascending."""
     drawn = np.sort(generator.integers(max(size, 1), size=count, dtype=np.int32))
-    last = np.ones(count, bool)  # of equal ones; np.unique hashes, which takes ten times as long
+    last = np.ones(count, bool)  # the last of equal draws; np.unique hashes, which takes ten times as long
     np.not_equal(drawn[1:], drawn[:-1], out=last[:-1])
     return drawn[last]

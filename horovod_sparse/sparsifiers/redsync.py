@@ -1,4 +1,4 @@
-"""The threshold of RedSync: a bisection between mean and maximum (Fang et al. 2018)."""
+"""The threshold of RedSync, found by bisection between mean and maximum (Fang et al. 2018)."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ from horovod_sparse.rules import Step
 from horovod_sparse.sparsifiers.base import Fused
 from horovod_sparse.vector import SparseVector
 
-_PARTS = 8  # into which three bisections divide; after them an interval is shorter than 0.2, where the search ends
+_PARTS = 8  # three bisections leave an interval of 1/8, below the 0.2 at which the search ends
 
 
 class RedSync(Fused):
-    """Takes what reaches mean + r (max - mean) of the magnitudes, where r is found by bisection of [0, 1].
+    """Selects the magnitudes that reach mean + r (max - mean), where r is found by bisection of [0, 1].
 
-    The search ends when at least k and fewer than 2k entries reach the threshold, or when r is known to 0.2. Where
-    magnitudes are spread wide, the number of entries may then be far from k.
+    The search ends when at least k and fewer than 2k entries reach the threshold, or when r is known to 0.2. If the
+    magnitudes are widely spread, the number of entries may then be far from k.
     """
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Fused.Options):
-        """Options of RedSync: those of every rule with fused kernels."""
+        """The common options of rules with fused kernels."""
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
-        """Moves some k to 2k entries out of the accumulator."""
+        """Move about k to 2k entries out of the accumulator."""
         del step
         moments = accumulator.moments(self._threads)
         mean = moments.magnitudes / max(moments.count, 1)
-        if k >= moments.count or not 0 < mean < math.inf:  # all is wanted, all is zero, or something has overflowed
+        if k >= moments.count or not 0 < mean < math.inf:  # k covers all, all are zero, or a value overflowed
             return accumulator.take_largest(k, self._threads)
-        # One pass counts for every r that the bisection can reach. A mean of equal magnitudes may be rounded up.
+        # One pass counts for every r that the bisection can reach. The minimum is needed because the mean of equal
+        # magnitudes may be rounded up.
         largest = moments.largest
         thresholds = [min(mean + part / _PARTS * (largest - mean), largest) for part in range(1, _PARTS)]
         counts = accumulator.count_reaching(thresholds, self._threads)
@@ -39,14 +40,11 @@ class RedSync(Fused):
 
 
 def _bisect(counts: list[int], k: int) -> int:
-    """The end of the bisection.
+    """Return the position in ``counts`` where the bisection ends.
 
     Args:
-        counts: How many reach r = 1/8, 2/8, ... 7/8.
-        k: How many should, and fewer than twice as many.
-
-    Returns:
-        Position among the counts.
+        counts: Numbers of entries that reach the thresholds for r = 1/8, 2/8, ... 7/8.
+        k: Least number of entries to select; 2k are too many.
     """
     low, high = 0, _PARTS
     part = high // 2

@@ -15,16 +15,16 @@ from horovod_sparse.rules.threshold import LOW, UP, ReusedThreshold
 from horovod_sparse.sparsifiers.base import Fused
 from horovod_sparse.vector import SparseVector
 
-# So far above the band a step is cut back, which bounds what Ok-Topk sends.
+# Above this multiple of the band's upper end, a step selects exactly k entries. This bounds what Ok-Topk sends.
 _CUT = 4 / 3
 
 
 class ReusedTopK(Fused):
-    """Takes exactly the k largest magnitudes now and then, and in between all that reach the last threshold.
+    """Selects exactly the k largest magnitudes periodically, and in between all that reach the last threshold.
 
-    After a step above the band the threshold is nudged. Beyond the paper, a step that would be below the band, or at
-    more than 4/3 of its upper end, takes exactly the k largest: where the magnitudes change from batch to batch,
-    nudging does not follow them.
+    After a step above the band, the threshold is nudged up. Unlike in the paper, a step that would be below the band,
+    or above 4/3 of its upper end, selects exactly the k largest: nudging does not keep up with magnitudes that change
+    from batch to batch.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -32,9 +32,9 @@ class ReusedTopK(Fused):
         """Options of ReusedTopK.
 
         Attributes:
-            tau_threshold: Steps from one exact selection to the next.
+            tau_threshold: Steps between exact selections.
             local_low: Lower end of the band for the number of entries, as a fraction of k.
-            local_high: Its upper end. The paper's is 5/4; with 1 fewer bytes travel.
+            local_high: Upper end of the band. The paper uses 5/4; 1 sends fewer bytes.
             local_scale: Factor on the threshold after a step above the band.
         """
 
@@ -43,7 +43,7 @@ class ReusedTopK(Fused):
         local_high: float = number(1.0, *UP)
         local_scale: float = number(1.012, *UP)
 
-    replicated = False  # every rank has a threshold of its own
+    replicated = False  # the threshold differs from rank to rank
 
     def __init__(self, context: BucketContext, options: Options) -> None:
         super().__init__(context, options)
@@ -51,7 +51,7 @@ class ReusedTopK(Fused):
         self._threshold = ReusedThreshold(options.tau_threshold, low, high, scale, scale, context.events)
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
-        """Moves about k entries out of the accumulator."""
+        """Move about k entries out of the accumulator."""
         del step
         threshold = self._threshold
         if threshold.due(k):
@@ -67,20 +67,20 @@ class ReusedTopK(Fused):
         return vector
 
     def _exactly(self, k: int, vector: SparseVector, accumulator: Accumulator) -> SparseVector:
-        """The k largest magnitudes, given the vector of all that reach some threshold."""
+        """Return the k largest magnitudes, given all that reach some threshold."""
         if len(vector) > k:
             return accumulator.keep_largest(vector, k)
         return vector.plus(accumulator.take_largest(k - len(vector), self._threads))
 
     def state_dict(self) -> dict[str, Any]:
-        """The threshold and how long it is good for."""
+        """Return the threshold and for how many steps it remains valid."""
         return self._threshold.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``."""
+        """Load a state from ``state_dict``."""
         self._threshold.load_state_dict(state)
 
 
 def _smallest(values: Array) -> float:
-    """The smallest magnitude; 0 where there is none."""
+    """Return the smallest magnitude; 0 if there are no values."""
     return float(np.abs(values).min()) if values.size else 0.0

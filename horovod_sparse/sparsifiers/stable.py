@@ -1,4 +1,4 @@
-"""Stable top-k: the best blocks of all ranks together, kept for many steps."""
+"""Stable top-k: the best blocks over all ranks, reused for many steps."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from horovod_sparse.vector import SparseVector
 
 
 class StableTopK(Base):
-    """Takes the same blocks of consecutive elements on every rank, and chooses them anew only now and then.
+    """Selects the same blocks of consecutive elements on every rank, and chooses them only every ``refresh`` steps.
 
-    A block's score is the squared L2 norm of the accumulated gradient in it, summed over the ranks. The k // block
-    best ones, at least one, are taken until the next choice. On the steps between nothing is searched for, and in all
-    steps only values need to travel. Too rare a choice costs accuracy; so does a block of the wrong size.
+    A block's score is the squared L2 norm of the accumulated gradient in it, summed over the ranks. The k // block best
+    blocks, at least one, are used until the next choice; the steps in between need no search. Only values need to be
+    sent. Choosing too rarely costs accuracy, and so does an unsuitable block size.
 
-    Positions that are held for now stay in the memory and travel as zeros.
+    Held positions, which take no part in the step, stay in the memory and are sent as zeros.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -32,15 +32,15 @@ class StableTopK(Base):
         """Options of StableTopK.
 
         Attributes:
-            block: Elements of a block; the bucket's last one may have fewer.
-            refresh: Steps from one choice to the next; a change of the density asks for a choice, too.
+            block: Number of elements of a block; the last block of a bucket may be smaller.
+            refresh: Steps between two choices; a change of the number of blocks also triggers one.
         """
 
         block: int = integer(64, least=1)
         refresh: int = integer(100, least=1)
 
     shares_indices = True
-    narrows = False  # which of its blocks are best, ranks would have to agree on in every step
+    narrows = False  # ranks would have to agree on the best blocks in every step
 
     def __init__(self, context: BucketContext, options: Options) -> None:
         super().__init__(context, options)
@@ -49,14 +49,14 @@ class StableTopK(Base):
             raise ValueError(
                 f"rank {context.rank}: block must not exceed the bucket's size, but is {self._block} for bucket "
                 f"{context.bucket} of {context.size} elements: choose a smaller block, or a larger dense_below, so "
-                "that small parameters do not make a bucket of their own"
+                "that small parameters are sent dense"
             )
         self._until = 0  # the step of the next choice
         self._blocks = np.empty_like(context.like, shape=(0,), dtype=np.int32)
         self._positions: Indices = self._blocks
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
-        """Moves the chosen blocks out of the accumulator."""
+        """Move the chosen blocks out of the accumulator."""
         count = self._count(k)
         if step.number >= self._until or count != len(self._blocks):
             total = self._context.consensus(to_host(accumulator.block_scores(self._block)))
@@ -68,7 +68,7 @@ class StableTopK(Base):
         return accumulator.take_at(self._positions, shared=True)
 
     def _count(self, k: int) -> int:
-        """Number of blocks that stand for k elements; from numbers that are the same on every rank."""
+        """Return the number of blocks for k elements, the same on every rank."""
         size, block = self._context.size, self._block
         return max(1, k // block) if k < size else -(-size // block)
 
@@ -79,11 +79,11 @@ class StableTopK(Base):
         self._positions = positions[positions < self._context.size].astype(np.int32)
 
     def state_dict(self) -> dict[str, Any]:
-        """The blocks chosen, and the step of the next choice."""
+        """Return the chosen blocks and the step of the next choice."""
         return {"until": self._until, "blocks": self._blocks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``; ValueError if a value is impossible."""
+        """Load a state from ``state_dict``; ValueError if a value is invalid."""
         require_positions(state["blocks"], -(-self._context.size // self._block), "blocks of stable")
         self._until = checked_integer(state["until"], "until of stable")
         self._choose(to_device(state["blocks"], self._context.like).copy())

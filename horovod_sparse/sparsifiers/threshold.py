@@ -1,4 +1,4 @@
-"""A fixed threshold: every magnitude that reaches it travels (Strom 2015)."""
+"""Fixed threshold: sends every magnitude that reaches it (Strom 2015)."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from horovod_sparse.vector import SparseVector
 
 
 class Threshold(Fused):
-    """Takes every magnitude of at least a given one; how many these are follows from the gradients, not from k."""
+    """Selects every magnitude of at least a fixed threshold; their number depends on the gradients, not on k."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Fused.Options):
         """Options of Threshold.
 
         Attributes:
-            threshold: The smallest magnitude that is sent, in units of the gradients; must be given.
+            threshold: Smallest magnitude that is sent, in units of the gradients; required.
         """
 
         threshold: float | None = number(
             None,
             lambda x: x > 0,
             "a finite number above 0",
-            hint="give the option threshold, the smallest magnitude that is to be sent",
+            hint="give the option threshold, the smallest magnitude to send",
             required=True,
         )
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
-        """Moves all that reach the threshold out of the accumulator."""
+        """Move all entries that reach the threshold out of the accumulator."""
         del k, step
         return accumulator.take_above(float(self._options.threshold), self._threads)

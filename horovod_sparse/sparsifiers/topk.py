@@ -1,4 +1,4 @@
-"""Exact top-k: the k largest magnitudes travel (Aji and Heafield 2017)."""
+"""Exact top-k: sends the k largest magnitudes (Aji and Heafield 2017)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from horovod_sparse.vector import SparseVector
 
 
 class TopK(Fused):
-    """Takes exactly the k largest magnitudes; ties go to the lower index."""
+    """Selects exactly the k largest magnitudes; ties go to the lower index."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Fused.Options):
-        """Options of TopK: those of every rule with fused kernels."""
+        """The common options of rules with fused kernels."""
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
-        """Moves the k largest magnitudes out of the accumulator, or all where there are fewer than k."""
+        """Move the k largest magnitudes out of the accumulator, or all if there are fewer than k."""
         del step
         return accumulator.take_largest(k, self._threads)

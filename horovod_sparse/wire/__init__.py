@@ -1,4 +1,4 @@
-"""Formats in which entries travel: pure functions on arrays, without MPI and without rules."""
+"""Wire formats of sparse entries: pure functions on arrays, independent of MPI and of rules."""
 
 from __future__ import annotations
 

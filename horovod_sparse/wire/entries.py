@@ -1,4 +1,4 @@
-"""Messages of entries: a header, the values, and their positions; docs/wire.md describes every byte."""
+"""Messages of entries: a header, the values and their positions; docs/wire.md specifies every byte."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from horovod_sparse.kernels.types import MAX_SIZE, Array, Indices
 from horovod_sparse.wire.header import HEADER_BYTES, Header, Positions
 from horovod_sparse.wire.values import Exact, format_for
 
-# Indices and values of some positions, ascending.
+# Indices, ascending, and the values at these positions.
 Entries: TypeAlias = tuple[Indices, Array]
 
-# No message has as many entries.
+# Value of ``coded_from`` that disables coding: no message has this number of entries.
 NEVER = MAX_SIZE + 1
 
 _ALIGNMENT = 8
 
 
 class Rounding(NamedTuple):
-    """Values in two parts, whose sums they are.
+    """Rounded values and rounding errors, which sum exactly to the original values.
 
     Attributes:
-        values: Those that survive the way.
-        error: What rounding took away; None where nothing is rounded.
-        wire: The format that holds these values, or some of them.
+        values: Values that the wire format represents exactly.
+        error: Rounding errors; None if nothing is rounded.
+        wire: Wire that packs these values, or some of them, without further rounding.
     """
 
     values: Array
@@ -39,11 +39,11 @@ class Rounding(NamedTuple):
 
 @dataclass(frozen=True)
 class Wire:
-    """Writes and reads messages of entries, uint8 arrays.
+    """Encoder and decoder of messages of entries, which are uint8 arrays.
 
     Attributes:
-        format: Of the values.
-        coded_from: Entries from which on a message's indices are coded.
+        format: Format of the values.
+        coded_from: Minimum number of entries for which a message's indices are coded.
     """
 
     format: Exact
@@ -51,21 +51,21 @@ class Wire:
 
     @classmethod
     def of(cls, name: str | None, own: np.dtype[Any], coded_from: int = NEVER) -> Wire:
-        """A wire with the format of a name, one of FORMATS; None: values of the dtype ``own`` travel as they are."""
+        """Return a wire with a format from FORMATS; None: values of the dtype ``own`` are sent without conversion."""
         return cls(format_for(name, own), coded_from)
 
     @property
     def exact(self) -> Wire:
-        """The same for values that travel as they are."""
+        """The same wire for values that are sent without conversion."""
         return replace(self, format=Exact(self.format.own))
 
     def round(self, values: Array) -> Rounding:
-        """Parts values into those that survive the way and the rounding errors."""
-        survive, error, format_ = self.format.round(values)
-        return Rounding(survive, error, replace(self, format=format_))
+        """Split values into values that the format represents and the rounding errors."""
+        rounded, error, format_ = self.format.round(values)
+        return Rounding(rounded, error, replace(self, format=format_))
 
     def pack(self, entries: Entries) -> Array:
-        """Entries as a message. Values survive if ``round`` has been at them and gave this wire."""
+        """Pack entries into a message; exact for values that ``round`` returned together with this wire."""
         indices, values = entries
         if not values.size or values.size < self.coded_from:
             return self._join(values, Positions.PLAIN, 0, 0, indices.view(np.uint8))
@@ -73,11 +73,11 @@ class Wire:
         return self._join(values, Positions.CODED, bits, int(indices[0]), coded)
 
     def pack_all(self, values: Array, first: int) -> Array:
-        """Values of all positions from the first on as a message."""
+        """Pack values of consecutive positions that begin at ``first`` into a message."""
         return self._join(values, Positions.RANGE, 0, first, None)
 
     def nbytes_all(self, count: int) -> int:
-        """Bytes of a message of ``pack_all`` with so many values."""
+        """Return the length in bytes of a ``pack_all`` message with ``count`` values."""
         return _padded(HEADER_BYTES + self.format.nbytes(count))
 
     def _join(self, values: Array, positions: Positions, bits: int, first: int, coded: Array | None) -> Array:
@@ -93,24 +93,25 @@ class Wire:
         return message
 
     def unpack(self, message: Array, end: int) -> Entries:
-        """The entries of one message, as ``unpack_all``."""
+        """Unpack one message; see ``unpack_all``."""
         return self.unpack_all([message], end)[0]
 
     def unpack_all(self, messages: Sequence[Array], end: int) -> list[Entries]:
-        """The entries of messages, which begin at multiples of 8 bytes; views where that is possible.
+        """Unpack messages into entries, as views where possible.
 
-        A device is waited for once for all headers, once for all plain indices, and once for each coded message.
+        On a device, this synchronizes once for all headers, once for all plain indices, and once per coded message.
 
         Args:
-            messages: From ``pack`` or ``pack_all`` of wires with the same kind of format, at least one.
-            end: All positions must be below it.
+            messages: Outputs of ``pack`` or ``pack_all`` of wires with the same kind of format, at least one; aligned
+                to 8 bytes.
+            end: Exclusive upper bound of the positions.
 
         Raises:
-            ValueError: A message is damaged, or another one than is expected.
+            ValueError: A message is damaged, or has another version or format.
         """
         starts = to_host(np.concatenate([message[:HEADER_BYTES] for message in messages])).tobytes()
-        places = np.cumsum([0, *(min(message.size, HEADER_BYTES) for message in messages)]).tolist()
-        headers = [Header.unpack(starts[one:other], self.format.kind) for one, other in itertools.pairwise(places)]
+        offsets = np.cumsum([0, *(min(message.size, HEADER_BYTES) for message in messages)]).tolist()
+        headers = [Header.unpack(starts[begin:stop], self.format.kind) for begin, stop in itertools.pairwise(offsets)]
         entries = [self._read(header, message, end) for header, message in zip(headers, messages, strict=True)]
         plain = [
             indices
@@ -122,7 +123,7 @@ class Wire:
         return entries
 
     def _read(self, header: Header, message: Array, end: int) -> Entries:
-        """The entries of a message; plain indices are still to be checked."""
+        """Return the entries of a message; plain indices are not checked yet."""
         format_, last = self.format.described(header.levels), HEADER_BYTES + self.format.nbytes(header.count)
         begin = _padded(last)
         if message.size < begin:
@@ -132,7 +133,7 @@ class Wire:
 
 
 def _read_positions(header: Header, part: Array, end: int) -> Indices:
-    """Positions out of the last part of a message."""
+    """Return the positions from the last part of a message."""
     if header.positions is Positions.CODED:
         decoded: Indices = kernels_for(part).decode_indices(part, header.count, header.first, header.bits, end)
         return decoded
@@ -143,15 +144,15 @@ def _read_positions(header: Header, part: Array, end: int) -> Indices:
         indices: Indices = part.view(np.int32)
         return indices
     if header.first + header.count > end:
-        raise ValueError(f"a message has positions {header.first} + {header.count}, but there are {end}")
+        raise ValueError(f"a message has {header.count} positions from {header.first} on, but the vector has {end}")
     return np.arange(header.first, header.first + header.count, dtype=np.int32, like=part)
 
 
 def _padded(nbytes: int) -> int:
-    """The next multiple of the alignment."""
+    """Return a length rounded up to a multiple of the alignment."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def concatenate(parts: Sequence[Entries]) -> Entries:
-    """Joins entries of ascending, disjoint ranges of positions."""
+    """Concatenate entries of ascending, disjoint ranges of positions."""
     return np.concatenate([indices for indices, _ in parts]), np.concatenate([values for _, values in parts])

@@ -1,4 +1,4 @@
-"""The first bytes of every message: what is in it, checked on arrival."""
+"""Header of every message: describes the content, and is checked by the receiver."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ HEADER_BYTES = _LAYOUT.size
 
 
 class Positions(IntEnum):
-    """Kinds of positions in messages."""
+    """Encodings of positions in messages."""
 
-    PLAIN = 0  # int32 each
-    CODED = 1  # gaps, behind the first
-    RANGE = 2  # all from the first on
+    PLAIN = 0  # one int32 per position
+    CODED = 1  # coded gaps; the header holds the first position
+    RANGE = 2  # consecutive; the header holds the first position
 
 
 class Header(NamedTuple):
-    """Content of a message.
+    """Description of a message's content.
 
     Attributes:
         kind: Number of the values' format.
-        positions: How positions are told.
-        bits: Low bits of a coded gap.
+        positions: Encoding of the positions.
+        bits: Number of low bits of a coded gap; otherwise 0.
         count: Number of entries.
-        first: The first position; 0 where all are told.
-        levels: What the values' format needs to be told.
+        first: First position of coded positions and ranges; otherwise 0.
+        levels: Parameters of the values' format, ``top`` and ``shift``; (0, 0) for formats without levels.
     """
 
     kind: int
     positions: Positions
     bits: int
-    count: int  # type: ignore[assignment]  # a tuple's own count() is not what anybody wants here
+    count: int  # type: ignore[assignment]  # hides tuple.count()
     first: int
     levels: tuple[int, int]
 
     def pack(self) -> bytes:
-        """As bytes."""
+        """Return the header as bytes."""
         return _LAYOUT.pack(MAGIC, self.kind, self.positions, self.bits, self.count, self.first, *self.levels)
 
     @classmethod
     def unpack(cls, message: bytes, kind: int) -> Header:
-        """The header of a message.
+        """Unpack the header of a message.
 
         Args:
-            message: Its first bytes.
-            kind: Number of the values' format that is expected.
+            message: First HEADER_BYTES bytes of the message, or more.
+            kind: Expected number of the values' format.
 
         Raises:
-            ValueError: It is no message, of another version, or its values are in another format.
+            ValueError: The bytes are not a header, or the message has another version or format of values.
         """
         if len(message) < HEADER_BYTES:
             raise ValueError(f"a message has {len(message)} bytes, fewer than the {HEADER_BYTES} of a header")
@@ -64,5 +64,5 @@ class Header(NamedTuple):
         if found != kind:
             raise ValueError(f"a message has values of kind {found}, not {kind}: use the same settings on all ranks")
         if positions not in tuple(Positions):
-            raise ValueError(f"a message has positions of the unknown kind {positions}")
+            raise ValueError(f"a message has positions of unknown kind {positions}")
         return cls(found, Positions(positions), bits, count, first, (top, shift))

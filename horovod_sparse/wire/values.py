@@ -1,4 +1,4 @@
-"""Formats in which values travel, and what rounding to them takes away."""
+"""Wire formats of values, and the rounding errors of conversions to them."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.formats import FORMATS as DTYPES
 from horovod_sparse.kernels.types import Array
 
-# In which values of vectors with indices may travel.
+# Formats for the values of vectors with indices.
 FORMATS = ("float32", "float16", "bfloat16", "log8", "log4")
-# Their numbers in messages.
+# Numbers of the formats in messages.
 KINDS = {name: number for number, name in enumerate(("float64", *FORMATS), start=1)}
 
-_INFINITE = 0x7F800000  # the bits of a float32
+_INFINITE = 0x7F800000  # bits of infinity in float32
 _LEAST_SHIFT = 16
 
 
 class Exact:
-    """Writes and reads values as they are: nothing is converted, and where possible nothing is copied.
+    """Format that stores values without conversion, and without a copy where possible.
 
     Args:
         own: Dtype of the values, float32 or float64.
 
     Attributes:
-        own: It.
+        own: Dtype of the values.
         kind: Number of the format in messages.
-        width: Bytes of a value.
-        levels: What a message's header says of the format: two numbers, 0 where there is nothing to say.
+        width: Bytes per value.
+        levels: Parameters of the format in a message's header, ``top`` and ``shift``; (0, 0) if it has none.
     """
 
     rounds = False
@@ -41,49 +41,49 @@ class Exact:
         self.levels = (0, 0)
 
     def nbytes(self, count: int) -> int:
-        """Bytes of so many values."""
+        """Return the number of bytes of ``count`` values."""
         return int(count * self.width)
 
     def round(self, values: Array) -> tuple[Array, Array | None, Exact]:
-        """Parts values into those that survive the way and the rounding errors; their sums are exactly the values.
+        """Split values into rounded values and rounding errors, which sum exactly to the values.
 
         Returns:
-            The values that survive; the errors, None where nothing is rounded; the format that holds these values.
+            The rounded values; the errors, None if nothing is rounded; the format that represents the rounded values.
         """
         return values, None, self
 
     def write(self, values: Array) -> Array:
-        """Values as bytes (uint8)."""
+        """Return the values as bytes (uint8)."""
         written: Array = values.view(np.uint8)
         return written
 
     def read(self, part: Array, count: int) -> Array:
-        """Values out of their bytes."""
+        """Return the values stored in bytes."""
         del count
         values: Array = part.view(self.own)
         return values
 
     def described(self, levels: tuple[int, int]) -> Exact:
-        """The format of a message whose header says this.
+        """Return the format of a message with these levels in its header.
 
         Raises:
-            ValueError: No such message is written.
+            ValueError: The levels are invalid for this format.
         """
         if levels != (0, 0):
-            raise ValueError(f"a message in a format without levels says {levels} of them")
+            raise ValueError(f"a message has levels {levels}, but its format has none")
         return self
 
 
 class Narrow(Exact):
-    """Rounds values to a narrower floating-point format.
+    """Format that rounds values to a narrower floating-point dtype.
 
-    Only values that ``round`` has been at survive the way: writing a message rounds, too, but tells nobody what is
-    lost. Values beyond the format's largest saturate at it. The few for which even the rest would have to be rounded,
-    from some 2**29 on in float32 with float16, stay behind whole. Infinity and NaN travel as they are.
+    Call ``round`` before ``write``: ``write`` rounds, too, but does not return the errors. Values beyond the largest
+    finite number of the format saturate at it. If the error itself would have to be rounded (float32 with float16: from
+    about 2**29 on), the rounded value is 0 and the error is the value. Infinity and NaN are unchanged.
 
     Args:
         own: Dtype of the values, float32 or float64.
-        name: Of the format, which is narrower than the values.
+        name: Name of the format, which is narrower than ``own``.
     """
 
     rounds = True
@@ -93,33 +93,33 @@ class Narrow(Exact):
         self.kind, self.width, self._name = KINDS[name], DTYPES[name].itemsize, name
 
     def round(self, values: Array) -> tuple[Array, Array | None, Exact]:
-        """Parts values into the nearest of the format and the errors."""
+        """Split values into the nearest values of the format and the errors."""
         return *kernels_for(values).round_values(values, self._name), self
 
     def write(self, values: Array) -> Array:
-        """Values as bytes, rounded."""
+        """Return the rounded values as bytes."""
         written: Array = kernels_for(values).narrow(values, self._name)
         return written
 
     def read(self, part: Array, count: int) -> Array:
-        """The values, in their own dtype."""
+        """Return the stored values in the dtype ``own``."""
         del count
         values: Array = kernels_for(part).widen(part, self._name, self.own)
         return values
 
 
 class Logarithmic(Exact):
-    """Rounds values to logarithmic levels between the largest magnitude and the smallest, of 8 or 4 bits with sign.
+    """Format that rounds values to logarithmic levels, in codes of 8 or 4 bits including the sign.
 
-    Each vector that is rounded has levels of its own, which its messages tell: ``round`` gives the format that has
-    them. Levels are floating-point numbers, with as many of 7 bits behind the leading one as the range of the
-    magnitudes leaves, but at least 3 with 8 bits and none with 4: 15 and 6 octaves. What is smaller may become zero.
-    What is not finite arrives as NaN.
+    The levels reach from the largest magnitude down to the smallest. ``round`` chooses the levels for each vector and
+    returns the format with these levels; messages contain them. Levels are floating-point numbers with up to 7 bits
+    after the leading one. The wider the range of magnitudes, the fewer bits remain: at least 3 in log8, which covers
+    15 octaves, and 0 in log4, which covers 6. Smaller magnitudes may become zero. Infinity and NaN both arrive as NaN.
 
     Args:
         own: Dtype of the values, float32 or float64.
         name: "log8" or "log4".
-        levels: The largest level and the shift, as ``kernels.cpu.round_levels`` takes them.
+        levels: Largest level and shift, ``top`` and ``shift`` of ``kernels.cpu.round_levels``.
     """
 
     rounds = True
@@ -131,18 +131,18 @@ class Logarithmic(Exact):
         self.kind, self.width, self.levels = KINDS[name], self._bits / 8, levels
 
     def nbytes(self, count: int) -> int:
-        """Bytes of so many codes, whole ones."""
+        """Return the number of bytes of ``count`` codes, rounded up."""
         return (count * self._bits + 7) // 8
 
     def round(self, values: Array) -> tuple[Array, Array | None, Exact]:
-        """Parts values into the levels between the smallest and the largest magnitude, and the errors."""
+        """Split values into levels between the smallest and the largest magnitude, and the errors."""
         kernels = kernels_for(values)
         levels = self._choose(*kernels.key_range(values))
         rounded, error = kernels.round_levels(values, self._bits, *levels)
         return rounded, error, Logarithmic(self.own, self._name, levels)
 
     def _choose(self, low: int, high: int) -> tuple[int, int]:
-        """The finest levels that reach from the lowest to the highest magnitude, or as far down as they go."""
+        """Return the finest levels that cover the range of magnitudes, or the coarsest ones if none do."""
         steps = (1 << (self._bits - 1)) - 2
         for shift in range(_LEAST_SHIFT, self._most_shift + 1):
             top = min(-(-high >> shift), (_INFINITE >> shift) - 1) << shift
@@ -151,28 +151,28 @@ class Logarithmic(Exact):
         return top, shift
 
     def write(self, values: Array) -> Array:
-        """Values as codes."""
+        """Return the values as codes."""
         codes: Array = kernels_for(values).encode_levels(values, self._bits, *self.levels)
         return codes
 
     def read(self, part: Array, count: int) -> Array:
-        """The values of the codes."""
+        """Return the values of the codes."""
         values: Array = kernels_for(part).decode_levels(part, count, self._bits, *self.levels, self.own)
         return values
 
     def described(self, levels: tuple[int, int]) -> Exact:
-        """The same format with the levels of a message."""
+        """Return the same format with the levels of a message; raise ValueError if they are invalid."""
         top, shift = levels
         if top >= _INFINITE or not _LEAST_SHIFT <= shift <= self._most_shift or top % (1 << shift):
-            raise ValueError(f"a message says levels {levels}, which none in {self._name} has")
+            raise ValueError(f"a message has levels {levels}, which are invalid in {self._name}")
         return Logarithmic(self.own, self._name, levels)
 
 
 def format_for(name: str | None, own: np.dtype[Any]) -> Exact:
-    """The format of a name; values never travel in a wider one than their own.
+    """Return the format for a name; ``Exact`` if a floating-point format would not be narrower than the values.
 
     Args:
-        name: One of FORMATS; None: values travel as they are.
+        name: Name from FORMATS; None: values are sent without conversion.
         own: Dtype of the values, float32 or float64.
     """
     if name is not None and name.startswith("log"):

@@ -119,7 +119,7 @@ def test_one_rank_needs_no_exchange(capsys, tmp_path):
         (("--parameters", "1M", "--ranks", "8", "--bandwidth", "1Gbit", "--gpus-per-node", "0"), "at least 1"),
         (
             ("--parameters", "1M", "--ranks", "8", "--bandwidth", "1Gbit", "--gpus-per-node", "9"),
-            "--gpus-per-node 9 are more than the 8 --ranks",
+            "--gpus-per-node 9 exceeds --ranks 8",
         ),
         (
             ("--parameters", "1M", "--ranks", "8", "--bandwidth", "1Gbit", "--plot", "/proc/x.png"),

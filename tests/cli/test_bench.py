@@ -113,4 +113,4 @@ def test_all_ranks_leave_and_one_says_why():
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("unknown algorithm 'ringtopk'; known are: topka") == 1
     assert done.stderr.count("the folder /nowhere does not exist") == 1
-    assert done.stderr.count("stable takes blocks of 64 elements, but -b asks for vectors of 63") == 1
+    assert done.stderr.count("stable selects blocks of 64 elements, but -b gives vectors of 63") == 1

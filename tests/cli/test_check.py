@@ -91,8 +91,8 @@ def test_without_horovod_ddp_and_the_command_line_work_and_the_way_to_horovod_is
     status, text = status_and_report(facts, monkeypatch, capsys)
     assert status == 0
     summary = text[text.rindex("Training can run") :]
-    assert "with DDP (hvs.ddp); with Horovod it cannot yet: python tools/install_horovod.py" in summary
-    assert "horovod-sparse advise, runs in any case" in summary
+    assert "with DDP (hvs.ddp). To add Horovod: python tools/install_horovod.py" in summary
+    assert "horovod-sparse advise run regardless" in summary
     assert next(i for i in check.examine(facts) if i.needed == "Horovod" and not i.found).name.startswith(item)
 
 

@@ -76,7 +76,7 @@ def test_nothing_is_deleted_while_a_job_saves(folder):
 def test_a_folder_that_is_none_is_named(tmp_path, capsys):
     status, rows, error = table(capsys, tmp_path / "none")
     assert (status, rows) == (1, [])
-    assert f"{tmp_path / 'none'} is no folder" in error
+    assert f"{tmp_path / 'none'} is not a folder" in error
 
 
 def test_it_needs_neither_torch_nor_mpi(folder):

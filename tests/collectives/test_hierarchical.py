@@ -70,7 +70,7 @@ def test_a_node_whose_total_became_dense_meets_one_whose_total_is_sparse(transpo
     [
         ({"inner": "hierarchical"}, "inner must be one of topka, .*not 'hierarchical'"),
         ({"outer": "ring"}, "outer must be one of .*not 'ring'"),
-        ({"node_ranks": 0}, "node_ranks must be a whole number of at least 1, not 0"),
+        ({"node_ranks": 0}, "node_ranks must be an integer of at least 1, not 0"),
     ],
 )
 def test_what_cannot_be_combined_is_refused(settings, message):

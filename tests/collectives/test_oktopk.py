@@ -238,10 +238,10 @@ def test_a_state_of_another_number_of_ranks_is_refused(transport):
     [
         ({"global_low": 1.5}, r"global_low must be in \(0, 1\], not 1.5"),
         ({"global_high": 0.5}, "global_high must be at least 1, not 0.5"),
-        ({"tau_threshold": 0}, "tau_threshold must be a whole number of at least 1, not 0"),
-        ({"tau_partition": 0}, "tau_partition must be a whole number of at least 1, not 0"),
+        ({"tau_threshold": 0}, "tau_threshold must be an integer of at least 1, not 0"),
+        ({"tau_partition": 0}, "tau_partition must be an integer of at least 1, not 0"),
         ({"global_up": 0.9}, "global_up must be at least 1, not 0.9"),
-        ({"throttle": 0}, "throttle must be a whole number of at least 1, not 0"),
+        ({"throttle": 0}, "throttle must be an integer of at least 1, not 0"),
     ],
 )
 def test_numbers_out_of_range_are_refused(settings, message):

@@ -70,7 +70,7 @@ def test_where_nothing_can_be_kept_it_is_said(
     (tmp_path / "kernels").write_text("a file where the folder should be")
     with caplog.at_level(logging.WARNING, "horovod_sparse"):
         assert list(compilation.load(NAME, KERNELS)) == KERNELS
-    assert "set CUPY_CACHE_DIR to a folder that is writable" in caplog.text
+    assert "set CUPY_CACHE_DIR to a writable folder" in caplog.text
 
 
 def test_headers_are_put_in_their_places_once() -> None:

@@ -15,7 +15,7 @@ from states import same
 
 from horovod_sparse.config import parse
 from horovod_sparse.engine import layout
-from horovod_sparse.engine.bucket import Bucket
+from horovod_sparse.engine.bucket import Bucket, Settings
 from horovod_sparse.engine.layout import Member, plan
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.rules import Step
@@ -64,9 +64,9 @@ def start(
     transport: Any, configuration: str, device: torch.device, dtypes: list[torch.dtype], undoable: bool = False
 ) -> Worker:
     parameters = [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in zip(SHAPES, dtypes, strict=True)]
-    layouts = plan([Member(str(i), p, group=0) for i, p in enumerate(parameters)], bucket_bytes=1 << 20)
-    sparse, factor = parse(configuration), 1 / transport.size
-    buckets = [Bucket(one, sparse, transport, factor, undoable) for one in layouts]
+    layouts = plan([Member.of(str(i), p, group=0) for i, p in enumerate(parameters)], bucket_bytes=1 << 20)
+    shared = Settings(parse(configuration), 1 / transport.size, undoable)
+    buckets = [Bucket(layout, shared, transport) for layout in layouts]
     worker = Worker(lambda _: lambda: Step(0.1, epoch=0), undoable)
     worker.add(buckets)
     return worker
@@ -74,11 +74,11 @@ def start(
 
 def step(worker: Worker, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
     """What the parameters' gradients become."""
-    parameters = {slot.name: slot.parameter for bucket in worker.buckets for slot in bucket.layout.slots}
-    given = [gradient.to(parameters[str(i)].device, copy=True) for i, gradient in enumerate(gradients)]
+    buckets = [worker.bucket_of(str(i)) for i in range(len(gradients))]
+    both = zip(buckets, gradients, strict=True)
+    given = [gradient.to(bucket.layout.torch_device, copy=True) for bucket, gradient in both]
     for i, gradient in enumerate(given):
-        p = parameters[str(i)]
-        worker.put(worker.bucket_of(p), p, gradient, hold=i == 1)
+        worker.put(buckets[i], str(i), gradient, hold=i == 1)
     worker.collect()
     results = [gradient.cpu() for gradient in given]
     worker.finish()

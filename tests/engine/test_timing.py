@@ -12,7 +12,7 @@ from laws import everywhere
 from horovod_sparse import metrics
 from horovod_sparse.config import parse
 from horovod_sparse.engine import layout
-from horovod_sparse.engine.bucket import Bucket
+from horovod_sparse.engine.bucket import Bucket, Settings
 from horovod_sparse.engine.device import Host
 from horovod_sparse.engine.layout import Member, plan
 from horovod_sparse.engine.worker import Worker
@@ -58,15 +58,15 @@ def device(monkeypatch):
 @pytest.mark.mpi
 def test_stages_begin_when_the_device_has_the_gradients_and_lie_on_its_own_stream(comm, transport, device):
     parameter = torch.zeros(2000)
-    (one,) = plan([Member("weight", parameter, group=0)], bucket_bytes=1 << 20)
+    (one,) = plan([Member.of("weight", parameter, group=0)], bucket_bytes=1 << 20)
     worker = Worker(lambda _: lambda: Step(0.1, epoch=0))
-    worker.add([Bucket(one, parse("topka:density=0.01"), transport, 1 / transport.size, undoable=False)])
+    worker.add([Bucket(one, Settings(parse("topka:density=0.01"), 1 / transport.size), transport)])
     device.synchronize()
     metrics.clear()
     waits = device.waits
     with metrics.span("backward"):
         device.launch(30 * MS)
-    worker.put(worker.buckets[0], parameter, torch.ones(2000))
+    worker.put(worker.buckets[0], "weight", torch.ones(2000))
     with metrics.span("synchronize"):
         worker.collect()
     assert everywhere(comm, device.waits == waits), "a step waits for nothing but what it has to know"

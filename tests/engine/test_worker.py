@@ -12,10 +12,7 @@ from horovod_sparse.control.report import Progress
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.rules import Step
 
-
-@pytest.fixture
-def parameters():
-    return [torch.zeros(10) for _ in range(4)]
+KEYS = ("0", "1", "2", "3")
 
 
 @pytest.fixture
@@ -24,19 +21,19 @@ def log():
 
 
 @pytest.fixture
-def worker(monkeypatch, parameters, log):
-    """Two buckets of two parameters."""
-    buckets, _ = recording_buckets(monkeypatch, log, parameters)
+def worker(monkeypatch, log):
+    """Two buckets of two gradients."""
+    buckets, _ = recording_buckets(monkeypatch, log, [torch.zeros(10) for _ in KEYS])
     made = Worker(conditions=lambda _: lambda: Step(0.1), undoable=True)
     made.add(buckets)
     return made
 
 
-def put(worker, *parameters):
+def put(worker, *keys):
     """Hands in ones; gives where the results will be."""
-    gradients = [torch.ones(10) for _ in parameters]
-    for p, gradient in zip(parameters, gradients, strict=True):
-        worker.put(worker.bucket_of(p), p, gradient)
+    gradients = [torch.ones(10) for _ in keys]
+    for key, gradient in zip(keys, gradients, strict=True):
+        worker.put(worker.bucket_of(key), key, gradient)
     return gradients
 
 
@@ -46,29 +43,29 @@ def settled(worker):
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]])
-def test_buckets_run_in_their_order(worker, parameters, log, order):
-    results = put(worker, *[parameters[i] for i in order])
+def test_buckets_run_in_their_order(worker, log, order):
+    results = put(worker, *[KEYS[i] for i in order])
     worker.collect()
     assert all(torch.equal(result, torch.full((10,), 0.5)) for result in results)
     assert log == [(0, [0, 10], 0.1), (1, [0, 10], 0.1)]
 
 
-def test_a_bucket_waits_for_the_one_before_it(worker, parameters, log):
-    put(worker, *parameters[2:])
+def test_a_bucket_waits_for_the_one_before_it(worker, log):
+    put(worker, *KEYS[2:])
     worker.finish()
     assert log == []
 
 
-def test_a_parameter_left_out_is_not_waited_for(worker, parameters, log):
-    worker.leave_out(worker.bucket_of(parameters[0]), parameters[0])
-    put(worker, *parameters[1:])
+def test_a_parameter_left_out_is_not_waited_for(worker, log):
+    worker.leave_out(worker.bucket_of(KEYS[0]), KEYS[0])
+    put(worker, *KEYS[1:])
     worker.collect()
     assert log == [(0, [10], 0.1), (1, [0, 10], 0.1)]
 
 
-def test_an_error_reaches_who_waits_and_the_next_step_starts_clean(worker, parameters, log):
+def test_an_error_reaches_who_waits_and_the_next_step_starts_clean(worker, log):
     worker.buckets[0].pipeline.error = RuntimeError("the network is down")
-    put(worker, *parameters)
+    put(worker, *KEYS)
     with pytest.raises(RuntimeError, match="down") as caught:
         worker.collect()
     frames = [str(entry.path) for entry in caught.traceback]
@@ -76,14 +73,14 @@ def test_an_error_reaches_who_waits_and_the_next_step_starts_clean(worker, param
     assert not [path for path in frames if "concurrent" in path or "threading" in path]
     worker.finish()
     worker.buckets[0].pipeline.error = None
-    results = put(worker, *parameters)
+    results = put(worker, *KEYS)
     worker.collect()
     assert all(torch.equal(result, torch.full((10,), 0.5)) for result in results)
 
 
-def test_a_step_that_is_not_confirmed_is_undone_before_the_next(worker, parameters, log):
+def test_a_step_that_is_not_confirmed_is_undone_before_the_next(worker, log):
     for confirmed in (True, False, True):
-        put(worker, *parameters)
+        put(worker, *KEYS)
         worker.finish()
         if confirmed:
             worker.confirm()
@@ -92,47 +89,47 @@ def test_a_step_that_is_not_confirmed_is_undone_before_the_next(worker, paramete
     assert [event for _, event, *_ in log] == steps + steps + undone + steps
 
 
-def test_only_the_buckets_that_were_exchanged_are_undone_and_once(worker, parameters, log):
+def test_only_the_buckets_that_were_exchanged_are_undone_and_once(worker, log):
     """One behind a bucket that failed still has the state of the step before."""
     worker.buckets[0].pipeline.error = RuntimeError("the network is down")
-    put(worker, *parameters)
+    put(worker, *KEYS)
     worker.finish()
     worker.settle()
     worker.settle()
     assert log == [(0, [0, 10], 0.1), (0, "undone")]
 
 
-def test_buckets_behind_one_that_failed_are_not_exchanged_in_this_step(worker, parameters, log):
+def test_buckets_behind_one_that_failed_are_not_exchanged_in_this_step(worker, log):
     """Where only this rank failed, the others are still in the failed bucket: this one would wait for them for ever."""
     worker.buckets[0].pipeline.error = RuntimeError("the network is down")
-    put(worker, *parameters)
+    put(worker, *KEYS)
     with pytest.raises(RuntimeError, match="the network is down"):
         worker.collect()
     worker.finish()
     assert [number for number, *_ in log] == [0]
 
 
-def test_handing_in_does_not_wait_for_the_exchange(worker, parameters, log):
+def test_handing_in_does_not_wait_for_the_exchange(worker, log):
     worker.buckets[0].pipeline.gate = threading.Event()
-    put(worker, *parameters)
+    put(worker, *KEYS)
     assert log == []
     worker.buckets[0].pipeline.gate.set()
     worker.collect()
     assert len(log) == 2
 
 
-def test_progress_names_the_bucket_in_exchange_and_its_stage_or_the_next_one(worker, parameters):
+def test_progress_names_the_bucket_in_exchange_and_its_stage_or_the_next_one(worker):
     assert worker.progress() == Progress(0, 0, "")
     first = worker.buckets[0].pipeline
     first.gate = threading.Event()
-    put(worker, *parameters[:2])
+    put(worker, *KEYS[:2])
     while not worker.progress().stage:
         pass
     assert worker.progress() == Progress(0, 0, "exchange")
     first.gate.set()
     settled(worker)
     assert worker.progress() == Progress(0, 1, "")
-    put(worker, *parameters[2:])
+    put(worker, *KEYS[2:])
     settled(worker)
     assert worker.progress() == Progress(1, 0, "")
     worker.finish()

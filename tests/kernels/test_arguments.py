@@ -234,10 +234,10 @@ def conversions() -> Iterator[Case]:
     yield both("name", constant(None), "unknown format None", CONVERTING)
     yield both("name", constant("float64"), "format float64 is wider than values of float32", CONVERTING)
     yield both("dtype", constant(np.dtype(np.float16)), "dtype float16 is neither")
-    yield both("out", lambda put: put(CODES)[:4], "4 bytes are not those of 3 values")
+    yield both("out", lambda put: put(CODES)[:4], "out: has 4 bytes, but 3 values in float16 need 6")
     yield both("out", lambda put: put(VALUES), "out: dtype float32 is not uint8")
     yield both("out", lambda put: put(CODES)[1:7], "out: must be aligned to values of 2 bytes")
-    yield both("message", lambda put: put(CODES)[:3], "3 bytes are no whole number of values")
+    yield both("message", lambda put: put(CODES)[:3], "3 bytes are not a whole number of values")
     yield both("message", lambda put: put(CODES)[1:5], "message: must be aligned to values of 2 bytes")
     yield both("message", lambda put: put(VALUES), "message: dtype float32 is not uint8")
 

@@ -286,7 +286,7 @@ def test_room_is_little_more_than_k() -> None:
         for density in (0.001, 0.01):
             k = round(density * active)
             statuses = 8 * (active / 4096 + active / 1024)
-            assert 8 * (module._Sample.of(active, k).room + k) + statuses < 0.05 * 4 * active
+            assert 8 * (module._Sample.of(active, k).capacity + k) + statuses < 0.05 * 4 * active
 
 
 @pytest.mark.parametrize("density", [0.0001, 0.01])
@@ -297,10 +297,10 @@ def test_samples_suffice(density: float, shape: Shape) -> None:
     k, x = round(density * n), shape(n)
     sample = module._Sample.of(n, k)
     table = module.Table([(0, on_device(x))], n)
-    selection = module._Selection(table, cupy.zeros(n, np.float32), sample.room)
-    selection.estimate(module._What.of(selection._buffer, 1.0, None, False, None), sample)
+    selection = module._Selection(table, cupy.zeros(n, np.float32), sample.capacity)
+    selection.estimate(module._AccumulateArgs.of(selection._buffer, 1.0, None, False, None), sample)
     threshold = to_host(selection._plan[16:20]).view(np.int32)[0]
-    assert k <= int((reference.magnitude(x) >= threshold).sum()) <= sample.room
+    assert k <= int((reference.magnitude(x) >= threshold).sum()) <= sample.capacity
 
 
 # --- select_above --------------------------------------------------------------------------------------------------

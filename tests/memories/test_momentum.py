@@ -113,7 +113,7 @@ def test_whatever_looks_at_it_first_the_velocity_changes_once(look, nesterov):
 
 
 def test_nesterovs_form_belongs_to_a_momentum():
-    with pytest.raises(ValueError, match=r"nesterov must be False, not True, where .*optimizer nesterov=True"):
+    with pytest.raises(ValueError, match=r"nesterov must be False, not True, where .*nesterov=True in the optimizer"):
         MomentumCorrection.Options(nesterov=True)
 
 

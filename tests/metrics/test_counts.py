@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from contextlib import contextmanager, nullcontext
 
 import pytest
 
-from horovod_sparse.metrics.counts import RATIOS, Counts, Stages, statistics
+from horovod_sparse.metrics.counts import RATIOS, Counts, statistics
 
 
 def counted(**more):
@@ -57,31 +55,3 @@ def test_norms_are_there_where_they_were_taken():
 def test_buckets_without_a_step_say_nothing():
     assert statistics({}) == {}
     assert statistics({0: Counts()}) == {}
-
-
-def test_stages_add_up_also_where_one_raises():
-    stages, times = Stages(), []
-    for name in ("select", "select", "agree"):
-        stages.name = name
-        with nullcontext() if name == "select" else pytest.raises(KeyError), stages:
-            time.sleep(0.001)
-            if name == "agree":
-                raise KeyError
-        times.append(dict(stages.nanoseconds))
-    assert 10**6 <= times[0]["select"] < times[1]["select"] == times[2]["select"]
-    assert stages.nanoseconds["agree"] >= 10**6
-
-
-def test_a_stage_lies_inside_its_span():
-    stages, order = Stages(), []
-
-    @contextmanager
-    def span():
-        order.append("in")
-        yield
-        order.append("out")
-
-    stages.name, stages.span = "select", span()
-    with stages:
-        order.append("inside")
-    assert order == ["in", "inside", "out"]

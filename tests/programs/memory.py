@@ -31,7 +31,7 @@ Path("/proc/self/clear_refs").write_text("5")  # resets the largest size to the 
 start = peak()
 like = np.zeros(0, np.float32)
 transport = MPITransport(MPI.COMM_SELF)
-pipelines = [pipeline_for(parse(spec), gradient.size, like, transport, number) for number in range(buckets)]
+pipelines = [pipeline_for(parse(spec), gradient.size, like, transport, number=number) for number in range(buckets)]
 for _ in range(3):
     for pipeline in pipelines:
         pipeline.run([(0, gradient)], [(0, gradient)], Step())

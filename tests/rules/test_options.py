@@ -18,13 +18,13 @@ class Options(RuleOptions):
 
 
 def test_an_option_is_checked_where_it_is_written():
-    with pytest.raises(ValueError, match="count must be a whole number of at least 1, not 0: two is usual"):
+    with pytest.raises(ValueError, match="count must be an integer of at least 1, not 0: two is usual"):
         Options(count=0)
 
 
 @pytest.mark.parametrize("value", [2**63, 10**400, True, 1.0, float("nan"), "3", None, [], b"1"])
 def test_a_whole_number_is_one_that_kernels_can_take(value):
-    with pytest.raises(ValueError, match=r"count must be a whole number of at (least 1|most 9223372036854775807), not"):
+    with pytest.raises(ValueError, match=r"count must be an integer of at (least 1|most 9223372036854775807), not"):
         Options(count=value)
 
 

@@ -88,19 +88,19 @@ class SharesInNameOnly(TopK):
 @pytest.mark.parametrize(
     ("rule", "law"),
     [
-        (Loses, "nothing is lost"),
-        (Copies, "nothing is lost"),
-        (Copies, "what was taken is gone"),
+        (Loses, "selected entries plus the rest equal the input"),
+        (Copies, "selected entries plus the rest equal the input"),
+        (Copies, "selected entries leave the accumulator"),
         (Unsorted, "positions ascend"),
-        (Forgets, "a restored one takes the same"),
-        (SharesInNameOnly, "ranks that share positions have the same"),
+        (Forgets, "a restored sparsifier selects the same entries"),
+        (SharesInNameOnly, "shared positions are equal on all ranks"),
     ],
 )
 def test_a_sparsifier_that_breaks_a_law_is_found(transport, rule, law):
     if rule is SharesInNameOnly and transport.size == 1:
         check_sparsifier(transport, rule)
         return
-    with pytest.raises(AssertionError, match=f"does not hold: rank .*{law}, in Bucket"):
+    with pytest.raises(AssertionError, match=f"laws violated: rank .*{law}, in Bucket"):
         check_sparsifier(transport, rule)
 
 
@@ -122,9 +122,9 @@ class Amnesia(Residual):
 @pytest.mark.parametrize(
     ("rule", "law"),
     [
-        (Drops, "what was fed in is delivered or held; .*a failed exchange gives everything back"),
-        (HalvesSum, "merged states hold their sum"),
-        (Amnesia, "a restored one goes on"),
+        (Drops, "gradients equal delivered entries plus memory; .*a failed exchange returns everything to the memory"),
+        (HalvesSum, "a merged state holds the sum of the states"),
+        (Amnesia, "a restored memory continues with the same numbers"),
     ],
 )
 def test_a_memory_that_breaks_a_law_is_found(transport, rule, law):
@@ -154,13 +154,17 @@ class Overwrites(TopkA):
 
 @pytest.mark.parametrize(
     ("rule", "law"),
-    [(Lossy, "nothing is lost"), (Alone, "nothing is lost"), (Overwrites, "the argument is not changed")],
+    [
+        (Lossy, "total plus returned entries equal the input"),
+        (Alone, "total plus returned entries equal the input"),
+        (Overwrites, "the input vector is unchanged"),
+    ],
 )
 def test_a_collective_that_breaks_a_law_is_found(transport, rule, law):
     if rule is Alone and transport.size == 1:
         check_collective(transport, rule)
         return
-    with pytest.raises(AssertionError, match=f"does not hold: rank .*{law}, in Case"):
+    with pytest.raises(AssertionError, match=f"laws violated: rank .*{law}, in Case"):
         check_collective(transport, rule)
 
 
@@ -186,7 +190,11 @@ class Counts(Constant):
 
 @pytest.mark.parametrize(
     ("rule", "law"),
-    [(Rises, "densities descend"), (ByRank, "all ranks have the same"), (Counts, "a restored one goes on, in step 1")],
+    [
+        (Rises, "densities descend"),
+        (ByRank, "densities are equal on all ranks"),
+        (Counts, "a restored schedule returns the same densities, in step 1"),
+    ],
 )
 def test_a_schedule_that_breaks_a_law_is_found(transport, rule, law):
     if rule is ByRank and transport.size == 1:

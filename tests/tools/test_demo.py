@@ -90,7 +90,7 @@ def test_without_namespaces_the_demo_says_so_shows_this_machine_and_succeeds(tmp
     monkeypatch.setattr(demo, "train_here", lambda options, bar: runs())
     assert demo.main(["--output", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
-    assert "The slow network is left out, as this machine cannot emulate it: tc not found" in shown
+    assert "Skipping the slow network, which this machine cannot emulate: tc not found" in shown
     assert "this machine" in shown
     assert "nodes" not in shown
 
@@ -134,7 +134,7 @@ def test_the_demo_trains_and_leaves_nothing_running(possible, tmp_path):
     assert done.returncode == 0, done.stderr
     # The stub is all that stands in the way.
     slow = possible and not emulated.obstacle()
-    assert ("left out" in done.stdout) == (not slow)
+    assert ("Skipping the slow network" in done.stdout) == (not slow)
     assert (tmp_path / "out" / "demo.png").exists() == slow
     assert len(re.findall(r"\d\d\.\d\d%", done.stdout)) == (6 if slow else 3)
     for name in demo.RUNS:

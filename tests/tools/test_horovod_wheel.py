@@ -97,7 +97,7 @@ def test_another_mpi_changes_the_folder():
 
 @pytest.mark.parametrize(
     ("error", "remedy"),
-    [("g++: fatal error: Killed signal terminated program", "MAKEFLAGS=-j1"), ("something else", "Put right")],
+    [("g++: fatal error: Killed signal terminated program", "MAKEFLAGS=-j1"), ("something else", "Fix the problem")],
 )
 def test_a_build_that_fails_says_what_happened_and_leaves_no_wheel(error, remedy, monkeypatch, capsys):
     after = 100 if "fatal error:" in error else 10  # without a sign of an error the last lines are shown

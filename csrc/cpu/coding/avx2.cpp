@@ -11,7 +11,7 @@
 namespace hvs {
 namespace {
 
-// For each byte its ones' places, from the lowest on.
+// For each byte the positions of its ones, from the lowest on.
 constexpr std::array<std::uint64_t, 256> make_places() {
   std::array<std::uint64_t, 256> table{};
   for (unsigned byte = 0; byte < 256; ++byte) {
@@ -29,7 +29,7 @@ constexpr std::array<std::uint64_t, 256> places = make_places();
 HVS_AVX2 inline __m256i prefix_sums(__m256i x) {
   x = _mm256_add_epi32(x, _mm256_slli_si256(x, 4));
   x = _mm256_add_epi32(x, _mm256_slli_si256(x, 8));
-  const __m256i low = _mm256_permute2x128_si256(x, x, 0x08);  // the lower half, behind zeros
+  const __m256i low = _mm256_permute2x128_si256(x, x, 0x08);  // zeros, then the lower half
   return _mm256_add_epi32(x, _mm256_shuffle_epi32(low, 0xff));
 }
 
@@ -39,7 +39,7 @@ HVS_AVX2 inline std::uint64_t combine(__m256i x) {
   return std::uint64_t(_mm_cvtsi128_si64(y));
 }
 
-// Stores eight numbers of `bits` <= 16 bits one after another, and zeros up to 16 bytes.
+// Stores eight numbers of `bits` <= 16 bits contiguously, followed by zeros up to 16 bytes.
 HVS_AVX2 inline void store_lows(__m256i x, __m128i bits, __m128i twice, int four_times, char* out) {
   const __m256i even = _mm256_and_si256(x, _mm256_set1_epi64x(0xffffffff));
   const __m256i pairs = _mm256_or_si256(even, _mm256_sll_epi64(_mm256_srli_epi64(x, 32), bits));
@@ -60,15 +60,15 @@ HVS_AVX2 std::size_t encode_groups_avx2(const std::int32_t* indices, std::size_t
   const __m128i by = _mm_cvtsi32_si128(bits), twice = _mm_cvtsi32_si128(2 * bits);
   const __m256i one = _mm256_set1_epi32(1), mask = _mm256_set1_epi32((1 << bits) - 1);
   std::size_t i = 0, at = 0;
-  // What is stored may reach behind the last low bits of the group, but not behind all of them.
+  // A store may reach past the low bits of the group, but not past the low bits of all gaps.
   for (; i + gap_group <= gaps && (bits == 0 || at + 16 <= low_bytes); i += gap_group, at += std::size_t(bits)) {
     const __m256i before = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(indices + i));
     const __m256i here = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(indices + i + 1));
     const __m256i gap = _mm256_sub_epi32(_mm256_sub_epi32(here, before), one);
     if (bits > 0) store_lows(_mm256_and_si256(gap, mask), by, twice, 4 * bits, lows + at);
     const __m256i high = _mm256_srl_epi32(gap, by);
-    // Each one is behind the zeros and ones in front of it. Their sum is below 2^32, as all gaps together are. Long runs
-    // of zeros are rare.
+    // A one follows the zeros and ones before it, so its position is a prefix sum. The sum is below 2^32, as that of
+    // all gaps is. Long runs of zeros are rare.
     const __m256i places = _mm256_sub_epi32(prefix_sums(_mm256_add_epi32(high, one)), one);
     const auto length = std::size_t(std::uint32_t(_mm256_extract_epi32(places, 7))) + 1;
     if (length > 64) {
@@ -86,7 +86,7 @@ HVS_AVX2 std::size_t encode_groups_avx2(const std::int32_t* indices, std::size_t
   return i;
 }
 
-// Four of ten bits are ones, so that whole bytes are faster than single ones.
+// Four of ten bits are ones, so handling bytes is faster than handling single ones.
 HVS_AVX2 std::size_t list_ones_avx2(const std::uint64_t* words, std::size_t count, std::size_t first,
                                     std::int32_t* ones) {
   std::size_t listed = 0;
@@ -106,7 +106,7 @@ HVS_AVX2 std::size_t list_ones_avx2(const std::uint64_t* words, std::size_t coun
 HVS_AVX2 std::size_t decode_groups_avx2(const char* lows, std::size_t readable, int bits, std::size_t from,
                                         std::size_t gaps, const std::int32_t* ones, std::uint64_t& sum,
                                         std::int32_t* indices) {
-  // Of a group, the lower four begin at a byte, the upper four `half` bytes on; all of a four are in 16 bytes.
+  // The lower four numbers of a group begin at a byte, the upper four `half` bytes later; each four fit in 16 bytes.
   const int half = 4 * bits / 8, rest = 4 * bits % 8;
   alignas(32) std::uint8_t bytes[32];
   alignas(32) std::uint32_t shifts[8];

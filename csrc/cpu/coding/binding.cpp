@@ -85,7 +85,7 @@ Levels as_levels(std::int64_t bits, std::int64_t top, std::int64_t shift) {
   return {std::int32_t(in_range(top, 0, infinite_key - 1, "top")), by, largest_level_of(as_bits(bits))};
 }
 
-// Calls work with the values, their number, and a new array of as many.
+// Calls work with the values and their number.
 template <class Work> auto with_values(py::handle object, const Work& work) {
   const py::array values = as_array(object, "values");
   return with_real(values, "values", [&](auto real) {

@@ -10,8 +10,8 @@
 namespace hvs {
 namespace {
 
-constexpr std::size_t sampled = 1024;  // gaps that choose the number of low bits
-constexpr std::size_t chunk = 64;      // words that are listed at a time
+constexpr std::size_t sampled = 1024;  // gaps sampled to choose the number of low bits
+constexpr std::size_t chunk = 64;      // words listed at a time
 
 inline std::uint32_t gap(const std::int32_t* indices, std::size_t i) {
   return std::uint32_t(indices[i + 1]) - std::uint32_t(indices[i]) - 1;
@@ -23,7 +23,7 @@ inline std::uint64_t load_word(const char* at) {
   return word;
 }
 
-// Bits at a place of words that have at least one more word behind them, or end there.
+// The `bits` bits at bit number `place`. Reads the next word only if the bits extend into it.
 inline std::uint32_t bits_at(const char* words, std::size_t place, int bits) {
   if (bits == 0) return 0;
   const std::size_t word = place / 64, shift = place % 64;
@@ -34,7 +34,7 @@ inline std::uint32_t bits_at(const char* words, std::size_t place, int bits) {
 
 [[noreturn]] void damaged(const std::string& why) { throw std::invalid_argument("coded indices: " + why); }
 
-// The ones of some words, as loops().list_bits lists them.
+// Lists the ones of the words, like loops().list_bits.
 std::size_t list_ones(const std::uint64_t* words, std::size_t count, std::size_t first, std::int32_t* ones) {
 #if HVS_X86
   if (simd() != Simd::portable) return list_ones_avx2(words, count, first, ones);
@@ -47,10 +47,10 @@ struct Decoder {
   std::size_t readable;
   int bits;
   std::uint64_t sum;
-  std::int32_t* indices;  // of the gaps
+  std::int32_t* indices;  // indices after the first one
   std::size_t done = 0;
 
-  // The next gaps, whose ones are there.
+  // Decodes the next gaps, whose ones are listed.
   void run(const std::int32_t* ones, std::size_t gaps) {
     std::size_t i = 0;
 #if HVS_X86
@@ -76,7 +76,7 @@ int choose_low_bits(const std::int32_t* indices, std::size_t count) {
   std::size_t n = 0;
   std::uint64_t sum = 0;
   for (std::size_t i = 0; i < gaps; i += stride) sum += sample[n++] = gap(indices, i);
-  // Positions that the sample does not speak for may be one long gap, which must not be written in unary.
+  // Positions that the sample does not cover may be one long gap, which must not be written in unary.
   const std::uint64_t all = std::uint64_t(indices[count - 1] - indices[0]) - gaps, known = sum * stride;
   const std::uint64_t unknown = all > known ? all - known : 0;
   int best = 0;
@@ -107,7 +107,7 @@ std::size_t encode_gaps(const std::int32_t* indices, std::size_t count, int bits
 #if HVS_X86
   if (simd() != Simd::portable) i = encode_groups_avx2(indices, gaps, bits, out, low_bytes, highs);
 #endif
-  // Groups end at whole bytes: the bits of the word that they end in are read back.
+  // Groups end at full bytes: the bits of the last, incomplete word are read back.
   const std::size_t place = i * std::size_t(bits), begun = place / 64;
   BitWriter lows(out + 8 * begun);
   if (place % 64) {
@@ -117,7 +117,8 @@ std::size_t encode_gaps(const std::int32_t* indices, std::size_t count, int bits
   }
   for (; i < gaps; ++i) {
     const std::uint32_t x = gap(indices, i);
-    // A word behind the last one would be the first of the high parts: it is written once there is something in it.
+    // Appending writes the current word. Without low bits that would be the first word of the high parts, so nothing is
+    // appended.
     if (bits > 0) lows.append(x & ((1u << bits) - 1), std::size_t(bits));
     highs.append_unary(x >> bits);
   }

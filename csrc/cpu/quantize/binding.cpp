@@ -34,7 +34,7 @@ py::tuple py_quantize(py::handle object, std::int64_t bits, std::int64_t seed) {
   });
 }
 
-// The data of a flat array that has this dtype and length.
+// Checks that an array is flat and has this dtype and length; returns its data.
 template <class T> const T* checked_data(py::handle object, std::size_t length, const std::string& name) {
   const py::array array = as_array(object, name);
   if (!py::isinstance<py::array_t<T>>(array) || array.dtype().byteorder() == '>') {

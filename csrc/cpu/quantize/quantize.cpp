@@ -9,14 +9,14 @@
 namespace hvs {
 namespace {
 
-// Keys instead of numbers: a NaN is above all.
+// Compares keys instead of numbers, so that NaN is the largest.
 template <class Real> HVS_INLINE Real largest_magnitude(const Real* x, std::size_t n) {
   Key<Real> largest = 0;
   for (std::size_t i = 0; i < n; ++i) largest = std::max(largest, magnitude(x[i]));
   return bit_cast<Real>(largest);
 }
 
-// A number each for the positions of a block.
+// Draws a number for each position of a block.
 template <class Real> HVS_INLINE void draw(std::uint64_t key, std::size_t block, Real* out) {
   for (std::size_t i = 0; i < half_block; ++i) {
     const std::uint64_t random = pair_bits(key, block, i);
@@ -25,14 +25,14 @@ template <class Real> HVS_INLINE void draw(std::uint64_t key, std::size_t block,
   }
 }
 
-// Elements of a block to codes, one per byte.
+// Converts the elements of a block to codes, one per byte.
 template <class Real>
 HVS_INLINE void round_block(const Real* __restrict x, std::size_t n, Real unit, int level, const Real* __restrict drawn,
                             std::uint8_t* __restrict codes) {
   for (std::size_t i = 0; i < n; ++i) codes[i] = code_of(x[i], unit, level, drawn[i]);
 }
 
-// Two codes per byte: the first half of the block and the second.
+// Packs two codes per byte, one of the first half of the block and one of the second.
 HVS_INLINE void pack(const std::uint8_t* __restrict wide, std::size_t bytes, std::uint8_t* __restrict codes) {
   for (std::size_t i = 0; i < bytes; ++i) codes[i] = std::uint8_t(wide[i] | wide[bytes + i] << 4);
 }
@@ -61,7 +61,7 @@ template <int bits> struct Quantize {
       std::memset(levels, level, n);
     }
     if (bits == 4) {
-      wide[n] = level;  // the last byte's upper half, where n is odd
+      wide[n] = level;  // the upper half of the last byte, if n is odd
       pack(wide, (n + 1) / 2, codes);
     }
     return unit;

@@ -8,7 +8,8 @@
 namespace hvs {
 namespace {
 
-// How many entries leave is not known in advance, so their memory grows; it outlives the call, and soon grows no more.
+// The entries taken by one thread. Their number is not known in advance, so their memory grows; it is reused across
+// calls and soon stops growing.
 template <class Real> class Piece {
  public:
   Piece(Block& indices, Block& values) : indices_(indices), values_(values) {}
@@ -16,14 +17,14 @@ template <class Real> class Piece {
   const Entries<Real>& taken() const { return taken_; }
   bool failed() const { return failed_; }
 
-  // Makes room for the entries of one more tile.
+  // Reserves memory for the entries of one more tile.
   bool make_room() {
     const std::size_t count = taken_.count, room = count + tile_size + padding;
     failed_ = failed_ || !indices_.grow(room, count, taken_.indices) || !values_.grow(room, count, taken_.values);
     return !failed_;
   }
 
-  // Moves `found` more entries, of which only the indices are there yet; the tile is still in the L1 cache.
+  // Takes `found` more entries, whose indices are already written; the tile is still in the L1 cache.
   void take(std::size_t found, const Tile<Real>& tile, Real scale) {
     const std::size_t end = taken_.count + found;
     for (std::size_t i = taken_.count; i < end; ++i) {

@@ -1,4 +1,4 @@
-// cut: the k-th largest magnitude is ranked on a copy, then one pass deals the entries out.
+// cut: finds the k-th largest magnitude in a copy of the keys, then distributes the entries in one pass.
 #include <algorithm>
 
 #include "select/rank.hpp"
@@ -21,7 +21,7 @@ void cut(const Sparse<Real>& vector, std::size_t k, Entries<Real>& largest, Entr
     const bool tie = key == at.threshold && at.ties > 0;
     const bool taken = key > at.threshold || tie;
     at.ties -= tie;
-    // Both are written and one is kept: which one it is cannot be predicted.
+    // Writes both and keeps one: which one cannot be predicted by a branch.
     largest.indices[largest.count] = rest.indices[rest.count] = vector.indices[i];
     largest.values[largest.count] = rest.values[rest.count] = vector.values[i];
     largest.count += taken;

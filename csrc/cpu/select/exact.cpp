@@ -11,8 +11,8 @@ namespace hvs {
 namespace {
 
 constexpr int digit_width = 11;        // bits of the key that one pass resolves
-constexpr std::size_t block = 16;      // elements between two looks at whether there are entries to take
-constexpr std::int64_t few = 1 << 14;  // keys that are ranked in memory rather than by another pass
+constexpr std::size_t block = 16;      // elements that are tested together for entries to take
+constexpr std::int64_t few = 1 << 14;  // up to this number, keys are ranked in memory instead of by another pass
 
 template <class Real> std::vector<std::int64_t> count_digit(const Step<Real>& step, Digit<Key<Real>> digit) {
   Histogram<Real> histogram(digit);
@@ -31,7 +31,7 @@ template <class Real> std::vector<Key<Real>> keys_between(const Step<Real>& step
   return keys;
 }
 
-// How many of n elements are above the key, and how many equal it. Counts in the width of the key: n < 2^31.
+// The numbers of elements above the key and equal to it. Counts have the width of the key: n < 2^31.
 template <class Real> std::pair<std::size_t, std::size_t> count_from(const Real* x, std::size_t n, Key<Real> key) {
   Key<Real> above = 0, equal = 0;
   for (std::size_t i = 0; i < n; ++i) {
@@ -41,8 +41,8 @@ template <class Real> std::pair<std::size_t, std::size_t> count_from(const Real*
   return {std::size_t(above), std::size_t(equal)};
 }
 
-// The cut at `guess`, if the k-th largest key equals it: where many are equal (zeros, most of all) it does, and radix
-// selection would have to resolve every digit.
+// Cuts at `guess` and returns true if the k-th largest key equals it. It usually does if many keys are equal, zeros
+// above all, and radix selection would have to resolve every digit.
 template <class Real> bool try_cut(const Step<Real>& step, std::size_t k, Key<Real> guess, Cut<Key<Real>>& cut) {
   std::size_t above = 0, equal = 0;
   for (const Tensor& gradient : step.gradients) {
@@ -55,7 +55,7 @@ template <class Real> bool try_cut(const Step<Real>& step, std::size_t k, Key<Re
   return true;
 }
 
-// Narrows the k-th largest key digit by digit, until few keys are left that it can be.
+// Narrows the k-th largest key digit by digit, until few keys remain.
 template <class Real> Cut<Key<Real>> find_cut(const Step<Real>& step, std::size_t k) {
   Key<Real> prefix = 0;
   for (int shift = Bits<Real>::width; shift > 0;) {
@@ -74,7 +74,7 @@ template <class Real> Cut<Key<Real>> find_cut(const Step<Real>& step, std::size_
   return {prefix, k};
 }
 
-// Moves what the cut keeps of n elements; returns how many.
+// Moves the elements that the cut takes from n elements; returns their number.
 template <class Real>
 std::size_t take(Real* x, std::size_t n, std::int32_t first, Cut<Key<Real>>& cut, std::int32_t* indices, Real* values) {
   bool any = false;

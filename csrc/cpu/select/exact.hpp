@@ -1,4 +1,4 @@
-// Exact top-k by radix selection: several passes over the buffer, for every distribution of magnitudes.
+// Exact top-k by radix selection: several passes over the buffer, for any distribution of magnitudes.
 #pragma once
 
 #include <cstddef>

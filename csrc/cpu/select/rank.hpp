@@ -9,24 +9,24 @@
 
 namespace hvs {
 
-// The k largest keys: all that are above the threshold and the first `ties` of those that equal it.
+// The k largest keys: all above the threshold, and the first `ties` of those that equal it.
 template <class Key> struct Cut {
   Key threshold;
   std::size_t ties;
 };
 
 template <class Key> struct Bin {
-  Key floor;          // the smallest key that belongs to it
+  Key floor;          // the smallest key of the bin
   Key width;          // its keys are floor .. floor + (width - 1)
-  std::size_t above;  // how many keys are above it
+  std::size_t above;  // the number of keys above the bin
 };
 
-// The bin, of about 2048 equal ones over low .. high, that holds the rank-th largest (from 1) of count keys.
+// The bin with the rank-th largest (from 1) of count keys; low .. high is divided into about 2048 equal bins.
 template <class Key> Bin<Key> find_bin(const Key* keys, std::size_t count, std::size_t rank, Key low, Key high) {
   constexpr int bins = 2048;
   int shift = 0;
   while ((high - low) >> shift >= bins) ++shift;
-  std::array<std::uint32_t, 4 * bins> histogram{};  // four of them interleaved: equal keys in a row do not wait
+  std::array<std::uint32_t, 4 * bins> histogram{};  // four of them, interleaved: adjacent equal keys do not wait
   for (std::size_t i = 0; i < count; ++i) ++histogram[std::size_t((keys[i] - low) >> shift) * 4 + i % 4];
   std::size_t above = 0;
   for (int bin = bins - 1;; --bin) {
@@ -37,8 +37,8 @@ template <class Key> Bin<Key> find_bin(const Key* keys, std::size_t count, std::
   }
 }
 
-// Writes the keys at least `floor` to `out`, which has room for count keys and may be `keys`; returns how many. Does
-// not branch on the keys.
+// Writes the keys that are at least `floor` to `out`, which holds up to count keys and may be `keys`. Returns their
+// number. Does not branch on the keys.
 template <class Key> std::size_t keep_from(const Key* keys, std::size_t count, Key floor, Key* out) {
   std::size_t kept = 0;
   for (std::size_t i = 0; i < count; ++i) {
@@ -55,7 +55,7 @@ template <class Key> Key nth_largest(Key* keys, std::size_t count, std::size_t r
   return keys[rank - 1];
 }
 
-// Where to cut to keep the `rank` largest (from 1) of count keys, all of them in low .. high; reorders them.
+// The cut that keeps the `rank` largest (from 1) of count keys, all of them in low .. high; reorders the keys.
 template <class Key> Cut<Key> cut_at(Key* keys, std::size_t count, std::size_t rank, Key low, Key high) {
   const Bin<Key> bin = find_bin(keys, count, rank, low, high);
   std::size_t kept = keep_from(keys, count, bin.floor, keys);

@@ -8,14 +8,14 @@
 namespace hvs {
 namespace {
 
-// A 32-bit hash (the finaliser of MurmurHash3), so that the sample does not resonate with periodic gradients.
+// A 32-bit hash (the finaliser of MurmurHash3), so that the sample does not alias with periodic gradients.
 std::uint32_t hash(std::uint32_t x) {
   x = (x ^ x >> 16) * 0x85ebca6bu;
   x = (x ^ x >> 13) * 0xc2b2ae35u;
   return x ^ x >> 16;
 }
 
-// Four standard deviations of a count that is about Poisson distributed, and room where it is very small.
+// Four standard deviations of a count with about a Poisson distribution, plus a margin for very small counts.
 double deviation(double count) { return 4 * std::sqrt(count) + 8; }
 
 // The same for a count of elements that come in groups of `together`.
@@ -44,7 +44,7 @@ template <class Real> void prefetch(const Step<Real>& step, const Tensor& gradie
 
 template <class Real> void draw(const Step<Real>& step, std::size_t active, Key<Real>* keys) {
   auto gradient = step.gradients.begin();
-  std::size_t before = 0;  // active positions in front of this gradient
+  std::size_t before = 0;  // active positions before this gradient
   for (std::size_t j = 0; j < cluster_count(active); ++j) {
     const std::size_t begin = cluster_begin(j, active), end = begin + cluster;
     while (before + gradient->length <= begin) before += gradient++->length;
@@ -59,7 +59,7 @@ template <class Real> void draw(const Step<Real>& step, std::size_t active, Key<
   }
 }
 
-// The mean number of keys that reach `low` together with one that does: 1 .. cluster.
+// The mean number of keys that reach `low` in the cluster of a key that does: 1 .. cluster.
 template <class Key> double measure_together(const Key* keys, std::size_t count, Key low) {
   std::size_t sum = 0, squares = 0;
   for (std::size_t i = 0; i < count; i += cluster) {
@@ -89,7 +89,7 @@ template <class Real> Estimate<Real> estimate(const Step<Real>& step, std::size_
   const std::size_t active = step.active(), count = cluster_count(active) * cluster;
   Key<Real>* const keys = scratch.get<Key<Real>>(0, 2 * count);
   draw(step, active, keys);
-  // Only the keys down to the lowest rank that can be asked for are ranked.
+  // Only the keys down to the lowest rank that is needed below are ranked.
   const double rank = double(k) * double(count) / double(active);
   const std::size_t lowest = as_rank(rank + deviation(rank, cluster), count);
   Key<Real>* const largest = keys + count;

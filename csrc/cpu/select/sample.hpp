@@ -1,8 +1,9 @@
-// Estimating the k-th largest magnitude of acc = scale * buffer + gradient from a sample.
+// Estimate of the k-th largest magnitude of acc = scale * buffer + gradient from a sample.
 //
 // The sample is stratified: one cluster of adjacent elements from each of many equal parts of the active positions. A
-// cluster costs as many cache misses as one element. How much less it tells than as many independent elements (whole
-// rows or channels of a gradient can be large together) is measured, and the bracket widened accordingly.
+// cluster costs as many cache misses as one element. It carries less information than the same number of independent
+// elements, because entire rows or channels of a gradient can be large together. The loss is measured, and the bracket
+// is widened accordingly.
 #pragma once
 
 #include <cstddef>
@@ -15,15 +16,15 @@ namespace hvs {
 constexpr std::size_t cluster = 16;            // elements
 constexpr std::size_t smallest_sampled = 512;  // active positions
 
-// How many clusters represent `active` positions.
+// The number of clusters that represent `active` positions.
 std::size_t cluster_count(std::size_t active);
 
-// Where cluster j begins, counted in active positions; depends on nothing but j and `active`.
+// The begin of cluster j, in active positions; depends only on j and `active`.
 std::size_t cluster_begin(std::size_t j, std::size_t active);
 
 template <class Real> struct Estimate {
   Bracket<Key<Real>> bracket;  // of the k-th largest magnitude
-  std::size_t candidates;      // how many magnitudes reach bracket.low, at most and with near certainty
+  std::size_t candidates;      // upper bound, with near certainty, of the magnitudes that reach bracket.low
 };
 
 // Needs 0 < k < active and active >= smallest_sampled. Uses one block of the workspace.

@@ -12,12 +12,12 @@
 namespace hvs {
 namespace {
 
-// Below this size the buffer stays in the cache, where radix selection costs less than sampling saves.
+// Below this size the buffer stays in the cache, and radix selection costs less than sampling would save.
 constexpr std::size_t small = 1 << 14;
-// Above this density the candidates would take memory and time like the buffer itself.
+// Above a density of 1 / dense, the candidates would take as much memory and time as the buffer itself.
 constexpr std::size_t dense = 8;
 
-// k == active: everything leaves.
+// k == active: takes everything.
 template <class Real> void take_all(const Step<Real>& step, std::int32_t* indices, Real* values) {
   std::size_t taken = 0;
   for_each_tile(step, 0, step.size, [&](const Tile<Real>& tile) {

@@ -11,10 +11,10 @@
 namespace hvs {
 namespace {
 
-// What one thread found in its part of the bucket.
+// The result of one thread for its part of the bucket.
 template <class Real> struct Part {
   Entries<Real> candidates;
-  Key<Real>* middle;  // keys of the candidates below bracket.high: those that have to be ranked
+  Key<Real>* middle;  // keys of the candidates below bracket.high, which have to be ranked
   std::size_t middle_count;
   bool overflowed;
 };
@@ -31,8 +31,8 @@ template <class Real> std::vector<Part<Real>> make_parts(const Plan<Real>& plan,
   return parts;
 }
 
-// Completes `found` more candidates, of which only the indices are there yet. The buffer has, or gets, zeros where they
-// will most likely be taken. The tile is still in the L1 cache.
+// Completes `found` more candidates, whose indices are already written. The buffer becomes zero, or is zero already,
+// where they will most likely be taken. The tile is still in the L1 cache.
 template <class Real>
 void collect(Part<Real>& part, std::size_t found, Bracket<Key<Real>> bracket, const Tile<Real>& tile, Real scale) {
   Entries<Real>& candidates = part.candidates;
@@ -48,7 +48,7 @@ void collect(Part<Real>& part, std::size_t found, Bracket<Key<Real>> bracket, co
   candidates.count = end;
 }
 
-// Sweeps begin .. end. Once the candidates could exceed the capacity the rest is only accumulated.
+// Sweeps begin .. end. Once the candidates could exceed the capacity, the rest is only accumulated.
 template <class Real>
 void sweep(const Step<Real>& step, std::size_t begin, std::size_t end, const Plan<Real>& plan, Part<Real>& part) {
   for_each_tile(step, begin, end, [&](const Tile<Real>& tile) {
@@ -60,7 +60,7 @@ void sweep(const Step<Real>& step, std::size_t begin, std::size_t end, const Pla
   });
 }
 
-// Puts back what the sweep replaced by zero.
+// Restores the entries that the sweep replaced by zero.
 template <class Real> void restore(const std::vector<Part<Real>>& parts, Key<Real> guess, Real* buffer) {
   for (const Part<Real>& part : parts) {
     const Entries<Real>& found = part.candidates;
@@ -70,7 +70,7 @@ template <class Real> void restore(const std::vector<Part<Real>>& parts, Key<Rea
   }
 }
 
-// Where to cut the `total` >= k candidates. Normally only those between the bracket's ends have to be ranked.
+// The cut of the `total` >= k candidates. Normally only those inside the bracket have to be ranked.
 template <class Real>
 Cut<Key<Real>> find_cut(const std::vector<Part<Real>>& parts, std::size_t total, std::size_t k,
                         Bracket<Key<Real>> bracket, Key<Real>* keys) {
@@ -86,9 +86,9 @@ Cut<Key<Real>> find_cut(const std::vector<Part<Real>>& parts, std::size_t total,
   return cut_at(keys, total, k, bracket.low, largest_key<Real>);
 }
 
-// Behind which candidate the cut's ties are used up; takes them off the cut.
+// The end of the candidates that use up the cut's ties; subtracts the ties found from the cut.
 template <class Real> std::size_t last_tie(const Entries<Real>& found, Cut<Key<Real>>& cut) {
-  constexpr std::size_t block = 64;  // ties are few: most blocks are passed over by a vectorised loop
+  constexpr std::size_t block = 64;  // ties are few: a vectorised loop skips most blocks
   const auto ties = [&](std::size_t first, std::size_t last) {
     Key<Real> count = 0;
     for (std::size_t i = first; i < last; ++i) count += magnitude(found.values[i]) == cut.threshold;
@@ -103,9 +103,9 @@ template <class Real> std::size_t last_tie(const Entries<Real>& found, Cut<Key<R
   return i;
 }
 
-constexpr std::size_t chunk = 1024;  // candidates that stay in the L1 cache while they are looked at twice
+constexpr std::size_t chunk = 1024;  // candidates that stay in the L1 cache for both passes over them
 
-// Corrects the buffer for at most `chunk` candidates: it has lost those above `zeroed`, but loses those above `limit`.
+// Corrects the buffer for at most `chunk` candidates: those above `zeroed` are zero in it, those above `limit` must be.
 template <class Real>
 void correct(const Entries<Real>& found, std::size_t first, std::size_t last, Key<Real> limit, Key<Real> zeroed,
              Real* buffer) {
@@ -116,7 +116,7 @@ void correct(const Entries<Real>& found, std::size_t first, std::size_t last, Ke
   for (std::size_t i = 0; i < wrong.count; ++i) buffer[indices[i]] = zeroed < limit ? values[i] : Real(0);
 }
 
-// Takes the candidates first .. last that are above `limit`.
+// Takes the candidates first .. last that are above `limit`, and corrects the buffer.
 template <class Real>
 void settle(const Entries<Real>& found, std::size_t first, std::size_t last, Key<Real> limit, Key<Real> guess,
             Real* buffer, Entries<Real>& taken, std::size_t room) {
@@ -127,7 +127,7 @@ void settle(const Entries<Real>& found, std::size_t first, std::size_t last, Key
   }
 }
 
-// Moves what the cut keeps from the candidates to indices and values, which have room for k entries.
+// Moves the candidates that the cut takes to indices and values, which hold k entries.
 template <class Real>
 void take(const std::vector<Part<Real>>& parts, Cut<Key<Real>> cut, Key<Real> guess, Real* buffer, std::size_t k,
           std::int32_t* indices, Real* values) {

@@ -11,12 +11,12 @@ namespace hvs {
 
 template <class Real> struct Plan {
   Bracket<Key<Real>> bracket;  // low <= guess
-  std::size_t capacity;        // candidates that are expected at most
+  std::size_t capacity;        // expected maximum number of candidates
   std::size_t threads;
 };
 
-// Accumulates and moves the k largest magnitudes to indices and values. False when the bracket was wrong: the buffer
-// then holds acc, all of it, and indices and values hold nothing of use.
+// Accumulates and moves the k largest magnitudes to indices and values. Returns false if the bracket was wrong: the
+// buffer then holds all of acc, and indices and values are undefined.
 template <class Real>
 bool sweep_select(const Step<Real>& step, std::size_t k, const Plan<Real>& plan, Workspace& scratch,
                   std::int32_t* indices, Real* values);

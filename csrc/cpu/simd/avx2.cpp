@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::size_t lanes = 8;
 
-// For each mask of 8 lanes the permutation that moves the wanted lanes to the front, one byte a lane.
+// For each mask of 8 lanes, the permutation that moves the wanted lanes to the front, one byte per lane.
 constexpr std::array<std::uint64_t, 256> make_permutations() {
   std::array<std::uint64_t, 256> table{};
   for (unsigned mask = 0; mask < 256; ++mask) {
@@ -82,12 +82,12 @@ HVS_AVX2 inline __m256i counting_from(std::int32_t first) {
   return _mm256_add_epi32(_mm256_set1_epi32(first), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
-// Which lanes are above the limit.
+// A bit per lane, set if it is above the limit.
 HVS_AVX2 inline unsigned above(__m256i keys, __m256i limit) {
   return unsigned(_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(keys, limit))));
 }
 
-// Writes the wanted lanes one after another, as part of a whole vector; returns how many.
+// Writes the wanted lanes contiguously, with a store of a full vector; returns their number.
 HVS_AVX2 inline std::size_t pack(__m256i x, unsigned wanted, void* out) {
   const __m128i bytes = _mm_cvtsi64_si128(static_cast<long long>(permutations[wanted]));
   const __m256i packed = _mm256_permutevar8x32_epi32(x, _mm256_cvtepu8_epi32(bytes));
@@ -95,7 +95,7 @@ HVS_AVX2 inline std::size_t pack(__m256i x, unsigned wanted, void* out) {
   return std::size_t(_mm_popcnt_u32(wanted));
 }
 
-// As the portable loop.
+// See the portable loop.
 HVS_AVX2 std::size_t list_bits(const std::uint64_t* words, std::size_t count, std::size_t first,
                                std::int32_t* indices) {
   constexpr std::size_t batch = 8;
@@ -114,16 +114,16 @@ HVS_AVX2 std::size_t list_bits(const std::uint64_t* words, std::size_t count, st
   return listed;
 }
 
-// Which of a tile's elements are wanted, a bit each. They are listed when all are known: a branch on each few of them,
-// which a CPU cannot predict, would hold up the loads of those behind.
+// Bitmap of the wanted elements of a tile. They are listed after the tile is scanned: a branch per few elements, which
+// the CPU cannot predict, would delay the loads that follow.
 struct Wanted {
-  static constexpr std::size_t group = 4;  // words between two looks at whether there are any
+  static constexpr std::size_t group = 4;  // words that are tested together for any wanted element
   std::uint64_t words[tile_of_sums / word];
 
   HVS_AVX2 void set(std::size_t vector, unsigned lanes_wanted) {
     reinterpret_cast<std::uint8_t*>(words)[vector] = std::uint8_t(lanes_wanted);
   }
-  // Lists those of the first vectors, `batch` at a time whether a word has as many or not.
+  // Lists the wanted elements of the first `vectors` vectors, `batch` at a time even if a word has fewer.
   HVS_AVX2 std::size_t list(std::size_t vectors, std::int32_t first, std::int32_t* indices) {
     constexpr std::size_t per_group = group * word / lanes, batch = 4;
     const std::size_t groups = (vectors + per_group - 1) / per_group;

@@ -14,7 +14,7 @@ namespace hvs {
 namespace {
 
 constexpr std::size_t lanes = 16;
-constexpr std::size_t group = 8;  // vectors between two looks at whether there are candidates
+constexpr std::size_t group = 8;  // vectors that are tested together for candidates
 
 HVS_AVX512 inline __mmask16 first_lanes(std::size_t n) { return __mmask16((1u << n) - 1); }
 
@@ -66,7 +66,7 @@ HVS_AVX512 Sums measure(const float* gradient, float* buffer, std::size_t n, flo
 
 HVS_AVX512 double square(const float* x, std::size_t n) { return square_lanes<8>(x, n); }
 
-// Comparisons of 512-bit vectors give masks, from which counts take longer.
+// The AVX2 loop: comparisons of 512-bit vectors give masks, which take longer to count.
 void count(const float* x, std::size_t n, const float* low, std::int64_t* counts) {
   avx2_float.count(x, n, low, counts);
 }
@@ -76,8 +76,8 @@ HVS_AVX512 inline __m512i counting_from(std::int32_t first) {
   return _mm512_add_epi32(_mm512_set1_epi32(first), steps);
 }
 
-// Writes the wanted lanes one after another; returns how many. Compresses in the register and stores whole vectors:
-// compressing stores to memory are slow on Zen 4.
+// Writes the wanted lanes contiguously; returns their number. Compresses in a register and stores a full vector,
+// because compressing stores to memory are slow on Zen 4.
 HVS_AVX512 inline std::size_t pack(__m512i x, __mmask16 wanted, void* out) {
   _mm512_storeu_si512(out, _mm512_maskz_compress_epi32(wanted, x));
   return std::size_t(_mm_popcnt_u32(wanted));

@@ -13,8 +13,8 @@ template <class Loop, class... Arguments> HVS_AVX512 void run_avx512(Arguments..
 template <class Loop, class... Arguments> HVS_AVX2 void run_avx2(Arguments... arguments) { Loop::run(arguments...); }
 #endif
 
-// Calls Loop::run, which is HVS_INLINE like all that it calls, as compiled for the current level. Its bits do not depend
-// on the level: the order of operations is the source's, and products and sums are never contracted.
+// Calls Loop::run as compiled for the current level; it and all that it calls must be HVS_INLINE. The bits do not
+// depend on the level: operations keep the order of the source, and products and sums are never contracted.
 template <class Loop, class... Arguments> void run_at_level(Arguments... arguments) {
   switch (simd()) {
 #if HVS_X86

@@ -1,5 +1,5 @@
-// Sums of a tile in the order of ../common/sums.hpp, so that their bits do not depend on the SIMD level. Vectors of
-// `width` doubles, which is all that a level chooses, hold the lanes.
+// Sums of a tile in the order of ../common/sums.hpp, so that their bits do not depend on the SIMD level. The lanes are
+// vectors of `width` doubles; a level chooses only the width.
 //
 // Elements are widened to float64 first, which is exact: squares of float32 neither overflow nor underflow.
 #pragma once
@@ -35,7 +35,7 @@ HVS_INLINE void update_velocity_lanes(const Real* gradient, Real* velocity, std:
   }
 }
 
-// One running value per lane.
+// A running value per lane.
 template <std::size_t width> struct Lanes {
   static constexpr std::size_t parts = lanes_of_sums / width;
   typename Vector<double, width>::Type part[parts] = {};
@@ -60,7 +60,7 @@ template <std::size_t width> struct MomentLanes {
   using Wide = typename Vector<double, width>::Type;
   Lanes<width> sum, squares, magnitudes, largest;
 
-  // One element per lane: buffer <- acc.
+  // buffer <- acc for one element per lane; adds it to the sums.
   template <bool fresh, class Real> HVS_INLINE void add(const Real* gradient, Real* buffer, Real scale) {
     using Narrow = typename Vector<Real, width>::Type;
     using Bits = typename Vector<std::int64_t, width>::Type;
@@ -85,7 +85,7 @@ HVS_INLINE Sums measure_lanes_as(const Real* gradient, Real* buffer, std::size_t
   MomentLanes<width> all;
   std::size_t i = 0;
   for (; i + lanes_of_sums <= n; i += lanes_of_sums) all.template add<fresh>(gradient + i, buffer + i, scale);
-  Real added[lanes_of_sums] = {}, acc[lanes_of_sums] = {};  // zeros behind the last element change no sum
+  Real added[lanes_of_sums] = {}, acc[lanes_of_sums] = {};  // zeros after the last element change no sum
   std::copy_n(gradient + i, n - i, added);
   std::copy_n(buffer + i, n - i, acc);
   all.template add<fresh>(added, acc, scale);
@@ -118,7 +118,7 @@ template <std::size_t width, class Real> HVS_INLINE double square_lanes(const Re
   return squares.sum();
 }
 
-// Adds to the counts, but for the elements behind the last whole vector; returns how many those in front are.
+// Counts the elements of all full vectors; returns their number.
 template <std::size_t width, class Real>
 HVS_INLINE std::size_t count_vectors(const Real* x, std::size_t n, const Real* low, std::int64_t* counts) {
   using Reals = typename Vector<Real, width>::Type;
@@ -138,8 +138,8 @@ HVS_INLINE std::size_t count_vectors(const Real* x, std::size_t n, const Real* l
   return i;
 }
 
-// Numbers are compared, not keys: SSE2 has no comparison of 64-bit integers. What is not below a threshold reaches it,
-// NaN too.
+// Compares numbers, not keys: SSE2 has no comparison of 64-bit integers. Elements that are not below a threshold reach
+// it, including NaN.
 template <std::size_t width, class Real>
 HVS_INLINE void count_reaching(const Real* x, std::size_t n, const Real* low, std::int64_t* counts) {
   for (std::size_t i = count_vectors<width>(x, n, low, counts); i < n; ++i) {

@@ -20,7 +20,7 @@ struct Level {
 };
 
 #if HVS_X86
-// Not every compiler's __builtin_cpu_supports knows F16C.
+// Some compilers' __builtin_cpu_supports does not know F16C.
 bool has_f16c() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);

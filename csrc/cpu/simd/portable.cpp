@@ -1,4 +1,4 @@
-// Standard C++: the loops of every machine, and of float64 buffers. Written so that compilers vectorise them.
+// The loops in standard C++, for every machine and for float64 buffers. Written so that compilers vectorise them.
 #include "gradient.hpp"
 #include "simd/lanes.hpp"
 #include "simd/level.hpp"
@@ -6,7 +6,7 @@
 namespace hvs {
 namespace {
 
-constexpr std::size_t block = 64, part = 8;  // elements between two looks at whether there are candidates
+constexpr std::size_t block = 64, part = 8;  // elements that are tested together for candidates
 
 template <bool fresh, class Real> void accumulate_as(const Real* gradient, Real* buffer, std::size_t n, Real scale) {
   for (std::size_t i = 0; i < n; ++i) buffer[i] = (fresh ? Real(0) : scale * buffer[i]) + gradient[i];
@@ -41,7 +41,7 @@ template <class Real> inline bool any_reaches(const Real* x, std::size_t n, Key<
   return any;
 }
 
-// Writes first + i for each of the n elements that reaches `low`; returns how many.
+// Writes first + i for each of the n elements that reaches `low`; returns their number.
 template <class Real>
 inline std::size_t list(const Real* x, std::size_t n, Key<Real> low, std::int32_t first, std::int32_t* indices) {
   std::size_t count = 0;
@@ -52,7 +52,7 @@ inline std::size_t list(const Real* x, std::size_t n, Key<Real> low, std::int32_
   return count;
 }
 
-// One pass, so that memory is read while the CPU compares: first a block without branches, then its candidates.
+// One pass, so that memory reads overlap with comparisons: first a block without branches, then its candidates.
 template <bool fresh, class Real>
 std::size_t scan_as(const Real* gradient, Real* buffer, std::size_t n, Real scale, Key<Real> low, std::int32_t first,
                     std::int32_t* indices) {
@@ -79,7 +79,7 @@ std::size_t scan(const Real* gradient, Real* buffer, std::size_t n, Real scale, 
                     : scan_as<false>(gradient, buffer, n, scale, low, first, indices);
 }
 
-// As scan, but a block is made on the stack.
+// Like scan_as, but computes a block on the stack.
 template <bool fresh, class Real>
 std::size_t scan_apart_as(const Real* gradient, const Real* source, Real* buffer, std::size_t n, Real scale,
                           Key<Real> below, Key<Real> most, std::int32_t first, std::int32_t* indices) {
@@ -119,8 +119,8 @@ void filter(const Entries<Real>& from, std::size_t first, std::size_t last, Rang
   }
 }
 
-// Writes eight indices at a time, whether a word has as many bits or not: a CPU cannot predict their number, but most
-// often that it does not exceed eight.
+// Writes eight indices at a time, even if a word has fewer bits: a CPU cannot predict their number, but can usually
+// predict that it does not exceed eight.
 std::size_t list_bits(const std::uint64_t* words, std::size_t count, std::size_t first, std::int32_t* indices) {
   constexpr std::size_t batch = 8;
   constexpr std::uint64_t last = std::uint64_t(1) << (word - 1);

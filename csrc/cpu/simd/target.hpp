@@ -1,4 +1,4 @@
-// Which instruction sets can be compiled in.
+// The instruction sets that can be compiled.
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__)
@@ -9,8 +9,8 @@
 #define HVS_X86 0
 #endif
 
-// Loops that are written once are compiled for a level by being inlined into a function of that target (dispatch.hpp).
+// A loop that is written once is compiled for a level by inlining it into a function with that target (dispatch.hpp).
 #define HVS_INLINE inline __attribute__((always_inline))
 
-// Before a loop over a few elements: GCC unrolls it completely otherwise, and then vectorises it no more.
+// Goes before a loop over a few elements: otherwise GCC unrolls it completely and does not vectorise it.
 #define HVS_KEEP_LOOP _Pragma("GCC unroll 1")

@@ -15,7 +15,7 @@ Geometry as_geometry(std::int64_t size, std::int64_t rows) {
   return {as_size(size), std::size_t(rows), 0};
 }
 
-// The geometry of a sketch with this many counters.
+// The geometry of the sketch; its number of counters must be valid for the bucket.
 Geometry as_geometry(const py::array& sketch, std::int64_t size, std::int64_t rows, Access access) {
   Geometry geometry = as_geometry(size, rows);
   check_plain(sketch, access, "sketch");
@@ -37,7 +37,7 @@ std::size_t py_sketch_length(std::int64_t size, double ratio, std::int64_t rows)
   return geometry.length();
 }
 
-// The sketch and the buffer of a call, which have one dtype; `call` gets both, and the geometry.
+// Checks the sketch and the buffer, which must have the same dtype, and passes them and the geometry to `call`.
 template <class Call>
 void with_sketch(py::handle counters, Access counters_access, py::handle elements, Access elements_access,
                  std::int64_t rows, const Call& call) {

@@ -18,12 +18,12 @@ Keys keys_of(std::uint64_t seed) {
   return keys;
 }
 
-// The first of the counters that a vector has in a row, counted from those of its section.
+// The first counter of a vector in a row, relative to the counters of its section.
 HVS_INLINE std::uint32_t first_counter(const Place& place, std::size_t row, std::size_t groups) {
   return std::uint32_t(lanes * (row * groups + place.group));
 }
 
-// Places of adjacent vectors, all hashed at once: that much is vectorised by the compiler.
+// The places of adjacent vectors, hashed together in a loop that compilers vectorise.
 constexpr std::size_t batch = 64;
 
 struct Places {
@@ -38,7 +38,7 @@ struct Places {
   }
 };
 
-// A table, because the portable level's vectors cannot be shifted by lane.
+// A table, because the vectors of the portable level have no shift per lane.
 template <class Word>
 alignas(64) constexpr Word lane_bits[lanes] = {
     1 << 0, 1 << 1, 1 << 2,  1 << 3,  1 << 4,  1 << 5,  1 << 6,  1 << 7,
@@ -50,7 +50,7 @@ template <class Real> HVS_INLINE Real with_lane_sign(Real x, std::uint32_t negat
   return with_sign(x, Unsigned(negative) & lane_bits<Unsigned>[lane]);
 }
 
-// The median over the rows of what is read for lane l of vector i of the batch.
+// The median over the rows of the estimates for lane l of vector i of the batch.
 template <std::size_t rows, class Real>
 HVS_INLINE Real estimate(const Real* counters, const Places* places, std::size_t i, std::size_t l) {
   Real estimates[rows];
@@ -60,7 +60,7 @@ HVS_INLINE Real estimate(const Real* counters, const Places* places, std::size_t
   return median_of(estimates);
 }
 
-// What is done with `count` lanes of vector i of a batch, of which the first position is `at`.
+// Adds `count` lanes of vector i of a batch to the counters; `at` is the position of the first lane.
 template <std::size_t rows, class Real> struct Update {
   const Real *buffer, *old;  // old: a copy of the section's counters; null where nothing is carried
   Real* counters;
@@ -100,8 +100,8 @@ template <std::size_t rows, bool add, class Real> struct Query {
   }
 };
 
-// Calls `each` for all vectors of a section. `next` is where the counters of the next one lie: wherever this one has a
-// counter in use, the next one's is fetched.
+// Calls `each` for all vectors of a section. `next` points to the counters of the next section, which are prefetched at
+// the offsets that this section uses.
 template <std::size_t rows> struct Walk {
   template <class Each, class Real>
   static HVS_INLINE void run(Each each, std::size_t first, std::size_t last, std::size_t groups, std::size_t size,
@@ -130,8 +130,8 @@ void walk(const Section<Real>& section, const Geometry& geometry, const Keys& ke
                            static_cast<const Real*>(next));
 }
 
-// Corrects an update where positions were delivered: what was read there has not stayed, but a share of each counter
-// has gone with it.
+// Corrects an update at delivered positions: the buffer no longer contains the estimate there, so it is added back, and
+// the position's share leaves each counter.
 template <std::size_t rows, class Real>
 void take_shares(const Section<Real>& section, const Keys& keys, const Real* old, Real carried,
                  const std::int32_t* delivered, std::size_t count, std::uint32_t* sharing) {

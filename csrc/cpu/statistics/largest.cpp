@@ -11,18 +11,18 @@
 namespace hvs {
 namespace {
 
-constexpr std::size_t streams = 4;       // places of a tensor that are read at the same time: as many cache misses overlap
-constexpr std::size_t part = 16 << 10;  // bytes from one to the next, between two looks at the result
+constexpr std::size_t streams = 4;       // parts of a tensor that are read together, so that their cache misses overlap
+constexpr std::size_t part = 16 << 10;  // bytes of a part; the result is checked after each group of parts
 
-// Without its sign, a float is as large as its bits are as an integer; NaN is above infinity. Loops over integers, without
-// branches, are vectorised by every compiler and for every width.
+// Without the sign bit, the bits of a float are ordered like its magnitude, with NaN above infinity. Every compiler
+// vectorises loops over integers without branches, for every width.
 template <class Word> HVS_INLINE Word larger(Word found, const char* data) {
   Word word;
   std::memcpy(&word, data, sizeof word);
   return std::max(found, Word(word & std::numeric_limits<Word>::max()));
 }
 
-// Looks at `streams` adjacent parts.
+// Scans `streams` adjacent parts.
 template <class Word> struct Adjacent {
   static HVS_INLINE void run(const char* data, Word* result) {
     Word found = *result;
@@ -33,7 +33,7 @@ template <class Word> struct Adjacent {
   }
 };
 
-// The largest magnitude, as an integer; stops where something is not finite.
+// The largest magnitude as an integer; stops at a non-finite element.
 template <class Word> Word largest_word(const Tensor& t, Word infinite) {
   const char* data = t.data;
   std::size_t left = t.length;

@@ -10,7 +10,7 @@
 namespace hvs {
 namespace {
 
-constexpr std::size_t block = block_of_sums;  // threads share blocks out among them
+constexpr std::size_t block = block_of_sums;  // positions of a block; blocks are distributed over the threads
 
 void add(Sums& total, const Sums& more) {
   total.sum += more.sum;
@@ -27,7 +27,7 @@ template <class Real> Sums measure(const Step<Real>& step, std::size_t begin, st
   return total;
 }
 
-// Thresholds in groups, the last one filled up with some that do not matter.
+// Pads the thresholds to full groups; the counts of the padding are not used.
 template <class Real> std::vector<Real> in_groups(std::vector<Real> low) {
   low.resize((low.size() + thresholds_at_once - 1) / thresholds_at_once * thresholds_at_once);
   return low;
@@ -60,7 +60,7 @@ template <class Real> double square_tensor(const Tensor& t) {
   return total;
 }
 
-// The sum of squares of the positions begin .. end, at most a tile, that are covered by the tensors from `first` on.
+// The sum of squares over the positions begin .. end, at most a tile, that the tensors from `first` on cover.
 template <class Real>
 double score_tile(const Real* buffer, const std::vector<Tensor>& tensors, std::size_t first, std::size_t begin,
                   std::size_t end) {
@@ -88,7 +88,7 @@ template <class Real> class Finder {
     __builtin_prefetch(step_.buffer + gradient_->start + i);
   }
 
-  // What accumulate would leave there.
+  // Returns acc at the position, as accumulate would store it.
   Real acc(std::size_t number) {
     const std::size_t i = find(number);
     Real added = 0;
@@ -97,7 +97,7 @@ template <class Real> class Finder {
   }
 
  private:
-  // Moves to the gradient that holds it; returns where in there.
+  // Advances to the gradient that contains active position `number`; returns the offset in the gradient.
   std::size_t find(std::size_t number) {
     while (before_ + gradient_->length <= number) before_ += gradient_++->length;
     return number - before_;
@@ -105,7 +105,7 @@ template <class Real> class Finder {
 
   const Step<Real>& step_;
   std::vector<Tensor>::const_iterator gradient_;
-  std::size_t before_ = 0;  // active positions in front of this gradient
+  std::size_t before_ = 0;  // active positions before this gradient
 };
 
 }  // namespace
@@ -120,7 +120,7 @@ template <class Real> Sums accumulate_moments(const Step<Real>& step, std::size_
   });
   Sums total = {};
   for (const Sums& more : sums) add(total, more);
-  // No magnitude is negative, so only NaN makes their sum NaN; a maximum does not see it.
+  // Magnitudes are nonnegative, so their sum is NaN only if one of them is. A maximum ignores NaN.
   if (std::isnan(total.magnitudes)) total.largest = std::numeric_limits<double>::quiet_NaN();
   return total;
 }
@@ -154,7 +154,7 @@ void block_scores(const Real* buffer, std::size_t size, const std::vector<Tensor
                   std::size_t threads, double* scores) {
   const std::size_t blocks = (size + block_size - 1) / block_size;
   parallel(threads, [&](std::size_t part) {
-    std::size_t first = 0;  // tensor that ends behind the position
+    std::size_t first = 0;  // the first tensor that ends after the position
     for (std::size_t b = blocks * part / threads; b < blocks * (part + 1) / threads; ++b) {
       const std::size_t end = std::min((b + 1) * block_size, size);
       scores[b] = 0;

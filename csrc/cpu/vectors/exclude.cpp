@@ -1,4 +1,4 @@
-// exclude: the excluded positions are marked, block by block, in memory that stays in the L1 cache.
+// exclude: marks the excluded positions, block by block, in memory that stays in the L1 cache.
 #include <array>
 
 #include "vectors/vectors.hpp"
@@ -8,10 +8,10 @@ namespace {
 
 constexpr std::size_t block = 1 << 14;  // positions
 
-// Bytes rather than bits: a position is marked without a look at its neighbours' marks.
+// Bytes instead of bits: marking a position does not read the marks of its neighbours.
 using Marks = std::array<bool, block>;
 
-// Sets the marks of the ascending indices below begin + block; returns how many those are.
+// Sets the marks of the ascending indices below begin + block; returns the number of these indices.
 std::size_t mark(Marks& marks, const std::int32_t* indices, std::size_t count, std::size_t begin, bool value) {
   std::size_t i = 0;
   for (; i < count && std::size_t(indices[i]) < begin + block; ++i) marks[std::size_t(indices[i]) - begin] = value;

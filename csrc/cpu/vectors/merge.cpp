@@ -1,4 +1,4 @@
-// merge_sum: two sparse vectors are merged; more are added in a dense block of the index space that stays in the cache.
+// merge_sum: merges two sparse vectors; adds more than two in a dense block of the index space that stays in the cache.
 #include <algorithm>
 #include <array>
 
@@ -13,11 +13,11 @@ namespace {
 constexpr std::size_t block = 1 << 14;  // positions
 
 template <class Real> struct Accumulator {
-  Real* sums;                                   // block elements, all neutral between two blocks
-  std::array<std::uint64_t, block / word> set;  // which of them an entry was added to
+  Real* sums;                                   // block elements, all neutral between blocks
+  std::array<std::uint64_t, block / word> set;  // bitmap of the elements that have an entry
 };
 
-// Adds the entries of a vector from `at` on that are below `end`; returns the first one that is not.
+// Adds the entries of a vector from `at` on whose index is below `end`; returns the first entry whose index is not.
 template <class Real>
 std::size_t add_block(Accumulator<Real>& acc, const Sparse<Real>& vector, std::size_t at, std::size_t begin,
                       std::size_t end) {
@@ -29,7 +29,7 @@ std::size_t add_block(Accumulator<Real>& acc, const Sparse<Real>& vector, std::s
   return at;
 }
 
-// Moves the sums out, in order; returns how many.
+// Moves the sums out, in order; returns their number.
 template <class Real>
 std::size_t drain(Accumulator<Real>& acc, std::size_t begin, std::int32_t* indices, Real* values) {
   const std::size_t count = loops<Real>().list_bits(acc.set.data(), acc.set.size(), begin, indices);
@@ -42,7 +42,7 @@ std::size_t drain(Accumulator<Real>& acc, std::size_t begin, std::int32_t* indic
   return count;
 }
 
-// The lowest index that is left, or `size`.
+// The lowest remaining index, or `size`.
 template <class Real>
 std::size_t next_index(const std::vector<Sparse<Real>>& vectors, const std::vector<std::size_t>& at, std::size_t size) {
   for (std::size_t v = 0; v < vectors.size(); ++v) {

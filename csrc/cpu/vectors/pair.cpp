@@ -6,7 +6,7 @@
 namespace hvs {
 namespace {
 
-// x where it is wanted, else the neutral element; does not branch.
+// Returns x if wanted, else the neutral element; does not branch.
 template <class Real> inline Real only_if(bool wanted, Real x) {
   using Unsigned = typename Bits<Real>::Unsigned;
   Unsigned bits, other;
@@ -17,7 +17,7 @@ template <class Real> inline Real only_if(bool wanted, Real x) {
   return x;
 }
 
-// What is left of a vector that is consumed from both ends.
+// The remaining entries of a vector that is consumed from both ends.
 template <class Real> struct Rest {
   const std::int32_t* indices;
   const Real* values;
@@ -26,7 +26,7 @@ template <class Real> struct Rest {
   std::size_t count() const { return last - first; }
 };
 
-// Moves the lowest index out of the two, or out of the one that has it.
+// Takes the lowest index out of both vectors, or out of the vector that has it.
 template <class Real> inline void take_lowest(Rest<Real>& a, Rest<Real>& b, std::int32_t& index, Real& value) {
   const std::int32_t i = a.indices[a.first], j = b.indices[b.first];
   const bool of_a = i <= j, of_b = j <= i;
@@ -47,13 +47,13 @@ template <class Real> inline void take_highest(Rest<Real>& a, Rest<Real>& b, std
 
 }  // namespace
 
-// Consumes both ends in turn: a step waits for the loads and the comparison of the step before, so that two chains of
-// steps take little longer than one.
+// Alternates between both ends: each step waits for the loads and the comparison of the previous step, so two
+// independent chains take little longer than one.
 template <class Real>
 std::size_t merge_pair(const Sparse<Real>& a, const Sparse<Real>& b, std::size_t room, std::int32_t* indices,
                        Real* values) {
   Rest<Real> of_a = {a.indices, a.values, 0, a.count}, of_b = {b.indices, b.values, 0, b.count};
-  std::size_t low = 0, high = room;  // what is written: 0 .. low and high .. room
+  std::size_t low = 0, high = room;  // written so far: 0 .. low and high .. room
   while (of_a.count() >= 2 && of_b.count() >= 2) {
     take_lowest(of_a, of_b, indices[low], values[low]);
     ++low;

@@ -9,7 +9,7 @@
 
 namespace hvs {
 
-// -0.0 is the neutral element of addition: -0.0 + x has the bits of x for every x, 0.0 + x has not for x = -0.0.
+// -0.0 is the neutral element of addition: -0.0 + x has the bits of x for every x, but 0.0 + x does not for x = -0.0.
 template <class Real> constexpr Real neutral = Real(-0.0);
 
 // merge_sum of two vectors.

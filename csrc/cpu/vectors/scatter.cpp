@@ -1,4 +1,4 @@
-// What is done with one sparse vector and dense arrays.
+// Operations on one sparse vector and dense arrays.
 #include <algorithm>
 #include <cstring>
 
@@ -8,7 +8,7 @@
 namespace hvs {
 namespace {
 
-constexpr std::size_t tile = 2048;     // elements of an output that are made in the L1 cache
+constexpr std::size_t tile = 2048;     // elements of an output that are composed in the L1 cache
 constexpr std::size_t lookahead = 32;  // elements of an output whose cache misses overlap
 
 inline void store(float x, float& out) { out = x; }
@@ -28,7 +28,7 @@ template <class Stored, class Real> void scatter_dense(const Real* values, const
   for (std::size_t i = 0; i < out.length; ++i) write<Stored>(out.data, i, values[out.start + i] * scale);
 }
 
-// Writes zeros and the entries from `at` on; returns the first entry behind the output.
+// Writes zeros and the entries from `at` on; returns the first entry after the output.
 template <class Stored, class Real>
 std::size_t scatter_sparse(const Sparse<Real>& vector, std::size_t at, const Tensor& out, Real scale) {
   alignas(64) char made[tile * sizeof(Stored)] = {};
@@ -45,7 +45,7 @@ std::size_t scatter_sparse(const Sparse<Real>& vector, std::size_t at, const Ten
   return at;
 }
 
-// The same for an output that holds zeros.
+// The same for an output that already holds zeros.
 template <class Stored, class Real>
 std::size_t write_entries(const Sparse<Real>& vector, std::size_t at, const Tensor& out, Real scale) {
   const auto there = [&](std::size_t i) { return std::size_t(vector.indices[i]) - out.start; };

@@ -1,4 +1,4 @@
-// Sparse vectors: their sum, and what is done with one.
+// Sums of sparse vectors, and operations on one sparse vector.
 #pragma once
 
 #include <cstddef>
@@ -11,20 +11,20 @@
 
 namespace hvs {
 
-// The union of the vectors, whose indices are all below `size`; values of one index are added in the order of the
-// vectors. `room` is at least what the union has; indices and values have room for `padding` more. Returns how many.
+// The sum of the vectors, whose indices are all below `size`. Values of the same index are added in the order of the
+// vectors. The sum has at most `room` entries; indices and values hold `padding` more. Returns the number of entries.
 template <class Real>
 std::size_t merge_sum(const std::vector<Sparse<Real>>& vectors, std::size_t size, std::size_t room,
                       std::int32_t* indices, Real* values);
 
-// The entries of the vector whose index is not among the `count` ascending others; indices and values have room for
-// all of them. Returns how many.
+// Copies the entries of the vector whose index is not among the `count` ascending others; indices and values hold all
+// entries of the vector. Returns the number of entries copied.
 template <class Real>
 std::size_t exclude(const Sparse<Real>& vector, const std::int32_t* others, std::size_t count, std::int32_t* indices,
                     Real* values);
 
-// outputs <- 0, unless they are `cleared` already, then values * scale at the vector's positions; positions outside of
-// every output are ignored.
+// outputs <- 0, unless they are `cleared` already, then values * scale at the vector's positions. Ignores positions
+// outside all outputs.
 template <class Real>
 void scatter(const Sparse<Real>& vector, const std::vector<Tensor>& outputs, Real scale, bool cleared);
 

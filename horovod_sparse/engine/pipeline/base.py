@@ -1,15 +1,20 @@
-"""Parts that a sparse and a dense pipeline share."""
+"""Parts that the sparse and the dense pipeline share."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from time import perf_counter_ns
 from typing import Any
+
+from numpy.typing import NDArray
 
 from horovod_sparse import metrics
 from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import Segments
-from horovod_sparse.metrics.counts import Counts, Stages
-from horovod_sparse.rules import BucketContext, SparseVector
+from horovod_sparse.metrics.counts import Counts
+from horovod_sparse.rules import BucketContext, SparseVector, Step
 from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.traffic import Traffic
 
@@ -18,18 +23,18 @@ class NoBackwardError(RuntimeError):
     """No rank had a backward pass in this step."""
 
 
-class PipelineBase:
-    """A bucket's place and messages, the stage in progress, and what both kinds of pipeline say and do.
+class PipelineBase(ABC):
+    """Exchange of one bucket, step by step; ``pipeline_for`` returns the kind that a configuration needs.
 
     Args:
         context: The bucket and the rank.
-        transport: Of the ranks that take part.
-        factor: Factor on the totals.
+        transport: The ranks that take part.
+        factor: Factor on the totals; 1/P averages.
 
     Attributes:
-        stage: The stage in progress, or the last one; for messages.
-        sent_whole: Whether everything was sent in the last step.
-        counts: What was counted since the last ``statistics``.
+        stage: The stage in progress, or the last one; read by other threads for reports.
+        sent_dense: Whether every entry was sent in the last step.
+        counts: Counts since the last call of ``statistics``.
     """
 
     def __init__(self, context: BucketContext, transport: Transport, factor: float) -> None:
@@ -38,40 +43,103 @@ class PipelineBase:
         self._factor = factor
         self._kernels = kernels_for(context.like)
         self.stage = "select"
-        self.sent_whole = True
+        self.sent_dense = True
         self.counts = Counts()
-        self._stages = Stages()
-        self._measuring = False  # norms are taken of the next step
-        self._told = (0, 0)  # bytes sent and received up to the last ``statistics``
+        self._since = 0  # ns; start of the stage in progress
+        self._span: AbstractContextManager[None] | None = None
+        self._traced = False  # in the step in progress
+        self._measuring = False  # norms of the next step are taken
+        self._reported = Traffic()  # up to the last call of `statistics`
 
-    def _stage(self, name: str, **details: Any) -> AbstractContextManager[None]:
-        self.stage = name
-        stages = self._stages
-        stages.name = name
-        stages.span = metrics.span(name, bucket=self._context.bucket, **details) if metrics.active() else None
-        return stages
+    def run(
+        self,
+        gradients: Segments,
+        outputs: Segments,
+        step: Step = Step(),
+        agreed: NDArray[Any] | None = None,
+        ahead: NDArray[Any] | None = None,
+    ) -> NDArray[Any] | None:
+        """Exchange the gradients of one step.
+
+        Args:
+            gradients: Gradients of this rank. Positions in gaps are held: neither added to nor selected from.
+            outputs: Arrays that receive factor * total, in their own dtypes. They may be the arrays of the gradients,
+                which saves a pass: the sweep then leaves zeros in them, into which the total is written. After a
+                failed exchange they may be zero; the memory then holds what they held.
+            step: Conditions of the step.
+            agreed: Sums of this bucket's facts over the ranks, where an earlier message brought them.
+            ahead: Facts of the next bucket, piggybacked on the message of a bucket that needs no agreement.
+
+        Returns:
+            The sums of the piggybacked facts.
+
+        Raises:
+            NoBackwardError: No rank had a backward pass. The memory is unchanged.
+        """
+        self._start()
+        try:
+            return self._run(gradients, outputs, step, agreed, ahead)
+        finally:
+            self._leave()
+
+    @abstractmethod
+    def _run(
+        self,
+        gradients: Segments,
+        outputs: Segments,
+        step: Step,
+        agreed: NDArray[Any] | None,
+        ahead: NDArray[Any] | None,
+    ) -> NDArray[Any] | None: ...
+
+    def facts(self, gradients: Segments, step: Step) -> NDArray[Any] | None:
+        """Return numbers to be summed over the ranks before the exchange; None where there is nothing to agree on."""
+        del gradients, step
+        return None
 
     @property
     def traffic(self) -> Traffic:
-        """Payload this rank has sent and received for this bucket."""
+        """Payload that this rank has sent and received for this bucket."""
         return self._transport.traffic
 
     def statistics(self, norms: bool) -> Counts:
-        """Counts since the last call; to be called between two steps.
+        """Return the counts since the last call; to be called between two steps.
 
         Args:
-            norms: Whether those of the next step are taken, for the call after it.
+            norms: Take norms in the next step, for the call after it.
         """
         counts, self.counts, self._measuring = self.counts, Counts(), norms
-        counts.nanoseconds, self._stages.nanoseconds = self._stages.nanoseconds, counts.nanoseconds
         counts.events.update(self._context.events)
         self._context.events.clear()
-        sent, received = self._told
-        self._told = self.traffic.bytes_sent, self.traffic.bytes_received
-        counts.bytes_sent, counts.bytes_received = self._told[0] - sent, self._told[1] - received
+        before, now = self._reported, self.traffic
+        counts.bytes_sent = now.bytes_sent - before.bytes_sent
+        counts.bytes_received = now.bytes_received - before.bytes_received
+        self._reported = Traffic()
+        self._reported.add(now)
         share = 2 * (self._context.ranks - 1) / self._context.ranks
         counts.dense_bytes = counts.steps * share * self._context.size * self._context.like.itemsize
         return counts
+
+    def _start(self) -> None:
+        self._traced = metrics.active()
+        self._since = perf_counter_ns()
+
+    def _enter(self, stage: str, **details: Any) -> None:
+        """Enter a stage of the step, and leave the one before it."""
+        now = perf_counter_ns()
+        self.counts.nanoseconds[self.stage] += now - self._since
+        self._since, self.stage = now, stage
+        if self._traced:
+            if self._span is not None:
+                self._span.__exit__(None, None, None)
+            self._span = metrics.span(stage, bucket=self._context.bucket, **details)
+            self._span.__enter__()
+
+    def _leave(self) -> None:
+        self.counts.nanoseconds[self.stage] += perf_counter_ns() - self._since
+        if self._span is not None:
+            self._span.__exit__(None, None, None)
+            self._span = None
 
     def _no_backward(self) -> NoBackwardError:
         return NoBackwardError(
@@ -79,10 +147,41 @@ class PipelineBase:
             f"{self._context.ranks} ranks: call loss.backward() first"
         )
 
-    def _scatter(self, total: SparseVector, outputs: Segments, zeros: Segments = ()) -> None:
-        """Writes factor * total into the outputs, of which some hold zeros already."""
-        known = {id(array) for _, array in zeros}
-        for cleared in (False, True):
-            part = [pair for pair in outputs if (id(pair[1]) in known) == cleared]
-            if part:
-                self._kernels.scatter(total.indices, total.values, part, self._factor, cleared=cleared)
+    def _scatter(self, total: SparseVector, outputs: Segments, cleared: bool = False) -> None:
+        """Write factor * total into outputs, which hold zeros already where they are cleared."""
+        self._kernels.scatter(total.indices, total.values, outputs, self._factor, cleared=cleared)
+
+    @abstractmethod
+    def undo(self) -> None:
+        """Return to the state before the last step."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the next step depends on. Arrays are not copied: see ``rules.snapshot``."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state that ``state_dict`` returned for the same configuration and bucket; other keys are ignored.
+
+        Raises:
+            ValueError: A part is missing, of another type or size, not finite, or out of range. The pipeline keeps its
+                state.
+        """
+
+    @abstractmethod
+    def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """Return the state that continues those of another world size.
+
+        The sum of the memories over all ranks stays the same, as updates. State that is equal on all ranks is taken
+        from the leader. State that depends on the rank or the world size starts from scratch.
+
+        Args:
+            states: States that this rank takes over, with NumPy arrays; may be empty.
+            leader: The state of the old rank 0, in which the memory may be left out.
+
+        Returns:
+            A state for ``load_state_dict``, and notes on what was not carried over.
+
+        Raises:
+            ValueError: A memory does not fit.
+        """

@@ -16,7 +16,7 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.engine.pipeline.base import PipelineBase
 from horovod_sparse.engine.pipeline.headroom import Headroom
 from horovod_sparse.engine.pipeline.norms import Norms
-from horovod_sparse.kernels.types import Segments
+from horovod_sparse.kernels.types import Array, Segments
 from horovod_sparse.rules import Accumulator, BucketContext, Exchange, SparseVector, Step, snapshot
 from horovod_sparse.rules.states import checked_integer, checked_number, require_finite, require_like
 from horovod_sparse.transport.base import Transport
@@ -31,18 +31,34 @@ _LATE = 1 << 20
 
 
 class _Plan(NamedTuple):
-    """One step's decision: the candidates' densities and entries, descending, and whether all is sent instead."""
+    """Decision of one step.
 
+    Attributes:
+        elements: Elements that take part, averaged over the ranks.
+        densities: Densities of the candidates, descending.
+        ks: Their numbers of entries.
+        dense: Whether everything is sent instead.
+    """
+
+    elements: int
     densities: Sequence[float]
     ks: list[int]
     dense: bool
 
 
 class _Units(NamedTuple):
-    """Factors that make what the memory holds an update, and a mean of gradients; 0: nothing is held yet."""
+    """Factors that turn the content of the memory into an update, and into a mean of gradients; 0: not known yet."""
 
     update: float = 0.0
     gradient: float = 0.0
+
+
+class _Scales(NamedTuple):
+    """Units of a step, and the factors on gradients of earlier steps and on the memory."""
+
+    units: _Units
+    carry: float
+    memory: float
 
 
 class SparsePipeline(PipelineBase):
@@ -76,139 +92,159 @@ class SparsePipeline(PipelineBase):
 
     @property
     def traffic(self) -> Traffic:
-        """Payload this rank has sent and received for this bucket."""
+        """Payload that this rank has sent and received for this bucket."""
         return self.collective.traffic
 
-    def run(
+    def _run(
         self,
         gradients: Segments,
         outputs: Segments,
-        step: Step = Step(),
-        agreed: NDArray[np.int64] | None = None,
-        ahead: NDArray[np.int64] | None = None,
+        step: Step,
+        agreed: NDArray[np.int64] | None,
+        ahead: NDArray[np.int64] | None,
     ) -> None:
-        """Exchanges one step's gradients."""
         del ahead
         if self._context.undoable:
-            with self._stage("select"):
-                self._keep()
-        poisoned, active, epoch = self._agree(gradients, step, agreed)
-        if not poisoned:
-            # A step that may be undone may need its gradients once more.
-            clear = not self._context.undoable and _among(gradients, outputs)
-            step = replace(step, number=self._steps, gradients=gradients, epoch=epoch, clear=clear)
-            poisoned = not self._send_sparse(step, active, outputs)
-        if poisoned:
-            self._send_whole(gradients, outputs)
+            self._keep()
+        scales = self._scales(step)
+        if agreed is None:
+            mine = self._facts(gradients, step, scales)
+            self._enter("agree")
+            agreed = self._context.consensus(mine)
+        unsafe, working, elements, epochs = agreed.tolist()
+        if not working:
+            raise self._no_backward()
+        if unsafe or not self._send_sparse(gradients, outputs, step, scales, elements, working, epochs):
+            self._send_dense(gradients, outputs)
 
     def _keep(self) -> None:
-        """Remembers the state before a step; copies what the step changes in place."""
+        """Keep the state before a step; copy what the step changes in place."""
         state = self.state_dict()
         left = {"memory": state.pop("memory")} if getattr(self.memory, "alternates", False) else {}
         self._before = {**snapshot(state, self._before), **left}
 
     def facts(self, gradients: Segments, step: Step) -> NDArray[np.int64]:
-        """Numbers to agree on: ranks whose sums do not fit, ranks that had a backward pass, elements, and the epoch."""
+        """Return the numbers that the ranks agree on: unsafe ranks, ranks with a backward pass, elements, epochs."""
+        self._start()
+        try:
+            self._enter("select")
+            return self._facts(gradients, step, self._scales(step))
+        finally:
+            self._leave()
+
+    def _facts(self, gradients: Segments, step: Step, scales: _Scales) -> NDArray[np.int64]:
+        self._enter("select")
         elements = sum([array.size for _, array in gradients])
-        with self._stage("select"):
-            fits = self._late or self._can_add(gradients, elements, step)
-        # A rank in `hvd.join()` is not told of epochs: it learns them from those that work. 0 stands for none.
-        told = 0 if step.idle or step.epoch is None else step.epoch + 1
-        return np.array([not fits, not step.idle, elements, told], np.int64)
+        safe = self._late or self._can_add(gradients, elements, max(scales.carry, scales.memory))
+        # A rank in `hvd.join()` does not know the epoch: it learns it from ranks that work. 0 stands for none.
+        epoch = 0 if step.idle or step.epoch is None else step.epoch + 1
+        return np.array([not safe, not step.idle, elements, epoch], np.int64)
 
-    def _agree(self, gradients: Segments, step: Step, agreed: NDArray[np.int64] | None) -> tuple[bool, int, int | None]:
-        """Tells if a rank's sums are not finite, how many elements take part, in the mean, and the epoch."""
-        if agreed is None:
-            mine = self.facts(gradients, step)
-            with self._stage("agree"):
-                agreed = self._context.consensus(mine)
-        poisoned, working, active, epochs = agreed.tolist()
-        if not working:
-            raise self._no_backward()
-        # The same on every rank, also where parameters are held on some of them only.
-        epoch = step.epoch if not step.idle else epochs // working - 1 if epochs else None
-        return bool(poisoned), active // self._context.ranks, epoch
-
-    def _can_add(self, gradients: Segments, elements: int, step: Step) -> bool:
-        """Tells if the gradients are finite, and their sums with the memory and over the ranks will be, too."""
+    def _can_add(self, gradients: Segments, elements: int, factor: float) -> bool:
+        """Return whether the gradients, and their sums with the memory and over the ranks, are finite."""
         largest = float(self._kernels.largest(gradients))
-        _, carry, scale = self._scales(step)
-        return self._headroom.suffices(largest, elements, max(carry, scale)) or self._too_large(largest)
+        return self._headroom.suffices(largest, elements, factor) or self._too_large(largest)
 
     def _too_large(self, magnitude: float) -> bool:
         if math.isfinite(magnitude):
-            context = (self._context.rank, self._context.bucket, self._steps)
-            _LOG.warning("rank %d: bucket %d, step %d: gradients are sent whole, as sums might overflow", *context)
+            where = (self._context.rank, self._context.bucket, self._steps)
+            _LOG.warning("rank %d: bucket %d, step %d: gradients are sent dense, as sums might overflow", *where)
         return False
 
-    def _scales(self, step: Step) -> tuple[_Units, float, float]:
-        """This step's units, and the factors on gradients of earlier steps and on the memory."""
-        units = _Units(step.unit * self._factor, self._factor / step.loss_scale)
-        carry = _ratio(self._units.gradient, units.gradient)
-        return units, carry, carry if step.scale_free else _ratio(self._units.update, units.update)
+    def _scales(self, step: Step) -> _Scales:
+        update, gradient = step.unit * self._factor, self._factor / step.loss_scale
+        old = self._units
+        carry = old.gradient / gradient if old.gradient > 0 and gradient > 0 else 1.0
+        rescale = old.update / update if old.update > 0 and update > 0 else 1.0
+        memory = carry if step.scale_free else rescale
+        return _Scales(_Units(update or old.update, gradient), carry, memory)
 
-    def _send_whole(self, gradients: Segments, outputs: Segments) -> None:
-        """Sends the gradients whole and leaves the memory alone.
+    def _send_dense(self, gradients: Segments, outputs: Segments) -> None:
+        """Send the gradients without a selection, and leave the memory unchanged.
 
-        A gradient with NaN or Inf, or a sum of finite ones that overflows, reaches every rank as dense training would
-        show it, so that a GradScaler skips the step everywhere, and no residual is poisoned by it.
+        NaN, Inf, or a sum that overflows reaches every rank as in dense training, so that a GradScaler skips the step
+        everywhere, and no residual is poisoned.
         """
-        with self._stage("exchange", entries=self._context.size):
-            self.sent_whole = True
-            whole = np.zeros(self._context.size, self._context.like.dtype, like=self._context.like)
-            self._kernels.accumulate(gradients, whole)
-            exchange = self.collective.allreduce(SparseVector.full(whole), whole.size)
+        size = self._context.size
+        self._enter("exchange", entries=size)
+        self.sent_dense = True
+        dense = np.zeros(size, self._context.like.dtype, like=self._context.like)
+        self._kernels.accumulate(gradients, dense)
+        exchange = self.collective.allreduce(SparseVector.full(dense), size)
         self.counts.nonfinite += 1
-        self.counts.exchanged(whole.size, whole.size, whole.size, whole.size, "dense")
-        with self._stage("apply"):
-            self._scatter(exchange.total, outputs)
+        self.counts.exchanged(size, size, size, size, "dense")
+        self._enter("apply")
+        self._scatter(exchange.total, outputs)
 
-    def _send_sparse(self, step: Step, active: int, outputs: Segments) -> bool:
-        """Takes the step; false where a rank's sums are too large or not finite: then nothing has changed."""
-        units, carry, scale = self._scales(step)
-        with self._stage("select"):
-            plan = self._plan(step, active)
-            norms = Norms(step) if self._measuring else None
-            accumulator = self.memory.open(replace(step, carry=carry), scale)
-            vector, density, k = self._take(accumulator, plan, step)
-            if norms is not None:
-                norms.taken(accumulator, vector)
-            self._units = _Units(units.update or self._units.update, units.gradient)
-            self.sent_whole = vector.indices is None
-            self._note(density)
-        if self._late and self._poisoned(accumulator, vector):
+    def _send_sparse(
+        self,
+        gradients: Segments,
+        outputs: Segments,
+        step: Step,
+        scales: _Scales,
+        elements: int,
+        working: int,
+        epochs: int,
+    ) -> bool:
+        """Exchange a selection; return False where a sum is too large or not finite: nothing has changed then."""
+        others = _beyond(gradients, outputs)
+        step = replace(
+            step,
+            number=self._steps,
+            gradients=gradients,
+            epoch=step.epoch if not step.idle else epochs // working - 1 if epochs else None,
+            # A step that may be undone may need its gradients again.
+            clear=others is not None and not self._context.undoable,
+            carry=scales.carry,
+        )
+        self._enter("select")
+        # The same on every rank, even where parameters are held on some of them only.
+        plan = self._plan(step, elements // self._context.ranks)
+        norms = Norms(step) if self._measuring else None
+        accumulator = self.memory.open(step, scales.memory)
+        vector, density, k = self._take(accumulator, plan, step)
+        if norms is not None:
+            norms.taken(accumulator, vector)
+        self._units = scales.units
+        self.sent_dense = vector.indices is None
+        self._note(density)
+        if self._late and self._unsafe(accumulator, vector):
             self.undo()
             return False
-        with self._stage("exchange", entries=vector.values.size):
-            try:
-                exchange = self.collective.allreduce(vector, k)
-            except BaseException:
-                self.memory.close(accumulator, vector, vector)  # nothing arrived anywhere: nothing is lost
-                raise
-        self._count(active, k, vector, exchange)
+        self._enter("exchange", entries=vector.values.size)
+        try:
+            exchange = self.collective.allreduce(vector, k)
+        except BaseException:
+            self.memory.close(accumulator, vector, vector)  # nothing arrived anywhere: nothing is lost
+            raise
+        self._count(plan.elements, k, vector, exchange)
         if norms is not None:
             norms.returned(accumulator, exchange.returned)
             self._measuring = not norms.note(self.counts)
-        with self._stage("apply"):
-            self.memory.close(accumulator, vector, exchange.returned)
-            self._steps += 1
-            self._scatter(exchange.total, outputs, step.gradients if accumulator.cleared else ())
+        self._enter("apply")
+        self.memory.close(accumulator, vector, exchange.returned)
+        self._steps += 1
+        if not accumulator.cleared:
+            self._scatter(exchange.total, outputs)
+        else:
+            self._scatter(exchange.total, gradients, cleared=True)
+            if others:
+                self._scatter(exchange.total, others)
         return True
 
-    def _poisoned(self, accumulator: Accumulator, vector: SparseVector) -> bool:
-        """Tells if what was added up on any rank is not finite, or too large for what follows."""
-        with self._stage("select"):
-            magnitude = accumulator.magnitude(vector)
-            fits = self._headroom.holds(magnitude) or self._too_large(magnitude)
-        with self._stage("agree"):
-            return bool(self._context.consensus(np.array([not fits], np.int64))[0])
+    def _unsafe(self, accumulator: Accumulator, vector: SparseVector) -> bool:
+        """Return whether a sum on any rank is not finite, or too large for what follows."""
+        magnitude = accumulator.magnitude(vector)
+        safe = self._headroom.holds(magnitude) or self._too_large(magnitude)
+        self._enter("agree")
+        return bool(self._context.consensus(np.array([not safe], np.int64))[0])
 
-    def _plan(self, step: Step, active: int) -> _Plan:
-        """The only decision of the step, before anything is selected."""
+    def _plan(self, step: Step, elements: int) -> _Plan:
+        """Decide k, dense or sparse, and the algorithm, before anything is selected."""
         densities = self.schedule.densities(step)
-        ks = [self._sparse.k(active, density) for density in densities]
-        everything = 0 < active <= ks[0]
-        return _Plan(densities, ks, everything or self.collective.decide(self._context.size, ks[0]))
+        ks = [self._sparse.k(elements, density) for density in densities]
+        dense = 0 < elements <= ks[0] or self.collective.decide(self._context.size, ks[0])
+        return _Plan(elements, densities, ks, dense)
 
     def _take(self, accumulator: Accumulator, plan: _Plan, step: Step) -> tuple[SparseVector, float, int]:
         """Entries out of the accumulator, the density that they stand for, and k."""
@@ -242,7 +278,7 @@ class SparsePipeline(PipelineBase):
         self.counts.exchanged(active, min(k, active), len(vector), len(exchange.total), algorithm)
 
     def undo(self) -> None:
-        """Goes back to the state before the step that was exchanged last."""
+        """Return to the state before the last step."""
         self._restore(self._before)
 
     def state_dict(self) -> dict[str, Any]:
@@ -301,11 +337,12 @@ class SparsePipeline(PipelineBase):
         return merged, notes
 
 
-def _among(gradients: Segments, outputs: Segments) -> bool:
-    """Tells if all gradients are outputs, too."""
-    written = {(start, id(array)) for start, array in outputs}
-    return all((start, id(array)) in written for start, array in gradients)
-
-
-def _ratio(old: float, new: float) -> float:
-    return old / new if old > 0 and new > 0 else 1.0
+def _beyond(gradients: Segments, outputs: Segments) -> list[tuple[int, Array]] | None:
+    """Return the outputs that are not arrays of the gradients; None where a gradient is not an output."""
+    others, found = [], 0
+    for start, array in outputs:
+        if found < len(gradients) and gradients[found][0] == start and gradients[found][1] is array:
+            found += 1
+        else:
+            others.append((start, array))
+    return others if found == len(gradients) else None

@@ -4,7 +4,7 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
+from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.device import device_of
 from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.engine.layout import Member
@@ -54,18 +55,18 @@ class _Delivery:
         devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
         self.future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
 
-    def hand_in(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        """Hands in all gradients of this bucket: pairs of a parameter, which has a place, and its gradient."""
+    def submit(self, gradients: Iterable[tuple[str, torch.Tensor, bool]]) -> None:
+        """Submit all gradients of this bucket: key, gradient, and whether it is held."""
         collected = []
-        for p, gradient in pairs:
-            bucket = self._worker.bucket_of(p)
+        for key, gradient, hold in gradients:
+            bucket = self._worker.bucket_of(key)
             assert bucket is not None
-            self._worker.put(bucket, p, gradient, hold=not p.requires_grad)
+            self._worker.put(bucket, key, gradient, hold)
             collected.append(bucket.collected)
-        for gradients in dict.fromkeys(collected):
+        for step in dict.fromkeys(collected):
             with self._lock:
                 self._waiting += 1
-            gradients.done.add_done_callback(self._arrived)
+            step.done.add_done_callback(self._arrived)
         self._arrived()
 
     def _arrived(self, _: object = None) -> None:
@@ -129,8 +130,10 @@ class SparseState:
         self._exchange: Exchange | None = None
         self.optimizer = optimizer
         self.epoch: int | None = None
+        self.idle = False  # DDP's hook is called in a backward pass only
         self.process_group = process_group
         self._names = names_in(named_parameters)
+        self._keys: dict[torch.Tensor, str] = {}  # of parameters with buckets
         self._names_by_position: dict[str, str] = {}  # of a pickled state, until parameters are known
         self._must_have: dict[str, bool] = {}  # whether optimizer and scaler have to be given again
         self._grad_scaler = grad_scaler
@@ -168,7 +171,7 @@ class SparseState:
         self._optimizer = given
         for optimizer in self.optimizers:
             # Not in the first backward pass: that may be inside of the first step already, in a closure.
-            apply_momentum(optimizer, self.compression, self._exchange)
+            apply_momentum(optimizer, self.compression, None if self._exchange is None else self)
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -184,8 +187,19 @@ class SparseState:
         """The optimizer of a param group."""
         return [optimizer for optimizer in self.optimizers for _ in optimizer.param_groups][group]
 
-    def place_named(self, names: Sequence[str]) -> None:
-        """DDP exchanges all parameters that learned when it was made."""
+    @property
+    def ranks(self) -> int:
+        """World size P."""
+        assert self._exchange is not None
+        return self._exchange.ranks
+
+    def bucket_of(self, parameter: torch.Tensor) -> Bucket | None:
+        """Return the bucket that exchanges the gradient of a parameter."""
+        assert self._exchange is not None
+        return self._exchange.worker.bucket_of(self._keys.get(parameter))
+
+    def place_named(self, keys: Sequence[str]) -> None:
+        """Do nothing: DDP exchanges all parameters that required gradients when it was constructed."""
 
     def _receive(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         exchange = self._open({p.device for p in bucket.parameters()})
@@ -194,27 +208,28 @@ class SparseState:
             if bucket.is_last():
                 self._check_optimizers(exchange, self._unchecked)
                 self._unchecked = None
-        exchange.epoch = self.epoch
         if bucket.index() == 0 and exchange.worker.collecting:
             exchange.worker.finish()
         buffer = bucket.buffer()
         if exchange.ranks == 1 or buffer.is_sparse or not buffer.is_floating_point():
             future: torch.futures.Future[torch.Tensor] = allreduce_hook(self.group, bucket)
         else:
-            future = self._hand_in(exchange.worker, bucket)
+            future = self._submit(exchange.worker, bucket)
         if bucket.is_last():
             self._place(exchange)
         return future
 
-    def _hand_in(self, worker: Worker, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _keyed(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor, bool]]:
+        return ((self._keys[p], gradient, not p.requires_grad) for p, gradient in pairs)
+
+    def _submit(self, worker: Worker, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         delivery = _Delivery(bucket.buffer(), worker)
         both = zip(bucket.parameters(), bucket.gradients(), strict=True)
         pairs = [(p, gradient) for p, gradient in both if p.numel()]
-        unplaced = [pair for pair in pairs if worker.bucket_of(pair[0]) is None]
-        if unplaced:
+        if any(p not in self._keys for p, _ in pairs):
             self._unplaced += [(p, gradient, delivery) for p, gradient in pairs]
         else:
-            delivery.hand_in(pairs)
+            delivery.submit(self._keyed(pairs))
         return delivery.future
 
     def _place(self, exchange: Exchange) -> None:
@@ -224,10 +239,10 @@ class SparseState:
             # DDP's buckets begin with the last layers, and have the order of the layers in themselves.
             deliveries = list(dict.fromkeys(delivery for *_, delivery in reversed(unplaced)))
             of_model = [p for one in deliveries for p, _, delivery in unplaced if delivery is one]
-            self._add(exchange, [p for p in of_model if exchange.worker.bucket_of(p) is None])
+            self._add(exchange, [p for p in of_model if p not in self._keys])
             for one in reversed(deliveries):
-                one.hand_in([(p, gradient) for p, gradient, delivery in unplaced if delivery is one])
-        missing = [slot.name for bucket in exchange.worker.buckets for slot in bucket.missing]
+                one.submit(self._keyed([(p, gradient) for p, gradient, delivery in unplaced if delivery is one]))
+        missing = [key for bucket in exchange.worker.buckets for key in bucket.missing]
         if missing:
             raise ValueError(
                 f"rank {job().rank}: the state has places for {', '.join(missing[:3])}, which this DDP "
@@ -240,22 +255,20 @@ class SparseState:
         group_of = {p: number for number, group in enumerate(groups) for p in group["params"]}
         position = {p: place for place, p in enumerate(group_of)}
         in_order = sorted(parameters, key=lambda p: position.get(p, len(position)))
-        positions = self._positions() | {p: f"parameter {i}" for i, p in enumerate(in_order) if p not in group_of}
+        positions = self._positions() | {
+            p: f"parameter {i}" for i, p in enumerate(in_order, len(self._keys)) if p not in group_of
+        }
         given = {p: self._names_by_position[at] for p, at in positions.items() if at in self._names_by_position}
         self._names = given | self._names
         self._names_by_position |= {at: self._names[p] for p, at in positions.items() if p in self._names}
         named = {self._names.get(p, positions[p]): p for p in in_order}
         members = [
-            Member(
-                name,
-                named[name],
-                group_of.get(named[name], -1),
-                dense=named[name].numel() < self.compression.dense_below,
-            )
+            Member.of(name, named[name], group_of.get(named[name], -1), least=self.compression.dense_below)
             for name in exchange.order(list(named))
             if named[name].numel()
         ]
         exchange.add(members)
+        self._keys |= {named[member.key]: member.key for member in members}
         if self._loaded is not None:
             exchange.load_state_dict(self._loaded)
             self._loaded = None
@@ -277,9 +290,10 @@ class SparseState:
             factor, scaler = 1 / transport.size, self._grad_scaler
             exchange = Exchange(self.compression, transport, owner, factor, scaler, stall, hold_zeros=True)
             for optimizer in self.optimizers:
-                apply_momentum(optimizer, self.compression, exchange)
                 optimizer.register_step_post_hook(_confirmation(weakref.ref(exchange.worker)))
             self._exchange = exchange
+            for optimizer in self.optimizers:
+                apply_momentum(optimizer, self.compression, self)
         return self._exchange
 
     def _facts(self, devices: Iterable[torch.device]) -> dict[str, Any] | Exception:

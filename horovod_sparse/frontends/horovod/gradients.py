@@ -15,6 +15,7 @@ from horovod.torch.optimizer import _DistributedOptimizer as _Horovod
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Limits
+from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.device import device_of
 from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.engine.layout import Member
@@ -34,8 +35,7 @@ _exchanging: weakref.WeakSet[Any] = weakref.WeakSet()  # the optimizers whose ho
 class Gradients:
     """A part of the wrapped optimizer; laid over Horovod's functions like ``_Optimizer``."""
 
-    # A gradient on its way: as it was handed in, and its version then; or Horovod's handle; or None, when the backward
-    # passes of this step are not all done.
+    # Per gradient in flight: (tensor, its version), or Horovod's handle, or None while passes are accumulated.
     _handles: dict[torch.Tensor, tuple[Any, Any]]
     _parameter_names: dict[torch.Tensor, str]
     _allreduce_delay: dict[torch.Tensor, int]
@@ -61,8 +61,9 @@ class Gradients:
         **of_horovod: Any,
     ) -> None:
         self._sparse = sparse
-        self._transport = transport
         self._exchange: Exchange | None = None
+        self.epoch: int | None = None
+        self.idle = False
         self._hooks: list[Any] = []
         self._unhooked: list[torch.Tensor] = []  # parameters with places, but without hooks
         self._frozen: list[torch.Tensor] = []  # parameters that have learned on no rank so far
@@ -76,7 +77,7 @@ class Gradients:
             owner = Conditions(weakref.proxy(self), sparse, residual_unit, transport.rank)
             self._exchange = Exchange(sparse, transport, owner, factor, grad_scaler, stall)
         _Horovod.__init__(self, params, named_parameters, hvd.Compression.none, **of_horovod)
-        apply_momentum(self, sparse, self._exchange)  # type: ignore[arg-type]
+        apply_momentum(self, sparse, None if self._exchange is None else self)  # type: ignore[arg-type]
 
     def _register_hooks(self) -> None:
         """Called by Horovod's constructor where there is more than one rank."""
@@ -102,13 +103,13 @@ class Gradients:
                 f"rank {hvd.rank()}: add_param_group() between backward() and step(): call it after step()"
             )
         super(self.__class__, self).add_param_group(param_group)  # type: ignore[misc]
-        if not wrapped or self._exchange is None or self._transport is None or self._exchange.ranks == 1:
+        if not wrapped or self._exchange is None or self._exchange.ranks == 1:
             return
         added = self.param_groups[-1]["params"]
         names = {p: name for name, p in numbered(self)} | self._parameter_names  # type: ignore[arg-type]
         try:
-            with process.communicating("add_param_group()", self._transport):
-                agree(self._transport, {"parameter": parameter_facts((names[p], p) for p in added)})
+            with process.communicating("add_param_group()", self._exchange.transport):
+                agree(self._exchange.transport, {"parameter": parameter_facts((names[p], p) for p in added)})
         except ValueError:
             self.param_groups.pop()
             raise
@@ -142,15 +143,26 @@ class Gradients:
         del group
         return self
 
-    def place_named(self, names: Sequence[str]) -> None:
-        """Makes a bucket for frozen parameters that learned in the training that is gone on with; a collective call.
+    @property
+    def ranks(self) -> int:
+        """World size P."""
+        assert self._exchange is not None
+        return self._exchange.ranks
+
+    def bucket_of(self, parameter: torch.Tensor) -> Bucket | None:
+        """Return the bucket that exchanges the gradient of a parameter."""
+        assert self._exchange is not None
+        return self._exchange.worker.bucket_of(self._parameter_names.get(parameter))
+
+    def place_named(self, keys: Sequence[str]) -> None:
+        """Create a bucket for frozen parameters that were trained before a checkpoint; a collective call.
 
         Args:
-            names: Of the bucket's parameters, in its order. Where one is not known or has a place, nothing is done.
+            keys: Names of the parameters in the order of the bucket. Nothing is done if one is unknown or has a bucket.
         """
         frozen = {self._parameter_names[p]: p for p in self._frozen}
-        if all(name in frozen for name in names):
-            chosen = [frozen[name] for name in reversed(names)]
+        if all(key in frozen for key in keys):
+            chosen = [frozen[key] for key in reversed(keys)]
             self._frozen = [p for p in self._frozen if p not in set(chosen)]
             self._place(chosen)
 
@@ -192,14 +204,13 @@ class Gradients:
     def _allreduce_grad_async(self, p: torch.Tensor) -> tuple[Any, Any]:
         """Hands a gradient to its bucket; those that are not ours take Horovod's way."""
         assert self._exchange is not None
-        worker = self._exchange.worker
         if p.grad is None:
             p.grad = _no_gradient(p, sparse=p in self._sparse_gradients and not self.sparse_as_dense)
         if p.grad.is_sparse:
             self._sparse_gradients.add(p)
             if not self.sparse_as_dense:
                 return self._gather(p)
-        bucket = worker.bucket_of(p)
+        bucket = self.bucket_of(p)
         if bucket is None and not p.numel():
             return p.grad, p.grad._version  # nothing to exchange, in a precision that Horovod may not know
         if bucket is None:
@@ -209,7 +220,7 @@ class Gradients:
         if gradient.is_sparse:
             gradient = self._densified[p] = gradient.to_dense()
         # A frozen parameter's residual must not be flushed into it: it waits until the parameter learns again.
-        worker.put(bucket, p, gradient, hold=not p.requires_grad)
+        self._exchange.worker.put(bucket, self._parameter_names[p], gradient, hold=not p.requires_grad)
         return p.grad, p.grad._version
 
     def _gather(self, p: torch.Tensor) -> tuple[Any, Any]:
@@ -220,9 +231,9 @@ class Gradients:
                 f"rank {hvd.rank()}: {self._parameter_names[p]} on {p.device} has a sparse gradient, which is "
                 "left to Horovod, but this Horovod was built without CUDA: give sparse_as_dense=True"
             )
-        bucket = self._exchange.worker.bucket_of(p)
+        bucket = self.bucket_of(p)
         if bucket is not None:
-            self._exchange.worker.leave_out(bucket, p)
+            self._exchange.worker.leave_out(bucket, self._parameter_names[p])
         return self._sparse_allreduce_grad_async(p, self._parameter_names[p])
 
     def synchronize(self) -> None:
@@ -244,7 +255,7 @@ class Gradients:
         if self._synchronized and not self._handles:
             return  # the gradients are reduced already; to exchange them again would count them twice
         self._use.note()
-        exchange.idle = not self._handles and all(p.grad is None for p in self._requires_update)
+        self.idle = not self._handles and all(p.grad is None for p in self._requires_update)
         try:
             with exchange.worker.completing():
                 self._complete_step(exchange)
@@ -252,7 +263,7 @@ class Gradients:
             self._abandon(exchange)
             raise
         finally:
-            exchange.idle = False
+            self.idle = False
         self._synchronized = True
 
     def _complete_step(self, exchange: Exchange) -> None:
@@ -313,14 +324,14 @@ class Gradients:
             for handle, _ in self._handles.values():
                 if isinstance(handle, int):  # Horovod's own: not waited for, its name would stay taken
                     hvd.synchronize(handle)
-        if exchange.idle:  # the zeros handed in are no gradients
+        if self.idle:  # the zeros were no gradients
             for p in self._requires_update:
                 p.grad = None
         self._handles.clear()
         self._densified.clear()
         self._allreduce_delay = dict.fromkeys(self._allreduce_delay, self.backward_passes_per_step)
 
-    def _stand_in(self) -> None:
+    def _join(self) -> None:
         """Takes part in the other ranks' steps, with nothing to give, while this rank is in ``hvd.join()``."""
         rank, exchange, frozen = hvd.rank(), self._exchange, [False] * len(self._frozen)
         assert exchange is not None
@@ -344,7 +355,7 @@ class Gradients:
             if error is not None:
                 process.abort(f"failed in the other ranks' steps, as it is in hvd.join(): {error!r}")
 
-        exchange.worker.stand_in(after_step, ended)
+        exchange.worker.join(after_step, ended)
 
 
 def _hook(optimizer: weakref.ref[Any]) -> Callable[[torch.Tensor], None]:
@@ -373,7 +384,7 @@ def _members(optimizer: Any, parameters: Sequence[torch.Tensor]) -> list[Member]
     together = _together(optimizer._groups, in_order)
     least = optimizer._sparse.dense_below
     return [
-        Member(optimizer._parameter_names[p], p, group_of[p], together.get(p), dense=p.numel() < least)
+        Member.of(optimizer._parameter_names[p], p, group_of[p], together.get(p), least)
         for p in in_order
         if p.is_floating_point() and p.numel()
     ]

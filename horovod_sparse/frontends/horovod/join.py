@@ -42,7 +42,7 @@ def let_join(optimizer: Any) -> None:
     Python's ``join`` may have been imported under any name; what it calls has one place.
 
     Args:
-        optimizer: Has a ``Use`` as ``_use``, and ``_stand_in``, which begins to take part in the other ranks' steps and
+        optimizer: Has a ``Use`` as ``_use``, and ``_join``, which begins to take part in the other ranks' steps and
             may give a function that waits for the end of that: for optimizers that change parameters meanwhile.
     """
     from horovod.torch import mpi_ops  # here, as local steps do without Horovod
@@ -53,7 +53,7 @@ def let_join(optimizer: Any) -> None:
 
 def _joined(join_of_horovod: Callable[..., Any]) -> Callable[..., Any]:
     def join(*arguments: Any) -> Any:
-        waits = [optimizer._stand_in() for optimizer in list(_joining) if optimizer._use]
+        waits = [optimizer._join() for optimizer in list(_joining) if optimizer._use]
         handle = join_of_horovod(*arguments)  # begins: Horovod's thread takes part in the others' collectives
         for wait in filter(None, waits):
             wait()

@@ -38,8 +38,7 @@ class _Optimizer(Gradients):
         Args:
             epoch: From 0; the same on every rank.
         """
-        if self._exchange is not None:
-            self._exchange.epoch = epoch
+        self.epoch = epoch
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Applies the reduced gradients, after ``synchronize()`` unless that was called already.
@@ -82,11 +81,12 @@ class _Optimizer(Gradients):
             if self._should_synchronize:
                 self.synchronize()
             self._synchronized = False
-            if self._transport is None or not isinstance(self, torch.optim.LBFGS):
+            if self._exchange is None or not isinstance(self, torch.optim.LBFGS):
                 return loss
+            transport = self._exchange.transport
             mine = loss.item() if isinstance(loss, torch.Tensor) else loss
-            with process.communicating("step(closure)", self._transport):
-                return float(self._transport.allreduce(np.array([mine]))[0]) / self._transport.size
+            with process.communicating("step(closure)", transport):
+                return float(transport.allreduce(np.array([mine]))[0]) / transport.size
 
         return exchanged
 

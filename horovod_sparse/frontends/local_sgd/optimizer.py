@@ -78,8 +78,9 @@ class _Local(torch.optim.Optimizer):
         names = names_of(self.param_groups, ())
         added = {p: names[p] for p in self.param_groups[-1]["params"]}
         try:
-            with process.communicating("add_param_group()", self._rounds.transport):
-                agree(self._rounds.transport, {"parameter": parameter_facts((name, p) for p, name in added.items())})
+            transport = self._rounds.exchange.transport
+            with process.communicating("add_param_group()", transport):
+                agree(transport, {"parameter": parameter_facts((name, p) for p, name in added.items())})
         except ValueError:
             self.param_groups.pop()
             raise
@@ -110,7 +111,7 @@ class _Local(torch.optim.Optimizer):
         Args:
             epoch: From 0; the same on every rank.
         """
-        self._rounds.exchange.epoch = epoch
+        self._rounds.epoch = epoch
 
     def statistics(self, *, norms: bool = False) -> dict[str, float]:
         """Numbers of what was exchanged since the last call, as ``DistributedOptimizer`` gives them.
@@ -135,8 +136,8 @@ class _Local(torch.optim.Optimizer):
         """Payload this rank has sent and received so far."""
         return self._rounds.exchange.traffic
 
-    def _stand_in(self) -> Callable[[], None]:
-        return self._rounds.stand_in()
+    def _join(self) -> Callable[[], None]:
+        return self._rounds.join()
 
 
 # Horovod's broadcast_optimizer_state knows by __module__ that it must reach past step() to begin a state.

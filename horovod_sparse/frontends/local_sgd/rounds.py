@@ -52,7 +52,7 @@ class Rounds:
         exchange: Buckets of differences, with their residuals.
         stepped: Whether this rank has taken a step in this round.
         begun: Whether the optimizer has a state: that of a new one is to look empty.
-        transport: Of the ranks that train together.
+        epoch: The epoch in progress; None: not set.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Rounds:
         self.begun = False
         self._optimizer = weakref.ref(optimizer)
         self._names: dict[torch.Tensor, str] = {}
-        self.transport = transport
+        self.epoch: int | None = None
         self._outer = outer
         self._grad_scaler = grad_scaler
         self._common: dict[torch.Tensor, torch.Tensor] = {}
@@ -111,19 +111,19 @@ class Rounds:
     def _place(self, parameters: Iterable[torch.Tensor]) -> None:
         """Gives parameters places in buckets; a collective call."""
         least = self.compression.dense_below
-        members = [Member(self._names[p], p, -1, dense=p.numel() < least) for p in parameters]
+        members = [Member.of(self._names[p], p, -1, least=least) for p in parameters]
         if members:
             self.exchange.add(members)
 
     def step_for(self, group: int) -> Step:
         """Return the default conditions: differences of parameters are updates, whatever the learning rate."""
         del group
-        return Step()
+        return Step(epoch=self.epoch, idle=not self.stepped)
 
-    def place_named(self, names: Sequence[str]) -> None:
+    def place_named(self, keys: Sequence[str]) -> None:
         """Makes a bucket for parameters that learned in the training that is gone on with; a collective call."""
         named = {name: p for p, name in self._names.items()}
-        self._place(named[name] for name in reversed(names) if name in named)
+        self._place(named[key] for key in reversed(keys) if key in named)
 
     def begin(self) -> None:
         """Takes note of the common parameters; to be called before each step."""
@@ -171,9 +171,8 @@ class Rounds:
             if p not in self._apart:
                 self._note(p)
         self._compare(moving)
-        worker = self.exchange.worker
         if self.exchange.ranks > 1:
-            self._place(p for p in moving if worker.bucket_of(p) is None)
+            self._place(p for p in moving if self.exchange.worker.bucket_of(self._names[p]) is None)
         try:
             # In the parameters' own memory: what is there now is not needed any more.
             differences = {p: torch.sub(self._common[p], p, out=p.detach()) for p in moving}
@@ -186,19 +185,13 @@ class Rounds:
 
     def _average(self, differences: Mapping[torch.Tensor, torch.Tensor], held: Container[torch.Tensor]) -> None:
         """Replaces differences by their mean over the ranks, as far as it is sent."""
-        worker = self.exchange.worker
-        self.exchange.idle = not self.stepped
-        try:
-            with worker.completing():
-                for slot in [slot for bucket in worker.buckets for slot in bucket.layout.slots]:
-                    p = slot.parameter
-                    bucket = worker.bucket_of(p)
-                    assert bucket is not None
-                    difference = differences[p] if p in differences else torch.zeros_like(p)
-                    worker.put(bucket, p, difference, hold=p in held)
-                worker.collect()
-        finally:
-            self.exchange.idle = False
+        worker, named = self.exchange.worker, {name: p for p, name in self._names.items()}
+        with worker.completing():
+            for bucket, key in [(one, key) for one in worker.buckets for key in one.layout.keys]:
+                p = named[key]
+                difference = differences[p] if p in differences else torch.zeros_like(p)
+                worker.put(bucket, key, difference, hold=p in held)
+            worker.collect()
 
     def _velocity_of(self, p: torch.Tensor) -> torch.Tensor:
         if p not in self._velocity:
@@ -209,13 +202,12 @@ class Rounds:
         """Makes sure, once, that ranks parted from the same parameters: else they would never be common."""
         if not self._compared:
             start = tuple((self._names[p], _digest(self._common[p])) for p in parameters)
-            with process.communicating("synchronize()", self.transport):
-                agree(
-                    self.transport, {"start of the first round, which hvd.broadcast_parameters() makes common,": start}
-                )
+            with process.communicating("synchronize()", self.exchange.transport):
+                what = "start of the first round, which hvd.broadcast_parameters() makes common,"
+                agree(self.exchange.transport, {what: start})
             self._compared = True
 
-    def stand_in(self) -> Callable[[], None]:
+    def join(self) -> Callable[[], None]:
         """Takes part, from now on, in the other ranks' rounds until no rank works; for ``hvd.join()``.
 
         Returns:

@@ -1,13 +1,13 @@
 """Kernels for NumPy arrays: SIMD loops in C++ (csrc/cpu) that run without the GIL.
 
-A bucket is a flat range of positions. Its gradients are *segments*, pairs (start, array): the flat array covers the
-positions start .. start + len(array). Segments ascend and do not overlap; positions between them are *held* (their
-parameters take no part for now). A bucket's *buffer* is one contiguous array over all of its positions.
+A bucket is a flat range of positions. Its gradients are *segments*: pairs (start, array) whose flat array covers the
+positions [start, start + len(array)). Segments ascend and do not overlap. Positions that no segment covers are *held*:
+their parameters are inactive in this step. A bucket's *buffer* is one contiguous array over all of its positions.
 
-Gradients and outputs are float32, float16, bfloat16 (of ml_dtypes) or float64; buffers and the values of sparse
-vectors are float32 or float64, indices are int32. The work is done in the buffer's dtype. Every function raises
-ValueError for arrays that do not fit (dtype, shape, contiguity, bounds, 2**31 or more positions) and TypeError for
-what is not a NumPy array, before anything is written.
+Gradients and outputs are float32, float16, bfloat16 (from ml_dtypes) or float64. Buffers and the values of sparse
+vectors are float32 or float64. Indices are int32. Arithmetic uses the buffer's dtype. Before anything is written, every
+function raises ValueError for unsuitable arrays (dtype, shape, contiguity, bounds, 2**31 or more positions) and
+TypeError for objects that are not NumPy arrays.
 """
 
 import os
@@ -74,17 +74,17 @@ __all__ = [
 
 
 def simd_level() -> str:
-    """Name of the instruction set in use: "avx512", "avx2" or "portable"."""
+    """Return the name of the instruction set in use: "avx512", "avx2" or "portable"."""
     return _cpu.simd_level()
 
 
 def use_simd(level: str | None) -> None:
-    """Choose the instruction set for the whole process; None: the best that this machine has.
+    """Set the instruction set of the whole process; None selects the best that this machine supports.
 
-    The environment variable HOROVOD_SPARSE_SIMD makes the initial choice. The results do not depend on it.
+    The environment variable HOROVOD_SPARSE_SIMD sets the initial level. Results do not depend on the level.
 
     Raises:
-        ValueError: The level is unknown or this machine lacks it.
+        ValueError: The level is unknown, or this machine does not support it.
     """
     _cpu.use_simd(level or "")
 

@@ -1,4 +1,4 @@
-"""Values for the wire; NumPy is fast enough."""
+"""Conversion of values to wire formats and back, in NumPy, which is fast enough."""
 
 from typing import Any
 
@@ -9,16 +9,16 @@ from horovod_sparse.kernels.types import Array
 
 
 def narrow(values: Array, name: str, out: Array | None = None) -> Array:
-    """Values as a message, in a format that is as wide as they are or narrower.
+    """Convert values to the bytes of a message, in a format that is at most as wide as their dtype.
 
-    They are rounded to nearest even, from float64 to bfloat16 by way of float32; what is too large becomes infinite.
-    Values that ``round_values`` has been at stay what they are.
+    Values are rounded to nearest even (float64 to bfloat16 via float32); values beyond the format's range become
+    infinite. Values rounded by ``round_values`` are converted exactly.
 
     Args:
         values: float32 or float64 [n], contiguous.
-        name: Of the format: "float64", "float32", "float16" or "bfloat16".
-        out: Where the message is written, uint8 [n * bytes of the format], aligned to these; None: a new array, or
-            where the format is that of the values, a view of them.
+        name: Format: "float64", "float32", "float16" or "bfloat16".
+        out: Output, uint8 [n * itemsize of the format], aligned to this itemsize. None: a new array, or a view of the
+            values if the format is their dtype.
 
     Returns:
         The message, uint8.
@@ -27,41 +27,43 @@ def narrow(values: Array, name: str, out: Array | None = None) -> Array:
     with np.errstate(over="ignore", invalid="ignore"):
         if out is None:
             return values.astype(format_, copy=False).view(np.uint8)
-        room = _viewed(out, "out", format_)
-        if room.size != values.size:
-            raise ValueError(f"out: {out.size} bytes are not those of {values.size} values in {name}")
-        np.copyto(room, values, casting="unsafe")
+        target = _viewed(out, "out", format_)
+        if target.size != values.size:
+            needed = values.size * format_.itemsize
+            raise ValueError(f"out: has {out.size} bytes, but {values.size} values in {name} need {needed}")
+        np.copyto(target, values, casting="unsafe")
     return out
 
 
 def widen(message: Array, name: str, dtype: np.dtype[Any]) -> Array:
-    """The values of a message.
+    """Convert a message back to values.
 
     Args:
-        message: From narrow, with the same name; aligned to the format's bytes.
-        name: As for narrow.
-        dtype: Of the values, float32 or float64; as wide as the format or wider.
+        message: Output of ``narrow`` in the same format, aligned to the format's itemsize.
+        name: Format of the message.
+        dtype: Dtype of the result, float32 or float64; at least as wide as the format.
 
     Returns:
-        The values; a view where they travelled in their own dtype.
+        The values; a view of the message if the format is ``dtype``.
     """
     stored = _viewed(message, "message", format_of(name, check_own(dtype)))
-    with np.errstate(invalid="ignore"):  # NaN of any payload
+    with np.errstate(invalid="ignore"):  # NaNs with any payload
         return stored.astype(dtype, copy=False)
 
 
 def round_values(values: Array, name: str) -> tuple[Array, Array]:
-    """Part values into what a message holds and the rounding error; their sum is exactly the values.
+    """Split values into values that the format represents and the rounding errors, which sum exactly to the values.
 
-    Values beyond the format's largest saturate at it. The few for which even the error would have to be rounded, from
-    some 2**29 on in float32 with float16, are all error. Infinity and NaN are as they are, without an error.
+    Values beyond the largest finite number of the format saturate at it. If the error itself would have to be rounded
+    (float32 with float16: from about 2**29 on), the rounded value is 0 and the error is the value. Infinity and NaN are
+    unchanged and have error 0.
 
     Args:
         values: float32 or float64 [n], contiguous.
-        name: As for narrow.
+        name: Format: "float64", "float32", "float16" or "bfloat16".
 
     Returns:
-        The rounded values (those given, where the format is theirs) and the errors, both [n] in the dtype of the
+        The rounded values (the input itself if the format is its dtype) and the errors, both [n] in the dtype of the
         values.
     """
     format_ = format_of(name, check_own(_flat(values, "values").dtype))
@@ -92,11 +94,11 @@ def _is_numpy(array: object) -> bool:
 
 
 def _viewed(message: Array, what: str, format_: np.dtype[Any]) -> Array:
-    """The values of a message, as they are stored."""
+    """Return a view of a message in the dtype of its format."""
     if _flat(message, what).dtype != np.uint8:
         raise ValueError(f"{what}: dtype {message.dtype} is not uint8")
     if message.size % format_.itemsize:
-        raise ValueError(f"{what}: {message.size} bytes are no whole number of values of {format_.itemsize} bytes")
+        raise ValueError(f"{what}: {message.size} bytes are not a whole number of values of {format_.itemsize} bytes")
     stored = message.view(format_)
     if not stored.flags.aligned:
         raise ValueError(f"{what}: must be aligned to values of {format_.itemsize} bytes")

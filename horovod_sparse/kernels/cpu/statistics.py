@@ -1,4 +1,4 @@
-"""Facts about a bucket that are asked for before something leaves it."""
+"""Statistics of a bucket, computed before entries are selected."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,16 +8,16 @@ from horovod_sparse.kernels.types import Array, Moments, Segments
 
 
 def accumulate_moments(gradients: Segments, buffer: Array, scale: float = 1.0, threads: int = 1) -> Moments:
-    """Accumulate, and sum up what is then inside the segments, in the same pass.
+    """Accumulate, and compute the moments of the result inside the segments in the same pass.
 
-    Every value is widened to float64 before it is multiplied or added. The order of the additions depends on the
-    segments alone, so that the bits of the sums depend neither on the threads nor on the instruction set.
+    Every value is widened to float64 before it is multiplied or added. The order of the additions depends only on the
+    segments, so the sums are bit-identical for any number of threads and any instruction set.
 
     Args:
         gradients: Segments of any dtype, stride and alignment.
-        buffer: Changed in place, float32 or float64 [n].
-        scale: As for accumulate.
-        threads: As for accumulate.
+        buffer: Modified in place, float32 or float64 [n].
+        scale: See ``accumulate``.
+        threads: See ``accumulate``.
 
     Returns:
         Moments of the values inside the segments.
@@ -29,27 +29,28 @@ def largest(gradients: Segments) -> float:
     """Return the largest magnitude of all elements of the segments.
 
     Args:
-        gradients: As for accumulate, but the segments may overlap.
+        gradients: Segments of any dtype, stride and alignment; they may overlap.
 
     Returns:
-        0 where there is no element, infinity where one is infinite or NaN.
+        The magnitude; 0 if there are no elements, infinity if any element is infinite or NaN.
     """
     return _cpu.largest(gradients)
 
 
 def block_scores(gradients: Segments, buffer: Array, block: int, threads: int = 1) -> NDArray[np.float64]:
-    """Sum of the squares in each block of consecutive positions, at those inside the segments.
+    """Return the sum of squares of each block of consecutive positions, over positions inside the segments.
 
-    Every value is widened to float64 before it is multiplied or added. The order of the additions is fixed: of every
-    2048 positions of a block (fewer in its last part), number i goes to lane i % 8 in ascending order; lanes 0 .. 3 are
-    increased by lanes 4 .. 7, then lanes 0 and 1 by lanes 2 and 3, then lane 0 by lane 1; lane 0 of each part in turn
-    is added to the score. So the bits depend neither on the threads nor on the instruction set.
+    Every value is widened to float64 before it is multiplied or added. The order of the additions is fixed. A block is
+    summed in parts of 2048 positions (the last one may be shorter): position i of a part is added to lane i % 8 in
+    ascending order; lanes 4 .. 7 are added to lanes 0 .. 3, then lanes 2 and 3 to lanes 0 and 1, then lane 1 to lane 0;
+    lane 0 of each part in turn is added to the score. The scores are therefore bit-identical for any number of threads
+    and any instruction set.
 
     Args:
-        gradients: Segments, of which only where they lie matters.
+        gradients: Segments; only their ranges matter.
         buffer: float32 or float64 [n]; read only.
-        block: Positions of a block, at least 1; the last one may have fewer.
-        threads: As for accumulate.
+        block: Positions per block, at least 1; the last block may have fewer.
+        threads: See ``accumulate``.
 
     Returns:
         The scores, float64 [ceil(n / block)].
@@ -60,16 +61,16 @@ def block_scores(gradients: Segments, buffer: Array, block: int, threads: int = 
 def count_reaching(
     gradients: Segments, buffer: Array, thresholds: NDArray[np.float64], threads: int = 1
 ) -> NDArray[np.int64]:
-    """Count the magnitudes inside the segments that are at least each threshold, in one pass over the buffer.
+    """Count the magnitudes inside the segments that reach each threshold, in one pass over the buffer.
 
-    These are the elements that select_above would take, if nothing were added to the buffer: NaN reaches every
-    threshold.
+    Each count is the number of elements that ``select_above`` would move if nothing were added to the buffer. NaN
+    reaches every threshold.
 
     Args:
-        gradients: Segments, of which only where they lie matters.
+        gradients: Segments; only their ranges matter.
         buffer: float32 or float64 [n]; read only.
-        thresholds: At most 16, in any order, each 0 or more, float64 [m]; rounded to the buffer's dtype.
-        threads: As for accumulate.
+        thresholds: At most 16 thresholds, each 0 or more, in any order, float64 [m]; rounded to the buffer's dtype.
+        threads: See ``accumulate``.
 
     Returns:
         The counts, int64 [m].
@@ -78,14 +79,14 @@ def count_reaching(
 
 
 def sample(gradients: Segments, buffer: Array, scale: float, start: int, stride: int) -> Array:
-    """Return what accumulate would leave at every stride-th position inside the segments; nothing changes.
+    """Return what ``accumulate`` would write at every stride-th position inside the segments; nothing is modified.
 
     Args:
         gradients: Segments of any dtype, stride and alignment.
         buffer: float32 or float64 [n]; read only.
-        scale: As for accumulate.
-        start: Number of the first position, counted inside the segments; 0 or more and below the stride.
-        stride: From one position to the next, counted likewise; at least 1.
+        scale: See ``accumulate``.
+        start: First position, counted inside the segments; 0 or more and below the stride.
+        stride: Distance between positions, counted inside the segments; at least 1.
 
     Returns:
         The values in ascending order of position, in the buffer's dtype.
@@ -94,5 +95,5 @@ def sample(gradients: Segments, buffer: Array, scale: float, start: int, stride:
 
 
 def square_norm(gradients: Segments) -> float:
-    """Sum of the squares of all elements of the segments, in float64; its bits do not depend on the instruction set."""
+    """Return the sum of squares of all elements in float64; its bits do not depend on the instruction set."""
     return _cpu.square_norm(gradients)

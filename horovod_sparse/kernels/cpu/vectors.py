@@ -13,9 +13,9 @@ def add(indices: Indices | None, values: Array, buffer: Array) -> None:
     """Set ``buffer[indices] += values``.
 
     Args:
-        indices: Unique positions in the buffer; None: values hold all positions.
-        values: One per index, in the buffer's dtype.
-        buffer: Changed in place, float32 or float64 [n].
+        indices: Unique positions in the buffer; None: all positions.
+        values: Values in the buffer's dtype, one per index.
+        buffer: Modified in place, float32 or float64 [n].
     """
     _cpu.add(indices, values, buffer)
 
@@ -25,30 +25,30 @@ def scatter(
 ) -> None:
     """Fill the outputs with zeros and write ``values * scale`` at the indices.
 
-    Indices between the outputs are ignored. The product is rounded to the dtype of the values, then to that of the
-    output (to nearest even; from float64 to 16 bits by way of float32).
+    Indices that no output covers are ignored. The product is rounded to the dtype of the values, then to that of the
+    output (to nearest even; from float64 to 16 bits via float32).
 
     Args:
-        indices: Ascending and unique; None: values hold all positions.
+        indices: Ascending and unique; None: all positions.
         values: float32 or float64, one per index.
         outputs: Contiguous, writable segments of any dtype.
         scale: Factor, rounded to the dtype of the values.
-        cleared: The outputs hold zeros already: only the entries are written.
+        cleared: Whether the outputs already hold zeros, so that only the entries are written.
     """
     _cpu.scatter(indices, values, outputs, scale, cleared)
 
 
 def exclude(indices: Indices, values: Array, others: Indices) -> tuple[Indices, Array]:
-    """Leave out the entries of a sparse vector whose index is among others, in time linear in both.
+    """Return a sparse vector without its entries at given indices, in time linear in both.
 
     Args:
         indices: Ascending and unique, int32.
         values: float32 or float64, one per index.
-        others: Indices to leave out, ascending and unique, int32; they need not occur in the vector.
+        others: Indices to remove, ascending and unique, int32; they need not occur in the vector.
 
     Returns:
-        indices: Those that stay, ascending.
-        values: Theirs.
+        indices: Remaining indices, ascending.
+        values: Values at the remaining indices.
     """
     return _cpu.exclude(indices, values, others)
 
@@ -56,12 +56,12 @@ def exclude(indices: Indices, values: Array, others: Indices) -> tuple[Indices, 
 def merge_sum(vectors: Sequence[tuple[Indices, Array]], size: int) -> tuple[Indices, Array]:
     """Sum sparse vectors, in time linear in their entries.
 
-    Values of one index are added in the order of the vectors, ``((v0 + v1) + v2)``, so that the bits of the sum depend
-    on nothing else. Entries whose sum is zero stay.
+    Values at the same index are added in the order of the vectors, ``((v0 + v1) + v2)``, so the bits of the sum depend
+    on nothing else. Entries whose sum is zero remain.
 
     Args:
-        vectors: At least one (indices, values), indices ascending and unique in 0 .. size, values of one dtype.
-        size: Positions of the bucket, less than 2**31.
+        vectors: At least one (indices, values); indices ascending and unique in [0, size), all values of one dtype.
+        size: Number of positions of the bucket, less than 2**31.
 
     Returns:
         indices: Union of the indices, ascending.
@@ -71,18 +71,18 @@ def merge_sum(vectors: Sequence[tuple[Indices, Array]], size: int) -> tuple[Indi
 
 
 def count_magnitudes(values: Array, prefix: int, shift: int, bits: int) -> NDArray[np.int64]:
-    """Histogram of one digit of the magnitudes: a step of radix selection, whose counts can be summed over ranks.
+    """Return the histogram of one digit of the magnitudes: a step of radix selection, summable over ranks.
 
     The key of x is the bits of its absolute value, ``abs(x).view(int32)`` (31 bits) or ``.view(int64)`` (63 bits). Keys
-    are ordered like magnitudes; its digit is made of the `bits` bits above the lowest `shift` ones.
+    are ordered like magnitudes. The digit of a key is the `bits` bits above its lowest `shift` bits.
 
     Args:
         values: float32 or float64 [n], contiguous.
-        prefix: Only keys that agree with it in all bits above the digit are counted; its other bits do not matter.
-        shift: Bits below the digit.
-        bits: Width of the digit, 1 .. 16.
+        prefix: Key whose bits above the digit select the keys to count; its other bits do not matter.
+        shift: Number of bits below the digit.
+        bits: Number of bits of the digit, 1 .. 16.
 
     Returns:
-        How many of these keys have each digit, int64 [2**bits].
+        The number of selected keys with each digit, int64 [2**bits].
     """
     return _cpu.count_magnitudes(values, prefix, shift, bits)

@@ -1,7 +1,7 @@
-"""Kernels for CuPy arrays: CUDA C++ (csrc/cuda), compiled at first use, with the results of the CPU kernels bit by bit.
+"""Kernels for CuPy arrays: CUDA C++ (csrc/cuda), compiled at first use, bit-identical to the CPU kernels.
 
-Names, arguments and results are those of ``horovod_sparse.kernels.cpu``. Work is done on CuPy's current stream, and
-what is returned may not be there yet when a function returns: whoever uses it on the same stream need not care.
+Names, arguments and results are those of ``horovod_sparse.kernels.cpu``. Kernels run on CuPy's current stream. A
+function may return before its results are complete; work on the same stream can use them without synchronization.
 """
 
 from horovod_sparse.kernels.cuda.coding import (

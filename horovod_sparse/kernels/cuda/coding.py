@@ -1,4 +1,4 @@
-"""Codes of indices and of values on the device; what they are is said in kernels.cpu.coding."""
+"""Compact encodings of indices and values on the device; kernels.cpu.coding documents them."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from horovod_sparse.kernels.types import MAX_SIZE, Array, Indices
 _OF_INDICES = ("pack_lows", "write_highs", "list_ones", "read_gaps")
 _OF_CODES = instances(("encode_levels", "decode_levels"), (4, 8))
 _MODULE = Module("coding", templates=["key_range", "round_levels"], plain=[*_OF_INDICES, *_OF_CODES])
-_TILE = 1024  # gaps of a block
-_SAMPLED = 1024  # gaps that choose the number of low bits
+_TILE = 1024  # gaps per block
+_SAMPLED = 1024  # gaps that determine the number of low bits
 _MOST_BITS = 24
 _STATE = np.dtype([("count", np.int64), ("last", np.uint64), ("ticket", np.uint32), ("damaged", np.uint32)])
 _INFINITE = 0x7F800000
@@ -34,7 +34,7 @@ _BLOCKS_PER_PROCESSOR = 8
 
 
 def encode_indices(indices: Indices) -> tuple[int, Array]:
-    """As ``cpu.encode_indices``; waits for a sample of the indices and for the length."""
+    """Implement ``cpu.encode_indices``; synchronizes twice: for a sample of the indices, and for the length."""
     gaps = check_indices(indices, "indices").size - 1
     if gaps < 1:
         return 0, cupy.empty(0, np.uint8)
@@ -54,7 +54,7 @@ def encode_indices(indices: Indices) -> tuple[int, Array]:
 
 
 def _choose_bits(indices: Indices, gaps: int) -> tuple[int, int]:
-    """The number of low bits that makes the code of a sample shortest; and the last index minus the first."""
+    """Return the number of low bits with the shortest code for a sample, and the last index minus the first."""
     stride = -(-gaps // _SAMPLED)
     parts = [indices[:-1:stride], indices[1::stride], indices[-1:]]
     host = to_host(np.concatenate(parts)).astype(np.int64)
@@ -73,10 +73,10 @@ def _choose_bits(indices: Indices, gaps: int) -> tuple[int, int]:
 
 
 def decode_indices(coded: Array, count: int, first: int, bits: int, end: int) -> Indices:
-    """As ``cpu.decode_indices``; waits once, for what shows whether the code is sound."""
+    """Implement ``cpu.decode_indices``; synchronizes once, to validate the code."""
     nbytes = _check_bytes(coded, "coded").size
     if not (1 <= count <= 8 * nbytes + 1 and 0 <= bits <= _MOST_BITS and 0 <= first < end <= MAX_SIZE):
-        raise ValueError(f"coded indices: {count} from {first} on, below {end}, with {bits} low bits in {nbytes} bytes")
+        raise ValueError(f"coded indices: {count} from {first} to below {end}, with {bits} low bits in {nbytes} bytes")
     gaps = count - 1
     lows = 8 * (-(-gaps * bits // 64))
     words = (nbytes - lows) // 4
@@ -97,20 +97,20 @@ def decode_indices(coded: Array, count: int, first: int, bits: int, end: int) ->
     _MODULE.launch("read_gaps", tiles, *given, state[half:], statuses[8 * word_tiles :], indices[1:])
     listed, read = to_host(state).view(_STATE)
     if listed["count"] != gaps or listed["damaged"] or read["damaged"] or int(read["last"]) >= end:
-        raise ValueError(f"coded indices: not those of {count} indices below {end}")
+        raise ValueError(f"coded indices: not a code of {count} indices below {end}")
     return indices
 
 
 def check_ascending(parts: Sequence[Indices], end: int) -> None:
-    """As ``cpu.check_ascending``; waits once."""
+    """Implement ``cpu.check_ascending``; synchronizes once."""
     filled = [indices for indices in parts if check_indices(indices, "indices").size]
-    found = [part for one in filled for part in (one[1:] <= one[:-1], one[:1] < 0, one[-1:] >= end)]
+    found = [part for x in filled for part in (x[1:] <= x[:-1], x[:1] < 0, x[-1:] >= end)]
     if found and to_host(np.concatenate(found).any()):
-        raise ValueError(f"indices: must ascend in 0 .. {end}, without repeats")
+        raise ValueError(f"indices: must ascend from 0 to below {end}, without repeats")
 
 
 def key_range(values: Array) -> tuple[int, int]:
-    """As ``cpu.key_range``; waits once."""
+    """Implement ``cpu.key_range``; synchronizes once."""
     size = check_real(values, "values").size
     found = _zeros(8)
     blocks = min(blocks_for(size, _TILE), _BLOCKS_PER_PROCESSOR * multiprocessors())
@@ -120,7 +120,7 @@ def key_range(values: Array) -> tuple[int, int]:
 
 
 def round_levels(values: Array, bits: int, top: int, shift: int) -> tuple[Array, Array]:
-    """As ``cpu.round_levels``; nothing is waited for."""
+    """Implement ``cpu.round_levels``; does not synchronize."""
     check_real(values, "values")
     rounded, rest = cupy.empty_like(values), cupy.empty_like(values)
     levels = *_levels(bits, top, shift), np.int32((1 << (bits - 1)) - 1)
@@ -130,7 +130,7 @@ def round_levels(values: Array, bits: int, top: int, shift: int) -> tuple[Array,
 
 
 def encode_levels(values: Array, bits: int, top: int, shift: int) -> Array:
-    """As ``cpu.encode_levels``; nothing is waited for."""
+    """Implement ``cpu.encode_levels``; does not synchronize."""
     levels = _levels(bits, top, shift)
     codes: Array = cupy.empty(blocks_for(check_real(values, "values").size, 8 // bits), np.uint8)
     what = values, np.int64(values.size), *levels, codes
@@ -139,10 +139,10 @@ def encode_levels(values: Array, bits: int, top: int, shift: int) -> Array:
 
 
 def decode_levels(codes: Array, count: int, bits: int, top: int, shift: int, dtype: np.dtype[Any]) -> Array:
-    """As ``cpu.decode_levels``; nothing is waited for."""
+    """Implement ``cpu.decode_levels``; does not synchronize."""
     levels = _levels(bits, top, shift)
     if _check_bytes(codes, "codes").size != blocks_for(count, 8 // bits):
-        raise ValueError(f"codes: {codes.size} bytes are not those of {count} values")
+        raise ValueError(f"codes: {codes.size} bytes do not hold {count} values")
     values: Array = cupy.empty(count, check_own(dtype))
     what = codes, np.int64(count), *levels, values
     _MODULE.launch(f"decode_levels<{real_of(values)}, {bits}>", blocks_for(count), *what)
@@ -164,13 +164,13 @@ def _check_bytes(array: Array, name: str) -> Array:
 
 
 def _state(count: int) -> Array:
-    """States of kernels, as bytes."""
+    """Return zeroed kernel states, as bytes."""
     return _zeros(count * _STATE.itemsize)
 
 
 def _zeros(nbytes: int) -> Array:
-    """So many bytes, all zero."""
+    """Return zeroed bytes."""
     zeros: Array = cupy.empty(nbytes, np.uint8)
     if nbytes:
-        zeros.data.memset_async(0, nbytes)  # type: ignore[attr-defined]  # CuPy's
+        zeros.data.memset_async(0, nbytes)  # type: ignore[attr-defined]  # CuPy only
     return zeros

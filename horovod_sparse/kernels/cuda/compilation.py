@@ -1,7 +1,7 @@
-"""Compiles CUDA C++ when it is first used, and keeps what comes of it for the next process.
+"""Compilation of CUDA C++ at first use, with a cache on disk for later processes.
 
-With CUDA's run-time compiler itself: CuPy's RawModule adds -ftz=true, which makes zeros of subnormal numbers, and the
-bits would not be the CPU's.
+This module calls NVRTC directly: CuPy's RawModule adds -ftz=true, which flushes subnormal numbers to zero, so results
+would differ from the CPU's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import cupy
 from cupy.cuda import nvrtc
 
-# Products and sums are rounded separately, as NumPy does it and the CPU kernels.
+# Products and sums are rounded separately, as in NumPy and the CPU kernels.
 OPTIONS = ("-std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
 
 _LOG = logging.getLogger("horovod_sparse")
@@ -28,7 +28,7 @@ _INCLUDE = re.compile(r'^#include "(.+)"\n', re.MULTILINE)
 
 
 def source(name: str) -> str:
-    """A file of csrc/cuda with the headers it includes in their places."""
+    """Return the source of a file in csrc/cuda with its included headers expanded, each once."""
     seen: set[Path] = set()
 
     def read(path: Path) -> str:
@@ -42,11 +42,11 @@ def source(name: str) -> str:
 
 
 class Compiled(NamedTuple):
-    """Code for one architecture.
+    """Compiled code for one architecture.
 
     Attributes:
-        names: The kernels' names in the code, in the order in which they were asked for.
-        code: cubin, or PTX for an architecture that the compiler does not know.
+        names: Lowered names of the kernels, in the order requested.
+        code: A cubin, or PTX if NVRTC does not know the architecture.
     """
 
     names: list[str]
@@ -54,11 +54,11 @@ class Compiled(NamedTuple):
 
 
 def load(name: str, kernels: Sequence[str]) -> dict[str, Any]:
-    """The kernels of a file as functions on the current device, by their names.
+    """Load the kernels of a file on the current device and return them by name.
 
     Args:
-        name: Of the file in csrc/cuda, without its ending.
-        kernels: Their names, with namespace and template arguments.
+        name: Name of the file in csrc/cuda, without its suffix.
+        kernels: Names of the kernels, with namespace and template arguments.
 
     Raises:
         RuntimeError: The code does not compile.
@@ -66,16 +66,16 @@ def load(name: str, kernels: Sequence[str]) -> dict[str, Any]:
     compiled = _kept(name, kernels, cupy.cuda.Device().compute_capability)
     module = cupy.cuda.Module()
     module.load(compiled.code)
-    return {kernel: module.get_function(there) for kernel, there in zip(kernels, compiled.names, strict=True)}
+    return {kernel: module.get_function(lowered) for kernel, lowered in zip(kernels, compiled.names, strict=True)}
 
 
 def compile_for(arch: str, name: str, kernels: Sequence[str]) -> Compiled:
-    """Compiles a file; needs neither a GPU nor a driver.
+    """Compile a file; requires neither a GPU nor a driver.
 
     Args:
         arch: Compute capability, such as "90".
-        name: As for ``load``.
-        kernels: As for ``load``.
+        name: See ``load``.
+        kernels: See ``load``.
 
     Raises:
         RuntimeError: The code does not compile.
@@ -97,24 +97,24 @@ def compile_for(arch: str, name: str, kernels: Sequence[str]) -> Compiled:
 
 
 def _target(arch: str) -> str:
-    """Target of the compiler; a device that is newer than the compiler translates PTX itself."""
+    """Return NVRTC's target; the driver translates PTX for a device that is newer than NVRTC."""
     known = nvrtc.getSupportedArchs()
     if int(arch) in known:
         return f"sm_{arch}"
-    older = [one for one in known if one < int(arch)]
+    older = [known_arch for known_arch in known if known_arch < int(arch)]
     if not older:
         raise RuntimeError(
-            f"this device has compute capability {arch}, but CUDA's run-time compiler {nvrtc.getVersion()} compiles "
-            f"for {min(known)} and newer ones: install the CuPy for an older CUDA"
+            f"this device has compute capability {arch}, but NVRTC {nvrtc.getVersion()} compiles for {min(known)} and "
+            "newer only: install the CuPy package for an older CUDA"
         )
     return f"compute_{max(older)}"
 
 
-# --- what was compiled before --------------------------------------------------------------------------------------
+# --- cache ---------------------------------------------------------------------------------------------------------
 
 
 def _kept(name: str, kernels: Sequence[str], arch: str) -> Compiled:
-    """Code that the cache holds; compiled and put there if it holds nothing."""
+    """Return the code from the cache; if it is not there, compile it and add it."""
     what = [source(name), *kernels, *OPTIONS, arch, str(nvrtc.getVersion())]
     key = hashlib.sha256("\0".join(what).encode()).hexdigest()
     path = _folder() / f"horovod_sparse_{name}_{key}.cubin"
@@ -123,20 +123,20 @@ def _kept(name: str, kernels: Sequence[str], arch: str) -> Compiled:
         compiled = compile_for(arch, name, kernels)
         try:
             _write(path, compiled)
-        except OSError as error:  # it works without, but every process compiles for itself
+        except OSError as error:  # works without a cache, but every process compiles
             _LOG.warning(
-                "kernels cannot be kept in %s (%s): set CUPY_CACHE_DIR to a folder that is writable", path, error
+                "cannot cache compiled kernels in %s (%s): set CUPY_CACHE_DIR to a writable folder", path, error
             )
     return compiled
 
 
 def _folder() -> Path:
-    """The folder that CuPy uses."""
+    """Return CuPy's cache folder."""
     return Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
 
 
 def _read(path: Path) -> Compiled | None:
-    """A file's content; None where it is missing or damaged."""
+    """Return the content of a cache file, or None if it is missing or damaged."""
     try:
         head, _, code = path.read_bytes().partition(b"\n")
         about = json.loads(head)
@@ -146,14 +146,14 @@ def _read(path: Path) -> Compiled | None:
 
 
 def _write(path: Path, compiled: Compiled) -> None:
-    """Writes a file beside and renames it: many ranks may do so at once."""
+    """Write a temporary file and rename it, as several ranks may write at the same time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     about = {"names": compiled.names, "sha256": hashlib.sha256(compiled.code).hexdigest()}
-    handle, beside = tempfile.mkstemp(dir=path.parent)
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(json.dumps(about).encode() + b"\n" + compiled.code)
-        Path(beside).replace(path)
+        Path(temporary).replace(path)
     except BaseException:
-        Path(beside).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
         raise

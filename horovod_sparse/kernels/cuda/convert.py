@@ -1,4 +1,4 @@
-"""Values for the wire, on the device; what is computed is said in kernels.cpu.convert."""
+"""Conversion of values to wire formats and back on the device; kernels.cpu.convert documents it."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _PAIRS = [("float16", "float"), ("bfloat16", "float"), *((name, "double") for na
 _KERNELS = ("narrow_all", "widen_all", "round_all")
 _INSTANCES = [f"{kernel}<{_STORED[name]}, {real}>" for kernel in _KERNELS for name, real in _PAIRS]
 _MODULE = Module("convert", plain=_INSTANCES)
-_ELEMENTS = 1024  # of a block
+_ELEMENTS = 1024  # per block
 
 
 def narrow(values: Array, name: str, out: Array | None = None) -> Array:
-    """As ``cpu.narrow``; nothing is waited for."""
+    """Implement ``cpu.narrow``; does not synchronize."""
     format_ = format_of(name, check_real(values, "values").dtype)
     if out is None and format_ == values.dtype:
         return values.view(np.uint8)
     nbytes = values.size * format_.itemsize
     message: Array = cupy.empty(nbytes, np.uint8) if out is None else _check_message(out, "out", format_)
     if message.size != nbytes:
-        raise ValueError(f"out: {message.size} bytes are not those of {values.size} values in {name}")
+        raise ValueError(f"out: has {message.size} bytes, but {values.size} values in {name} need {nbytes}")
     if format_ == values.dtype:
         message[...] = values.view(np.uint8)
     else:
@@ -43,7 +43,7 @@ def narrow(values: Array, name: str, out: Array | None = None) -> Array:
 
 
 def widen(message: Array, name: str, dtype: np.dtype[Any]) -> Array:
-    """As ``cpu.widen``; nothing is waited for."""
+    """Implement ``cpu.widen``; does not synchronize."""
     format_ = format_of(name, check_own(dtype))
     _check_message(message, "message", format_)
     if format_ == dtype:
@@ -54,7 +54,7 @@ def widen(message: Array, name: str, dtype: np.dtype[Any]) -> Array:
 
 
 def round_values(values: Array, name: str) -> tuple[Array, Array]:
-    """As ``cpu.round_values``; nothing is waited for."""
+    """Implement ``cpu.round_values``; does not synchronize."""
     format_ = format_of(name, check_real(values, "values").dtype)
     if format_ == values.dtype:
         return values, cupy.zeros_like(values)
@@ -73,7 +73,7 @@ def _check_message(message: Array, what: str, format_: np.dtype[Any]) -> Array:
     if check_array(message, what).dtype != np.uint8:
         raise ValueError(f"{what}: dtype {message.dtype} is not uint8")
     if message.size % format_.itemsize:
-        raise ValueError(f"{what}: {message.size} bytes are no whole number of values of {format_.itemsize} bytes")
+        raise ValueError(f"{what}: {message.size} bytes are not a whole number of values of {format_.itemsize} bytes")
     if message.size and address(message) % format_.itemsize:
         raise ValueError(f"{what}: must be aligned to values of {format_.itemsize} bytes")
     return message

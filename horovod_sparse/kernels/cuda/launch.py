@@ -1,7 +1,4 @@
-"""Launching of the CUDA kernels, which are told where their arrays are.
-
-They run on CuPy's current stream. Nothing here waits for the device.
-"""
+"""Argument checks and launches of CUDA kernels on CuPy's current stream; nothing here synchronizes."""
 
 from __future__ import annotations
 
@@ -18,27 +15,27 @@ import numpy as np
 from horovod_sparse.kernels.cuda.compilation import load
 from horovod_sparse.kernels.types import MAX_SIZE, Array, Segments
 
-THREADS = 256  # of a block
+THREADS = 256  # per block
 
 _SEGMENT = np.dtype(
     [("data", np.uint64), ("start", np.int32), ("length", np.int32), ("before", np.int32), ("format", np.int32)]
 )
-# CuPy has no bfloat16: its numbers travel as their bits, uint16.
+# CuPy has no bfloat16: bfloat16 values are passed as their bits, uint16.
 _FORMATS = {np.dtype(name): number for number, name in enumerate(["float32", "float16", "uint16", "float64"])}
 _NULL = np.uint64(0)
 _REALS = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 
 
-MODULES: list[Module] = []  # those that are defined; all, once horovod_sparse.kernels.cuda is imported
+MODULES: list[Module] = []  # complete once horovod_sparse.kernels.cuda is imported
 
 
 class Module:
-    """The kernels of one file.
+    """Kernels of one file.
 
     Args:
-        name: Of the file in csrc/cuda, without its ending.
-        templates: Kernels that there are for float and double, by their names in the namespace hvs.
-        plain: Kernels that are no templates; or instances, such as ``name<3, float>``.
+        name: Name of the file in csrc/cuda, without its suffix.
+        templates: Names of kernels in the namespace hvs that are templates over float and double.
+        plain: Names of kernels that are not templates, and of instances such as ``name<3, float>``.
     """
 
     def __init__(self, name: str, templates: Sequence[str] = (), plain: Sequence[str] = ()) -> None:
@@ -47,43 +44,43 @@ class Module:
         self.kernels += [f"hvs::{kernel}" for kernel in plain]
         MODULES.append(self)
 
-    @functools.cache  # noqa: B019 - there are as many modules as files
+    @functools.cache  # noqa: B019 - there is one module per file
     def _functions(self, device: int) -> dict[str, Any]:
-        del device  # the current one
+        del device  # load uses the current device
         return load(self.name, self.kernels)
 
     def launch(self, kernel: str, blocks: int, *arguments: Any, threads: int = THREADS) -> None:
-        """Launches a kernel; nothing where there are no blocks.
+        """Launch a kernel; do nothing if there are no blocks.
 
         Args:
-            kernel: Its name, with its template arguments.
-            blocks: Of the grid.
-            *arguments: CuPy arrays (their addresses are passed), None (a null pointer) and NumPy scalars.
-            threads: Of a block.
+            kernel: Name of the kernel, with its template arguments.
+            blocks: Number of blocks of the grid.
+            *arguments: CuPy arrays (passed as addresses), None (passed as a null pointer) and NumPy scalars.
+            threads: Number of threads per block.
         """
         if blocks > 0:
-            given = tuple(_NULL if one is None else one for one in arguments)  # CuPy would pass no argument at all
+            given = tuple(_NULL if x is None else x for x in arguments)  # CuPy would omit a None
             self._functions(cupy.cuda.Device().id)[f"hvs::{kernel}"]((blocks,), (threads,), given)
 
 
 def real_of(array: Array) -> str:
-    """The C++ type of a float32 or float64 array."""
+    """Return the C++ type of a float32 or float64 array."""
     return _REALS[array.dtype]
 
 
 def address(array: Array) -> int:
-    """Address in the device's memory at which it begins."""
-    pointer: int = array.data.ptr  # type: ignore[attr-defined]  # CuPy's
+    """Return the device address of an array."""
+    pointer: int = array.data.ptr  # type: ignore[attr-defined]  # CuPy only
     return pointer
 
 
 def blocks_for(items: int, per_block: int = THREADS) -> int:
-    """As many blocks as there is work for."""
+    """Return the number of blocks for a number of items, rounded up."""
     return -(-items // per_block)
 
 
 def multiprocessors() -> int:
-    """Of the current device."""
+    """Return the number of multiprocessors of the current device."""
     return _multiprocessors(cupy.cuda.Device().id)
 
 
@@ -93,8 +90,8 @@ def _multiprocessors(device: int) -> int:
 
 
 def instances(kernels: Sequence[str], options: Sequence[int]) -> list[str]:
-    """Names of kernels that there are for float and double, and for each of some numbers."""
-    return [f"{kernel}<{real}, {one}>" for kernel in kernels for real in _REALS.values() for one in options]
+    """Return the names of kernel instances for float and double, combined with each integer option."""
+    return [f"{kernel}<{real}, {option}>" for kernel in kernels for real in _REALS.values() for option in options]
 
 
 # --- arguments -----------------------------------------------------------------------------------------------------
@@ -105,16 +102,16 @@ def _is_cupy(array: object) -> bool:
 
 
 def _is_unaligned(array: Array) -> bool:
-    """Test for an array that would end the process's use of CUDA, if a kernel read it."""
+    """Return whether the array is misaligned; a kernel that read it would invalidate the process's CUDA context."""
     return bool(array.size) and address(array) % array.itemsize != 0
 
 
 def check_array(array: Array, name: str) -> Array:
-    """A contiguous, aligned, one-dimensional CuPy array of fewer than 2**31 elements.
+    """Return the array if it is a contiguous, aligned, one-dimensional CuPy array of fewer than 2**31 elements.
 
     Raises:
-        TypeError: It is no CuPy array.
-        ValueError: It does not fit.
+        TypeError: The array is not a CuPy array.
+        ValueError: Its shape, layout or size is unsuitable.
     """
     if not _is_cupy(array):
         raise TypeError(f"{name}: expected a CuPy array, not {type(array).__module__}.{type(array).__name__}")
@@ -129,21 +126,21 @@ def check_array(array: Array, name: str) -> Array:
 
 
 def check_real(array: Array, name: str) -> Array:
-    """The same, float32 or float64."""
+    """Return the array if ``check_array`` accepts it and its dtype is float32 or float64."""
     if check_array(array, name).dtype not in _REALS:
         raise ValueError(f"{name}: dtype {array.dtype} is neither float32 nor float64")
     return array
 
 
 def check_indices(array: Array, name: str) -> Array:
-    """The same, int32."""
+    """Return the array if ``check_array`` accepts it and its dtype is int32."""
     if check_array(array, name).dtype != np.int32:
         raise ValueError(f"{name}: dtype {array.dtype} is not int32")
     return array
 
 
 def check_vector(indices: Any, values: Array, name: str) -> tuple[Array, Array]:
-    """Indices and as many values."""
+    """Return the indices and values of a sparse vector after checking dtypes and lengths."""
     if indices is None:
         raise ValueError(f"{name}: has no indices; pass a sparse vector")
     indices, values = check_indices(indices, f"{name}: indices"), check_real(values, f"{name}: values")
@@ -153,13 +150,13 @@ def check_vector(indices: Any, values: Array, name: str) -> tuple[Array, Array]:
 
 
 def check_same_dtype(array: Array, other: Array, name: str) -> None:
-    """ValueError where two arrays differ in dtype."""
+    """Raise ValueError if two arrays differ in dtype."""
     if array.dtype != other.dtype:
         raise ValueError(f"{name}: dtype {array.dtype} is not {other.dtype}")
 
 
 def check_size(size: int, name: str = "size") -> None:
-    """ValueError for a size that no bucket has."""
+    """Raise ValueError unless the size is 0 .. 2**31 - 1."""
     if size < 0:
         raise ValueError(f"{name} must not be negative, but is {size}")
     if size > MAX_SIZE:
@@ -167,14 +164,14 @@ def check_size(size: int, name: str = "size") -> None:
 
 
 def check_scale(scale: float, buffer: Array, name: str = "scale") -> Any:
-    """A finite factor, rounded to the buffer's dtype."""
+    """Return a factor in the buffer's dtype; raise ValueError unless it is finite."""
     if not math.isfinite(scale):
         raise ValueError(f"{name} must be finite, not {scale}")
     return buffer.dtype.type(scale)
 
 
 def check_seed(seed: int) -> Any:
-    """A seed, as a kernel's argument."""
+    """Return a seed as a kernel argument; raise ValueError unless it is 0 .. 2**63 - 1."""
     if seed < 0:
         raise ValueError(f"seed must not be negative, but is {seed}")
     if seed >= 2**63:
@@ -183,26 +180,26 @@ def check_seed(seed: int) -> Any:
 
 
 class Table:
-    """Segments, as the kernels read them.
+    """Table of segments in the layout that the kernels read.
 
     Args:
-        segments: Pairs (start, array), ascending and disjoint. Arrays that are not contiguous are copied.
-        size: Positions of the bucket.
-        writable: Whether the kernels write into the arrays, which then must be contiguous.
+        segments: Pairs (start, array), ascending and disjoint. Non-contiguous arrays are copied.
+        size: Number of positions of the bucket.
+        writable: Whether the kernels write to the arrays, which must then be contiguous.
 
     Attributes:
-        device: The table in the device's memory.
-        count: Number of segments that are not empty, as a kernel's argument.
-        active: Positions that they cover.
+        device: The table in device memory.
+        count: Number of nonempty segments, as a kernel argument.
+        active: Number of positions that the segments cover.
 
     Raises:
-        TypeError: A segment is no CuPy array.
-        ValueError: A segment does not fit.
+        TypeError: A segment is not a CuPy array.
+        ValueError: A segment's array or position is unsuitable.
     """
 
     def __init__(self, segments: Segments, size: int, *, writable: bool = False) -> None:
         rows: list[tuple[int, ...]] = []
-        self._arrays: list[Array] = []  # copies must live as long as the table
+        self._arrays: list[Array] = []  # keeps copies alive as long as the table
         self.active, stop = 0, 0
         for number, (start, array) in enumerate(segments):
             name = f"segment {number}"
@@ -212,12 +209,12 @@ class Table:
                 raise ValueError(f"{name}: dtype {array.dtype} is not float32, float16, bfloat16 (uint16) or float64")
             if start < stop:
                 raise ValueError(
-                    f"{name}: starts at {start}, before {stop}, where the one before it ends; segments must ascend and "
+                    f"{name}: starts at {start}, before {stop}, the end of the previous one; segments must ascend and "
                     "not overlap"
                 )
             stop = start + array.size
             if stop > size:
-                raise ValueError(f"{name}: ends at {stop}, behind the last of {size} positions")
+                raise ValueError(f"{name}: ends at {stop}, but the bucket has {size} positions")
             if array.size:
                 rows.append((address(array), start, array.size, self.active, _FORMATS[array.dtype]))
             self._arrays.append(array)
@@ -228,7 +225,7 @@ class Table:
     @staticmethod
     def _plain(array: Array, name: str, writable: bool) -> Array:
         if writable or not _is_cupy(array) or array.ndim != 1 or _is_unaligned(array):
-            return check_array(array, name)  # which raises
+            return check_array(array, name)  # raises
         copy: Array = cupy.ascontiguousarray(array)
         return copy
 
@@ -240,10 +237,10 @@ _uploaded: OrderedDict[_Key, tuple[Array, Array, Any]] = OrderedDict()
 
 
 def upload(host: Array) -> Array:
-    """A small uint8 array in the device's memory, without waiting; the same one again for the same content.
+    """Copy a small uint8 array to the device asynchronously, or return the cached copy of the same content.
 
-    Gradients mostly stay where they are from step to step, and so do their tables. The memory on the host is pinned:
-    a copy out of any other would be made at once, and could not be part of a CUDA graph.
+    Gradients mostly keep their addresses from step to step, so their tables stay the same. The host memory is pinned: a
+    copy from pageable memory would be synchronous, and could not be part of a CUDA graph.
     """
     key = (cupy.cuda.Device().id, cupy.cuda.get_current_stream().ptr, host.tobytes())
     with _lock:
@@ -255,14 +252,14 @@ def upload(host: Array) -> Array:
         return device
     pinned = np.frombuffer(cupy.cuda.alloc_pinned_memory(host.nbytes), np.uint8, host.size)
     pinned[...] = host
-    device.set(  # type: ignore[attr-defined]  # CuPy's
+    device.set(  # type: ignore[attr-defined]  # CuPy only
         pinned, stream=cupy.cuda.get_current_stream()
     )
     copied = cupy.cuda.Event(disable_timing=True)
     copied.record(cupy.cuda.get_current_stream())
     with _lock:
         _uploaded[key] = (pinned, device, copied)
-        # Pinned memory that is let go is given to the next who asks: not before it has been copied.
+        # Released pinned memory is reused at once, so it is released only after its copy has completed.
         while len(_uploaded) > _MOST_TABLES and next(iter(_uploaded.values()))[2].done:
             _uploaded.popitem(last=False)
     return device

@@ -1,4 +1,4 @@
-"""Stochastic quantization on the device; what it is is said in kernels.cpu.quantize. Nothing waits."""
+"""Stochastic quantization on the device; kernels.cpu.quantize documents it. Nothing synchronizes."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from horovod_sparse.kernels.types import Array
 
 _BITS = (4, 8)
 _MODULE = Module("quantize", plain=instances(("quantize", "dequantize"), _BITS))
-_BLOCK = 256  # elements that are quantized together
+_BLOCK = 256  # elements with a common unit
 _BLOCKS_AT_ONCE = 8
 
 
 def quantize(buffer: Array, bits: int, seed: int) -> tuple[Array, Array]:
-    """As ``cpu.quantize``; nothing is waited for."""
+    """Implement ``cpu.quantize``; does not synchronize."""
     check_real(buffer, "buffer")
     codes = cupy.empty(_code_bytes(buffer.size, bits), np.uint8)
     units = cupy.empty(blocks_for(buffer.size, _BLOCK), np.float32)
@@ -37,7 +37,7 @@ def quantize(buffer: Array, bits: int, seed: int) -> tuple[Array, Array]:
 
 
 def dequantize(codes: Array, units: Array, buffer: Array, bits: int, scale: float = 1.0, *, add: bool = False) -> None:
-    """As ``cpu.dequantize``; nothing is waited for."""
+    """Implement ``cpu.dequantize``; does not synchronize."""
     check_real(buffer, "buffer")
     _check_part(codes, _code_bytes(buffer.size, bits), np.uint8, "codes")
     _check_part(units, blocks_for(buffer.size, _BLOCK), np.float32, "units")
@@ -55,7 +55,7 @@ def _code_bytes(size: int, bits: int) -> int:
 
 
 def _check_part(array: Array, length: int, dtype: type[np.generic], name: str) -> None:
-    """An array of quantize's result."""
+    """Raise an error unless the array can be a result of ``quantize``."""
     if check_array(array, name).dtype != dtype:
         raise ValueError(f"{name}: dtype {array.dtype} is not {np.dtype(dtype)}")
     if array.size != length:

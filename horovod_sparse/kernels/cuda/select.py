@@ -1,4 +1,4 @@
-"""Accumulation and selection on the device; what they compute is said in kernels.cpu.select."""
+"""Accumulation and selection on the device; kernels.cpu.select documents them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _MODULE = Module(
     plain=instances(("accumulate", "sweep"), (0, 1)),  # without and with a velocity
 )
 
-_TILE, _SMALL_TILE = 4096, 1024  # elements of a tile in sweep and in compact
+_TILE, _SMALL_TILE = 4096, 1024  # elements per tile in sweep and in compact
 _PLAN_BYTES = 80 << 10
-_WIDTH = {4: 31, 8: 63}  # bits of a magnitude
+_WIDTH = {4: 31, 8: 63}  # bits of a magnitude, by itemsize
 _DIGIT = 11
-_ALL_ARE_CANDIDATES = 1 << 14  # up to so many elements, there is no sample
-_STRATA = 1 << 16  # elements of a sample, at most ...
-_PER_STRATUM = 256  # ... and at least one of so many
+_ALL_ARE_CANDIDATES = 1 << 14  # up to this number of elements there is no sample
+_STRATA = 1 << 16  # maximum size of a sample
+_PER_STRATUM = 256  # minimum number of elements per sampled one
 _BLOCKS_PER_PROCESSOR = 4
 
 
@@ -50,13 +50,19 @@ def accumulate(
     clear: bool = False,
     velocity: Velocity | None = None,
 ) -> None:
-    """As ``cpu.accumulate``; ``threads`` has no meaning on the device."""
+    """Implement ``cpu.accumulate``; ``threads`` is ignored. Does not synchronize."""
     del threads
     table = Table(gradients, check_real(buffer, "buffer").size, writable=clear)
     _MODULE.launch(
         f"accumulate<{real_of(buffer)}, {int(velocity is not None)}>",
         min(blocks_for(buffer.size, _TILE), 16 * multiprocessors()),
-        *(table.device, table.count, buffer, np.int64(buffer.size), *_What.of(buffer, scale, source, clear, velocity)),
+        *(
+            table.device,
+            table.count,
+            buffer,
+            np.int64(buffer.size),
+            *_AccumulateArgs.of(buffer, scale, source, clear, velocity),
+        ),
     )
 
 
@@ -71,16 +77,16 @@ def select(
     clear: bool = False,
     velocity: Velocity | None = None,
 ) -> tuple[Indices, Array]:
-    """As ``cpu.select``; nothing is waited for, as the number of entries is known."""
+    """Implement ``cpu.select``; does not synchronize, as the number of entries is known."""
     del threads
     table = Table(gradients, check_real(buffer, "buffer").size, writable=clear)
-    what = _What.of(buffer, scale, source, clear, velocity)
+    what = _AccumulateArgs.of(buffer, scale, source, clear, velocity)
     k = _check_count(k, table.active)
     if k == 0:
         accumulate(gradients, buffer, scale, source=source, clear=clear, velocity=velocity)
         return cupy.empty(0, np.int32), cupy.empty(0, buffer.dtype)
     sample = _Sample.of(table.active, k)
-    selection = _Selection(table, buffer, sample.room)
+    selection = _Selection(table, buffer, sample.capacity)
     if sample.strata:
         selection.estimate(what, sample)
     selection.sweep(what)
@@ -99,21 +105,21 @@ def select_above(
     clear: bool = False,
     velocity: Velocity | None = None,
 ) -> tuple[Indices, Array]:
-    """As ``cpu.select_above``; waits once for the number of entries."""
+    """Implement ``cpu.select_above``; synchronizes once, for the number of entries."""
     del threads
     table = Table(gradients, check_real(buffer, "buffer").size, writable=clear)
-    what = _What.of(buffer, scale, source, clear, velocity)
+    what = _AccumulateArgs.of(buffer, scale, source, clear, velocity)
     if not threshold >= 0:
         raise ValueError(f"threshold must be 0 or more, not {threshold}")
     key = _key(threshold, buffer)
-    room = min(table.active, max(table.active // 32, _ALL_ARE_CANDIDATES))
-    selection = _Selection(table, buffer, room, low=key)
+    capacity = min(table.active, max(table.active // 32, _ALL_ARE_CANDIDATES))
+    selection = _Selection(table, buffer, capacity, low=key)
     selection.sweep(what)
     return selection.compact(selection.found(), key)
 
 
 def cut(indices: Indices, values: Array, k: int) -> tuple[tuple[Indices, Array], tuple[Indices, Array]]:
-    """As ``cpu.cut``; nothing is waited for."""
+    """Implement ``cpu.cut``; does not synchronize."""
     indices, values = check_vector(indices, values, "vector")
     k = _check_count(k, values.size)
     if k == 0:
@@ -125,7 +131,7 @@ def cut(indices: Indices, values: Array, k: int) -> tuple[tuple[Indices, Array],
 
 
 def take(gradients: Segments, buffer: Array, positions: Indices | None) -> Array:
-    """As ``cpu.take``; nothing is waited for, so that positions are not checked: those outside the buffer give 0."""
+    """Implement ``cpu.take``; does not synchronize, so positions are not checked: out of bounds returns 0."""
     table = Table(gradients, check_real(buffer, "buffer").size)
     count = buffer.size if positions is None else check_indices(positions, "positions").size
     values: Array = cupy.empty(count, buffer.dtype)
@@ -137,8 +143,8 @@ def take(gradients: Segments, buffer: Array, positions: Indices | None) -> Array
     return values
 
 
-class _What(NamedTuple):
-    """Arguments of the kernels that add up; ``values`` to ``nesterov`` are the velocity's."""
+class _AccumulateArgs(NamedTuple):
+    """Arguments of the kernels that accumulate; ``values`` to ``nesterov`` describe the velocity."""
 
     scale: Any
     source: Array | None
@@ -149,21 +155,23 @@ class _What(NamedTuple):
     nesterov: Any
 
     @classmethod
-    def of(cls, buffer: Array, scale: float, source: Array | None, clear: bool, velocity: Velocity | None) -> _What:
-        """Checks it."""
+    def of(
+        cls, buffer: Array, scale: float, source: Array | None, clear: bool, velocity: Velocity | None
+    ) -> _AccumulateArgs:
+        """Convert the arguments of ``accumulate`` after checking them."""
         values, momentum, share, nesterov = velocity or (None, 0.0, 0.0, False)
         return cls(
             check_scale(scale, buffer),
-            _check_beside(source, buffer, "source"),
+            _check_matching(source, buffer, "source"),
             np.int32(clear),
-            _check_beside(values, buffer, "velocity"),
+            _check_matching(values, buffer, "velocity"),
             check_scale(momentum, buffer, "momentum"),
             check_scale(share, buffer, "share"),
             np.int32(nesterov),
         )
 
 
-def _check_beside(array: Array | None, buffer: Array, name: str) -> Array | None:
+def _check_matching(array: Array | None, buffer: Array, name: str) -> Array | None:
     if array is None:
         return None
     check_same_dtype(check_real(array, name), buffer, name)
@@ -179,30 +187,30 @@ def _check_count(k: int, available: int) -> int:
 
 
 def _key(threshold: float, like: Array) -> Any:
-    """The bits of a threshold in the dtype of an array, as the kernels compare them; a NumPy integer."""
+    """Return the bits of a threshold in the dtype of an array as a NumPy integer, as the kernels compare them."""
     with np.errstate(over="ignore"):
         return np.array([threshold], like.dtype).view(f"i{like.itemsize}")[0] & np.iinfo(f"i{like.itemsize}").max
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """Estimation of the threshold of the candidates.
+    """Plan for estimating the threshold of the candidates from a sample.
 
     Attributes:
-        strata: Elements that are sampled; 0: all elements are candidates.
+        strata: Number of sampled elements; 0: all elements are candidates.
         low: Rank in the sample of a magnitude that almost certainly more than k elements reach.
-        high: Rank of one that fewer do; 0: there is none.
-        room: How many candidates may be found.
+        high: Rank in the sample of a magnitude that almost certainly fewer than k elements reach; 0: there is none.
+        capacity: Maximum number of candidates to store.
     """
 
     strata: int
     low: int
     high: int
-    room: int
+    capacity: int
 
     @classmethod
     def of(cls, active: int, k: int) -> _Sample:
-        """For k of so many elements."""
+        """Plan the selection of k out of the active elements."""
         strata = min(_STRATA, active // _PER_STRATUM)
         if active <= _ALL_ARE_CANDIDATES:
             return cls(0, 0, 0, active)
@@ -210,31 +218,31 @@ class _Sample:
         low = math.ceil(rank + _deviation(rank))
         if low >= strata:
             return cls(0, 0, 0, active)
-        # The threshold is the lower end of a bin: a little below the magnitude of this rank.
+        # The threshold is the lower end of a bin, slightly below the magnitude of this rank.
         most = 1.01 * (low + _deviation(low)) * active / strata + _SMALL_TILE
         return cls(strata, low, max(0, math.floor(rank - _deviation(rank))), min(active, math.ceil(most)))
 
 
 def _deviation(count: float) -> float:
-    """Four standard deviations of a count that is about Poisson distributed, and room where it is very small."""
+    """Return four standard deviations of a roughly Poisson-distributed count, plus a margin for small counts."""
     return 4 * math.sqrt(count) + 8
 
 
 class _Selection:
-    """One selection: its memory on the device, and its kernels, which are launched in the order of the methods.
+    """Device memory of one selection, and its kernels, which are launched in the order of the methods.
 
     Args:
         table: The gradients.
-        buffer: What they are added to.
-        room: How many candidates can be kept.
-        low: Key that candidates reach.
-        listed: Entries to select from, instead of the buffer.
+        buffer: Buffer to which the gradients are added.
+        capacity: Maximum number of candidates to store.
+        low: Key that candidates must reach.
+        listed: Entries to select from instead of the buffer.
     """
 
     def __init__(
-        self, table: Table, buffer: Array, room: int, low: int = 0, listed: tuple[Indices, Array] | None = None
+        self, table: Table, buffer: Array, capacity: int, low: int = 0, listed: tuple[Indices, Array] | None = None
     ) -> None:
-        self._table, self._buffer, self._room = table, buffer, room
+        self._table, self._buffer, self._capacity = table, buffer, capacity
         self._real, width = real_of(buffer), buffer.itemsize
         self._size = buffer.size
         self._sweep_tiles = blocks_for(self._size, _TILE)
@@ -242,28 +250,28 @@ class _Selection:
         statuses = 8 * (self._sweep_tiles + compact_tiles)
         zeroed = _PLAN_BYTES + statuses
         samples = 0 if listed else _STRATA
-        scratch = cupy.empty(zeroed + max(room * (4 + width) + 8, samples * width), np.uint8)
+        scratch = cupy.empty(zeroed + max(capacity * (4 + width) + 8, samples * width), np.uint8)
         scratch.data.memset_async(0, zeroed)
         self._plan = scratch[:_PLAN_BYTES]
         self._sweep_statuses = scratch[_PLAN_BYTES : _PLAN_BYTES + 8 * self._sweep_tiles]
         self._compact_statuses = scratch[_PLAN_BYTES + 8 * self._sweep_tiles : zeroed]
-        self._sample = scratch[zeroed:]  # its place is the candidates' afterwards
+        self._sample = scratch[zeroed:]  # the candidates use the same memory afterwards
         self._listed = np.int64(-1 if listed is None else listed[0].size)
-        self._values: Array = scratch[zeroed : zeroed + room * width]
-        self._indices: Array = scratch[zeroed + room * width :]
+        self._values: Array = scratch[zeroed : zeroed + capacity * width]
+        self._indices: Array = scratch[zeroed + capacity * width :]
         if listed is not None:
             self._indices, self._values = listed
         if low:
             _MODULE.launch(f"set_threshold<{self._real}>", 1, self._plan, low, threads=32)
-        # The search also visits the buffer, where the candidates do not suffice.
+        # The search also reads the buffer if there are too few candidates.
         self._blocks = max(1, min(_BLOCKS_PER_PROCESSOR * multiprocessors(), compact_tiles))
 
     @property
     def _step(self) -> tuple[Any, ...]:
         return self._table.device, self._table.count, self._buffer, np.int64(self._size)
 
-    def estimate(self, what: _What, sample: _Sample) -> None:
-        """Finds the threshold of the candidates."""
+    def estimate(self, what: _AccumulateArgs, sample: _Sample) -> None:
+        """Compute the threshold of the candidates from the sample."""
         table = self._table
         _MODULE.launch(
             f"draw<{self._real}>",
@@ -275,40 +283,40 @@ class _Selection:
         strata, low, high = np.array([sample.strata, sample.low, sample.high], np.int32)
         _MODULE.launch(f"estimate<{self._real}>", 1, self._plan, self._sample, strata, low, high)
 
-    def sweep(self, what: _What) -> None:
-        """Adds up, and lists the candidates."""
-        statuses, room = self._sweep_statuses, np.int64(self._room)
+    def sweep(self, what: _AccumulateArgs) -> None:
+        """Accumulate, and list the candidates."""
+        statuses, capacity = self._sweep_statuses, np.int64(self._capacity)
         _MODULE.launch(
             f"sweep<{self._real}, {int(what.values is not None)}>",
             self._sweep_tiles,
-            *(*self._step, *what, self._plan, statuses, self._indices, self._values, room),
+            *(*self._step, *what, self._plan, statuses, self._indices, self._values, capacity),
         )
 
     def search(self, k: int) -> None:
-        """Finds the k-th largest magnitude."""
+        """Find the k-th largest magnitude."""
         for level in range(-(-_WIDTH[self._buffer.itemsize] // _DIGIT)):
             _MODULE.launch(
                 f"digit<{self._real}>",
                 self._blocks,
-                *(np.int32(level), self._plan, self._values, self._listed, np.int64(self._room), np.int64(k)),
+                *(np.int32(level), self._plan, self._values, self._listed, np.int64(self._capacity), np.int64(k)),
                 *self._step,
             )
 
     def found(self) -> int:
-        """The number of candidates; waits for it."""
+        """Return the number of candidates; synchronizes."""
         return int(self._plan[8:16].view(np.int64)[0])
 
     def compact(
         self, count: int, threshold: Any = None, rest: tuple[Indices, Array] | None = None
     ) -> tuple[Indices, Array]:
-        """Moves the entries out that were found, or all that reach a threshold; ``count`` is how many these are."""
+        """Move out the ``count`` entries that ``search`` found or, if a threshold is given, that reach it."""
         indices, values = cupy.empty(count, np.int32), cupy.empty(count, self._buffer.dtype)
         none = np.array([-1], f"i{self._buffer.itemsize}")[0]
         buffer = None if self._listed >= 0 else self._buffer
         _MODULE.launch(
             f"compact<{self._real}>",
             self._blocks,
-            *(self._plan, self._compact_statuses, self._indices, self._values, self._listed, np.int64(self._room)),
+            *(self._plan, self._compact_statuses, self._indices, self._values, self._listed, np.int64(self._capacity)),
             *(none if threshold is None else threshold, self._table.device, self._table.count, buffer),
             *(np.int64(self._size), indices, values, *(rest or (None, None))),
         )

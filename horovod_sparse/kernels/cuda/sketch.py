@@ -1,4 +1,4 @@
-"""Count sketches on the device; what they are is said in kernels.cpu.sketch. Nothing waits."""
+"""Count sketches on the device; kernels.cpu.sketch documents them. Nothing synchronizes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from horovod_sparse.kernels.types import Array, Indices
 
 _ROWS = (1, 3, 5)
 _MODULE = Module("sketch", plain=instances(("update", "query"), _ROWS))
-_LANES, _SECTION_VECTORS = 16, 1024  # as csrc/common/sketch.hpp says it
-_PARTS_OF_QUERY = 4  # blocks of threads that read a section
+_LANES, _SECTION_VECTORS = 16, 1024  # must match csrc/common/sketch.hpp
+_PARTS_OF_QUERY = 4  # thread blocks per section
 _COPIES_PER_PROCESSOR = 4
 
 
 def sketch_length(size: int, ratio: float, rows: int) -> int:
-    """As ``cpu.sketch_length``."""
+    """Implement ``cpu.sketch_length``."""
     _check_rows(rows)
     check_size(size)
     if not 0 < ratio <= 1:
@@ -39,28 +39,28 @@ def sketch_length(size: int, ratio: float, rows: int) -> int:
 
 
 def sketch_update(sketch: Array, buffer: Array, delivered: Indices, rows: int, seed: int, carried: float = 0.0) -> None:
-    """As ``cpu.sketch_update``, but that ``delivered`` ascends is not checked; nothing is waited for."""
+    """Implement ``cpu.sketch_update``; does not synchronize, so ``delivered`` is not checked to ascend."""
     groups = _check_sketch(sketch, buffer, rows)
     check_indices(delivered, "delivered")
     key = check_seed(seed)
     if not math.isfinite(carried):
         raise ValueError(f"carried must be finite, not {carried}")
     sections = _sections(buffer.size)
-    blocks, room, copies = sections, 0, None
+    blocks, stride, copies = sections, 0, None
     if rows > 1 and carried != 0 and sections:
         blocks = min(sections, _COPIES_PER_PROCESSOR * multiprocessors())
-        room = _LANES * rows * -(-groups // sections)
-        copies = cupy.empty(blocks * room, sketch.dtype)
+        stride = _LANES * rows * -(-groups // sections)
+        copies = cupy.empty(blocks * stride, sketch.dtype)
     _MODULE.launch(
         f"update<{real_of(sketch)}, {rows}>",
         blocks,
         *(sketch, np.uint64(buffer.size), np.uint64(groups), key, buffer, delivered, np.uint64(delivered.size)),
-        *(sketch.dtype.type(carried), copies, np.uint64(room)),
+        *(sketch.dtype.type(carried), copies, np.uint64(stride)),
     )
 
 
 def sketch_query(sketch: Array, buffer: Array, rows: int, seed: int, scale: float = 1.0, *, add: bool = False) -> None:
-    """As ``cpu.sketch_query``; nothing is waited for."""
+    """Implement ``cpu.sketch_query``; does not synchronize."""
     groups = _check_sketch(sketch, buffer, rows)
     key, factor = check_seed(seed), check_scale(scale, buffer)
     _MODULE.launch(
@@ -80,7 +80,7 @@ def _check_rows(rows: int) -> None:
 
 
 def _check_sketch(sketch: Array, buffer: Array, rows: int) -> int:
-    """The number of groups of counters that a row of the sketch has."""
+    """Return the number of groups of counters in a row of the sketch."""
     check_same_dtype(check_real(sketch, "sketch"), check_real(buffer, "buffer"), "sketch")
     _check_rows(rows)
     groups, rest = divmod(sketch.size, _LANES * rows)

@@ -1,6 +1,6 @@
-"""Facts about a bucket, on the device; what they mean is said in kernels.cpu.statistics.
+"""Statistics of a bucket on the device; kernels.cpu.statistics documents them.
 
-Results that are Python numbers or NumPy arrays wait once for the device, in one small copy; the others do not wait.
+Functions that return Python numbers or NumPy arrays synchronize once, for one small copy; the others do not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from horovod_sparse.kernels.cuda.launch import (
 )
 from horovod_sparse.kernels.types import MAX_SIZE, Array, Moments, Segments
 
-_FEW, _MOST = 4, 16  # thresholds that a kernel counts for at a time; it is compiled for both
+_FEW, _MOST = 4, 16  # thresholds per launch; the kernel is compiled for both
 _MODULE = Module(
     "statistics",
     templates=["measure", "score", "sample"],
@@ -33,15 +33,15 @@ _MODULE = Module(
     ],
 )
 
-_TILE, _BLOCK = 2048, 16 * 2048  # elements whose sums are added in order, as csrc/common/sums.hpp says it
-_LANES = 8  # threads of such a tile
+_TILE, _BLOCK = 2048, 16 * 2048  # elements summed in a fixed order; must match csrc/common/sums.hpp
+_LANES = 8  # threads per tile
 _COUNTED_TILE = 4096
 _SEARCHED_PART = 4096
 _BLOCKS_PER_PROCESSOR = 8
 
 
 def accumulate_moments(gradients: Segments, buffer: Array, scale: float = 1.0, threads: int = 1) -> Moments:
-    """As ``cpu.accumulate_moments``; waits once for the sums."""
+    """Implement ``cpu.accumulate_moments``; synchronizes once, for the sums."""
     del threads
     table = Table(gradients, check_real(buffer, "buffer").size)
     factor = check_scale(scale, buffer)
@@ -58,16 +58,16 @@ def accumulate_moments(gradients: Segments, buffer: Array, scale: float = 1.0, t
 def count_reaching(
     gradients: Segments, buffer: Array, thresholds: NDArray[np.float64], threads: int = 1
 ) -> NDArray[np.int64]:
-    """As ``cpu.count_reaching``, with thresholds in a NumPy array; waits once for the counts."""
+    """Implement ``cpu.count_reaching`` with thresholds in a NumPy array; synchronizes once, for the counts."""
     del threads
     table = Table(gradients, check_real(buffer, "buffer").size)
-    asked = _check_thresholds(thresholds)
-    if not asked or not table.active:
-        return np.zeros(asked, np.int64)
-    most = _FEW if asked <= _FEW else _MOST
+    number = _check_thresholds(thresholds)
+    if not number or not table.active:
+        return np.zeros(number, np.int64)
+    most = _FEW if number <= _FEW else _MOST
     low = np.full(most, np.inf, buffer.dtype)
     with np.errstate(over="ignore"):
-        low[:asked] = thresholds
+        low[:number] = thresholds
     counts = cupy.empty(most, np.int64)
     counts.data.memset_async(0, counts.nbytes)
     blocks = min(blocks_for(buffer.size, _COUNTED_TILE), _BLOCKS_PER_PROCESSOR * multiprocessors())
@@ -76,12 +76,12 @@ def count_reaching(
         blocks,
         *(table.device, table.count, buffer, np.int64(buffer.size), upload(low.view(np.uint8)), counts),
     )
-    host: NDArray[np.int64] = counts.get()[:asked]
+    host: NDArray[np.int64] = counts.get()[:number]
     return host
 
 
 def _check_thresholds(thresholds: NDArray[np.float64]) -> int:
-    """Number of the thresholds; ValueError where they do not fit."""
+    """Return the number of thresholds after checking them."""
     if not isinstance(thresholds, np.ndarray):
         raise TypeError(f"thresholds: expected a NumPy array, not {type(thresholds)}")
     if thresholds.dtype != np.float64:
@@ -97,7 +97,7 @@ def _check_thresholds(thresholds: NDArray[np.float64]) -> int:
 
 
 def square_norm(gradients: Segments) -> float:
-    """As ``cpu.square_norm``; waits once for it."""
+    """Implement ``cpu.square_norm``; synchronizes once, for the result."""
     table = Table(gradients, MAX_SIZE)
     if not table.active:
         return 0.0
@@ -111,12 +111,12 @@ def square_norm(gradients: Segments) -> float:
 
 
 def _parts(table: Table, length: int) -> int:
-    """Upper bound of the number of parts of tensors, with at most so many elements in each."""
+    """Return an upper bound of the number of parts if tensors are split into parts of at most ``length`` elements."""
     return table.active // length + int(table.count)
 
 
 def block_scores(gradients: Segments, buffer: Array, block: int, threads: int = 1) -> Array:
-    """As ``cpu.block_scores``; the scores are in the device's memory."""
+    """Implement ``cpu.block_scores``; the scores are in device memory. Does not synchronize."""
     del threads
     table = Table(gradients, check_real(buffer, "buffer").size)
     if block < 1:
@@ -137,7 +137,7 @@ def block_scores(gradients: Segments, buffer: Array, block: int, threads: int = 
 
 
 def sample(gradients: Segments, buffer: Array, scale: float, start: int, stride: int) -> Array:
-    """As ``cpu.sample``; nothing is waited for."""
+    """Implement ``cpu.sample``; does not synchronize."""
     if stride < 1:
         raise ValueError(f"stride must be 1 or more, not {stride}")
     if not 0 <= start < stride:
@@ -155,7 +155,7 @@ def sample(gradients: Segments, buffer: Array, scale: float, start: int, stride:
 
 
 def largest(gradients: Segments) -> float:
-    """As ``cpu.largest``; waits once for the answer."""
+    """Implement ``cpu.largest``; synchronizes once, for the result."""
     table = Table(gradients, MAX_SIZE)
     if not table.active:
         return 0.0

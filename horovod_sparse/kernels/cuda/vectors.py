@@ -1,8 +1,8 @@
-"""Sparse vectors on the device; what is computed is said in kernels.cpu.vectors.
+"""Sparse vectors on the device; kernels.cpu.vectors documents the functions.
 
-The CPU kernels refuse indices that are out of bounds or do not ascend. Here, the host would have to wait for the device
-to know. Instead, nothing is read or written beside the arrays: entries outside of the bucket are left out, and what
-comes of indices that do not ascend, or repeat, is undefined.
+The CPU kernels reject indices that are out of bounds or do not ascend. That check would have to synchronize here.
+Instead, entries outside of the bucket are ignored, and the result of indices that do not ascend, or repeat, is
+undefined. Memory outside of the arrays is never read or written.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ _MODULE = Module(
     "vectors", templates=["add", "scatter", "fill", "exclude", "merge", "count"], plain=["clear", "bounds"]
 )
 
-_ELEMENTS = 1024  # of a block
-_PART = 4096  # active positions of an output that a block writes
-_STATE_BYTES = 64  # what the blocks of a kernel tell each other, in front of the tiles' statuses
+_ELEMENTS = 1024  # per block
+_PART = 4096  # active positions of the outputs that a block writes
+_STATE_BYTES = 64  # state shared by the blocks of a kernel, before the tiles' statuses
 _VECTOR = np.dtype([("indices", np.uint64), ("values", np.uint64), ("count", np.int64)])
-# Bits of a position inside a tile of merge_sum: the bitmap of the widest takes 4 KiB of a block's memory.
+# Bits of a position inside a tile of merge_sum. The bitmap of the widest tile takes 4 KiB of shared memory.
 _NARROWEST, _WIDEST = 10, 15
-_PER_TILE = 256  # entries of a vector in a tile, in the mean: one for each thread
+_PER_TILE = 256  # mean number of entries of a vector in a tile: one per thread
 _MOST_BITS = 16
 _BLOCKS_PER_PROCESSOR = 8
 
 
 def add(indices: Indices | None, values: Array, buffer: Array) -> None:
-    """As ``cpu.add``; entries outside of the buffer are ignored. Nothing is waited for."""
+    """Implement ``cpu.add``; entries outside of the buffer are ignored. Does not synchronize."""
     check_real(buffer, "buffer")
     indices, values = _check_sparse(indices, values)
     check_same_dtype(values, buffer, "vector: values")
@@ -62,7 +62,7 @@ def add(indices: Indices | None, values: Array, buffer: Array) -> None:
 def scatter(
     indices: Indices | None, values: Array, outputs: Segments, scale: float = 1.0, *, cleared: bool = False
 ) -> None:
-    """As ``cpu.scatter``, but with bfloat16 as its bits (uint16); two launches, nothing is waited for."""
+    """Implement ``cpu.scatter``, with bfloat16 outputs as their bits (uint16); does not synchronize."""
     indices, values = _check_sparse(indices, values)
     table = Table(outputs, values.size if indices is None else MAX_SIZE, writable=True)
     with np.errstate(over="ignore"):
@@ -79,7 +79,7 @@ def scatter(
 
 
 def exclude(indices: Indices, values: Array, others: Indices) -> tuple[Indices, Array]:
-    """As ``cpu.exclude``; waits once, for the number of entries that stay."""
+    """Implement ``cpu.exclude``; synchronizes once, for the number of remaining entries."""
     check_vector(indices, values, "vector")
     check_indices(others, "others")
     if not indices.size or not others.size:
@@ -95,9 +95,9 @@ def exclude(indices: Indices, values: Array, others: Indices) -> tuple[Indices, 
 
 
 def merge_sum(vectors: Sequence[tuple[Indices, Array]], size: int) -> tuple[Indices, Array]:
-    """As ``cpu.merge_sum``; waits once, for the number of sums, where two vectors or more have entries.
+    """Implement ``cpu.merge_sum``; synchronizes once, for the number of sums, if two or more vectors have entries.
 
-    Of the NaN that are added at one position, the first stays, with its payload.
+    If several NaNs are added at one position, the first one remains, with its payload.
     """
     checked = _check_vectors(vectors, size)
     filled = [(indices, values) for indices, values in checked if indices.size]
@@ -108,7 +108,7 @@ def merge_sum(vectors: Sequence[tuple[Indices, Array]], size: int) -> tuple[Indi
     rows = [(address(indices), address(values), indices.size) for indices, values in filled]
     table = upload(np.array(rows, _VECTOR).view(np.uint8))
     state, statuses, starts = _scratch(merge.tiles, 4 * merge.starts)
-    sums = cupy.empty(merge.room, np.int32), cupy.empty(merge.room, filled[0][1].dtype)
+    sums = cupy.empty(merge.capacity, np.int32), cupy.empty(merge.capacity, filled[0][1].dtype)
     count, width, tiles = np.array([len(filled), merge.width, merge.tiles], np.int32)
     what = table, count, np.uint32(size), width, tiles, starts, state
     _MODULE.launch("bounds", blocks_for(merge.starts), *what)
@@ -118,7 +118,7 @@ def merge_sum(vectors: Sequence[tuple[Indices, Array]], size: int) -> tuple[Indi
 
 
 def count_magnitudes(values: Array, prefix: int, shift: int, bits: int) -> NDArray[np.int64]:
-    """As ``cpu.count_magnitudes``; the counts are on the host, and waited for."""
+    """Implement ``cpu.count_magnitudes``; synchronizes once, to return the counts on the host."""
     width = 8 * check_real(values, "values").itemsize - 1
     if not 1 <= bits <= _MOST_BITS:
         raise ValueError(f"bits must be 1 .. {_MOST_BITS}, not {bits}")
@@ -127,7 +127,7 @@ def count_magnitudes(values: Array, prefix: int, shift: int, bits: int) -> NDArr
     if not 0 <= prefix < 1 << width:
         raise ValueError(f"prefix must have at most {width} bits, but is {prefix}")
     counts: Array = cupy.empty(1 << bits, np.uint32)
-    counts.data.memset_async(0, counts.nbytes)  # type: ignore[attr-defined]  # CuPy's
+    counts.data.memset_async(0, counts.nbytes)  # type: ignore[attr-defined]  # CuPy only
     blocks = min(blocks_for(values.size, _ELEMENTS), _BLOCKS_PER_PROCESSOR * multiprocessors())
     digit = np.array([prefix], f"i{values.itemsize}")[0], np.int32(shift), np.int32(bits)
     _MODULE.launch(f"count<{real_of(values)}>", blocks, values, np.int64(values.size), *digit, counts)
@@ -136,23 +136,23 @@ def count_magnitudes(values: Array, prefix: int, shift: int, bits: int) -> NDArr
 
 @dataclass(frozen=True)
 class _Merge:
-    """Partition of the work when vectors are merged.
+    """Partition of the bucket into tiles for ``merge_sum``.
 
     Attributes:
-        width: Bits of a position inside a tile.
-        tiles: How many tiles the bucket has.
-        starts: How many numbers say where the tiles begin in the vectors.
-        room: The most sums that there can be.
+        width: Number of bits of a position inside a tile.
+        tiles: Number of tiles of the bucket.
+        starts: Number of offsets that mark the tiles in the vectors.
+        capacity: Maximum number of sums.
     """
 
     width: int
     tiles: int
     starts: int
-    room: int
+    capacity: int
 
     @classmethod
     def of(cls, entries: int, vectors: int, size: int) -> _Merge:
-        """For so many entries of so many vectors, in a bucket of this size."""
+        """Return the partition for vectors with a total number of entries, in a bucket of ``size`` positions."""
         positions = max(1, _PER_TILE * vectors * size // entries)
         width = min(max(positions.bit_length() - 1, _NARROWEST), _WIDEST)
         tiles = blocks_for(size, 1 << width)
@@ -180,19 +180,19 @@ def _check_vectors(vectors: Sequence[Any], size: int) -> list[tuple[Indices, Arr
 
 
 def _scratch(tiles: int, more: int = 0) -> tuple[Array, Array, Array]:
-    """Memory of a kernel: its state, which begins with a count, and the statuses of tiles, all zero; and more bytes."""
+    """Return a zeroed kernel state (a count first), zeroed tile statuses, and ``more`` uninitialized bytes."""
     zeroed = _STATE_BYTES + 8 * tiles
     scratch: Array = cupy.empty(zeroed + more, np.uint8)
-    scratch.data.memset_async(0, zeroed)  # type: ignore[attr-defined]  # CuPy's
+    scratch.data.memset_async(0, zeroed)  # type: ignore[attr-defined]  # CuPy only
     return scratch[:_STATE_BYTES], scratch[_STATE_BYTES:zeroed], scratch[zeroed:]
 
 
 def _number(state: Array) -> int:
-    """The count that a kernel left in its state; waits for it."""
+    """Return the count in a kernel's state; synchronizes."""
     return int(state[:8].view(np.int64)[0])
 
 
 def _first(count: int, indices: Array, values: Array) -> tuple[Indices, Array]:
-    """The first entries of what was allotted; copies where most of it would be kept for nothing."""
+    """Return the first entries of the allocated arrays, copied if they use less than half of the memory."""
     indices, values, few = indices[:count], values[:count], 2 * count < indices.size
     return (indices.copy(), values.copy()) if few else (indices, values)

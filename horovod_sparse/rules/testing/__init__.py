@@ -1,8 +1,8 @@
-"""The laws of rules, for tests of your own.
+"""Tests of the laws (invariants) that every rule must obey, for use with custom rules.
 
-Each ``check_`` function builds a rule on every rank, gives it random input, and raises an ``AssertionError`` on all
-ranks where a law does not hold on any. ``run_ranks`` runs it on threads, which need no MPI. Neither pytest nor
-hypothesis is needed::
+Each ``check_`` function builds a rule on every rank and feeds it random input. If a law is violated on any rank, all
+ranks raise an ``AssertionError``. ``run_ranks`` runs the ranks as threads, without MPI. Neither pytest nor hypothesis
+is required::
 
     @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
     def test_first_positions(ranks):

@@ -1,7 +1,7 @@
-"""The laws of collectives, and the cases that have broken published ones.
+"""Tests of the laws of collectives, with the cases that have broken published ones.
 
-Every rank builds its own vector from the same case; a dense sum says what must come out. Values are small multiples of
-a power of two: their sums are exact, and bits can be compared.
+Every rank builds its vector from the same case, and a dense sum gives the expected result. Values are small multiples
+of a power of two, so their sums are exact and results can be compared bitwise.
 """
 
 from __future__ import annotations
@@ -16,20 +16,25 @@ from numpy.typing import NDArray
 
 from horovod_sparse.kernels import to_host
 from horovod_sparse.rules import Exchange, SparseVector
-from horovod_sparse.rules.testing.values import dense, digest_of, eighths, fail_together, place_of, placed
+from horovod_sparse.rules.testing.values import context_of, dense, digest_of, eighths, fail_together, placed
 
 SHARED = ("same indices", "all empty", "cancelling", "everything", "one region")
 PATTERNS = ("random", "same indices", "disjoint", "one region", "some empty", "all empty", "cancelling", "everything")
-# Of which sums over 16 ranks still fit the mantissa, while 16 bits, or 24 of 53, do not hold them.
+# Bits of the random integers: sums over 16 ranks fit the mantissa, but 16 bits (for float64: 24 bits) cannot hold them.
 BITS = {"float32": 18, "float64": 36}
 
 
 @dataclass(frozen=True)
 class Case:
-    """One example: how long the vectors are, where their entries lie, and the seed of their values.
+    """One test case: the input vectors of all ranks.
 
-    The total has ``share`` of the positions as its k, where a collective limits it. Values are ``unit`` times integers
-    of so many bits as sums allow.
+    Attributes:
+        size: Number of elements of the vectors.
+        pattern: Distribution of the entries over positions and ranks, one of ``PATTERNS``.
+        seed: Random seed.
+        dtype: "float32" or "float64".
+        share: k as a fraction of ``size``, for collectives that limit the entries of the total.
+        unit: Factor on the values, which are random integers; a power of two keeps sums exact.
     """
 
     size: int
@@ -41,17 +46,17 @@ class Case:
 
     @property
     def k(self) -> int:
-        """Entries that a total has, where a collective limits them."""
+        """Number of entries of the total, for collectives that limit it."""
         return max(1, round(self.share * self.size))
 
 
 def own_vector(case: Case, transport: Any) -> SparseVector:
-    """The vector of this rank, without the work of building the others."""
+    """Return the vector of this rank."""
     return vector_of(case, transport.rank, transport.size)
 
 
 def vector_of(case: Case, rank: int, ranks: int) -> SparseVector:
-    """The vector of any rank."""
+    """Return the vector of a given rank."""
     generator = np.random.default_rng([case.seed, rank])
     indices = _indices(case, rank, ranks, generator)
     limit = 2 ** BITS[case.dtype]
@@ -82,7 +87,7 @@ def _indices(case: Case, rank: int, ranks: int, generator: np.random.Generator) 
 
 
 def well_formed(vector: SparseVector, case: Case) -> bool:
-    """Size, dtypes and order of a vector that came out of an exchange."""
+    """Return whether the size, dtypes and index order of a vector from an exchange are valid."""
     indices, values = vector.indices, vector.values
     plain = vector.size == case.size and values.dtype == np.dtype(case.dtype)
     if indices is None:
@@ -93,42 +98,52 @@ def well_formed(vector: SparseVector, case: Case) -> bool:
 
 
 def check_exchange(transport: Any, collective: Any, case: Case, put: Callable[[Any], Any] = np.asarray) -> Exchange:
-    """Conservation, same bits, order of indices and an untouched argument, for one case.
+    """Check conservation, device, index order and an unchanged input, for one case; a collective call.
 
-    The arrays are put where the collective shall find them; the exchange that is returned is on the host.
+    Args:
+        transport: Transport between the ranks; any world size.
+        collective: The collective under test, on the same ranks.
+        case: The test case.
+        put: Function that moves a host array to the collective's device.
+
+    Returns:
+        The exchange, on the host.
+
+    Raises:
+        AssertionError: A law is violated; raised on all ranks.
     """
     mine = own_vector(case, transport)
-    handed_in = placed(mine, put)
+    vector = placed(mine, put)
     collective.decide(case.size, case.k)
-    exchange = collective.allreduce(handed_in, case.k)
+    exchange = collective.allreduce(vector, case.k)
     total, returned = placed(exchange.total, to_host), placed(exchange.returned, to_host)
-    expected, came_back = transport.allreduce(dense(mine)), transport.allreduce(dense(returned))
-    kinds = {type(one.values) for one in (handed_in, exchange.total, exchange.returned)}
+    expected, rest = transport.allreduce(dense(mine)), transport.allreduce(dense(returned))
+    kinds = {type(array) for array in (vector.values, exchange.total.values, exchange.returned.values)}
     checks = {
-        "nothing is lost": np.array_equal(expected, dense(total) + came_back),
-        "the argument is not changed": digest_of(handed_in) == digest_of(own_vector(case, transport)),
+        "total plus returned entries equal the input": np.array_equal(expected, dense(total) + rest),
+        "the input vector is unchanged": digest_of(vector) == digest_of(own_vector(case, transport)),
         "the total is well formed": well_formed(total, case),
-        "what returned is well formed": well_formed(returned, case),
-        "the result is where the argument was": len(kinds) == 1,
+        "the returned vector is well formed": well_formed(returned, case),
+        "the result is on the device of the input": len(kinds) == 1,
     }
     fail_together(transport, [f"{law}, in {case}" for law, holds in checks.items() if not holds])
     return Exchange(total, returned)
 
 
 def check_collective(transport: Any, rule: Any, **options: Any) -> None:
-    """Lets a collective exchange vectors of every pattern, in both precisions; a collective call.
+    """Test the laws of a collective on vectors of every pattern, in both precisions; a collective call.
 
-    Laws: the vectors summed over the ranks are the total and what returned, summed over the ranks; the total has the
-    same bits on every rank, with whatever the ranks select; a vector without indices is summed dense; and a collective
-    that takes over another one's state goes on with the same bits.
+    Laws: the sum of the inputs over the ranks equals the total plus the sum of the returned vectors, on every rank and
+    for any selection. A vector without indices is summed densely. A collective that loads the state of another returns
+    the same bits.
 
     Args:
-        transport: Connects the ranks, of which there may be any number.
-        rule: The class; it gets vectors with the same indices on every rank, too.
-        **options: Of the rule.
+        transport: Transport between the ranks; any world size.
+        rule: The collective class. Some of its input vectors have the same indices on every rank.
+        **options: Options of the collective.
 
     Raises:
-        AssertionError: A law does not hold; on all ranks.
+        AssertionError: A law is violated; raised on all ranks.
     """
     for dtype, sizes in (("float32", (1, 2000)), ("float64", (5,))):
         collective = build_on(transport, rule, dtype, **options)
@@ -137,26 +152,26 @@ def check_collective(transport: Any, rule: Any, **options: Any) -> None:
         values = eighths(np.random.default_rng(transport.rank), 500, dtype=dtype)
         exchange = collective.allreduce(SparseVector.full(values), 50)
         everything = sum(transport.allgather_object(values)) - sum(transport.allgather_object(dense(exchange.returned)))
-        whole = exchange.total.indices is None and np.array_equal(exchange.total.values, everything)
-        fail_together(transport, [] if whole else ["a vector without indices is summed dense"])
+        correct = exchange.total.indices is None and np.array_equal(exchange.total.values, everything)
+        fail_together(transport, [] if correct else ["a vector without indices is summed densely"])
     check_restored(transport, lambda: build_on(transport, rule, **options))
 
 
 def build_on(transport: Any, rule: Any, dtype: Any = np.float32, **options: Any) -> Any:
-    """A collective on a transport of its own."""
-    return rule(place_of(transport, 1, dtype), transport.channel(), rule.Options(**options))
+    """Return a collective on a private transport; a collective call."""
+    return rule(context_of(transport, 1, dtype), transport.channel(), rule.Options(**options))
 
 
 def check_restored(transport: Any, build: Callable[[], Any]) -> None:
-    """A collective that takes over another one's state, of two steps, goes on with the same bits; a collective call."""
-    first, second = build(), build()
+    """Check that a collective that loads another's state returns the same bits; a collective call."""
+    original, restored = build(), build()
     steps = [own_vector(Case(3000, "same indices", seed), transport) for seed in range(4)]
     for vector in steps[:2]:
-        first.decide(3000, 150)
-        first.allreduce(vector, 150)
-    second.load_state_dict(first.state_dict())
+        original.decide(3000, 150)
+        original.allreduce(vector, 150)
+    restored.load_state_dict(original.state_dict())
     for vector in steps[2:]:
-        decided = {collective.decide(3000, 150) for collective in (first, second)}
-        exchanges = [collective.allreduce(vector, 150) for collective in (first, second)]
-        same = len(decided) == len({digest_of(one.total, one.returned) for one in exchanges}) == 1
-        fail_together(transport, [] if same else ["a restored collective goes on with the same bits"])
+        decided = {collective.decide(3000, 150) for collective in (original, restored)}
+        exchanges = [collective.allreduce(vector, 150) for collective in (original, restored)]
+        same = len(decided) == len({digest_of(exchange.total, exchange.returned) for exchange in exchanges}) == 1
+        fail_together(transport, [] if same else ["a restored collective returns the same bits"])

@@ -1,4 +1,4 @@
-"""The laws of sparsifiers."""
+"""Test of the laws of sparsifiers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_sparse.rules import Accumulator, SparseVector, Step
-from horovod_sparse.rules.testing.values import digest_of, eighths, fail_together, place_of
+from horovod_sparse.rules.testing.values import context_of, digest_of, eighths, fail_together
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """One example: the bucket's size, the parts of it that are not held, k, and its numbers in eighths.
+    """One test case.
 
-    The larger ``most``, the fewer numbers are zero or equal.
+    Attributes:
+        size: Number of elements.
+        parts: Ranges (start, stop) that have gradients; all other positions are held.
+        k: Number of entries to select.
+        most: Largest magnitude of the numbers, in eighths. The larger it is, the fewer numbers are zero or equal.
+        dtype: "float32" or "float64".
     """
 
     size: int
@@ -43,31 +48,32 @@ _BUCKETS = [
 
 
 def check_sparsifier(transport: Any, rule: Any, **options: Any) -> None:
-    """Lets a sparsifier take entries out of accumulators of several kinds, in three steps each; a collective call.
+    """Test the laws of a sparsifier on several buckets, three steps each; a collective call.
 
-    Laws: what was in the accumulator is what was taken and what is left; positions ascend, and those that are held
-    stay; one that takes over another one's state takes the same; where ranks share positions, they have the same; and
-    numbers that are not finite, or hardly numbers, neither hang nor crash it.
+    Laws: the content of the accumulator equals the selected entries plus the rest. Positions ascend, and held positions
+    keep their content. A sparsifier that loads the state of another selects the same entries. If it shares indices,
+    positions are equal on all ranks. NaN, infinity, huge and subnormal numbers neither hang nor crash it.
 
     Args:
-        transport: Connects the ranks, of which there may be any number.
-        rule: The class.
-        **options: Of the rule; they must fit buckets of any size.
+        transport: Transport between the ranks; any world size.
+        rule: The sparsifier class.
+        **options: Options of the sparsifier; must be valid for buckets of any size.
 
     Raises:
-        AssertionError: A law does not hold; on all ranks.
+        AssertionError: A law is violated; raised on all ranks.
     """
 
     def build(size: int, dtype: str) -> Any:
-        return rule(place_of(transport, size, dtype), rule.Options(**options))
+        return rule(context_of(transport, size, dtype), rule.Options(**options))
 
     for bucket in _BUCKETS:
         failures, vectors = take(
             partial(build, bucket.size, bucket.dtype), bucket, np.random.default_rng(transport.rank)
         )
-        positions = [digest_of(SparseVector(one.indices, one.values[:0], one.size)) for one in vectors if one.shared]
+        shared = [vector for vector in vectors if vector.shared]
+        positions = [digest_of(SparseVector(vector.indices, vector.values[:0], vector.size)) for vector in shared]
         if transport.broadcast_object(positions) != positions:
-            failures.append("ranks that share positions have the same")
+            failures.append("shared positions are equal on all ranks")
         fail_together(transport, [f"{law}, in {bucket}" for law in failures])
     for bad in (np.nan, np.inf, 3e38, 1e-45):
         take_extreme(build(1000, "float32"), bad)
@@ -76,12 +82,15 @@ def check_sparsifier(transport: Any, rule: Any, **options: Any) -> None:
 def take(
     build: Callable[[], Any], bucket: Bucket, generator: np.random.Generator
 ) -> tuple[list[str], list[SparseVector]]:
-    """Three steps of a sparsifier: the laws that do not hold, and what was taken.
+    """Run three steps of a sparsifier.
 
     Args:
-        build: Makes a sparsifier for the bucket.
-        bucket: The bucket.
-        generator: Of the gradients.
+        build: Factory of the sparsifier for the bucket.
+        bucket: The test case.
+        generator: Random generator for the gradients.
+
+    Returns:
+        The violated laws, sorted, and the vector of each step.
     """
     sparsifier, failures, vectors = build(), set(), []
     buffer, active = _numbers(generator, bucket), np.zeros(bucket.size, bool)
@@ -104,11 +113,12 @@ def take(
         laws = {
             "dtypes and size are those of the bucket": kinds,
             "positions ascend": bool((np.diff(indices) > 0).all()),
-            "nothing is lost": np.array_equal(after, before),
-            "what was taken is gone": not buffer[indices][active[indices]].any(),
-            "what is held stays": not values[~active[indices]].any(),
-            "shares_indices says whether positions are shared": vector.shared == sparsifier.shares_indices,
-            "a restored one takes the same": digest_of(again) == digest_of(vector) and np.array_equal(same, buffer),
+            "selected entries plus the rest equal the input": np.array_equal(after, before),
+            "selected entries leave the accumulator": not buffer[indices][active[indices]].any(),
+            "held positions are selected with value 0 only": not values[~active[indices]].any(),
+            "shared of the vector equals shares_indices": vector.shared == sparsifier.shares_indices,
+            "a restored sparsifier selects the same entries": digest_of(again) == digest_of(vector)
+            and np.array_equal(same, buffer),
         }
         failures |= {law for law, holds in laws.items() if not holds}
         vectors.append(vector)
@@ -116,7 +126,7 @@ def take(
 
 
 def take_extreme(sparsifier: Any, bad: float) -> None:
-    """Lets a sparsifier of 1000 elements meet some numbers, then many, that are not finite or hardly numbers."""
+    """Run a sparsifier of 1000 elements on gradients that contain ``bad`` at about 1 %, then at all positions."""
     generator = np.random.default_rng(0)
     for share in (0.01, 1.0):
         gradient = generator.standard_normal(1000).astype(np.float32)
@@ -124,7 +134,7 @@ def take_extreme(sparsifier: Any, bad: float) -> None:
         buffer = np.zeros(1000, np.float32)
         for number in range(3):
             vector = sparsifier.take(Accumulator(buffer, [(0, gradient)]), 10, Step(number=number))
-            assert (np.diff(vector.entries[0]) > 0).all(), f"positions ascend, among {bad}"
+            assert (np.diff(vector.entries[0]) > 0).all(), f"positions ascend, with {bad} among the gradients"
 
 
 def _numbers(generator: np.random.Generator, bucket: Bucket) -> NDArray[Any]:

@@ -21,7 +21,7 @@ OPTIONS = {"threshold": {"threshold": 16.0}, "stable": {"block": 1, "refresh": 2
 
 
 def build(transport, undoable=False, **settings):
-    return pipeline_for(Sparse.of(0.05, **settings), SIZE, LIKE, transport, 0, 0.5, undoable)
+    return pipeline_for(Sparse.of(0.05, **settings), SIZE, LIKE, transport, factor=0.5, undoable=undoable)
 
 
 def own(transport, *seed):

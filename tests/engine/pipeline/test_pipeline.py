@@ -39,7 +39,7 @@ COMMON = [("topk", "topka"), ("topk", "gtopk"), ("reusedtopk", "oktopk"), ("rand
 
 
 def build(transport, size, density=0.1, factor=1.0, undoable=False, **settings):
-    return pipeline_for(Sparse.of(density, **settings), size, LIKE, transport, 0, factor, undoable)
+    return pipeline_for(Sparse.of(density, **settings), size, LIKE, transport, factor=factor, undoable=undoable)
 
 
 def own(transport, *seed):

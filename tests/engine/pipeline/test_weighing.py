@@ -49,7 +49,8 @@ class Model:
         sparse = Compression.gravac(**{"window": 10, "cf_max": 80.0, **settings})
         shared = {}
         self.pipelines = [
-            pipeline_for(sparse, size, LIKE, transport, number, 1.0, undoable, shared) for number in range(buckets)
+            pipeline_for(sparse, size, LIKE, transport, number=number, undoable=undoable, shared=shared)
+            for number in range(buckets)
         ]
 
     def run(self, gradient, **conditions):

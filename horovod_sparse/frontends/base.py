@@ -1,0 +1,44 @@
+"""Front ends, as the code that they share sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from horovod_sparse.engine.bucket import Bucket
+
+
+class FrontEnd(Protocol):
+    """Exchange of the gradients of one model for one or several optimizers.
+
+    Attributes:
+        epoch: The epoch in progress; None: not set by the user.
+        idle: Whether this rank had no backward pass in the step in progress.
+    """
+
+    epoch: int | None
+    idle: bool
+
+    @property
+    def ranks(self) -> int:
+        """World size P."""
+        ...
+
+    @property
+    def param_groups(self) -> Sequence[dict[str, Any]]:
+        """Param groups of all optimizers, in order."""
+        ...
+
+    def optimizer_of(self, group: int) -> torch.optim.Optimizer:
+        """Return the optimizer that a param group belongs to."""
+        ...
+
+    def bucket_of(self, parameter: torch.Tensor) -> Bucket | None:
+        """Return the bucket that exchanges the gradient of a parameter; None if there is none."""
+        ...
+
+    def place_named(self, keys: Sequence[str]) -> None:
+        """Create a bucket for parameters by their names, if they are known and have none; a collective call."""
+        ...
