@@ -62,7 +62,7 @@ class SparseVector:
 
     def without(self, other: SparseVector) -> SparseVector:
         """Return the entries whose index does not occur in another vector with indices."""
-        indices, values = kernels_for(self.values).exclude(*self.entries, other.indices)
+        indices, values = kernels_for(self.values).exclude(*self.entries, other.entries[0])
         return SparseVector(indices, values, self.size)
 
     def plus(self, *others: SparseVector | None) -> SparseVector:

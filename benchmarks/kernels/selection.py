@@ -7,7 +7,7 @@ Every round runs every contender (the fast ones several times) on the same input
 meets all of them:
 
 - stream: read gradient, read buffer, write buffer, 12 bytes an element and the same SIMD level: the lower bound
-- ours: kernels.cpu.select
+- ours: select of kernels.cpu
 - topk: torch.topk of the magnitudes alone, which are given
 - chain: torch's add, abs, topk, sort, gather and zero, which together do what ours does
 - argpartition: numpy.argpartition of the magnitudes alone, which are given (on the CPU)

@@ -1,1 +1,1 @@
-"""Process control: threads, replaced functions of other libraries, shutdown, detection of ranks that leave or stall."""
+"""Process control: background threads, patched library functions, shutdown, detection of ranks that leave or stall."""

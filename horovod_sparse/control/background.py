@@ -1,4 +1,4 @@
-"""Threads that run functions in the background."""
+"""Background threads with a queue of functions."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from typing import Any
 
 
 class Background:
-    """A thread that runs functions one at a time, in the order of submission.
+    """Thread that runs functions one at a time, in the order of submission.
 
-    ``ThreadPoolExecutor`` would do, but Python joins its threads before it calls any exit handler. A rank that exits
-    while a function waits for other ranks could then not tell them that it leaves, and both sides would wait for each
-    other. This thread is a daemon; ``Lifecycle.close`` joins it after telling them.
+    Python joins the threads of a ``ThreadPoolExecutor`` before it calls any exit handler. A rank that exits while a
+    function waits for other ranks could not notify them first, and both sides would deadlock. This thread is a daemon;
+    ``Lifecycle.close`` joins it after it has notified the other ranks.
 
-    The thread starts with the first submission and ends after ``close()``, or when the object is garbage.
+    The thread starts with the first submission. It ends after ``close()``, or when the object is garbage-collected.
 
     Args:
         name: Name of the thread.
-        call: Public call that its functions are a part of, for reports; empty: none.
+        call: Public call that the functions are part of, for stall reports; empty: none.
 
     Attributes:
-        abandoned: Why nobody will use the result of the function in progress; empty while somebody will.
+        abandoned: Reason why the result of the function in progress will not be used; empty: it will be used.
     """
 
     def __init__(self, name: str, call: str = "") -> None:
@@ -34,13 +34,13 @@ class Background:
         self._queue: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._last: Future[Any] | None = None
         self._thread: threading.Thread | None = None
-        # Not at exit: `Lifecycle.close` decides when it ends.
+        # Not at exit: `Lifecycle.close` ends the thread.
         weakref.finalize(self, self._queue.put, None).atexit = False
 
     def submit(self, function: Callable[[], Any]) -> Future[Any]:
-        """Run a function after all that were submitted before it."""
+        """Queue a function to run after those submitted before it, and return its future."""
         if self._thread is None or not self._thread.is_alive():
-            # Without a reference to this object, which could not become garbage otherwise.
+            # The thread has no reference to this object, so that the object can be garbage-collected.
             self._thread = threading.Thread(target=_run, args=[self._queue], name=self._name, daemon=True)
             self._thread.start()
         self._last = future = Future[Any]()
@@ -49,11 +49,11 @@ class Background:
 
     @property
     def busy(self) -> bool:
-        """Tell whether a function is running or waiting for its turn."""
+        """True while a function is running or queued."""
         return self._last is not None and not self._last.done()
 
     def close(self) -> None:
-        """End the thread after all functions submitted so far, and wait for that."""
+        """Wait for all functions submitted so far, and end the thread."""
         thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             self._queue.put(None)
@@ -69,4 +69,4 @@ def _run(submitted: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | No
             future.set_exception(error)
         else:
             future.set_result(result)
-        del item, future, function  # not kept alive while this thread waits for the next one
+        del item, future, function  # do not keep them alive while waiting for the next one

@@ -1,6 +1,6 @@
-"""The process as one rank of a job: its threads, its use of MPI, and how it leaves or ends the job.
+"""Life cycle of this process as a rank of a job: its threads, its use of MPI, leaving and ending the job.
 
-``process`` holds everything that belongs to the process rather than to one optimizer.
+``process`` holds the state that belongs to the process rather than to one optimizer.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _HOROVOD_SHUT_DOWN = "Horovod has been shut down, here or by a rank that has lef
 
 
 class Lifecycle:
-    """Threads, functions replaced in other libraries, use of MPI, and shutdown of one process.
+    """Background threads, patched library functions, use of MPI, and shutdown of one process.
 
     Attributes:
-        world: Private transport of all ranks; None until all of them have made something together.
-        watch: Exchanges farewells and progress reports with the other ranks.
+        world: Private transport of all ranks; None until the first collective call of all ranks creates it.
+        watch: Watch of this process, which exchanges farewells and progress reports with the other ranks.
     """
 
     def __init__(self) -> None:
         self.world: Transport | None = None
         self._job: Job | None = None
         self.watch = Watch(self)
-        self._state = threading.Condition()  # guards the next four
-        self._users = 0  # blocks that communicate
-        self._finalized = ""  # why it can no longer communicate
+        self._state = threading.Condition()  # guards the next four attributes
+        self._users = 0  # number of open `communicating` blocks
+        self._finalized = ""  # reason why communication is shut down; empty: it is not
         self._calls: list[Call] = []
         self._closing = False
-        self._outermost = threading.local()  # call of each thread
+        self._outermost = threading.local()  # outermost call of each thread
         self._threads: weakref.WeakSet[Background] = weakref.WeakSet()
         self._replaced: dict[tuple[int, str], tuple[Any, Any, Any]] = {}
         self._is_rank = True
@@ -47,21 +47,21 @@ class Lifecycle:
 
     @property
     def job(self) -> Job:
-        """All processes of the launcher, once this process has joined them."""
+        """Job that this process has joined."""
         assert self._job is not None
         return self._job
 
     def join(self, job: Job) -> None:
-        """Take part in a job: ``close`` is called at exit and before communication ends. Only the first call counts."""
+        """Join a job: ``close`` then runs at exit and before communication is shut down. Later calls do nothing."""
         with self._state:
             if self._job is not None:
                 return
             self._job = job
-        atexit.register(self.close)  # before Horovod's shutdown, which was registered earlier
+        atexit.register(self.close)  # runs before Horovod's shutdown, which was registered earlier
         job.on_finalize(self._before_finalize)
 
     def _before_finalize(self) -> None:
-        # On any other thread, it is Horovod that finalizes MPI, usually because another rank has asked for it.
+        # On any other thread, Horovod is finalizing MPI, usually because another rank has shut Horovod down.
         if threading.current_thread() is threading.main_thread():
             self.close()
         with self._state:
@@ -79,25 +79,25 @@ class Lifecycle:
     def communicating(self, call: str = "", transport: Transport | None = None) -> Iterator[None]:
         """Delay the shutdown of communication until the block ends.
 
-        When one rank shuts Horovod down, Horovod's background threads finalize MPI on all ranks, whatever other threads
-        are doing: a thread in the middle of an exchange would crash.
+        When one rank shuts Horovod down, Horovod's background threads finalize MPI on all ranks, regardless of other
+        threads. A thread in the middle of an exchange would crash.
 
         Args:
-            call: Public function in which ranks wait for each other, for reports; empty: no such call. Of nested calls,
+            call: Public call in which ranks wait for each other, for stall reports; empty: none. Of nested calls,
                 reports name the outermost.
-            transport: Connects the ranks that the call waits for; None: not known yet.
+            transport: Transport of the ranks that the call waits for; None: not known yet.
 
         Raises:
             FinalizedError: Communication has been shut down.
         """
         if transport is not None:
-            if transport.job is None:  # threads
+            if transport.job is None:  # the ranks are threads
                 yield
                 return
             self.join(transport.job)
         with self._state:
             if self._finalized or (self._job is not None and self._job.finalized):
-                raise FinalizedError(f"nothing can be exchanged: {self._finalized or _HOROVOD_SHUT_DOWN}: {ADVICE}")
+                raise FinalizedError(f"cannot communicate: {self._finalized or _HOROVOD_SHUT_DOWN}: {ADVICE}")
             self._users += 1
         try:
             with self.waiting(Call(call, transport)):
@@ -109,11 +109,11 @@ class Lifecycle:
 
     @contextmanager
     def waiting(self, call: Call) -> Iterator[None]:
-        """Let reports say that the program waits in a call during the block."""
+        """Name the call in stall reports while the block runs, unless it is nested in another call."""
         outermost: Call | None = getattr(self._outermost, "call", None)
         if outermost is not None or not call.name:
             if outermost is not None and call.transport is not None and call.stalls:
-                # Known by now; Horovod's operations inside of our calls tell nothing.
+                # The ranks are known now. A Horovod operation inside the call (`stalls=False`) does not determine them.
                 outermost.transport = call.transport
             yield
             return
@@ -128,10 +128,10 @@ class Lifecycle:
                 self._calls.remove(call)
 
     def _after_fork(self) -> None:
-        self._is_rank = self._job is None  # a copy of a rank is no rank of its own
+        self._is_rank = self._job is None  # a forked copy of a rank is not a rank
 
     def background(self, name: str, call: str = "") -> Background:
-        """Make a background thread that ``close`` waits for; arguments as of ``Background``."""
+        """Create a ``Background`` thread that ``close`` waits for. Takes the arguments of ``Background``."""
         thread = Background(name, call)
         self._threads.add(thread)
         return thread
@@ -142,12 +142,12 @@ class Lifecycle:
         return tuple({thread.call for thread in self._threads if thread.call and thread.busy})
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Replace a function of another library until ``close``; does nothing where that has been done.
+        """Replace a function of another library until ``close``. Does nothing if it is already replaced.
 
         Args:
-            owner: Module, class or object that has it.
-            name: Attribute.
-            make: Makes the replacement of the original.
+            owner: Module, class or object that has the function.
+            name: Attribute name of the function.
+            make: Returns the replacement for the original function.
         """
         if (id(owner), name) not in self._replaced:
             original = getattr(owner, name)
@@ -156,13 +156,13 @@ class Lifecycle:
             self._replaced[id(owner), name] = (owner, original, replacement)
 
     def close(self) -> None:
-        """Leave the job: tell the other ranks, complete what is in progress, give back replaced functions.
+        """Leave the job: notify the other ranks, complete work in progress, restore replaced functions.
 
-        Front ends call it before they shut their library down; so do the end of the program and MPI_Finalize. Does
-        nothing in a second call, or where there is nothing to end.
+        Front ends call this before they shut their library down. It also runs at program exit and in MPI_Finalize.
+        Does nothing if there is nothing to close, as in a second call.
 
-        Buckets that have started are still exchanged: other ranks may be waiting for them. Other ranks that wait for
-        anything else end the job. So does this rank, if an exception has abandoned a bucket that is still in exchange.
+        Buckets that have started are still exchanged, because other ranks may be waiting for them. Ranks that wait for
+        anything else end the job. So does this rank if an exception has abandoned a bucket that is still in exchange.
         """
         with self._state:
             if self._closing or not self._is_rank:
@@ -186,9 +186,10 @@ class Lifecycle:
             self._closing = False
 
     def abort_on_error(self) -> None:
-        """End all ranks after an uncaught exception, once it is printed: in the main thread, or one that is no daemon.
+        """Install exception hooks that end all ranks after an uncaught exception has been printed.
 
-        The other ranks would wait for this one. Daemon threads are helpers, which Python does not wait for either.
+        Otherwise the other ranks would wait for this one. Exceptions in daemon threads are only printed: these threads
+        are helpers, and Python does not wait for them either.
         """
 
         def of_program(previous: Any) -> Any:
@@ -218,8 +219,8 @@ class Lifecycle:
             self.abort(f"ends all ranks because of the {kind.__name__} above{where}{left and f'; {left}'}")
 
     def abort(self, reason: str) -> None:
-        """End all ranks, after printing why on the standard error stream."""
-        # In one piece, as other ranks may be writing the same.
+        """Print the reason on standard error, and end all ranks."""
+        # A single write, as other ranks may be writing at the same time.
         sys.stderr.write(f"rank {self.job.rank}: {reason}\n")
         sys.stderr.flush()
         try:

@@ -1,4 +1,4 @@
-"""Messages between the watches of a group's ranks: questions, answers and farewells."""
+"""Messages between the watches of a group's ranks: queries, answers and farewells."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from typing import Any
 from horovod_sparse.control.report import Snapshot
 from horovod_sparse.transport.base import Transport
 
-# Kinds of posted messages.
+# Mailboxes of `Transport.post`.
 _ANSWERS, _ASKS, _LEAVES = 7, 8, 9
 
 
 class Link:
-    """Messages over one transport.
+    """Messages of the watch over one transport.
 
-    A rank is not asked again before it has answered: one that is stopped finds at most one question of each other rank.
+    A rank is not queried again before it has answered. A stopped rank therefore accumulates at most one query of each
+    other rank.
+
+    Args:
+        transport: Transport of the group.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -26,22 +30,22 @@ class Link:
 
     @property
     def ranks(self) -> list[int]:
-        """Ranks in the job."""
+        """World ranks of the group's members, by rank in the group."""
         return self._transport.members
 
     def ask(self) -> None:
-        """Ask all other ranks what they are doing."""
+        """Query the activity of all other ranks."""
         for rank in self._others - self._unanswered:
             self._transport.post(None, rank, _ASKS)
         self._unanswered = set(self._others)
 
     def answers(self, since: float) -> dict[int, Snapshot | None]:
-        """Return answers that came after a time of the monotonic clock, by world rank; None: no answer."""
+        """Return the answers received since a time of the monotonic clock, by world rank; None: no answer."""
         recent = {rank: snapshot for rank, (time, snapshot) in self._answers.items() if time >= since}
         return {self.ranks[rank]: recent.get(rank) for rank in self._others}
 
     def talk(self, mine: Snapshot) -> None:
-        """Receive answers, and answer questions with what this process is doing."""
+        """Receive answers, and answer the queries of other ranks with this process's snapshot."""
         for rank, _ in self._transport.poll(_ASKS):
             self._transport.post(mine.pack(), rank, _ANSWERS)
         for rank, answer in self._transport.poll(_ANSWERS):
@@ -49,10 +53,10 @@ class Link:
             self._unanswered.discard(rank)
 
     def say_farewell(self, content: Any) -> None:
-        """Tell all other ranks that this one leaves."""
+        """Announce to all other ranks that this rank leaves."""
         for rank in self._others:
             self._transport.post(content, rank, _LEAVES)
 
     def farewells(self) -> list[tuple[int, Any]]:
-        """Return farewells that have arrived, with the world ranks of those that leave."""
+        """Return the world rank and the content of each farewell that has arrived."""
         return [(self.ranks[rank], content) for rank, content in self._transport.poll(_LEAVES)]

@@ -1,4 +1,4 @@
-"""Stall reports: after how long a wait is reported, and what the report says."""
+"""Stall reports: time limits, and the text of a report."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, TypeAlias
 
-# Of waiting, after which a job is ended that nobody has set a limit for: as long as torch waits for NCCL. Hours of many
-# nodes cost more than to start again from a checkpoint.
+# Default seconds of waiting after which the job is ended: torch's timeout for NCCL. Hours of many nodes cost more than
+# a restart from a checkpoint.
 _ABORT = 600.0
 
-_UNKNOWN = "some ranks are missing, which cannot be asked before all ranks have made a call together"
+_UNKNOWN = "some ranks are missing (which ones is unknown until all ranks have completed a call together)"
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on the time that a bucket waits for other ranks.
+    """Time limits of a wait for other ranks.
 
     Attributes:
-        report: Seconds after which it is reported, and again after as many more; 0: never.
+        report: Seconds until the first report, and between reports; 0: never.
         abort: Seconds after which all ranks are ended; 0: never.
     """
 
@@ -29,22 +29,23 @@ class Limits:
     abort: float
 
     def after(self, waited: float) -> float:
-        """Seconds of waiting at which something is to be done next; infinity: never."""
+        """Return the length of the wait, in seconds, at which the next report or abort is due; infinity: never."""
         report = (waited // self.report + 1) * self.report if self.report else math.inf
         return min(report, self.abort if self.abort > waited else math.inf)
 
 
 def limits(timeout: float | None, abort: float | None) -> Limits:
-    """Limits that the user gave, or else those that Horovod was told for its own exchange.
+    """Return the given limits, or else those of Horovod's environment variables.
+
+    If ``HOROVOD_STALL_CHECK_DISABLE`` is set, None means 0 for both limits.
 
     Args:
-        timeout: Seconds; None: ``HOROVOD_STALL_CHECK_TIME_SECONDS``, by default 60.
-        abort: Seconds; None: ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, by default 600, or twice the timeout if that is
-            more, so that there is a report before. Both are 0 by default where ``HOROVOD_STALL_CHECK_DISABLE`` is set,
-            and so is this one where the timeout is 0.
+        timeout: Seconds until a report; None: ``HOROVOD_STALL_CHECK_TIME_SECONDS``, by default 60.
+        abort: Seconds until all ranks are ended; None: ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, by default 600 or twice
+            the timeout, whichever is longer, so that a report comes first. The default is 0 if the timeout is 0.
 
     Raises:
-        ValueError: A value is no number of seconds.
+        ValueError: A limit is not a finite number of at least 0.
     """
     checked = not _from_environment("HOROVOD_STALL_CHECK_DISABLE", 0)
     if timeout is None:
@@ -66,12 +67,12 @@ def _seconds(name: str, value: float | str) -> float:
     except (TypeError, ValueError):
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise ValueError(f"{name} must be a number of seconds, or 0 for never, not {value!r}")
+        raise ValueError(f"{name} must be a number of seconds >= 0 (0: never), not {value!r}")
     return seconds
 
 
 Position: TypeAlias = tuple[int, int]
-"""Step and bucket."""
+"""(step, bucket)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +80,9 @@ class Progress:
     """Progress of one exchange on one rank.
 
     Attributes:
-        step: Steps exchanged before this one.
-        bucket: The bucket in exchange, or else the next one.
-        stage: Stage of the pipeline that the bucket is in; empty: its exchange has not started.
+        step: Number of the step, from 0.
+        bucket: Bucket in exchange, or the next one if none is.
+        stage: Pipeline stage of the bucket; empty: its exchange has not started.
     """
 
     step: int
@@ -102,30 +103,30 @@ class Snapshot:
     """Activity of one process.
 
     Attributes:
-        calls: Calls in which its program waits for other ranks; the outermost first.
-        exchanges: Progress of each exchange, by the number that all its ranks know it by.
+        calls: Calls in which the program waits for other ranks.
+        exchanges: Progress of each exchange, by a number that is the same on all its ranks.
     """
 
     calls: tuple[str, ...]
     exchanges: Mapping[int, Progress]
 
     def pack(self) -> Any:
-        """Return plain values for a message."""
+        """Return the snapshot as plain values, for a message."""
         return self.calls, {number: astuple(progress) for number, progress in self.exchanges.items()}
 
     @classmethod
     def unpack(cls, content: Any) -> Snapshot:
-        """Return the snapshot of a message."""
+        """Return the snapshot that ``pack`` converted."""
         calls, exchanges = content
         return cls(calls, {number: Progress(*values) for number, values in exchanges.items()})
 
     @property
     def newest(self) -> int | None:
-        """Number of the exchange that was made last."""
+        """Number of the newest exchange; None: there is none."""
         return max(self.exchanges, default=None)
 
     def waits_in(self, besides: int | None = None) -> str:
-        """Return where the program waits, leaving out one exchange; empty: nowhere."""
+        """Return where the program waits, except in exchange ``besides``; empty: nowhere."""
         running = [
             f"stage {progress.stage} of {progress}{of_optimizer(number)}"
             for number, progress in self.exchanges.items()
@@ -135,18 +136,18 @@ class Snapshot:
 
 
 def of_optimizer(number: int) -> str:
-    """Return words that tell optimizers apart; empty for the first one, which is usually the only one."""
+    """Return the suffix that names an optimizer; empty for the first, which is usually the only one."""
     return f" of optimizer {number}" if number > 1 else ""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait for other ranks: for a bucket, or in a call.
+    """A wait for other ranks, in a bucket's exchange or in a call.
 
     Attributes:
-        mine: What this process is doing.
-        number: Number of the exchange whose bucket it is; in a call, of the newest exchange, if there is any.
-        call: The call; empty: it is a bucket.
+        mine: Snapshot of this process.
+        number: Number of the bucket's exchange; in a call, of the newest exchange, or None if there is none.
+        call: Name of the call; empty: the wait is for a bucket.
         parameters: Names of the bucket's parameters.
     """
 
@@ -157,7 +158,7 @@ class Wait:
 
     @property
     def progress(self) -> Progress:
-        """Progress of this rank in the exchange."""
+        """Progress of this rank in exchange ``number``; bucket 0 of step 0 if there is none."""
         return Progress(0, 0) if self.number is None else self.mine.exchanges[self.number]
 
     def __str__(self) -> str:
@@ -170,11 +171,11 @@ class Wait:
         return where + of_optimizer(number)
 
     def report(self, answers: Mapping[int, Snapshot | None], left: Container[int]) -> str:
-        """Return where this rank waits and what each other rank is doing.
+        """Return where this rank waits, and what each other rank is doing.
 
         Args:
-            answers: Of the other ranks; None: no answer.
-            left: Ranks that have left.
+            answers: Snapshots of the other ranks by world rank; None: no answer.
+            left: World ranks that have left.
         """
         ranks_of: defaultdict[str, list[int]] = defaultdict(list)
         for rank, theirs in sorted(answers.items()):
@@ -184,7 +185,7 @@ class Wait:
 
     def _describe(self, theirs: Snapshot | None) -> str:
         if theirs is None:
-            return "missing, gives no answer (stopped, or cut off from here)"
+            return "missing, gives no answer (stopped or unreachable)"
         mine = self.progress
         their = mine if self.number is None else theirs.exchanges.get(self.number)
         if self.call and self.call in theirs.calls and their == mine:
@@ -194,19 +195,19 @@ class Wait:
                 return "waits there too"
             return f"is in stage {their.stage} of {their}{of_optimizer(self.number or 1)}"
         if their is not None and their.position > mine.position:
-            return f"has gone on, next is {their}"
+            return f"is ahead, next is {their}"
         elsewhere = theirs.waits_in(besides=self.number)
         if elsewhere:
             return f"missing, waits in {elsewhere}"
         if their is None:
-            return "missing, has no such optimizer (yet, or any more)"
+            return "missing, has no such optimizer (not yet created or already deleted)"
         if self.call and their.position == mine.position:
             return "missing, has not reached this call"
         return f"missing, has not reached {their}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    """``rank 1``, ``ranks 1, 3-5``."""
+    """Return ranks as text, such as ``rank 1`` or ``ranks 1, 3-5``."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:

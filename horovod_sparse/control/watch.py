@@ -15,22 +15,22 @@ from horovod_sparse.control.report import Limits, Position, Progress, Snapshot, 
 from horovod_sparse.transport.base import Job, Transport
 
 _LOG = logging.getLogger("horovod_sparse")
-ADVICE = "let every rank take as many steps (equal shares of the data, drop_last=True)"
+ADVICE = "let every rank take the same number of steps (equal shares of the data, drop_last=True)"
 
-_PERIOD = 0.5  # seconds between two looks
-_PATIENCE = 3.0  # seconds to wait for an answer
-_GRACE = 3.0  # seconds for what a rank sent before it left
+_PERIOD = 0.5  # seconds between two checks
+_PATIENCE = 3.0  # seconds to wait for answers
+_GRACE = 3.0  # seconds that messages sent before a farewell may take to arrive
 
 
 class FinalizedError(RuntimeError):
-    """MPI has been finalized: nothing can be exchanged any more."""
+    """Communication was attempted after MPI had been finalized."""
 
 
 class Source(Protocol):
-    """An exchange of gradients, as the watch sees it; both methods are called from another thread."""
+    """Gradient exchange as seen by the watch, which calls both methods from another thread."""
 
     def progress(self) -> Progress:
-        """Return what is being exchanged."""
+        """Return the current progress of the exchange."""
 
     def started(self) -> Position:
         """Return the first bucket that this rank will not exchange if it begins to leave now."""
@@ -41,12 +41,12 @@ Reference: TypeAlias = Callable[[], Source | None]
 
 @dataclass(eq=False)
 class Call:
-    """A call in which the program waits for other ranks.
+    """Call in which the program waits for other ranks.
 
     Attributes:
-        name: For reports.
-        transport: Connects the ranks that it waits for; None: not known yet.
-        stalls: Whether a long wait is reported, and ends the job.
+        name: Name of the call, for reports.
+        transport: Transport of the ranks that the call waits for; None: not known yet.
+        stalls: Whether a long wait is reported and finally ends the job.
     """
 
     name: str
@@ -55,30 +55,30 @@ class Call:
 
 
 class Process(Protocol):
-    """The watch's view of its process."""
+    """Process as seen by its watch."""
 
     @property
     def job(self) -> Job:
-        """All processes of the launcher."""
+        """Job that the process belongs to."""
 
     @property
     def calls(self) -> list[Call]:
-        """Calls in which the program waits."""
+        """Calls in which the program waits for other ranks."""
 
     @property
     def background_calls(self) -> tuple[str, ...]:
         """Names of calls that this rank takes part in on background threads."""
 
     def communicating(self) -> contextlib.AbstractContextManager[None]:
-        """Delay the shutdown of communication."""
+        """Delay the shutdown of communication until the block ends."""
 
     def abort(self, reason: str) -> None:
-        """End all ranks."""
+        """Print the reason, and end all ranks."""
 
 
 @dataclass(frozen=True)
 class _Exchange:
-    """An exchange that is watched; fields as the arguments of ``Watch.add``."""
+    """Watched exchange; the fields are described in ``Watch.add``."""
 
     source: Reference
     names: Sequence[Sequence[str]]
@@ -91,9 +91,9 @@ class _Farewell:
     """Farewell of a rank.
 
     Attributes:
-        noticed: When it arrived, in seconds of the monotonic clock.
-        started: For each exchange, the first bucket that the rank will not exchange.
-        calls: Names of calls that it still takes part in.
+        noticed: Time of arrival, in seconds of the monotonic clock.
+        started: First bucket that the rank will not exchange, for each exchange.
+        calls: Names of the calls that the rank still takes part in.
     """
 
     noticed: float
@@ -106,10 +106,10 @@ class _Timer:
     """Times of one wait, in seconds.
 
     Attributes:
-        position: Of the wait: another place is another wait.
-        since: Start, by the monotonic clock.
-        due: Length of the wait at which it is reported next.
-        asked: When the other ranks were asked about it, by the monotonic clock; None: not yet.
+        position: Bucket that is waited for, or None in a call; a new position starts a new timer.
+        since: Start of the wait, by the monotonic clock.
+        due: Length of the wait at which the next report or abort is due.
+        asked: Time at which the other ranks were queried for that, by the monotonic clock; None: not yet.
     """
 
     position: Position | None
@@ -119,13 +119,13 @@ class _Timer:
 
 
 class Watch:
-    """A thread that looks twice a second whether other ranks keep this one waiting.
+    """Thread that checks twice a second whether this rank is waiting for other ranks.
 
-    Where a wait is too long, it asks the other ranks what they are doing; their watches answer, whatever their programs
-    are doing. Where a rank has left that is waited for, it ends the job: MPI's collectives would wait for ever.
+    If a wait is too long, it queries the other ranks. Their watches answer even while their programs are busy. If this
+    rank waits for a rank that has left, it ends the job, because collectives of MPI would never return.
 
     Args:
-        process: Knows the calls in which the program waits, and ends the job.
+        process: Process that knows the program's calls and can end the job.
     """
 
     def __init__(self, process: Process) -> None:
@@ -139,12 +139,12 @@ class Watch:
         self._end = threading.Event()
 
     def start(self, world: Transport | None = None) -> None:
-        """Begin to watch calls.
+        """Start watching calls.
 
         Args:
-            world: Private transport of all ranks, if there is one so far.
+            world: Private transport of all ranks; None: not created yet.
         """
-        with self._process.communicating(), self._lock:  # from now on, `close` is called at the end
+        with self._process.communicating(), self._lock:  # `close` is called at exit from now on
             if world is not None:
                 self._world = Link(world)
             if self._thread is None:
@@ -156,22 +156,22 @@ class Watch:
                 self._thread.start()
 
     def add(self, transport: Transport, source: Reference, names: Sequence[Sequence[str]], limits: Limits) -> None:
-        """Begin to watch an exchange; a collective call.
+        """Start watching an exchange. A collective operation.
 
         Args:
-            transport: Connects its ranks.
-            source: A weak reference to it.
-            names: Parameters of every bucket.
-            limits: How long one of its buckets may wait, and a call after it was made.
+            transport: Transport of the exchange's ranks.
+            source: Weak reference to the exchange.
+            names: Names of the parameters of every bucket.
+            limits: Time limits for buckets of this exchange, and for calls while it is the newest one.
         """
-        # The same on all its ranks, also where some of them have made others that these have not.
+        # Ranks may have added different exchanges before. The maximum is unused on all ranks of the new one.
         number = int(transport.allgather_integers(max(self._exchanges, default=0) + 1).max())
         with self._lock:
             self._exchanges[number] = _Exchange(source, names, limits, Link(transport))
         self.start()
 
     def say_farewell(self) -> None:
-        """Tell all other ranks that this one leaves, and which buckets and calls it still takes part in."""
+        """Announce that this rank leaves, and which buckets and calls it still takes part in."""
         with contextlib.suppress(FinalizedError), self._lock, self._process.communicating():
             sources = {number: exchange.source() for number, exchange in self._exchanges.items()}
             started = {number: source.started() for number, source in sources.items() if source is not None}
@@ -179,7 +179,7 @@ class Watch:
                 link.say_farewell((started, self._process.background_calls))
 
     def close(self) -> None:
-        """Say farewell for the last time, and end the thread."""
+        """End the thread, and announce for the last time that this rank leaves."""
         self._end.set()
         if self._thread is not None:
             self._thread.join()
@@ -190,7 +190,7 @@ class Watch:
             self._timers.clear()
 
     def who_left(self) -> str:
-        """Return which rank has left, in words; empty: none that this one knows of."""
+        """Return a sentence that names the first rank known to have left; empty: none."""
         with self._lock:
             self._hear()
             return next((self._has_left(rank) for rank in self._farewells), "")
@@ -201,7 +201,7 @@ class Watch:
         yield from (exchange.link for exchange in self._exchanges.values())
 
     def _run(self, end: threading.Event) -> None:
-        with contextlib.suppress(FinalizedError):  # `communicating` tells whoever still waits
+        with contextlib.suppress(FinalizedError):  # callers that still wait get the error from `communicating`
             while not end.wait(_PERIOD):
                 with self._process.communicating(), self._lock:
                     self._look()
@@ -220,7 +220,7 @@ class Watch:
     def _snapshot(self) -> Snapshot:
         sources = {number: exchange.source() for number, exchange in self._exchanges.items()}
         progress = {number: source.progress() for number, source in sources.items() if source is not None}
-        if self._world is not None:  # over which the ranks of an exchange that is gone are reached, too
+        if self._world is not None:  # reaches the ranks of deleted exchanges, too
             self._exchanges = {number: self._exchanges[number] for number in progress}
         return Snapshot(tuple(call.name for call in self._process.calls), progress)
 
@@ -235,7 +235,7 @@ class Watch:
         return _default_limits() if wait.number is None else self._exchanges[wait.number].limits
 
     def _link(self, wait: Wait) -> Link | None:
-        """Return the link over which the ranks can be asked that keep this one waiting."""
+        """Return the link over which to query the ranks that are waited for; None: there is none."""
         if self._world is not None and (wait.call or wait.number is None):
             return self._world
         return None if wait.number is None else self._exchanges[wait.number].link
@@ -247,7 +247,7 @@ class Watch:
         return _Timer(position, time.monotonic(), due=self._limits(wait).after(0))
 
     def _check_stall(self, key: Hashable, wait: Wait, timer: _Timer) -> None:
-        """Ask the other ranks in time, and report what they are doing when the wait is too long."""
+        """Query the other ranks ahead of the limit, and report what they are doing or end the job at the limit."""
         if isinstance(key, Call) and not key.stalls:
             return
         now, link = time.monotonic(), self._link(wait)
@@ -264,11 +264,11 @@ class Watch:
         text = f"has waited {waited:.0f} s in {wait.report(answers, self._farewells)}"
         if 0 < limits.abort <= waited:
             self._process.abort(f"{text}; ends all ranks after stall_abort={limits.abort:g} s")
-        coming = f"; ends all ranks after {limits.abort:g} s (stall_abort; 0 waits for ever)" if limits.abort else ""
+        coming = f"; ends all ranks after {limits.abort:g} s (stall_abort; 0: never)" if limits.abort else ""
         _LOG.warning("rank %d: %s%s", self._process.job.rank, text, coming)
 
     def _check_left(self, key: Hashable, wait: Wait, timer: _Timer) -> None:
-        """End all ranks where one has left that is waited for."""
+        """End all ranks if a rank that is waited for has left."""
         for rank, farewell in self._farewells.items():
             since = max(farewell.noticed, timer.since)
             if time.monotonic() - since >= _GRACE and self._waits_for(rank, farewell, key, wait):
@@ -280,7 +280,7 @@ class Watch:
             return key.transport is not None and rank in key.transport.members and key.name not in farewell.calls
         assert wait.number is not None
         if wait.progress.stage == "apply":
-            return False  # everything has arrived
+            return False  # all messages have arrived
         started = farewell.started.get(wait.number)
         return rank in self._exchanges[wait.number].link.ranks and (
             started is None or wait.progress.position >= started
@@ -296,8 +296,8 @@ class Watch:
 
 
 def _default_limits() -> Limits:
-    """Return the limits of Horovod's environment variables; the usual ones where those make no sense."""
+    """Return the limits of Horovod's environment variables, or the defaults if those are invalid."""
     try:
         return limits(None, None)
-    except ValueError:  # whoever makes an optimizer gets the error, on all ranks
+    except ValueError:  # creating an optimizer raises it on all ranks
         return Limits(60.0, 600.0)

@@ -1,60 +1,73 @@
-"""Device code under every stage: one module per device, all with the same functions."""
+"""Device code under every stage: one module per device, all with the functions of ``Kernels``."""
 
 import importlib
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from horovod_sparse.kernels.protocol import Kernels
 from horovod_sparse.kernels.types import Array
 
 if TYPE_CHECKING:
     from horovod_sparse.kernels import cpu, cuda
 
-__all__ = ["copy_to_host", "cpu", "cuda", "kernels_for", "largest_magnitude", "to_device", "to_host"]
+    _CPU: Kernels = cpu
+    _CUDA: Kernels = cuda
+
+__all__ = ["Kernels", "copy_to_host", "cpu", "cuda", "kernels_for", "largest_magnitude", "to_device", "to_host"]
+
+_kernels: dict[type, Kernels] = {}  # by the type of the array
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Loads a device's module on first use: a machine may have only one of the devices' libraries."""
+def __getattr__(name: str) -> Any:
+    """Load a device's module on first use: a machine may have the libraries of one device only."""
     if name not in ("cpu", "cuda"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(f"{__name__}.{name}")
 
 
-def kernels_for(array: Any) -> ModuleType:
-    """The module whose functions work on this array; the only place that asks which device an array is on.
+def kernels_for(array: Any) -> Kernels:
+    """Return the kernels for an array; the only function that asks for its device.
 
     Raises:
         ImportError: The module for this device was not built.
-        TypeError: It is no array of a known library.
+        TypeError: The array is neither NumPy's nor CuPy's.
     """
-    if isinstance(array, np.ndarray):
-        return importlib.import_module("horovod_sparse.kernels.cpu")
-    if type(array).__module__.partition(".")[0] == "cupy":
-        return importlib.import_module("horovod_sparse.kernels.cuda")
-    raise TypeError(f"expected a NumPy or CuPy array, not {type(array).__module__}.{type(array).__name__}")
+    kind = type(array)
+    return _kernels.get(kind) or _load(kind)
+
+
+def _load(kind: type) -> Kernels:
+    if issubclass(kind, np.ndarray):
+        device = "cpu"
+    elif kind.__module__.partition(".")[0] == "cupy":
+        device = "cuda"
+    else:
+        raise TypeError(f"expected a NumPy or CuPy array, not {kind.__module__}.{kind.__name__}")
+    _kernels[kind] = kernels = cast(Kernels, importlib.import_module(f"{__name__}.{device}"))
+    return kernels
 
 
 def to_host(array: Any) -> NDArray[Any]:
-    """A NumPy array with the content of an array of any device; the array itself where it is NumPy's."""
+    """Return a NumPy array with the content of an array of any device; a NumPy array is returned as is."""
     host: NDArray[Any] = array if isinstance(array, np.ndarray) else array.get()
     return host
 
 
 def copy_to_host(array: Any) -> NDArray[Any]:
-    """A NumPy array of its own with the content of an array of any device."""
+    """Return a new NumPy array with the content of an array of any device."""
     copy: NDArray[Any] = array.copy() if isinstance(array, np.ndarray) else array.get()
     return copy
 
 
 def to_device(array: Any, like: Array) -> Array:
-    """A NumPy array's content on the device of another array; the array itself where that is the host."""
+    """Return the content of a NumPy array on the device of another array; on the host, the array itself."""
     return np.asarray(array, like=like)
 
 
 def largest_magnitude(array: Array) -> float:
-    """The largest magnitude of an array of any device: 0 where it is empty, infinity where there is NaN."""
+    """Return the largest magnitude of an array of any device: 0 if it is empty, infinity if it contains NaN."""
     if not array.size:
         return 0.0
     magnitude = float(max(array.max(), -array.min()))  # without a copy of the array

@@ -1,4 +1,4 @@
-"""Names of what kernels take and return; the same for every device."""
+"""Types that kernels take and return, the same for every device."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-# Elements of a bucket at most: indices are int32.
+# Maximum number of elements of a bucket: indices are int32.
 MAX_SIZE = 2**31 - 1
 
-# NumPy or CuPy arrays; CuPy follows NumPy's interface, so one name serves both.
+# NumPy or CuPy arrays; CuPy follows NumPy's interface.
 Array: TypeAlias = NDArray[Any]
 # int32, ascending and unique.
 Indices: TypeAlias = NDArray[np.int32]
@@ -21,13 +21,13 @@ Segments: TypeAlias = Sequence[tuple[int, Array]]
 
 
 class Velocity(NamedTuple):
-    """Momentum on the way: u <- momentum * u + share * gradient, and u is added in the gradient's place.
+    """Momentum applied during accumulation: u <- momentum * u + share * gradient; u is added instead of the gradient.
 
     Attributes:
-        values: u, in the dtype of the buffer, [n]; changed in place inside the segments.
-        momentum: Finite factor, rounded to the buffer's dtype.
-        share: Of the gradient; the same.
-        nesterov: gradient + momentum * u is added instead of u.
+        values: The velocity u in the dtype of the buffer, [n]; modified inside the segments.
+        momentum: Finite factor on u, rounded to the buffer's dtype.
+        share: Finite factor on the gradient, rounded to the buffer's dtype.
+        nesterov: Whether gradient + momentum * u is added instead of u.
     """
 
     values: Array
@@ -37,17 +37,17 @@ class Velocity(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Sums over the positions of a bucket that are inside its segments; without any, all of them are zero.
+    """Sums over the positions of a bucket inside its segments; all are zero if there are none.
 
     Attributes:
-        count: How many positions.
-        sum: Sum of their values; this and the following in float64, NaN where a value is.
+        count: Number of positions.
+        sum: Sum of the values; this and the following in float64, NaN if a value is NaN.
         squares: Sum of the squares.
         magnitudes: Sum of the magnitudes.
         largest: Largest magnitude.
     """
 
-    count: int  # type: ignore[assignment]  # a tuple's own count() is not what anybody wants here
+    count: int  # type: ignore[assignment]  # shadows tuple.count
     sum: float
     squares: float
     magnitudes: float

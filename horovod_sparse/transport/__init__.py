@@ -1,1 +1,1 @@
-"""Communication among ranks: the ``Transport`` protocol and its implementations. Knows no rule and no cost model."""
+"""Communication between ranks: the ``Transport`` base class and its implementations. No rules, no cost model."""

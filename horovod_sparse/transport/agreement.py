@@ -1,4 +1,4 @@
-"""Facts that must be the same on every rank are compared before anything is exchanged: ranks that differ would hang."""
+"""Comparison of facts that must be equal on all ranks, before any exchange: ranks that differ would hang."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from horovod_sparse.transport.base import Transport
 
 
 def agree(transport: Transport, mine: Mapping[str, Any] | Exception) -> None:
-    """Makes sure that all ranks hold the same facts, or fails on all of them alike.
+    """Check that all ranks hold the same facts, or raise on every rank. A collective operation.
 
     Args:
-        transport: Connects the ranks; a collective call.
-        mine: This rank's facts by name, or the error that kept it from having any.
+        transport: Transport of the ranks to compare.
+        mine: Facts of this rank by name, or the error raised while collecting them.
 
     Raises:
         ValueError: The facts differ between ranks, or another rank had an error.
-        Exception: This rank's own error.
+        Exception: The error of this rank.
     """
     rank = transport.rank
-    # A digest first: facts of large models are long, and ranks are many.
+    # Compare digests first: facts of large models are long, and there may be many ranks.
     mark = str(mine) if isinstance(mine, Exception) else hashlib.sha256(repr(mine).encode()).digest()
     everyone = transport.allgather_object(mark)
     if isinstance(mine, Exception):
@@ -43,5 +43,5 @@ def _difference(fact: str, rank: int, theirs: Any, first: Any) -> str:
         return _difference(f"{fact}.{name}", rank, theirs[name], first[name])
     if isinstance(theirs, tuple) and isinstance(first, tuple):
         pairs = [(a, b) for a, b in zip(theirs, first, strict=False) if a != b]
-        theirs, first = pairs[0] if pairs else (f"{len(theirs)} of them", f"{len(first)}")
+        theirs, first = pairs[0] if pairs else (f"{len(theirs)} items", f"{len(first)}")
     return f"{fact} differs between ranks: rank {rank} has {theirs}, rank 0 has {first}: give every rank the same"

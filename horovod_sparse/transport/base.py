@@ -1,4 +1,4 @@
-"""The Transport protocol: all that rules, pipelines, control and checkpoints know of the network."""
+"""Base class of transports: the network interface of rules, pipelines, control and checkpoints."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from horovod_sparse.kernels import copy_to_host, to_device, to_host
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.transport.traffic import RING_BYTES, Traffic
 
-# A longer message would overflow the counts of MPI, which are C ints.
+# A longer message would overflow MPI's counts, which are C ints.
 MAX_MESSAGE_BYTES = 2**31 - 1
-# Arrays gathered in one operation start at multiples of this, so that they can be viewed in any dtype.
+# Gathered arrays start at multiples of this many bytes, so that they can be viewed in any dtype.
 _ALIGNMENT = 8
-# Arrays of up to the first number of bytes, or the second one summed over the ranks, are gathered, and each rank adds
-# all of them: one round of messages instead of two.
+# Up to one of these limits, in bytes per rank and in total, an allreduce gathers the arrays and each rank adds them.
+# This takes one round of messages instead of two.
 _GATHERED_SUM_BYTES, _GATHERED_SUM_TOTAL = 256, 1 << 14
 
 
 class Sending(Protocol):
-    """A message in flight; it must not change until ``wait`` returns."""
+    """Outgoing message in flight, which must not be modified until ``wait`` returns."""
 
     def wait(self) -> None:
-        """Wait until the message may change."""
+        """Wait until the message may be modified."""
 
 
 class Receiving(Protocol):
-    """A message that is being received."""
+    """Incoming message in flight."""
 
     def wait(self) -> Array:
-        """Wait until the message has arrived, and return it. May be called once."""
+        """Wait until the message has arrived, and return it. Must be called at most once."""
 
 
 class Nodes(NamedTuple):
-    """The ranks of a transport by node.
+    """Division of a transport's ranks into nodes.
 
     Attributes:
         number: Number of nodes.
         own: Transport of the ranks of this rank's node.
-        leaders: Transport of the first rank of each node; None on all other ranks.
+        leaders: Transport of the first ranks of all nodes; None on the other ranks.
     """
 
     number: int
@@ -52,10 +52,10 @@ class Nodes(NamedTuple):
 
 
 class Job(Protocol):
-    """All processes that a launcher has started together.
+    """Processes that a launcher has started together.
 
     Attributes:
-        rank: This process.
+        rank: Rank of this process.
         size: Number of processes.
     """
 
@@ -64,30 +64,30 @@ class Job(Protocol):
 
     @property
     def finalized(self) -> bool:
-        """Tell whether communication has been shut down for good."""
+        """True after communication has been shut down for good."""
 
     def on_finalize(self, call: Callable[[], None]) -> None:
-        """Register a function that is called, on any thread, before communication is shut down."""
+        """Register a function to be called, on any thread, before communication is shut down."""
 
     def abort(self) -> None:
         """End all processes."""
 
 
 class Transport(ABC):
-    """Messages among the ranks of a group, every byte counted.
+    """Communication between the ranks of a group, with traffic counters.
 
-    Messages are uint8 arrays of one dimension on any device; received arrays are on the device of the array ``like``,
-    or of the array given. A collective operation is called by all ranks of the group in the same order.
+    Messages are one-dimensional uint8 arrays on any device. Received arrays are on the device of the argument ``like``
+    or, without it, of the array argument. All ranks of the group call collective operations in the same order.
 
-    Results have the same bits on every rank and over every transport: sums of floating-point numbers are taken in rank
-    order.
+    Results are bitwise identical on every rank and over every transport, because floating-point numbers are added in
+    rank order.
 
-    Subclasses implement the operations that begin with an underscore. Those move bytes and count nothing.
+    Subclasses implement the abstract methods. Those with an underscore move bytes without counting them.
 
     Attributes:
-        rank: This rank, from 0.
-        size: World size of the group.
-        job: All processes of the launcher; None: the ranks are threads of one process.
+        rank: Rank of this process or thread in the group, from 0.
+        size: Number of ranks in the group.
+        job: Job of this process; None: the ranks are threads of one process.
         traffic: Payload that this rank has sent and received over this object.
     """
 
@@ -101,7 +101,7 @@ class Transport(ABC):
     # Operations on arrays
 
     def send(self, message: Array, rank: int) -> Sending:
-        """Start to send a message.
+        """Start sending a message.
 
         Raises:
             RuntimeError: The message is longer than ``MAX_MESSAGE_BYTES``.
@@ -109,10 +109,10 @@ class Transport(ABC):
         return self.send_all([message], [rank], message)[0]
 
     def send_all(self, messages: Iterable[Array], ranks: Sequence[int], like: Array) -> list[Sending]:
-        """Start to send several messages; on a device, wait for it once for all of them.
+        """Start sending several messages. Messages on a GPU are synchronized once for all of them.
 
         Args:
-            messages: One message for each of the ranks.
+            messages: One message per destination.
             ranks: Destinations.
             like: Array on the device of the messages.
 
@@ -127,11 +127,11 @@ class Transport(ABC):
         return message
 
     def receive(self, rank: int, like: Array) -> Receiving:
-        """Wait until a message of any length is announced, and start to receive it.
+        """Wait for the next message from a rank, of any length, and start receiving it.
 
         Args:
-            rank: Its source.
-            like: Array on the device that the message is received on.
+            rank: Source.
+            like: Array on the device that will hold the message.
         """
         nbytes, receiving = self._receive(rank, like)
         self.traffic.receive(nbytes)
@@ -141,8 +141,8 @@ class Transport(ABC):
         """Return every rank's message, in rank order. A collective operation.
 
         Args:
-            message: This rank's message.
-            lengths: Bytes of every rank's message.
+            message: Message of this rank.
+            lengths: Length of every rank's message in bytes.
 
         Raises:
             RuntimeError: A message is longer than ``MAX_MESSAGE_BYTES``. Raised on all ranks.
@@ -150,8 +150,10 @@ class Transport(ABC):
         self._check_length(max(lengths))
         if self.size == 1:
             return [message]
-        padded = [-(-length // _ALIGNMENT) * _ALIGNMENT for length in lengths]
-        *starts, end = itertools.accumulate(padded, initial=0)
+        starts, end = [], 0
+        for length in lengths:
+            starts.append(end)
+            end += -(-length // _ALIGNMENT) * _ALIGNMENT
         gathered = np.empty(end, np.uint8, like=message)
         parts = [gathered[start : start + length] for start, length in zip(starts, lengths, strict=True)]
         parts[self.rank][:] = message
@@ -160,7 +162,7 @@ class Transport(ABC):
         return parts
 
     def _count_gather(self, lengths: Sequence[int]) -> None:
-        """Count an allgather: a ring, or what a rank forwards on average with fewer messages."""
+        """Count an allgather: a ring from ``RING_BYTES`` on, else log2 P messages and a rank's average bytes sent."""
         total, others = sum(lengths), self.size - 1
         if total >= RING_BYTES:
             self.traffic.both(total - lengths[(self.rank + 1) % self.size], total - lengths[self.rank], others)
@@ -168,7 +170,7 @@ class Transport(ABC):
             self.traffic.both(total * others / self.size, total - lengths[self.rank], others.bit_length())
 
     def allgather_integers(self, *numbers: int) -> Array:
-        """Return every rank's numbers as int64 [size, len(numbers)]. A collective operation."""
+        """Return the numbers of all ranks as int64 [size, len(numbers)]. A collective operation."""
         mine = np.array(numbers, np.int64)
         everyones = np.empty((self.size, mine.size), np.int64)
         everyones[self.rank] = mine
@@ -179,10 +181,10 @@ class Transport(ABC):
         return everyones
 
     def allreduce(self, values: Any) -> Array:
-        """Return the sum of an array over the ranks, with the same bits on every rank. A collective operation.
+        """Return the sum of an array over the ranks, bitwise identical on all of them. A collective operation.
 
         Args:
-            values: Array of one dimension, of integers or floating-point numbers; not changed.
+            values: One-dimensional array of integers or floating-point numbers; not modified.
         """
         if self.size == 1:
             copy: Array = values.copy()
@@ -203,7 +205,7 @@ class Transport(ABC):
         return summed
 
     def _allreduce_gathered(self, values: Any) -> Array:
-        """Each rank adds up everything, in rank order."""
+        """Gather all arrays, and add them on each rank in rank order."""
         rows = np.empty((self.size, values.size), values.dtype)
         rows[self.rank] = to_host(values)
         self._gather_rows(rows)
@@ -215,7 +217,7 @@ class Transport(ABC):
         return summed
 
     def _allreduce_regions(self, values: Array) -> Array:
-        """Each rank adds up one region, in rank order, and the regions are gathered."""
+        """Add one region of the array on each rank in rank order, and gather the regions."""
         cuts = [rank * values.size // self.size * values.itemsize for rank in range(self.size + 1)]
         starts, lengths = cuts[:-1], [end - start for start, end in itertools.pairwise(cuts)]
         total = np.empty_like(values)
@@ -235,8 +237,8 @@ class Transport(ABC):
         """Return rank 0's message. A collective operation.
 
         Args:
-            message: On rank 0, the message; elsewhere an array on the device that it is received on.
-            length: Bytes of the message; the same on every rank.
+            message: Message on rank 0; on the other ranks, an array on the device that will hold the message.
+            length: Length of the message in bytes; the same on every rank.
 
         Raises:
             RuntimeError: The message is longer than ``MAX_MESSAGE_BYTES``. Raised on all ranks.
@@ -251,7 +253,7 @@ class Transport(ABC):
         self.traffic.send(round(length * (self.size - 1) / self.size))
         return message
 
-    # Operations on Python objects, for construction, checkpoints and reports: not counted
+    # Operations on Python objects, for construction, checkpoints and reports. Their traffic is not counted.
 
     def allgather_object(self, item: Any) -> list[Any]:
         """Return every rank's object, in rank order. A collective operation."""
@@ -280,7 +282,7 @@ class Transport(ABC):
         return item if self.rank == 0 else _decoded(content)
 
     def gather_object(self, item: Any) -> list[Any] | None:
-        """Return every rank's object on rank 0, and None elsewhere. A collective operation."""
+        """Return every rank's object, in rank order, on rank 0 and None elsewhere. A collective operation."""
         if self.rank > 0:
             (sending,) = self._send_all([np.frombuffer(pickle.dumps(item), np.uint8)], [0], np.empty(0, np.uint8))
             sending.wait()
@@ -290,33 +292,33 @@ class Transport(ABC):
 
     @abstractmethod
     def barrier(self, pause: float = 0.0) -> None:
-        """Wait until all ranks have called this.
+        """Wait until all ranks have called this method.
 
         Args:
-            pause: Seconds to sleep between two looks, where a wait may be long and others need the core.
+            pause: Seconds to sleep between checks, for long waits while other work needs the core; 0: no sleep.
         """
 
-    # Groups and objects
+    # Groups and shared objects
 
     @abstractmethod
     def channel(self) -> Transport:
-        """Return a transport of the same ranks, over the same connection, that counts traffic of its own."""
+        """Return a transport of the same ranks over the same connection, with a separate traffic counter."""
 
     @abstractmethod
     def duplicate(self) -> Transport:
-        """Return a transport of the same ranks whose messages never meet those of this one. A collective operation."""
+        """Return a transport of the same ranks with separate message matching. A collective operation."""
 
     def by_node(self, node_ranks: int | None) -> Nodes:
-        """Divide the ranks by node. A collective operation, in the first call with an argument.
+        """Divide the ranks by node. A collective operation in the first call with each argument.
 
         Args:
-            node_ranks: This many consecutive ranks, at least 1, count as one node; None: ranks that share memory.
+            node_ranks: Number of consecutive ranks that count as one node, at least 1; None: ranks that share memory.
         """
         nodes: Nodes = self.keep(nodes_of(node_ranks), lambda: self._split(node_ranks))
         return Nodes(nodes.number, nodes.own.channel(), nodes.leaders and nodes.leaders.channel())
 
     def keep(self, name: str, make: Callable[[], Any]) -> Any:
-        """Return an object that all channels of this connection share; made by the first call with its name."""
+        """Return the object of this name that all channels of the connection share. The first call creates it."""
         if name not in self._kept:
             self._kept[name] = make()
         return self._kept[name]
@@ -326,65 +328,65 @@ class Transport(ABC):
     @property
     @abstractmethod
     def members(self) -> list[int]:
-        """Ranks of the group's ranks in the job."""
+        """World ranks of the group's members, by rank in the group."""
 
     @abstractmethod
     def post(self, content: Any, rank: int, kind: int) -> None:
-        """Send an object to the control thread of a rank, without waiting for it.
+        """Send an object to the control thread of a rank, without waiting for that rank.
 
         Args:
-            content: Short object.
+            content: Short object that can be pickled.
             rank: Destination.
-            kind: Which of the rank's mailboxes, from 0 to 9.
+            kind: Number of the destination's mailbox, from 0 to 9.
         """
 
     @abstractmethod
     def poll(self, kind: int) -> list[tuple[int, Any]]:
-        """Return source and content of each posted object of a kind that has arrived. Never waits."""
+        """Return source and content of each object that has arrived in a mailbox. Never blocks."""
 
-    # What an implementation provides
+    # Primitives that implementations provide
 
     @abstractmethod
     def _split(self, node_ranks: int | None) -> Nodes:
-        """Divide the ranks, as ``by_node`` does in its first call."""
+        """Divide the ranks by node, for the first call of ``by_node``."""
 
     @abstractmethod
     def _send_all(self, messages: Iterable[Array], ranks: Sequence[int], like: Array) -> list[Sending]: ...
 
     @abstractmethod
     def _receive(self, rank: int, like: Array) -> tuple[int, Receiving]:
-        """Return the length of the next message from a rank, and the message."""
+        """Wait for the next message from a rank; return its length in bytes and the incoming message."""
 
     @abstractmethod
     def _swap(self, message: Array, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[Array]:
-        """Send part r of a message to rank r; yield the parts for this rank, in rank order."""
+        """Send part r of a message to rank r, and yield the parts for this rank, in rank order."""
 
     @abstractmethod
     def _gather(self, gathered: Array, starts: Sequence[int], lengths: Sequence[int]) -> None:
-        """Complete an array of bytes, of which each rank has filled the part of its own."""
+        """Gather an array of bytes in place; each rank has filled its part."""
 
     @abstractmethod
     def _gather_rows(self, rows: Array) -> None:
-        """Complete an array of the host, of which each rank has filled the row of its number."""
+        """Gather the rows of a host array in place; each rank has filled row ``rank``."""
 
     @abstractmethod
     def _broadcast(self, message: Array) -> None:
-        """Overwrite an array by rank 0's."""
+        """Overwrite an array with that of rank 0."""
 
     @abstractmethod
     def _sum_integers(self, values: Array) -> None:
-        """Replace an array of integers by its sum over the ranks."""
+        """Sum a host array of integers over the ranks, in place."""
 
     def _check_length(self, nbytes: int) -> None:
         if nbytes > MAX_MESSAGE_BYTES:
             raise RuntimeError(
-                f"rank {self.rank} of {self.size}: a message of {nbytes} bytes is longer than the limit of "
+                f"rank {self.rank} of {self.size}: a message of {nbytes} bytes exceeds the limit of "
                 f"{MAX_MESSAGE_BYTES}: lower density or bucket_bytes"
             )
 
 
 def nodes_of(node_ranks: int | None) -> str:
-    """Return the name that a transport keeps its nodes under."""
+    """Return the name under which a transport keeps its ``Nodes``."""
     return f"nodes of {node_ranks}"
 
 

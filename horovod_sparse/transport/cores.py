@@ -1,4 +1,4 @@
-"""Cores that a rank has to itself, for the kernels of the host."""
+"""Share of the node's cores per rank, for the CPU kernels."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from horovod_sparse.transport.base import Transport
 
 
 def own_cores(transport: Transport) -> int:
-    """Number of threads that this rank may keep busy without taking cores from others.
+    """Return the number of threads that this rank can run without taking cores from other ranks.
 
-    The cores that it may run on, each divided by the ranks of the node that may run there; no more than OMP_NUM_THREADS
-    says, or where torch is loaded ``torch.get_num_threads()``.
+    A core that n ranks of the node may run on counts as 1/n. The result is at least 1 and at most OMP_NUM_THREADS, or
+    ``torch.get_num_threads()`` if torch is loaded. The first call on a connection is a collective operation.
 
     Args:
-        transport: Keeps the answer; a collective call the first time.
+        transport: Transport that keeps the result.
     """
     cores: int = transport.keep("cores", lambda: _own_cores(transport))
     return cores
@@ -30,11 +30,11 @@ def _own_cores(transport: Transport) -> int:
 
 
 def share(mine: Iterable[int], everyones: Iterable[Iterable[int]]) -> int:
-    """Part of the cores that a rank may run on, rounded down.
+    """Return a rank's share of the cores that it may run on, rounded down.
 
     Args:
-        mine: Their numbers.
-        everyones: Those of all ranks of the node.
+        mine: Numbers of the cores that the rank may run on.
+        everyones: Numbers of the cores that each rank of the node may run on, including this rank.
     """
     ranks = Counter(core for cores in everyones for core in cores)
     return int(sum(1 / ranks[core] for core in mine) + 1e-9)
@@ -47,7 +47,7 @@ def _affinity() -> list[int]:
 
 
 def _limit(environment: Mapping[str, str]) -> int:
-    torch = sys.modules.get("torch")  # which knows what its user has set; nothing here needs it
+    torch = sys.modules.get("torch")  # knows the user's setting; not imported for this
     if torch is not None:
         return int(torch.get_num_threads())
     first = environment.get("OMP_NUM_THREADS", "").partition(",")[0].strip()

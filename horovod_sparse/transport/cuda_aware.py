@@ -1,4 +1,4 @@
-"""Support of MPI for arrays in the memory of a GPU. One without it does not say no to them: the process crashes."""
+"""Detection of CUDA-aware MPI. MPI without CUDA support crashes on GPU pointers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from horovod_sparse.transport.subprocess_python import run_python
 VARIABLE = "HOROVOD_SPARSE_CUDA_AWARE"
 
 _PROBE_SECONDS = 120.0
-# Short messages and long ones take different ways through MPI.
+# Short and long messages take different code paths in MPI.
 _PROBE = """
 import sys
 import cupy
@@ -26,20 +26,20 @@ with cupy.cuda.Device(int(sys.argv[1])):
         cupy.cuda.get_current_stream().synchronize()
         MPI.COMM_SELF.Sendrecv(sent, 0, 0, received, 0, 0)
         if (received.get() != 7).any():
-            sys.exit(f"of {size} bytes, others arrived than were sent")
+            sys.exit(f"wrong data arrived in a message of {size} bytes")
 """
 
 
 @functools.cache
 def cuda_aware() -> bool:
-    """Tells whether CuPy arrays are given to MPI as they are. Decided once in a process, after MPI was initialized.
+    """Return whether CuPy arrays are passed to MPI directly. Decided once per process, after MPI has been initialized.
 
-    The environment variable HOROVOD_SPARSE_CUDA_AWARE says "1" or "0"; "auto", the default, asks the MPI library. What
-    "1" says is tried out in a process of its own, on the current device.
+    The environment variable HOROVOD_SPARSE_CUDA_AWARE is "1", "0" or "auto". The default, "auto", queries the MPI
+    library. "1" is verified in a subprocess, on the current device.
 
     Raises:
-        RuntimeError: It says "1", but MPI cannot send such arrays.
-        ValueError: It says something else.
+        RuntimeError: The variable is "1", but MPI cannot send GPU arrays.
+        ValueError: The variable has another value.
     """
     setting = os.environ.get(VARIABLE, "auto")
     if setting not in ("0", "1", "auto"):
@@ -50,7 +50,7 @@ def cuda_aware() -> bool:
 
 
 def ask_library() -> bool | None:
-    """The MPI library's answer whether it takes GPU pointers; None where it gives none. MPI must be initialized."""
+    """Return whether the MPI library reports CUDA support; None: it cannot be queried. MPI must be initialized."""
     for library in mpi_libraries():
         query = getattr(ctypes.CDLL(library), "MPIX_Query_cuda_support", None)
         if query is not None:
@@ -59,7 +59,7 @@ def ask_library() -> bool | None:
 
 
 def mpi_libraries() -> list[str]:
-    """The MPI libraries that this process has loaded, without their companions for C++ and Fortran."""
+    """Return the MPI libraries that this process has loaded, without C++ and Fortran bindings."""
     mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     pattern = re.compile(r"/libmpi(?!_?cxx|_mpifh|_use|fort)[^/]*[.]so[.0-9]*$")
     return sorted({os.path.realpath(name) for name in mapped if pattern.search(name)})
@@ -69,18 +69,18 @@ def _try_out() -> None:
     reason = _why_not()
     if reason:
         raise RuntimeError(
-            f"{VARIABLE} is 1, but this MPI cannot send arrays in a GPU's memory: {reason}. Set it to 0 or unset it: "
-            "messages then go through the host's memory. Or use an MPI that was built with CUDA"
+            f"{VARIABLE} is 1, but this MPI cannot send arrays in GPU memory: {reason}. Set it to 0 or unset it to "
+            "send messages through host memory, or use an MPI that was built with CUDA"
         )
 
 
 @functools.cache
 def _why_not() -> str:
-    """The reason why a GPU's memory cannot be sent, as a process of its own finds out; empty where it can."""
+    """Return why a subprocess failed to send GPU memory; empty: it succeeded."""
     device = importlib.import_module("cupy").cuda.Device().id
     status, output = run_python(["-c", _PROBE, str(device)], _PROBE_SECONDS)
     if status == 0:
         return ""
-    ended = f"no answer within {_PROBE_SECONDS:g} s" if status is None else f"a try ended with status {status}"
+    ended = f"no result within {_PROBE_SECONDS:g} s" if status is None else f"a test ended with status {status}"
     lines = output.strip().splitlines()
     return ended + (f" ({lines[-1].strip()})" if lines else "")

@@ -1,4 +1,4 @@
-"""Transport among the threads of one process: for tests, and to simulate many ranks on one machine."""
+"""Transport between threads of one process, for tests and for simulating many ranks on one machine."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from horovod_sparse.transport.base import Nodes, Receiving, Sending, Transport
 
 T = TypeVar("T")
 
-_POLL = 0.05  # seconds between two looks whether another rank has failed
+_POLL = 0.05  # seconds between checks for failed ranks
 
 
 class RankFailedError(RuntimeError):
-    """Another rank has raised an exception, or has ended without taking part in an operation."""
+    """Another rank raised an exception, or ended without taking part in an operation."""
 
 
 class _Group:
     """State shared by the ranks of a group.
 
     Args:
-        members: Numbers of their threads.
-        threads: All threads.
+        members: Thread numbers of the group's ranks.
+        threads: All threads of ``run_ranks``.
     """
 
     def __init__(self, members: list[int], threads: _Threads) -> None:
@@ -41,7 +41,7 @@ class _Group:
         self._operations = 0
 
     def exchange(self, rank: int, item: Any) -> list[Any]:
-        """Wait for all ranks, and return their items in rank order."""
+        """Wait until all ranks have called this method, and return their items in rank order."""
         with self._changed:
             number = self._operations
             self._arrived.append((rank, item))
@@ -53,30 +53,30 @@ class _Group:
             self._changed.wait_for(lambda: self._operations > number or self.left() is not None)
             if self._operations == number:
                 raise self.failure()
-            return self._complete  # of this operation: the next one needs this rank
+            return self._complete  # not yet overwritten: the next operation needs this rank, too
 
     def left(self) -> int | None:
-        """Return a member that has ended."""
+        """Return the first member whose thread has ended; None: all are running."""
         return next((member for member in self.members if member in self._threads.ended), None)
 
     def failure(self) -> RankFailedError:
-        """Return an error that names a member that has ended."""
+        """Return an error that names a member whose thread has ended."""
         member = self.left()
         assert member is not None
         error = self._threads.ended[member]
         return RankFailedError(f"thread {member} has ended" + (f" with {error!r}" if error else ""))
 
     def notify(self) -> None:
-        """Let waiting ranks look for members that have ended."""
+        """Wake waiting ranks, so that they check for members that have ended."""
         with self._changed:
             self._changed.notify_all()
 
 
 class _Threads:
-    """All ranks of one ``run_ranks``.
+    """All threads of one ``run_ranks``.
 
     Attributes:
-        ended: Errors of the threads that have ended, in that order; None: no error.
+        ended: Errors of ended threads by thread number, in the order of ending; None: no error.
     """
 
     def __init__(self) -> None:
@@ -84,25 +84,25 @@ class _Threads:
         self._groups: list[_Group] = []
 
     def group(self, members: list[int]) -> _Group:
-        """Return a new group."""
+        """Create a group of threads."""
         group = _Group(members, self)
         self._groups.append(group)
         return group
 
     def end(self, member: int, error: BaseException | None = None) -> None:
-        """Note that a thread has ended."""
+        """Record that a thread has ended, and wake the ranks that wait."""
         self.ended[member] = error
         for group in list(self._groups):
             group.notify()
 
 
 class InProcessTransport(Transport):
-    """Transport among threads; made by ``run_ranks``.
+    """Transport between threads; created by ``run_ranks``.
 
     Args:
-        threads: All ranks.
-        group: The ranks of this transport.
-        rank: This rank in the group.
+        threads: All threads of ``run_ranks``.
+        group: Group of the ranks of this transport.
+        rank: Rank of this thread in the group.
     """
 
     def __init__(self, threads: _Threads, group: _Group, rank: int) -> None:
@@ -111,11 +111,11 @@ class InProcessTransport(Transport):
         self._group = group
 
     def _exchange(self, operation: str, item: Any) -> list[Any]:
-        """Return the items of all ranks, which must be in the same operation."""
+        """Return the items of all ranks; raise unless all are in the same operation."""
         everyones = self._group.exchange(self.rank, (operation, item))
         for rank, (theirs, _) in enumerate(everyones):
             if theirs != operation:
-                raise RuntimeError(f"rank {self.rank} is in {operation}, but rank {rank} in {theirs}")
+                raise RuntimeError(f"rank {self.rank} is in {operation}, but rank {rank} is in {theirs}")
         return [theirs for _, theirs in everyones]
 
     # Operations on arrays
@@ -159,27 +159,27 @@ class InProcessTransport(Transport):
         values[:] = sum(self._exchange("a sum", values.copy()))
 
     def barrier(self, pause: float = 0.0) -> None:
-        """Wait until all ranks have called this."""
+        """Wait until all ranks have called this method; ``pause`` is ignored."""
         del pause
         self._exchange("a barrier", None)
 
-    # Groups and objects
+    # Groups and shared objects
 
     def channel(self) -> InProcessTransport:
-        """Return a transport of the same ranks, over the same queues, that counts traffic of its own."""
+        """Return a transport of the same ranks over the same queues, with a separate traffic counter."""
         channel = InProcessTransport(self._threads, self._group, self.rank)
         channel._kept = self._kept
         return channel
 
     def duplicate(self) -> InProcessTransport:
-        """Return a transport of the same ranks over queues of its own. A collective operation."""
+        """Return a transport of the same ranks over separate queues. A collective operation."""
         return self._regroup(range(self.size))
 
     def _regroup(self, ranks: Sequence[int]) -> InProcessTransport:
-        """Return a transport of some ranks, this one among them; every rank calls this, maybe with others."""
+        """Return a transport of ``ranks``, which include this one. All ranks call this, each with its own subset."""
         members = [self.members[rank] for rank in ranks]
         group = self._threads.group(members) if ranks[0] == self.rank else None
-        groups = self._exchange("a division", group)
+        groups = self._exchange("a split", group)
         return InProcessTransport(self._threads, groups[ranks[0]], list(ranks).index(self.rank))
 
     def _split(self, node_ranks: int | None) -> Nodes:
@@ -195,24 +195,24 @@ class InProcessTransport(Transport):
 
     @property
     def members(self) -> list[int]:
-        """Ranks of the group's ranks among all threads."""
+        """Thread numbers of the group's members, by rank in the group."""
         return self._group.members
 
     def post(self, content: Any, rank: int, kind: int) -> None:
-        """Send an object to the control thread of a rank, without waiting for it."""
+        """Put an object into a mailbox of a rank, without waiting for that rank."""
         self._group.posts[rank, kind].put((self.rank, pickle.dumps(content)))
 
     def poll(self, kind: int) -> list[tuple[int, Any]]:
-        """Return source and content of each posted object of a kind that has arrived. Never waits."""
+        """Return source and content of each object that has arrived in a mailbox. Never blocks."""
         posts, arrived = self._group.posts[self.rank, kind], []
         while not posts.empty():
             source, content = posts.get()
-            arrived.append((source, pickle.loads(content)))  # noqa: S301 - of this process
+            arrived.append((source, pickle.loads(content)))  # noqa: S301 - from this process
         return arrived
 
 
 class _Sent:
-    """A message that has been copied."""
+    """Outgoing message, already copied."""
 
     def wait(self) -> None:
         pass
@@ -222,7 +222,7 @@ _SENT = _Sent()
 
 
 class _Received:
-    """A message that has arrived."""
+    """Incoming message, already received."""
 
     def __init__(self, message: Array) -> None:
         self._message = message
@@ -236,14 +236,14 @@ def run_ranks(size: int, program: Callable[[Transport], T]) -> list[T]:
 
     Args:
         size: Number of ranks.
-        program: Takes the transport of its rank.
+        program: Function of the transport of its rank.
 
     Returns:
-        What the program has returned on each rank.
+        Result of the program on each rank.
 
     Raises:
-        BaseException: What it has raised on the first rank where it failed. The other ranks then raise
-            ``RankFailedError`` in their next operation.
+        BaseException: The error of the first rank that failed. Ranks that wait for others in a group with that rank
+            then raise ``RankFailedError``.
     """
     threads = _Threads()
     group = threads.group(list(range(size)))
@@ -258,7 +258,7 @@ def run_ranks(size: int, program: Callable[[Transport], T]) -> list[T]:
             threads.end(rank)
 
     if size == 1:
-        run(0)  # on the thread of the caller, for debuggers
+        run(0)  # on the caller's thread, for debuggers
     else:
         ranks = [threading.Thread(target=run, args=[rank], name=f"rank {rank}", daemon=True) for rank in range(size)]
         for thread in ranks:

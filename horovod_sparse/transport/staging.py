@@ -1,8 +1,8 @@
-"""Host copies of device arrays, for libraries that cannot read or write the memory of a GPU.
+"""Staging buffers: host copies of device arrays, for MPI libraries that cannot access GPU memory.
 
-NumPy arrays are sent in place, and so are CuPy arrays where MPI is CUDA-aware. Elsewhere CuPy arrays pass through
-pinned host memory. Ranks may differ in this as long as messages go from one rank to another; in collective operations
-of the MPI library all ranks must do the same.
+NumPy arrays are sent in place, and so are CuPy arrays if MPI is CUDA-aware. Otherwise CuPy arrays are copied through
+pinned host memory. Ranks may differ in this for point-to-point messages. In collectives of the MPI library, all ranks
+must do the same.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 
 class Buffer(Protocol):
-    """Memory that the library reads a message from, or writes it to.
+    """Memory that MPI reads a message from, or writes it to.
 
     Attributes:
-        array: The memory (uint8).
+        array: Memory of the buffer (uint8).
     """
 
     @property
     def array(self) -> Array:
-        """The memory (uint8)."""
+        """Memory of the buffer (uint8)."""
 
     def close(self) -> None:
-        """End the use of the buffer: a received message is then in the array that it was meant for."""
+        """Release the buffer, after copying a received message to its target on the current stream."""
 
 
 class _InPlace(NamedTuple):
-    """The message itself."""
+    """Buffer that is the message itself."""
 
     array: Array
 
@@ -46,20 +46,20 @@ class _InPlace(NamedTuple):
 
 
 class Path(Protocol):
-    """Provides buffers for messages."""
+    """Path of arrays to and from MPI: provides the buffers of messages."""
 
     def outgoing(self, messages: Iterable[Array]) -> Iterable[Buffer]:
-        """Return buffers that hold messages to be sent."""
+        """Return buffers that hold the messages, ready to be sent."""
 
     def incoming(self, targets: Iterable[Array]) -> Iterable[Buffer]:
-        """Return buffers for messages that shall arrive in arrays."""
+        """Return buffers that receive messages for the targets."""
 
 
 class InPlace:
-    """Host arrays are their own buffers."""
+    """Path that uses host arrays as buffers."""
 
     def outgoing(self, messages: Iterable[Array]) -> Iterable[Buffer]:
-        """Return the messages one at a time: the first may be sent before the last exists."""
+        """Return the messages lazily: the first may be sent before the last exists."""
         return map(_InPlace, messages)
 
     def incoming(self, targets: Iterable[Array]) -> Iterable[Buffer]:
@@ -68,55 +68,55 @@ class InPlace:
 
 
 class CudaAware(InPlace):
-    """Device arrays are their own buffers, once the device has completed its work on them.
+    """Path that uses device arrays as buffers, after synchronizing the current stream.
 
-    MPI does not know of CUDA streams. Targets must be waited for, too: a new array may reuse the memory of another one
-    that kernels still read.
+    MPI ignores CUDA streams. Targets need the synchronization, too: a new array may reuse memory that kernels of a
+    freed array still read.
     """
 
     def outgoing(self, messages: Iterable[Array]) -> Iterable[Buffer]:
-        """Return the messages, after waiting for all of them at once."""
+        """Return the messages, after one synchronization for all of them."""
         buffers = list(super().outgoing(messages))
         _synchronize()
         return buffers
 
     def incoming(self, targets: Iterable[Array]) -> Iterable[Buffer]:
-        """Return the targets, after waiting for all of them at once."""
+        """Return the targets, after one synchronization for all of them."""
         buffers = list(super().incoming(targets))
         _synchronize()
         return buffers
 
 
 class Staged:
-    """Device arrays are copied to and from pinned host memory, on the current stream."""
+    """Path that copies device arrays to and from pinned host memory, on the current stream."""
 
     def __init__(self) -> None:
-        # Imported where there is CuPy.
+        # Imported late, as it needs CuPy.
         self._pool: Callable[[], Pool] = importlib.import_module("horovod_sparse.transport.pinned").pool
 
     def outgoing(self, messages: Iterable[Array]) -> Iterable[Buffer]:
-        """Return copies of the messages, after waiting for all of them at once."""
+        """Return host copies of the messages, after one synchronization for all of them."""
         buffers = []
         for message in messages:
             buffer = _Staged(self._pool(), message)
             buffer.block.load(message)
             buffers.append(buffer)
         if buffers:
-            buffers[-1].block.wait()  # and thereby for those before it on the stream
+            buffers[-1].block.wait()  # and thus for all earlier copies on the stream
         return buffers
 
     def incoming(self, targets: Iterable[Array]) -> Iterable[Buffer]:
-        """Return host buffers, each of which ``close`` copies to its target."""
+        """Return host buffers; ``close`` copies each to its target."""
         return [_Staged(self._pool(), target, arrives=True) for target in targets]
 
 
 class _Staged:
-    """Pinned memory for a message.
+    """Staging buffer in pinned memory.
 
     Args:
-        pool: Lends the memory.
+        pool: Pool that the memory is taken from and returned to.
         message: Array on the device.
-        arrives: Whether ``close`` copies to the array.
+        arrives: Whether the message is received: ``close`` then copies it to the array.
     """
 
     __slots__ = ("_arrives", "_message", "_pool", "array", "block")
@@ -135,22 +135,22 @@ class _Staged:
 
 
 def _synchronize() -> None:
-    """Wait for the current stream."""
+    """Synchronize the current stream."""
     import cupy
 
     cupy.cuda.get_current_stream().synchronize()
 
 
 IN_PLACE, CUDA_AWARE = InPlace(), CudaAware()
-_staged = functools.cache(Staged)  # made where there is CuPy
+_staged = functools.cache(Staged)  # created on first use, as it needs CuPy
 
 
 def path_for(like: Any) -> Path:
-    """Return this rank's path for arrays on the device of an array.
+    """Return this rank's path for arrays on the device of ``like``.
 
     Raises:
-        RuntimeError: The environment says that MPI is CUDA-aware, but it is not.
-        ValueError: The environment variable has an unknown value.
+        RuntimeError: HOROVOD_SPARSE_CUDA_AWARE is 1, but MPI is not CUDA-aware.
+        ValueError: HOROVOD_SPARSE_CUDA_AWARE has an unknown value.
     """
     if isinstance(like, np.ndarray):
         return IN_PLACE

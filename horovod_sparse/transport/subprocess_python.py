@@ -1,4 +1,4 @@
-"""Programs beside this one: started as if no launcher had started it, and ended when their time is up."""
+"""Python subprocesses outside the MPI job, with a timeout."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import sys
 import tempfile
 from collections.abc import Sequence
 
-# A program started below mpirun or srun must not take the place of the rank that started it.
+# A subprocess of a rank under mpirun or srun must not join the job as that rank.
 _LAUNCHER_VARIABLES = re.compile(r"PMI|OMPI_(COMM_WORLD|UNIVERSE|MCA_(ess|orte|pmix|ras|plm))|ORTE_|SLURM_")
 
 
 def run_python(arguments: Sequence[str], timeout: float) -> tuple[int | None, str]:
-    """Runs Python in an empty folder, as a process of its own that may start MPI, crash or hang.
+    """Run Python in a subprocess that may start MPI, crash or hang. The working directory is empty.
 
     Args:
-        arguments: Of Python.
-        timeout: Seconds after which it is ended, with whatever it has started.
+        arguments: Arguments of the Python interpreter.
+        timeout: Seconds after which the process group of the subprocess is killed.
 
     Returns:
-        Its exit status, negative for a signal; None: it did not end in time. What it wrote, errors included.
+        Exit status, negative for a signal, or None after a timeout; and the output, including standard error.
     """
     env = {key: value for key, value in os.environ.items() if not _LAUNCHER_VARIABLES.match(key)}
-    # A file, not a pipe: a helper that MPI leaves behind would keep a pipe open.
+    # A file, not a pipe: a helper process that MPI leaves behind would keep a pipe open.
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
             [sys.executable, *arguments],

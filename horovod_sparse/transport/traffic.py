@@ -1,10 +1,10 @@
-"""Bytes and messages that this rank has sent and received; without MPI, as the cost model uses its constant."""
+"""Counters of bytes and messages sent and received. Does not import MPI, because the cost model uses ``RING_BYTES``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Below this many bytes on all ranks together an allgather takes log2 P messages, above it a ring of P - 1.
+# From this many bytes in total on, an allgather of P ranks takes P - 1 messages around a ring; below, log2 P messages.
 RING_BYTES = 1 << 18
 
 
@@ -12,8 +12,8 @@ RING_BYTES = 1 << 18
 class Traffic:
     """Payload of this rank, in bytes and messages.
 
-    Messages between two ranks are counted one by one. A collective of the MPI library is charged as the algorithm
-    that moves the fewest bytes does it; which algorithm runs is the library's choice.
+    Point-to-point messages are counted individually. A collective of the MPI library is counted as the algorithm that
+    moves the fewest bytes; the library may run another algorithm.
     """
 
     bytes_sent: int = 0
@@ -22,24 +22,24 @@ class Traffic:
     messages_received: int = 0
 
     def send(self, nbytes: int) -> None:
-        """Counts a message that left this rank."""
+        """Count a message that this rank sent."""
         self.bytes_sent += nbytes
         self.messages_sent += 1
 
     def receive(self, nbytes: int) -> None:
-        """Counts a message that reached this rank."""
+        """Count a message that this rank received."""
         self.bytes_received += nbytes
         self.messages_received += 1
 
     def both(self, sent: float, received: float, messages: int) -> None:
-        """Counts as many messages that left this rank as reached it."""
+        """Count equal numbers of sent and received messages, with their bytes."""
         self.bytes_sent += round(sent)
         self.bytes_received += round(received)
         self.messages_sent += messages
         self.messages_received += messages
 
     def add(self, other: Traffic) -> None:
-        """Adds what another part of the exchange has counted."""
+        """Add the counts of another part of the exchange."""
         self.bytes_sent += other.bytes_sent
         self.messages_sent += other.messages_sent
         self.bytes_received += other.bytes_received

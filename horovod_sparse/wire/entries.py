@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -78,12 +77,12 @@ class Wire:
 
     def nbytes_all(self, count: int) -> int:
         """Return the length in bytes of a ``pack_all`` message with ``count`` values."""
-        return _padded(HEADER_BYTES + self.format.nbytes(count))
+        return -(-(HEADER_BYTES + self.format.nbytes(count)) // _ALIGNMENT) * _ALIGNMENT
 
     def _join(self, values: Array, positions: Positions, bits: int, first: int, coded: Array | None) -> Array:
         header = Header(self.format.kind, positions, bits, values.size, first, self.format.levels)
         end = HEADER_BYTES + self.format.nbytes(values.size)
-        begin = _padded(end)
+        begin = -(-end // _ALIGNMENT) * _ALIGNMENT
         message = np.empty_like(values, dtype=np.uint8, shape=(begin + (0 if coded is None else coded.size),))
         message[:HEADER_BYTES] = to_device(np.frombuffer(header.pack(), np.uint8), values)
         message[HEADER_BYTES:end] = self.format.write(values)
@@ -110,22 +109,25 @@ class Wire:
             ValueError: A message is damaged, or has another version or format.
         """
         starts = to_host(np.concatenate([message[:HEADER_BYTES] for message in messages])).tobytes()
-        offsets = np.cumsum([0, *(min(message.size, HEADER_BYTES) for message in messages)]).tolist()
-        headers = [Header.unpack(starts[begin:stop], self.format.kind) for begin, stop in itertools.pairwise(offsets)]
-        entries = [self._read(header, message, end) for header, message in zip(headers, messages, strict=True)]
-        plain = [
-            indices
-            for header, (indices, _) in zip(headers, entries, strict=True)
-            if header.positions is Positions.PLAIN and header.count
-        ]
+        entries, plain, begin = [], [], 0
+        for message in messages:
+            stop = begin + min(message.size, HEADER_BYTES)
+            header = Header.unpack(starts[begin:stop], self.format.kind)
+            begin = stop
+            entry = self._read(header, message, end)
+            entries.append(entry)
+            if header.positions is Positions.PLAIN and header.count:
+                plain.append(entry[0])
         if plain:
             kernels_for(plain[0]).check_ascending(plain, end)
         return entries
 
     def _read(self, header: Header, message: Array, end: int) -> Entries:
         """Return the entries of a message; plain indices are not checked yet."""
-        format_, last = self.format.described(header.levels), HEADER_BYTES + self.format.nbytes(header.count)
-        begin = _padded(last)
+        format_, last = self.format, HEADER_BYTES + self.format.nbytes(header.count)
+        if header.levels != format_.levels:
+            format_ = format_.described(header.levels)
+        begin = -(-last // _ALIGNMENT) * _ALIGNMENT
         if message.size < begin:
             raise ValueError(f"a message of {message.size} bytes is too short for {header.count} values")
         indices = _read_positions(header, message[begin:], end)
@@ -146,11 +148,6 @@ def _read_positions(header: Header, part: Array, end: int) -> Indices:
     if header.first + header.count > end:
         raise ValueError(f"a message has {header.count} positions from {header.first} on, but the vector has {end}")
     return np.arange(header.first, header.first + header.count, dtype=np.int32, like=part)
-
-
-def _padded(nbytes: int) -> int:
-    """Return a length rounded up to a multiple of the alignment."""
-    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def concatenate(parts: Sequence[Entries]) -> Entries:

@@ -84,7 +84,7 @@ def test_mpi_is_finalized_only_when_no_thread_is_inside():
     result = launch.python("-c", FINALIZE)
     lines = result.stdout.splitlines()
     assert lines[:2] == ["inside", "finalized"], result.stderr
-    assert lines[2].startswith("nothing can be exchanged: Horovod has been shut down")
+    assert lines[2].startswith("cannot communicate: Horovod has been shut down")
 
 
 def test_close_completes_what_is_in_progress_and_can_be_called_again():
@@ -145,7 +145,7 @@ def test_a_rank_that_leaves_early_ends_the_job_with_a_reason(stage, training_ser
 def test_a_rank_that_leaves_in_a_round_of_local_steps_ends_the_job_with_a_reason():
     result = launch.python(str(PROGRAMS / "local_steps.py"), ranks=3)
     assert result.returncode == 1, result.stderr
-    reasons = (f"{LEFT}, but synchronize() waits", f"nothing can be exchanged: {LEFT}", "Horovod has been shut down")
+    reasons = (f"{LEFT}, but synchronize() waits", f"cannot communicate: {LEFT}", "Horovod has been shut down")
     assert any(reason in result.stderr for reason in reasons)
     assert result.stdout.count("trained") <= 1
 

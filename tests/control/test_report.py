@@ -94,11 +94,11 @@ def test_a_report_says_where_it_waits_and_where_every_other_rank_is():
         "ranks 0, 9: waits there too",
         "ranks 1-2: missing, has not reached bucket 2 of step 17",
         "rank 3: missing, has not reached bucket 2 of step 16",
-        "ranks 4, 6: missing, gives no answer (stopped, or cut off from here)",
+        "ranks 4, 6: missing, gives no answer (stopped or unreachable)",
         "rank 5: missing, waits in preempted()",
         "rank 7: is in stage agree of bucket 2 of step 17",
-        "rank 8: has gone on, next is bucket 0 of step 18",
-        "rank 10: missing, has no such optimizer (yet, or any more)",
+        "rank 8: is ahead, next is bucket 0 of step 18",
+        "rank 10: missing, has no such optimizer (not yet created or already deleted)",
         "rank 11: has left",
     }
 
@@ -120,7 +120,7 @@ def test_a_report_says_in_which_call_ranks_wait_between_two_steps():
         "rank 1: missing, has not reached this call",
         "rank 2: missing, has not reached bucket 1 of step 17",
         "rank 3: is in stage agree of bucket 0 of step 18",
-        "rank 4: has gone on, next is bucket 0 of step 19",
+        "rank 4: is ahead, next is bucket 0 of step 19",
         "rank 5: missing, waits in Checkpoints.save() or load()",
     }
 
@@ -143,7 +143,7 @@ def test_what_a_process_is_doing_survives_a_message():
 def test_a_rank_that_nobody_can_ask_yet_is_missed_all_the_same():
     where, others = reported(Wait(snapshot("DistributedOptimizer()"), None, "DistributedOptimizer()"), {})
     assert where == "DistributedOptimizer()"
-    assert others == {"some ranks are missing, which cannot be asked before all ranks have made a call together"}
+    assert others == {"some ranks are missing (which ones is unknown until all ranks have completed a call together)"}
 
 
 @pytest.mark.full

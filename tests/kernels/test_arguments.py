@@ -12,7 +12,7 @@ from backends import CPU, DEVICE, ONE_OF_EACH, Backend, OnHost, assert_same
 from devices import on_device
 from inputs import odd_address, read_only
 
-from horovod_sparse.kernels import cuda
+from horovod_sparse.kernels import Kernels
 
 F32, F64, F100 = np.zeros(8, np.float32), np.zeros(8), np.zeros(100, np.float32)
 INT, VALUES, ONE = np.arange(3, dtype=np.int32), np.zeros(3, np.float32), np.ones(1)
@@ -242,11 +242,15 @@ def conversions() -> Iterator[Case]:
     yield both("message", lambda put: put(VALUES), "message: dtype float32 is not uint8")
 
 
+def parameters_of(name: str) -> list[str]:
+    return list(inspect.signature(getattr(Kernels, name)).parameters)[1:]
+
+
 def cases() -> Iterator[Any]:
     for make in (segments, arrays, vectors, numbers, memories, conversions):
         for parameter, value, message, kernels, on in make():
             for name in sorted(kernels):
-                if on and parameter in inspect.signature(getattr(cuda, name)).parameters:
+                if on and parameter in parameters_of(name):
                     yield pytest.param(name, parameter, value, message, on, id=f"{name}: {message}")
 
 
@@ -254,7 +258,7 @@ def refuse(backend: Backend, name: str, parameter: str, value: Callable[[Put], A
     """Call a kernel with one wrong argument."""
     given: list[Any] = [backend.put(one) for one in ACCEPTED[name]]
     function = getattr(backend.kernels, name)
-    bound = inspect.signature(function).bind(*given).arguments
+    bound = dict(zip(parameters_of(name), given, strict=False))
     with pytest.raises((ValueError, TypeError), match=message):
         function(**{**bound, parameter: value(backend.put)})
     written = [x.array if isinstance(x, OnHost) else x for x in ACCEPTED[name]]
@@ -271,7 +275,7 @@ def test_refused(name: str, parameter: str, value: Any, message: str, on: list[B
 def test_arrays_of_the_other_device_are_refused(name: str) -> None:
     for position, x in enumerate(ACCEPTED[name]):
         if isinstance(x, np.ndarray):
-            parameter = list(inspect.signature(getattr(cuda, name)).parameters)[position]
+            parameter = parameters_of(name)[position]
             refuse(DEVICE[0], name, parameter, constant(x), f"{parameter}: expected a CuPy array")
             for backend in CPU[:1]:
                 refuse(backend, name, parameter, constant(on_device(x)), f"{parameter}: expected a NumPy array")

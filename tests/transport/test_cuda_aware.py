@@ -75,7 +75,7 @@ def test_a_wrong_setting_is_an_error_and_no_crash():
     answers = result.stdout.splitlines()
     first, second = answers[::2], answers[1::2]
     assert first == second
-    errors = ("a try ended with status -6", "of 1 bytes, others arrived than were sent", "a try ended with status 1")
+    errors = ("a test ended with status -6", "wrong data arrived in a message of 1 bytes", "a test ended with status 1")
     if emulated():
         assert first[0] == "True"
         assert all(error in answer for error, answer in zip(errors, first[1:], strict=True))

@@ -73,7 +73,7 @@ def test_different_operations_are_an_error():
     def program(transport):
         return transport.barrier() if transport.rank else transport.broadcast_object("x")
 
-    with pytest.raises(RuntimeError, match=r"is in a b.*, but rank . in a b"):
+    with pytest.raises(RuntimeError, match=r"is in a b.*, but rank . is in a b"):
         run_ranks(2, program)
 
 

@@ -67,11 +67,14 @@ py::array_t<std::int32_t> py_decode_indices(py::handle object, std::int64_t coun
   return indices;
 }
 
-void py_check_ascending(py::handle object, std::int64_t end) {
-  const std::int32_t* const indices = as_indices(object, "indices");
-  const std::size_t count = py::len(object), size = as_size(end);
-  const py::gil_scoped_release release;
-  check_ascending(indices, count, size, "indices");
+void py_check_ascending(const py::sequence& parts, std::int64_t end) {
+  const std::size_t size = as_size(end);
+  for (const py::handle part : parts) {
+    const std::int32_t* const indices = as_indices(part, "indices");
+    const std::size_t count = py::len(part);
+    const py::gil_scoped_release release;
+    check_ascending(indices, count, size, "indices");
+  }
 }
 
 int as_bits(std::int64_t bits) {
@@ -157,13 +160,15 @@ py::array py_decode_levels(py::handle object, std::int64_t count, std::int64_t b
 }  // namespace
 
 void define_coding(py::module_& m) {
-  m.def("encode_indices", py_encode_indices);
-  m.def("decode_indices", py_decode_indices);
-  m.def("check_ascending", py_check_ascending);
-  m.def("key_range", py_key_range);
-  m.def("round_levels", py_round_levels);
-  m.def("encode_levels", py_encode_levels);
-  m.def("decode_levels", py_decode_levels);
+  m.def("encode_indices", py_encode_indices, py::arg("indices"));
+  m.def("decode_indices", py_decode_indices, py::arg("coded"), py::arg("count"), py::arg("first"), py::arg("bits"),
+        py::arg("end"));
+  m.def("check_ascending", py_check_ascending, py::arg("parts"), py::arg("end"));
+  m.def("key_range", py_key_range, py::arg("values"));
+  m.def("round_levels", py_round_levels, py::arg("values"), py::arg("bits"), py::arg("top"), py::arg("shift"));
+  m.def("encode_levels", py_encode_levels, py::arg("values"), py::arg("bits"), py::arg("top"), py::arg("shift"));
+  m.def("decode_levels", py_decode_levels, py::arg("codes"), py::arg("count"), py::arg("bits"), py::arg("top"),
+        py::arg("shift"), py::arg("dtype"));
 }
 
 }  // namespace hvs

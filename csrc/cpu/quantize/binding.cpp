@@ -68,8 +68,9 @@ void py_dequantize(py::handle codes, py::handle units, py::handle object, std::i
 }  // namespace
 
 void define_quantize(py::module_& m) {
-  m.def("quantize", py_quantize);
-  m.def("dequantize", py_dequantize);
+  m.def("quantize", py_quantize, py::arg("buffer"), py::arg("bits"), py::arg("seed"));
+  m.def("dequantize", py_dequantize, py::arg("codes"), py::arg("units"), py::arg("buffer"), py::arg("bits"),
+        py::arg("scale") = 1.0, py::kw_only(), py::arg("add") = false);
 }
 
 }  // namespace hvs

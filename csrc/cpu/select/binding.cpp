@@ -117,11 +117,17 @@ py::array py_take(const py::sequence& segments, py::handle object, py::handle po
 }  // namespace
 
 void define_select(py::module_& m) {
-  m.def("accumulate", py_accumulate);
-  m.def("select", py_select);
-  m.def("select_above", py_select_above);
-  m.def("cut", py_cut);
-  m.def("take", py_take);
+  m.def("accumulate", py_accumulate, py::arg("gradients"), py::arg("buffer"), py::arg("scale") = 1.0,
+        py::arg("threads") = 1, py::kw_only(), py::arg("source") = py::none(), py::arg("clear") = false,
+        py::arg("velocity") = py::none());
+  m.def("select", py_select, py::arg("gradients"), py::arg("buffer"), py::arg("k"), py::arg("scale") = 1.0,
+        py::arg("threads") = 1, py::kw_only(), py::arg("source") = py::none(), py::arg("clear") = false,
+        py::arg("velocity") = py::none());
+  m.def("select_above", py_select_above, py::arg("gradients"), py::arg("buffer"), py::arg("threshold"),
+        py::arg("scale") = 1.0, py::arg("threads") = 1, py::kw_only(), py::arg("source") = py::none(),
+        py::arg("clear") = false, py::arg("velocity") = py::none());
+  m.def("cut", py_cut, py::arg("indices"), py::arg("values"), py::arg("k"));
+  m.def("take", py_take, py::arg("gradients"), py::arg("buffer"), py::arg("positions"));
 }
 
 }  // namespace hvs

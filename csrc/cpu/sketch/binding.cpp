@@ -80,9 +80,11 @@ void py_sketch_query(py::handle counters, py::handle elements, std::int64_t rows
 }  // namespace
 
 void define_sketch(py::module_& m) {
-  m.def("sketch_length", py_sketch_length);
-  m.def("sketch_update", py_sketch_update);
-  m.def("sketch_query", py_sketch_query);
+  m.def("sketch_length", py_sketch_length, py::arg("size"), py::arg("ratio"), py::arg("rows"));
+  m.def("sketch_update", py_sketch_update, py::arg("sketch"), py::arg("buffer"), py::arg("delivered"), py::arg("rows"),
+        py::arg("seed"), py::arg("carried") = 0.0);
+  m.def("sketch_query", py_sketch_query, py::arg("sketch"), py::arg("buffer"), py::arg("rows"), py::arg("seed"),
+        py::arg("scale") = 1.0, py::kw_only(), py::arg("add") = false);
 }
 
 }  // namespace hvs

@@ -122,12 +122,16 @@ double py_largest(const py::sequence& segments) {
 }  // namespace
 
 void define_statistics(py::module_& m) {
-  m.def("accumulate_moments", py_accumulate_moments);
-  m.def("count_reaching", py_count_reaching);
-  m.def("square_norm", py_square_norm);
-  m.def("block_scores", py_block_scores);
-  m.def("sample", py_sample);
-  m.def("largest", py_largest);
+  m.def("accumulate_moments", py_accumulate_moments, py::arg("gradients"), py::arg("buffer"), py::arg("scale") = 1.0,
+        py::arg("threads") = 1);
+  m.def("count_reaching", py_count_reaching, py::arg("gradients"), py::arg("buffer"), py::arg("thresholds"),
+        py::arg("threads") = 1);
+  m.def("square_norm", py_square_norm, py::arg("gradients"));
+  m.def("block_scores", py_block_scores, py::arg("gradients"), py::arg("buffer"), py::arg("block"),
+        py::arg("threads") = 1);
+  m.def("sample", py_sample, py::arg("gradients"), py::arg("buffer"), py::arg("scale"), py::arg("start"),
+        py::arg("stride"));
+  m.def("largest", py_largest, py::arg("gradients"));
 }
 
 }  // namespace hvs

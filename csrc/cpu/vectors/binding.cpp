@@ -134,11 +134,13 @@ void py_add(py::handle indices, py::handle values, py::handle object) {
 }  // namespace
 
 void define_vectors(py::module_& m) {
-  m.def("merge_sum", py_merge_sum);
-  m.def("exclude", py_exclude);
-  m.def("count_magnitudes", py_count_magnitudes);
-  m.def("scatter", py_scatter);
-  m.def("add", py_add);
+  m.def("merge_sum", py_merge_sum, py::arg("vectors"), py::arg("size"));
+  m.def("exclude", py_exclude, py::arg("indices"), py::arg("values"), py::arg("others"));
+  m.def("count_magnitudes", py_count_magnitudes, py::arg("values"), py::arg("prefix"), py::arg("shift"),
+        py::arg("bits"));
+  m.def("scatter", py_scatter, py::arg("indices"), py::arg("values"), py::arg("outputs"), py::arg("scale") = 1.0,
+        py::kw_only(), py::arg("cleared") = false);
+  m.def("add", py_add, py::arg("indices"), py::arg("values"), py::arg("buffer"));
 }
 
 }  // namespace hvs

@@ -275,7 +275,8 @@ class SparsePipeline(PipelineBase):
 
     def _count(self, active: int, k: int, vector: SparseVector, exchange: Exchange) -> None:
         algorithm = "dense" if vector.indices is None else getattr(self.collective, "choice", self._algorithm)
-        self.counts.exchanged(active, min(k, active), len(vector), len(exchange.total), algorithm)
+        entries, totals = vector.values.size, exchange.total.values.size
+        self.counts.exchanged(active, min(k, active), entries, totals, algorithm)
 
     def undo(self) -> None:
         """Return to the state before the last step."""

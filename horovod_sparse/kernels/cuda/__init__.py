@@ -1,6 +1,6 @@
 """Kernels for CuPy arrays: CUDA C++ (csrc/cuda), compiled at first use, bit-identical to the CPU kernels.
 
-Names, arguments and results are those of ``horovod_sparse.kernels.cpu``. Kernels run on CuPy's current stream. A
+Names, arguments and results are those of ``kernels.protocol``. Kernels run on CuPy's current stream. A
 function may return before its results are complete; work on the same stream can use them without synchronization.
 """
 

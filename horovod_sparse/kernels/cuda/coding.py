@@ -1,4 +1,4 @@
-"""Compact encodings of indices and values on the device; kernels.cpu.coding documents them."""
+"""Compact encodings of indices and values on the device; kernels.protocol documents them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversion of values to wire formats and back on the device; kernels.cpu.convert documents it."""
+"""Conversion of values to wire formats and back on the device; kernels.protocol documents it."""
 
 from __future__ import annotations
 

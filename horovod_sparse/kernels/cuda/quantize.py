@@ -1,4 +1,4 @@
-"""Stochastic quantization on the device; kernels.cpu.quantize documents it. Nothing synchronizes."""
+"""Stochastic quantization on the device; kernels.protocol documents it. Nothing synchronizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accumulation and selection on the device; kernels.cpu.select documents them."""
+"""Accumulation and selection on the device; kernels.protocol documents them."""
 
 from __future__ import annotations
 

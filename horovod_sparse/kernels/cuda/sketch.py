@@ -1,4 +1,4 @@
-"""Count sketches on the device; kernels.cpu.sketch documents them. Nothing synchronizes."""
+"""Count sketches on the device; kernels.protocol documents them. Nothing synchronizes."""
 
 from __future__ import annotations
 

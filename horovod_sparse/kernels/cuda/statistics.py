@@ -1,4 +1,4 @@
-"""Statistics of a bucket on the device; kernels.cpu.statistics documents them.
+"""Statistics of a bucket on the device; kernels.protocol documents them.
 
 Functions that return Python numbers or NumPy arrays synchronize once, for one small copy; the others do not.
 """

@@ -1,4 +1,4 @@
-"""Sparse vectors on the device; kernels.cpu.vectors documents the functions.
+"""Sparse vectors on the device; kernels.protocol documents the functions.
 
 The CPU kernels reject indices that are out of bounds or do not ascend. That check would have to synchronize here.
 Instead, entries outside of the bucket are ignored, and the result of indices that do not ascend, or repeat, is

@@ -1,28 +1,56 @@
-"""Conversion of values to wire formats and back, in NumPy, which is fast enough."""
+"""Kernels for NumPy arrays: SIMD loops in C++ (csrc/cpu) that run without the GIL; ``kernels.protocol`` documents them.
 
-from typing import Any
+bfloat16 is that of ml_dtypes. Conversions are NumPy's, which is fast enough.
+"""
+
+# ruff: noqa: D103
+
+import os
+from typing import Any, cast
 
 import numpy as np
 
-from horovod_sparse.kernels.formats import check_own, format_of, largest
-from horovod_sparse.kernels.types import Array
+import horovod_sparse.kernels._cpu as _cpu
+from horovod_sparse.kernels.formats import check_own, format_of
+from horovod_sparse.kernels.formats import largest as largest_of
+from horovod_sparse.kernels.protocol import Kernels
+from horovod_sparse.kernels.types import Array, Moments, Segments
+
+_typed = cast(Kernels, _cpu)
+accumulate = _typed.accumulate
+add = _typed.add
+block_scores = _typed.block_scores
+check_ascending = _typed.check_ascending
+count_magnitudes = _typed.count_magnitudes
+count_reaching = _typed.count_reaching
+cut = _typed.cut
+decode_indices = _typed.decode_indices
+decode_levels = _typed.decode_levels
+dequantize = _typed.dequantize
+encode_indices = _typed.encode_indices
+encode_levels = _typed.encode_levels
+exclude = _typed.exclude
+key_range = _typed.key_range
+largest = _typed.largest
+merge_sum = _typed.merge_sum
+quantize = _typed.quantize
+round_levels = _typed.round_levels
+sample = _typed.sample
+scatter = _typed.scatter
+select = _typed.select
+select_above = _typed.select_above
+sketch_length = _typed.sketch_length
+sketch_query = _typed.sketch_query
+sketch_update = _typed.sketch_update
+square_norm = _typed.square_norm
+take = _typed.take
+
+
+def accumulate_moments(gradients: Segments, buffer: Array, scale: float = 1.0, threads: int = 1) -> Moments:
+    return Moments(*_cpu.accumulate_moments(gradients, buffer, scale, threads))
 
 
 def narrow(values: Array, name: str, out: Array | None = None) -> Array:
-    """Convert values to the bytes of a message, in a format that is at most as wide as their dtype.
-
-    Values are rounded to nearest even (float64 to bfloat16 via float32); values beyond the format's range become
-    infinite. Values rounded by ``round_values`` are converted exactly.
-
-    Args:
-        values: float32 or float64 [n], contiguous.
-        name: Format: "float64", "float32", "float16" or "bfloat16".
-        out: Output, uint8 [n * itemsize of the format], aligned to this itemsize. None: a new array, or a view of the
-            values if the format is their dtype.
-
-    Returns:
-        The message, uint8.
-    """
     format_ = format_of(name, check_own(_flat(values, "values").dtype))
     with np.errstate(over="ignore", invalid="ignore"):
         if out is None:
@@ -36,40 +64,16 @@ def narrow(values: Array, name: str, out: Array | None = None) -> Array:
 
 
 def widen(message: Array, name: str, dtype: np.dtype[Any]) -> Array:
-    """Convert a message back to values.
-
-    Args:
-        message: Output of ``narrow`` in the same format, aligned to the format's itemsize.
-        name: Format of the message.
-        dtype: Dtype of the result, float32 or float64; at least as wide as the format.
-
-    Returns:
-        The values; a view of the message if the format is ``dtype``.
-    """
     stored = _viewed(message, "message", format_of(name, check_own(dtype)))
     with np.errstate(invalid="ignore"):  # NaNs with any payload
         return stored.astype(dtype, copy=False)
 
 
 def round_values(values: Array, name: str) -> tuple[Array, Array]:
-    """Split values into values that the format represents and the rounding errors, which sum exactly to the values.
-
-    Values beyond the largest finite number of the format saturate at it. If the error itself would have to be rounded
-    (float32 with float16: from about 2**29 on), the rounded value is 0 and the error is the value. Infinity and NaN are
-    unchanged and have error 0.
-
-    Args:
-        values: float32 or float64 [n], contiguous.
-        name: Format: "float64", "float32", "float16" or "bfloat16".
-
-    Returns:
-        The rounded values (the input itself if the format is its dtype) and the errors, both [n] in the dtype of the
-        values.
-    """
     format_ = format_of(name, check_own(_flat(values, "values").dtype))
     if format_ == values.dtype:
         return values, np.zeros_like(values)
-    limit = largest(format_)
+    limit = largest_of(format_)
     with np.errstate(invalid="ignore"):  # infinity minus infinity
         rounded = np.clip(values, -limit, limit).astype(format_).astype(values.dtype)
         error = values - rounded
@@ -103,3 +107,23 @@ def _viewed(message: Array, what: str, format_: np.dtype[Any]) -> Array:
     if not stored.flags.aligned:
         raise ValueError(f"{what}: must be aligned to values of {format_.itemsize} bytes")
     return stored
+
+
+def simd_level() -> str:
+    """Return the instruction set in use: "avx512", "avx2" or "portable"."""
+    level: str = _cpu.simd_level()
+    return level
+
+
+def use_simd(level: str | None) -> None:
+    """Set the instruction set of the whole process; None selects the best that this machine supports.
+
+    The environment variable HOROVOD_SPARSE_SIMD sets the initial level. Results do not depend on the level.
+
+    Raises:
+        ValueError: The level is unknown, or this machine does not support it.
+    """
+    _cpu.use_simd(level or "")
+
+
+use_simd(os.environ.get("HOROVOD_SPARSE_SIMD"))
