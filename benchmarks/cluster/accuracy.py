@@ -114,8 +114,8 @@ def waiting(options: argparse.Namespace) -> Iterator[tuple[str, int, str]]:
     """Rate, seed and exchange of each training that has no record yet, seed by seed."""
     records = read_records(records_path(options.output))
     for rate, seed, name in itertools.product(options.rates, range(options.seeds), options.exchanges):
-        job = Job(options.task, _BY_NAME[name], seed, options.steps)
-        if not any(job.made(record) and record["rate"] == rate for record in records):
+        settings = {**Job(options.task, _BY_NAME[name], seed, options.steps).settings(), "rate": rate}
+        if not any(settings.items() <= record.items() for record in records):
             yield rate, seed, name
 
 
@@ -123,10 +123,11 @@ def as_rank(arguments: Sequence[str] | None = None) -> None:
     """Trains by one exchange, with one seed, at one rate; under mpirun."""
     import horovod.torch as hvd
     import torch
+    from mpi4py import MPI
 
     from benchmarks.convergence.tasks import TASKS
     from benchmarks.convergence.training import train
-    from horovod_sparse import metrics
+    from horovod_sparse.transport.mpi import MPITransport
 
     parser = argparse.ArgumentParser(prog="accuracy")
     add_arguments(parser)
@@ -137,10 +138,10 @@ def as_rank(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     hvd.init()
     torch.set_num_threads(1)  # the ranks share the cores
-    metrics.enable()  # it counts the entries
     task = replace(TASKS[options.task], evaluations=EVALUATIONS)
     samples = task.load(Path(options.fashion_mnist))
-    record = train(task, samples, Job(options.task, _BY_NAME[options.exchange], options.seed, options.steps))
+    job = Job(options.task, _BY_NAME[options.exchange], options.seed, options.steps, hvd.size())
+    record = train(task, samples, job, MPITransport(MPI.COMM_WORLD))
     if hvd.rank() == 0:
         with records_path(options.output).open("a") as file:
             file.write(json.dumps({**record, "rate": options.rate}) + "\n")

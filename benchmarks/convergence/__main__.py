@@ -11,8 +11,6 @@ from benchmarks.convergence.arguments import build_parser, jobs
 from benchmarks.convergence.report import report
 from tools.mpitest import launch
 
-RANKS = 4
-
 # Seconds after which mpirun is ended: for the start, and for a run, which takes some 80 s on two cores.
 _START, _RUN = 180, 600
 
@@ -23,13 +21,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(words)
     if options.report is not None:
         return _report(options.report, options.page)
+    if options.simulate:
+        from benchmarks.convergence.worker import simulate  # loads torch
+
+        options.output.mkdir(parents=True, exist_ok=True)
+        simulate(options)
+        return _report(options.output)
     if shutil.which("mpirun") is None:
         print("convergence: mpirun is not on PATH: run `make venv`, or load the module of your MPI", file=sys.stderr)
         return 1
     options.output.mkdir(parents=True, exist_ok=True)
     # `-m mpi4py` ends all ranks where one fails.
     program = [sys.executable, "-m", "mpi4py", "-m", "benchmarks.convergence.worker", *words]
-    error = launch(["mpirun", "-np", str(RANKS), *program], _START + _RUN * len(jobs(options)))
+    error = launch(["mpirun", "-np", str(options.ranks), *program], _START + _RUN * len(jobs(options)))
     if error:
         print(f"convergence: {error}", file=sys.stderr)
         return 1

@@ -5,9 +5,10 @@
     python -m benchmarks.convergence --minutes 60           # everything, as far as an hour takes it
     python -m benchmarks.convergence --report runs/convergence    # tables and figures again, without training
 
-Four ranks on this machine, under one mpirun. Every finished run is a line of records.jsonl, and is not trained again:
-a call goes on where the last one ended. Writes report.md and a figure for each task. Two cores take 5 minutes for
---quick; elsewhere, 1.5 to 3 minutes a training. Start it in the repository's root.
+Four ranks on this machine, under one mpirun; with --simulate, any number of threads of one process (same bits). Every
+finished run is a line of records.jsonl, and is not trained again: a call goes on where the last one ended. Writes
+report.md and a figure for each task. Two cores take 5 minutes for --quick, else 1.5 to 3 minutes a training. Start it
+in the repository's root.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from benchmarks import command_line
-from benchmarks.convergence.runs import CONFIRMATION, FASHION, HEADLINE_SEEDS, RUNS, SMALL, STDLIB, Job, Run
+from benchmarks.convergence.runs import CONFIRMATION, FASHION, HEADLINE_SEEDS, RANKS, RUNS, SMALL, STDLIB, Job, Run
 from horovod_sparse.cli.units import at_least, listed
 
 QUICK_STEPS = 200
@@ -37,6 +38,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--runs", type=_names(RUNS), help=f"of {','.join(RUNS)}".replace("%", "%%"))
     add("--seeds", type=at_least(1), help="at most so many")
     add("--steps", type=at_least(1), help="of a run, as the task has them by default")
+    add("--ranks", type=at_least(1), default=RANKS, help="world size; one --output folder for each")
+    add("--simulate", action="store_true", help="ranks are threads of one process, without MPI: the same bits")
     add("--minutes", type=float, default=math.inf, help="begin no run after so many")
     add(
         "--fashion-mnist",
@@ -67,7 +70,7 @@ def jobs(options: argparse.Namespace) -> list[Job]:
     runs = [RUNS[name] for name in options.runs or RUNS]
     pairs = [(task, run) for task in options.tasks or STEPS for run in runs if _wanted(task, run, options)]
     return [
-        Job(task, run, seed, options.steps or run.longer * STEPS[task])
+        Job(task, run, seed, options.steps or run.longer * STEPS[task], options.ranks)
         for seed, (task, run) in itertools.product(range(HEADLINE_SEEDS), pairs)
         if seed < min(_seeds(task, run, options), options.seeds or HEADLINE_SEEDS)
     ]

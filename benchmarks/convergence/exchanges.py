@@ -1,9 +1,11 @@
-"""The ways by which a training's gradients are exchanged, and what each of them sends."""
+"""Exchanges of a training's gradients, and the bytes and entries that each sends."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -17,8 +19,16 @@ from torch.nn.parallel import DistributedDataParallel
 import horovod_sparse as hvs
 from benchmarks.convergence.ahead import Ahead
 from benchmarks.convergence.runs import Run
-from horovod_sparse import ddp, metrics
+from horovod_sparse import ddp
 from horovod_sparse.collectives.base import Base
+from horovod_sparse.control.report import limits
+from horovod_sparse.engine.bucket import Bucket
+from horovod_sparse.engine.exchange import Exchange
+from horovod_sparse.engine.layout import Member
+from horovod_sparse.frontends.conditions import Conditions
+from horovod_sparse.frontends.momentum import apply_momentum
+from horovod_sparse.transport.base import Transport
+from horovod_sparse.transport.traffic import Traffic
 
 # torch's hook lets the gradients of the first steps travel whole.
 POWERSGD_START = 10
@@ -27,65 +37,160 @@ Place = Callable[[], AbstractContextManager[None]]
 
 
 class Exchanged:
-    """A model whose gradients are summed over the ranks, by Horovod or by ``hvs.DistributedOptimizer``.
-
-    With local steps, it is how far its ranks have come that is, by ``hvs.LocalOptimizer``.
+    """A model whose gradients are exchanged by Horovod, ``hvs.DistributedOptimizer`` or ``hvs.LocalOptimizer``.
 
     Args:
         model: The model.
-        optimizer: Its optimizer, which knows nothing of other ranks.
-        run: Its spec and local steps.
-        spec: The run's, for the steps of the training.
-        bucket_bytes: Of the gradients.
+        optimizer: Its optimizer, which is not wrapped yet.
+        run: The configuration.
+        spec: Text of the compression, for the number of steps of the training.
+        bucket_bytes: Limit of a bucket.
+        transport: The ranks. Where they are threads, gradients are exchanged by ``Simulated``.
 
     Attributes:
         forward: The function from inputs to logits.
-        optimizer: The wrapped optimizer.
-        place: Where gradients are computed.
+        optimizer: The optimizer whose ``step`` follows the backward pass.
+        place: Context in which gradients are computed.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, run: Run, spec: str, bucket_bytes: int
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        run: Run,
+        spec: str,
+        bucket_bytes: int,
+        transport: Transport,
     ) -> None:
-        compression = hvs.parse(spec)
-        if isinstance(compression, hvs.Sparse):
-            compression = replace(compression, dense_below=0, bucket_bytes=bucket_bytes)
-            options = compression.collective
-            if isinstance(options, Base.Options) and options.indices is None:  # this machine's memory would decide
-                compression = replace(compression, collective=replace(options, indices="plain"))
+        compression = _configuration(spec, bucket_bytes)
         self.forward: nn.Module = model
-        self.optimizer: Any = (
-            hvs.LocalOptimizer(
-                optimizer, model.named_parameters(), run.local_steps, compression, hvs.OuterSGD(*run.outer)
-            )
-            if run.local_steps
-            else hvs.DistributedOptimizer(optimizer, model.named_parameters(), compression)
-        )
-        self.place: Place = Ahead(self.optimizer, run.ahead == "mean") if run.ahead else nullcontext
+        self.place: Place = nullcontext
+        self._ranks = transport.size
         self._sparse = isinstance(compression, hvs.Sparse)
-        self._bytes = 2 if compression is hvs.Compression.fp16 else 4
+        self._bytes = 4
         self._size = sum(parameter.numel() for parameter in model.parameters())
+        self._sums: Counter[str] = Counter()
+        self.optimizer: Any
+        if transport.job is None:
+            self.optimizer, self._exchanging = optimizer, Simulated(model, optimizer, compression, run, transport)
+            return
+        if run.local_steps:
+            named, outer = model.named_parameters(), hvs.OuterSGD(*run.outer)
+            self.optimizer = hvs.LocalOptimizer(optimizer, named, run.local_steps, compression, outer)
+        else:
+            self.optimizer = hvs.DistributedOptimizer(optimizer, model.named_parameters(), compression)
+        self._exchanging = self.optimizer
+        if run.ahead:
+            self.place = Ahead(self.optimizer, run.ahead == "mean")
+        if compression is hvs.Compression.fp16:
+            self._bytes = 2
 
     def traffic(self, steps: int) -> tuple[float, float]:
-        """Bytes and gradient entries that this rank has sent in so many steps.
+        """Return bytes and gradient entries that this rank has sent in a number of steps.
 
-        Horovod counts none: a ring allreduce, which sends the fewest bytes, sends 2 (P-1)/P of the gradients'.
+        Horovod counts none: a ring allreduce, which sends the fewest bytes, sends 2 (P-1)/P of those of the gradients.
         """
         if self._sparse:
-            entries = sum(span.details["entries"] for span in metrics.spans() if span.name == "exchange")
-            return float(self.optimizer.traffic.bytes_sent), float(entries)
+            return float(self._exchanging.traffic.bytes_sent), self._counted("entries")
         entries = steps * self._size
-        return ring(self._bytes * entries), float(entries)
+        return ring(self._bytes * entries, self._ranks), float(entries)
+
+    def seconds(self, stage: str) -> float:
+        """Return the seconds that this rank has spent in a stage of the pipeline."""
+        return self._counted(f"seconds_{stage}") if self._sparse else 0.0
+
+    def _counted(self, name: str) -> float:
+        for key, value in self._exchanging.statistics().items():
+            scope, _, counted = key.partition("/")
+            if scope == "total":
+                self._sums[counted] += value  # type: ignore[assignment]
+        return float(self._sums[name])
 
     def residual_bytes(self) -> int:
-        """Bytes of the arrays that this rank's memories keep from one step to the next, over all buckets.
+        """Return the bytes of the arrays that this rank's memories keep between steps, over all buckets.
 
-        It is what ``exchange.state_dict`` holds of them. A memory that forgets keeps nothing, though the selection
-        needs a scratch buffer of the bucket's size.
+        A memory that forgets keeps nothing, although the selection needs a scratch buffer of the bucket's size.
         """
         if not self._sparse:
             return 0
-        return sum(_nbytes(bucket.get("memory")) for bucket in self.optimizer.exchange.state_dict()["buckets"])
+        return sum(_nbytes(bucket.get("memory")) for bucket in self._exchanging.exchange.state_dict()["buckets"])
+
+
+class Simulated:
+    """Front end of a rank that is a thread: exchanges gradients before each step of a plain optimizer.
+
+    Args:
+        model: This rank's replica.
+        optimizer: Its optimizer.
+        compression: The compression.
+        run: The configuration, without local steps.
+        transport: The ranks.
+
+    Raises:
+        ValueError: The run needs Horovod, or an exchange that the simulation does not have.
+    """
+
+    epoch: int | None = None
+    idle = False
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, compression: Any, run: Run, transport: Transport
+    ) -> None:
+        if not isinstance(compression, hvs.Sparse) or run.local_steps or run.ahead:
+            raise ValueError(f"{run.name} cannot be simulated: train it without --simulate")
+        self.param_groups = optimizer.param_groups
+        self.ranks = transport.size
+        self._optimizer = optimizer
+        self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+        owner = Conditions(weakref.proxy(self), compression, None, transport.rank)
+        self.exchange = Exchange(compression, transport, owner, 1 / transport.size, None, limits(None, None))
+        group_of = {p: number for number, group in enumerate(self.param_groups) for p in group["params"]}
+        least = compression.dense_below
+        self.exchange.add([Member.of(name, p, group_of[p], least=least) for p, name in self._names.items()])
+        optimizer.register_step_pre_hook(self._exchange_gradients)
+        apply_momentum(optimizer, compression, self)
+
+    def _exchange_gradients(self, *_: object) -> None:
+        worker = self.exchange.worker
+        with worker.completing():
+            for p, name in self._names.items():
+                bucket = worker.bucket_of(name)
+                if bucket is not None and p.grad is not None:
+                    worker.put(bucket, name, p.grad)
+            worker.collect()
+
+    def optimizer_of(self, group: int) -> torch.optim.Optimizer:
+        """Return the optimizer."""
+        del group
+        return self._optimizer
+
+    def bucket_of(self, parameter: Tensor) -> Bucket | None:
+        """Return the bucket of a parameter."""
+        return self.exchange.worker.bucket_of(self._names.get(parameter))
+
+    def place_named(self, keys: Sequence[str]) -> None:
+        """Do nothing: all parameters have buckets."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """Payload that this rank has sent and received."""
+        return self.exchange.traffic
+
+    def statistics(self) -> dict[str, float]:
+        """Return the statistics since the last call."""
+        return self.exchange.worker.statistics(norms=False)
+
+
+def _configuration(spec: str, bucket_bytes: int) -> Any:
+    """Return the compression, with the task's buckets and indices that do not depend on this machine's memory."""
+    compression = hvs.parse(spec)
+    if not isinstance(compression, hvs.Sparse):
+        return compression
+    compression = replace(compression, dense_below=0, bucket_bytes=bucket_bytes)
+    options = compression.collective
+    if isinstance(options, Base.Options) and options.indices is None:
+        compression = replace(compression, collective=replace(options, indices="plain"))
+    return compression
 
 
 class PowerSGD:
@@ -113,7 +218,12 @@ class PowerSGD:
         """As ``Exchanged.traffic``; the factors and small gradients are summed by ring allreduces of float32."""
         _, _, compressed = self._state.compression_stats()  # type: ignore[no-untyped-call]
         entries = compressed + min(steps, POWERSGD_START) * self._size
-        return ring(4 * entries), float(entries)
+        return ring(4 * entries, hvd.size()), float(entries)
+
+    def seconds(self, stage: str) -> float:
+        """Return 0: the hook is not timed."""
+        del stage
+        return 0.0
 
     def residual_bytes(self) -> int:
         """Bytes of the error and of the factors, which are kept to start the next approximation with."""
@@ -122,18 +232,17 @@ class PowerSGD:
 
 
 def exchange(
-    model: nn.Module, optimizer: torch.optim.Optimizer, run: Run, spec: str, bucket_bytes: int
+    model: nn.Module, optimizer: torch.optim.Optimizer, run: Run, spec: str, bucket_bytes: int, transport: Transport
 ) -> Exchanged | PowerSGD:
-    """The exchange that a run's spec names; a collective call."""
+    """Return the exchange that a run names; a collective call."""
     power = re.fullmatch(r"powersgd:rank=(\d+)", spec)
-    if power:
+    if power and transport.job is not None:
         return PowerSGD(model, optimizer, int(power[1]))
-    return Exchanged(model, optimizer, run, spec, bucket_bytes)
+    return Exchanged(model, optimizer, run, spec, bucket_bytes, transport)
 
 
-def ring(nbytes: float) -> float:
-    """Bytes that a rank sends in a ring allreduce of so many."""
-    ranks: int = hvd.size()
+def ring(nbytes: float, ranks: int) -> float:
+    """Return the bytes that a rank sends in a ring allreduce of an array of this size."""
     return 2 * (ranks - 1) / ranks * nbytes
 
 

@@ -15,6 +15,7 @@ LARGE, SMALL = (FASHION, STDLIB), ("digits", "lstm", "transformer")
 CONFIRMATION = "headers"
 
 SEEDS, HEADLINE_SEEDS = 3, 5
+RANKS = 4
 
 
 @dataclass(frozen=True)
@@ -274,12 +275,14 @@ class Job:
         run: The configuration.
         seed: Of the parameters and of the order of the data, the same for all configurations.
         steps: Optimizer steps.
+        ranks: World size.
     """
 
     task: str
     run: Run
     seed: int
     steps: int
+    ranks: int = RANKS
 
     @property
     def spec(self) -> str:
@@ -302,4 +305,4 @@ class Job:
 
     def made(self, record: Mapping[str, Any]) -> bool:
         """Tells whether a record is of just this training."""
-        return self.settings().items() <= record.items()
+        return self.settings().items() <= record.items() and record.get("ranks", RANKS) == self.ranks

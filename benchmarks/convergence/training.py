@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import itertools
 import math
 import time
 from collections.abc import Iterator
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -20,23 +20,27 @@ from benchmarks.convergence.exchanges import Exchanged, PowerSGD, exchange
 from benchmarks.convergence.runs import Job
 from benchmarks.convergence.tasks import Samples, Task
 from examples.schedule import learning_rate_factor
-from horovod_sparse import metrics
+from horovod_sparse.transport.base import Transport
 
 WARMUP = 0.1  # of the steps
 _TEST_BATCH = 250
-# What a compression computes, and what it waits for; see horovod_sparse.metrics.
+# What a compression computes, and what it waits for; see docs/watch.md.
 STAGES = ("select", "agree", "exchange", "apply")
 
 Record = dict[str, Any]
 
 
-def train(task: Task, samples: tuple[Samples, Samples], job: Job) -> Record:
+def train(
+    task: Task, samples: tuple[Samples, Samples], job: Job, transport: Transport, model: nn.Module | None = None
+) -> Record:
     """One run, up to the evaluation that shows that it diverged; a collective call.
 
     Args:
         task: The task.
         samples: Its training and test part.
         job: What to train, and for how long.
+        transport: The ranks; a simulation's are threads.
+        model: This rank's replica; None: it is built here, which uses torch's global generator.
 
     Returns:
         The job's settings and the outcome. ``curve`` has a point for each evaluation (see ``measure``), with the
@@ -44,10 +48,9 @@ def train(task: Task, samples: tuple[Samples, Samples], job: Job) -> Record:
         ``bytes_sent`` and ``entries_sent`` of a rank. ``residual_bytes``: see ``Exchanged``. ``stages``: milliseconds a
         step in each of ``STAGES``, mean of the ranks. ``seconds``: of the steps.
     """
-    torch.manual_seed(job.seed)  # all ranks start from the same parameters
-    metrics.clear()
-    model = task.build()
-    exchanged = exchange(model, optimizer_for(task, job, model), job.run, job.spec, task.bucket_bytes)
+    model = build(task, job) if model is None else model
+    optimizer = optimizer_for(task, job, model)
+    exchanged = exchange(model, optimizer, job.run, job.spec, task.bucket_bytes, transport)
     warmup = round(WARMUP * job.steps)
     # Steps, not a cosine: what follows a decay of the learning rate, as Accordion does, is to see one.
     scheduler = LambdaLR(exchanged.optimizer, lambda step: learning_rate_factor("step", step, warmup, job.steps))
@@ -55,7 +58,7 @@ def train(task: Task, samples: tuple[Samples, Samples], job: Job) -> Record:
     curve: list[dict[str, float]] = []
     losses: list[Tensor] = []
     seconds, since = 0.0, time.perf_counter()
-    order = batches(len(samples[0]), task.batch, job.seed)
+    order = batches(len(samples[0]), task.batch, job.seed, transport)
     for step, batch in enumerate(itertools.islice(order, job.steps), start=1):
         losses.append(train_step(exchanged, *samples[0][batch]))
         scheduler.step()
@@ -63,7 +66,8 @@ def train(task: Task, samples: tuple[Samples, Samples], job: Job) -> Record:
             exchanged.optimizer.synchronize()  # the last round may have fewer; until then, ranks are judged apart
         if step % every == 0 or step == job.steps:
             seconds += time.perf_counter() - since
-            point = measure(task.metric, model, exchanged, samples[1], torch.stack(losses).mean().item(), step)
+            loss = torch.stack(losses).mean().item()
+            point = measure(task.metric, model, exchanged, samples[1], loss, step, transport)
             if not math.isfinite(point["train_loss"] + point["value"]):
                 break
             curve.append({**point, "seconds": seconds})
@@ -72,14 +76,15 @@ def train(task: Task, samples: tuple[Samples, Samples], job: Job) -> Record:
     last = curve[-1] if curve else {"step": 0, "bytes_sent": 0.0, "entries_sent": 0.0}
     record = {
         **job.settings(),
-        "ranks": hvd.size(),
+        "ranks": transport.size,
         "metric": task.metric,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "final": last["value"] if last["step"] == job.steps else None,
         "bytes_sent": last["bytes_sent"],
         "entries_sent": last["entries_sent"],
         "residual_bytes": exchanged.residual_bytes(),
-        "stages": stages(step),
+        "stages": stages(exchanged, step, transport),
+        "digest": digest(model),
         "curve": curve,
         "seconds": round(seconds, 1),
     }
@@ -97,15 +102,16 @@ def optimizer_for(task: Task, job: Job, model: nn.Module) -> torch.optim.Optimiz
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum, weight_decay=decay, fused=True)
 
 
-def batches(count: int, batch: int, seed: int) -> Iterator[list[int]]:
+def batches(count: int, batch: int, seed: int, transport: Transport) -> Iterator[list[int]]:
     """This rank's batches without end: each epoch in a new order, in which every sample belongs to one rank.
 
     Args:
         count: Number of samples.
         batch: Samples of a rank and step.
         seed: Of the order; it is the same on all ranks.
+        transport: The ranks.
     """
-    ranks, rank = hvd.size(), hvd.rank()
+    ranks, rank = transport.size, transport.rank
     random = np.random.default_rng(seed)
     while True:
         steps = count // (batch * ranks)
@@ -124,7 +130,13 @@ def train_step(exchanged: Exchanged | PowerSGD, inputs: Tensor, labels: Tensor) 
 
 
 def measure(
-    metric: str, model: nn.Module, exchanged: Exchanged | PowerSGD, test: Samples, train_loss: float, step: int
+    metric: str,
+    model: nn.Module,
+    exchanged: Exchanged | PowerSGD,
+    test: Samples,
+    train_loss: float,
+    step: int,
+    transport: Transport,
 ) -> dict[str, float]:
     """A point of the learning curve; a collective call, the same result on every rank.
 
@@ -135,26 +147,27 @@ def measure(
         test: The test part, of which each rank computes a share.
         train_loss: This rank's mean loss since the last point.
         step: Steps so far.
+        transport: The ranks.
 
     Returns:
         ``step``; ``value``, the metric on the whole test part; ``train_loss``, ``bytes_sent`` and ``entries_sent`` so
         far, mean of the ranks.
     """
-    mine = [*evaluate(model, test), train_loss, *exchanged.traffic(step)]
-    sums = hvd.allreduce(torch.tensor(mine, dtype=torch.float64), op=hvd.Sum, name="measure")
-    loss, correct, count = sums[:3]
-    value = correct / count if metric == "accuracy" else torch.exp(loss / count)
-    if not torch.isfinite(loss):
-        value = loss  # an accuracy would not show it
+    mine = [*evaluate(model, test, transport), train_loss, *exchanged.traffic(step)]
+    loss, correct, count, *others = transport.allreduce(np.array(mine, np.float64)).tolist()
+    value = loss  # where it is not finite: an accuracy would not show it
+    if math.isfinite(loss):
+        value = correct / count if metric == "accuracy" else float(np.exp(loss / count))
     names = ("train_loss", "bytes_sent", "entries_sent")
-    return {"step": step, "value": value.item(), **dict(zip(names, (sums[3:] / hvd.size()).tolist(), strict=True))}
+    means = {name: total / transport.size for name, total in zip(names, others, strict=True)}
+    return {"step": step, "value": value, **means}
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, test: Samples) -> tuple[float, int, int]:
+def evaluate(model: nn.Module, test: Samples, transport: Transport) -> tuple[float, int, int]:
     """Sum of the losses, number of right answers and number of answers over this rank's share of the test part."""
     model.eval()
-    share = range(hvd.rank(), len(test), hvd.size())
+    share = range(transport.rank, len(test), transport.size)
     loss, correct, count = 0.0, 0, 0
     for start in range(0, len(share), _TEST_BATCH):
         inputs, labels = test[share[start : start + _TEST_BATCH]]
@@ -166,9 +179,22 @@ def evaluate(model: nn.Module, test: Samples) -> tuple[float, int, int]:
     return loss, correct, count
 
 
-def stages(steps: int) -> dict[str, float]:
-    """Milliseconds a step in each stage of the pipeline, mean of the ranks; a collective call."""
-    totals = metrics.totals()
-    mine = torch.tensor([totals.get(stage, 0.0) for stage in STAGES], dtype=torch.float64)
-    means = hvd.allreduce(mine, op=hvd.Average, name="stages") * 1e3 / steps
+def stages(exchanged: Exchanged | PowerSGD, steps: int, transport: Transport) -> dict[str, float]:
+    """Return milliseconds a step in each stage of the pipeline, mean of the ranks; a collective call."""
+    mine = np.array([exchanged.seconds(stage) for stage in STAGES])
+    means = transport.allreduce(mine) / transport.size * 1e3 / steps
     return {stage: round(mean, 3) for stage, mean in zip(STAGES, means.tolist(), strict=True)}
+
+
+def build(task: Task, job: Job) -> nn.Module:
+    """Return the model with the parameters that all ranks start from."""
+    torch.manual_seed(job.seed)
+    return task.build()
+
+
+def digest(model: nn.Module) -> str:
+    """Return a digest of the bits of a model's parameters."""
+    content = hashlib.sha256()
+    for parameter in model.parameters():
+        content.update(parameter.detach().numpy().tobytes())
+    return content.hexdigest()[:16]

@@ -1,13 +1,16 @@
 """Ranks of `python -m benchmarks.convergence`: train one configuration after the other.
 
 Starting torch and Horovod takes as long as a small run, so all runs share the processes. Rank 0 prints a line for each
-and appends it to ``records.jsonl``, so that what is done is kept.
+and appends it to ``records.jsonl``, so that completed runs are kept.
 """
 
 from __future__ import annotations
 
+import argparse
+import copy
 import json
 import time
+from collections.abc import Callable, Sequence
 
 import horovod.torch as hvd
 import torch
@@ -15,35 +18,65 @@ from mpi4py import MPI
 
 from benchmarks.convergence.arguments import build_parser, jobs
 from benchmarks.convergence.results import read_records, records_path
-from benchmarks.convergence.tasks import TASKS
-from benchmarks.convergence.training import Record, train
-from horovod_sparse import metrics
+from benchmarks.convergence.runs import Job
+from benchmarks.convergence.tasks import TASKS, Samples
+from benchmarks.convergence.training import Record, build, train
+from horovod_sparse.transport.in_process import run_ranks
+from horovod_sparse.transport.mpi import MPITransport
+
+Training = Callable[[Job, tuple[Samples, Samples]], Record]
 
 
 def main() -> None:
-    """Trains what the command line asks for; the arguments are those of `python -m benchmarks.convergence`."""
+    """Train on every rank of MPI; the arguments are those of `python -m benchmarks.convergence`."""
     options = build_parser().parse_args()
-    until = time.monotonic() + 60 * options.minutes
     hvd.init()
     torch.set_num_threads(1)  # the ranks share the cores
-    metrics.enable()  # it counts the entries
+    transport = MPITransport(MPI.COMM_WORLD)
+    train_all(options, lambda job, samples: train(TASKS[job.task], samples, job, transport), transport.broadcast_object)
+
+
+def simulate(options: argparse.Namespace) -> None:
+    """Train with ranks that are threads of this process."""
+    torch.set_num_threads(1)
+    train_all(options, lambda job, samples: simulated(job, samples, options.ranks), lambda item: item)
+
+
+def simulated(job: Job, samples: tuple[Samples, Samples], ranks: int) -> Record:
+    """Return the record of a training whose ranks are threads."""
+    task = TASKS[job.task]
+    model = build(task, job)  # here, as torch's generator is global
+    replicas = [copy.deepcopy(model) for _ in range(ranks)]
+    return run_ranks(ranks, lambda transport: train(task, samples, job, transport, replicas[transport.rank]))[0]
+
+
+def train_all(options: argparse.Namespace, training: Training, shared: Callable[[bool], bool]) -> None:
+    """Train what the command line names and no earlier call has trained.
+
+    Args:
+        options: The command line.
+        training: Trains one job.
+        shared: Returns rank 0's value on all ranks.
+    """
+    until = time.monotonic() + 60 * options.minutes
     path = records_path(options.output)
     records = read_records(path)
-    waiting = [job for job in jobs(options) if not any(job.made(record) for record in records)]
+    first = options.simulate or hvd.rank() == 0
+    waiting: Sequence[Job] = [job for job in jobs(options) if not any(job.made(record) for record in records)]
     samples = {name: TASKS[name].load(options.fashion_mnist) for name in {job.task for job in waiting}}
     for number, job in enumerate(waiting, start=1):
-        if MPI.COMM_WORLD.bcast(time.monotonic() > until):
-            print(f"{len(waiting) - number + 1} runs are left for the next call") if hvd.rank() == 0 else None
+        if shared(time.monotonic() > until):
+            print(f"{len(waiting) - number + 1} runs are left for the next call") if first else None
             break
-        record = train(TASKS[job.task], samples[job.task], job)
-        if hvd.rank() == 0:
+        record = training(job, samples[job.task])
+        if first:
             with path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
             print(f"{number}/{len(waiting)} {summary(record)}", flush=True)
 
 
 def summary(record: Record) -> str:
-    """A run's outcome in one line."""
+    """Return a run's outcome in one line."""
     outcome = "diverged" if record["final"] is None else f"{record['metric']} {record['final']:.4g}"
     return (
         f"{record['task']} {record['run']} seed {record['seed']}: {outcome}, {record['bytes_sent'] / 1e6:.3f} MB sent, "

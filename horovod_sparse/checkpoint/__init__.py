@@ -1,4 +1,4 @@
-"""Checkpoints of a training with sparse exchange: saved by all ranks together, loaded on any number of them.
+"""Checkpoints of sparse training, saved by all ranks together and loadable with any world size.
 
 ::
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckpointError", "Checkpoints", "Restored", "on_preemption"]
 
-# Loaded when asked for: `horovod-sparse checkpoint` must run where MPI does not start and torch is not installed.
+# Imported lazily: `horovod-sparse checkpoint` must run where MPI does not start and torch is not installed.
 _MODULE_OF = {
     "CheckpointError": "errors",
     "Checkpoints": "checkpoints",
@@ -39,7 +39,7 @@ _MODULE_OF = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a public name from its module on first use."""
+    """Import a public name from its module on first use."""
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)

@@ -1,4 +1,4 @@
-"""Saving and loading, on all ranks together."""
+"""Collective saving and loading of checkpoints."""
 
 from __future__ import annotations
 
@@ -30,23 +30,22 @@ _LOG = logging.getLogger("horovod_sparse")
 
 
 class Checkpoints:
-    """A folder of checkpoints. All calls are collective: every rank of the process set makes them.
+    """Folder of checkpoints. All methods are collective: every rank of the process set calls them.
 
-    A checkpoint is a folder ``step-00000120``: ``shared.pt`` with what is the same on all ranks (model, optimizer,
-    schedulers), ``rank-00000.pt`` and so on with what is each rank's own (residuals and thresholds, generators,
-    buffers, data), and ``manifest.json`` with the SHA-256 of each. It appears under its name when all of it is on the
+    A checkpoint is a folder such as ``step-00000120``. ``shared.pt`` holds what is the same on all ranks (model,
+    optimizer, schedulers). ``rank-00000.pt`` and so on hold the state of each rank (residuals, thresholds, generators,
+    buffers, data). ``manifest.json`` holds the SHA-256 of each file. The folder gets this name once all of it is on
     disk. Loading executes no code (``torch.load`` with ``weights_only``).
 
     Args:
-        directory: The folder, on a file system that all nodes share; made when something is saved. One training each:
-            from the first save to its end, rank 0 holds a lock.
-        keep: Checkpoints to keep; older ones are deleted after a save. Which are older is told by when they were saved,
-            not by their steps.
-        process_set: The ranks that train together: a Horovod process set, a torch process group or an MPI communicator;
-            by default all.
+        directory: Path of the folder, on a file system that all nodes share; created by the first save. Use a separate
+            folder for each training: rank 0 locks it from the first save until its process ends.
+        keep: Number of checkpoints to keep. A save deletes older ones, by time of saving, not by step.
+        process_set: Ranks that train together: a Horovod process set, a torch process group or an MPI communicator; by
+            default all ranks.
 
     Raises:
-        ValueError: keep is below 1, or this rank is not part of the process set.
+        ValueError: ``keep`` is below 1, or this rank is not part of the process set.
     """
 
     def __init__(self, directory: str | os.PathLike[str], keep: int = 3, process_set: Any = None) -> None:
@@ -54,9 +53,9 @@ class Checkpoints:
             raise ValueError(f"keep must be at least 1 checkpoint, not {keep}")
         transport = transport_of(process_set)
         if transport is None:
-            raise ValueError(f"rank {job().rank} is not part of {process_set}: make Checkpoints on its ranks only")
+            raise ValueError(f"rank {job().rank} is not part of {process_set}: create Checkpoints on its ranks only")
         self._transport = transport
-        self._beside = transport.duplicate()  # the thread's: it must not meet messages of the program
+        self._background_transport = transport.duplicate()  # keeps messages of the thread separate
         self._folder = Folder(Path(directory))
         self._keep = keep
         self._staging = Staging()
@@ -73,25 +72,25 @@ class Checkpoints:
         data: dict[str, Any] | None = None,
         **others: Any,
     ) -> str:
-        """Saves the state of the training. To be called after ``step()``, by all ranks at the same step.
+        """Save the state of the training. Call it after ``step()``, on all ranks at the same step.
 
-        Where it fails, it fails on all ranks, nothing is left behind, and the training can go on.
+        If it fails, it fails on all ranks, partial files are removed, and training can continue.
 
         Args:
-            step: Number of the step; a checkpoint of the same step is replaced.
-            model: Its parameters, from rank 0, and its buffers, from every rank.
-            optimizer: Of ``hvs.DistributedOptimizer``, with everything that its exchange remembers, or any other.
-            exchange: A ``SparseState``, where one exchanges the gradients; by default what the optimizer holds.
-            data: What else this rank needs to go on, such as its position in the data: numbers, strings, tensors, and
-                lists or dicts of them.
-            **others: Schedulers, a GradScaler, or anything else that has ``state_dict``, from rank 0.
+            step: Step number; a checkpoint of the same step is replaced.
+            model: Model; its parameters are saved from rank 0, its buffers from every rank.
+            optimizer: Any optimizer; one made by ``hvs.DistributedOptimizer`` is saved with the state of its exchange.
+            exchange: ``SparseState`` that exchanges the gradients; by default, the exchange of the optimizer.
+            data: Further state of this rank, such as its position in the data: numbers, strings, tensors, and lists or
+                dicts of them.
+            **others: Schedulers, a GradScaler, or other objects with ``state_dict``; saved from rank 0.
 
         Returns:
-            The checkpoint's digest, over everything in it: for ``load``, kept where others cannot write.
+            Digest of the whole checkpoint. Store it where others cannot write, and pass it to ``load``.
 
         Raises:
-            CheckpointError: Something could not be saved. Raised on all ranks. Also where the save that was under way
-                has failed; this one is done then.
+            CheckpointError: The checkpoint could not be saved; or it was saved, but the asynchronous save before it
+                failed. Raised on all ranks.
         """
         late = self._finish()
         snapshot = self._collect(step, None, model, optimizer, exchange, data, others)
@@ -110,31 +109,31 @@ class Checkpoints:
         data: dict[str, Any] | None = None,
         **others: Any,
     ) -> None:
-        """Saves beside the training: as ``save``, but returns when everything is copied. A thread writes the copies.
+        """Copy the state of the training, and return while a thread writes the copies to disk.
 
-        One save is under way at a time: the next one waits for it, and so do ``load`` and the end of the program. The
-        copies need as much memory on the host as the files.
+        Takes the arguments of ``save``. One save is in progress at a time: the next save, ``load`` and program exit
+        wait for it. The copies need as much host memory as the files need on disk.
 
         Raises:
-            CheckpointError: Something could not be copied. Also where the save that was under way has failed; this one
-                has begun then. Raised on all ranks.
+            CheckpointError: The state could not be copied; or this save has started, but the asynchronous save before
+                it failed. Raised on all ranks.
         """
         late = self._finish()
         snapshot = self._collect(step, self._staging, model, optimizer, exchange, data, others)
         alive = ExitStack()
-        alive.enter_context(process.communicating())  # from here on, as the thread may begin late
-        self._under_way = self._thread.submit(partial(self._store_beside, snapshot, alive))
+        alive.enter_context(process.communicating())  # delays shutdown from now on, as the thread may start late
+        self._under_way = self._thread.submit(partial(self._store_in_background, snapshot, alive))
         if late is not None:
             raise late
 
     def wait(self) -> str | None:
-        """Waits for the save that is under way.
+        """Wait for the asynchronous save in progress.
 
         Returns:
-            Its digest; None: there was none.
+            The checkpoint's digest; None if no save was in progress.
 
         Raises:
-            CheckpointError: It has failed. Raised on all ranks.
+            CheckpointError: The save failed. Raised on all ranks.
         """
         under_way, self._under_way = self._under_way, None
         if under_way is None:
@@ -143,7 +142,7 @@ class Checkpoints:
             return under_way.result()
 
     def _finish(self) -> CheckpointError | None:
-        """Waits for the save that is under way; gives the error with which it has failed."""
+        """Wait for the asynchronous save in progress; return its error if it failed."""
         try:
             self.wait()
         except CheckpointError as error:
@@ -160,7 +159,7 @@ class Checkpoints:
         data: dict[str, Any] | None,
         others: dict[str, Any],
     ) -> Snapshot:
-        """The state of the training itself, or copies of it; a collective call."""
+        """Collect the state of the training, copied if ``staging`` is given; a collective call."""
         token = self._agree(step)
         with together(self._transport, failed(step)):
             exchange = exchange_of(exchange or optimizer)
@@ -175,23 +174,23 @@ class Checkpoints:
         return Snapshot(step, token, own, shared)
 
     def _agree(self, step: int) -> str:
-        """Makes sure that all ranks save the same step; gives rank 0's token for this save."""
+        """Check that all ranks save the same step; return rank 0's token for this save."""
         with process.communicating(CALL, self._transport):
             everyone = self._transport.allgather_object((step, secrets.token_hex(4)))
-        steps = [one for one, _ in everyone]
+        steps = [rank_step for rank_step, _ in everyone]
         if steps != [step] * len(steps):
-            raise CheckpointError(f"ranks save different steps: {steps}: let all ranks save at the same step")
+            raise CheckpointError(f"ranks save different steps: {steps}: save on all ranks at the same step")
         if type(step) is not int or step < 0:
-            raise CheckpointError(f"step must be a whole number of at least 0, not {step!r}")
+            raise CheckpointError(f"step must be an integer of at least 0, not {step!r}")
         token: str = everyone[0][1]
         return token
 
-    def _store_beside(self, snapshot: Snapshot, alive: ExitStack) -> str:
+    def _store_in_background(self, snapshot: Snapshot, alive: ExitStack) -> str:
         with alive:
             try:
-                return store(self._beside, self._folder, snapshot, self._keep, call="")
+                return store(self._background_transport, self._folder, snapshot, self._keep, call="")
             except CheckpointError as error:
-                if self._beside.rank == 0:  # now, as the next call may be far, or none
+                if self._background_transport.rank == 0:  # log it now: the next call may come late or never
                     _LOG.error("%s", error)
                 raise
 
@@ -205,26 +204,26 @@ class Checkpoints:
         digest: str | None = None,
         **others: Any,
     ) -> Restored | None:
-        """Loads a checkpoint into objects that were made as in the run that saved it.
+        """Load a checkpoint into objects that were created as in the run that saved it.
 
-        On as many ranks, training then goes on with the bits of an uninterrupted run. On fewer or more ranks, the sum
-        of the residuals is what it was, as updates; what cannot be carried over is noted.
+        With the same world size, training continues bit for bit like an uninterrupted run. With another world size,
+        the residuals still sum to the same update; ``Restored.notes`` lists what could not be carried over.
 
         Args:
-            model: As ``save`` had it; and so are the others.
-            optimizer: Takes over its own state and, if it is wrapped, residuals, thresholds and densities.
-            exchange: A ``SparseState`` that takes these over.
-            step: Which checkpoint; None: the one that was saved last.
-            digest: Refuses any checkpoint but the one with this digest.
-            **others: By the names they were saved with.
+            model: Model to load.
+            optimizer: Optimizer to load; a wrapped one also gets residuals, thresholds and densities.
+            exchange: ``SparseState`` that gets them instead, if it exchanges the gradients.
+            step: Step of the checkpoint; None: the one that was saved last.
+            digest: Digest that the checkpoint must have; None: any.
+            **others: Objects to load, by the names that were passed to ``save``.
 
         Returns:
-            What remains; None when there is no checkpoint and no step was asked for. Nothing has changed then.
+            Step, data and notes of the checkpoint; None if there is none, and neither a step nor a digest is given.
 
         Raises:
-            CheckpointError: The checkpoint is damaged, or does not fit. It names an intact one, if there is any.
-                Raised on all ranks. What was loaded into may be half changed. Also where the save that was under way
-                has failed; nothing has changed then.
+            CheckpointError: The checkpoint is damaged; the message names an intact one, if there is any. Or it does not
+                fit; the objects may be partly changed. Or the asynchronous save in progress failed; nothing is loaded.
+                Raised on all ranks.
         """
         self.wait()
         manifest: Manifest | None = None

@@ -1,7 +1,7 @@
-"""The error of checkpoints."""
+"""The exception raised for checkpoints."""
 
 from __future__ import annotations
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be saved or loaded; the message names rank, path, cause and remedy."""
+    """Failure to save or load a checkpoint; the message names rank, path, cause and remedy."""

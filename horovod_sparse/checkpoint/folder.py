@@ -1,4 +1,4 @@
-"""The folder of checkpoints: one folder each, made under another name and renamed when all of it is on the disk."""
+"""Folder of checkpoints. Each is a subfolder, written under a temporary name and renamed once all of it is on disk."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ from horovod_sparse.checkpoint.manifest import Entry, Manifest
 
 _LOG = logging.getLogger("horovod_sparse")
 _NAME = re.compile(r"step-([0-9]{8,})")
-_PARTIAL = ".partial"  # being written, or being deleted
-_REPLACED = ".replaced"  # whole, until the new checkpoint of the same step has its name
+_PARTIAL = ".partial"  # being written or deleted
+_REPLACED = ".replaced"  # complete; deleted once the new checkpoint of the same step has its final name
 
 
 class Folder:
-    """The place of the checkpoints. Nothing here talks to other ranks.
+    """Folder that holds checkpoints. No method communicates with other ranks.
 
-    What changes the folder is for the process that holds its lock: ``prepare``, ``complete`` and ``prune``.
+    After ``prepare``, which takes the lock, the same process may call ``complete`` and ``prune``.
 
     Args:
-        path: The folder; made when something is saved.
+        path: Path of the folder; created by the first save.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def of(self, step: int) -> Path:
-        """The name of a whole checkpoint's folder."""
+        """Return the final path of a checkpoint."""
         return self.path / f"step-{step:08d}"
 
     def place(self, step: int) -> Path:
-        """The folder that holds a whole checkpoint's files; it may have lost its name to one that has none yet."""
-        final, replaced = self.of(step), _beside(self.of(step), _REPLACED)
+        """Return the current path of a complete checkpoint: ``.replaced`` if its replacement was interrupted."""
+        final, replaced = self.of(step), _with_suffix(self.of(step), _REPLACED)
         return final if os.path.lexists(final) or not replaced.is_dir() else replaced
 
     def partial(self, step: int, token: str) -> Path:
-        """The folder in which a checkpoint is written before it is whole.
+        """Return the temporary path under which a checkpoint is written.
 
         Args:
-            step: Of the training.
-            token: Of this save alone: ranks of a job that is being ended may still write to another.
+            step: Step number.
+            token: Unique identifier of the save; ranks of a job that is being stopped may still be writing another one.
         """
-        return _beside(self.of(step), f"{_PARTIAL}-{token}")
+        return _with_suffix(self.of(step), f"{_PARTIAL}-{token}")
 
     def prepare(self) -> None:
-        """Makes the folder, takes its lock, and cleans up after saves that were interrupted.
+        """Create the folder, take its lock, and clean up after interrupted saves.
 
         Raises:
-            CheckpointError: Another job has the lock, or the file system refuses.
+            CheckpointError: Another job holds the lock, or the file system reports an error.
         """
         with naming(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -67,27 +67,27 @@ class Folder:
                 _remove(leftover)
 
     def complete(self, partial: Path, step: int, ranks: int, files: dict[str, Entry]) -> Manifest:
-        """Gives a checkpoint its name, after all ranks have written; one that had it before is gone then.
+        """Rename a checkpoint to its final path after all ranks have written it, replacing one of the same step.
 
         Args:
-            partial: Its folder so far.
-            step: Of the training.
-            ranks: That have written.
-            files: By their names.
+            partial: Temporary path.
+            step: Step number.
+            ranks: Number of ranks that wrote the files.
+            files: Length and digest of each file, by name.
 
         Raises:
-            CheckpointError: A file that was written is not here, or something cannot be written.
+            CheckpointError: A file is missing or has the wrong length, or the file system reports an error.
         """
         final = self.of(step)
         for name, entry in files.items():
             path = partial / name
             if not path.is_file() or path.stat().st_size != entry.bytes:
                 raise CheckpointError(
-                    f"{path} was written, but is not there as rank 0 sees it: put the checkpoints on a file system "
+                    f"{path} was written, but rank 0 does not see it complete: put the checkpoints on a file system "
                     "that all nodes share"
                 )
         number = 1 + max((manifest.number for manifest in self.checkpoints()), default=0)
-        manifest, replaced = Manifest(step, number, ranks, files), _beside(final, _REPLACED)
+        manifest, replaced = Manifest(step, number, ranks, files), _with_suffix(final, _REPLACED)
         with naming(partial):
             sync(manifest.write(partial))
             sync(partial)
@@ -100,17 +100,17 @@ class Folder:
         return manifest
 
     def discard(self, partial: Path) -> None:
-        """Removes what was written of a checkpoint that is not whole."""
+        """Delete an incomplete checkpoint."""
         shutil.rmtree(partial, ignore_errors=True)
 
     def prune(self, keep: int) -> list[Manifest]:
-        """Deletes all but the newest checkpoints; gives those it has deleted, and logs what cannot be."""
+        """Delete all but the newest ``keep`` checkpoints; return those deleted, and log failures to delete."""
         gone = []
         for manifest in self.checkpoints()[keep:]:
             old = self.of(manifest.step)
             try:
                 leftover = self.partial(manifest.step, "deleted")
-                old.rename(leftover)  # half deleted, it must not be taken for a whole one
+                old.rename(leftover)  # a partly deleted checkpoint must not look complete
                 _remove(leftover)
                 gone.append(manifest)
             except OSError as error:
@@ -118,53 +118,61 @@ class Folder:
         return gone
 
     def checkpoints(self) -> list[Manifest]:
-        """The manifests of all checkpoints that have a readable one, newest first."""
+        """Return the readable manifests of all checkpoints, newest first."""
         found = [manifest for step in self.steps() if (manifest := self._readable(step))]
         return sorted(found, key=lambda manifest: manifest.number, reverse=True)
 
     def manifest(self, step: int) -> Manifest:
-        """A checkpoint's manifest; CheckpointError when it is damaged or of another step."""
+        """Return the manifest of a checkpoint; raise CheckpointError if it is damaged or of another step."""
         folder = self.place(step)
         if folder.is_symlink():
             raise CheckpointError(f"{folder} is a symbolic link: put the folder itself in its place")
         manifest = Manifest.read(folder)
         if manifest.step != step:
-            raise CheckpointError(f"{folder} holds the manifest of step {manifest.step}: it is mixed up")
+            raise CheckpointError(
+                f"{folder} holds the manifest of step {manifest.step}: it was renamed or holds another checkpoint"
+            )
         return manifest
 
     def choose(self, step: int | None, digest: str | None = None) -> Manifest | None:
-        """The checkpoint of a step, or the newest; None when there is none at all and none was asked for.
+        """Return the manifest of a step, or of the newest checkpoint.
+
+        Args:
+            step: Step number; None: the newest checkpoint.
+            digest: Digest that the checkpoint must have; None: any.
+
+        Returns:
+            The manifest; None if there are no checkpoints, and neither a step nor a digest is given.
 
         Raises:
-            CheckpointError: There is none of this step, its manifest is damaged, or that of the newest, or it has
-                another digest than was asked for.
+            CheckpointError: There is no such checkpoint, its manifest is damaged, or its digest differs.
         """
         manifest = self._choose(step)
         if digest is not None and (manifest is None or manifest.digest != digest):
             found = "nothing" if manifest is None else f"step {manifest.step} with digest {manifest.digest}"
             raise CheckpointError(
-                f"{self.path} holds {found}, not a checkpoint with digest {digest}: it was changed, or another one is "
-                "meant (`horovod-sparse checkpoint` lists them)"
+                f"{self.path} holds {found}, not a checkpoint with digest {digest}: it was changed, or the digest is "
+                "another checkpoint's (`horovod-sparse checkpoint` lists them)"
             )
         return manifest
 
     def _choose(self, step: int | None) -> Manifest | None:
         if self.path.exists() and not self.path.is_dir():
-            raise CheckpointError(f"{self.path} is no folder")
+            raise CheckpointError(f"{self.path} is not a folder")
         steps = self.steps()
         if step is None:
             readable = self.checkpoints()
             newest = readable[0] if readable else None
             damaged = max(set(steps) - {manifest.step for manifest in readable}, default=-1)
-            # A damaged manifest does not tell when it was written: a higher step speaks for later than the others.
+            # When a damaged manifest was written is unknown; it counts as the newest if its step is the highest.
             return self.manifest(damaged) if damaged > (newest.step if newest else -1) else newest
         if step not in steps:
-            there = ", ".join(map(str, steps)) or "none"
-            raise CheckpointError(f"{self.path} holds no checkpoint of step {step}; there are: {there}")
+            available = ", ".join(map(str, steps)) or "none"
+            raise CheckpointError(f"{self.path} holds no checkpoint of step {step}; available: {available}")
         return self.manifest(step)
 
     def intact(self, besides: int | None) -> Manifest | None:
-        """The newest checkpoint all of whose files are as they were saved, besides that of one step."""
+        """Return the newest checkpoint whose files are all as saved, except the one of step ``besides``."""
         others = (manifest for manifest in self.checkpoints() if manifest.step != besides)
         return next((manifest for manifest in others if self._is_intact(manifest)), None)
 
@@ -179,11 +187,11 @@ class Folder:
         try:
             return self.manifest(step)
         except (OSError, CheckpointError) as error:
-            _LOG.warning("not taken for a checkpoint: %s", error)
+            _LOG.warning("ignored an unreadable checkpoint: %s", error)
             return None
 
     def steps(self) -> list[int]:
-        """Steps of all folders with the name of a whole checkpoint, and of whole ones whose successor has none yet."""
+        """Return the steps of all folders at a final path, and of readable ones whose replacement was interrupted."""
         names = [path.name for path in self.path.glob("step-*") if path.is_dir()]
         final = {step for name in names if (step := _step(name)) is not None}
         replaced = {step for name in names if (step := _step(name, _REPLACED)) is not None}
@@ -198,12 +206,12 @@ class Folder:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file, or the names in a folder, are on the disk."""
+    """Wait until a file, or the entries of a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # file systems that cannot do it for folders say so
+        if error.errno != errno.EINVAL:  # from file systems that cannot sync folders
             raise
     finally:
         os.close(descriptor)
@@ -211,7 +219,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Turns an error of the file system into one that names path and cause."""
+    """Convert an OSError into a CheckpointError that names path and cause."""
     try:
         yield
     except OSError as error:
@@ -219,9 +227,9 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def _step(name: str, suffix: str = "") -> int | None:
-    """The step that a folder's name tells; None for any other name."""
+    """Return the step in a folder's name; None for any other name."""
     match = _NAME.fullmatch(name.removesuffix(suffix)) if name.endswith(suffix) else None
-    # No more zeros than the name would be given.
+    # The name must be what `Folder.of` returns: no extra zeros.
     return int(match[1]) if match and f"{int(match[1]):08d}" == match[1] else None
 
 
@@ -232,5 +240,5 @@ def _remove(path: Path) -> None:
         path.unlink()
 
 
-def _beside(path: Path, suffix: str) -> Path:
+def _with_suffix(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)

@@ -1,4 +1,4 @@
-"""A folder belongs to one job at a time: by a lock that the system takes away when its process ends."""
+"""File lock that lets one job at a time save to a folder; the system releases it when the process ends."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ NAME = "lock"
 _LOG = logging.getLogger("horovod_sparse")
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
-_MOST_BYTES = 300  # of what a holder says of itself
+_MOST_BYTES = 300  # maximum length of the holder's description
 
-# Device and inode of the files that this process has locked, or could not lock, until it ends. Each is opened once:
-# POSIX takes all locks on a file away as soon as the process closes it.
+# Device and inode of each lock file that this process has locked, or could not lock. Each stays open until the process
+# ends and is not opened again: closing any descriptor of a file releases all POSIX locks of the process on that file.
 _held: set[tuple[int, int]] = set()
 
 
 def hold(folder: Path) -> None:
-    """Takes the lock of a folder for this process until it ends; does nothing where it has it already.
+    """Lock a folder until this process ends; do nothing if this process holds the lock already.
 
-    All nodes see a POSIX lock, on NFS too, and on Lustre where it is mounted with ``flock``. Child processes do not
-    inherit it. Where the file system has no locks, a warning says once that nothing keeps two jobs apart.
+    All nodes see a POSIX lock, also on NFS, and on Lustre if it is mounted with ``flock``. Child processes do not
+    inherit it. If the file system does not support locks, a warning is logged once, and other jobs are not kept out.
 
     Raises:
-        CheckpointError: Another process has it; names that one.
-        OSError: There can be no such file.
+        CheckpointError: Another process holds the lock; the message names it.
+        OSError: The lock file cannot be created or locked.
     """
     path = folder / NAME
     with suppress(FileNotFoundError):
@@ -47,13 +47,17 @@ def hold(folder: Path) -> None:
         holder = os.pread(descriptor, _MOST_BYTES, 0).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
         raise CheckpointError(
-            f"another job saves in {folder} ({holder}): wait until it has ended, or give each job a folder of its own"
+            f"another job saves to {folder} ({holder}): wait until it has ended, or use a separate folder for each job"
         ) from error
     except OSError as error:
         if error.errno not in _WITHOUT_LOCKS:
             os.close(descriptor)
             raise
-        _LOG.warning("%s: the file system has no locks (%s): let no other job save there", path, error.strerror)
+        _LOG.warning(
+            "%s: the file system does not support locks (%s): make sure that no other job saves there",
+            path,
+            error.strerror,
+        )
     _held.add(_identity(os.fstat(descriptor)))
 
 

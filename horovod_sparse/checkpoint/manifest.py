@@ -1,4 +1,4 @@
-"""The list of a checkpoint's files, by which it is known to be whole."""
+"""Manifest of a checkpoint: the list of its files, which shows whether it is complete."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from horovod_sparse.checkpoint.errors import CheckpointError
 NAME = "manifest.json"
 SHARED = "shared.pt"
 _FORMAT = 2
-_MOST = 2**63 - 1  # of any number in it
-_HEAD_BYTES, _ENTRY_BYTES = 4096, 512  # more than a manifest can need, for itself and for each file in its folder
+_MOST = 2**63 - 1  # maximum of any number in a manifest
+_HEAD_BYTES, _ENTRY_BYTES = 4096, 512  # maximum size of a manifest: fixed, and per file in its folder
 _HEXADECIMAL = frozenset("0123456789abcdef")
 
 
 def shard(rank: int) -> str:
-    """Name of the file that only one rank writes."""
+    """Return the name of the file that a rank writes."""
     return f"rank-{rank:05d}.pt"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file's length and the SHA-256 of its content, in hexadecimal digits."""
+    """Length of a file in bytes, and SHA-256 of its content in hexadecimal digits."""
 
     bytes: int
     sha256: str
@@ -39,13 +39,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """List of all that makes a checkpoint whole.
+    """List of everything that belongs to a complete checkpoint.
 
     Attributes:
-        step: Of the training.
-        number: Of the save; the newest checkpoint has the highest, whatever its step.
-        ranks: That saved it.
-        files: By their names.
+        step: Step number.
+        number: Number of the save; the newest checkpoint has the highest one, whatever its step.
+        ranks: Number of ranks that saved the checkpoint.
+        files: Length and digest of each file, by name.
     """
 
     step: int
@@ -55,17 +55,17 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Length of all files in bytes."""
+        """Total size of all files in bytes."""
         return sum(entry.bytes for entry in self.files.values())
 
     @property
     def digest(self) -> str:
-        """SHA-256 over everything in the manifest, and so over the content of all files; hexadecimal digits."""
+        """SHA-256 of the manifest's fields, and thereby of the content of all files, in hexadecimal digits."""
         content = json.dumps({"format": _FORMAT, **asdict(self)}, sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
     def write(self, folder: Path) -> Path:
-        """Writes the manifest into a folder; gives its path."""
+        """Write the manifest into a folder, and return its path."""
         about = {"format": _FORMAT, "horovod_sparse": horovod_sparse.__version__, "digest": self.digest}
         path = folder / NAME
         path.write_text(json.dumps({**about, **asdict(self)}, indent=2) + "\n")
@@ -73,13 +73,13 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Manifest:
-        """The manifest in a folder.
+        """Return the manifest in a folder.
 
-        Nothing in it is trusted: it is no longer than the files beside it allow, and every number is checked before it
-        is used.
+        The content is not trusted: the number of files in the folder limits how much is read, and every number is
+        checked before use.
 
         Raises:
-            CheckpointError: It is missing, damaged, a symbolic link, or of another version.
+            CheckpointError: The manifest is missing, damaged, a symbolic link, or of another format version.
         """
         path = folder / NAME
         with _open(path) as file:
@@ -93,28 +93,28 @@ class Manifest:
 
     @classmethod
     def _parse(cls, content: dict[str, Any]) -> Manifest:
-        written_in = _whole(content, "format")
+        written_in = _integer(content, "format")
         if written_in != _FORMAT:
             raise CheckpointError(
-                f"has format {written_in}, which horovod_sparse {content['horovod_sparse']!s:.20} has written, but "
-                f"this version reads format {_FORMAT}: load it with that version"
+                f"has format {written_in}, written by horovod_sparse {content['horovod_sparse']!s:.20}, but "
+                f"this version reads format {_FORMAT}: load it with the version that wrote it"
             )
-        ranks, files = _whole(content, "ranks", least=1), content["files"]
-        # Before names are made: as many as there are files, whose number the length of the manifest limits.
+        ranks, files = _integer(content, "ranks", least=1), content["files"]
+        # Compare the numbers before building names: the length of the manifest limits `files`, but not `ranks`.
         if type(files) is not dict or ranks != len(files) - 1 or files.keys() != {SHARED, *map(shard, range(ranks))}:
-            raise ValueError(f"it lists {list(files)!s:.200} for {ranks} ranks")
-        entries = {name: Entry(_whole(one, "bytes"), _sha256(one, "sha256")) for name, one in files.items()}
-        manifest = cls(_whole(content, "step"), _whole(content, "number"), ranks, entries)
+            raise ValueError(f"the files are {list(files)!s:.200}, for {ranks} ranks")
+        entries = {name: Entry(_integer(entry, "bytes"), _sha256(entry, "sha256")) for name, entry in files.items()}
+        manifest = cls(_integer(content, "step"), _integer(content, "number"), ranks, entries)
         if _sha256(content, "digest") != manifest.digest:
-            raise ValueError("its digest is not that of its content")
+            raise ValueError("the digest does not match the content")
         return manifest
 
     @contextmanager
     def opened(self, folder: Path, name: str) -> Iterator[IO[bytes]]:
-        """A file of the checkpoint, open for reading, after making sure that it is the one that was saved.
+        """Open a file of the checkpoint for reading, after verifying that it is what was saved.
 
         Raises:
-            CheckpointError: It is missing, truncated, damaged, a symbolic link, or of another save.
+            CheckpointError: The file is missing, truncated, damaged, a symbolic link, or of another save.
         """
         with self._fitting(folder, name) as file:
             digest = hashlib.sha256()
@@ -122,29 +122,29 @@ class Manifest:
                 digest.update(block)
             if digest.hexdigest() != self.files[name].sha256:
                 raise CheckpointError(
-                    f"{folder / name} is not what was saved (its SHA-256 differs): it is damaged or mixed up"
+                    f"{folder / name} is not what was saved (its SHA-256 differs): it is damaged or of another save"
                 )
             file.seek(0)
             yield file
 
     @contextmanager
     def _fitting(self, folder: Path, name: str) -> Iterator[IO[bytes]]:
-        """A file that has the length it should have."""
+        """Open a file of the checkpoint after verifying its length."""
         path, expected = folder / name, self.files[name].bytes
         with _open(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size != expected:
                 raise CheckpointError(
-                    f"{path} has {size} bytes, but {expected} were saved: it is truncated or mixed up"
+                    f"{path} has {size} bytes, but {expected} were saved: it is truncated or of another save"
                 )
             yield file
 
     def verify(self, folder: Path, content: bool = True) -> None:
-        """Makes sure that all files are those that were saved; CheckpointError names one that is not.
+        """Verify that all files are what was saved; raise a CheckpointError that names the first one that is not.
 
         Args:
-            folder: That they are in.
-            content: Whether to read them; otherwise it is enough that they have the right length.
+            folder: Folder of the files.
+            content: Whether to read the files and check their digests; otherwise only their lengths are checked.
         """
         for name in self.files:
             with self.opened(folder, name) if content else self._fitting(folder, name):
@@ -152,7 +152,7 @@ class Manifest:
 
 
 def _open(path: Path) -> IO[bytes]:
-    """Opens a regular file: a link might lead out of the checkpoint, and a pipe has no end."""
+    """Open a regular file. A link might lead out of the checkpoint, and a pipe has no end: both are refused."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError as error:
@@ -165,14 +165,14 @@ def _open(path: Path) -> IO[bytes]:
         raise CheckpointError(f"{path}: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise CheckpointError(f"{path} is no regular file")
+        raise CheckpointError(f"{path} is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 
-def _whole(content: dict[str, Any], name: str, least: int = 0) -> int:
+def _integer(content: dict[str, Any], name: str, least: int = 0) -> int:
     value = content[name]
     if type(value) is not int or not least <= value <= _MOST:
-        raise ValueError(f"{name} is {value!r:.40}, not a whole number of at least {least}")
+        raise ValueError(f"{name} is {value!r:.40}, not an integer of at least {least}")
     return value
 
 
@@ -184,4 +184,4 @@ def _sha256(content: dict[str, Any], name: str) -> str:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number of a manifest")
+    raise ValueError(f"{constant} is not allowed in a manifest")

@@ -1,4 +1,4 @@
-"""The two parts of a checkpoint: the one that is the same on all ranks, and each rank's own."""
+"""The two parts of a checkpoint: state that is the same on all ranks, and state of each rank."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torch import nn
 
 from horovod_sparse.checkpoint.state import buffers, generators
 
-# Settings that may change between two runs: the layout of the buckets, which some of them shape, is compared itself.
+# Settings that may change between two runs. Some of them affect the bucket layout, which is compared separately.
 _FREE = ("density", "dense_below", "bucket_bytes")
 
 
 def exchange_of(optimizer: Any) -> Any:
-    """The exchange that remembers: a wrapped optimizer's, or a ``SparseState`` itself; None: it is dense."""
+    """Return the stateful exchange: that of a wrapped optimizer, or a ``SparseState`` itself; None if dense."""
     return optimizer if hasattr(optimizer, "merge") else getattr(optimizer, "exchange", None)
 
 
 def own_state(
     model: nn.Module, exchange: Any, data: dict[str, Any], copy: Callable[[Any], Any] | None = None
 ) -> dict[str, Any]:
-    """This rank's own part; the arrays of the exchange are copied, by ``copy`` where it is given."""
+    """Return this rank's part of a checkpoint; ``copy``, if given, copies the arrays of the exchange to the host."""
     settings = {} if copy is None else {"copy": copy}
     return {
         "compression": None if exchange is None else exchange.state_dict(**settings),
@@ -32,7 +32,7 @@ def own_state(
 
 
 def shared_state(model: nn.Module, optimizer: Any, exchange: Any, others: dict[str, Any]) -> dict[str, Any]:
-    """The part that is the same on all ranks."""
+    """Return the part of a checkpoint that is the same on all ranks."""
     return {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
@@ -42,49 +42,49 @@ def shared_state(model: nn.Module, optimizer: Any, exchange: Any, others: dict[s
 
 
 def _configuration(exchange: Any) -> dict[str, Any] | None:
-    """Facts that must be the same for a state to mean the same; None for a dense exchange."""
+    """Return the settings that a saved state depends on; None for a dense exchange."""
     if exchange is None:
         return None
     return {name: fact for name, fact in exchange.compression.facts().items() if name not in _FREE}
 
 
 def compare(exchange: Any, saved: dict[str, Any] | None) -> list[str]:
-    """Reasons why the state of the exchange that was saved is of no use to this one; none where it is.
+    """Return notes on why a saved state cannot be loaded into the exchange; empty if it can.
 
     Args:
-        exchange: To load into; None: it is dense.
-        saved: Of the shared part, ``compression``.
+        exchange: Exchange to load into; None: dense.
+        saved: Entry ``compression`` of the shared part; None: saved with a dense exchange.
 
     Raises:
-        ValueError: Both are sparse, but not alike.
+        ValueError: Both are sparse, with different settings.
     """
     mine = _configuration(exchange)
     if mine is None:
         return ["residuals are dropped: the exchange is dense now"] if saved is not None else []
     if saved is None:
-        return ["residuals start empty: it was saved with a dense exchange"]
+        return ["residuals start empty: the checkpoint was saved with a dense exchange"]
     if mine != saved:
         differences = ", ".join(_differences("", saved, mine))
         raise ValueError(
-            f"it was saved with another compression, {differences}: load it with the one it was saved with"
+            f"the checkpoint was saved with another compression, {differences}: load it with the one it was saved with"
         )
     return []
 
 
 def _differences(name: str, saved: Any, mine: Any) -> list[str]:
-    """The options that differ, with their values."""
+    """Return the options that differ, with both values."""
     if isinstance(saved, dict) and isinstance(mine, dict) and saved.keys() == mine.keys():
         return [text for key in mine for text in _differences(f"{name}.{key}".strip("."), saved[key], mine[key])]
     return [f"{name}={saved} (now {mine})"] if saved != mine else []
 
 
 def load_others(others: dict[str, Any], saved: dict[str, Any]) -> list[str]:
-    """Loads schedulers and the like; gives which states were left out."""
+    """Load the states of schedulers and other objects; return a note for each saved state that is left out."""
     missing = [name for name in others if name not in saved]
     if missing:
         raise ValueError(
-            f"it holds no state of {', '.join(missing)}, only of {', '.join(saved) or 'nothing else'}: load it "
-            "with the names it was saved with"
+            f"the checkpoint holds no state of {', '.join(missing)}, only of {', '.join(saved) or 'nothing else'}: "
+            "load it with the names it was saved with"
         )
     for name, other in others.items():
         other.load_state_dict(saved[name])

@@ -1,4 +1,4 @@
-"""Notice of the end: signals that schedulers send before they stop or preempt a job."""
+"""Preemption notice: signals that schedulers send before they stop or preempt a job."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from horovod_sparse.transport.mpi import job
 
 @contextmanager
 def on_preemption(process_set: Any = None) -> Iterator[Callable[[], bool]]:
-    """SIGUSR1 and SIGTERM no longer end this process inside the block, but are taken for notice of the end.
+    """Treat SIGUSR1 and SIGTERM as preemption notice inside the block, instead of letting them end the process.
 
-    SLURM sends SIGUSR1 where a job asks for it (``--signal``), and SIGTERM before it ends a job by force. What is being
-    done, such as a save, is completed. The block may be entered before ``hvd.init()``. When it is left, the signals
-    have their former effect again.
+    SLURM sends SIGUSR1 if a job requests it (``--signal``), and SIGTERM before it kills a job. Work in progress, such
+    as a save, is completed. The block may be entered before ``hvd.init()``. The previous signal handlers are restored
+    when the block ends.
 
     Args:
-        process_set: The ranks that ask together: a Horovod process set, a torch process group or an MPI communicator;
-            by default all.
+        process_set: Ranks that share the notice: a Horovod process set, a torch process group or an MPI communicator;
+            by default all ranks.
 
     Yields:
-        A function that tells whether any of the ranks has had notice so far. A collective call, four bytes: all ranks
-        call it as often, once a step, and get the same answer.
+        A function that returns True once any of the ranks has received a signal. It is a collective call (four bytes):
+        all ranks call it once per step, and get the same result.
 
     Raises:
-        ValueError: Entered outside the main thread, where Python allows no signal handlers.
+        ValueError: The block is entered outside the main thread, where Python does not allow signal handlers.
     """
     noticed = np.zeros(1, np.int32)
     transport: Transport | None = None

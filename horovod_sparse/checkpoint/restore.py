@@ -1,4 +1,4 @@
-"""A checkpoint's files, read and handed to model, optimizer and exchange; on all ranks alike."""
+"""Collective loading of a checkpoint: from its files into model, optimizer and exchange."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _LOG = logging.getLogger("horovod_sparse")
 
 @dataclass(frozen=True)
 class Restored:
-    """Results of loading, besides what went into model, optimizer and the others.
+    """Result of loading, in addition to the state of model, optimizer and other objects.
 
     Attributes:
-        step: Given when it was saved.
-        data: This rank's, given when it was saved. On another number of ranks: that of rank 0, on every rank.
-        notes: What could not be carried over; the same on every rank.
-        digest: Of the checkpoint, as ``save`` gave it.
+        step: Step passed to ``save``.
+        data: Data that this rank passed to ``save``; with another world size, the data of rank 0 on every rank.
+        notes: Messages about state that could not be carried over; the same on every rank.
+        digest: Digest of the checkpoint, as returned by ``save``.
     """
 
     step: int
@@ -41,13 +41,13 @@ class Restored:
 
 @dataclass(frozen=True)
 class Content:
-    """Parts of a checkpoint that this rank goes on with.
+    """Parts of a checkpoint that this rank needs.
 
     Attributes:
-        manifest: Of the checkpoint.
-        shared: The part that is the same on all ranks.
-        own: The parts of single ranks: one; on other ranks than those that saved, those dealt out to this one.
-        first: The state of the exchange on the old rank 0, without memories, and its data.
+        manifest: Manifest of the checkpoint.
+        shared: Part that is the same on all ranks.
+        own: Part of this rank; with another world size, the parts of the old ranks assigned to this rank, if any.
+        first: State of the exchange on the old rank 0, without memories, and the data of that rank.
     """
 
     manifest: Manifest
@@ -57,10 +57,10 @@ class Content:
 
 
 def read(transport: Transport, folder: Folder, manifest: Manifest) -> Content:
-    """Reads what this rank goes on with; a collective call.
+    """Read the parts of a checkpoint that this rank needs; a collective call.
 
     Raises:
-        CheckpointError: A file is damaged, or the ranks' files do not fit each other. Raised on all ranks.
+        CheckpointError: A file is damaged, or the files of the ranks do not match. Raised on all ranks.
     """
     what, place, rank = f"step {manifest.step} cannot be loaded", folder.place(manifest.step), transport.rank
     with together(transport, what):
@@ -71,10 +71,12 @@ def read(transport: Transport, folder: Folder, manifest: Manifest) -> Content:
     with process.communicating(CALL, transport):
         first = transport.broadcast_object(first)
     assert first is not None
-    with together(transport, what):  # whoever had other buckets would wait for ranks that have not
+    with together(transport, what):  # ranks with different buckets would wait for each other
         for old, state in zip(mine, own, strict=True):
             if _parameters(leader(state["compression"])) != _parameters(first[0]):
-                raise ValueError(f"{place / shard(old)} has other buckets than {shard(0)}: it is of another training")
+                raise ValueError(
+                    f"{place / shard(old)} has different buckets than {shard(0)}: it belongs to another run"
+                )
     return Content(manifest, shared, own, first)
 
 
@@ -85,10 +87,10 @@ def _parameters(state: Mapping[str, Any]) -> list[Any]:
 def restore(
     transport: Transport, content: Content, model: nn.Module, optimizer: Any, exchange: Any, others: dict[str, Any]
 ) -> Restored:
-    """Hands over what was read; a collective call.
+    """Load the content into model, optimizer, exchange and other objects; a collective call.
 
     Raises:
-        CheckpointError: It does not fit. Raised on all ranks; what was loaded into may be half changed.
+        CheckpointError: The content does not fit. Raised on all ranks; the objects may be partly changed.
     """
     manifest, shared, own = content.manifest, content.shared, content.own
     what = f"step {manifest.step} cannot be loaded"
@@ -104,14 +106,14 @@ def restore(
         notes += _new_ranks(manifest.ranks, transport.size)
         with together(transport, what):
             if sparse:
-                state, more = exchange.merge([one["compression"] for one in own], state)
+                state, more = exchange.merge([part["compression"] for part in own], state)
                 notes += more
     with together(transport, what):
         model.load_state_dict(model_state)
         optimizer.load_state_dict(shared["optimizer"])
         notes += load_others(others, shared["others"])
         if sparse:
-            exchange.load_state_dict(state)  # last: with local steps, parts of the others are this rank's own
+            exchange.load_state_dict(state)  # last: with local steps, it overwrites parts of the rest
         if own:
             set_generators(own[0]["generators"])
     if transport.rank == 0:
@@ -121,7 +123,7 @@ def restore(
 
 
 def _new_ranks(before: int, now: int) -> list[str]:
-    notes = [f"{before} ranks saved it and {now} go on, with the data and buffers of rank 0"]
+    notes = [f"it was saved by {before} ranks and resumes on {now}, with the data and buffers of rank 0"]
     if now > before:
         new = f"rank {before} is" if now == before + 1 else f"ranks {before} to {now - 1} are"
         notes.append(f"{new} new: generators there keep their seeds")

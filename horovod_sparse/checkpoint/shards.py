@@ -1,4 +1,4 @@
-"""A checkpoint's files of tensors, written and read. Loading executes no code."""
+"""Writing and reading of a checkpoint's tensor files. Reading executes no code."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from horovod_sparse.checkpoint.folder import naming
 from horovod_sparse.checkpoint.manifest import SHARED, Entry, Manifest, shard
 from horovod_sparse.engine.state import require_finite
 
-# What a file holds, and of which types.
+# Parts of each file, and their types.
 _SHARED = {"model": dict, "optimizer": dict, "compression": dict | None, "others": dict}
 _OWN = {"compression": dict | None, "generators": dict, "buffers": dict, "data": dict}
 
 
 def write(folder: Path, name: str, content: dict[str, Any]) -> Entry:
-    """Writes a file of a checkpoint that is not whole yet, down to the disk.
+    """Write a file of an incomplete checkpoint, and sync it to disk.
 
     Raises:
-        CheckpointError: It cannot be written; names path and cause.
+        CheckpointError: The file cannot be written; the message names path and cause.
     """
     path = folder / name
     with naming(path):
@@ -39,15 +39,15 @@ def write(folder: Path, name: str, content: dict[str, Any]) -> Entry:
 
 
 def read_shared(manifest: Manifest, folder: Path) -> dict[str, Any]:
-    """The part that is the same on all ranks; raises as ``read_own``."""
+    """Return the part that is the same on all ranks; raise CheckpointError if it is not what was saved."""
     return _read(manifest, folder, SHARED, _SHARED)
 
 
 def read_own(manifest: Manifest, folder: Path, rank: int) -> dict[str, Any]:
-    """The part of one of the ranks that have saved.
+    """Return the part saved by one of the old ranks.
 
     Raises:
-        CheckpointError: It is not what was saved, or a training could not go on with it.
+        CheckpointError: The file is not what was saved, has no buckets, or holds numbers that are not finite.
     """
     content = _read(manifest, folder, shard(rank), _OWN)
     try:
@@ -60,8 +60,10 @@ def read_own(manifest: Manifest, folder: Path, rank: int) -> dict[str, Any]:
 
 def _require_buckets(compression: Any) -> None:
     buckets = [] if compression is None else compression.get("buckets")
-    if not isinstance(buckets, list) or not all(isinstance(one, dict) and "parameters" in one for one in buckets):
-        raise ValueError("compression holds no buckets: it is no part of a checkpoint")
+    if not isinstance(buckets, list) or not all(
+        isinstance(bucket, dict) and "parameters" in bucket for bucket in buckets
+    ):
+        raise ValueError("compression holds no buckets: this is not a file of a checkpoint")
 
 
 def _read(manifest: Manifest, folder: Path, name: str, parts: dict[str, Any]) -> dict[str, Any]:
@@ -72,15 +74,15 @@ def _read(manifest: Manifest, folder: Path, name: str, parts: dict[str, Any]) ->
             raise CheckpointError(f"{folder / name} cannot be read: {error!r:.300}") from error
     fits = isinstance(content, dict) and content.keys() == parts.keys()
     if not fits or not all(isinstance(content[part], kind) for part, kind in parts.items()):
-        raise CheckpointError(f"{folder / name} does not hold {', '.join(parts)}: it is no part of a checkpoint")
+        raise CheckpointError(f"{folder / name} does not hold {', '.join(parts)}: it is not a file of a checkpoint")
     parts_by_name: dict[str, Any] = content
     return parts_by_name
 
 
 class _Sink(io.RawIOBase):
-    """Passes on what torch writes, and takes length and digest of it on the way.
+    """Writer that forwards torch's output to a file, and computes its length and SHA-256.
 
-    An error inside torch's writer would be replaced by one that does not name the cause: it is kept until ``finish``.
+    Errors are raised by ``finish`` only: torch's writer would replace them with one that does not name the cause.
     """
 
     def __init__(self, file: Any) -> None:

@@ -1,4 +1,4 @@
-"""Copies of a training's state, which a thread can write while the training goes on."""
+"""Copies of the training state, which a thread writes while training continues."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from torch import nn
 
 
 class Staging:
-    """Memory on the host for the copies, which every save uses again: new pages take longer than the copying.
+    """Host buffers for the copies, reused by every save: new pages would take longer than the copy itself.
 
-    As much as a checkpoint holds stays allocated; what is for tensors of a GPU is pinned.
+    The buffers are as large as a checkpoint and stay allocated. Those for GPU tensors are pinned.
     """
 
     def __init__(self) -> None:
         self._buffers: list[torch.Tensor] = []
         self._used = 0
-        self._copies: dict[Any, torch.Tensor] = {}  # of this save, by what was copied: tied parameters stay one
+        self._copies: dict[Any, torch.Tensor] = {}  # of this save, by source: tied parameters stay tied
         self._own: set[int] = set()
-        self._waits = False
+        self._needs_sync = False
 
     def begin(self) -> None:
-        """Gives up the copies of the save before."""
-        self._used, self._waits = 0, False
+        """Release the copies of the previous save."""
+        self._used, self._needs_sync = 0, False
         self._copies.clear()
         self._own.clear()
 
     def array(self, array: Any) -> NDArray[Any]:
-        """A copy of a NumPy or CuPy array."""
+        """Return a host copy of a NumPy or CuPy array."""
         dtype = torch.from_numpy(np.empty(0, array.dtype)).dtype
         host: NDArray[Any] = self._buffer(torch.empty(array.shape, dtype=dtype, device="meta"), False).numpy()
         if isinstance(array, np.ndarray):
@@ -42,20 +42,20 @@ class Staging:
         return host
 
     def copy(self, state: Any) -> Any:
-        """A copy of nested dicts and lists in which nothing is the training's any more; complete when this returns.
+        """Return a complete copy of nested dicts and lists that shares no memory with the training.
 
         Arrays that ``array`` has copied since ``begin`` are not copied again.
         """
         copied = self._copy(state)
-        if self._waits:
+        if self._needs_sync:
             torch.cuda.synchronize()
         return copied
 
     def _copy(self, state: Any) -> Any:
         if type(state) in (dict, OrderedDict):
-            return type(state)((key, self._copy(one)) for key, one in state.items())
+            return type(state)((key, self._copy(value)) for key, value in state.items())
         if type(state) in (list, tuple):
-            return type(state)(self._copy(one) for one in state)
+            return type(state)(self._copy(item) for item in state)
         if type(state) in (torch.Tensor, nn.Parameter) and state.layout is torch.strided:
             return self._tensor(state.detach())
         return copy.deepcopy(state)
@@ -67,18 +67,18 @@ class Staging:
         if key not in self._copies:
             on_gpu = tensor.is_cuda
             self._copies[key] = self._buffer(tensor, pinned=on_gpu).copy_(tensor, non_blocking=on_gpu)
-            self._waits |= on_gpu
+            self._needs_sync |= on_gpu
         return self._copies[key]
 
     def _buffer(self, like: torch.Tensor, pinned: bool) -> torch.Tensor:
-        """The next buffer: that of the save before, where it fits."""
+        """Return the next buffer: that of the previous save if it fits, otherwise a new one."""
         if self._used == len(self._buffers):
             self._buffers.append(torch.empty(0))
-        known = self._buffers[self._used]
-        if (known.shape, known.dtype, known.is_pinned()) != (like.shape, like.dtype, pinned):
-            known = torch.empty_like(like, device="cpu", pin_memory=pinned)
-            self._buffers[self._used] = known
+        buffer = self._buffers[self._used]
+        if (buffer.shape, buffer.dtype, buffer.is_pinned()) != (like.shape, like.dtype, pinned):
+            buffer = torch.empty_like(like, device="cpu", pin_memory=pinned)
+            self._buffers[self._used] = buffer
         self._used += 1
-        if known.numel():
-            self._own.add(known.data_ptr())
-        return known
+        if buffer.numel():
+            self._own.add(buffer.data_ptr())
+        return buffer

@@ -1,4 +1,4 @@
-"""Parts of a checkpoint besides the exchange's own state: generators, buffers, and what users add."""
+"""State outside the exchange: random generators, model buffers, and values that users add."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import nn
 
-_PLAIN = (bool, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
-_LONGEST = 255  # bytes of an integer; torch.load with weights_only reads no longer ones
-_DEEPEST = 100  # levels of containers; each takes several of the levels to which Python's pickle can recurse
+_PLAIN = (bool, float, complex, str, type(None), torch.Size, torch.dtype, torch.device)
+_LONGEST = 255  # bytes of the longest integer that torch.load reads with weights_only
+_DEEPEST = 100  # levels of nested containers; Python's pickle recurses several times for each
 
 
 def generators() -> dict[str, Any]:
-    """The states of the global generators on this rank: Python's, NumPy's, torch's, and torch's on its CUDA device."""
+    """Return the states of this rank's global generators: Python, NumPy, torch, and torch on the CUDA device."""
     numpy = np.random.get_state(legacy=False)  # noqa: NPY002 - scripts use it
     assert isinstance(numpy, dict)
-    key = numpy["state"]["key"].astype(np.int64)  # torch has had uint32 since 2.3 only
+    key = numpy["state"]["key"].astype(np.int64)  # torch supports uint32 only since 2.3
     return {
         "python": random.getstate(),
         "numpy": {**numpy, "state": {**numpy["state"], "key": torch.from_numpy(key)}},
@@ -31,7 +31,7 @@ def generators() -> dict[str, Any]:
 
 
 def set_generators(state: dict[str, Any]) -> None:
-    """Takes over states given by ``generators``."""
+    """Restore the states returned by ``generators``."""
     random.setstate(state["python"])
     numpy = state["numpy"]
     key = numpy["state"]["key"].numpy().astype(np.uint32)
@@ -42,21 +42,21 @@ def set_generators(state: dict[str, Any]) -> None:
 
 
 def buffers(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
-    """The part of a model's state that differs between ranks, such as batch normalization's statistics."""
+    """Return the part of a model's state that differs between ranks, such as batch normalization statistics."""
     names = {name for name, _ in model.named_buffers(remove_duplicate=False)}
     return {name: value for name, value in state.items() if name in names}
 
 
 def require_loadable(value: Any, name: str, depth: int = _DEEPEST) -> None:
-    """Raise if a value cannot be loaded again without executing code.
+    """Raise if a value cannot be saved and loaded again without executing code.
 
     Args:
         value: Nested dicts and lists of numbers, strings and tensors.
         name: How to refer to the value in the message.
-        depth: Levels of nesting that are still allowed.
+        depth: Remaining levels of nesting allowed.
 
     Raises:
-        ValueError: A part of the value cannot be loaded; names that part.
+        ValueError: A part of the value cannot be loaded; the message names it.
     """
     if type(value) is int:
         _require_short(value, name)
@@ -72,18 +72,18 @@ def require_loadable(value: Any, name: str, depth: int = _DEEPEST) -> None:
 
 
 def _parts(value: Any) -> Iterator[tuple[Any, str]]:
-    """Keys, items and attributes of a container, each with what follows the container's name in a message."""
+    """Yield keys, items and attributes of a container, each with the suffix that locates it in a message."""
     if isinstance(value, dict):
         yield from ((key, f" (key {_shown(key)})") for key in value)
-        yield from ((one, f"[{_shown(key)}]") for key, one in value.items())
+        yield from ((item, f"[{_shown(key)}]") for key, item in value.items())
     else:
-        yield from ((one, f"[{index}]") for index, one in enumerate(value))
-    if type(value) is OrderedDict:  # torch keeps the metadata of a model's state in an attribute
-        yield from ((one, f".{attribute}") for attribute, one in vars(value).items())
+        yield from ((item, f"[{index}]") for index, item in enumerate(value))
+    if type(value) is OrderedDict:  # torch stores the metadata of a model's state in an attribute
+        yield from ((item, f".{attribute}") for attribute, item in vars(value).items())
 
 
 def _shown(key: Any) -> str:
-    """A key as it is shown in a message; Python refuses to print very long integers."""
+    """Return the text of a key for a message; Python refuses to print very long integers."""
     return f"<integer of {key.bit_length()} bits>" if isinstance(key, int) and not _is_short(key) else repr(key)
 
 

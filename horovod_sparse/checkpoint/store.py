@@ -1,4 +1,4 @@
-"""A state that was collected goes to the disk, by all ranks together: on the program's thread or beside it."""
+"""Collective writing of a snapshot to disk, by the calling thread or a background thread."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _LOG = logging.getLogger("horovod_sparse")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """State of a training at one step.
+    """Training state of one step, as saved by one rank.
 
     Attributes:
-        step: Of the training.
-        token: Of this save alone, the same on all ranks.
-        own: This rank's own part.
-        shared: The part that is the same on all ranks; empty on all but rank 0.
+        step: Step number.
+        token: Unique identifier of this save; the same on all ranks.
+        own: Part of this rank.
+        shared: Part that is the same on all ranks; empty except on rank 0.
     """
 
     step: int
@@ -36,25 +36,25 @@ class Snapshot:
 
 
 def failed(step: int) -> str:
-    """The beginning of the message of a save that has failed."""
+    """Return the start of the error message of a failed save."""
     return f"step {step} could not be saved"
 
 
 def store(transport: Transport, folder: Folder, snapshot: Snapshot, keep: int, call: str) -> str:
-    """Writes a checkpoint, gives it its name when all of it is on the disk, and deletes older ones; a collective call.
+    """Write a checkpoint, rename it once all of it is on disk, and delete older ones; a collective call.
 
     Args:
-        transport: The ranks; nobody else uses it meanwhile.
-        folder: Of the checkpoints.
-        snapshot: This rank's.
-        keep: Checkpoints to keep.
-        call: As for ``together``.
+        transport: Transport of the ranks; not used for anything else during the call.
+        folder: Folder of the checkpoints.
+        snapshot: State of this rank.
+        keep: Number of checkpoints to keep.
+        call: Public call for stall reports, see ``together``.
 
     Returns:
         The checkpoint's digest.
 
     Raises:
-        CheckpointError: Something could not be written. Raised on all ranks; nothing is left behind.
+        CheckpointError: The checkpoint could not be written. Raised on all ranks, after partial files are removed.
     """
     what, partial = failed(snapshot.step), folder.partial(snapshot.step, snapshot.token)
     try:
@@ -70,7 +70,7 @@ def store(transport: Transport, folder: Folder, snapshot: Snapshot, keep: int, c
     except CheckpointError:
         folder.discard(partial)
         with process.communicating(call, transport):
-            wait_for_all(transport)  # another save must not begin while a rank still cleans up
+            wait_for_all(transport)  # another save must not begin while a rank is still cleaning up
         raise
 
 
@@ -82,10 +82,10 @@ def _complete(
         everyone = transport.gather_object(files)
     with together(transport, failed(snapshot.step), call):
         if everyone is not None:
-            together_files = {name: entry for one in everyone for name, entry in one.items()}
-            digest = folder.complete(partial, snapshot.step, len(everyone), together_files).digest
+            all_files = {name: entry for of_rank in everyone for name, entry in of_rank.items()}
+            digest = folder.complete(partial, snapshot.step, len(everyone), all_files).digest
             folder.prune(keep)
-            _LOG.info("step %d is saved in %s, digest %s", snapshot.step, folder.of(snapshot.step), digest)
+            _LOG.info("saved step %d to %s, digest %s", snapshot.step, folder.of(snapshot.step), digest)
     with process.communicating(call, transport):
         known: str = transport.broadcast_object(digest)
     return known

@@ -1,4 +1,4 @@
-"""Failures of one rank become failures of all of them alike, so that none waits for another."""
+"""Collective errors: a failure on one rank is raised on all ranks, so that none waits for another."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from horovod_sparse.checkpoint.errors import CheckpointError
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.transport.base import Transport
 
-CALL = "Checkpoints.save() or load()"  # for reports of stalls
-_SHOWN = 3  # ranks whose errors a message holds
-_PERIOD = 0.001  # seconds between two looks for ranks that are still busy
+CALL = "Checkpoints.save() or load()"  # for stall reports
+_SHOWN = 3  # ranks whose errors a message contains
+_PERIOD = 0.001  # seconds between two polls for ranks that are still busy
 
 
 @contextmanager
 def together(transport: Transport, what: str, call: str = CALL) -> Iterator[None]:
-    """Lets a block fail on all ranks where it fails on one. A collective call, when the block is left.
+    """Raise an error on all ranks if the block fails on any rank. The end of the block is a collective call.
 
     Args:
-        transport: The ranks that take part.
-        what: What has failed then; begins the message.
-        call: What the program waits in, for reports of stalls; empty: it does not wait, but a thread beside it.
+        transport: Transport of the ranks that take part.
+        what: Start of the error message, such as "step 3 could not be saved".
+        call: Public call that the program waits in, for stall reports; empty if only a background thread waits.
 
     Raises:
-        CheckpointError: The block has raised on this or another rank; the message is the same on all ranks.
+        CheckpointError: The block failed on this or another rank; the message is the same on all ranks.
     """
     error: Exception | None = None
     try:
@@ -41,7 +41,7 @@ def together(transport: Transport, what: str, call: str = CALL) -> Iterator[None
 
 
 def wait_for_all(transport: Transport) -> None:
-    """Waits until all ranks have come here; asleep, as a rank that writes to the disk or trains needs the core."""
+    """Wait until all ranks arrive; sleep meanwhile, as a rank that writes to disk or trains needs the core."""
     transport.barrier(pause=_PERIOD)
 
 

@@ -1,4 +1,4 @@
-"""Devices that tensors are on: arrays made of these, and the order in which work on them is done there."""
+"""Devices of tensors: arrays that share their memory, and the order of the work on them."""
 
 from __future__ import annotations
 
@@ -13,80 +13,80 @@ import torch
 
 from horovod_sparse.kernels.types import Array
 
-# A point in the work of a device that was begun so far.
+# A point in the work that has been submitted to a device; an event on a GPU.
 Mark: TypeAlias = Any
 
 
 class Device(Protocol):
-    """A device that kernels run on, and its order of work.
+    """A device on which kernels run, with its order of work.
 
     Attributes:
-        horovod_reaches: Whether every Horovod, however it was built, exchanges tensors that are there.
+        horovod_reaches: Whether Horovod exchanges tensors on this device even if it was built without CUDA.
     """
 
     horovod_reaches: bool
 
     def empty(self, dtype: torch.dtype) -> Array:
-        """An array without elements, float32 or float64, which names the device to whatever is like it."""
+        """Return an empty array in float32 or float64, which determines device and dtype of arrays created like it."""
         ...
 
     def array_of(self, tensor: torch.Tensor) -> Array:
-        """A flat array of a contiguous tensor, sharing its memory.
+        """Return a flat array that shares the memory of a contiguous tensor.
 
         Args:
-            tensor: float32, float64, float16 or bfloat16.
+            tensor: A tensor in float32, float64, float16 or bfloat16.
         """
         ...
 
     def work(self, after: Iterable[Mark] = ()) -> AbstractContextManager[None]:
-        """Inside, kernels and copies are beside the caller's own work, and come after these marks."""
+        """Return a context in which kernels and copies run concurrently with the caller's work, after the marks."""
         ...
 
     def mark(self) -> Mark:
-        """The point that the work has reached which this thread has begun, inside ``work`` or outside."""
+        """Return a mark after all work that this thread has submitted, inside or outside of ``work``."""
         ...
 
     def follow(self, mark: Mark) -> None:
-        """Lets what this thread begins from now on come after a mark; does not wait for it."""
+        """Order the work that this thread submits from now on after a mark, without waiting for it."""
         ...
 
 
 class Host:
-    """The CPU, on which everything is done when a function returns."""
+    """The CPU, where work is complete when a function returns."""
 
     horovod_reaches = True
 
     def empty(self, dtype: torch.dtype) -> Array:
-        """An array without elements."""
+        """Return an empty array."""
         return self.array_of(torch.empty(0, dtype=dtype))
 
     def array_of(self, tensor: torch.Tensor) -> Array:
-        """A flat NumPy view; bfloat16 as that of ml_dtypes."""
-        if tensor.dtype == torch.bfloat16:  # unknown to NumPy itself
+        """Return a flat NumPy view; bfloat16 as the dtype of ml_dtypes."""
+        if tensor.dtype == torch.bfloat16:  # not a dtype of NumPy
             return tensor.view(torch.uint16).numpy().reshape(-1).view(ml_dtypes.bfloat16)
         array: Array = tensor.numpy().reshape(-1)  # torch's own views take ten times as long
         return array
 
     def work(self, after: Iterable[Mark] = ()) -> AbstractContextManager[None]:
-        """Nothing has to be arranged."""
+        """Return a context that does nothing."""
         del after
         return nullcontext()
 
     def mark(self) -> Mark:
-        """Everything is done."""
+        """Return None: all work is complete."""
         return None
 
     def follow(self, mark: Mark) -> None:
-        """Nothing has to be waited for."""
+        """Do nothing: all work is complete."""
 
 
 @functools.cache
 def device_of(device: torch.device) -> Device:
-    """The device that torch calls so; the same object every time.
+    """Return the device for a torch device; always the same object.
 
     Raises:
-        ImportError: It needs CuPy, which is not installed.
-        ValueError: There are no kernels for such a device.
+        ImportError: The device needs CuPy, which cannot be imported.
+        ValueError: There are no kernels for this kind of device.
     """
     if device.type == "cpu":
         return Host()
@@ -101,9 +101,9 @@ def device_of(device: torch.device) -> Device:
             ) from error
         made: Device = cuda.CudaDevice(device)
         return made
-    raise ValueError(f"parameters are on {device}, but gradients can be compressed on the CPU and on CUDA devices only")
+    raise ValueError(f"parameters are on {device}, but gradients can only be compressed on the CPU and on CUDA devices")
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that gradients are added up and sent in: float64 for float64, float32 for all others."""
+    """Return the dtype in which gradients are accumulated and sent: float64 for float64, float32 for all others."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -80,7 +80,7 @@ class Exchange:
         clips = momentum is not None and momentum.max_norm is not None
         factor_for = partial(momentum.clip, ranks=self.ranks) if clips else None
         self.worker = Worker(self._conditions, self.undoable, factor_for)
-        if self.ranks > 1:
+        if self.ranks > 1 and transport.job is not None:  # ranks that are threads end together
             process.abort_on_error()
             with process.communicating(_CALL, transport):
                 process.watch.add(transport, weakref.ref(self.worker), self._names, stall)

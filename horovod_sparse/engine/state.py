@@ -1,4 +1,4 @@
-"""States of an exchange as tensors, which files hold, and as arrays, which the pipelines hold."""
+"""Conversion of exchange states between tensors (in files) and arrays (in pipelines)."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["leader", "on_host", "require_finite", "to_arrays", "to_tensors"]
 
 
 def to_tensors(state: Any, copy: Callable[[Any], NDArray[Any]] = copy_to_host) -> Any:
-    """A copy of nested dictionaries in which arrays, copied to the host by ``copy``, have become tensors."""
+    """Return a copy of nested dictionaries with arrays, copied to the host by ``copy``, converted to tensors."""
     return _convert(state, lambda array: torch.from_numpy(copy(array)))
 
 
 def to_arrays(state: Any) -> Any:
-    """Nested dictionaries in which tensors have become NumPy arrays, that share their memory where they can."""
+    """Return nested dictionaries with tensors converted to NumPy arrays, which share memory if possible."""
     return _convert(state, lambda tensor: tensor.cpu().numpy())
 
 
 def on_host(state: Any) -> Any:
-    """A copy of nested dictionaries of tensors, on the host."""
+    """Return a copy on the host of nested dictionaries of tensors."""
     return _convert(state, lambda tensor: tensor.detach().to("cpu", copy=True))
 
 
 def leader(state: dict[str, Any] | None) -> dict[str, Any]:
-    """A rank's state without what is large, its memories and parameters; no buckets where Horovod exchanged."""
+    """Return a rank's state without its large parts, memories and parameters; without buckets if Horovod exchanged."""
     buckets = [] if state is None else state["buckets"]
     kept = {} if state is None else {key: state[key] for key in ("local_step",) if key in state}
     return {**kept, "buckets": [{**bucket, "memory": {}} for bucket in buckets]}

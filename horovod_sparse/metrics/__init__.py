@@ -1,6 +1,6 @@
-"""Spans of time per stage and bucket, as a table of totals or a Chrome trace that Perfetto opens.
+"""Time spans per stage and bucket, as a table of totals or a Chrome trace for Perfetto.
 
-Off until ``enable()`` is called; a span then costs about a microsecond, otherwise a part of it::
+Recording is off until ``enable()`` is called. A span costs about a microsecond with recording on, less with it off::
 
     from horovod_sparse import metrics
     metrics.enable()
@@ -8,15 +8,15 @@ Off until ``enable()`` is called; a span then costs about a microsecond, otherwi
         loss = model(batch)
     metrics.export("trace.json", comm)
 
-The pipeline records ``select`` (accumulate and select), ``agree``, ``exchange`` and ``apply`` per bucket, and marks the
-``density`` in force and what a schedule weighed (``weigh``, with the gains); the optimizer records ``wait``.
+The pipeline records ``select`` (accumulate and select), ``agree``, ``exchange`` and ``apply`` per bucket. It also
+marks the current ``density``, and the gains that a schedule compared (``weigh``). The optimizer records ``wait``.
 
-A GPU is still at work when the host leaves the block. With ``enable(device=torch.cuda)`` a span is the device's time
-instead: from when this thread's stream gets to the block until it has done what the block launched. No span waits for
-it; ``spans``, ``totals``, ``export``, ``clear`` and ``enable`` do.
+A GPU is still working when the host leaves the block. With ``enable(device=torch.cuda)``, spans measure device time
+instead: from when this thread's current stream reaches the block until it has completed the work launched there. Spans
+never wait for the device; ``spans``, ``totals``, ``export``, ``clear`` and ``enable`` do.
 
-While torch's profiler is on, or a tool listens to NVTX, spans are ranges there, too. ``Log`` and ``TextFile`` write
-what ``optimizer.statistics()`` tells.
+While torch's profiler is on, or a tool records NVTX, spans are also ranges there. ``Log`` and ``TextFile`` write the
+results of ``optimizer.statistics()`` to files.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _spans: list[Span] = []
 recording = False
 _device_time: DeviceTime | None = None
 NOTHING = nullcontext()
-# perf_counter has no defined zero; anchored to the epoch once, the ranks' spans line up as well as their clocks do.
+# perf_counter has no defined zero. It is anchored to the epoch once: spans of all ranks align as well as their clocks.
 _epoch = time.time_ns() - time.perf_counter_ns()
 
 
@@ -99,16 +99,16 @@ class _DeviceRecorder:
 
 
 def active() -> bool:
-    """Tells whether spans go anywhere: into a recording, or to a profiler that is on."""
+    """Return whether spans are recorded, or shown by a profiler that is on."""
     return recording or ranges.active()
 
 
 def enable(on: bool = True, device: Device | None = None) -> None:
-    """Starts (or with ``on=False`` stops) recording.
+    """Start recording, or stop it with ``on=False``.
 
     Args:
         on: Whether to record.
-        device: ``torch.cuda`` where the work is done on a GPU; this process may use one of them. None: the host.
+        device: ``torch.cuda`` to measure the time of the GPU, if this process uses only one. None: host time.
     """
     global recording, _device_time
     _read_device()
@@ -122,11 +122,11 @@ def _read_device() -> None:
 
 
 def span(name: str, **details: Any) -> AbstractContextManager[None]:
-    """Records the time spent in a ``with`` block.
+    """Record the time spent in a ``with`` block.
 
     Args:
-        name: The stage.
-        **details: Shown with the span, such as ``bucket=3``; JSON values.
+        name: Name of the stage.
+        **details: JSON values shown with the span, such as ``bucket=3``.
     """
     around = ranges.around(name) if ranges.active() else None
     if not recording:
@@ -136,11 +136,11 @@ def span(name: str, **details: Any) -> AbstractContextManager[None]:
 
 
 def mark(name: str, **details: Any) -> None:
-    """Records a moment: a span of no length.
+    """Record a point in time, as a span of length zero.
 
     Args:
-        name: What happened.
-        **details: Shown with it; JSON values.
+        name: Name of the event.
+        **details: JSON values shown with the mark.
     """
     if not recording:
         return
@@ -153,19 +153,19 @@ def mark(name: str, **details: Any) -> None:
 
 
 def spans() -> tuple[Span, ...]:
-    """The spans recorded so far, in the order they ended."""
+    """Return the spans recorded so far, in the order in which they ended."""
     _read_device()
     return tuple(_spans)
 
 
 def clear() -> None:
-    """Forgets the spans recorded so far."""
+    """Delete the spans recorded so far."""
     _read_device()
     _spans.clear()
 
 
 def totals() -> dict[str, float]:
-    """Seconds per stage, summed over threads and buckets."""
+    """Return the seconds per stage, summed over threads and buckets."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for recorded in spans():
         seconds[recorded.name] += recorded.duration / 1e9
@@ -173,11 +173,12 @@ def totals() -> dict[str, float]:
 
 
 def export(path: str | os.PathLike[str], comm: MPI.Intracomm | None = None) -> None:
-    """Writes the spans as Chrome trace JSON, one process a rank and one track a thread.
+    """Write the spans as Chrome trace JSON, with one process per rank and one track per thread.
 
     Args:
-        path: File to write; written beside and renamed, so that a reader never sees half of it.
-        comm: When given, a collective call: rank 0 writes the spans of all ranks. Otherwise this process' own.
+        path: Output file; written under a temporary name and renamed, so that readers never see a partial file.
+        comm: Communicator of a collective call in which rank 0 writes the spans of all ranks. None: this process writes
+            its own spans.
     """
     ranks = [spans()] if comm is None else comm.gather(spans(), root=0)
     if ranks is not None:

@@ -1,4 +1,4 @@
-"""Spans, and the Chrome trace that is made of them."""
+"""Spans, and their output as a Chrome trace."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One stretch of work.
+    """Time span of a piece of work.
 
     Attributes:
-        name: The stage.
-        start: Begin in ns since the epoch, by the monotonic clock.
-        duration: Length in ns; on a device, of its work.
+        name: Name of the stage.
+        start: Start in ns since the epoch, by the monotonic clock.
+        duration: Duration in ns; on a device, that of the work launched.
         thread: Name of the thread that did the work.
-        details: What else is known, such as the bucket's number.
+        details: Further JSON values, such as the bucket number.
     """
 
     name: str
@@ -30,22 +30,22 @@ class Span:
 
 
 def write(path: str | os.PathLike[str], ranks: Sequence[Sequence[Span]]) -> None:
-    """Writes every rank's spans, one process a rank and one track a thread.
+    """Write the spans of all ranks, with one process per rank and one track per thread.
 
     Args:
-        path: File to write; written beside and renamed, so that a reader never sees half of it.
-        ranks: The spans of each rank.
+        path: Output file; written under a temporary name and renamed, so that readers never see a partial file.
+        ranks: Spans of each rank, in rank order.
     """
     events = [event for rank, recorded in enumerate(ranks) for event in _events(rank, recorded)]
     target = Path(path)
-    beside = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    beside.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
-    beside.replace(target)
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}))
+    temporary.replace(target)
 
 
 def _events(rank: int, recorded: Sequence[Span]) -> list[dict[str, Any]]:
-    """One rank's spans as trace events; times in microseconds, as the format wants them."""
-    threads = {name: number for number, name in enumerate(sorted({one.thread for one in recorded}))}
+    """Return the trace events of one rank's spans; the format requires times in microseconds."""
+    threads = {name: number for number, name in enumerate(sorted({span.thread for span in recorded}))}
     names = [{"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}}]
     names += [
         {"ph": "M", "name": "thread_name", "pid": rank, "tid": number, "args": {"name": name}}
@@ -54,12 +54,12 @@ def _events(rank: int, recorded: Sequence[Span]) -> list[dict[str, Any]]:
     return names + [
         {
             "ph": "X",
-            "name": one.name,
+            "name": span.name,
             "pid": rank,
-            "tid": threads[one.thread],
-            "ts": one.start / 1e3,
-            "dur": one.duration / 1e3,
-            "args": one.details,
+            "tid": threads[span.thread],
+            "ts": span.start / 1e3,
+            "dur": span.duration / 1e3,
+            "args": span.details,
         }
-        for one in recorded
+        for span in recorded
     ]

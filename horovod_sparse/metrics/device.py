@@ -1,4 +1,4 @@
-"""A device's time: events in its streams, read when the device has come so far."""
+"""Device spans, measured with events in streams and read once the device has completed them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _MOST_LAUNCHED = 4096
 
 
 class Device(Protocol):
-    """Device that work is launched on and done later: ``torch.cuda``, or a module with the same two names."""
+    """Device that executes launched work asynchronously: ``torch.cuda``, or a module with the same two functions."""
 
     def Event(self, *, enable_timing: bool) -> Any:  # noqa: N802 - torch's name
-        """An event with ``record``, ``query``, ``synchronize`` and ``elapsed_time`` (ms), as torch has them."""
+        """Return an event with ``record``, ``query``, ``synchronize`` and ``elapsed_time`` (ms), as in torch."""
         ...
 
     def synchronize(self) -> None:
-        """Waits until the device has done everything."""
+        """Wait until the device has completed all work."""
         ...
 
 
 class _Launched(NamedTuple):
-    """A span whose end the device may not have reached yet."""
+    """Span whose end the device may not have reached yet."""
 
     name: str
     thread: str
@@ -35,12 +35,12 @@ class _Launched(NamedTuple):
 
 
 class DeviceTime:
-    """Collects spans between events; nothing but ``read`` waits for the device.
+    """Recorder of spans between events. Only the constructor and ``read`` wait for the device.
 
     Args:
-        device: The device.
-        epoch: What added to ``time.perf_counter_ns`` gives ns since the epoch.
-        spans: Spans are appended here, in the order they ended on the host.
+        device: Device that executes the work.
+        epoch: Difference in ns between time since the epoch and ``time.perf_counter_ns``.
+        spans: List to append spans to, in the order in which they ended on the host.
     """
 
     def __init__(self, device: Device, epoch: int, spans: list[Span]) -> None:
@@ -52,9 +52,9 @@ class DeviceTime:
         self._align()
 
     def _align(self) -> None:
-        """Lets the device's time count from now.
+        """Set the zero of device time to now.
 
-        An event's distance from here is a float32 in ms: after a minute 4 us are told apart, after ten 0.06 ms.
+        The time from zero to an event is a float32 in ms. Its resolution is 4 us after a minute, 0.06 ms after ten.
         """
         self._device.synchronize()
         self._zero = self.event()
@@ -62,13 +62,13 @@ class DeviceTime:
         self._began = time.perf_counter_ns() + self._epoch
 
     def event(self) -> Any:
-        """The end of what was launched so far on this thread's current stream."""
+        """Record an event after all work launched so far on this thread's current stream, and return it."""
         event = self._device.Event(enable_timing=True)
         event.record()
         return event
 
     def add(self, name: str, details: dict[str, Any], start: Any, end: Any) -> None:
-        """Takes a span. Where many are waiting, those that the device is through with are read."""
+        """Add a span. If many are pending, read those that the device has completed."""
         self._launched.append(_Launched(name, threading.current_thread().name, details, start, end))
         if len(self._launched) > _MOST_LAUNCHED and self._reading.acquire(blocking=False):
             try:
@@ -78,15 +78,15 @@ class DeviceTime:
                 self._reading.release()
 
     def read(self) -> None:
-        """Waits for the device and reads everything."""
+        """Wait for the device, and read all spans."""
         with self._reading:
             while self._launched:
                 self._launched[0].end.synchronize()
                 self._spans.append(self._placed(self._launched.popleft()))
             self._align()
 
-    def _placed(self, one: _Launched) -> Span:
-        """A span that the device is through with, on the axis of the host's time."""
-        start = self._began + round(1e6 * self._zero.elapsed_time(one.start))
-        duration = round(1e6 * one.start.elapsed_time(one.end))
-        return Span(one.name, start, duration, one.thread, one.details)
+    def _placed(self, launched: _Launched) -> Span:
+        """Return a span that the device has completed, with its start in host time."""
+        start = self._began + round(1e6 * self._zero.elapsed_time(launched.start))
+        duration = round(1e6 * launched.start.elapsed_time(launched.end))
+        return Span(launched.name, start, duration, launched.thread, launched.details)

@@ -1,4 +1,4 @@
-"""Statistics of a training in a file: a JSON object a line, which ``horovod-sparse report`` reads."""
+"""Training statistics as a file of JSON lines, which ``horovod-sparse report`` reads."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ NAME = "statistics.jsonl"
 
 
 class Log:
-    """Appends to ``statistics.jsonl`` in a run's folder; one rank makes it, as a rule rank 0.
+    """Writer of ``statistics.jsonl`` in a run's folder; create it on one rank, usually rank 0.
 
     ::
 
         log = metrics.Log("runs/sparse", compression="oktopk:density=0.01")
         log.write(step, optimizer.statistics(norms=True), loss=loss.item())
 
-    A training that goes on from a checkpoint goes on with the file. Where it repeats steps, the later records count.
+    A run that resumes from a checkpoint appends to the file. If it repeats steps, the later records count.
 
     Args:
-        folder: Of the run; made where it is missing.
-        **about: JSON values that say what the run is, such as its settings.
+        folder: Folder of the run; created if missing.
+        **about: JSON values that describe the run, such as its settings.
     """
 
     def __init__(self, folder: str | os.PathLike[str], **about: Any) -> None:
@@ -34,12 +34,12 @@ class Log:
         self._append({"about": about})
 
     def write(self, step: int, statistics: Mapping[str, float], **numbers: float) -> None:
-        """Appends a record; a reader sees whole lines.
+        """Append a record as one line.
 
         Args:
-            step: Steps of the training so far.
-            statistics: Those of ``optimizer.statistics()``, or whatever is known of a dense exchange.
-            **numbers: Others, of which the report draws ``loss`` and ``accuracy``, and names ``epoch``.
+            step: Number of training steps so far.
+            statistics: Result of ``optimizer.statistics()``, or the available numbers of a dense exchange.
+            **numbers: Further numbers; the report plots ``loss`` and ``accuracy``, and shows ``epoch``.
         """
         values = {name: _json(value) for name, value in (numbers | dict(statistics)).items()}
         self._append({"step": step, "time": time.time(), **values})
@@ -50,19 +50,19 @@ class Log:
 
 
 def _json(value: float) -> float | None:
-    """A number as JSON has it, also out of an array or tensor; it has none that is not finite."""
+    """Return a number, or the value of a one-element array or tensor, for JSON; None if it is not finite."""
     number = value if isinstance(value, int) else float(value)
     return number if math.isfinite(number) else None
 
 
 def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Reads what a ``Log`` has written.
+    """Read the file written by a ``Log``.
 
     Args:
-        folder: Of the run.
+        folder: Folder of the run.
 
     Returns:
-        What the run is, and its records in the order of their steps. Numbers that were not finite are None.
+        Description of the run, and its records in the order of steps. Numbers that were not finite are None.
 
     Raises:
         ValueError: The file is missing, damaged or without a record.
@@ -73,7 +73,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], list[dict[str,
     try:
         for line in path.read_text().splitlines(keepends=True):
             if not line.endswith("\n"):
-                break  # being written, or cut off when its program was killed
+                break  # being written, or cut off when the program was killed
             record = json.loads(line)
             if "about" in record:
                 about = dict(record["about"])

@@ -1,4 +1,4 @@
-"""Statistics as a text file for Prometheus: the textfile collector of its node exporter reads them."""
+"""Statistics as a text file for Prometheus, read by the textfile collector of its node exporter."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _PREFIX = "horovod_sparse"
 
 
 class TextFile:
-    """Writes the last numbers of this rank into a file; each rank of a node has one of its own.
+    """Writer of this rank's latest numbers to a file; each rank of a node writes a separate file.
 
     ::
 
         file = metrics.TextFile(f"/var/lib/node_exporter/horovod_sparse_{hvd.local_rank()}.prom", rank=hvd.rank())
         file.write(optimizer.statistics(), loss=loss.item())
 
-    Sums, such as ``horovod_sparse_bytes_sent_total``, are counters, which grow from call to call. Others, such as
-    ``horovod_sparse_density``, are gauges. Those of a bucket begin with ``horovod_sparse_bucket_`` and have a label
-    ``bucket``.
+    Sums, such as ``horovod_sparse_bytes_sent_total``, are counters, which grow from call to call. All other numbers,
+    such as ``horovod_sparse_density``, are gauges. Names of numbers of a bucket begin with ``horovod_sparse_bucket_``,
+    and have a label ``bucket``.
 
     Args:
-        path: The file, whose name the collector wants to end in ``.prom``.
+        path: Path of the file; must end in ``.prom``, as the collector requires.
         **labels: Labels of all numbers.
 
     Raises:
-        ValueError: The name ends otherwise.
+        ValueError: The path does not end in ``.prom``.
     """
 
     def __init__(self, path: str | os.PathLike[str], **labels: object) -> None:
@@ -40,11 +40,11 @@ class TextFile:
         self._values: dict[str, float] = {}
 
     def write(self, statistics: Mapping[str, float], **numbers: float) -> None:
-        """Writes the file beside and renames it, so that the collector never sees half of it.
+        """Write the file under a temporary name and rename it, so that the collector never sees a partial file.
 
         Args:
-            statistics: Those of ``optimizer.statistics()``: what was counted since the last call.
-            **numbers: Others; gauges.
+            statistics: Result of ``optimizer.statistics()``: numbers since the previous call.
+            **numbers: Further numbers, written as gauges.
         """
         for key, value in statistics.items():
             self._values[key] = value + (self._values.get(key, 0.0) if _is_sum(key) else 0.0)
@@ -58,9 +58,9 @@ class TextFile:
             kind = f"# TYPE {full} {'counter' if _is_sum(key) else 'gauge'}"
             metrics.setdefault(kind, []).append(f"{full}{_braces({**self._labels, **bucket})} {float(value)!r}")
         text = "\n".join(line for kind, samples in metrics.items() for line in (kind, *samples))
-        beside = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        beside.write_text(text + "\n")
-        beside.replace(self._path)
+        temporary = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        temporary.write_text(text + "\n")
+        temporary.replace(self._path)
 
 
 def _is_sum(key: str) -> bool:

@@ -1,4 +1,4 @@
-"""Spans as ranges of torch's profiler and of NVTX, while one of them is on; torch is only used where it is loaded."""
+"""Spans as ranges of torch's profiler or NVTX while either is on. Torch is not imported here, only used if loaded."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from types import TracebackType
 from typing import Any
 
 PREFIX = "hvs."
-# Nsight's tools, such as `nsys profile`, tell a program by this variable where its ranges go.
+# Nsight's tools, such as `nsys profile`, set this variable to receive a program's ranges.
 _NVTX = "NVTX_INJECTION64_PATH" in os.environ
 
 
 class Both:
-    """Two context managers as one.
+    """Two nested context managers in one.
 
     Args:
-        outer: Entered first.
-        inner: Left first.
+        outer: Context manager entered first and left last.
+        inner: Context manager entered last and left first.
     """
 
     __slots__ = ("_inner", "_outer")
@@ -38,18 +38,18 @@ class Both:
 
 
 def active() -> bool:
-    """Tells whether torch's profiler is on, or a tool listens to NVTX."""
+    """Return whether torch's profiler is on, or a tool records NVTX ranges."""
     profiler = sys.modules.get("torch.autograd.profiler")
     return _NVTX or (profiler is not None and profiler._is_profiler_enabled)
 
 
 def around(name: str) -> AbstractContextManager[Any] | None:
-    """A range of this name, where ``active()``; None: torch makes none of NVTX so far."""
+    """Return a range of this name, or None while torch cannot create one. Call it only if ``active()``."""
     torch: Any = sys.modules.get("torch")
     within: AbstractContextManager[Any] | None = None
     if torch is None:
         return within
-    if torch.autograd.profiler._is_profiler_enabled:  # under emit_nvtx() this is a range of NVTX
+    if torch.autograd.profiler._is_profiler_enabled:  # under emit_nvtx() this is an NVTX range
         within = torch.autograd.profiler.record_function(PREFIX + name)
     elif torch.cuda.is_initialized():  # torch may have been built without NVTX
         within = torch.cuda.nvtx.range(PREFIX + name)

@@ -69,15 +69,12 @@ def test_a_folder_without_results_is_named(tmp_path, capsys):
     assert f"{tmp_path / 'records.jsonl'} holds no records" in capsys.readouterr().err
 
 
-# What the command line starts, on two ranks.
-ON_TWO = "from benchmarks.convergence import __main__ as one; one.RANKS = 2; raise SystemExit(one.main())"
-
-
 @pytest.mark.full
 def test_what_is_missing_is_trained_and_everything_written(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     dense = {**Job("digits", RUNS[DENSE], seed=0, steps=4).settings(), "metric": "accuracy", "parameters": 1}
     dense |= {
+        "ranks": 2,
         "final": 0.5,
         "bytes_sent": 1e9,
         "residual_bytes": 0,
@@ -86,13 +83,13 @@ def test_what_is_missing_is_trained_and_everything_written(tmp_path, monkeypatch
     }
     path = tmp_path / "records.jsonl"
     path.write_text(json.dumps(dense) + "\n")
-    words = ["-c", ON_TWO, "--tasks", "digits", "--steps", "4", "--seeds", "1"]
+    words = ["-m", "benchmarks.convergence", "--tasks", "digits", "--steps", "4", "--seeds", "1", "--ranks", "2"]
     done = launch.python(*words, "--runs", "dense,topka,powersgd-2", "--output", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1/1 digits topka seed 0: accuracy" in done.stdout
     records = list(map(json.loads, path.read_text().splitlines()))
     assert records[0] == dense, "it is not trained again"
-    assert [(record["run"], record.get("ranks")) for record in records] == [("dense", None), ("topka", 2)]
+    assert [(record["run"], record.get("ranks")) for record in records] == [("dense", 2), ("topka", 2)]
     assert "| topka | `topka:density=0.01` |" in (tmp_path / "report.md").read_text()
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
     again = launch.python(*words, "--runs", "dense,topka", "--minutes", "0", "--output", str(tmp_path))

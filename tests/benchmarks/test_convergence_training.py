@@ -14,7 +14,8 @@ from benchmarks.convergence.exchanges import POWERSGD_START
 from benchmarks.convergence.runs import Job, Run
 from benchmarks.convergence.tasks import TASKS
 from benchmarks.convergence.training import batches, measure, train
-from horovod_sparse import metrics
+from benchmarks.convergence.worker import simulated
+from horovod_sparse.transport.mpi import MPITransport
 
 pytestmark = [pytest.mark.mpi, pytest.mark.slow]
 
@@ -24,23 +25,44 @@ PARAMETERS = 151_306
 
 
 @pytest.fixture(autouse=True)
-def _recording(hvd):
-    metrics.enable()
+def _process_group(hvd):
     yield
-    metrics.enable(False)
-    metrics.clear()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def outcome(spec, steps=3, task=DIGITS, **settings):
-    return train(task, SAMPLES, Job("digits", Run("run", "group", spec, **settings), seed=0, steps=steps))
+    return train(task, SAMPLES, job(spec, steps, **settings), transport())
+
+
+def job(spec, steps, **settings):
+    return Job("digits", Run("run", "group", spec, **settings), seed=0, steps=steps, ranks=transport().size)
+
+
+def transport():
+    return MPITransport(MPI.COMM_WORLD)
+
+
+@pytest.mark.parametrize(
+    ("spec", "optimizer"),
+    [
+        ("recommended:collective=topka,density=0.01", "momentum"),
+        pytest.param("oktopk:density=0.02,wire=bfloat16", "adam", marks=pytest.mark.full),
+        pytest.param("stable:density=0.1", "sgd", marks=pytest.mark.full),
+    ],
+)
+def test_a_simulation_on_threads_ends_with_the_same_bits(spec, optimizer):
+    record = outcome(spec, steps=20, optimizer=optimizer)
+    ours = simulated(job(spec, 20, optimizer=optimizer), SAMPLES, record["ranks"]) if transport().rank == 0 else record
+    names = ("digest", "final", "bytes_sent", "entries_sent", "residual_bytes")
+    same = [ours[name] == record[name] for name in names]
+    assert MPI.COMM_WORLD.bcast(same) == [True] * len(names)
 
 
 def test_an_epoch_gives_every_sample_to_one_rank_at_most():
     ranks, count, batch = horovod.torch.size(), 50, 3
     per_epoch = count // (batch * ranks)
-    order = batches(count, batch, seed=1)
+    order = batches(count, batch, 1, transport())
     for _ in range(2):
         mine = [next(order) for _ in range(per_epoch)]
         everyone = [sample for rank in MPI.COMM_WORLD.allgather(mine) for one in rank for sample in one]
@@ -49,7 +71,7 @@ def test_an_epoch_gives_every_sample_to_one_rank_at_most():
 
 
 def test_the_order_depends_on_the_seed_and_changes_every_epoch():
-    one, same, other = (batches(48, 48 // horovod.torch.size(), seed) for seed in (0, 0, 1))
+    one, same, other = (batches(48, 48 // horovod.torch.size(), seed, transport()) for seed in (0, 0, 1))
     first = next(one)
     assert first == next(same) != next(other)
     assert first != next(one)
@@ -152,7 +174,7 @@ def test_every_test_sample_counts_once():
         def forward(self, images):
             return torch.nn.functional.one_hot(torch.zeros(len(images), dtype=torch.int64), 10).float()
 
-    point = measure("accuracy", Counting(), Silent(), SAMPLES[1], train_loss=horovod.torch.rank(), step=1)
+    point = measure("accuracy", Counting(), Silent(), SAMPLES[1], horovod.torch.rank(), 1, transport())
     zeros = int((SAMPLES[1].labels == 0).sum())
     assert point["value"] == zeros / len(SAMPLES[1])
     assert point["train_loss"] == (horovod.torch.size() - 1) / 2
@@ -173,4 +195,4 @@ def test_perplexity_is_that_of_the_mean_loss():
             words = torch.stack([windows[one][0] for one in batch])
             return words, words
 
-    assert measure("perplexity", Uniform(), Silent(), Test(), 0.0, 1)["value"] == pytest.approx(10)
+    assert measure("perplexity", Uniform(), Silent(), Test(), 0.0, 1, transport())["value"] == pytest.approx(10)

@@ -87,13 +87,13 @@ def test_horovods_own_optimizer_is_saved_too(hvd, comm, folder):
         torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), compression=hvs.Compression.topka()
     )
     (note,) = checkpoints.load(model=model, optimizer=sparse).notes
-    assert "residuals start empty: it was saved with a dense exchange" in note
+    assert "residuals start empty: the checkpoint was saved with a dense exchange" in note
 
 
 def test_nothing_saved_is_nothing_loaded(comm, run, folder):
     checkpoints = Checkpoints(folder)
     assert everywhere(comm, checkpoints.load(**run.states) is None)
-    assert "holds no checkpoint of step 7; there are: none" in refusal(
+    assert "holds no checkpoint of step 7; available: none" in refusal(
         comm, lambda: checkpoints.load(step=7, **run.states)
     )
 
@@ -124,7 +124,7 @@ DAMAGE = {
     "shared.pt has 100 bytes, but": lambda last: os.truncate(last / "shared.pt", 100),
     "rank-00000.pt is not what was saved": lambda last: flip(last / "rank-00000.pt"),
     "rank-00000.pt is missing": lambda last: (last / "rank-00000.pt").unlink(),
-    "it is damaged or mixed up": lambda last: shutil.copy(last.with_name("step-00000003") / "shared.pt", last),
+    "it is damaged or of another save": lambda last: shutil.copy(last.with_name("step-00000003") / "shared.pt", last),
     "manifest.json is missing": lambda last: (last / "manifest.json").unlink(),
     "manifest.json is damaged": lambda last: os.truncate(last / "manifest.json", 50),
     "its digest is not that of its content": lambda last: edit(last / "manifest.json", number=7),
@@ -189,7 +189,7 @@ def with_bucket(shard, **changes):
         (lambda _: None, "does not hold compression, generators, buffers, data"),
         (poison, "compression['buckets'][0]['memory']['residual'] holds values that are not finite"),
         (lambda shard: with_bucket(shard, unit=float("inf")), "['unit'] is inf, which is not finite"),
-        (lambda shard: with_bucket(shard, parameters=["other"]), "has other buckets than rank-00000.pt"),
+        (lambda shard: with_bucket(shard, parameters=["other"]), "has different buckets than rank-00000.pt"),
         (lambda shard: {**shard, "compression": {}}, "compression holds no buckets"),
         (lambda shard: {**shard, "compression": {"buckets": [7]}}, "compression holds no buckets"),
     ],
@@ -231,7 +231,7 @@ def test_a_second_job_is_refused_and_leaves_nothing(comm, run, folder):
     holder = comm.bcast(os.getpid())
     if comm.Get_rank() > 0:
         job = Checkpoints(folder, process_set=MPI.COMM_SELF)
-        with pytest.raises(CheckpointError, match=rf"another job saves in .*\(process {holder} on .*wait until it has"):
+        with pytest.raises(CheckpointError, match=rf"another job saves to .*\(process {holder} on .*wait until it has"):
             job.save(2, model=run.model, optimizer=torch.optim.SGD(run.model.parameters(), lr=0.1))
     assert everywhere(comm, names(comm, folder) == ["step-00000001"])
     assert everywhere(comm, checkpoints.load(**run.states).step == 1)
@@ -271,7 +271,7 @@ def test_ranks_that_save_different_steps_are_told(comm, run, folder):
     if comm.Get_size() > 1:
         message = refusal(comm, lambda: checkpoints.save(comm.Get_rank(), **run.states))
         assert "ranks save different steps: [0, 1" in message
-    assert "whole number of at least 0, not -1" in refusal(comm, lambda: checkpoints.save(-1, **run.states))
+    assert "step must be an integer of at least 0, not -1" in refusal(comm, lambda: checkpoints.save(-1, **run.states))
 
 
 def test_a_save_within_a_step_is_refused(comm, run, folder):
@@ -332,7 +332,7 @@ def test_a_folder_that_is_a_file_is_named(comm, run, folder):
     on_rank_0(comm, lambda: folder.write_text("not a folder"))
     checkpoints = Checkpoints(folder)
     assert str(folder) in refusal(comm, lambda: checkpoints.save(1, **run.states))
-    assert f"{folder} is no folder" in refusal(comm, lambda: checkpoints.load(**run.states))
+    assert f"{folder} is not a folder" in refusal(comm, lambda: checkpoints.load(**run.states))
 
 
 def test_folders_that_nodes_do_not_share_are_noticed(comm, run, folder, tmp_path):

@@ -36,7 +36,7 @@ def other(tmp_path):
 
 def test_another_process_is_named_until_it_is_killed(tmp_path, other):
     with pytest.raises(
-        CheckpointError, match=rf"another job saves in {tmp_path} \(process {other.pid} on .*, job 4711"
+        CheckpointError, match=rf"another job saves to {tmp_path} \(process {other.pid} on .*, job 4711"
     ):
         lock.hold(tmp_path)
     other.kill()
@@ -78,7 +78,7 @@ def test_a_file_system_without_locks_is_told_once(tmp_path, monkeypatch, caplog,
     lock.hold(tmp_path)
     lock.hold(tmp_path)
     (record,) = caplog.records
-    assert f"no locks ({os.strerror(number)}): let no other job save there" in record.message
+    assert f"not support locks ({os.strerror(number)}): make sure that no other job saves" in record.message
 
 
 def test_another_error_is_not_hidden(tmp_path, monkeypatch):

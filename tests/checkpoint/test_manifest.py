@@ -118,6 +118,6 @@ def test_only_a_regular_file_is_opened(tmp_path, kind):
         os.mkfifo(path)
     else:
         path.mkdir()
-    message = "is a symbolic link: put the file itself in its place" if kind == "link" else "is no regular file"
+    message = "is a symbolic link: put the file itself in its place" if kind == "link" else "is not a regular file"
     with pytest.raises(CheckpointError, match=f"{path} {message}"):
         Manifest.read(tmp_path)

@@ -70,9 +70,11 @@ def test_every_gradient_is_in_the_parameters_or_in_a_residual(hvd, comm, folder,
     left = owed(optimizer) if sets[1].included() else 0.0
     assert everywhere(comm, np.isclose(comm.bcast(moved) + comm.allreduce(left), comm.allreduce(given)))
     assert everywhere(comm, comm.allreduce(abs(left)) > 0.01)
-    said = f"{sets[0].size()} ranks saved it and {sets[1].size()} go on, with the data and buffers of rank 0"
+    said = (
+        f"it was saved by {sets[0].size()} ranks and resumes on {sets[1].size()}, with the data and buffers of rank 0"
+    )
     assert everywhere(comm, not sets[1].included() or said in notes)
-    assert everywhere(comm, not sets[1].included() or "thresholds and regions of OkTopk start anew" in notes)
+    assert everywhere(comm, not sets[1].included() or "thresholds and regions of OkTopk start from scratch" in notes)
 
 
 @pytest.mark.parametrize("old", ["one", "all but one"])

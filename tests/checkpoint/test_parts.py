@@ -60,7 +60,9 @@ def test_an_option_that_matters_is_named(old, new, message):
 
 def test_dense_and_sparse_say_what_becomes_of_the_residuals():
     assert compare(DENSE, saved(exchange(SPEC))) == ["residuals are dropped: the exchange is dense now"]
-    assert compare(exchange(SPEC), saved(DENSE)) == ["residuals start empty: it was saved with a dense exchange"]
+    assert compare(exchange(SPEC), saved(DENSE)) == [
+        "residuals start empty: the checkpoint was saved with a dense exchange"
+    ]
     assert compare(DENSE, saved(DENSE)) == []
 
 

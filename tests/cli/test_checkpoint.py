@@ -69,7 +69,7 @@ def test_nothing_is_deleted_while_a_job_saves(folder):
     program = "import sys; from horovod_sparse.cli import main; sys.exit(main(sys.argv[1:]))"
     result = launch.python("-c", program, "checkpoint", str(folder.path), "--prune", "1")
     assert result.returncode == 1
-    assert f"another job saves in {folder.path} (process {os.getpid()} on " in result.stderr
+    assert f"another job saves to {folder.path} (process {os.getpid()} on " in result.stderr
     assert folder.steps() == [10, 20, 30]
 
 

@@ -49,7 +49,8 @@ def test_the_small_parameters_take_the_agreement_along(hvd, comm, rounds):
 def test_two_messages_or_one_make_no_difference_to_the_bits(hvd, comm):
     (model, optimizer), (other, apart) = build(), build()
     if comm.Get_size() > 1:
-        apart.exchange.worker._followed = [False] * 2
+        assert apart.exchange.worker._piggybacks == [True, False]
+        apart.exchange.worker._piggybacks = [False] * 2
     for number in range(5):
         for one, its in ((model, optimizer), (other, apart)):
             its.zero_grad()

@@ -93,7 +93,7 @@ def test_a_preempted_run_ends_as_an_uninterrupted_one(hvd, comm, shared, monkeyp
     with pytest.raises(SystemExit) as left:
         run(monkeypatch, shared, "resumed", *saving, "--resume", "3")
     message = comm.bcast(left.value.code)
-    assert f"holds no checkpoint of step 3; there are: {2 * steps}" in message
+    assert f"holds no checkpoint of step 3; available: {2 * steps}" in message
     assert f"The checkpoint of step {2 * steps} is intact: load it with step={2 * steps} (--resume STEP)" in message
 
 

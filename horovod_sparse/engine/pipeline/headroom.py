@@ -1,4 +1,4 @@
-"""Sums that would overflow are foreseen: by an upper bound of what a memory holds, which costs no pass over it."""
+"""Prediction of overflowing sums, from an upper bound on a memory's content that needs no pass over it."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from horovod_sparse.kernels.types import Array
 from horovod_sparse.rules import BucketContext
 
 _LOG = logging.getLogger("horovod_sparse")
-# What a step may leave, as a multiple of the largest magnitude that it found: improved error feedback holds an error,
-# and the error of that one.
+# What a step may leave in the memory, as a multiple of the largest magnitude in its sums: improved error feedback holds
+# an error, and the error of that error.
 _GROWTH = 4.0
-# A scale of quantized values stands for as many times itself.
+# A quantized value is up to this many times its scale.
 _LEVELS = 128.0
-# Also of float64 buckets: quantization and the wire hold their values as float32.
+# Applies to float64 buckets, too: quantization and the wire hold their values as float32.
 _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Headroom:
-    """Tells whether a sum in it could overflow, on this rank or over the ranks.
+    """Upper bound on a memory's content; decides whether sums could overflow, on this rank or over the ranks.
 
-    The bound grows by a generous factor in each step, whatever the memory does. When it comes near to an overflow, the
-    memory is measured, and the bound is what it holds: as a rule once in some ten to forty steps, as magnitudes are far
-    from the largest float.
+    The bound grows by a generous factor in each step, regardless of the memory. When it gets close to an overflow, the
+    memory is measured and the bound set to its content. This usually happens once in ten to forty steps, as magnitudes
+    are far below the largest float.
 
     Args:
         context: The bucket and the rank.
-        memory: That of the bucket.
+        memory: The memory of the bucket.
     """
 
     def __init__(self, context: BucketContext, memory: Any) -> None:
         self._context = context
         self._memory = memory
-        self._growth = _GROWTH * context.ranks  # what comes back from the other ranks may be the sum of a node
+        self._growth = _GROWTH * context.ranks  # entries returned from the exchange may be sums over a node
         self._limit = _LARGEST / (_LEVELS * self._growth)
-        self._held = 0.0  # nothing so far; infinity: not known
+        self._held = 0.0  # bound on the memory's magnitudes; infinity: not known
 
     def suffices(self, largest: float, elements: int, factor: float) -> bool:
-        """Tells whether factor * memory + gradients can be added up. A memory that itself is too large is emptied.
+        """Return whether factor * memory + gradients can be summed; a memory that is too large itself is emptied.
 
         Args:
-            largest: The gradients' largest magnitude; one that is not finite does not fit.
-            elements: Their number.
-            factor: The largest one on what the memory holds.
+            largest: Largest magnitude of the gradients; False is returned if it is not finite.
+            elements: Number of gradient entries.
+            factor: Largest factor that is applied to the memory's content.
         """
-        gradients = largest * elements  # at least the sum of their magnitudes, as a sketch adds them up
-        factor = max(factor, 1.0)  # another rank may keep this one from taking the step
+        gradients = largest * elements  # bounds the sum of their magnitudes, as a sketch adds them up
+        factor = max(factor, 1.0)  # not applied if another rank prevents the step
         if not self._fits(gradients, factor):
             self._held = max((largest_magnitude(array) for array in _arrays(self._memory.state_dict())), default=0.0)
             if not self._fits(0.0, factor):
@@ -62,10 +62,10 @@ class Headroom:
         return True
 
     def holds(self, magnitude: float) -> bool:
-        """Tells whether a step can go on when everything has been added up.
+        """Return whether a step can continue after everything has been summed.
 
         Args:
-            magnitude: The largest one of the sums; infinity does not fit.
+            magnitude: Largest magnitude of the sums; False is returned if it is not finite.
         """
         if not magnitude <= self._limit:
             return False
@@ -77,13 +77,13 @@ class Headroom:
 
     def _empty(self) -> None:
         context = (self._context.rank, self._context.bucket, self._held)
-        _LOG.warning("rank %d: bucket %d: what was held back reaches %.3g, too large to be sent, and is lost", *context)
+        _LOG.warning("rank %d: bucket %d: the residual reaches %.3g, too large to be sent, and is dropped", *context)
         for array in _arrays(self._memory.state_dict()):
             array.fill(0)
         self._held = 0.0
 
     def forget(self) -> None:
-        """The memory holds something else now."""
+        """Forget the bound, as the memory's content has been replaced."""
         self._held = math.inf
 
 

@@ -13,9 +13,9 @@ from horovod_sparse.rules import Accumulator, SparseVector, Step
 
 
 class Norms:
-    """Sums of squares along the way of a step; two passes over the bucket, one before the selection and one after it.
+    """Sums of squares in one step, without the loss scale; takes one pass before and one after the selection.
 
-    The residual is that before a memory compresses or drops it. All are without the loss scale.
+    The norm of the residual is taken before the memory compresses or drops it.
 
     Args:
         step: The step, with this rank's gradients.
@@ -27,19 +27,19 @@ class Norms:
         self._scale = step.loss_scale**2
 
     def taken(self, accumulator: Accumulator, vector: SparseVector) -> None:
-        """Notes what a sparsifier has taken out of an accumulator, and what it has left there."""
+        """Record what a sparsifier has taken out of an accumulator, and what it has left there."""
         self._selected = _square([(0, vector.values)]) / self._scale
         self._rest = _square(accumulator.active()) / self._scale
 
     def returned(self, accumulator: Accumulator, returned: SparseVector) -> None:
-        """Notes what comes back from the exchange, also to places where something was left."""
+        """Record what the exchange returned; some of it may be added to entries left in the accumulator."""
         indices, values = returned.entries
         if len(returned):
             left = accumulator.buffer[indices].astype(np.float64)
             self._back = float((values * (2 * left + values)).sum()) / self._scale
 
     def note(self, counts: Counts) -> bool:
-        """Writes them down; tells whether all were finite, and so were written: a loss scale may still be too high."""
+        """Write the sums into the counts and return True; False if one is not finite, as with a high loss scale."""
         if not math.isfinite(self._gradient + self._selected + self._rest + self._back):
             return False
         counts.measured, counts.gradient, counts.selected = 1, self._gradient, self._selected
@@ -48,5 +48,5 @@ class Norms:
 
 
 def _square(segments: Segments) -> float:
-    """Sum of squares; float64."""
+    """Return the sum of squares in float64."""
     return float(kernels_for(segments[0][1]).square_norm(segments)) if segments else 0.0

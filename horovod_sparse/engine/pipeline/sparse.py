@@ -1,4 +1,4 @@
-"""The step of a bucket by four rules: the only file that calls all the stages."""
+"""Sparse pipeline of one bucket; the only module that calls all four rules."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from horovod_sparse.transport.traffic import Traffic
 _LOG = logging.getLogger("horovod_sparse")
 
 
-# Elements from which on one more message takes less time than a pass over the gradients: then the selection tells
-# whether everything was finite.
+# From this number of elements, an additional message takes less time than a pass over the gradients. The selection then
+# detects values that are not finite.
 _LATE = 1 << 20
 
 
 class _Plan(NamedTuple):
-    """Decision of one step.
+    """Decision about one step.
 
     Attributes:
-        elements: Elements that take part, averaged over the ranks.
+        elements: Number of elements that take part, averaged over the ranks.
         densities: Densities of the candidates, descending.
-        ks: Their numbers of entries.
+        ks: Number of entries of each candidate.
         dense: Whether everything is sent instead.
     """
 
@@ -47,7 +47,7 @@ class _Plan(NamedTuple):
 
 
 class _Units(NamedTuple):
-    """Factors that turn the content of the memory into an update, and into a mean of gradients; 0: not known yet."""
+    """Factors that convert the memory's content to an update and to a mean gradient; 0: not known yet."""
 
     update: float = 0.0
     gradient: float = 0.0
@@ -64,17 +64,17 @@ class _Scales(NamedTuple):
 class SparsePipeline(PipelineBase):
     """Memory, sparsifier, collective and schedule of one bucket.
 
-    Law: total + sum over ranks of the new memory = sum over ranks of (scale * old memory + gradients), where
-    scale = old unit / new unit. The unit is learning rate / loss scale * factor: what the memory holds times the
-    unit is an update, also where another number of ranks takes the memory over. A unit of 0, as some warm-ups start
-    with, allows no such scale; the last other one stays in force. In a step for a scale-free optimizer, the unit is
-    1 / loss scale * factor. Both are remembered, so that a state may go on with either.
+    Invariant: total + sum over ranks of the new memory = sum over ranks of (scale * old memory + gradients), where
+    scale = old unit / new unit. The unit is learning rate / loss scale * factor: the memory's content times the unit is
+    an update, even if the state is loaded with another world size. A unit of 0, with which some warm-ups start, allows
+    no such scale; the last other unit remains in force. For a scale-free optimizer, the unit is 1 / loss scale *
+    factor. Both units are remembered, so that a state can be continued with either.
 
     Args:
         sparse: The configuration.
         context: The bucket and the rank.
-        transport: Of the ranks that take part.
-        factor: Factor on the totals.
+        transport: The ranks that take part.
+        factor: Factor on the totals; 1/P averages.
     """
 
     def __init__(self, sparse: Sparse, context: BucketContext, transport: Transport, factor: float) -> None:
@@ -82,9 +82,9 @@ class SparsePipeline(PipelineBase):
         self._sparse = sparse
         self._units = _Units()
         self._steps = 0
-        self._density = 0.0  # in force in the last step
-        self._before: dict[str, Any] = {}  # the state that the last step began with, where it may be undone
-        # Whether a step with values that are not finite is found out, and undone, when everything has been added up.
+        self._density = 0.0  # of the last step
+        self._before: dict[str, Any] = {}  # state before the last step, if it may be undone
+        # Whether values that are not finite are detected, and the step undone, only after everything has been summed.
         self._late = context.undoable and context.size >= _LATE
         self._algorithm = str(sparse.facts()["collective"]["of"])
         self.memory, self.sparsifier, self.collective, self.schedule = sparse.build(context, transport)
@@ -136,7 +136,7 @@ class SparsePipeline(PipelineBase):
         self._enter("select")
         elements = sum([array.size for _, array in gradients])
         safe = self._late or self._can_add(gradients, elements, max(scales.carry, scales.memory))
-        # A rank in `hvd.join()` does not know the epoch: it learns it from ranks that work. 0 stands for none.
+        # A rank in `hvd.join()` does not know the epoch and gets it from working ranks. 0 stands for none.
         epoch = 0 if step.idle or step.epoch is None else step.epoch + 1
         return np.array([not safe, not step.idle, elements, epoch], np.int64)
 
@@ -162,8 +162,8 @@ class SparsePipeline(PipelineBase):
     def _send_dense(self, gradients: Segments, outputs: Segments) -> None:
         """Send the gradients without a selection, and leave the memory unchanged.
 
-        NaN, Inf, or a sum that overflows reaches every rank as in dense training, so that a GradScaler skips the step
-        everywhere, and no residual is poisoned.
+        NaN, Inf or a sum that overflows reaches every rank as in dense training, so that a GradScaler skips the step
+        on all of them, and no residual is poisoned.
         """
         size = self._context.size
         self._enter("exchange", entries=size)
@@ -186,7 +186,7 @@ class SparsePipeline(PipelineBase):
         working: int,
         epochs: int,
     ) -> bool:
-        """Exchange a selection; return False where a sum is too large or not finite: nothing has changed then."""
+        """Exchange a selection; return False, with nothing changed, if a sum is too large or not finite."""
         others = _beyond(gradients, outputs)
         step = replace(
             step,
@@ -198,7 +198,7 @@ class SparsePipeline(PipelineBase):
             carry=scales.carry,
         )
         self._enter("select")
-        # The same on every rank, even where parameters are held on some of them only.
+        # The same on every rank, even if parameters are held on some ranks only.
         plan = self._plan(step, elements // self._context.ranks)
         norms = Norms(step) if self._measuring else None
         accumulator = self.memory.open(step, scales.memory)
@@ -215,7 +215,7 @@ class SparsePipeline(PipelineBase):
         try:
             exchange = self.collective.allreduce(vector, k)
         except BaseException:
-            self.memory.close(accumulator, vector, vector)  # nothing arrived anywhere: nothing is lost
+            self.memory.close(accumulator, vector, vector)  # nothing was delivered: everything is kept
             raise
         self._count(plan.elements, k, vector, exchange)
         if norms is not None:
@@ -247,7 +247,7 @@ class SparsePipeline(PipelineBase):
         return _Plan(elements, densities, ks, dense)
 
     def _take(self, accumulator: Accumulator, plan: _Plan, step: Step) -> tuple[SparseVector, float, int]:
-        """Entries out of the accumulator, the density that they stand for, and k."""
+        """Take entries out of the accumulator; return them with their density and k."""
         if plan.dense:
             return accumulator.take_all(), 1.0, plan.ks[0]
         vector = self.sparsifier.take(accumulator, plan.ks[0], step)
@@ -255,7 +255,7 @@ class SparsePipeline(PipelineBase):
             return vector, plan.densities[0], plan.ks[0]
         levels = [vector]
         for k in plan.ks[1:]:
-            levels.append(self.sparsifier.narrow(levels[-1], k, step))  # not out of the whole bucket again
+            levels.append(self.sparsifier.narrow(levels[-1], k, step))  # saves a selection from the bucket
         square_norm = self._kernels.square_norm
         squares = [square_norm([(0, level.values)]) for level in levels]
         chosen, gains = self.schedule.choose(squares, lambda: square_norm(accumulator.active()))
@@ -283,7 +283,7 @@ class SparsePipeline(PipelineBase):
         self._restore(self._before)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the four parts on this rank, the unit of the memory and the number of steps."""
+        """Return the state of the four rules on this rank, the units of the memory and the number of steps."""
         return {
             "unit": self._units.update,
             "gradient_unit": self._units.gradient,
@@ -298,8 +298,8 @@ class SparsePipeline(PipelineBase):
         """Load a state that ``state_dict`` returned for the same configuration and bucket; other keys are ignored.
 
         Raises:
-            ValueError: A part is missing, of another type or size, not finite, or out of range. The pipeline keeps the
-                state that it had.
+            ValueError: A part is missing, of another type or size, not finite, or out of range. The pipeline keeps its
+                state.
         """
         own = self.state_dict()
         before = snapshot(own)
@@ -308,7 +308,7 @@ class SparsePipeline(PipelineBase):
             require_like(mine, own)
             require_finite(mine, "state")
             self._restore(mine)
-        except Exception as error:  # a rule of the user's own may raise anything
+        except Exception as error:  # a custom rule may raise anything
             self._restore(before)
             raise ValueError(
                 f"rank {self._context.rank}: bucket {self._context.bucket} cannot load this state: load an undamaged "
@@ -325,16 +325,16 @@ class SparsePipeline(PipelineBase):
         self.schedule.load_state_dict(state["schedule"])
 
     def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """The state that goes on from those of another number of ranks."""
+        """Return the state that continues those of another world size."""
         mine, notes = self.state_dict(), []
         merged = {**mine, **{key: leader[key] for key in ("unit", "gradient_unit", "steps", "schedule")}}
         merged["memory"] = self.memory.merge([state["memory"] for state in states])
         if self.sparsifier.replicated:
             merged["sparsifier"] = leader["sparsifier"]
         elif mine["sparsifier"]:
-            notes.append(f"thresholds of {type(self.sparsifier).__name__} start anew")
+            notes.append(f"thresholds of {type(self.sparsifier).__name__} start from scratch")
         if mine["collective"]:
-            notes.append(f"thresholds and regions of {type(self.collective).__name__} start anew")
+            notes.append(f"thresholds and regions of {type(self.collective).__name__} start from scratch")
         return merged, notes
 
 

@@ -350,5 +350,8 @@ def test_merged_states_hold_the_same_updates(transport):
     assert everywhere(transport, np.array_equal(summed(transport, remembered(new)), summed(transport, remembered(old))))
     assert everywhere(transport, transport.rank == 0 or not remembered(new).any())
     assert (new.state_dict()["unit"], new.state_dict()["steps"]) == (0.5 * 0.25, 3)
-    assert [note.rpartition(" of ")[2] for note in notes] == ["ReusedTopK start anew", "OkTopk start anew"]
+    assert [note.rpartition(" of ")[2] for note in notes] == [
+        "ReusedTopK start from scratch",
+        "OkTopk start from scratch",
+    ]
     assert same_bits(transport, run(new, eighths(own(transport, 4), 200), learning_rate=0.25))
