@@ -1,6 +1,6 @@
-"""Sparse gradient exchange with error feedback for Horovod.
+"""Sparse gradient exchange with error feedback for Horovod and PyTorch, over MPI.
 
-One changed line in a Horovod script::
+In a Horovod script, replace ``hvd.DistributedOptimizer`` and choose a compression::
 
     import horovod.torch as hvd
     import horovod_sparse as hvs
@@ -47,8 +47,8 @@ __all__ = [
     "register",
 ]
 
-# Loaded when asked for: `horovod-sparse check` must run where MPI does not start, and collectives where neither
-# torch nor Horovod is installed.
+# Loaded on first use: `horovod-sparse check` must run where MPI does not start, and collectives where neither torch nor
+# Horovod is installed.
 _MODULES = {"checkpoint": "checkpoint", "ddp": "frontends.ddp"}
 _MODULE_OF = {
     "Compression": "config",
@@ -64,7 +64,7 @@ _MODULE_OF = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a public name from its module on first use."""
+    """Load a public name from its module on first use."""
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{_MODULES[name]}")
     if name not in _MODULE_OF:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from pathlib import Path
 
 import launch
@@ -95,13 +94,6 @@ def test_there_are_few_root_modules_and_few_dependencies():
     assert len(DEPENDENCIES) <= 62, f"{len(DEPENDENCIES)} dependencies:\n" + "\n".join(
         f"{one} -> {other}" for one, other in DEPENDENCIES
     )
-
-
-def test_docstrings_begin_with_a_noun_or_a_verb():
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [(path, node) for path, tree in FILES.items() for node in ast.walk(tree) if isinstance(node, kinds)]
-    texts = [f"{path}: {ast.get_docstring(node)}".splitlines()[0] for path, node in nodes]
-    assert not [text for text in texts if re.match(r"\S+: (What|Where|Whether|How|Who)\b", text)]
 
 
 CODE = """

@@ -1,4 +1,4 @@
-"""Configuration of the exchange: needs neither MPI nor torch."""
+"""Configuration of the exchange. Importing it needs neither MPI nor torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lookup of a name among those that a configuration knows."""
+"""Lookup of a name, with an error that lists the known names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def lookup(what: str, name: Any, known: Mapping[str, Any]) -> Any:
-    """Return the value of a name.
+    """Return the value that belongs to a name.
 
     Args:
         what: Kind of name, for the message.

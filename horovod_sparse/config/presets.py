@@ -10,13 +10,13 @@ from horovod_sparse.rules.options import is_number
 
 
 def _schedule(tau: int, dense_steps: int, local: tuple[float, ...], total: tuple[float, ...]) -> dict[str, Any]:
-    """Settings of a run: (low, high, scale) of the local threshold, (low, high, up, down) of the global one."""
+    """Return settings of a run: (low, high, scale) of the local threshold, (low, high, up, down) of the global one."""
     names = ("local_low", "local_high", "local_scale", "global_low", "global_high", "global_up", "global_down")
     bands = dict(zip(names, (*local, *total), strict=True))
     return {"tau_threshold": tau, "tau_partition": 64, "dense_steps": dense_steps, **bands}
 
 
-# Li and Hoefler, PPoPP 2022, and the settings of the authors' runs. For the LSTM they name no global band of its own.
+# Settings of the authors' runs (Li and Hoefler, PPoPP 2022). They name no global band for the LSTM: it uses VGG's.
 _PUBLISHED = {
     "vgg": _schedule(32, 512, local=(2 / 3, 5 / 4, 1.012), total=(2 / 3, 4 / 3, 1.008, 1.008)),
     "lstm": _schedule(32, 128, local=(3 / 4, 5 / 4, 1.012), total=(2 / 3, 4 / 3, 1.008, 1.008)),
@@ -25,7 +25,7 @@ _PUBLISHED = {
 
 
 class _OfHorovod:
-    """A compressor of Horovod's own, looked up only when asked for: the rest works without Horovod."""
+    """A Horovod compressor, imported on first access, so that everything else works without Horovod."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
@@ -37,44 +37,58 @@ class _OfHorovod:
 
 
 class Compression:
-    """Presets, in the place of ``hvd.Compression``. Keywords are those of ``Sparse.of``."""
+    """Named presets, for use instead of ``hvd.Compression``.
+
+    Each preset returns a ``Sparse``; its description says what that sends in a step. k is ``density`` times the number
+    of elements of a bucket. Entries that are not sent stay in the residual unless stated otherwise.
+
+    Further keywords go to ``Sparse.of`` and override the preset, as in
+    ``hvs.Compression.topka(density=0.01, wire="float16")``. ``none`` and ``fp16`` are Horovod's own compressors.
+    """
 
     none = _OfHorovod()
     fp16 = _OfHorovod()
 
     @staticmethod
     def recommended(density: float = 0.01, **settings: Any) -> Sparse:
-        """The most accurate for its bytes: exact top-k after the optimizer's momentum, exchanged as by ``auto``.
+        """Send the k largest entries after momentum, with values in 4 bits, over the collective that ``auto`` chooses.
 
-        Values travel in 4 bits. The momentum of ``torch.optim.SGD``, ``Adam`` and ``AdamW`` is applied on each rank
-        before the selection, and not in the optimizer's step; other optimizers keep theirs.
+        The most accurate preset for the bytes that it sends. The momentum of ``torch.optim.SGD``, ``Adam`` and
+        ``AdamW`` is applied on each rank before the selection, and not in the optimizer's step. Other optimizers keep
+        their momentum.
         """
         preset = {"sparsifier": "topk", "memory": "momentum", "collective": "auto", "wire": "log4"}
         return _preset(settings, density=density, **preset)
 
     @staticmethod
     def topka(density: float = 0.01, **settings: Any) -> Sparse:
-        """Exact top-k with error feedback, gathered from every rank (SparCML): simple, good up to some 16 ranks."""
+        """Send the k largest entries of each rank to all ranks (SparCML): simple, and good up to about 16 ranks."""
         return _preset(settings, density=density, sparsifier="topk", collective="topka")
 
     @staticmethod
     def topkdsa(density: float = 0.01, **settings: Any) -> Sparse:
-        """Exact top-k, summed region by region and gathered sparse or dense (SparCML): for higher densities."""
+        """Sum the k largest entries region by region, and gather the sums sparse or dense (SparCML).
+
+        For densities of several percent.
+        """
         return _preset(settings, density=density, sparsifier="topk", collective="topkdsa")
 
     @staticmethod
     def gtopk(density: float = 0.01, **settings: Any) -> Sparse:
-        """Exact top-k, of which a tree of merges keeps the k largest (gTop-k): few messages, for small buckets."""
+        """Keep the k largest sums of the k largest entries, in a tree of merges (gTop-k).
+
+        Few messages: for small buckets and networks with a high latency.
+        """
         return _preset(settings, density=density, sparsifier="topk", collective="gtopk")
 
     @staticmethod
     def oktopk(density: float = 0.01, published: str | None = None, **settings: Any) -> Sparse:
-        """Ok-Topk with its reused thresholds: a volume that does not grow with the number of ranks.
+        """Keep about the k largest sums, with a volume per rank that does not grow with the world size (Ok-Topk).
 
         Args:
-            density: Fraction of the gradients; 0.01 to 0.02 in the paper.
-            published: The settings of the paper for "vgg", "lstm" or "bert", dense steps at the start included.
-            **settings: As for ``Sparse.of``.
+            density: Fraction of the gradients that each rank sends; 0.01 to 0.02 in the paper.
+            published: "vgg", "lstm" or "bert": the paper's settings for this model, with its dense steps at the start.
+            **settings: Keywords for ``Sparse.of``; they also override published settings.
 
         Raises:
             ValueError: A name is unknown or a value is out of range.
@@ -86,25 +100,26 @@ class Compression:
 
     @staticmethod
     def threshold(threshold: float, density: float = 0.01, **settings: Any) -> Sparse:
-        """All magnitudes of at least ``threshold``; how many these are changes from step to step."""
+        """Send all entries with a magnitude of at least ``threshold``; their number varies from step to step."""
         settings = {"threshold": threshold, **settings}
         return _preset(settings, density=density, sparsifier="threshold", collective="topka")
 
     @staticmethod
     def gaussiank(density: float = 0.01, **settings: Any) -> Sparse:
-        """About k entries, by a threshold for normally distributed gradients (GaussianK-SGD)."""
+        """Send about k entries: those above a threshold for normally distributed gradients (GaussianK-SGD)."""
         return _preset(settings, density=density, sparsifier="gaussiank", collective="topka")
 
     @staticmethod
     def redsync(density: float = 0.01, **settings: Any) -> Sparse:
-        """Between k and 2k entries, by a threshold found by bisection between mean and largest magnitude (RedSync)."""
+        """Send about k to 2k entries: those above a threshold found by bisection (RedSync)."""
         return _preset(settings, density=density, sparsifier="redsync", collective="topka")
 
     @staticmethod
     def dgc(density: float = 0.001, **settings: Any) -> Sparse:
-        """Deep Gradient Compression: a sampled threshold, and momentum (0.9) before the selection.
+        """Send about k entries after momentum: those above a sampled threshold (Deep Gradient Compression).
 
-        The optimizer must have momentum 0. With ``schedule="warmup"`` the density falls over the first epochs.
+        The momentum is 0.9, and the optimizer must have none; ``momentum=None`` takes over the optimizer's instead.
+        With ``schedule="warmup"`` the density falls to its final value over the first epochs.
         """
         if settings.setdefault("memory", "momentum") == "momentum":
             settings = {"momentum": 0.9, "masking": True, **settings}
@@ -112,57 +127,63 @@ class Compression:
 
     @staticmethod
     def stable(density: float = 0.01, **settings: Any) -> Sparse:
-        """Stable Top-K: whole blocks of positions, the same on every rank and for many steps; only values travel."""
+        """Send the values of the best blocks over all ranks, chosen once for many steps (Stable Top-K)."""
         return _preset(settings, density=density, sparsifier="stable", collective="shared")
 
     @staticmethod
     def multilevel(density: float = 0.001, **settings: Any) -> Sparse:
-        """Exact top-k by way of a larger selection."""
+        """Send the k largest entries, selected in two levels as in GraVAC."""
         return _preset(settings, density=density, sparsifier="multilevel", collective="topka")
 
     @staticmethod
     def randomk(density: float = 0.1, **settings: Any) -> Sparse:
-        """Random positions that all ranks share, so that only values travel."""
+        """Send the values at k random positions that all ranks share."""
         return _preset(settings, density=density, sparsifier="randomk", collective="shared")
 
     @staticmethod
     def randomblock(density: float = 0.01, **settings: Any) -> Sparse:
-        """One block of positions that all ranks share, so that only values travel: cheapest, slowest to converge."""
+        """Send the values of one random block that all ranks share: cheapest, and slowest to converge."""
         return _preset(settings, density=density, sparsifier="randomblock", collective="shared")
 
     @staticmethod
     def conef(density: float = 0.1, **settings: Any) -> Sparse:
-        """Random blocks with contractive error feedback: a residual of 40 % of the usual size (ConEF)."""
+        """Send random blocks, with a residual compressed to 40 % of its usual size (contractive error feedback)."""
         return _preset(settings, density=density, sparsifier="randomblock", memory="conef", collective="shared")
 
     @staticmethod
     def gravac(cf_min: float = 10.0, **settings: Any) -> Sparse:
-        """Exact top-k whose compression factor adapts between ``cf_min`` and ``cf_max`` (GraVAC)."""
+        """Send the largest entries, with a compression factor that adapts between ``cf_min`` and ``cf_max`` (GraVAC).
+
+        A factor of 10 stands for a density of 10 %.
+        """
         if not is_number(cf_min) or cf_min < 1:
             raise ValueError(f"cf_min must be at least 1, not {cf_min!r}: 10 sends 10 % of the gradients at most")
         return _preset(settings, density=1 / cf_min, sparsifier="topk", collective="topka", schedule="gravac")
 
     @staticmethod
     def accordion(density: float = 0.01, **settings: Any) -> Sparse:
-        """Exact top-k with a higher density while the gradients' norm changes (Accordion)."""
+        """Send the k largest entries, and more of them while the norm of the gradients changes (Accordion)."""
         return _preset(settings, density=density, sparsifier="topk", collective="topka", schedule="accordion")
 
     @staticmethod
     def hierarchical(density: float = 0.01, **settings: Any) -> Sparse:
-        """TopkA between the ranks of a node and Ok-Topk between nodes: for several ranks (GPUs) on a node."""
+        """Sum the k largest entries with TopkA within nodes and Ok-Topk between nodes: for several GPUs per node."""
         return _preset(settings, density=density, sparsifier="topk", collective="hierarchical")
 
     @staticmethod
     def auto(density: float = 0.01, **settings: Any) -> Sparse:
-        """Exact top-k by the collective that is predicted to pay on the network found; dense if none does."""
+        """Send the k largest entries over the collective predicted to be fastest; everything if dense is faster.
+
+        Network and kernels are measured in the first step, in under a second.
+        """
         return _preset(settings, density=density, sparsifier="topk", collective="auto")
 
     @staticmethod
     def dense(**settings: Any) -> Sparse:
-        """The whole bucket by a dense allreduce through our own buckets: the baseline of the sparse ones."""
+        """Send everything in a dense allreduce, through the same buckets: the baseline of the sparse presets."""
         return _preset(settings, density=1.0, sparsifier="topk", memory="none", collective="dense")
 
 
 def _preset(settings: dict[str, Any], **preset: Any) -> Sparse:
-    """A preset with the user's settings laid over it."""
+    """Return a preset, overridden by the user's settings."""
     return Sparse.of(**{**preset, **settings})

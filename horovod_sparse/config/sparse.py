@@ -20,26 +20,26 @@ _Rule = TypeVar("_Rule", bound=type)
 
 
 def register(kind: str, name: str) -> Callable[[_Rule], _Rule]:
-    """Gives a rule of your own a name, by which ``Sparse.of``, the presets and ``parse`` know it from then on.
+    """Register a custom rule under a name that ``Sparse.of``, the presets and ``parse`` then accept.
 
-    A decorator of the class::
+    Use it as a class decorator::
 
         @hvs.register("sparsifier", "mine")
         class Mine: ...
 
-    Every rank registers the same rules, before it makes a configuration; to import their module does it. A class of
-    the same module and name takes the place of the one before, as when a module is loaded anew.
+    Every rank must register the same rules before it creates a configuration, which importing their module does. A
+    class with the module and name of an earlier one replaces it, so that modules can be reloaded.
 
     Args:
         kind: "sparsifier", "memory", "collective" or "schedule".
         name: An identifier that no rule of this kind has.
 
     Returns:
-        A function that takes the class and gives it back.
+        A decorator that returns the class unchanged.
 
     Raises:
-        ValueError: The kind is unknown, the name is none or taken, or the class lacks something that its protocol
-            (``Sparsifier``, ``Memory``, ``Collective``, ``Schedule``) asks for.
+        ValueError: The kind is unknown, the name is not an identifier or already used, or the class lacks a part of its
+            protocol (``Sparsifier``, ``Memory``, ``Collective`` or ``Schedule``).
     """
     rules: Registry = lookup("kind of rule", kind, _KINDS)
     return rules.register(name)
@@ -47,23 +47,23 @@ def register(kind: str, name: str) -> Callable[[_Rule], _Rule]:
 
 @dataclass(frozen=True)
 class Sparse(RuleOptions):
-    """Configuration of a sparse exchange; every rank must use the same.
+    """Configuration of a sparse exchange; must be the same on every rank.
 
-    Usually made by a preset of ``Compression``, by ``parse``, or by ``Sparse.of``, which take names and settings.
+    Usually created by a preset of ``Compression``, by ``parse`` or by ``Sparse.of``, which take names and settings.
 
     Args:
-        density: Fraction of a bucket's gradients that a rank sends each step, in (0, 1]. What exactly it means is up
-            to the schedule.
-        sparsifier: Options of the rule that chooses them.
-        memory: Options of the rule for what is not sent.
+        density: Fraction of a bucket's gradients that a rank sends in each step, in (0, 1]. Schedules may vary it.
+        sparsifier: Options of the rule that selects the entries to send.
+        memory: Options of the rule that keeps the entries that are not sent.
         collective: Options of the sparse allreduce.
-        schedule: Options of the rule by which the density changes over time.
-        dense_below: Parameters with fewer elements travel dense, together: little to save, much to lose.
-        bucket_bytes: Gradients travel together up to this size. Larger buckets cost fewer messages, smaller ones
-            overlap more of the exchange with the backward pass.
+        schedule: Options of the rule that sets the density over time.
+        dense_below: Parameters with fewer elements are sent dense, in shared buckets: compression would save little
+            there, and cost much.
+        bucket_bytes: Maximum size of a bucket in bytes, except for a single larger gradient. Larger buckets need fewer
+            messages; smaller ones overlap more of the exchange with the backward pass.
 
     Raises:
-        ValueError: A value is out of range, or two parts do not go together.
+        ValueError: A value is out of range, or two rules cannot be combined.
     """
 
     density: float = number(MISSING, lambda x: 0 < x <= 1, "in (0, 1]", hint="0.01 sends 1 % of the gradients")
@@ -84,16 +84,16 @@ class Sparse(RuleOptions):
         schedule: str = "constant",
         **settings: Any,
     ) -> Sparse:
-        """A configuration by the names of its rules.
+        """Return a configuration from the names of its rules.
 
         Args:
-            density: As above.
+            density: Fraction of a bucket's gradients that a rank sends in each step, in (0, 1].
             sparsifier: A key of ``SPARSIFIERS``.
             memory: A key of ``MEMORIES``.
             collective: A key of ``COLLECTIVES``.
             schedule: A key of ``SCHEDULES``.
-            **settings: ``dense_below``, ``bucket_bytes``, and options of the four rules. Two rules may know the same
-                one, as ``tau_threshold`` of Ok-Topk and its sparsifier: both get it.
+            **settings: ``dense_below``, ``bucket_bytes``, and options of the four rules. An option that two rules have,
+                such as ``tau_threshold`` of Ok-Topk and its sparsifier, applies to both.
 
         Raises:
             ValueError: A name or an option is unknown, or a value is out of range.
@@ -107,7 +107,7 @@ class Sparse(RuleOptions):
         return cls(density, **rules, **own)
 
     def __post_init__(self) -> None:
-        """Checks everything that can be checked before a communicator and a model are there."""
+        """Check everything that needs neither a communicator nor a model."""
         super().__post_init__()
         for kind in _KINDS:
             self._name(kind)
@@ -121,45 +121,47 @@ class Sparse(RuleOptions):
         if schedule.weighs and not sparsifier.narrows:
             raise ValueError(
                 f"schedule {self._name('schedule')!r} sends a part of what was selected, but the sparsifier {name!r} "
-                "selects whole blocks for many steps, of which ranks would choose different ones: use another one, "
-                "such as topk or randomk"
+                "selects whole blocks for many steps, and ranks would send different parts of them: use another "
+                "sparsifier, such as topk or randomk"
             )
         for kind in _KINDS:
             if reason := getattr(self, kind).conflict(self.sparsifier, self.collective):
-                others = " and ".join(f"{one} {self._name(one)!r}" for one in ("sparsifier", "collective"))
+                others = " and ".join(f"{rule} {self._name(rule)!r}" for rule in ("sparsifier", "collective"))
                 raise ValueError(f"{kind} {self._name(kind)!r} does not work with {others}: {reason}")
 
     def k(self, size: int, density: float | None = None) -> int:
-        """Number of entries that stand for ``size`` elements: round(density * size), at least 1 unless size is 0.
+        """Return the number of entries to send out of ``size``: round(density * size), at least 1 unless size is 0.
 
         Args:
             size: Number of elements.
-            density: In force; None: as configured.
+            density: Density of the step; None: the configured one.
         """
         return min(size, max(1, round((self.density if density is None else density) * size)))
 
     @property
     def is_dense(self) -> bool:
-        """True where everything travels in every step and nothing is remembered."""
+        """True if every entry is sent in every step and nothing is remembered."""
         return self.collective.always_dense and self.memory.keeps_nothing
 
     @property
     def replaces_momentum(self) -> bool:
-        """True where the memory applies momentum, in the place of the optimizer."""
+        """True if the memory applies momentum instead of the optimizer."""
         return bool(self._rule("memory").replaces_momentum)
 
     @property
     def takes_momentum_over(self) -> bool:
-        """True where that momentum is the optimizer's own; otherwise the optimizer must have none."""
+        """True if the memory applies the optimizer's momentum. With a configured one, the optimizer must have none."""
         return self.momentum is not None and self.momentum.own is None
 
     @property
     def momentum(self) -> Any:
-        """Options of the momentum that the memory applies, as of ``MomentumCorrection``; None: it applies none."""
+        """Options of the momentum that the memory applies, as in ``MomentumCorrection``; None: it applies none."""
         return self.memory if self.replaces_momentum else None
 
     def build(self, context: BucketContext, transport: Any) -> tuple[Memory, Sparsifier, Collective, Schedule]:
-        """One bucket's four parts. The collective is first: others may wait in it, and the rest may fail on one rank.
+        """Build the four rules of one bucket.
+
+        The collective comes first: other ranks may wait in its constructor, and the rest may fail on one rank alone.
 
         Args:
             context: The bucket and the rank.
@@ -173,10 +175,11 @@ class Sparse(RuleOptions):
         return memory, sparsifier, collective, self._make("schedule", context, self.density)
 
     def facts(self) -> dict[str, Any]:
-        """Everything that can change a result, as plain values: equal for equal configurations.
+        """Return everything that can change a result, as plain values; equal for equal configurations.
 
         Raises:
-            ValueError: A rule is not registered in this process, as where the configuration came from another one.
+            ValueError: A rule is not registered in this process, for example because the configuration was created in
+                another one.
         """
         facts: dict[str, Any] = _plain(self)
         for kind in _KINDS:
@@ -195,6 +198,6 @@ class Sparse(RuleOptions):
 
 def _plain(value: Any) -> Any:
     if isinstance(value, RuleOptions):
-        facts = {one.name: _plain(getattr(value, one.name)) for one in fields(value) if one.compare}
+        facts = {option.name: _plain(getattr(value, option.name)) for option in fields(value) if option.compare}
         return {"of": type(value).__qualname__, **facts}
-    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

@@ -11,24 +11,25 @@ from typing import Any
 from horovod_sparse.config.lookup import lookup
 from horovod_sparse.config.presets import Compression
 
-# Not those inside brackets, as in warmup_densities=(0.3,0.1).
+# Commas outside brackets: warmup_densities=(0.3,0.1) is one setting.
 _COMMA = re.compile(r",(?![^(\[]*[)\]])")
 
 
 def parse(spec: str) -> Any:
-    """Reads a configuration from text, as a command line or a batch script holds it.
+    """Parse a configuration from text, such as an argument on the command line.
 
     Args:
-        spec: ``preset`` or ``preset:key=value,key=value``, e.g. ``topka:density=0.01,memory=none``.
+        spec: ``preset`` or ``preset:key=value,key=value``, for example ``topka:density=0.01,memory=none``. Presets are
+            the names in ``Compression``.
 
     Returns:
         A ``Sparse``, or Horovod's own compressor for ``none`` and ``fp16``.
 
     Raises:
-        ValueError: A name is unknown (the message lists the known ones) or a value is out of range.
+        ValueError: A name is unknown (the message lists the known ones), or a value is out of range.
     """
     name, _, rest = spec.partition(":")
-    presets = {one: value for one, value in vars(Compression).items() if not one.startswith("_")}
+    presets = {key: value for key, value in vars(Compression).items() if not key.startswith("_")}
     lookup("compression", name, presets)
     pairs = [_setting(item, spec) for item in _COMMA.split(rest) if item]
     settings = dict(pairs)
@@ -36,7 +37,7 @@ def parse(spec: str) -> Any:
         raise ValueError(f"{spec!r} gives a setting twice: write each of {', '.join(settings)} once")
     preset = getattr(Compression, name)
     if isinstance(presets[name], staticmethod):
-        missing = [key for key, one in inspect.signature(preset).parameters.items() if _required(one, settings)]
+        missing = [key for key, item in inspect.signature(preset).parameters.items() if _required(item, settings)]
         if missing:
             raise ValueError(f"compression {name!r} needs {missing[0]}, as in {name}:{missing[0]}=0.1")
         return preset(**settings)
@@ -56,5 +57,5 @@ def _setting(item: str, spec: str) -> tuple[str, Any]:
         raise ValueError(f"{item!r} in {spec!r} is not of the form key=value")
     try:
         return key.strip(), ast.literal_eval(value.strip())
-    except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two of many brackets
+    except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two: deeply nested brackets
         return key.strip(), value.strip()

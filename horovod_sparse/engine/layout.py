@@ -89,7 +89,7 @@ class Member:
             key: Name of the gradient.
             parameter: The parameter.
             group: Index of its param group; -1: none.
-            together: As above.
+            together: Number of the group of members that share a bucket; None: no such group.
             least: Parameters with fewer elements are sent dense.
         """
         size = parameter.numel()
@@ -133,7 +133,7 @@ class _Bucket:
 
     Attributes:
         members: Gradients so far.
-        nbytes: Their bytes.
+        nbytes: Bytes of these gradients.
         complete: Position of the last gradient in the expected order.
     """
 

@@ -1,1 +1,1 @@
-"""Front ends: what users wrap around an optimizer, a model or arrays."""
+"""Front ends: optimizer wrappers, a DDP communication hook, and the allreduce of arrays."""

@@ -1,4 +1,4 @@
-"""Sparse allreduce of arrays: the pipeline without torch, Horovod or an optimizer."""
+"""Sparse allreduce of NumPy and CuPy arrays, without torch, Horovod or an optimizer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CALL = "SparseAllreduce"  # in reports of stalls
 
 
 class SparseAllreduce:
-    """Averages arrays over the ranks, sparse and with error feedback between the calls.
+    """Average of arrays over the ranks, sparse and with error feedback between calls.
 
     ::
 
@@ -38,26 +38,27 @@ class SparseAllreduce:
         for step in range(steps):
             weights -= 0.1 * average(gradient(weights), learning_rate=0.1)
 
-    In each call a rank adds the array to its residual, sends the entries that the compression chooses, and keeps the
-    rest for later calls. Law: P * result + sum of the new residuals = sum of (residuals + arrays), over P ranks and up
-    to rounding; scaled where the learning rate changes. The result has the same bits on every rank.
+    In each call, a rank adds the array to its residual, sends the entries that the compression selects, and keeps the
+    rest in the residual for later calls. The result has the same bits on every rank. Over P ranks and up to rounding,
+    P * result + sum of new residuals = sum of (residuals + arrays); a change of the learning rate rescales the
+    residuals. If the compression applies momentum, as ``dgc`` does, apply none to the result.
 
-    One rank alone does all this, too, as if others were there: with density 0.01 it gets the hundredth of what it has
-    accumulated. ``DistributedOptimizer`` exchanges nothing there. Arrays of any size are sent as the compression says;
-    ``dense_below`` and ``bucket_bytes`` concern optimizers alone. A compression that applies momentum, such as
-    ``dgc``, leaves none to apply to the result.
+    Arrays of any size are compressed: ``dense_below`` and ``bucket_bytes`` have no effect here. Unlike with
+    ``DistributedOptimizer``, a single rank also compresses: with density 0.01, it receives one percent of the entries
+    that it has accumulated.
 
-    To make one is a collective call, which also compares version, size and configuration. All ranks then make the same
-    calls in the same order; objects of one process have communicators of their own and do not disturb each other.
+    Construction is a collective call that compares version, size and configuration between the ranks. All ranks must
+    then make the same calls in the same order. Each object has a private communicator, so that several objects in one
+    process do not interfere.
 
     Args:
-        size: Elements n of the arrays.
-        compression: A ``Sparse``, usually from ``hvs.Compression``, or a text for ``hvs.parse``.
-        comm: Communicator of the ranks that take part, by default ``MPI.COMM_WORLD``, or a transport. It is duplicated.
+        size: Number of elements n of the arrays.
+        compression: A ``Sparse``, usually from ``hvs.Compression``, or a string for ``hvs.parse``.
+        comm: Communicator or transport of the ranks that take part; it is duplicated. None: ``MPI.COMM_WORLD``.
 
     Raises:
-        TypeError: The communicator is none of mpi4py's, or not of one group of ranks.
-        ValueError: An argument is out of range, unknown, or not the same on every rank. Raised on all ranks.
+        TypeError: The communicator is not an intracommunicator of mpi4py.
+        ValueError: An argument is out of range, unknown, or differs between ranks. Raised on all ranks.
     """
 
     def __init__(self, size: int, compression: Sparse | str, comm: MPI.Intracomm | Transport | None = None) -> None:
@@ -72,36 +73,36 @@ class SparseAllreduce:
         with process.communicating(_CALL, transport):
             self._transport = transport.duplicate()
             agree(self._transport, facts)
-        self._pipeline: Pipeline | None = None  # made for the first array
-        self._loaded: dict[str, Any] | None = None  # the state that it will begin with
+        self._pipeline: Pipeline | None = None  # created for the first array
+        self._loaded: dict[str, Any] | None = None  # initial state of the pipeline
         self._calls = 0
         self._kept = ("", "")  # precision and device of the residuals; empty: any
 
     def __call__(self, array: Array, *, learning_rate: float = 1.0, epoch: int | None = None) -> Array:
-        """Averages an array over the ranks; a collective call.
+        """Return the average of an array over the ranks; a collective call.
 
-        16-bit arrays are accumulated and summed in float32. If an array of any rank has values that are not finite, the
-        arrays travel whole, every rank gets their mean with those values in it, and the residuals stay as they were.
+        16-bit arrays are accumulated and summed in float32. If the array of any rank has NaN or Inf, all arrays are
+        sent dense, the mean on every rank includes these values, and the residuals are unchanged.
 
         Args:
-            array: NumPy or CuPy, of any shape with ``size`` elements; float32, float64, float16 or, of NumPy's,
-                bfloat16 (``ml_dtypes``). The first one decides on precision (float64 or not) and device. It is not
-                changed. A CuPy array's device must be the current one. Of NumPy's subclasses only ``np.memmap`` is
-                accepted: others, such as ``np.matrix`` and masked arrays, have a meaning that a mean would lose.
-            learning_rate: Factor by which the result will be applied. When it changes, residuals are rescaled, so that
-                they stay the same as updates. For an optimizer that divides by the gradients' own scale, such as Adam,
-                leave it at 1: residuals then stay the same as gradients.
-            epoch: For densities that depend on it; an integer from 0.
+            array: NumPy or CuPy array of any shape with ``size`` elements, in float32, float64, float16 or (NumPy only)
+                bfloat16 of ``ml_dtypes``; not changed. The first array determines device and precision (float64, or
+                float32 for all others) for later ones. A CuPy array must be on the current device. ``np.memmap`` is the
+                only NumPy subclass accepted: a mean would lose the meaning of others, such as masked arrays.
+            learning_rate: Factor with which the result will be applied. When it changes, residuals are rescaled so that
+                they stay the same as updates. Leave it at 1 for optimizers that normalize the scale of the gradients,
+                such as Adam: residuals then stay the same as gradients.
+            epoch: Number of the epoch, from 0, for schedules that need it.
 
         Returns:
             A new array of the same shape and dtype, on the same device.
 
         Raises:
-            TypeError: It is an array of another library, or a subclass. Other ranks raise ValueError.
-            ValueError: Size, dtype, device, learning rate or epoch is wrong, or the ranks' differ. Raised on all ranks,
-                and nothing is changed.
-            RuntimeError: The density depends on the epoch, which was not given.
-            Exception: The exchange failed. The array is in the residual; it must not be handed in again.
+            TypeError: The array is of another library or of a subclass. Other ranks raise ValueError.
+            ValueError: Size, dtype, device, learning rate or epoch is invalid or differs between ranks. Raised on all
+                ranks; nothing is changed.
+            RuntimeError: The density depends on the epoch, which was not passed.
+            Exception: The exchange failed. The array is in the residual: do not pass it again.
         """
         with process.communicating(_CALL, self._transport):
             facts: dict[str, Any] | Exception
@@ -119,7 +120,7 @@ class SparseAllreduce:
             return result.reshape(array.shape)
 
     def _clipped(self, flat: Array) -> Array:
-        """The array, or a wide copy of it, whose norm is what the momentum of the compression allows."""
+        """Return the array, or a copy clipped to the ``max_norm`` of the compression's momentum."""
         momentum = self._sparse.momentum
         if momentum is None or momentum.max_norm is None:
             return flat
@@ -133,26 +134,26 @@ class SparseAllreduce:
         return wide
 
     def _facts(self, array: Array) -> dict[str, Any]:
-        """Facts of an array that must be the same on every rank; raises if it cannot be averaged."""
+        """Return facts about an array that must be the same on every rank; raise an error if it is not supported."""
         device = _device(array)
         if array.dtype not in FORMATS.values():
-            raise ValueError(f"arrays can be of {', '.join(FORMATS)}, not {array.dtype}: {_conversion(array)}")
+            raise ValueError(f"arrays must be {', '.join(FORMATS)}, not {array.dtype}: {_conversion(array)}")
         if array.size != self._size:
             raise ValueError(
                 f"this SparseAllreduce is for arrays of {self._size} elements, not {array.size} (shape {array.shape}): "
-                "make one for each size"
+                "create one for each size"
             )
         needed = (_precision(array), device)
         if any(old not in ("", new) for old, new in zip(self._kept, needed, strict=True)):
             kept = " on ".join(filter(None, self._kept))
             raise ValueError(
-                f"this SparseAllreduce keeps residuals of {kept}, but the array needs {' on '.join(needed)}: make one "
-                "for each"
+                f"this SparseAllreduce keeps residuals of {kept}, but the array needs {' on '.join(needed)}: create "
+                "one for each"
             )
         return {"dtype": str(array.dtype), "device": device.partition(" ")[0], "number of the call": self._calls}
 
     def _agree(self, facts: dict[str, Any] | Exception) -> None:
-        """Fails on all ranks alike unless all hold the same facts; one short message where they do."""
+        """Raise an error on all ranks unless they hold the same facts; costs one short message if they do."""
         mine = -1 if isinstance(facts, Exception) else zlib.crc32(repr(facts).encode())
         everyones = self._transport.allgather_integers(mine)
         if mine < 0 or (everyones != mine).any():
@@ -172,23 +173,24 @@ class SparseAllreduce:
         return pipeline
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that later calls depend on, as copies: nested dictionaries of NumPy arrays and plain values.
+        """Return everything that later calls depend on, as copies; every rank has its own state.
 
-        Every rank has its own. The residual is ``["pipeline"]["memory"]["residual"]``, with the default memory.
+        It consists of nested dictionaries of NumPy arrays and plain values. With the default memory, the residual is
+        ``["pipeline"]["memory"]["residual"]``.
         """
         state = self._loaded if self._pipeline is None else self._pipeline.state_dict()
         return {**self._identity(), "precision": self._kept[0], "calls": self._calls, "pipeline": _on_host(state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what ``state_dict`` gave on the same rank of as many ranks, also before the first call.
+        """Load a state that ``state_dict`` returned on the same rank of the same world size.
 
-        Not a collective call. Before the first call of this object, dtype and device of its residuals are not known:
-        what does not fit them is then an error in that call, on all ranks.
+        Not a collective call. Before the first call of this object, dtype and device of its residuals are not known: a
+        state that does not fit them then raises an error in that call, on all ranks.
 
         Raises:
-            ValueError: The state is of another rank, size or compression, or it is damaged: a part is missing, of
+            ValueError: The state belongs to another rank, size or compression, or is damaged: a part is missing, of
                 another type or size, not finite, or out of range. Or this object has been called already, and the state
-                is for arrays of another precision, or of an object that had not been called. Nothing is changed.
+                has another precision or is that of an object that had not been called. Nothing is changed.
         """
         self._check(state)
         if self._pipeline is not None:
@@ -198,7 +200,7 @@ class SparseAllreduce:
         self._calls = int(state["calls"])
 
     def _check(self, state: Any) -> None:
-        """Raises if a state is not one of this object; what is inside of its pipeline is left to the pipeline."""
+        """Raise ValueError if a state does not belong to this object; the pipeline checks its own part."""
         rank, own = f"rank {self._transport.rank}", self._identity()
         begun = self._pipeline is not None
         expected = {**own, "precision": self._kept[0], "calls": self._calls, "pipeline": None}
@@ -212,7 +214,7 @@ class SparseAllreduce:
             if state[name] != value:
                 raise ValueError(
                     f"{rank}: the state is of {name} {state[name]!r}, this SparseAllreduce of {value!r}: load what the "
-                    "same rank of as many ranks gave, into one that was made alike"
+                    "same rank of the same world size returned, into an object with the same arguments"
                 )
         kinds = ("float32", "float64") if isinstance(state["pipeline"], Mapping) else ("",)
         if state["precision"] not in kinds or (not state["precision"] and state["pipeline"] is not None):
@@ -249,20 +251,20 @@ def _over_mpi(comm: MPI.Intracomm | None) -> Transport:
 
 
 def _on_rank(transport: Transport, error: Exception) -> Exception:
-    """The error with this rank in its message."""
+    """Return the error with this rank in its message."""
     return type(error)(f"rank {transport.rank}: {error}") if type(error) in (TypeError, ValueError) else error
 
 
 def _checked_size(size: Any) -> int:
-    return _integer(size, 1, "size must be an integer", "give array.size")
+    return _integer(size, 1, "size must be an integer", "pass array.size")
 
 
 def _checked_epoch(epoch: Any) -> int | None:
-    return None if epoch is None else _integer(epoch, 0, "epoch must be None or an integer", "give int(epoch)")
+    return None if epoch is None else _integer(epoch, 0, "epoch must be None or an integer", "pass int(epoch)")
 
 
 def _integer(value: Any, least: int, what: str, remedy: str) -> int:
-    """The value as an int; ``bool`` and arrays are no integers here, although Python and NumPy would convert them."""
+    """Return the value as an int; refuse ``bool`` and arrays, although Python and NumPy would convert them."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not least <= value <= MAX_SIZE:
         raise ValueError(f"{what} from {least} to {MAX_SIZE}, not {value!r}: {remedy}")
     return int(value)
@@ -275,33 +277,33 @@ def _checked_rate(rate: Any) -> float:
         number = math.inf
     if not 0 <= number < math.inf:
         raise ValueError(
-            f"learning_rate must be a finite number of at least 0, not {rate!r}: give float(learning_rate), or leave "
-            "it out where it is constant"
+            f"learning_rate must be a finite number of at least 0, not {rate!r}: pass float(learning_rate), or omit it "
+            "if it is constant"
         )
     return number
 
 
 def _configuration(compression: Any) -> Sparse:
-    # Those of Horovod would load it.
+    # Parsing these two would import Horovod.
     if isinstance(compression, str) and compression.partition(":")[0] not in ("none", "fp16"):
         compression = parse(compression)
     if not isinstance(compression, Sparse):
         raise ValueError(
-            f"{compression!r} is no sparse compression: give hvs.Compression.topka(density=0.01), its text "
-            "'topka:density=0.01' or the like; 'dense' averages whole arrays"
+            f"{compression!r} is not a sparse compression: pass hvs.Compression.topka(density=0.01), the string "
+            "'topka:density=0.01' or similar; 'dense' averages without compression"
         )
     if compression.takes_momentum_over:
         raise ValueError(
-            "momentum=None takes over the momentum of an optimizer, which arrays do not have: give momentum=0.9, or "
+            "momentum=None takes over the momentum of an optimizer, which arrays do not have: set momentum=0.9, or "
             "memory='residual'"
         )
     return compression
 
 
 def _device(array: Any) -> str:
-    """The device of an array; raises if its type is not one of plain arrays."""
+    """Return the device of an array; raise TypeError unless it is a plain array."""
     try:
-        kind = kernels_for(array).__name__.rpartition(".")[2]
+        kernels_for(array)
     except TypeError as error:
         raise TypeError(
             f"{error}: np.asarray(array) converts lists, and arrays of JAX and PyTorch, to NumPy arrays on the host"
@@ -309,13 +311,13 @@ def _device(array: Any) -> str:
     if isinstance(array, np.ndarray) and type(array) not in (np.ndarray, np.memmap):
         raise TypeError(
             f"expected a plain NumPy array, not {type(array).__module__}.{type(array).__name__}, whose meaning would "
-            "get lost: give np.asarray(array), or array.filled(0) for a masked array"
+            "get lost: pass np.asarray(array), or array.filled(0) for a masked array"
         )
-    return "cpu" if kind == "cpu" else f"{kind} {array.device.id}"
+    return "cpu" if isinstance(array, np.ndarray) else f"cuda {array.device.id}"
 
 
 def _conversion(array: Array) -> str:
-    """The remedy for an array of another dtype."""
+    """Return the remedy for an array of an unsupported dtype."""
     if array.dtype.kind == "c":
         return f"use array.view('{array.real.dtype}'), which has twice the size"
     return "use array.astype('f4')"
@@ -326,7 +328,7 @@ def _precision(array: Array) -> str:
 
 
 def _on_host(state: Any) -> Any:
-    """A copy of nested dictionaries, in which arrays of the device have become NumPy's."""
+    """Return a copy of nested dictionaries in which arrays on any device have become NumPy arrays."""
     if isinstance(state, dict):
         return {key: _on_host(value) for key, value in state.items()}
     return copy_to_host(state) if hasattr(state, "dtype") else state

@@ -1,4 +1,4 @@
-"""Front ends, as the code that they share sees them."""
+"""Interface of the front ends that exchange gradients for optimizers."""
 
 from __future__ import annotations
 

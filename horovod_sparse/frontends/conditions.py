@@ -13,13 +13,13 @@ from horovod_sparse.rules import Momentum, Step
 
 
 class Conditions:
-    """The ``Owner`` of an exchange: conditions come from a front end's param groups.
+    """``Owner`` of an exchange that reads the conditions of a step from a front end's param groups.
 
     Args:
         front_end: The front end, or a weak proxy of it.
         sparse: The configuration.
         residual_unit: "update" or "gradient"; None: by the class of each optimizer.
-        rank: This rank.
+        rank: Rank of this process.
     """
 
     def __init__(self, front_end: FrontEnd, sparse: Sparse, residual_unit: str | None, rank: int) -> None:
@@ -28,7 +28,7 @@ class Conditions:
         self._units = ResidualUnits(residual_unit, rank)
 
     def step_for(self, group: int) -> Step:
-        """Return learning rate, momentum and unit of the residuals for a param group; the defaults for group -1."""
+        """Return learning rate, momentum and residual unit of a param group; the defaults for group -1."""
         front_end = self._front_end
         step = Step(epoch=front_end.epoch, idle=front_end.idle)
         settings = front_end.param_groups[group] if group >= 0 else {}

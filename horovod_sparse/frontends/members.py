@@ -1,4 +1,4 @@
-"""From the ranks that train together, as Horovod or torch know them, to a transport of our own."""
+"""Private transports for the ranks that train together, as Horovod, torch or MPI group them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.watch import Call
 from horovod_sparse.transport.mpi import MPITransport, job
 
-# Create_group needs a tag of its own, apart from other libraries' groups.
+# Tag for Create_group; differs from those of other libraries.
 _TAG = 7211
 _CALL = "creation of a communicator"
 
@@ -23,19 +23,19 @@ _CALL = "creation of a communicator"
 def transport_of(members: Any = None) -> MPITransport | None:
     """Return a new transport of the ranks that train together, in their order.
 
-    A collective call of these ranks. Each exchange needs a transport of its own: two that exchange at the same time
-    must not meet each other's messages.
+    A collective call of these ranks. Each exchange needs a private transport, so that messages of concurrent exchanges
+    do not mix.
 
     Args:
-        members: A Horovod process set, a torch process group, or an MPI communicator; None: all ranks, as Horovod
-            counts them where it is initialized.
+        members: A Horovod process set, a torch process group, or an MPI communicator; None: all ranks of Horovod if it
+            is initialized, otherwise all ranks of MPI.
 
     Returns:
         The transport, or None on a rank that is not a member.
 
     Raises:
         ValueError: The process set is not registered with Horovod.
-        RuntimeError: Horovod or MPI cannot do what is needed; the message names the remedy.
+        RuntimeError: Horovod or MPI lacks a required feature; the message names the remedy.
     """
     require_threads()
     process.join(job())
@@ -84,17 +84,17 @@ def _of_process_group(group: distributed.ProcessGroup) -> MPITransport | None:
     distributed.all_gather_object(ranks, job().rank, group=group)
     if len(set(ranks)) < len(ranks):
         raise RuntimeError(
-            f"rank {distributed.get_rank(group)}: torch counts {len(ranks)} processes here, MPI {len(set(ranks))}, as "
-            "no launcher of MPI started them: start the program with mpirun or srun --mpi=pmix instead of torchrun, "
+            f"rank {distributed.get_rank(group)}: torch counts {len(ranks)} processes here, but MPI {len(set(ranks))}, "
+            "as no MPI launcher started them: start the program with mpirun or srun --mpi=pmix instead of torchrun, "
             "and call hvs.ddp.init_process_group()"
         )
     return _group(ranks)
 
 
 def _group(ranks: Sequence[int]) -> MPITransport:
-    """A transport of ranks of the world, whose calls need no other rank."""
-    # Its messages can be seen on the communicator that it is called on. The world itself is the last resort: there is
-    # no private one before all ranks have made something together.
+    """Return a transport of some ranks of the world; a collective call of these ranks only."""
+    # Create_group sends messages on its parent communicator, which should be private. COMM_WORLD is the fallback: the
+    # private world is created only when all ranks create something together.
     world = _private_world() if len(ranks) == job().size else process.world
     parent = world.comm if isinstance(world, MPITransport) else MPI.COMM_WORLD
     return MPITransport(parent.Create_group(MPI.COMM_WORLD.Get_group().Incl(ranks), tag=_TAG))
@@ -102,12 +102,12 @@ def _group(ranks: Sequence[int]) -> MPITransport:
 
 @functools.cache
 def _everybody() -> MPITransport:
-    """All ranks, over a communicator that belongs to the program: nothing is sent here but what duplicates it."""
+    """Return a transport of all ranks over COMM_WORLD, which belongs to the program; used only to duplicate it."""
     return MPITransport(MPI.COMM_WORLD)
 
 
 def _private_world() -> MPITransport:
-    """All ranks, apart from messages of the program's own; a collective call of them the first time."""
+    """Return a transport of all ranks, separate from the program's own messages; the first call is collective."""
     if process.world is None:
         with process.communicating(_CALL, _everybody()):
             process.world = _everybody().duplicate()
@@ -117,7 +117,7 @@ def _private_world() -> MPITransport:
 
 
 def _follow(hvd: Any) -> None:
-    """Let the process leave before Horovod shuts down, and notice when the program waits in an operation of Horovod."""
+    """Wrap two Horovod functions: leave the job before Horovod shuts down, and register waits in Horovod operations."""
 
     def closing(shut_down: Callable[[], Any]) -> Callable[[], Any]:
         def close_and_shut_down() -> Any:
@@ -128,7 +128,7 @@ def _follow(hvd: Any) -> None:
 
     def noticing(wait: Callable[[int], Any]) -> Callable[[int], Any]:
         def wait_for_horovod(handle: int) -> Any:
-            # Horovod reports long waits itself. It does not know of ranks that leave, but still exchange a bucket.
+            # Horovod reports long waits itself. It does not notice ranks that leave while they still exchange a bucket.
             with process.waiting(Call("an operation of Horovod", everybody, stalls=False)):
                 return wait(handle)
 
@@ -143,31 +143,31 @@ def _require_mpi(hvd: Any) -> None:
     rank = hvd.rank()
     if not hvd.mpi_built():
         raise RuntimeError(
-            f"rank {rank}: this Horovod was built without MPI, which horovod_sparse exchanges over: rebuild it with "
-            "HOROVOD_WITH_MPI=1 (tools/install_horovod.py does); `horovod-sparse check` shows what is there"
+            f"rank {rank}: this Horovod was built without MPI, which horovod_sparse needs: rebuild it with "
+            "HOROVOD_WITH_MPI=1 (tools/install_horovod.py does); `horovod-sparse check` shows what is missing"
         )
     if not hvd.mpi_enabled():
         raise RuntimeError(
-            f"rank {rank}: Horovod runs over Gloo here, but horovod_sparse exchanges over MPI: start the program with "
+            f"rank {rank}: Horovod runs over Gloo here, but horovod_sparse needs MPI: start the program with "
             "horovodrun --mpi, mpirun or srun --mpi=pmix"
         )
     require_threads(hvd.mpi_threads_supported())
 
 
 def require_threads(supported: bool = True) -> None:
-    """Makes sure that several threads may call MPI at a time.
+    """Check that several threads may call MPI at the same time.
 
     Args:
-        supported: Whether Horovod says so, too.
+        supported: Whether Horovod reports that MPI threads are supported.
 
     Raises:
-        RuntimeError: They may not.
+        RuntimeError: MPI or Horovod does not support it.
     """
     level = MPI.Query_thread()
     if level != MPI.THREAD_MULTIPLE or not supported:
         raise RuntimeError(
             f"rank {job().rank}: MPI gives thread level {level}, but horovod_sparse and Horovod "
-            f"communicate from threads of their own and need MPI_THREAD_MULTIPLE ({MPI.THREAD_MULTIPLE}): import "
+            f"communicate from background threads and need MPI_THREAD_MULTIPLE ({MPI.THREAD_MULTIPLE}): import "
             "mpi4py or call hvd.init() before anything else starts MPI, unset HOROVOD_MPI_THREADS_DISABLE, and use an "
             "MPI built with threads"
         )

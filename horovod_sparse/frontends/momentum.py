@@ -1,7 +1,7 @@
 """Momentum of torch's optimizers when a compression applies it before the selection.
 
-The memory applies the momentum of gradients that are selected from. The optimizer's step then must not apply it again.
-Everything else, small parameters and the weight decay, still needs it: a step hook adds it there.
+The memory applies momentum to gradients that are sent sparse, and the optimizer's step must not apply it again. Small
+parameters, which are sent dense, and the weight decay still need it: a step hook applies it there.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ _BUFFER = "momentum_buffer"  # name in the state of torch's SGD, which leaves it
 
 
 class StepMomentum:
-    """Step hooks that add u = m u + (g + decay p) of earlier steps to gradients that the memory does not cover.
+    """Step hooks that apply momentum to gradients and weight decay that the memory does not cover.
 
-    The step itself applies no momentum and adds decay * p; together this is momentum SGD. The gradient g counts where
-    a parameter is sent dense, and on a single rank. Where the memory has the momentum of g, u is that of the weight
-    decay alone (as in the authors' DGCSGD).
+    u = m u + (g + decay p). The hooks add the velocity u of earlier steps to the gradient. The step itself applies no
+    momentum and adds decay * p; together this is momentum SGD. u includes the gradient g only if the parameter is sent
+    dense or there is a single rank. Otherwise the memory applies the momentum of g, and u is that of the weight decay
+    alone, as in the authors' DGCSGD.
 
-    u is the same on every rank, in the unit of gradients, and part of the optimizer's state, where broadcasts and
-    checkpoints find it. A skipped step does not call the hooks.
+    u is the same on every rank, in the unit of gradients, and part of the optimizer's state, so that broadcasts and
+    checkpoints include it. A skipped step does not call the hooks.
 
-    Momentum that is taken over is removed from ``param_groups`` during the step only. Adam keeps its first moment and
-    gets gradients that turn it into the result of the memory.
+    Momentum that is taken over is removed from ``param_groups`` only during the step. Adam keeps its first moment: the
+    hooks change its gradients so that the step arrives at the memory's result.
 
     Attributes:
-        options: Options of the momentum, as of ``MomentumCorrection``.
+        options: Options of the momentum, as in ``MomentumCorrection``.
         front_ends: Front ends that exchange gradients of the optimizer; empty if this rank takes part in none.
     """
 
@@ -53,11 +54,11 @@ class StepMomentum:
 
     def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Add momentum before an optimizer's step, or after each evaluation of its closure."""
-        self._restore()  # where the last step failed
+        self._restore()  # in case the last step failed
         if self.options.own is not None and has_momentum(optimizer):
             raise RuntimeError(
-                f"the compression applies momentum, but {type(optimizer).__name__} has been given momentum, too, since "
-                "it was made: by a scheduler (give OneCycleLR cycle_momentum=False), or by a state that was loaded"
+                f"the compression applies momentum, but {type(optimizer).__name__} has been given momentum, too, "
+                "since construction: by a scheduler (pass cycle_momentum=False to OneCycleLR), or by a loaded state"
             )
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
@@ -93,9 +94,9 @@ class StepMomentum:
         if scale is not None:  # a GradScaler that lets torch's kernel unscale
             for gradient in gradients:
                 gradient.div_(scale)
-        if self._alone and self.options.max_norm is not None:  # otherwise the worker has clipped them
+        if self._alone and self.options.max_norm is not None:  # with more ranks the worker has clipped them
             clip(gradients, lambda norm: self.options.clip(norm, 1))
-        if self.options.own is not None or not self._alone:  # a single rank selects nothing: the optimizer's is right
+        if self.options.own is not None or not self._alone:  # else nothing is selected, and the optimizer's is right
             for group in optimizer.param_groups:
                 self._apply_to(optimizer, group)
         if scale is not None:
@@ -168,11 +169,11 @@ _applied: weakref.WeakKeyDictionary[torch.optim.Optimizer, StepMomentum] = weakr
 
 
 def apply_momentum(optimizer: torch.optim.Optimizer, sparse: Sparse, front_end: FrontEnd | None) -> None:
-    """Hook an optimizer's step so that momentum of the compression also applies where no memory applies it.
+    """Register step hooks that apply the compression's momentum where no memory applies it.
 
     Args:
-        optimizer: An optimizer without momentum, unless the compression takes that over. One of another class than
-            ``SGD``, ``Adam`` and ``AdamW`` keeps its momentum, and a warning says so.
+        optimizer: An optimizer without momentum, unless the compression takes it over. An optimizer of another class
+            than ``SGD``, ``Adam`` and ``AdamW`` keeps its momentum, and rank 0 logs a warning.
         sparse: The configuration; nothing is done if it applies no momentum.
         front_end: The front end that exchanges the gradients, held weakly; None: this rank takes part in none. An
             optimizer of several models has several.
@@ -193,8 +194,8 @@ def apply_momentum(optimizer: torch.optim.Optimizer, sparse: Sparse, front_end: 
 def _warn_of_late_momentum(optimizer: torch.optim.Optimizer) -> None:
     if has_momentum(optimizer) and not is_known(optimizer) and job().rank == 0:
         _LOG.warning(
-            "rank 0: momentum of %s is applied after the selection, as the compression can take over that of SGD, Adam "
-            "and AdamW only: use one of these, or memory='residual'",
+            "rank 0: momentum of %s is applied after the selection, as the compression can only take over that of SGD, "
+            "Adam and AdamW: use one of these, or memory='residual'",
             type(optimizer).__name__,
         )
 
@@ -202,8 +203,8 @@ def _warn_of_late_momentum(optimizer: torch.optim.Optimizer) -> None:
 def momentum_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Momentum:
     """Return the momentum of a param group that a compression can take over.
 
-    It is the momentum of SGD and the first moment of Adam and AdamW. Other optimizers have none that is known to be
-    linear in the gradients.
+    This is the momentum of SGD and the first moment of Adam and AdamW. The momentum of other optimizers is not known to
+    be linear in the gradients.
     """
     if isinstance(optimizer, SGD):
         return Momentum(float(group["momentum"]), bool(group["nesterov"]), 1 - float(group["dampening"]))
@@ -244,7 +245,7 @@ def enter_first_moment(
     Args:
         state: Adam's state of the parameter; without ``exp_avg``, the first moment is 0.
         p: The parameter.
-        group: Its param group.
+        group: Param group of the parameter.
         decay: Weight decay from ``coupled_decay``. Momentum does not apply to it: parameters hardly change meanwhile.
         sent_dense: Whether everything was sent in this step.
     """

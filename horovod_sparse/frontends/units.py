@@ -1,4 +1,4 @@
-"""Unit of the residuals: updates for optimizers that multiply gradients, gradients for those that are scale-free."""
+"""Unit of the residuals: updates for SGD-like optimizers, gradients for optimizers that normalize their scale."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 _LOG = logging.getLogger("horovod_sparse")
 UPDATE, GRADIENT = "update", "gradient"
-# Of torch.optim. Subclasses count; some are missing in some versions of torch.
+# Classes in torch.optim, including subclasses. Some versions of torch lack some of them.
 _KNOWN = {
     UPDATE: ("SGD", "ASGD", "LBFGS"),
     GRADIENT: (
@@ -20,7 +20,7 @@ _KNOWN = {
 
 
 def check_unit(unit: Any) -> None:
-    """ValueError unless it is a unit, or None."""
+    """Raise ValueError unless the argument is a unit or None."""
     if unit not in (None, UPDATE, GRADIENT):
         raise ValueError(
             f"residual_unit must be 'update', 'gradient' or None, not {unit!r}: None decides by the optimizer's class"
@@ -28,7 +28,7 @@ def check_unit(unit: Any) -> None:
 
 
 def known_unit(optimizer: torch.optim.Optimizer) -> str | None:
-    """The unit that suits an optimizer of torch's; None for another class."""
+    """Return the unit for an optimizer of torch; None for other classes."""
     for unit, names in _KNOWN.items():
         if isinstance(optimizer, tuple(getattr(torch.optim, name) for name in names if hasattr(torch.optim, name))):
             return unit
@@ -36,23 +36,23 @@ def known_unit(optimizer: torch.optim.Optimizer) -> str | None:
 
 
 def unit_for(optimizer: torch.optim.Optimizer, chosen: str | None = None) -> str:
-    """The unit that the residuals for an optimizer have.
+    """Return the unit of the residuals for an optimizer.
 
     Args:
-        optimizer: It. One of an unknown class with ``betas`` or ``eps`` is taken for scale-free: it divides by a mean
-            of what gradients were, as LAMB does.
-        chosen: By the user.
+        optimizer: The optimizer. An unknown class with ``betas`` or ``eps`` counts as scale-free: it probably divides
+            by an average of earlier gradients, as LAMB does.
+        chosen: The user's choice; None: by class.
     """
     divides = any("betas" in group or "eps" in group for group in optimizer.param_groups)
     return chosen or known_unit(optimizer) or (GRADIENT if divides else UPDATE)
 
 
 class ResidualUnits:
-    """Units of the residuals of one exchange; says when one that was guessed begins to matter.
+    """Units of the residuals of one exchange; warns when a guessed unit starts to matter.
 
     Args:
-        chosen: By the user, for all param groups; None: by the optimizers' classes.
-        rank: Rank 0 says it.
+        chosen: The user's choice for all param groups; None: by the classes of the optimizers.
+        rank: Rank of this process; rank 0 warns.
     """
 
     def __init__(self, chosen: str | None, rank: int) -> None:
@@ -61,18 +61,18 @@ class ResidualUnits:
         self._rates: dict[int, float] = {}
 
     def scale_free(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Tells if residuals count as gradients, not as updates."""
+        """Return whether residuals count as gradients, not as updates."""
         return unit_for(optimizer, self._chosen) == GRADIENT
 
     def note(self, optimizer: torch.optim.Optimizer, group: int, rate: float) -> None:
-        """Warns, once, where the learning rate of a param group changes and nobody has said which unit is right."""
+        """Warn once if the learning rate of a param group changes and the unit was only guessed."""
         if self._silent or known_unit(optimizer) is not None or self._rates.setdefault(group, rate) == rate:
             return
         self._silent = True
         _LOG.warning(
             "rank 0: the learning rate changes, and residuals stay the same as %ss, since %s looks like an optimizer "
-            "for which that is right: give residual_unit='gradient' if its steps do not depend on the gradients' scale "
-            "(as Adam's), residual_unit='update' if they do (as SGD's)",
+            "for which that is right: set residual_unit='gradient' if its steps do not depend on the scale of the "
+            "gradients (as with Adam), residual_unit='update' if they do (as with SGD)",
             unit_for(optimizer),
             type(optimizer).__name__,
         )

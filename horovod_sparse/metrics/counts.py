@@ -1,4 +1,4 @@
-"""Counts of one bucket: plain sums that a step adds to, so that nothing is computed until somebody asks."""
+"""Counters of one bucket: plain sums, from which statistics are computed on request."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
-# Numbers of ``statistics`` that do not add up from call to call.
+# Names in ``statistics`` that are not sums over the steps.
 RATIOS = frozenset({"density_asked", "density", "ratio_to_dense", "gradient_norm", "residual_norm", "gain"})
 
 
 @dataclass(slots=True)
 class Counts:
-    """Sums over the steps of a bucket, or of several.
+    """Sums over the steps of one bucket, or of several.
 
     Attributes:
         steps: Exchanges.
-        nonfinite: Of these, those in which a gradient was not finite, or a sum might not be; all travelled whole.
+        nonfinite: Exchanges that were sent dense because a gradient was not finite, or a sum might overflow.
         elements: Elements that took part.
-        asked: Entries k that the schedule asked for.
-        entries: Entries that this rank handed in.
+        asked: Entries k that the schedule requested.
+        entries: Entries that this rank sent.
         result_entries: Entries of the totals.
-        bytes_sent: Payload that left this rank.
-        bytes_received: Payload that reached it.
-        dense_bytes: What a ring allreduce of whole float32 (or float64) buckets would have sent.
-        hidden: Nanoseconds of the exchange while gradients were still being handed in.
+        bytes_sent: Payload that this rank sent.
+        bytes_received: Payload that this rank received.
+        dense_bytes: Bytes that a ring allreduce of dense float32 (or float64) buckets would have sent.
+        hidden: Nanoseconds of the exchange before the last gradient of the step was available.
         exposed: Nanoseconds of the exchange after that.
-        nanoseconds: On the exchange's thread, by stage.
-        events: Whatever else was counted, by name.
+        nanoseconds: Time on the worker thread, by stage.
+        events: Other counts, by name.
         measured: Steps of which norms were taken.
-        gradient: Sum of squares of the gradients in these.
-        accumulated: That of residual and gradients together.
-        selected: That of the entries handed in.
-        held: That of the residual after the step.
+        gradient: Sum of squares of the gradients in these steps.
+        accumulated: Sum of squares of residual plus gradients.
+        selected: Sum of squares of the entries sent.
+        held: Sum of squares of the residual after the step.
     """
 
     steps: int = 0
@@ -56,7 +56,7 @@ class Counts:
     held: float = 0.0
 
     def exchanged(self, elements: int, asked: int, entries: int, result_entries: int, algorithm: str) -> None:
-        """Counts a step."""
+        """Count a step."""
         self.steps += 1
         self.elements += elements
         self.asked += asked
@@ -65,34 +65,34 @@ class Counts:
         self.events[f"steps_{algorithm}"] += 1
 
     def add(self, other: Counts) -> None:
-        """Adds what another bucket has counted."""
+        """Add the counts of another bucket."""
         for one in fields(self):
             mine, theirs = getattr(self, one.name), getattr(other, one.name)
             setattr(self, one.name, mine + theirs)
 
 
 def statistics(buckets: Mapping[int, Counts]) -> dict[str, float]:
-    """The numbers of each bucket and of all together, flat: ``bucket0/density``, ``total/density``.
+    """Return the statistics of each bucket and of all together, flat: ``bucket0/density``, ``total/density``.
 
-    Sums, of this rank: ``steps`` (in total, those of the bucket that has most), ``steps_nonfinite``, and the steps by
-    algorithm, such as ``steps_oktopk`` or ``steps_dense``; ``entries`` handed in and ``result_entries`` of the totals;
+    Sums over this rank's steps: ``steps`` (in total, those of the bucket with the most), ``steps_nonfinite``, and steps
+    by algorithm, such as ``steps_oktopk`` or ``steps_dense``; ``entries`` sent and ``result_entries`` of the totals;
     ``bytes_sent`` and ``bytes_received``; ``thresholds_reused`` and ``thresholds_renewed``; ``seconds_select``,
-    ``seconds_agree``, ``seconds_exchange`` and ``seconds_apply``, of the exchange's thread; ``seconds_hidden`` and
-    ``seconds_exposed``, its time until the last gradient of the step was handed in, and after that.
+    ``seconds_agree``, ``seconds_exchange`` and ``seconds_apply`` on the worker thread; ``seconds_hidden`` and
+    ``seconds_exposed``, the time of the exchange before and after the last gradient of the step was available.
 
-    Ratios: ``density_asked`` and ``density``, of the elements that took part; ``ratio_to_dense``, bytes sent over those
-    of a ring. Where norms were taken: ``gradient_norm`` and ``residual_norm``, and the ``gain``, the share of the
-    squared norm of residual and gradient that was handed in.
+    Ratios: ``density_asked`` and ``density``, relative to the elements that took part; ``ratio_to_dense``, bytes sent
+    relative to a dense ring. If norms were taken: ``gradient_norm``, ``residual_norm``, and ``gain``, the share of the
+    squared norm of residual plus gradients that was sent.
 
     Args:
-        buckets: By number. Buckets without a step are left out, and so is what cannot be told.
+        buckets: Counts by number of the bucket. Buckets without a step are left out, and so are unknown values.
     """
     total = Counts()
     numbers: dict[str, float] = {}
     for bucket, counts in buckets.items():
         total.add(counts)
         numbers |= {f"bucket{bucket}/{name}": value for name, value in _numbers(counts).items()}
-    total.steps = max((counts.steps for counts in buckets.values()), default=0)  # a step is one of all buckets
+    total.steps = max((counts.steps for counts in buckets.values()), default=0)  # a step covers all buckets
     return {f"total/{name}": value for name, value in _numbers(total).items()} | numbers
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import queue
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -32,8 +31,10 @@ class _Group:
 
     def __init__(self, members: list[int], threads: _Threads) -> None:
         self.members = members
-        self.messages: defaultdict[tuple[int, int], queue.SimpleQueue[Array]] = defaultdict(queue.SimpleQueue)
-        self.posts: defaultdict[tuple[int, int], queue.SimpleQueue[tuple[int, bytes]]] = defaultdict(queue.SimpleQueue)
+        # Created here: two threads that meet at a missing key of a defaultdict may each create a queue.
+        ranks = range(len(members))
+        self.messages = {(source, rank): queue.SimpleQueue[Array]() for source in ranks for rank in ranks}
+        self.posts: dict[tuple[int, int], queue.SimpleQueue[tuple[int, bytes]]] = {}
         self._threads = threads
         self._changed = threading.Condition()
         self._arrived: list[Any] = []
@@ -198,13 +199,16 @@ class InProcessTransport(Transport):
         """Thread numbers of the group's members, by rank in the group."""
         return self._group.members
 
+    def _mailbox(self, rank: int, kind: int) -> queue.SimpleQueue[tuple[int, bytes]]:
+        return self._group.posts.setdefault((rank, kind), queue.SimpleQueue())  # atomic
+
     def post(self, content: Any, rank: int, kind: int) -> None:
         """Put an object into a mailbox of a rank, without waiting for that rank."""
-        self._group.posts[rank, kind].put((self.rank, pickle.dumps(content)))
+        self._mailbox(rank, kind).put((self.rank, pickle.dumps(content)))
 
     def poll(self, kind: int) -> list[tuple[int, Any]]:
         """Return source and content of each object that has arrived in a mailbox. Never blocks."""
-        posts, arrived = self._group.posts[self.rank, kind], []
+        posts, arrived = self._mailbox(self.rank, kind), []
         while not posts.empty():
             source, content = posts.get()
             arrived.append((source, pickle.loads(content)))  # noqa: S301 - from this process

@@ -55,7 +55,7 @@ def differs(comm, pattern):
                 "compression": hvs.Compression.dgc(),
                 "optimizer": torch.optim.AdamW(model.parameters()),
             },
-            "RANK: .*AdamW has momentum, too: give the optimizer momentum=0",
+            "RANK: .*AdamW has momentum, too: set momentum=0",
         ),
     ],
 )

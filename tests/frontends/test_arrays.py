@@ -324,20 +324,20 @@ def test_a_state_without_a_pipeline_has_no_precision(transport):
 
 
 MISTAKES = {
-    "size": (lambda a: a[:-1], r"for arrays of 100 elements, not 99 \(shape \(99,\)\): make one for each size"),
-    "dtype": (lambda a: a.astype(np.int32), r"can be of float64, .*, not int32: use array.astype"),
-    "object": (lambda a: a.astype(object), r"can be of float64, .*, not object: use array.astype"),
+    "size": (lambda a: a[:-1], r"for arrays of 100 elements, not 99 \(shape \(99,\)\): create one for each size"),
+    "dtype": (lambda a: a.astype(np.int32), r"must be float64, .*, not int32: use array.astype"),
+    "object": (lambda a: a.astype(object), r"must be float64, .*, not object: use array.astype"),
     "complex": (lambda a: a.astype(np.complex64), r"not complex64: use array.view\('float32'\), .* twice the size"),
     "byte order": (lambda a: a.astype(">f4"), r"not >f4: use array.astype"),
     "precision": (
         lambda a: a.astype(np.float64),
-        "residuals of float32 on cpu, but the array needs float64 on cpu: make one for each",
+        "residuals of float32 on cpu, but the array needs float64 on cpu: create one for each",
     ),
     "list": (lambda a: a.tolist(), r"not builtins.list: np.asarray\(array\) converts lists"),
     "scalar": (lambda a: a[0], r"not numpy.float32: np.asarray\(array\)"),
     "matrix": (
         lambda a: a[None].view(np.matrix),
-        r"plain NumPy array, not numpy.*matrix, .*: give np.asarray\(array\)",
+        r"plain NumPy array, not numpy.*matrix, .*: pass np.asarray\(array\)",
     ),
     "masked": (np.ma.masked_array, r"plain NumPy array, not numpy.ma.*MaskedArray, .*array.filled\(0\)"),
     "subclass": (lambda a: a.view(np.recarray), r"plain NumPy array, not numpy.*recarray"),
@@ -351,8 +351,8 @@ EPOCHS = [0.5, -1, 2**31, 2**70, True, "1", np.array(1)]
     ("make", "conditions", "message"),
     [
         *(pytest.param(make, {}, message, id=name) for name, (make, message) in MISTAKES.items()),
-        *((None, {"learning_rate": one}, "learning_rate must be a finite number .*: give float") for one in RATES),
-        *((None, {"epoch": one}, "epoch must be None or an integer from 0 to .*: give int") for one in EPOCHS),
+        *((None, {"learning_rate": one}, "learning_rate must be a finite number .*: pass float") for one in RATES),
+        *((None, {"epoch": one}, "epoch must be None or an integer from 0 to .*: pass int") for one in EPOCHS),
     ],
 )
 def test_a_mistake_of_one_rank_is_an_error_on_all_and_changes_nothing(transport, make, conditions, message):
@@ -415,16 +415,16 @@ def test_an_array_in_a_file_is_an_array(transport, compression, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((0, "topka"), ValueError, "size must be an integer from 1 to 2147483647, not 0: give array.size"),
+        ((0, "topka"), ValueError, "size must be an integer from 1 to 2147483647, not 0: pass array.size"),
         ((2**31, "topka"), ValueError, "size must be an integer .*, not 2147483648"),
         ((1.5, "topka"), ValueError, "size must be an integer .*, not 1.5"),
         ((True, "topka"), ValueError, "size must be an integer .*, not True"),
         ((np.True_, "topka"), ValueError, "size must be an integer .*, not np.True_"),
         (("9", "topka"), ValueError, "size must be an integer .*, not '9'"),
         ((np.array(9), "topka"), ValueError, r"size must be an integer .*, not array\(9\)"),
-        ((9, "none"), ValueError, "'none' is no sparse compression: .*'dense' averages whole arrays"),
-        ((9, "fp16"), ValueError, "'fp16' is no sparse compression"),
-        ((9, Compression), ValueError, "is no sparse compression"),
+        ((9, "none"), ValueError, "'none' is not a sparse compression: .*'dense' averages without compression"),
+        ((9, "fp16"), ValueError, "'fp16' is not a sparse compression"),
+        ((9, Compression), ValueError, "is not a sparse compression"),
         ((9, "gzip"), ValueError, "unknown compression 'gzip'; known are"),
         ((9, "topka", MPI.COMM_NULL), TypeError, "comm must be an intracommunicator of mpi4py"),
     ],

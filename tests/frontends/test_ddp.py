@@ -403,14 +403,14 @@ def test_names_are_pairs_with_different_names_that_ranks_share(group, comm):
         [("a", 1)],
         ["ab"],
     ):
-        with pytest.raises(TypeError, match=r"(?s)must be pairs of name and parameter, not .*: give model.named_par"):
+        with pytest.raises(TypeError, match=r"(?s)must be pairs of name and parameter, not .*: pass model.named_par"):
             hvs.ddp.SparseState(SPARSE, None, wrong)
-    with pytest.raises(ValueError, match="gives the name 'a' more than once: give each"):
+    with pytest.raises(ValueError, match="holds the name 'a' more than once: give each"):
         hvs.ddp.SparseState(SPARSE, None, [("a", p) for p in model.parameters()])
     rank, last = comm.Get_rank(), comm.Get_size() - 1
     if last:
         state = hvs.ddp.SparseState(SPARSE, None, named(model) if rank < last else ())
-        message = f"rank {rank}: named_parameters differs between ranks: rank {last} has 0 of them, rank 0 has 6"
+        message = f"rank {rank}: named_parameters differs between ranks: rank {last} has 0 items, rank 0 has 6"
         fails(comm, message, lambda: replicate(model, state=state)[0])
 
 
@@ -426,7 +426,7 @@ def test_states_of_another_number_of_ranks_are_merged_before_the_first_step(grou
     merged, _ = other.merge(mine, old[0])
     other.load_state_dict(merged)
     assert everywhere(comm, comm.allreduce(owed(other)) == pytest.approx(2 * comm.allreduce(owed(state)), rel=1e-4))
-    with pytest.raises(ValueError, match="give SparseState the optimizer or named_parameters"):
+    with pytest.raises(ValueError, match="pass SparseState the optimizer or named_parameters"):
         hvs.ddp.SparseState(SPARSE).merge(mine, old[0])
 
 
@@ -485,7 +485,7 @@ def test_bad_input_is_refused_on_every_rank(hvd, group, comm):
         differing = hvs.Compression.topka(**settings(density=0.2 if last else 0.1))
         fails(comm, rf"rank {rank}: compression\.density differs", lambda: replicate(mlp(), differing)[0])
         shared = trained(comm, mlp(), SPARSE)[1]
-        fails(comm, f"rank {rank}: the state has places for .*its own", lambda: replicate(mlp(), state=shared)[0])
+        fails(comm, f"rank {rank}: the state has buckets for .*its own", lambda: replicate(mlp(), state=shared)[0])
 
 
 class Wrapper(torch.optim.Optimizer):
@@ -504,7 +504,7 @@ def test_what_is_no_optimizer_is_refused(wrong):
     state = hvs.ddp.SparseState(SPARSE)
     for use in (lambda: hvs.ddp.SparseState(SPARSE, wrong), lambda: setattr(state, "optimizer", wrong)):
         with pytest.raises(
-            TypeError, match=r"(?s)optimizer must be a torch.optim.Optimizer, or a list of them, not .*: gi"
+            TypeError, match=r"(?s)optimizer must be a torch.optim.Optimizer, or a list of them, not .*: pa"
         ):
             use()
     assert state.optimizer is None
@@ -514,7 +514,9 @@ def test_what_is_no_optimizer_is_refused(wrong):
 @pytest.mark.parametrize("compression", [SPARSE, hvs.Compression.dgc()])
 def test_a_wrapper_of_an_optimizer_is_refused_with_the_remedy(compression):
     inside = sgd(mlp(), momentum=0)
-    with pytest.raises(TypeError, match=r"is a .*Wrapper, which wraps .*give the one inside, optimizer\.optimizer"):
+    with pytest.raises(
+        TypeError, match=r"is a .*Wrapper, which wraps .*pass the wrapped optimizer, optimizer\.optimizer"
+    ):
         hvs.ddp.SparseState(compression, [Wrapper(inside)])
     assert hvs.ddp.SparseState(compression, (inside,)).optimizers == [inside]
 
@@ -546,7 +548,7 @@ def test_an_optimizer_of_another_model_is_refused_on_all_ranks(group, comm, make
     given = make(model, mlp() if wrong else model)
     state = hvs.ddp.SparseState(SPARSE, given, model.named_parameters())
     replica, _ = replicate(model, state=state)
-    expected = f"^rank {rank}: .*{message}.*: give" if wrong else f"^rank {rank}: "
+    expected = f"^rank {rank}: .*{message}.*: pass" if wrong else f"^rank {rank}: "
     with pytest.raises((ValueError, RuntimeError), match=expected):
         loss_of(replica, rank, 0).backward()
     comm.Barrier()

@@ -109,7 +109,7 @@ def test_on_fewer_ranks_residuals_go_on_and_the_round_starts_anew(hvd, comm, fol
         fresh = mlp()
         resumed = wrap_local(fresh, process_set=few, outer=hvs.OuterSGD())
         restored = Checkpoints(folder, process_set=few).load(model=fresh, optimizer=resumed)
-        assert everywhere(few, "the round in progress starts anew: its 2 steps are dropped" in restored.notes)
+        assert everywhere(few, "the round in progress starts over: its 2 steps are dropped" in restored.notes)
         assert everywhere(few, same(snapshot(fresh), common) and resumed.local_step == 0)
         assert everywhere(few, few.allreduce(owed(resumed)) == pytest.approx(left, rel=1e-4))
         train(resumed, fresh, rank, range(10, 14))

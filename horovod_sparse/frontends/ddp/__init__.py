@@ -1,4 +1,4 @@
-"""A communication hook for torch's DistributedDataParallel, and its process group from MPI.
+"""Communication hook for torch's DistributedDataParallel, and torch's process group over MPI ranks.
 
 ::
 

@@ -1,4 +1,4 @@
-"""torch's default process group, made of MPI's ranks: mpirun and srun launch a script that uses it."""
+"""torch's default process group for ranks that mpirun or srun has started."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from horovod_sparse.frontends.members import require_threads
 
 
 def init_process_group(backend: str | None = None, **settings: Any) -> None:
-    """Makes torch's default process group of all MPI ranks; a collective call.
+    """Initialize torch's default process group with all MPI ranks; a collective call.
 
-    A script needs no launcher of torch then: mpirun or srun start it. ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK`` and
-    ``LOCAL_WORLD_SIZE`` are set, as scripts read them. The processes meet at rank 0's host name, or at ``MASTER_ADDR``
-    where that is set, and at a port that is free there.
+    Start the script with mpirun or srun instead of torchrun. Sets ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``,
+    ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``, which scripts may read. The rendezvous is at rank 0's
+    ``MASTER_ADDR``, by default its host name, and at a free port.
 
     Args:
-        backend: As for ``torch.distributed.init_process_group``. It carries what is not compressed: DDP's buffers and
-            its first broadcast. By default nccl where every node has a GPU for each of its ranks, gloo elsewhere.
-        **settings: More arguments of it, such as ``timeout``.
+        backend: Backend of the group, which carries everything that is not compressed: DDP's first broadcast and its
+            buffers. None: nccl if every node has a GPU for each of its ranks, otherwise gloo.
+        **settings: Further arguments of ``torch.distributed.init_process_group``, such as ``timeout``.
 
     Raises:
-        RuntimeError: A launcher has started several processes, of which MPI does not know, or MPI has no threads.
+        RuntimeError: A launcher other than MPI's has started several processes, or MPI lacks ``MPI_THREAD_MULTIPLE``.
     """
     comm = MPI.COMM_WORLD
     _require_launcher(comm)
@@ -48,7 +48,7 @@ def _backend(comm: MPI.Intracomm, local_ranks: int) -> str:
 
 
 def _store(comm: MPI.Intracomm, one_node: bool) -> TCPStore:
-    """The store at which torch's processes meet, on rank 0."""
+    """Return the store for the rendezvous of torch's processes; rank 0 serves it."""
     server, address = None, ("", 0)
     if comm.Get_rank() == 0:
         host = os.environ.get("MASTER_ADDR") or ("127.0.0.1" if one_node else socket.gethostname())
@@ -60,13 +60,13 @@ def _store(comm: MPI.Intracomm, one_node: bool) -> TCPStore:
 
 
 def _require_launcher(comm: MPI.Intracomm) -> None:
-    """Refuses to train alone where this process was started as one of several."""
+    """Raise RuntimeError if this process was started as one of several, but MPI has a single rank."""
     if comm.Get_size() > 1:
         return
     for variable in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
         started = os.environ.get(variable, "")
         if started.isdigit() and int(started) > 1:
             raise RuntimeError(
-                f"{variable}={started} says that several processes were started, but MPI knows of this one only: start "
-                "the program with mpirun, or with srun --mpi=pmix (`srun --mpi=list` shows what there is), not torchrun"
+                f"{variable}={started} says that several processes were started, but MPI knows only this one: start "
+                "the program with mpirun, or with srun --mpi=pmix (`srun --mpi=list` shows the choices), not torchrun"
             )

@@ -1,6 +1,6 @@
 """State and communication hook for one DDP model."""
 
-# Without `from __future__ import annotations`: DDP looks at those of the hook, and wants types.
+# Without `from __future__ import annotations`: DDP checks the hook's annotations, which must be types, not strings.
 
 import threading
 import weakref
@@ -40,18 +40,18 @@ from horovod_sparse.transport.traffic import Traffic
 
 
 class _Delivery:
-    """A bucket of DDP that waits for buckets of ours, which need not be the same.
+    """A DDP bucket that waits for the buckets of the exchange that hold its gradients.
 
     Args:
-        buffer: Its memory, which results are written to.
-        worker: Exchanges our buckets.
+        buffer: Memory of the DDP bucket, into which results are written.
+        worker: Worker that exchanges the gradients.
     """
 
     def __init__(self, buffer: torch.Tensor, worker: Worker) -> None:
         self._buffer = buffer
         self._worker = worker
         self._lock = threading.Lock()
-        self._waiting = 1  # for all parameters to be handed in
+        self._waiting = 1  # buckets to wait for, and 1 until all gradients are submitted
         devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
         self.future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
 
@@ -70,12 +70,12 @@ class _Delivery:
         self._arrived()
 
     def _arrived(self, _: object = None) -> None:
-        """One of the things that are waited for has happened; the last one lets DDP go on."""
+        """Count down; the last call resolves the future that DDP waits for."""
         with self._lock:
             self._waiting -= 1
             complete = not self._waiting
         if complete:
-            # On our stream, which DDP's then waits for.
+            # On the exchange's stream, for which DDP's stream then waits.
             with device_of(self._buffer.device).work():
                 if isinstance(self._worker.failed, Exception):
                     self.future.set_exception(self._worker.failed)  # type: ignore[arg-type]
@@ -84,26 +84,36 @@ class _Delivery:
 
 
 class SparseState:
-    """State of ``sparse_hook``: the exchange of one DDP model, and what it remembers of each parameter.
+    """State of ``sparse_hook``: the exchange of one DDP model, with its residuals.
 
-    Nothing is exchanged when it is made. In the first backward pass the ranks compare what must be the same.
+    ::
+
+        model = DistributedDataParallel(model)
+        state = hvs.ddp.SparseState(hvs.Compression.oktopk(density=0.01), optimizer, model.named_parameters())
+        model.register_comm_hook(state, hvs.ddp.sparse_hook)
+
+    ``backward()`` then leaves the mean of what the ranks have sent in ``p.grad``, with the same bits on every rank.
+    Entries that are not sent stay in the residuals for later steps. Each DDP model needs its own state.
+
+    Construction exchanges nothing. In the first backward pass the ranks compare version, configuration and optimizers,
+    and raise an error on all of them if these differ.
 
     Args:
-        compression: Usually from ``hvs.Compression`` or ``hvs.parse``.
-        optimizer: The optimizer of the model, or several. Residuals follow their learning rates. May be given later, as
-            the attribute, before the first backward pass; without any, residuals stay as gradients. Give plain
-            optimizers of torch: of a wrapper, such as Accelerate's, the one inside. A compression that
-            applies momentum needs it: it applies that of small parameters and of the weight decay in the optimizer's
-            step.
-        named_parameters: Pairs of name and parameter, usually ``model.named_parameters()``: names for messages.
-        process_group: That of the DDP model; None: all.
-        grad_scaler: The scaler that multiplies the loss: as for ``DistributedOptimizer``. Needs the optimizer.
+        compression: A ``Sparse``, usually from ``hvs.Compression`` or ``hvs.parse``.
+        optimizer: The optimizer of the model, or a list of several; residuals follow their learning rates. For a
+            wrapper, such as Accelerate's, pass the optimizer inside. The attribute may also be set later, before the
+            first backward pass. None: residuals stay the same as gradients. Required by compressions that apply
+            momentum: small parameters and the weight decay get their momentum in the optimizer's step.
+        named_parameters: Pairs of name and parameter, usually ``model.named_parameters()``. Messages and checkpoints
+            use the names.
+        process_group: The process group of the DDP model; None: all ranks.
+        grad_scaler: The scaler of the loss, as for ``DistributedOptimizer``; needs exactly one optimizer.
         residual_unit: "update" or "gradient", as for ``DistributedOptimizer``; None: by each optimizer's class.
-        stall_timeout: Seconds, as for ``DistributedOptimizer``.
-        stall_abort: Seconds, as for ``DistributedOptimizer``.
+        stall_timeout: Seconds before a stall is reported, as for ``DistributedOptimizer``.
+        stall_abort: Seconds before a stall ends all ranks, as for ``DistributedOptimizer``.
 
     Raises:
-        TypeError: The optimizer is none of torch's, or a wrapper that takes no hooks.
+        TypeError: The optimizer is not a torch optimizer, or is a wrapper without step hooks.
         ValueError: An argument is out of range.
     """
 
@@ -121,7 +131,7 @@ class SparseState:
     ) -> None:
         if not isinstance(compression, Sparse):
             raise ValueError(
-                f"unknown compression {compression!r}: give hvs.Compression.topka(density=0.01) or the like; for a "
+                f"unknown compression {compression!r}: pass hvs.Compression.topka(density=0.01) or similar; for a "
                 "dense exchange register no hook"
             )
         limits(stall_timeout, stall_abort)
@@ -130,26 +140,26 @@ class SparseState:
         self._exchange: Exchange | None = None
         self.optimizer = optimizer
         self.epoch: int | None = None
-        self.idle = False  # DDP's hook is called in a backward pass only
+        self.idle = False  # DDP calls the hook only in a backward pass
         self.process_group = process_group
         self._names = names_in(named_parameters)
         self._keys: dict[torch.Tensor, str] = {}  # of parameters with buckets
         self._names_by_position: dict[str, str] = {}  # of a pickled state, until parameters are known
-        self._must_have: dict[str, bool] = {}  # whether optimizer and scaler have to be given again
+        self._must_have: dict[str, bool] = {}  # whether an unpickled state needs optimizer and scaler again
         self._grad_scaler = grad_scaler
         self._residual_unit = residual_unit
         self._stall = (stall_timeout, stall_abort)
-        self._loaded: Mapping[str, Any] | None = None  # a state for an exchange that is still to be made
-        # Parameters without a place so far, in the first step, with their gradients.
+        self._loaded: Mapping[str, Any] | None = None  # state to load once the buckets exist
+        # First step: parameters without a bucket so far, with their gradients.
         self._unplaced: list[tuple[torch.Tensor, torch.Tensor, _Delivery]] = []
-        # Parameters of the model, in the first step, until the optimizers are compared with them.
+        # First step: parameters of the model, until the optimizers have been compared with them.
         self._unchecked: dict[torch.Tensor, None] | None = {}
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells the epoch that begins, as ``DistributedSampler.set_epoch`` is told.
+        """Set the epoch at its start, as with ``DistributedSampler.set_epoch``; for schedules that depend on it.
 
         Args:
-            epoch: From 0; the same on every rank.
+            epoch: Number of the epoch, from 0; the same on every rank.
         """
         self.epoch = epoch
 
@@ -170,7 +180,7 @@ class SparseState:
         self._optimizers = optimizers_in(given)
         self._optimizer = given
         for optimizer in self.optimizers:
-            # Not in the first backward pass: that may be inside of the first step already, in a closure.
+            # Not in the first backward pass, which may already be inside the first step, in a closure.
             apply_momentum(optimizer, self.compression, None if self._exchange is None else self)
 
     @property
@@ -184,7 +194,7 @@ class SparseState:
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def optimizer_of(self, group: int) -> torch.optim.Optimizer:
-        """The optimizer of a param group."""
+        """Return the optimizer of a param group."""
         return [optimizer for optimizer in self.optimizers for _ in optimizer.param_groups][group]
 
     @property
@@ -233,24 +243,24 @@ class SparseState:
         return delivery.future
 
     def _place(self, exchange: Exchange) -> None:
-        """All buckets of DDP were there: gives parameters places that have none."""
+        """Create buckets for parameters that have none; called after the last DDP bucket of a backward pass."""
         unplaced, self._unplaced = self._unplaced, []
         if unplaced:
-            # DDP's buckets begin with the last layers, and have the order of the layers in themselves.
+            # DDP's buckets start with the last layers, but each holds its layers in forward order.
             deliveries = list(dict.fromkeys(delivery for *_, delivery in reversed(unplaced)))
-            of_model = [p for one in deliveries for p, _, delivery in unplaced if delivery is one]
+            of_model = [p for target in deliveries for p, _, delivery in unplaced if delivery is target]
             self._add(exchange, [p for p in of_model if p not in self._keys])
-            for one in reversed(deliveries):
-                one.submit(self._keyed([(p, gradient) for p, gradient, delivery in unplaced if delivery is one]))
+            for target in reversed(deliveries):
+                target.submit(self._keyed([(p, gradient) for p, gradient, delivery in unplaced if delivery is target]))
         missing = [key for bucket in exchange.worker.buckets for key in bucket.missing]
         if missing:
             raise ValueError(
-                f"rank {job().rank}: the state has places for {', '.join(missing[:3])}, which this DDP "
-                "model does not exchange: give each model a SparseState of its own, with its named_parameters"
+                f"rank {job().rank}: the state has buckets for {', '.join(missing[:3])}, which this DDP "
+                "model does not exchange: give each model its own SparseState, with its named_parameters"
             )
 
     def _add(self, exchange: Exchange, parameters: Sequence[torch.Tensor]) -> None:
-        """Gives parameters places; a collective call."""
+        """Create buckets for parameters; a collective call."""
         groups = self.param_groups
         group_of = {p: number for number, group in enumerate(groups) for p in group["params"]}
         position = {p: place for place, p in enumerate(group_of)}
@@ -274,12 +284,12 @@ class SparseState:
             self._loaded = None
 
     def _positions(self) -> dict[torch.Tensor, str]:
-        """Positions of parameters in the optimizers; they serve as names where the user gives none, as in Horovod."""
+        """Return the positions of parameters in the optimizers, used as names if the user gives none, as in Horovod."""
         groups = enumerate(self.param_groups)
         return {p: f"{number}.{i}" for number, group in groups for i, p in enumerate(group["params"])}
 
     def _open(self, devices: Iterable[torch.device] = ()) -> Exchange:
-        """The exchange; made, and agreed on, at the first call, which is collective."""
+        """Return the exchange; the first call is collective, compares the ranks' facts and creates it."""
         if self._exchange is None:
             transport = transport_of(self.group)
             assert transport is not None
@@ -297,7 +307,7 @@ class SparseState:
         return self._exchange
 
     def _facts(self, devices: Iterable[torch.device]) -> dict[str, Any] | Exception:
-        """Facts that must be the same on every rank, or the error in them on this one."""
+        """Return the facts that must be the same on every rank, or the error that this rank found in them."""
         try:
             check_devices(devices)
             self._require_given_again()
@@ -306,12 +316,12 @@ class SparseState:
                 require_plain(optimizer)
             if self.compression.replaces_momentum and not self.optimizers:
                 raise ValueError(
-                    "the compression applies momentum, that of small parameters in the optimizer's step: give "
-                    "SparseState the optimizer, or set state.optimizer before the first backward pass"
+                    "the compression applies momentum, for small parameters in the optimizer's step: pass SparseState "
+                    "the optimizer, or set state.optimizer before the first backward pass"
                 )
             if self._grad_scaler is not None and self._grad_scaler.is_enabled() and len(self.optimizers) != 1:
                 raise ValueError(
-                    f"a grad_scaler tells by one optimizer whether a step was skipped, but there are "
+                    f"a grad_scaler needs exactly one optimizer, which shows whether a step was skipped, not "
                     f"{len(self.optimizers)}: set state.optimizer before the first backward pass"
                 )
             named = [(str(number), p) for number, group in enumerate(self.param_groups) for p in group["params"]]
@@ -335,7 +345,7 @@ class SparseState:
             )
 
     def _require_given_again(self) -> None:
-        """ValueError if an unpickled state lacks what it was pickled with; positions depend on the optimizer."""
+        """Raise ValueError if an unpickled state lacks its optimizer or scaler; positions depend on the optimizer."""
         now, had = self._holds(), self._must_have
         for name in had:
             if had[name] > now[name]:
@@ -350,13 +360,13 @@ class SparseState:
 
     @property
     def grad_scaler(self) -> torch.amp.GradScaler | None:
-        """The scaler that multiplies the loss; to be given again to an unpickled state."""
+        """The scaler of the loss; must be set again on an unpickled state."""
         return self._grad_scaler
 
     @grad_scaler.setter
     def grad_scaler(self, given: torch.amp.GradScaler | None) -> None:
         if self._exchange is not None:
-            raise ValueError("grad_scaler must be set before the first backward pass: give it to SparseState")
+            raise ValueError("grad_scaler must be set before the first backward pass: pass it to SparseState")
         self._grad_scaler = given
 
     def _between_steps(self) -> Exchange | None:
@@ -365,13 +375,15 @@ class SparseState:
         return self._exchange
 
     def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
-        """Everything remembered on this rank, as copies; every rank has its own. Call it after ``optimizer.step()``.
+        """Return a copy of everything that the exchange remembers on this rank; call it after ``optimizer.step()``.
+
+        The state differs between ranks, and every rank must save its own.
 
         Args:
             copy: Copies an array to the host.
 
         Returns:
-            Numbers, strings, lists and tensors only, so that ``torch.load(..., weights_only=True)`` reads it.
+            Numbers, strings, lists and tensors only, so that ``torch.load(..., weights_only=True)`` can read it.
         """
         exchange = self._between_steps()
         if exchange is None or self._loaded is not None:
@@ -379,11 +391,11 @@ class SparseState:
         return exchange.state_dict(copy)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over a state given by ``state_dict`` on the same rank of as many ranks.
+        """Load a state that ``state_dict`` returned on the same rank of the same world size.
 
         Raises:
-            ValueError: The state belongs to another model, bucket size or configuration. Before the first step the
-                parameters are not known: it is raised then.
+            ValueError: The state belongs to another model, bucket size or configuration. Before the first step, when
+                the parameters are not known yet, the first backward pass raises it instead.
         """
         exchange = self._between_steps()
         if exchange is not None and exchange.worker.buckets:
@@ -392,7 +404,7 @@ class SparseState:
             self._loaded = state
 
     def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """The state that goes on from those of another number of ranks, as ``Exchange.merge``; a collective call.
+        """Return the state that continues those of another world size, as ``Exchange.merge``; a collective call.
 
         Raises:
             ValueError: A state belongs to another model, bucket size or configuration, or the parameters are not known.
@@ -402,35 +414,35 @@ class SparseState:
         if not exchange.worker.buckets:
             known = list(self._names) or [p for group in self.param_groups for p in group["params"]]
             if not known:
-                raise ValueError("the parameters are not known yet: give SparseState the optimizer or named_parameters")
+                raise ValueError("the parameters are not known yet: pass SparseState the optimizer or named_parameters")
             self._add(exchange, [p for p in known if p.requires_grad])
         return exchange.merge(states, leader)
 
     def statistics(self, *, norms: bool = False) -> dict[str, float]:
-        """Numbers of what was exchanged since the last call, for any logger.
+        """Return statistics of this rank's exchange since the last call, for any logger.
 
-        Of this rank, each bucket (``bucket0/density``) and all together (``total/density``); docs/watch.md explains
-        each. Counting them costs next to nothing; norms cost two passes over the gradients in one step.
+        Keys name a bucket (``bucket0/density``) or all of them (``total/density``); docs/watch.md explains each.
+        Counting costs next to nothing; norms cost two passes over the gradients in one step.
 
         Args:
-            norms: Take norms in the next step. The call after it has them: ``total/gradient_norm``,
-                ``total/residual_norm``, ``total/gain`` and those of the buckets.
+            norms: Compute norms in the next step. The call after that step returns ``total/gradient_norm``,
+                ``total/residual_norm``, ``total/gain`` and those of each bucket.
 
         Returns:
-            Plain numbers; nothing where there was no step, or one rank alone.
+            Plain numbers by key; empty if there was no step or there is a single rank.
         """
         exchange = self._between_steps()
         return {} if exchange is None else exchange.worker.statistics(norms)
 
     @property
     def traffic(self) -> Traffic:
-        """Payload this rank has sent and received so far, parameters that travel dense included."""
+        """Payload that this rank has sent and received so far, including parameters that are sent dense."""
         return Traffic() if self._exchange is None else self._exchange.traffic
 
     def __getstate__(self) -> dict[str, Any]:
-        """Configuration, names and what is remembered, without process group, communicator, optimizer and scaler.
+        """Return configuration, names and the exchange's state, without process group, optimizer and scaler.
 
-        Names are keyed by the positions of the parameters, which are the same in a model that is made alike.
+        Names are keyed by the positions of the parameters, which are the same in a model that is built in the same way.
         """
         positions = self._positions()
         names = {positions[p]: name for p, name in self._names.items() if p in positions}
@@ -448,7 +460,7 @@ class SparseState:
         return {"optimizer": bool(self.optimizers), "grad_scaler": self._grad_scaler is not None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Goes on from there in the default process group; optimizer and scaler must be set again, as attributes."""
+        """Restore the state, in the default process group; optimizer and scaler must be set again as attributes."""
         timeout, abort = state["stall"]
         SparseState.__init__(
             self,
@@ -464,24 +476,25 @@ class SparseState:
 
 
 def sparse_hook(state: SparseState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Averages one bucket of DDP, sparse; for ``model.register_comm_hook(state, hvs.ddp.sparse_hook)``.
+    """Average one DDP bucket with a sparse exchange; pass it to ``model.register_comm_hook`` with its state.
 
     Args:
-        state: Of this model alone.
-        bucket: Its gradients. What is not of floating point, or sparse (embeddings), is exchanged as DDP itself does.
+        state: State of this model, not shared with other models.
+        bucket: Gradients of the DDP bucket. Sparse tensors (embeddings) and tensors that are not of floating point are
+            left to DDP's own allreduce.
 
     Returns:
-        A future of the bucket's buffer, which then holds the mean over the ranks.
+        Future of the bucket's buffer, which then holds the mean over the ranks.
     """
     return state._receive(bucket)
 
 
 def _confirmation(worker: weakref.ref[Worker]) -> Any:
-    """A hook for an optimizer that tells a worker that a step was applied."""
+    """Return a step hook for an optimizer that confirms to a worker that a step was applied."""
 
     def confirm(optimizer: torch.optim.Optimizer, *_: object) -> None:
         overflow, alive = getattr(optimizer, "found_inf", None), worker()
-        # With fused=True a GradScaler calls step() in any case and leaves the decision to torch's kernel.
+        # With fused=True a GradScaler always calls step() and leaves the decision to torch's kernel.
         if alive is not None and not (overflow is not None and overflow.item()):
             alive.confirm()
 

@@ -1,1 +1,1 @@
-"""The front end in the place of Horovod's DistributedOptimizer."""
+"""Front end that replaces Horovod's DistributedOptimizer."""

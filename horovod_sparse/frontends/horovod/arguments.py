@@ -1,4 +1,4 @@
-"""Horovod's own arguments, and the line of the program that a warning is about."""
+"""Checks of DistributedOptimizer's arguments, and the stack level of its warnings."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def facts(
     compression: Any,
     arguments: dict[str, Any],
 ) -> dict[str, Any] | Exception:
-    """Facts that must be the same on every rank, or the error in them on this one.
+    """Return the facts that must be the same on every rank, or the error that this rank found in its arguments.
 
     Args:
-        optimizer: To be wrapped.
-        named: The user's names of its parameters.
-        compression: ``Sparse``, or one of Horovod's.
-        arguments: Those of ``DistributedOptimizer`` besides.
+        optimizer: The optimizer to wrap.
+        named: Pairs of name and parameter from the user; None: parameters are numbered.
+        compression: A ``Sparse`` or a Horovod compressor.
+        arguments: Other arguments of ``DistributedOptimizer``, by name.
     """
     try:
         _check(optimizer, named, compression, arguments)
@@ -51,7 +51,7 @@ def facts(
 
 
 def numbered(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
-    """The parameters by the names that Horovod gives them where the user gives none."""
+    """Return the parameters with the names that Horovod uses if the user gives none."""
     groups = enumerate(optimizer.param_groups)
     return [(f"allreduce.noname.{i}.{j}", p) for i, group in groups for j, p in enumerate(group["params"])]
 
@@ -70,7 +70,7 @@ def _check(optimizer: Any, named: list[Any] | None, compression: Any, arguments:
         _check_sparse(optimizer, compression, op)
     elif not hasattr(compression, "compress"):
         raise ValueError(
-            f"unknown compression {compression!r}: give hvs.Compression.topka(density=0.01) or the like, "
+            f"unknown compression {compression!r}: pass hvs.Compression.topka(density=0.01) or similar, "
             "hvs.parse('topka:density=0.01'), or one of hvd.Compression"
         )
 
@@ -78,7 +78,7 @@ def _check(optimizer: Any, named: list[Any] | None, compression: Any, arguments:
 def _check_sparse(optimizer: torch.optim.Optimizer, compression: Sparse, op: Any) -> None:
     if op == hvd.Adasum:
         raise ValueError(
-            "op=Adasum combines whole gradients and cannot go with sparse ones: use op=Average or op=Sum, or "
+            "op=Adasum combines dense gradients and cannot be used with sparse ones: use op=Average or op=Sum, or "
             "compression=hvd.Compression.none"
         )
     if op not in (hvd.Average, hvd.Sum):
@@ -90,7 +90,7 @@ def _check_sparse(optimizer: torch.optim.Optimizer, compression: Sparse, op: Any
 
 
 def user_level() -> int:
-    """The stacklevel of a warning of the caller that names the line of the program which called this package."""
+    """Return the ``stacklevel`` with which a warning of the caller names the user's line that called this package."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _LIBRARIES:
         level, frame = level + 1, frame.f_back

@@ -1,4 +1,4 @@
-"""A GradScaler writes to gradients before it calls step(): they must have been exchanged by then."""
+"""Exchange of gradients before a GradScaler unscales them, which it does before it calls step()."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from horovod_sparse.control.lifecycle import process
 
 
 def exchange_before_unscaling() -> None:
-    """Let every GradScaler of this process complete the exchange of gradients that it is about to unscale.
+    """Make every GradScaler of this process complete the exchange of gradients before it unscales them.
 
-    What it does to gradients leaves no trace in their version counters, and so it could not be told afterwards.
+    Unscaling does not change the gradients' version counters, so it could not be detected afterwards.
     """
     process.replace(GradScaler, "_unscale_grads_", _exchanging)
 

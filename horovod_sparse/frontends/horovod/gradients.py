@@ -1,4 +1,4 @@
-"""The way of an optimizer's gradients: from hooks to buckets, and back to ``p.grad``."""
+"""Gradients of a DistributedOptimizer: from hooks into buckets, and back into ``p.grad``."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from horovod_sparse.transport.agreement import agree
 from horovod_sparse.transport.base import Transport
 
 _SHOWN = 3  # names of parameters that a message holds
-_exchanging: weakref.WeakSet[Any] = weakref.WeakSet()  # the optimizers whose hooks are in place
+_exchanging: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers whose hooks are registered
 
 
 class Gradients:
-    """A part of the wrapped optimizer; laid over Horovod's functions like ``_Optimizer``."""
+    """Part of the wrapped optimizer that exchanges gradients; overrides Horovod's functions as ``_Optimizer`` does."""
 
-    # Per gradient in flight: (tensor, its version), or Horovod's handle, or None while passes are accumulated.
+    # Gradients in flight: (tensor, version) or Horovod's handle; (None, None) while passes are accumulated.
     _handles: dict[torch.Tensor, tuple[Any, Any]]
     _parameter_names: dict[torch.Tensor, str]
     _allreduce_delay: dict[torch.Tensor, int]
@@ -65,13 +65,13 @@ class Gradients:
         self.epoch: int | None = None
         self.idle = False
         self._hooks: list[Any] = []
-        self._unhooked: list[torch.Tensor] = []  # parameters with places, but without hooks
-        self._frozen: list[torch.Tensor] = []  # parameters that have learned on no rank so far
+        self._unhooked: list[torch.Tensor] = []  # parameters with buckets, but without hooks
+        self._frozen: list[torch.Tensor] = []  # parameters that have been trained on no rank so far
         self._sparse_gradients: set[torch.Tensor] = set()  # parameters whose gradient is a sparse tensor
-        self._densified: dict[torch.Tensor, torch.Tensor] = {}  # those of this step
+        self._densified: dict[torch.Tensor, torch.Tensor] = {}  # dense copies of sparse gradients in this step
         self._use = Use()
         self._complete = False  # a GradScaler has called synchronize(), not the user
-        self._newer: weakref.ref[Any] | None = None  # the optimizer that has taken parameters over
+        self._newer: weakref.ref[Any] | None = None  # optimizer that has taken parameters over
         if transport is not None:
             factor = 1.0 if of_horovod["op"] == hvd.Sum else 1.0 / transport.size
             owner = Conditions(weakref.proxy(self), sparse, residual_unit, transport.rank)
@@ -80,7 +80,7 @@ class Gradients:
         apply_momentum(self, sparse, None if self._exchange is None else self)  # type: ignore[arg-type]
 
     def _register_hooks(self) -> None:
-        """Called by Horovod's constructor where there is more than one rank."""
+        """Create buckets and hooks; Horovod's constructor calls this if there is more than one rank."""
         if self._exchange is None or self._exchange.ranks == 1:
             return  # a process set of one rank has nothing to exchange
         self._admit([p for group in self.param_groups for p in group["params"]])
@@ -89,15 +89,15 @@ class Gradients:
         exchange_before_unscaling()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters, as ``torch.optim.Optimizer.add_param_group`` does; they are exchanged, too.
+        """Add parameters and exchange their gradients, too; otherwise as ``torch.optim.Optimizer.add_param_group``.
 
-        A collective call: all ranks of the process set add the same parameters, between two steps.
+        A collective call: all ranks of the process set must add the same parameters, between two steps.
 
         Raises:
             ValueError: The parameters differ between ranks.
             RuntimeError: Called between backward() and step().
         """
-        wrapped = hasattr(self, "_requires_update")  # not in the constructor, before Horovod's part
+        wrapped = hasattr(self, "_requires_update")  # False in torch's constructor, which runs before Horovod's
         if wrapped and self._handles:
             raise RuntimeError(
                 f"rank {hvd.rank()}: add_param_group() between backward() and step(): call it after step()"
@@ -118,13 +118,13 @@ class Gradients:
         self._admit(added)
 
     def _admit(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Lets parameters take part that learn, and notes the others."""
+        """Create buckets for parameters that require gradients, and remember the others as frozen."""
         self._take_over(parameters)
         self._frozen += [p for p in parameters if not p.requires_grad]
         self._place([p for p in parameters if p.requires_grad])
 
     def _place(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Gives parameters places in buckets, and hooks."""
+        """Create buckets and hooks for parameters."""
         assert self._exchange is not None
         self._exchange.add(_members(self, parameters))
         self._requires_update.update(parameters)
@@ -132,14 +132,14 @@ class Gradients:
         self._hook()
 
     def _hook(self) -> None:
-        """Gives parameters hooks; torch has none for one that is frozen on this rank."""
+        """Register hooks on parameters that have none; torch does not allow it while a parameter is frozen."""
         hook = _hook(weakref.ref(self))
         learning: list[Any] = [p for p in self._unhooked if p.requires_grad]
         self._hooks += [p.register_post_accumulate_grad_hook(hook) for p in learning]
         self._unhooked = [p for p in self._unhooked if not p.requires_grad]
 
     def optimizer_of(self, group: int) -> Any:
-        """The optimizer of a param group."""
+        """Return the optimizer of a param group."""
         del group
         return self
 
@@ -167,18 +167,18 @@ class Gradients:
             self._place(chosen)
 
     def _take_over(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Ends the exchange of an optimizer that the same parameters belonged to: two would exchange each gradient."""
-        others = [one for one in _exchanging if one is not self]
-        for older in [one for one in others if not one._requires_update.isdisjoint(parameters)]:
-            older._hand_over(self)
+        """End the exchange of older optimizers with the same parameters, which would exchange each gradient again."""
+        others = [optimizer for optimizer in _exchanging if optimizer is not self]
+        for older in [optimizer for optimizer in others if not optimizer._requires_update.isdisjoint(parameters)]:
+            older._retire(self)
             warnings.warn(
-                f"rank {hvd.rank()}: parameters that another DistributedOptimizer exchanges were wrapped once more: "
-                "from now on, only the new optimizer exchanges them, and the old one refuses to step",
+                f"rank {hvd.rank()}: parameters of another DistributedOptimizer were wrapped once more: from now on, "
+                "only the new optimizer exchanges them, and the old one refuses to step",
                 stacklevel=user_level(),
             )
         _exchanging.add(self)
 
-    def _hand_over(self, newer: Any) -> None:
+    def _retire(self, newer: Any) -> None:
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._newer = [], weakref.ref(newer)
@@ -186,23 +186,23 @@ class Gradients:
         _exchanging.discard(self)
 
     def _accumulated(self, p: torch.Tensor) -> None:
-        """A backward pass has added to a parameter's gradient."""
+        """Submit a parameter's gradient after the last backward pass of a step; called by its hook after each pass."""
         delay = self._allreduce_delay[p] - 1
         if delay < 0:
             raise AssertionError(
                 f"rank {hvd.rank()}: the gradient of {self._parameter_names[p]} was computed more than "
-                f"backward_passes_per_step={self.backward_passes_per_step} times before step(): raise it to accumulate "
-                "gradients locally"
+                f"backward_passes_per_step={self.backward_passes_per_step} times before step(): increase it to "
+                "accumulate gradients locally"
             )
         assert p.grad is not None
         assert not p.grad.requires_grad, (
-            "backward(create_graph=True) keeps gradients in use that are exchanged in place"
+            "backward(create_graph=True) is not supported: gradients are exchanged in place"
         )
         self._allreduce_delay[p] = delay
         self._handles[p] = (None, None) if delay else self._allreduce_grad_async(p)
 
     def _allreduce_grad_async(self, p: torch.Tensor) -> tuple[Any, Any]:
-        """Hands a gradient to its bucket; those that are not ours take Horovod's way."""
+        """Put a gradient into its bucket; those without a bucket are left to Horovod. Overrides Horovod's function."""
         assert self._exchange is not None
         if p.grad is None:
             p.grad = _no_gradient(p, sparse=p in self._sparse_gradients and not self.sparse_as_dense)
@@ -212,24 +212,24 @@ class Gradients:
                 return self._gather(p)
         bucket = self.bucket_of(p)
         if bucket is None and not p.numel():
-            return p.grad, p.grad._version  # nothing to exchange, in a precision that Horovod may not know
+            return p.grad, p.grad._version  # nothing to exchange; Horovod may not support its dtype
         if bucket is None:
             handle: tuple[Any, Any] = _Horovod._allreduce_grad_async(self, p)
             return handle
         gradient = p.grad
         if gradient.is_sparse:
             gradient = self._densified[p] = gradient.to_dense()
-        # A frozen parameter's residual must not be flushed into it: it waits until the parameter learns again.
+        # While a parameter is frozen, its residual must not be sent: it is kept until the parameter is trained again.
         self._exchange.worker.put(bucket, self._parameter_names[p], gradient, hold=not p.requires_grad)
         return p.grad, p.grad._version
 
     def _gather(self, p: torch.Tensor) -> tuple[Any, Any]:
-        """Leaves a sparse gradient to Horovod."""
+        """Let Horovod gather a sparse gradient."""
         assert self._exchange is not None
         if not (device_of(p.device).horovod_reaches or hvd.cuda_built()):
             raise RuntimeError(
                 f"rank {hvd.rank()}: {self._parameter_names[p]} on {p.device} has a sparse gradient, which is "
-                "left to Horovod, but this Horovod was built without CUDA: give sparse_as_dense=True"
+                "left to Horovod, but this Horovod was built without CUDA: set sparse_as_dense=True"
             )
         bucket = self.bucket_of(p)
         if bucket is not None:
@@ -237,11 +237,11 @@ class Gradients:
         return self._sparse_allreduce_grad_async(p, self._parameter_names[p])
 
     def synchronize(self) -> None:
-        """Completes the exchange; every ``p.grad`` then holds the reduced gradient.
+        """Complete the exchange; every ``p.grad`` then holds the reduced gradient.
 
         Raises:
-            RuntimeError: No rank had a backward pass since the last step; raised on all ranks. Or gradients were
-                changed while they were on their way.
+            RuntimeError: No rank has had a backward pass since the last step; raised on all ranks. Or gradients were
+                changed during the exchange.
         """
         exchange = self._exchange
         if exchange is None or exchange.ranks == 1:
@@ -250,10 +250,10 @@ class Gradients:
         if self._newer is not None:
             raise RuntimeError(
                 f"rank {hvd.rank()}: parameters of this optimizer were wrapped once more, and a newer one exchanges "
-                "them: use that one"
+                "them: use the newer optimizer"
             )
         if self._synchronized and not self._handles:
-            return  # the gradients are reduced already; to exchange them again would count them twice
+            return  # the gradients are reduced already; another exchange would count them twice
         self._use.note()
         self.idle = not self._handles and all(p.grad is None for p in self._requires_update)
         try:
@@ -267,8 +267,8 @@ class Gradients:
         self._synchronized = True
 
     def _complete_step(self, exchange: Exchange) -> None:
-        self._hand_in(self._requires_update.difference(self._handles))
-        self._hand_in([p for p, (handle, _) in self._handles.items() if handle is None])
+        self._submit(self._requires_update.difference(self._handles))
+        self._submit([p for p, (handle, _) in self._handles.items() if handle is None])
         exchange.worker.collect()
         if self._unhooked:
             self._hook()
@@ -277,25 +277,25 @@ class Gradients:
         self._take_results()
 
     def _complete_exchange(self) -> None:
-        """Synchronizes, for a GradScaler that comes between backward() and step()."""
+        """Synchronize, for a GradScaler that unscales gradients between backward() and step()."""
         if self._handles:
             self.synchronize()
             self._complete = True
 
-    def _hand_in(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Hands in what no hook has handed in: other ranks may have gradients of it."""
+    def _submit(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Submit gradients that no hook has submitted: other ranks may have gradients of these parameters."""
         for p in parameters:
             self._handles[p] = self._allreduce_grad_async(p)
 
     def _admit_learning(self, exchange: Exchange) -> None:
-        """Lets parameters take part that were frozen when the optimizer was made, and learn now on any rank."""
+        """Exchange parameters that were frozen at construction and now require gradients on any rank."""
         learning = exchange.anywhere([p.requires_grad for p in self._frozen])
         new = [p for p, learns in zip(self._frozen, learning, strict=True) if learns]
         if not new:
             return
         self._frozen = [p for p, learns in zip(self._frozen, learning, strict=True) if not learns]
         self._place(new)
-        self._hand_in(new)
+        self._submit(new)
         exchange.worker.collect()
 
     def _take_results(self) -> None:
@@ -313,18 +313,18 @@ class Gradients:
         if changed:
             names = ", ".join(changed[:_SHOWN]) + (", ..." if len(changed) > _SHOWN else "")
             raise RuntimeError(
-                f"rank {hvd.rank()}: the gradients of {names} were changed between backward() and step(), while they "
-                "were on their way to the other ranks: call optimizer.synchronize() first, then clip them, and "
-                "step inside `with optimizer.skip_synchronize():`"
+                f"rank {hvd.rank()}: the gradients of {names} were changed between backward() and step(), during the "
+                "exchange: call optimizer.synchronize() first, then clip them, and step inside "
+                "`with optimizer.skip_synchronize():`"
             )
 
     def _abandon(self, exchange: Exchange) -> None:
         """Prepare for the next step after one that failed."""
-        if not exchange.worker.interrupted:  # else there is no next step, and the exception must not be held back
+        if not exchange.worker.interrupted:  # else there is no next step, and the exception must not be delayed
             for handle, _ in self._handles.values():
-                if isinstance(handle, int):  # Horovod's own: not waited for, its name would stay taken
+                if isinstance(handle, int):  # Horovod's: without this wait, its name could not be used again
                     hvd.synchronize(handle)
-        if self.idle:  # the zeros were no gradients
+        if self.idle:  # these zeros were not computed by a backward pass
             for p in self._requires_update:
                 p.grad = None
         self._handles.clear()
@@ -332,15 +332,16 @@ class Gradients:
         self._allreduce_delay = dict.fromkeys(self._allreduce_delay, self.backward_passes_per_step)
 
     def _join(self) -> None:
-        """Takes part in the other ranks' steps, with nothing to give, while this rank is in ``hvd.join()``."""
+        """Participate in the other ranks' steps with zero gradients while this rank is in ``hvd.join()``."""
         rank, exchange, frozen = hvd.rank(), self._exchange, [False] * len(self._frozen)
         assert exchange is not None
         if self._newer is not None or not exchange.worker.buckets:
             return
         if exchange.undoable:
             raise ValueError(
-                f"rank {rank}: hvd.join() cannot go with a grad_scaler: this rank would not learn which steps the "
-                "others skip: let every rank take as many steps (equal shares of the data, drop_last=True)"
+                f"rank {rank}: hvd.join() cannot be used with a grad_scaler, as this rank would not learn which steps "
+                "the others skip: let every rank take the same number of steps (equal shares of the data, "
+                "drop_last=True)"
             )
         if self._handles:
             raise ValueError(f"rank {rank}: hvd.join() between backward() and step(): call it after step()")
@@ -348,12 +349,12 @@ class Gradients:
         def after_step() -> None:
             if frozen and any(exchange.anywhere(frozen)):
                 raise RuntimeError(
-                    "a parameter that was frozen began to learn meanwhile: let it learn after hvd.join()"
+                    "a frozen parameter began to require gradients meanwhile: unfreeze it after hvd.join()"
                 )
 
         def ended(error: BaseException | None) -> None:
             if error is not None:
-                process.abort(f"failed in the other ranks' steps, as it is in hvd.join(): {error!r}")
+                process.abort(f"failed in the other ranks' steps while it was in hvd.join(): {error!r}")
 
         exchange.worker.join(after_step, ended)
 
@@ -377,7 +378,7 @@ def _take_from_horovod(p: torch.Tensor, handle: Any) -> None:
 
 
 def _members(optimizer: Any, parameters: Sequence[torch.Tensor]) -> list[Member]:
-    """Those of some parameters that travel in buckets, in rank 0's order."""
+    """Return the parameters that are exchanged in buckets, in rank 0's order."""
     named = {optimizer._parameter_names[p]: p for p in parameters}
     in_order = [named[name] for name in optimizer._exchange.order(list(named))]
     group_of = {p: number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
@@ -393,7 +394,7 @@ def _members(optimizer: Any, parameters: Sequence[torch.Tensor]) -> list[Member]
 def _together(
     groups: int | list[list[torch.Tensor]] | None, parameters: Sequence[torch.Tensor]
 ) -> dict[torch.Tensor, int]:
-    """Number of the group of each parameter that the user put into one."""
+    """Return the number of the user's group for each parameter that is in one."""
     if not groups:
         return {}
     lists = groups if isinstance(groups, list) else split_list(list(parameters), groups)
@@ -401,7 +402,7 @@ def _together(
 
 
 def _no_gradient(p: torch.Tensor, sparse: bool) -> torch.Tensor:
-    """A zero gradient: another rank may have a real one."""
+    """Return a zero gradient, for a parameter whose gradient other ranks may have."""
     if not sparse:
         return torch.zeros_like(p)
     no_rows = torch.empty(1, 0, dtype=torch.int64, device=p.device)

@@ -1,4 +1,4 @@
-"""Ranks that have no more data: what ``hvd.join()`` lets the optimizers of this package do meanwhile."""
+"""Keeps the optimizers of ranks in ``hvd.join()`` participating in the steps of the other ranks."""
 
 from __future__ import annotations
 
@@ -13,39 +13,40 @@ _joining: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class Use:
-    """When an optimizer was made and has exchanged last, in the order of the program; all ranks make the same ones.
+    """Record of when an optimizer was created and last exchanged a step, to decide whether it is still in use.
 
-    One that nobody uses any more may be gone on another rank and still be here: to take part for it would be to wait
-    for ever. In use are those that have exchanged since the newest optimizer was made, and the new ones.
+    An optimizer that is no longer used may exist on this rank but not on others; participating for it would then wait
+    forever. In use are optimizers that have exchanged a step since the newest one was created, and new ones. The order
+    of these events is the same on all ranks.
     """
 
     _events = itertools.count(1)
-    _newest = 0  # when any of them was made last
-    _last = 0  # when any of them has exchanged last
+    _newest = 0  # event of the last creation of any optimizer
+    _last = 0  # event of the last exchange of any optimizer
 
     def __init__(self) -> None:
         self._made = Use._newest = next(Use._events)
         self._exchanged = 0
 
     def note(self) -> None:
-        """It exchanges a step."""
+        """Note that the optimizer exchanges a step."""
         self._exchanged = Use._last = next(Use._events)
 
     def __bool__(self) -> bool:
-        """Tells if it is in use."""
+        """Return whether the optimizer is in use."""
         return self._exchanged > Use._newest or (not self._exchanged and self._made > Use._last)
 
 
 def let_join(optimizer: Any) -> None:
-    """Lets the exchange of an optimizer go on, with nothing to give, while this rank waits in ``hvd.join()``.
+    """Let an optimizer participate with zero gradients while this rank waits in ``hvd.join()``.
 
-    Python's ``join`` may have been imported under any name; what it calls has one place.
+    Replaces the library function that ``hvd.join`` calls, as scripts may have imported ``join`` under any name.
 
     Args:
-        optimizer: Has a ``Use`` as ``_use``, and ``_join``, which begins to take part in the other ranks' steps and
-            may give a function that waits for the end of that: for optimizers that change parameters meanwhile.
+        optimizer: Has a ``Use`` as ``_use``, and a method ``_join`` that starts participating in the other ranks'
+            steps. If it returns a function, that waits for the end: for optimizers that change parameters meanwhile.
     """
-    from horovod.torch import mpi_ops  # here, as local steps do without Horovod
+    from horovod.torch import mpi_ops  # imported here, as local steps work without Horovod
 
     _joining.add(optimizer)
     process.replace(mpi_ops.mpi_lib, "horovod_torch_join", _joined)
@@ -54,7 +55,7 @@ def let_join(optimizer: Any) -> None:
 def _joined(join_of_horovod: Callable[..., Any]) -> Callable[..., Any]:
     def join(*arguments: Any) -> Any:
         waits = [optimizer._join() for optimizer in list(_joining) if optimizer._use]
-        handle = join_of_horovod(*arguments)  # begins: Horovod's thread takes part in the others' collectives
+        handle = join_of_horovod(*arguments)  # only starts: Horovod's thread takes part in the others' collectives
         for wait in filter(None, waits):
             wait()
         return handle

@@ -1,4 +1,4 @@
-"""DistributedOptimizer: Horovod's own optimizer, whose gradients travel sparse."""
+"""DistributedOptimizer: Horovod's optimizer with a sparse gradient exchange."""
 
 from __future__ import annotations
 
@@ -23,58 +23,58 @@ from horovod_sparse.transport.traffic import Traffic
 
 
 class _Optimizer(Gradients):
-    """Differences from Horovod's optimizer; everything not named here or in ``Gradients`` is Horovod's.
+    """Functions that differ from Horovod's optimizer; everything not defined here or in ``Gradients`` is Horovod's.
 
-    Horovod builds its class from the user's optimizer and the functions of ``_DistributedOptimizer``, which call
-    ``super(self.__class__, self)``: the class can have no subclass. So these functions are laid over Horovod's in the
-    same way, and reach the ones they replace as ``_Horovod.name(self, ...)``.
+    Horovod builds its class from the user's optimizer class and the functions of ``_DistributedOptimizer``. These call
+    ``super(self.__class__, self)``, so the class cannot have subclasses. The functions here therefore override
+    Horovod's in the same way, and call them as ``_Horovod.name(self, ...)``.
     """
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells the epoch that begins, as ``DistributedSampler.set_epoch`` is told.
+        """Set the epoch at its start, as with ``DistributedSampler.set_epoch``.
 
-        Needed by densities that depend on it, unless they count steps; harmless otherwise.
+        Needed by schedules that depend on the epoch, unless they have ``steps_per_epoch``; without effect on others.
 
         Args:
-            epoch: From 0; the same on every rank.
+            epoch: Number of the epoch, from 0; the same on every rank.
         """
         self.epoch = epoch
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Applies the reduced gradients, after ``synchronize()`` unless that was called already.
+        """Apply the reduced gradients; calls ``synchronize()`` first unless that has been done.
 
-        What was exchanged counts from here on. Where a GradScaler leaves a step out, what was exchanged for it is
-        undone before the next exchange, and before the state is saved.
+        If a GradScaler skips a step, the changes of residuals and thresholds are undone before the next exchange or
+        before the state is saved.
 
         Args:
-            closure: Evaluates the loss and calls backward(); each evaluation is followed by an exchange. LBFGS, which
-                decides by the loss, is given the mean over the ranks.
+            closure: Function that computes the loss and calls backward(); each evaluation is followed by an exchange.
+                LBFGS, whose decisions depend on the loss, gets the mean loss over the ranks.
         """
         if closure is not None:
             closure = self._exchanging(closure)
         elif self._should_synchronize:
             if self._synchronized and not self._complete:
                 warnings.warn(
-                    # Begins as Horovod's own does: scripts may filter it.
+                    # Starts like Horovod's warning, which scripts may filter.
                     "optimizer.step() called without optimizer.skip_synchronize() context after "
-                    "optimizer.synchronize(): the gradients are exchanged once only, but say so: `with "
+                    "optimizer.synchronize(): the gradients are exchanged only once, but use `with "
                     "optimizer.skip_synchronize():`",
                     stacklevel=user_level(),
                 )
             self.synchronize()
         self._synchronized = self._complete = False
         result = super(self.__class__, self).step(closure)  # type: ignore[misc]
-        # With fused=True the scaler calls step() in any case and leaves the decision to torch's kernel.
+        # With fused=True the scaler always calls step() and leaves the decision to torch's kernel.
         overflow = getattr(self, "found_inf", None)
         if self._exchange is not None and not (overflow is not None and overflow.item()):
             self._exchange.worker.confirm()
         return result
 
-    # Torch calls an optimizer's step hooks around the step of the user's class, once, and when the gradients are there.
+    # Torch then calls step hooks only around the step of the user's class, where the gradients are reduced.
     step.hooked = True  # type: ignore[attr-defined]
 
     def _exchanging(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """A closure after which gradients are reduced."""
+        """Return a closure that also reduces the gradients."""
 
         def exchanged() -> Any:
             loss = closure()
@@ -91,7 +91,7 @@ class _Optimizer(Gradients):
         return exchanged
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clears the gradients, as ``torch.optim.Optimizer.zero_grad`` does.
+        """Clear the gradients, as ``torch.optim.Optimizer.zero_grad``.
 
         Raises:
             AssertionError: Called between backward() and step() or synchronize().
@@ -99,23 +99,23 @@ class _Optimizer(Gradients):
         if self._handles:
             raise AssertionError(
                 "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
-                "optimizer.synchronize(): the gradients are on their way to the other ranks"
+                "optimizer.synchronize(): the gradients are being exchanged with the other ranks"
             )
-        # A step that was skipped after synchronize() is over now: this rank must meet the others in the next one.
+        # A step that was skipped after synchronize() ends here; the next one must exchange gradients again.
         self._synchronized = self._complete = False
         super(self.__class__, self).zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads the wrapped optimizer's state; an exchange that was begun is completed first.
+        """Load the wrapped optimizer's state; completes an exchange in progress first.
 
-        Residuals are not part of it, as they differ from rank to rank: see ``load_compression_state_dict``.
+        Residuals are not included, as they differ between ranks: see ``load_compression_state_dict``.
         """
         if self._handles:
             self.synchronize()
         _Horovod.load_state_dict(self, state_dict)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copy would exchange the same parameters: there is none."""
+        """Raise TypeError: a copy would exchange the gradients of the same parameters again."""
         raise TypeError(
             "a DistributedOptimizer cannot be copied, as it exchanges with the other ranks: copy "
             "optimizer.state_dict(), or copy the plain optimizer before it is wrapped"
@@ -123,28 +123,27 @@ class _Optimizer(Gradients):
 
     @property
     def exchange(self) -> Exchange | None:
-        """The exchange and what it remembers, between two steps; None where this rank takes no part.
+        """Exchange of the gradients and its state, between two steps; None if this rank takes no part.
 
         Raises:
-            RuntimeError: Asked for between backward() and step().
+            RuntimeError: Read between backward() and step().
         """
         if self._handles:
             raise RuntimeError(
-                f"rank {hvd.rank()}: the state of the exchange was asked for between backward() and step(): ask for "
-                "it after step()"
+                f"rank {hvd.rank()}: the state of the exchange was read between backward() and step(): read it after "
+                "step()"
             )
         return self._exchange
 
     def compression_state_dict(self) -> dict[str, Any]:
-        """Residuals and everything else the exchange remembers on this rank, as copies.
+        """Return a copy of the exchange's state on this rank: residuals, thresholds and everything else it remembers.
 
-        Every rank has its own and must save its own: ``optimizer.state_dict()``, which users save on rank 0 and
-        broadcast, does not hold it.
+        The state differs between ranks, and every rank must save its own. It is not part of
+        ``optimizer.state_dict()``, which scripts usually save on rank 0 and broadcast. With a GradScaler, call this
+        after ``scaler.step()``: a step that has not been applied yet is undone.
 
         Returns:
-            Numbers, strings, lists and tensors only, so that ``torch.load(..., weights_only=True)`` reads it.
-
-        With a GradScaler: call it after ``scaler.step()``. A step that was not applied until then is undone.
+            Numbers, strings, lists and tensors only, so that ``torch.load(..., weights_only=True)`` can read it.
 
         Raises:
             RuntimeError: Called between backward() and step().
@@ -153,7 +152,7 @@ class _Optimizer(Gradients):
         return {"buckets": []} if exchange is None else exchange.state_dict()
 
     def load_compression_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what ``compression_state_dict`` gave on the same rank of as many ranks.
+        """Load a state that ``compression_state_dict`` returned on the same rank of the same world size.
 
         Raises:
             ValueError: The state belongs to another model, bucket size or configuration.
@@ -167,17 +166,17 @@ class _Optimizer(Gradients):
             raise ValueError(f"rank {hvd.rank()}: {error}") from error
 
     def statistics(self, *, norms: bool = False) -> dict[str, float]:
-        """Numbers of what was exchanged since the last call, for any logger.
+        """Return statistics of this rank's exchange since the last call, for any logger.
 
-        Of this rank, each bucket (``bucket0/density``) and all together (``total/density``); docs/watch.md explains
-        each. Counting them costs next to nothing; norms cost two passes over the gradients in one step.
+        Keys name a bucket (``bucket0/density``) or all of them (``total/density``); docs/watch.md explains each.
+        Counting costs next to nothing; norms cost two passes over the gradients in one step.
 
         Args:
-            norms: Take norms in the next step. The call after it has them: ``total/gradient_norm``,
-                ``total/residual_norm``, ``total/gain`` and those of the buckets.
+            norms: Compute norms in the next step. The call after that step returns ``total/gradient_norm``,
+                ``total/residual_norm``, ``total/gain`` and those of each bucket.
 
         Returns:
-            Plain numbers; nothing where there was no step, or one rank alone.
+            Plain numbers by key; empty if there was no step or there is a single rank.
 
         Raises:
             RuntimeError: Called between backward() and step().
@@ -192,7 +191,7 @@ class _Optimizer(Gradients):
 
     @property
     def traffic(self) -> Traffic:
-        """Payload this rank has sent and received so far, parameters that travel dense included."""
+        """Payload that this rank has sent and received so far, including parameters that are sent dense."""
         return Traffic() if self._exchange is None else self._exchange.traffic
 
 
@@ -200,7 +199,7 @@ _OVERRIDES = {
     name: value
     for part in (Gradients, _Optimizer)
     for name, value in vars(part).items()
-    # Horovod's broadcast_optimizer_state knows its optimizers by __module__: that must stay Horovod's.
+    # Horovod's broadcast_optimizer_state recognizes its optimizers by __module__, which must stay Horovod's.
     if name not in {"__dict__", "__weakref__", "__module__", "__doc__", "__annotations__"}
 }
 
@@ -222,48 +221,51 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
     stall_timeout: float | None = None,
     stall_abort: float | None = None,
 ) -> Any:
-    """Wraps an optimizer so that its gradients are exchanged sparse, with error feedback.
+    """Wrap an optimizer so that its gradients are exchanged sparse, with error feedback.
 
-    Takes the arguments of ``hvd.DistributedOptimizer``, with the same meaning. With ``hvd.Compression.none`` or
-    ``.fp16`` the result is ``hvd.DistributedOptimizer``. A collective call: all ranks of the process set take part.
+    Replaces ``hvd.DistributedOptimizer`` and takes its arguments, with the same meaning. During the backward pass, each
+    rank adds its gradients to its residuals, sends the entries that the compression selects, and keeps the rest in the
+    residuals for later steps. ``step()`` waits for the exchange and applies the reduced gradients, which have the same
+    bits on every rank.
 
-    A single process exchanges nothing and trains on its own gradients unchanged, as with Horovod.
+    A collective call: all ranks of the process set take part. A single rank exchanges nothing and trains on its own
+    gradients. With ``hvd.Compression.none`` or ``.fp16`` the result is ``hvd.DistributedOptimizer``.
 
     Args:
         optimizer: The optimizer to wrap.
         named_parameters: Pairs of name and parameter, usually ``model.named_parameters()``.
-        compression: A ``Sparse``, usually from ``hvs.Compression`` or ``hvs.parse``, or a compressor of Horovod's.
-        backward_passes_per_step: Backward passes that are accumulated locally before each exchange.
+        compression: A ``Sparse``, usually from ``hvs.Compression`` or ``hvs.parse``, or a Horovod compressor.
+        backward_passes_per_step: Number of backward passes that are accumulated locally before each exchange.
         op: ``hvd.Average`` or ``hvd.Sum``.
-        gradient_predivide_factor: Accepted with Average. Sparse sums are float32 or wider and divided once, so that
-            splitting the division changes nothing.
+        gradient_predivide_factor: Allowed with ``hvd.Average`` only, and without effect on sparse gradients: sums are
+            formed in float32 or wider, and divided once.
         num_groups: Horovod's deprecated name for an integer ``groups``.
-        groups: A number of groups or a list of lists of parameters: each group is one bucket.
-        sparse_as_dense: Treat sparse gradients (embeddings) as dense ones; otherwise Horovod gathers them.
+        groups: Number of groups, or a list of lists of parameters. Each group becomes one bucket.
+        sparse_as_dense: Treat sparse gradients (embeddings) as dense. Otherwise Horovod gathers them.
         process_set: The ranks that exchange gradients.
-        grad_scaler: The scaler that multiplies the loss. When its scale changes, residuals change with it, so that they
-            stay the same as updates. When it skips a step, residuals and thresholds are as before that step, for which
-            it takes a copy of them.
-        residual_unit: What a residual stays the same as when the learning rate changes: "update" for optimizers whose
-            steps are learning rate times gradient, such as SGD; "gradient" for those that divide by the gradients' own
-            scale, such as Adam. None: by the optimizer's class; one that is not torch's counts as the latter if its
-            param groups have ``betas`` or ``eps``.
-        stall_timeout: Seconds. When a bucket has waited so long for other ranks, each rank that waits logs a warning
-            with the bucket, the stage and the missing ranks, and again after as many more; 0: never. By default
-            ``HOROVOD_STALL_CHECK_TIME_SECONDS``, or 60.
-        stall_abort: Seconds. When a bucket has waited so long, the same is printed and all ranks are ended; 0: never.
-            By default ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, or 600, but twice the timeout at least. Sparse
-            gradients, which Horovod exchanges itself, have Horovod's own stall check, which knows the two variables
-            only.
+        grad_scaler: The scaler of the loss. When its scale changes, residuals are rescaled, so that they stay the same
+            as updates. When it skips a step, residuals and thresholds return to their state before that step, for which
+            a copy is kept.
+        residual_unit: What stays the same when the learning rate changes. "update": learning rate times residual, for
+            optimizers that apply learning rate times gradient, such as SGD. "gradient": the residual, for optimizers
+            that normalize the scale of the gradients, such as Adam. None: chosen by the optimizer's class; classes
+            outside of torch get "gradient" if their param groups have ``betas`` or ``eps``.
+        stall_timeout: Seconds that a bucket waits for other ranks before this rank logs a warning with the bucket, the
+            stage and the missing ranks; repeated at the same interval. 0: never. None:
+            ``HOROVOD_STALL_CHECK_TIME_SECONDS``, by default 60.
+        stall_abort: Seconds that a bucket waits for other ranks before the same report is printed and all ranks are
+            ended. 0: never. None: ``HOROVOD_STALL_SHUTDOWN_TIME_SECONDS``, by default 600 or twice ``stall_timeout``,
+            whichever is longer. Sparse gradients that Horovod gathers have Horovod's own stall check, which only reads
+            the two variables.
 
     Returns:
-        The optimizer, an instance of the wrapped optimizer's class. Beyond Horovod's methods it has
+        The optimizer, an instance of the wrapped optimizer's class. In addition to Horovod's methods it has
         ``set_epoch``, ``compression``, ``compression_state_dict``, ``load_compression_state_dict``,
         ``exchange``, ``statistics`` and ``traffic``.
 
     Raises:
         ValueError: An argument is out of range, or differs between ranks.
-        RuntimeError: Horovod runs without MPI, or MPI without threads.
+        RuntimeError: Horovod runs without MPI, or MPI without ``MPI_THREAD_MULTIPLE``.
     """
     if num_groups != 0:
         warnings.warn("num_groups has been replaced by groups", DeprecationWarning, stacklevel=2)
@@ -290,14 +292,14 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
         wrapped = cls(optimizer.param_groups, named, *of_exchange, **arguments)
     else:
         wrapped = hvd.DistributedOptimizer(optimizer, named, compression, **arguments)
-    wrapped.state.update(optimizer.state)  # it may have trained before, or been loaded
+    wrapped.state.update(optimizer.state)  # the optimizer may have been used before, or loaded
     return wrapped
 
 
 def _warn_of_line_search(optimizer: torch.optim.Optimizer, compression: Sparse) -> None:
     if isinstance(optimizer, torch.optim.LBFGS) and compression.density < 1:
         warnings.warn(
-            f"rank {hvd.rank()}: LBFGS takes differences of gradients for curvature, but those of sparse gradients are "
-            "mostly the selection's: use density=1, or an optimizer of first order",
+            f"rank {hvd.rank()}: LBFGS estimates curvature from differences of gradients, which for sparse gradients "
+            "mostly reflect the selection: use density=1, or a first-order optimizer",
             stacklevel=user_level(),
         )

@@ -1,1 +1,1 @@
-"""The front end for local SGD: several local steps between two exchanges."""
+"""Front end for local SGD: several local steps between two exchanges."""

@@ -1,4 +1,4 @@
-"""LocalOptimizer: an optimizer whose ranks meet only every so many steps, over the same sparse exchange."""
+"""LocalOptimizer: an optimizer whose ranks take several local steps between two sparse exchanges."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from horovod_sparse.transport.traffic import Traffic
 
 
 class _Local(torch.optim.Optimizer):
-    """Differences from the wrapped optimizer; laid over the functions of its class, as Horovod lays its own over."""
+    """Functions that differ from the wrapped optimizer's; they override its class in the same way as Horovod's."""
 
     local_steps: int
     _rounds: Rounds
     _use: Use
-    # A GradScaler then calls step() in any case, and tells what it has found: a step that it skips counts, too.
+    # A GradScaler then always calls step() and passes on whether it found an overflow: skipped steps count, too.
     _step_supports_amp_scaling = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Takes a local step; the last one of a round is followed by ``synchronize()``.
+        """Take a local step; the last one of a round also calls ``synchronize()``.
 
-        A step that a GradScaler skips on this rank counts: ranks meet after as many calls.
+        Steps that a GradScaler skips on this rank count, too: all ranks synchronize after the same number of calls.
 
         Args:
-            closure: As the wrapped optimizer takes it.
+            closure: The closure of the wrapped optimizer's ``step``.
         """
         self._use.note()
         self._rounds.begin()
@@ -50,26 +50,26 @@ class _Local(torch.optim.Optimizer):
             self.synchronize()
         return result
 
-    # Torch calls step hooks around the step of the user's class, once.
+    # Torch then calls step hooks only around the step of the user's class.
     step.hooked = True  # type: ignore[attr-defined]
 
     def synchronize(self) -> None:
-        """Ends the round now, after however many steps; all ranks have the same parameters then.
+        """End the round now; all ranks then have the same parameters.
 
-        A collective call: other ranks call it, too, or complete their round. To be called before an evaluation, and at
-        the end of a training whose steps are no multiple of ``local_steps``.
+        A collective call: other ranks must call it, too, or complete their round. Call it before an evaluation, and at
+        the end of training if the number of steps is not a multiple of ``local_steps``.
         """
         self._rounds.end()
 
     @property
     def local_step(self) -> int:
-        """Steps of this rank since the parameters were common; 0: they are."""
+        """Number of steps of this rank in the current round; 0: all ranks have the same parameters."""
         return self._rounds.local_step
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds parameters, as ``torch.optim.Optimizer.add_param_group`` does.
+        """Add parameters, as ``torch.optim.Optimizer.add_param_group``.
 
-        A collective call: all ranks add the same parameters, between two steps.
+        A collective call: all ranks must add the same parameters, between two steps.
 
         Raises:
             ValueError: The parameters differ between ranks.
@@ -87,43 +87,43 @@ class _Local(torch.optim.Optimizer):
         self._rounds.admit(added)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the wrapped optimizer on this rank, with the common parameters and the outer momentum.
+        """Return the wrapped optimizer's state on this rank, with the common parameters and the outer momentum.
 
-        In a round, what other ranks have done since it began is not in it; ``hvs.checkpoint`` saves that, too.
+        In the middle of a round, the local steps of other ranks are not included; ``hvs.checkpoint`` saves them, too.
         """
         return self._rounds.add_to(plain(self).state_dict())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over a state given by ``state_dict``, or by the plain optimizer."""
+        """Load a state that ``state_dict`` returned, here or on the plain optimizer."""
         plain(self).load_state_dict(state_dict)
         self._rounds.take_from(self.state)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """A copy would exchange the same parameters: there is none."""
+        """Raise TypeError: a copy would exchange the same parameters again."""
         raise TypeError(
             "a LocalOptimizer cannot be copied, as it exchanges with the other ranks: copy optimizer.state_dict(), or "
             "copy the plain optimizer before it is wrapped"
         )
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells the epoch that begins: needed by densities that depend on it.
+        """Set the epoch at its start; needed by schedules that depend on it.
 
         Args:
-            epoch: From 0; the same on every rank.
+            epoch: Number of the epoch, from 0; the same on every rank.
         """
         self._rounds.epoch = epoch
 
     def statistics(self, *, norms: bool = False) -> dict[str, float]:
-        """Numbers of what was exchanged since the last call, as ``DistributedOptimizer`` gives them.
+        """Return statistics of this rank's exchange since the last call, as for ``DistributedOptimizer``.
 
         Args:
-            norms: Take norms, of differences and residuals, at the end of the next round, for the call after it.
+            norms: Compute norms of differences and residuals at the end of the next round, for the call after it.
         """
         return self._rounds.exchange.worker.statistics(norms)
 
     @property
     def exchange(self) -> Rounds:
-        """The rounds, and what this rank remembers of them: its own part of a checkpoint."""
+        """The rounds with their residuals: this rank's part of a checkpoint."""
         return self._rounds
 
     @property
@@ -133,14 +133,14 @@ class _Local(torch.optim.Optimizer):
 
     @property
     def traffic(self) -> Traffic:
-        """Payload this rank has sent and received so far."""
+        """Payload that this rank has sent and received so far."""
         return self._rounds.exchange.traffic
 
     def _join(self) -> Callable[[], None]:
         return self._rounds.join()
 
 
-# Horovod's broadcast_optimizer_state knows by __module__ that it must reach past step() to begin a state.
+# By this __module__, Horovod's broadcast_optimizer_state knows that it must bypass step() to initialize the state.
 _OVERRIDES = {name: value for name, value in vars(_Local).items() if name not in {"__dict__", "__weakref__", "__doc__"}}
 _OVERRIDES["__module__"] = "horovod.torch.optimizer"
 
@@ -157,46 +157,49 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
     stall_timeout: float | None = None,
     stall_abort: float | None = None,
 ) -> Any:
-    """Wraps an optimizer so that ranks take steps of their own and exchange, sparse, how far they have come.
+    """Wrap an optimizer so that ranks take local steps and exchange, sparse, how far their parameters have moved.
 
-    Every ``local_steps`` steps, the difference between the last common parameters and this rank's goes through the same
-    pipeline as gradients do elsewhere, with error feedback. Its mean is the gradient of an outer optimizer's step on
-    the common parameters, from which all ranks go on (DiLoCo, arXiv 2311.08105; SparseLoCo, arXiv 2508.15706). A
-    collective call: all ranks of the process set take part. Needs MPI, but not Horovod.
+    A round starts from common parameters and consists of ``local_steps`` local steps. Then each rank sends the
+    difference between the common parameters and its own through the pipeline of ``DistributedOptimizer``, with error
+    feedback. The mean difference is the gradient of an outer optimizer's step on the common parameters, from which all
+    ranks start the next round (DiLoCo, arXiv 2311.08105; SparseLoCo, arXiv 2508.15706).
 
-    State of the wrapped optimizer (momentum) and buffers of the model (batch normalization) stay each rank's own.
+    A collective call: all ranks of the process set take part. Needs MPI, but not Horovod. The state of the wrapped
+    optimizer (momentum) and the buffers of the model (batch normalization) are not exchanged.
 
     Args:
         optimizer: The optimizer to wrap, of any class.
-        named_parameters: Pairs of name and parameter, usually ``model.named_parameters()``; None: they are numbered.
-        local_steps: Steps H of a round. 1 with ``OuterSGD(lr=1, momentum=0)`` and an inner SGD is what
-            ``DistributedOptimizer`` does.
-        compression: Usually from ``hvs.Compression`` or ``hvs.parse``; not one that applies momentum.
-        outer: The outer step.
+        named_parameters: Pairs of name and parameter, usually ``model.named_parameters()``; None: parameters are
+            numbered.
+        local_steps: Number of steps H of a round. 1, with ``OuterSGD(lr=1, momentum=0)`` and a wrapped SGD, is
+            equivalent to ``DistributedOptimizer``.
+        compression: A ``Sparse``, usually from ``hvs.Compression`` or ``hvs.parse``, that applies no momentum.
+        outer: Settings of the outer step.
         process_set: The ranks that train together: a Horovod process set, a torch process group or an MPI
-            communicator; None: all.
-        grad_scaler: The scaler that multiplies this rank's loss. Each rank's goes its own way, and is saved with its
-            part of a checkpoint.
-        stall_timeout: Seconds, as for ``DistributedOptimizer``. Ranks that are slower than others are waited for.
-        stall_abort: Seconds, as for ``DistributedOptimizer``.
+            communicator; None: all ranks.
+        grad_scaler: The scaler of this rank's loss, saved with this rank's part of a checkpoint. Scalers of different
+            ranks are independent.
+        stall_timeout: Seconds before a stall is reported, as for ``DistributedOptimizer``; waiting for slower ranks at
+            the end of a round counts.
+        stall_abort: Seconds before a stall ends all ranks, as for ``DistributedOptimizer``.
 
     Returns:
-        The optimizer, an instance of the wrapped optimizer's class. Beyond its methods it has ``synchronize``,
+        The optimizer, an instance of the wrapped optimizer's class. In addition to its methods it has ``synchronize``,
         ``local_step``, ``local_steps``, ``set_epoch``, ``statistics``, ``compression``, ``exchange`` and ``traffic``.
 
     Raises:
         ValueError: An argument is out of range, or differs between ranks.
-        RuntimeError: MPI has no threads.
+        RuntimeError: MPI lacks ``MPI_THREAD_MULTIPLE``.
     """
     transport = transport_of(process_set)
     if transport is None:
-        raise ValueError(f"rank {job().rank} is not part of {process_set}: make a LocalOptimizer on its ranks only")
+        raise ValueError(f"rank {job().rank} is not part of {process_set}: create a LocalOptimizer on its ranks only")
     named = list(named_parameters or ())
     with process.communicating("LocalOptimizer()", transport):
         agree(transport, _facts(optimizer, named, local_steps, compression, outer, (stall_timeout, stall_abort)))
     kind = type(optimizer)
     local: Any = object.__new__(type(kind.__name__, (kind,), _OVERRIDES))
-    # A scheduler that was made before has put a step of its own there.
+    # A scheduler that was created earlier has replaced the plain optimizer's step.
     local.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
     names = names_of(optimizer.param_groups, named)
     local.local_steps = local_steps
@@ -216,7 +219,7 @@ def _facts(
     outer: OuterSGD,
     stall: tuple[float | None, float | None],
 ) -> dict[str, Any] | Exception:
-    """Facts that must be the same on every rank, or the error in them on this one."""
+    """Return the facts that must be the same on every rank, or the error that this rank found in its arguments."""
     try:
         _check(optimizer, named, local_steps, compression)
         names = [(name, p) for p, name in names_of(optimizer.param_groups, named).items()]
@@ -235,28 +238,28 @@ def _check(
 ) -> None:
     require_plain(optimizer)
     if type(local_steps) is not int or local_steps < 1:
-        raise ValueError(f"local_steps must be a whole number of at least 1, not {local_steps!r}")
+        raise ValueError(f"local_steps must be an integer of at least 1, not {local_steps!r}")
     if not isinstance(compression, Sparse):
         raise ValueError(
-            f"unknown compression {compression!r}: give hvs.Compression.topka(density=0.01) or the like, or "
+            f"unknown compression {compression!r}: pass hvs.Compression.topka(density=0.01) or similar, or "
             "hvs.Compression.dense()"
         )
     if compression.replaces_momentum:
         raise ValueError(
-            "the compression applies momentum, which the outer step has: give another memory, such as "
-            "memory='residual', and the momentum to outer=hvs.OuterSGD(momentum=0.9)"
+            "the compression applies momentum, but the outer step has it already: use another memory, such as "
+            "memory='residual', and set the momentum in outer=hvs.OuterSGD(momentum=0.9)"
         )
     names = names_of(optimizer.param_groups, named)
     if len(set(names.values())) < len(names):
-        raise ValueError("named_parameters gives a name twice: give each parameter a name of its own")
+        raise ValueError("named_parameters gives a name twice: give each parameter its own name")
     for p, name in names.items():
         if not p.is_floating_point():
-            raise ValueError(f"{name} is of {p.dtype}, but real parameters alone are exchanged: give it to another one")
+            raise ValueError(f"{name} is {p.dtype}, but only real parameters are exchanged: use another optimizer")
     check_devices({p.device for p in names})
 
 
 def _beginning(rounds: weakref.ref[Rounds]) -> Callable[..., None]:
-    """A hook after a step of the user's class, be it that with which Horovod begins a state."""
+    """Return a hook for after each step of the user's class, including the one with which Horovod initializes state."""
 
     def begin(*_: object) -> None:
         alive = rounds()
@@ -267,13 +270,13 @@ def _beginning(rounds: weakref.ref[Rounds]) -> Callable[..., None]:
 
 
 def _overflowed(optimizer: Any) -> bool:
-    """Tells if a GradScaler has found an overflow; where it has not, gradients are without its scale afterwards."""
+    """Return whether a GradScaler has found an overflow; if it has not, unscale the gradients."""
     found, scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
     if found is None:
         return False
     if found.item():
         return True
-    if "_step_supports_amp_scaling" not in vars(optimizer):  # else it is fused, and takes the scale off itself
+    if "_step_supports_amp_scaling" not in vars(optimizer):  # else it is fused and unscales by itself
         optimizer.found_inf = optimizer.grad_scale = None
         if scale is not None:
             _unscale(optimizer, scale.double().reciprocal().float())

@@ -1,4 +1,4 @@
-"""The outer optimizer of local steps: SGD on the parameters that all ranks have in common."""
+"""Outer optimizer of local SGD: SGD on the common parameters of all ranks."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch.optim.sgd import sgd
 
 @dataclass(frozen=True)
 class OuterSGD:
-    """Settings of the outer step, as ``torch.optim.SGD`` knows them; every rank must use the same.
+    """Settings of the outer step, as in ``torch.optim.SGD``; must be the same on every rank.
 
-    The defaults are those of DiLoCo (arXiv 2311.08105). ``OuterSGD(lr=1, momentum=0)`` takes the mean of the ranks'
-    parameters, as local SGD and federated averaging do.
+    The defaults are those of DiLoCo (arXiv 2311.08105). ``OuterSGD(lr=1, momentum=0)`` averages the parameters of the
+    ranks, as local SGD and federated averaging do.
 
     Args:
-        lr: Factor on the mean difference.
-        momentum: Of the differences, from round to round.
-        nesterov: Whether the momentum is Nesterov's; without momentum it means nothing.
+        lr: Learning rate of the outer step: factor on the mean difference.
+        momentum: Momentum of the mean differences over the rounds.
+        nesterov: Whether to use Nesterov momentum; without effect if there is no momentum.
 
     Raises:
         ValueError: A value is out of range.
@@ -30,7 +30,7 @@ class OuterSGD:
     nesterov: bool = True
 
     def __post_init__(self) -> None:
-        """Checks the values where they are written."""
+        """Check the values at construction."""
         if not 0 < self.lr < float("inf"):
             raise ValueError(f"lr of the outer step must be a number above 0, not {self.lr!r}: 0.7 is DiLoCo's")
         if not 0 <= self.momentum < 1:
@@ -42,12 +42,12 @@ class OuterSGD:
         differences: Sequence[torch.Tensor],
         velocities: Sequence[torch.Tensor],
     ) -> None:
-        """One step; changes parameters and velocities in place.
+        """Take one step; changes parameters and velocities in place.
 
         Args:
             parameters: The common parameters.
-            differences: Of the same shapes: what is to be subtracted, as a gradient.
-            velocities: Of the same shapes; unused without momentum.
+            differences: Mean differences in the same shapes; used as gradients, so they are subtracted.
+            velocities: Momentum buffers in the same shapes; unused without momentum.
         """
         sgd(
             list(parameters),

@@ -1,4 +1,4 @@
-"""Rounds of local steps: ranks part from common parameters, and meet again in new ones."""
+"""Local-SGD rounds: diverge from shared parameters, then average."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from horovod_sparse.rules import Step
 from horovod_sparse.transport.agreement import agree
 from horovod_sparse.transport.base import Transport
 
-# In the state of a parameter, as torch's optimizers have it, where broadcasts and checkpoints find them.
+# Keys in the optimizer's state of a parameter, which broadcasts and checkpoints include.
 _COMMON, _VELOCITY = "common_parameter", "outer_momentum"
-# In each param group: steps since the parameters were common; broadcasts find it there, too.
+# Key in each param group: local steps in the current round; broadcasts include it, too.
 _LOCAL_STEP = "local_step"
 
 
 def plain(optimizer: Any) -> Any:
-    """The functions of the user's class, of which the class of a local optimizer is made."""
+    """Return the optimizer with the functions of the user's class, without the overrides of ``LocalOptimizer``."""
     return super(type(optimizer), optimizer)
 
 
 class Rounds:
     """Rounds of one optimizer, and the exchange that ends them.
 
-    In a round, ranks step on their own. It ends with an outer step from the parameters theta that it began with, whose
-    gradient is the mean of C(theta - theta_local), where C is the compression with its memory. Differences of
-    parameters are updates: residuals of them have no learning rate to follow.
+    In a round, ranks step independently. It ends with an outer step from the common parameters theta that it started
+    with. The gradient of this step is the mean of C(theta - theta_local), where C is the compression with its memory.
+    Differences of parameters are updates, so their residuals do not follow the learning rate.
 
     Args:
-        optimizer: Takes the local steps; held weakly.
-        names: Of its parameters.
+        optimizer: The optimizer that takes the local steps; held weakly.
+        names: Names of the optimizer's parameters.
         sparse: The configuration.
-        transport: Connects the ranks.
-        outer: The outer step.
-        stall: How long a bucket may wait.
-        grad_scaler: This rank's, saved with its state.
+        transport: Transport of the ranks that take part.
+        outer: Settings of the outer step.
+        stall: Limits of the wait for a bucket.
+        grad_scaler: The scaler of this rank, saved with its state.
 
     Attributes:
-        exchange: Buckets of differences, with their residuals.
+        exchange: Exchange of the differences, with their residuals.
         stepped: Whether this rank has taken a step in this round.
-        begun: Whether the optimizer has a state: that of a new one is to look empty.
+        begun: Whether the optimizer has a state; the state of a new one must look empty.
         epoch: The epoch in progress; None: not set.
     """
 
@@ -75,8 +75,8 @@ class Rounds:
         self._grad_scaler = grad_scaler
         self._common: dict[torch.Tensor, torch.Tensor] = {}
         self._velocity: dict[torch.Tensor, torch.Tensor] = {}
-        self._apart: set[torch.Tensor] = set()  # parameters that ranks may have moved in this round
-        self._compared = False  # the parameters that the first round began with
+        self._apart: set[torch.Tensor] = set()  # parameters that may differ between ranks in this round
+        self._compared = False  # whether the ranks have compared the initial parameters of the first round
         self.admit(names)
 
     @property
@@ -92,7 +92,7 @@ class Rounds:
 
     @property
     def local_step(self) -> int:
-        """Steps, those that a GradScaler skipped included, since the parameters were common."""
+        """Number of steps in the current round, including those that a GradScaler skipped."""
         return int(self._groups[0].get(_LOCAL_STEP, 0))
 
     @local_step.setter
@@ -101,7 +101,7 @@ class Rounds:
             group[_LOCAL_STEP] = steps
 
     def admit(self, names: Mapping[torch.Tensor, str]) -> None:
-        """Lets parameters take part, the same on every rank; a collective call."""
+        """Add parameters, the same on every rank; a collective call."""
         named = {name: p for p, name in names.items() if p.numel()}
         in_order = {named[name]: name for name in self.exchange.order(list(named))}
         self._names |= in_order
@@ -109,7 +109,7 @@ class Rounds:
         self._place(p for p in in_order if p.requires_grad)
 
     def _place(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Gives parameters places in buckets; a collective call."""
+        """Create buckets for parameters; a collective call."""
         least = self.compression.dense_below
         members = [Member.of(self._names[p], p, -1, least=least) for p in parameters]
         if members:
@@ -121,60 +121,60 @@ class Rounds:
         return Step(epoch=self.epoch, idle=not self.stepped)
 
     def place_named(self, keys: Sequence[str]) -> None:
-        """Makes a bucket for parameters that learned in the training that is gone on with; a collective call."""
+        """Create a bucket for parameters that were trained before a checkpoint; a collective call."""
         named = {name: p for p, name in self._names.items()}
         self._place(named[key] for key in reversed(keys) if key in named)
 
     def begin(self) -> None:
-        """Takes note of the common parameters; to be called before each step."""
+        """Save the common parameters; to be called before each step."""
         for p in self._names:
             if p.requires_grad and p not in self._apart:
-                self._note(p)
+                self._save(p)
 
-    def _note(self, p: torch.Tensor) -> None:
+    def _save(self, p: torch.Tensor) -> None:
         values = p.detach()
         self._common[p] = self._common[p].copy_(values) if p in self._common else values.clone()
         self._apart.add(p)
 
     @torch.no_grad()
     def end(self, working: bool = True) -> bool:
-        """Ends the round: parameters are common again, with the same bits on every rank; a collective call.
+        """End the round; parameters then have the same bits on every rank. A collective call.
 
-        Nothing is exchanged where no rank has taken a step.
+        Nothing is exchanged if no rank has taken a step.
 
         Args:
             working: Whether this rank will take further steps.
 
         Returns:
-            Whether any rank works, or has given something.
+            Whether any rank will take further steps, or has taken one in this round.
         """
         mine = [working, self.stepped, *(p.requires_grad or p in self._apart for p in self._names)]
         works, gives, *moving = self.exchange.anywhere(mine)
         if gives:
-            self._meet([p for p, moves in zip(self._names, moving, strict=True) if moves])
-        self._begin_anew()
+            self._step([p for p, moves in zip(self._names, moving, strict=True) if moves])
+        self._reset()
         return works or gives
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._apart.clear()
         self.stepped, self.local_step = False, 0
 
-    def _meet(self, moving: Sequence[torch.Tensor]) -> None:
-        """Exchanges how far ranks have gone, and takes the outer step.
+    def _step(self, moving: Sequence[torch.Tensor]) -> None:
+        """Exchange how far the ranks have moved, and take the outer step.
 
         Args:
-            moving: Parameters that have learned in this round on any rank; others stay where they are.
+            moving: Parameters that were trained in this round on any rank; others are unchanged.
         """
-        # Of what is frozen here, the residual waits until it learns again.
+        # Parameters that are frozen on this rank keep their residuals until they are trained again.
         held = {p for p in self._names if not p.requires_grad and p not in self._apart}
         for p in moving:
             if p not in self._apart:
-                self._note(p)
+                self._save(p)
         self._compare(moving)
         if self.exchange.ranks > 1:
             self._place(p for p in moving if self.exchange.worker.bucket_of(self._names[p]) is None)
         try:
-            # In the parameters' own memory: what is there now is not needed any more.
+            # Written into the parameters, whose values are no longer needed.
             differences = {p: torch.sub(self._common[p], p, out=p.detach()) for p in moving}
             self._average(differences, held)
             common = [self._common[p] for p in moving]
@@ -184,10 +184,10 @@ class Rounds:
                 p.copy_(self._common[p])
 
     def _average(self, differences: Mapping[torch.Tensor, torch.Tensor], held: Container[torch.Tensor]) -> None:
-        """Replaces differences by their mean over the ranks, as far as it is sent."""
+        """Replace differences by the mean over the ranks of what is sent."""
         worker, named = self.exchange.worker, {name: p for p, name in self._names.items()}
         with worker.completing():
-            for bucket, key in [(one, key) for one in worker.buckets for key in one.layout.keys]:
+            for bucket, key in [(each, key) for each in worker.buckets for key in each.layout.keys]:
                 p = named[key]
                 difference = differences[p] if p in differences else torch.zeros_like(p)
                 worker.put(bucket, key, difference, hold=p in held)
@@ -199,7 +199,7 @@ class Rounds:
         return self._velocity[p]
 
     def _compare(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Makes sure, once, that ranks parted from the same parameters: else they would never be common."""
+        """Check once that all ranks started with the same parameters; otherwise they would never become equal."""
         if not self._compared:
             start = tuple((self._names[p], _digest(self._common[p])) for p in parameters)
             with process.communicating("synchronize()", self.exchange.transport):
@@ -208,10 +208,10 @@ class Rounds:
             self._compared = True
 
     def join(self) -> Callable[[], None]:
-        """Takes part, from now on, in the other ranks' rounds until no rank works; for ``hvd.join()``.
+        """Participate in the other ranks' rounds until no rank takes further steps; for ``hvd.join()``.
 
         Returns:
-            A function that waits for the end of it.
+            A function that waits for the end.
         """
 
         def take_part() -> None:
@@ -219,7 +219,7 @@ class Rounds:
                 while self.end(working=False):
                     pass
             except BaseException as error:
-                process.abort(f"failed in the other ranks' rounds, as it is in hvd.join(): {error!r}")
+                process.abort(f"failed in the other ranks' rounds while it was in hvd.join(): {error!r}")
 
         thread = process.background("horovod_sparse_join")
         future = thread.submit(take_part)
@@ -231,7 +231,7 @@ class Rounds:
         return wait
 
     def add_to(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Adds to the state of an optimizer, as torch gives it, what is the same on all ranks."""
+        """Add the common parameters and the outer momentum to an optimizer's ``state_dict``."""
         parameters = [p for group in self._groups for p in group["params"]]
         for index, p in enumerate(parameters):
             if self.begun and p in self._names and (p.requires_grad or p in self._common):
@@ -242,7 +242,7 @@ class Rounds:
         return state
 
     def take_from(self, state: dict[torch.Tensor, Any]) -> None:
-        """Takes over what ``add_to`` has added, out of the state of the optimizer, in which it was loaded."""
+        """Move what ``add_to`` has added out of the loaded state of an optimizer."""
         self.begun, self.stepped = True, self.local_step > 0
         self._apart.clear()
         for p in self._names:
@@ -257,14 +257,14 @@ class Rounds:
                 del state[p]
 
     def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
-        """This rank's own: residuals, and what its local steps have made of parameters and optimizer, as copies.
+        """Return copies of this rank's residuals, and of its parameters and optimizer after the local steps.
 
         Args:
             copy: Copies an array of the exchange to the host.
         """
         own = plain(self._optimizer()).state_dict()
         ours = (_COMMON, _VELOCITY)
-        entries = {index: {key: one[key] for key in one if key not in ours} for index, one in own["state"].items()}
+        entries = {at: {key: entry[key] for key in entry if key not in ours} for at, entry in own["state"].items()}
         return {
             **self.exchange.state_dict(copy),
             "local_step": self.local_step,
@@ -276,10 +276,10 @@ class Rounds:
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over a state given by ``state_dict`` on the same rank of as many ranks; after the optimizer's own.
+        """Load a state that ``state_dict`` returned on the same rank of the same world size.
 
-        A state that ``merge`` gave, or one of an optimizer that exchanges gradients, has residuals only: the round
-        starts anew from the common parameters.
+        Load the optimizer's ``state_dict`` first. A state from ``merge``, or from an optimizer that exchanges
+        gradients, only has residuals: the round then starts again from the common parameters.
 
         Raises:
             ValueError: The state belongs to another model, bucket size or configuration.
@@ -288,7 +288,7 @@ class Rounds:
         if "optimizer" not in state:
             for p in self._apart:
                 p.copy_(self._common[p])
-            self._begin_anew()
+            self._reset()
             return
         plain(self._optimizer()).load_state_dict(state["optimizer"])
         named = {name: p for p, name in self._names.items()}
@@ -299,11 +299,11 @@ class Rounds:
             self._grad_scaler.load_state_dict(state["scaler"])
 
     def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """The state that goes on from those of another number of ranks, as ``Exchange.merge``; a collective call."""
+        """Return the state that continues those of another world size, as ``Exchange.merge``; a collective call."""
         merged, notes = self.exchange.merge(states, leader)
-        notes.append("all ranks go on with the optimizer of rank 0")
+        notes.append("all ranks continue with the optimizer of rank 0")
         if leader.get("local_step"):
-            notes.append(f"the round in progress starts anew: its {leader['local_step']} steps are dropped")
+            notes.append(f"the round in progress starts over: its {leader['local_step']} steps are dropped")
         return merged, notes
 
 
