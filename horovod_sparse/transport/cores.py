@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from horovod_sparse.transport import waiting
 from horovod_sparse.transport.base import Transport
 
 
@@ -25,19 +26,22 @@ def own_cores(transport: Transport) -> int:
 
 def _own_cores(transport: Transport) -> int:
     mine = _affinity()
-    everyones = transport.by_node(None).own.allgather_object(mine)
-    return max(1, min(share(mine, everyones), _limit(os.environ)))
+    cores = share(mine, transport.by_node(None).own.allgather_object(mine))
+    threads = _limit(os.environ)
+    if transport.job is not None:
+        waiting.choose(cores, min(threads, max(1, len(mine))))
+    return max(1, min(int(cores + 1e-9), threads))
 
 
-def share(mine: Iterable[int], everyones: Iterable[Iterable[int]]) -> int:
-    """Return a rank's share of the cores that it may run on, rounded down.
+def share(mine: Iterable[int], everyones: Iterable[Iterable[int]]) -> float:
+    """Return a rank's share of the cores that it may run on.
 
     Args:
         mine: Numbers of the cores that the rank may run on.
         everyones: Numbers of the cores that each rank of the node may run on, including this rank.
     """
     ranks = Counter(core for cores in everyones for core in cores)
-    return int(sum(1 / ranks[core] for core in mine) + 1e-9)
+    return sum(1 / ranks[core] for core in mine)
 
 
 def _affinity() -> list[int]:

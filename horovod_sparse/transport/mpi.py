@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from horovod_sparse.kernels.types import Array
 from horovod_sparse.transport.base import Nodes, Receiving, Sending, Transport, nodes_of
 from horovod_sparse.transport.staging import CUDA_AWARE, IN_PLACE, Buffer, Path, path_for, staged
 from horovod_sparse.transport.traffic import RING_BYTES
+from horovod_sparse.transport.waiting import wait
 
 # Messages are sent in pieces of this many bytes, all in flight together. From 64 KiB on, Open MPI's TCP asks the
 # receiver before it sends, and then moves data between two ranks in one direction at a time. If all ranks share memory,
@@ -26,23 +26,16 @@ _MESSAGE, _LENGTH, _PIECE, _PART = 1, 3, 4, 5
 _POSTS = 32758  # first of ten tags, one per mailbox; every MPI allows tags up to 32767
 
 
-# Every exchange waits for other ranks in one of these three functions.
-
-
-def complete(requests: Sequence[MPI.Request]) -> None:
+def complete(requests: Sequence[MPI.Request], pause: float = 0.0) -> None:
     """Wait until all requests are complete."""
-    MPI.Request.Waitall(requests)
+    wait(lambda: MPI.Request.Testall(requests), lambda: MPI.Request.Waitall(requests), pause)
 
 
 def announced(comm: MPI.Intracomm, rank: int, status: MPI.Status) -> MPI.Message:
     """Wait for the next message from a rank, and return its handle."""
-    return comm.Mprobe(rank, _MESSAGE, status)
-
-
-def complete_asleep(request: MPI.Request, pause: float) -> None:
-    """Wait until a request is complete, sleeping ``pause`` seconds between checks."""
-    while not request.Test():
-        time.sleep(pause)
+    message = wait(lambda: comm.Improbe(rank, _MESSAGE, status), lambda: comm.Mprobe(rank, _MESSAGE, status))
+    assert message is not None
+    return message
 
 
 class MPIJob:
@@ -198,10 +191,7 @@ class MPITransport(Transport):
 
     def barrier(self, pause: float = 0.0) -> None:
         """Wait until all ranks have called this method, sleeping ``pause`` seconds between checks."""
-        if pause:
-            complete_asleep(self.comm.Ibarrier(), pause)
-        else:
-            complete([self.comm.Ibarrier()])
+        complete([self.comm.Ibarrier()], pause)
 
     def _common_path(self, like: Any) -> Path:
         """Return the path that all ranks take in collectives of the MPI library."""

@@ -176,7 +176,7 @@ def test_fashion_mnist_is_read_plain_and_packed(fashion_mnist: Path) -> None:
 def test_a_damaged_idx_file_is_refused(fashion_mnist: Path, damage: Any) -> None:
     path = fashion_mnist / FASHION_MNIST["t10k"][0]
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=r"t10k-images-idx3-ubyte is truncated, or no IDX file"):
+    with pytest.raises(ValueError, match=r"t10k-images-idx3-ubyte is truncated or not an IDX file"):
         load(f"fashion-mnist:{fashion_mnist}")
 
 

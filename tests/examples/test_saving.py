@@ -82,14 +82,14 @@ def test_a_preempted_run_ends_as_an_uninterrupted_one(hvd, comm, shared, monkeyp
     assert f"train.py: preempted at step {steps + 2}\n" in printed
     comm.Barrier()
     resumed = comm.bcast(run(monkeypatch, shared, "resumed", *saving))
-    assert f"train.py: goes on from step {steps + 2}\n" in comm.bcast(capsys.readouterr().out)
+    assert f"train.py: resuming from step {steps + 2}\n" in comm.bcast(capsys.readouterr().out)
     assert everywhere(comm, curves(resumed) == curves(whole))
     assert everywhere(
         comm, [path.name for path in (shared / "checkpoints").glob("step-*")] == [f"step-{2 * steps:08d}"]
     )
     finished = comm.bcast(run(monkeypatch, shared, "finished", *saving))
     assert everywhere(comm, curves(finished) == curves(whole))
-    assert "goes on" in comm.bcast(capsys.readouterr().out)
+    assert "resuming from step" in comm.bcast(capsys.readouterr().out)
     with pytest.raises(SystemExit) as left:
         run(monkeypatch, shared, "resumed", *saving, "--resume", "3")
     message = comm.bcast(left.value.code)
@@ -108,7 +108,7 @@ def test_a_failed_save_is_a_warning(hvd, comm, shared, monkeypatch, capsys):
     assert "parameters" in result
     if comm.Get_rank() == 0:
         assert (
-            "train.py: warning: step 7 could not be saved: rank 0: full; the training goes on"
+            "train.py: warning: step 7 could not be saved: rank 0: full; training continues"
             in capsys.readouterr().out
         )
 

@@ -159,7 +159,7 @@ def test_two_ranks_train_dense_and_charge_a_ring(train: Callable[..., Run], tmp_
         (["--data", "cifar10:nowhere"], "nowhere lacks data_batch_1.bin"),
         (["--device", "cuda"], "torch finds no GPU"),
         (["--frontend", "ddp", "--no-overlap"], "--no-overlap needs --frontend horovod"),
-        (["--frontend", "ddp", "--local-steps", "4"], "--local-steps goes with --frontend horovod alone"),
+        (["--frontend", "ddp", "--local-steps", "4"], "--local-steps needs --frontend horovod"),
         (["--epochs", "0"], "argument --epochs: must be an integer of at least 1, not '0'"),
         (["--momentum", "-1"], "argument --momentum: must be a finite number of at least 0, below 1, not '-1'"),
         (["--lr", "nan"], "argument --lr: must be a finite number of at least 0, not 'nan'"),

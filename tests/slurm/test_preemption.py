@@ -85,7 +85,7 @@ def test_a_job_of_higher_priority_preempts(cluster: Cluster, undisturbed: str, t
     assert cluster.wait_for(urgent, limit=60) == "COMPLETED"
     assert_continued(cluster, job, log, tmp_path, undisturbed)
     assert len(stopped_at(log)) == 1
-    assert "goes back into the queue" in log.read_text()
+    assert "requeuing" in log.read_text()
 
 
 @pytest.mark.parametrize("launcher", ["horovodrun", "mpirun"])

@@ -20,14 +20,14 @@ pytestmark = pytest.mark.law
         ([[0, 1, 2, 3]], 4),
         ([[0, 1], [2, 3]], 2),
         ([[0, 1, 2, 3]] * 2, 2),
-        ([[0, 1, 2, 3]] * 3, 1),
-        ([[0, 1]] * 8, 0),
-        ([[0, 1, 2, 3], [3, 4], [2, 3]], 2),
+        ([[0, 1, 2, 3]] * 3, 4 / 3),
+        ([[0, 1]] * 8, 0.25),
+        ([[0, 1, 2, 3], [3, 4], [2, 3]], 2 + 1 / 2 + 1 / 3),
         ([list(range(49))] * 49, 1),
     ],
 )
 def test_a_core_that_several_ranks_may_run_on_is_divided(everyones, expected):
-    assert share(everyones[0], everyones) == expected
+    assert share(everyones[0], everyones) == pytest.approx(expected)
 
 
 def test_every_rank_has_at_least_one_and_together_they_do_not_exceed_the_node(transport, monkeypatch):

@@ -1,0 +1,122 @@
+"""Step times of a training on an emulated cluster, compared with Horovod and with computing alone.
+
+A small CNN (1.2 million parameters) trains on random images. A contender is "alone" (one allreduce of 4 bytes per step
+instead of the gradients), "horovod", "horovod-fp16", or a configuration of ours; those of ours run once for each value
+of HOROVOD_SPARSE_WAIT. Contenders take turns, as the machine may be shared; of each, medians over the turns count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from benchmarks.cluster.emulated import Cluster
+from horovod_sparse.cli.units import at_least, listed
+from horovod_sparse.transport.waiting import SETTING
+
+_WARMUP = 15
+_HOROVOD = ("alone", "horovod", "horovod-fp16")
+
+
+def add_parser(commands: Any) -> None:
+    """Add this subcommand."""
+    parser = commands.add_parser(
+        "waiting",
+        help="time training steps, compared with Horovod and with computing alone",
+        description=__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--ranks", type=at_least(1), default=4, help="each on a node of its own; all nodes share this machine's cores")
+    add("--rates", type=listed(str), default="none,1gbit,100mbit", help="rate of every link")
+    add("--contenders", type=listed(str), default="alone,horovod,horovod-fp16,recommended,topka", help="what to time")
+    add("--waits", type=listed(str), default="spin,sleep", help=f"values of {SETTING} for configurations of ours")
+    add("--batch-size", type=at_least(1), default=32, help="images per rank and step")
+    add("--steps", type=at_least(1), default=100, help="timed steps per turn")
+    add("--turns", type=at_least(1), default=4, help="turns of each contender")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print a table for each rate."""
+    pairs = [(name, wait) for name in options.contenders for wait in (("",) if name in _HOROVOD else options.waits)]
+    with Cluster(options.ranks, options.rates[0]) as cluster:
+        for rate in options.rates:
+            cluster.set_rate(rate)
+            times: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+            for _, (name, wait) in itertools.product(range(options.turns), pairs):
+                arguments = ["-m", "benchmarks.cluster.waiting", name, str(options.batch_size), str(options.steps)]
+                setting = ["-x", f"{SETTING}={wait or 'auto'}"]
+                output = cluster.python(options.ranks, arguments, setting)
+                times[name, wait].append(json.loads(output.splitlines()[-1]))
+            show(rate, options.ranks, times)
+    return 0
+
+
+def show(rate: str, ranks: int, times: dict[tuple[str, str], list[float]]) -> None:
+    """Print the milliseconds of a step: median over the turns, and the range."""
+    print(f"\n{rate}, {ranks} ranks\n{'ms a step':34}{'median':>8}{'least':>8}{'most':>8}")
+    for (name, wait), results in times.items():
+        label = f"{name} ({wait})" if wait else name
+        print(f"{label:34}{median(results):8.1f}{min(results):8.1f}{max(results):8.1f}", flush=True)
+
+
+# --- under mpirun --------------------------------------------------------------------------------------------------
+
+
+def contender(name: str, batch: int, steps: int) -> float:
+    """Return the median milliseconds of a step on the slowest rank."""
+    import horovod.torch as hvd
+    import torch
+    from torch.nn import functional as F  # noqa: N812 - the name everyone uses
+
+    import horovod_sparse as hvs
+    from benchmarks.convergence.tasks.images import fashion_cnn
+
+    hvd.init()
+    torch.set_num_threads(1)
+    torch.manual_seed(hvd.rank())
+    model = fashion_cnn()
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    plain = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    wrappers: dict[str, Callable[[], Any]] = {
+        "alone": lambda: plain,
+        "horovod": lambda: hvd.DistributedOptimizer(plain, model.named_parameters()),
+        "horovod-fp16": lambda: hvd.DistributedOptimizer(plain, model.named_parameters(), hvd.Compression.fp16),
+    }
+    ours = lambda: hvs.DistributedOptimizer(plain, model.named_parameters(), hvs.parse(name))  # noqa: E731
+    optimizer = wrappers.get(name, ours)()
+    images, labels = torch.randn(batch, 1, 28, 28), torch.randint(10, (batch,))
+    flag = torch.zeros(1)
+    times = []
+    for number in range(-_WARMUP, steps):
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+        if name == "alone":
+            hvd.allreduce_(flag, name="flag")
+        optimizer.step()
+        if number >= 0:
+            times.append(1e3 * (time.perf_counter() - begin))
+    return float(hvd.allreduce(torch.tensor(median(times)), op=hvd.Max, name="slowest"))
+
+
+def main() -> None:
+    """Print what ``contender`` returns, as JSON, on rank 0."""
+    import horovod.torch as hvd
+
+    name, batch, steps = sys.argv[1:]
+    found = contender(name, int(batch), int(steps))
+    if hvd.rank() == 0:
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main()

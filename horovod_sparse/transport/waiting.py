@@ -1,0 +1,83 @@
+"""Waiting for other ranks.
+
+MPI spins while it waits. Where the threads of a node outnumber its cores, a rank that spins takes the core from a rank
+that computes, so there this module polls and sleeps instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+SETTING = "HOROVOD_SPARSE_WAIT"  # "spin", "sleep", or "auto" (default)
+
+# A message that is due within this time, in seconds, is worth a spin: a pause takes longer.
+_SPIN = 20e-6
+# Pauses grow from the first to the last of these, in seconds: MPI moves data only while it is called.
+_FIRST_PAUSE, _LAST_PAUSE, _GROWTH = 10e-6, 50e-6, 1.5
+_PR_SET_TIMERSLACK = 29  # from linux/prctl.h
+
+_sleeps = False
+_thread = threading.local()
+
+
+def choose(cores: float, threads: int, environment: Mapping[str, str] = os.environ) -> None:
+    """Choose how this process waits.
+
+    Args:
+        cores: Cores of the node per rank, possibly a fraction.
+        threads: Threads with which this rank computes. The waiting thread needs one core more.
+        environment: Environment variables.
+
+    Raises:
+        ValueError: HOROVOD_SPARSE_WAIT has an unknown value.
+    """
+    global _sleeps
+    setting = environment.get(SETTING, "auto")
+    if setting not in ("auto", "spin", "sleep"):
+        raise ValueError(f"{SETTING} is {setting!r}: set it to auto, spin or sleep, or unset it")
+    _sleeps = cores < threads + 1 if setting == "auto" else setting == "sleep"
+
+
+def sleeps() -> bool:
+    """Return whether this process sleeps while it waits."""
+    return _sleeps
+
+
+def wait(poll: Callable[[], T], block: Callable[[], T], pause: float = 0.0) -> T:
+    """Wait for other ranks; every exchange waits in this function.
+
+    Args:
+        poll: Returns a true value once the wait is over; makes progress on messages in the meantime.
+        block: Waits, and returns the same value. Called where the rank has the cores to spin.
+        pause: Seconds between polls; 0: chosen here.
+    """
+    if not (pause or _sleeps):
+        return block()
+    if done := poll():
+        return done
+    if not hasattr(_thread, "precise"):
+        _thread.precise = _sleep_precisely()
+    spin_until = time.perf_counter() + _SPIN
+    while not pause and time.perf_counter() < spin_until:
+        if done := poll():
+            return done
+    current = pause or _FIRST_PAUSE
+    while not (done := poll()):
+        time.sleep(current)
+        current = pause or min(_GROWTH * current, _LAST_PAUSE)
+    return done
+
+
+def _sleep_precisely() -> bool:
+    """Let this thread's sleeps end on time; by default, Linux lets them end up to 50 us late."""
+    if sys.platform != "linux":
+        return False
+    return bool(ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0) == 0)

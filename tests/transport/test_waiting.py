@@ -1,0 +1,66 @@
+"""Waiting: a rank that has no core to spare sleeps, with pauses that grow, and finds out at once when the wait is over."""
+
+from __future__ import annotations
+
+import pytest
+
+from horovod_sparse.transport import waiting
+from horovod_sparse.transport.waiting import choose, sleeps, wait
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch):
+    monkeypatch.setattr(waiting, "_sleeps", False)
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """Pauses, which take no time here."""
+    made = []
+    monkeypatch.setattr(waiting.time, "sleep", made.append)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "setting", "expected"),
+    [
+        (0.5, 1, "auto", True),
+        (1, 1, "auto", True),
+        (2, 1, "auto", False),
+        (16, 16, "auto", True),
+        (0.5, 1, "spin", False),
+        (16, 1, "sleep", True),
+    ],
+)
+def test_ranks_spin_where_they_have_a_core_more_than_they_compute_on(cores, threads, setting, expected):
+    choose(cores, threads, {waiting.SETTING: setting})
+    assert sleeps() == expected
+
+
+def test_an_unknown_setting_is_refused():
+    with pytest.raises(ValueError, match="HOROVOD_SPARSE_WAIT is 'maybe': set it to auto, spin or sleep"):
+        choose(1, 1, {waiting.SETTING: "maybe"})
+
+
+def test_who_spins_blocks_in_mpi(pauses):
+    assert wait(lambda: pytest.fail("polled"), lambda: "done") == "done"
+    assert not pauses
+
+
+def test_pauses_grow_up_to_a_limit(monkeypatch, pauses):
+    monkeypatch.setattr(waiting, "_sleeps", True)
+    assert wait(lambda: len(pauses) >= 10 and "done", lambda: pytest.fail("blocked")) == "done"
+    assert pauses[0] == waiting._FIRST_PAUSE
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == waiting._LAST_PAUSE
+
+
+def test_what_is_there_already_takes_no_pause(monkeypatch, pauses):
+    monkeypatch.setattr(waiting, "_sleeps", True)
+    assert wait(lambda: "there", lambda: pytest.fail("blocked")) == "there"
+    assert not pauses
+
+
+def test_a_given_pause_is_kept_whatever_was_chosen(pauses):
+    assert wait(lambda: len(pauses) == 3, lambda: pytest.fail("blocked"), pause=0.25)
+    assert pauses == [0.25] * 3
