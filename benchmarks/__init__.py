@@ -1,4 +1,4 @@
-"""Benchmarks of the kernels, of the collectives on an emulated cluster, and of convergence; start in the root."""
+"""Benchmarks of kernels, collectives, training steps and convergence. Run them from the repository root."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 
 def command_line(name: str, doc: str | None) -> argparse.ArgumentParser:
-    """A parser for ``python -m benchmarks.<name>`` that shows the module's docstring."""
+    """Return a parser for ``python -m benchmarks.<name>`` whose help is the module's docstring."""
     summary, _, details = str(doc).partition("\n")
     return argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}",

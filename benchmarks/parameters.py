@@ -1,9 +1,9 @@
-"""Whole training steps of a model of many small parameters, beside stock Horovod: what one parameter costs in Python.
+"""Step time of a model with many small parameters, compared with stock Horovod: the Python cost of a parameter.
 
     mpirun -np 2 python -m benchmarks.parameters
 
-Each round makes, trains and drops one optimizer of each kind, in turns, as the machine may be shared. Of a kind's steps
-the median counts, on the slowest rank.
+Each round creates, trains and discards one optimizer of each kind. The kinds alternate because the machine may be
+shared. The time of a round is the median over its steps on the slowest rank. The table shows the fastest round.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import horovod_sparse as hvs
 
 
 def main() -> None:
-    """Measures, and prints a table of milliseconds on rank 0."""
+    """Measure, and print a table in milliseconds on rank 0."""
     options = _parse()
     hvd.init()
     kinds: dict[str, Callable[..., Any]] = {"stock": hvd.DistributedOptimizer}
@@ -32,7 +32,7 @@ def main() -> None:
     rounds = _in_turns(kinds, options)
     if hvd.rank() == 0:
         print(f"{options.parameters} parameters of {options.elements} elements, {hvd.size()} ranks; ms, best round")
-        print(f"{'':30} {'construction':>14} {'whole step':>12} {'step() alone':>14}")
+        print(f"{'':30} {'construction':>14} {'full step':>12} {'step() alone':>14}")
         for name, results in rounds.items():
             made, whole, alone = (min(times) for times in zip(*results, strict=True))
             print(f"{name:30} {made:14.1f} {whole:12.1f} {alone:14.1f}")
@@ -47,7 +47,7 @@ def _in_turns(kinds: dict[str, Callable[..., Any]], options: argparse.Namespace)
 
 
 def _round(wrapper: Callable[..., Any], options: argparse.Namespace) -> tuple[float, ...]:
-    """Milliseconds for making the optimizer, for a step and for step() in it, each on the slowest rank."""
+    """Return the milliseconds of construction, of a full step and of ``step()`` alone, each on the slowest rank."""
     torch.manual_seed(0)
     model = nn.ParameterList(torch.randn(options.elements) for _ in range(options.parameters))
     plain = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -73,15 +73,15 @@ def _round(wrapper: Callable[..., Any], options: argparse.Namespace) -> tuple[fl
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parameters", type=int, default=2000)
-    parser.add_argument("--elements", type=int, default=64, help="of each parameter")
-    parser.add_argument("--steps", type=int, default=20, help="in a round")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--parameters", type=int, default=2000, help="number of parameters")
+    parser.add_argument("--elements", type=int, default=64, help="elements per parameter")
+    parser.add_argument("--steps", type=int, default=20, help="steps per round")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each optimizer")
     parser.add_argument(
         "--compression",
         nargs="*",
         default=["topka:density=0.01", "topka:density=0.01,dense_below=0"],
-        help="beside stock; small parameters travel whole unless dense_below says otherwise",
+        help="compared with stock Horovod; dense_below=0 compresses small parameters, too",
     )
     return parser.parse_args()
 

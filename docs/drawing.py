@@ -30,7 +30,7 @@ mpl.rcParams.update({"svg.hashsalt": "horovod_sparse", "svg.fonttype": "path", "
 
 
 def save(figure: Figure, name: str) -> None:
-    """Writes ``images/<name>.svg``, on white for both themes of the documentation."""
+    """Write ``images/<name>.svg``, on white for both themes of the documentation."""
     figure.savefig(IMAGES / f"{name}.svg", facecolor="white", metadata={"Date": None})
 
 
@@ -51,11 +51,11 @@ class Picture:
         self._axes.axis("off")
 
     def title(self, x: float, y: float, text: str) -> None:
-        """Writes a heading on the line y."""
+        """Write a heading on the line y."""
         self._axes.text(x, y, text, size=9, weight="bold")
 
     def note(self, x: float, y: float, text: str, align: str = "left", colour: str = "black", size: float = 9) -> None:
-        """Writes text whose vertical middle is y."""
+        """Write text whose vertical middle is y."""
         self._axes.text(x, y, text, size=size, ha=align, va="center", color=colour)
 
     def positions(self, x: float, y: float) -> None:

@@ -25,24 +25,24 @@ BLOCK = 8.5  # height of four strips with their heading, and of what stands besi
 
 
 def merged(*vectors: Vector) -> Vector:
-    """The sum of vectors; a sum of zero stays."""
+    """Return the sum of vectors, with entries whose sum is zero."""
     positions = sorted(set().union(*vectors))
     return {position: sum(vector.get(position, 0) for vector in vectors) for position in positions}
 
 
 def largest(vector: Vector, k: int) -> Vector:
-    """The k largest magnitudes, of equal ones the lower position."""
+    """Return the entries with the k largest magnitudes; ties go to the lower position."""
     kept = sorted(vector, key=lambda position: (-abs(vector[position]), position))[:k]
     return {position: vector[position] for position in sorted(kept)}
 
 
 def without(vector: Vector, positions: Vector) -> Vector:
-    """The entries at other positions."""
+    """Return the entries at other positions."""
     return {position: value for position, value in vector.items() if position not in positions}
 
 
 def strips(picture: Picture, x: float, y: float, title: str, vectors: Mapping[int, Vector]) -> None:
-    """Ranks' vectors below each other, in the ranks' colours."""
+    """Draw the vectors of the ranks below each other, in the ranks' colors."""
     picture.title(x, y, title)
     picture.positions(x, y + 0.9)
     for row, (rank, vector) in enumerate(vectors.items()):
@@ -50,14 +50,14 @@ def strips(picture: Picture, x: float, y: float, title: str, vectors: Mapping[in
 
 
 def result(picture: Picture, x: float, y: float, title: str, total: Vector) -> None:
-    """The vector that every rank ends with."""
+    """Draw the vector that every rank ends with."""
     picture.title(x, y, title)
     picture.positions(x, y + 0.9)
     picture.strip(x, y + 1.4, "total", total, GREY)
 
 
 def patterns(picture: Picture, x: float, y: float, title: str, steps: Sequence[Sequence[Message]]) -> None:
-    """Messages from rank to rank, step by step, beside four strips."""
+    """Draw messages from rank to rank, step by step, next to four strips."""
     picture.title(x, y, title)
     for number, messages in enumerate(steps):
         picture.pattern(x + 4.3 * number - 0.4, y + 1.3, f"step {number + 1}", messages)
@@ -76,7 +76,7 @@ def rotation() -> list[list[Message]]:
 
 
 def split(picture: Picture, bounds: Sequence[int], kept: Vector, title: str) -> list[Vector]:
-    """Common part of TopkDSA and Ok-Topk: regions, owners and their sums, which it gives back."""
+    """Draw the part that TopkDSA and Ok-Topk share; return the sums of the regions by owner."""
     owners = [rank for rank, span in enumerate(pairwise(bounds)) for _ in range(*span)]
     picture.title(LEFT, TOP, "1. Selected; framed: the regions")
     picture.positions(LEFT, TOP + 0.9)
@@ -137,7 +137,7 @@ def oktopk() -> None:
 
 
 def gtopk() -> None:
-    """A tree of merges and back."""
+    """Draw a tree of merges, up and down."""
     picture = Picture(WIDTH, TOP + 2 * BLOCK + 5.4, SIZE)
     strips(picture, LEFT, TOP, "1. Selected", dict(enumerate(SELECTED)))
     picture.title(RIGHT, TOP, f"2. Ranks 0 and 2 merge and keep {K}")
@@ -191,7 +191,7 @@ def hierarchical() -> None:
 
 
 def allreduce(name: str, title: str, vectors: Sequence[Vector]) -> None:
-    """The same positions on every rank: one allreduce of the values."""
+    """Draw one allreduce of the values at positions that are the same on every rank."""
     picture = Picture(WIDTH, TOP + BLOCK - 1, SIZE)
     strips(picture, LEFT, TOP, title, dict(enumerate(vectors)))
     total = merged(*vectors)

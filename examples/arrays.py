@@ -7,7 +7,7 @@ import horovod_sparse as hvs
 
 rank, ranks, features, steps = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), 500, 100
 truth = np.random.default_rng(0).standard_normal(features)  # the same on all ranks
-inputs = np.random.default_rng([1, rank]).standard_normal((1500, features))  # every rank's own share
+inputs = np.random.default_rng([1, rank]).standard_normal((1500, features))  # this rank's share
 labels = inputs @ truth > 0
 training, test = slice(0, 1000), slice(1000, 1500)
 

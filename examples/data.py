@@ -1,4 +1,4 @@
-"""Data sets of the examples: scikit-learn's digits, Fashion-MNIST and CIFAR-10. Reading them executes no code."""
+"""Data sets of the examples: scikit-learn's digits, Fashion-MNIST and CIFAR-10. Reading them does not execute code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - the name everyone uses
+from torch.nn import functional as F  # noqa: N812 - the conventional name
 from torch.utils.data import BatchSampler, Dataset
 
 CIFAR10_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -27,27 +27,27 @@ FASHION_MNIST = {
 
 @dataclass(frozen=True)
 class Normalization:
-    """Turns bytes into network inputs: (x / largest - mean) / std, per channel."""
+    """Conversion of bytes to network inputs: (x / largest - mean) / std, per channel."""
 
     largest: float
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """uint8 of shape (batch, channels, height, width) to float32 of the same shape."""
+        """Convert uint8 of shape (batch, channels, height, width) to float32 of the same shape."""
         shape = (-1, 1, 1)
         mean, std = torch.tensor(self.mean).view(shape), torch.tensor(self.std).view(shape)
         return (images / self.largest - mean) / std
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):
-    """Labelled images, indexed by whole batches: one gather instead of a sample at a time.
+    """Labeled images, indexed by batches: one gather per batch instead of one access per sample.
 
     Args:
-        images: uint8, shape (n, channels, height, width); kept as bytes, a quarter of the memory.
+        images: uint8, shape (n, channels, height, width); a quarter of the memory of float32.
         labels: int64, shape (n,).
-        normalization: Applied to every batch.
-        augment: Flip and crop at random, with torch's global generator.
+        normalization: Normalization of every batch.
+        augment: Whether to flip and crop at random, with torch's global generator.
     """
 
     def __init__(self, images: Tensor, labels: Tensor, normalization: Normalization, augment: bool = False) -> None:
@@ -60,7 +60,7 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
         return len(self.labels)
 
     def __getitem__(self, batch: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Normalised images, float32 of shape (batch, channels, height, width), and labels, int64."""
+        """Return normalized images, float32 of shape (batch, channels, height, width), and labels, int64."""
         index = torch.as_tensor(batch)
         images = self.images[index]
         if self.augment:
@@ -69,10 +69,10 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Batches(BatchSampler):
-    """A sampler's batches, of which the first can be left out where a run goes on within an epoch.
+    """Batches of a sampler; the first ones can be skipped to resume within an epoch.
 
     Attributes:
-        start: How many are left out. The length counts them.
+        start: Number of batches to skip. The length still counts them.
     """
 
     start = 0
@@ -83,7 +83,7 @@ class Batches(BatchSampler):
 
 @dataclass(frozen=True)
 class Split:
-    """A data set's training and test part, the same on every rank."""
+    """Training and test set, the same on every rank."""
 
     train: Images
     test: Images
@@ -91,25 +91,25 @@ class Split:
 
     @property
     def channels(self) -> int:
-        """Channels of an image."""
+        """Number of channels of an image."""
         return self.train.images.shape[1]
 
     @property
     def side(self) -> int:
-        """Height and width of an image."""
+        """Height and width of an image, in pixels."""
         return self.train.images.shape[2]
 
 
 def load(spec: str) -> Split:
-    """Reads a data set.
+    """Read a data set.
 
     Args:
-        spec: ``digits``, ``fashion-mnist:DIR``, DIR being the folder of its IDX files (also as .gz), or
-            ``cifar10:DIR``, DIR being the folder of CIFAR-10's binary files.
+        spec: ``digits``, ``fashion-mnist:DIR`` with the folder of its IDX files (plain or .gz), or ``cifar10:DIR``
+            with the folder of CIFAR-10's binary files.
 
     Raises:
-        ValueError: The name is unknown, or a file is truncated or of another kind.
-        FileNotFoundError: Files are missing; the message says where to get them.
+        ValueError: The name is unknown, or a file is truncated or has another format.
+        FileNotFoundError: Files are missing; the message names their source.
     """
     name, _, folder = spec.partition(":")
     if spec == "digits":
@@ -122,7 +122,7 @@ def load(spec: str) -> Split:
 
 
 def _digits() -> Split:
-    """1797 handwritten digits, 8 x 8 pixels of 0 to 16, which scikit-learn's package contains."""
+    """Return 1797 handwritten digits of 8 x 8 pixels from 0 to 16, which are part of scikit-learn."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -143,7 +143,7 @@ def _cifar10(folder: Path) -> Split:
     if missing:
         raise FileNotFoundError(
             f"{folder} lacks {', '.join(missing)}: download the 'CIFAR-10 binary version' from {CIFAR10_PAGE}, "
-            "unpack it, and give the folder cifar-10-batches-bin that it makes as cifar10:DIR"
+            "unpack it, and pass the resulting folder cifar-10-batches-bin as cifar10:DIR"
         )
     normalization = Normalization(largest=255, mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
     return Split(
@@ -154,17 +154,17 @@ def _cifar10(folder: Path) -> Split:
 
 
 def _read_cifar10(paths: Sequence[Path]) -> tuple[Tensor, Tensor]:
-    """Images, uint8 of shape (n, 3, 32, 32), and labels, int64 of shape (n,), of all files in the order given."""
+    """Return images, uint8 of shape (n, 3, 32, 32), and labels, int64 of shape (n,), of all files in order."""
     records = torch.from_numpy(np.concatenate([_records(path) for path in paths]))
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].long()
 
 
 def _records(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
-    """A file's records, shape (n, 3073)."""
+    """Return the records of a file, shape (n, 3073)."""
     size = path.stat().st_size
     if size == 0 or size % CIFAR10_RECORD:
         raise ValueError(
-            f"{path} is truncated: {size} bytes are not a whole number of records of {CIFAR10_RECORD} bytes; "
+            f"{path} is truncated: {size} bytes are not a multiple of the record size, {CIFAR10_RECORD} bytes; "
             f"download the 'CIFAR-10 binary version' again from {CIFAR10_PAGE}"
         )
     records = np.fromfile(path, np.uint8).reshape(-1, CIFAR10_RECORD)
@@ -177,23 +177,26 @@ def _records(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
 
 
 def _fashion_mnist(folder: Path) -> Split:
-    """70,000 pictures of clothes, 28 x 28 pixels (Xiao et al. 2017)."""
+    """Return 70,000 images of clothing, 28 x 28 pixels (Xiao et al. 2017)."""
     parts = {}
     for part, names in FASHION_MNIST.items():
         images, labels = (_read_idx(folder, name) for name in names)
         if images.ndim != 3 or labels.shape != images.shape[:1]:
-            raise ValueError(f"{folder}: {names[0]} holds {images.shape} and {names[1]} {labels.shape} bytes")
+            raise ValueError(
+                f"{folder}: {names[0]} holds {images.shape} and {names[1]} holds {labels.shape} bytes: "
+                "n images of height x width and n labels are required; download the files again"
+            )
         parts[part] = torch.from_numpy(images.copy())[:, None], torch.from_numpy(labels.astype(np.int64))
     normalization = Normalization(largest=255, mean=(0.2860,), std=(0.3530,))
     return Split(train=Images(*parts["train"], normalization), test=Images(*parts["t10k"], normalization), classes=10)
 
 
 def _read_idx(folder: Path, name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    """An IDX file of bytes: two zeros, the type, the number of dimensions, big-endian lengths, and the bytes."""
+    """Read an IDX file of bytes: two zeros, the type, the number of dimensions, big-endian lengths, and the data."""
     plain, packed = folder / name, folder / f"{name}.gz"
     if not plain.is_file() and not packed.is_file():
         raise FileNotFoundError(
-            f"{folder} lacks {name} and {packed.name}: Debian's package dataset-fashion-mnist puts them into "
+            f"{folder} lacks {name} and {packed.name}: Debian's package dataset-fashion-mnist installs them in "
             "/usr/share/datasets/fashion-mnist (`apt-get download` and `dpkg -x` need no root)"
         )
     content = plain.read_bytes() if plain.is_file() else gzip.decompress(packed.read_bytes())
@@ -201,16 +204,16 @@ def _read_idx(folder: Path, name: str) -> np.ndarray[tuple[int, ...], np.dtype[n
     start = 4 + 4 * dimensions
     shape = [int.from_bytes(content[at : at + 4], "big") for at in range(4, start, 4)]
     if not dimensions or len(content) != start + math.prod(shape):
-        raise ValueError(f"{folder / name} is truncated, or no IDX file of bytes: get it again")
+        raise ValueError(f"{folder / name} is truncated or not an IDX file of bytes: download it again")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
 def flip_and_crop(images: Tensor, padding: int = 4) -> Tensor:
-    """Mirrors half of the images and moves each by up to ``padding`` pixels; what moves in is black.
+    """Mirror each image with probability 1/2 and shift it by up to ``padding`` pixels; the gap is black.
 
     Args:
         images: Shape (batch, channels, side, side), any dtype.
-        padding: Pixels added at each side before a window of the old size is cut out at random.
+        padding: Pixels added on each side before a random window of the original size is cut out.
     """
     count, _, side, _ = images.shape
     padded = F.pad(images, [padding] * 4)

@@ -1,6 +1,6 @@
-"""Two front ends of train.py to the other ranks: Horovod, and torch's DistributedDataParallel.
+"""Front ends of train.py: Horovod, and torch's DistributedDataParallel.
 
-A script of your own goes through one of them. The lines marked "sparse" are what a plain one lacks.
+A script needs only one of them. Lines marked "sparse" are the changes to a script without sparse gradients.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from torch.optim import Optimizer
 import horovod_sparse as hvs  # sparse
 from horovod_sparse import metrics
 
-DENSE = ("none", "fp16")  # what both exchange without us
+DENSE = ("none", "fp16")  # compressions that are built into both front ends
 
 
 class Horovod:
-    """Horovod: the optimizer exchanges gradients.
+    """Horovod front end: the optimizer exchanges gradients.
 
     Args:
-        args: train.py's arguments.
+        args: Arguments of train.py.
 
     Attributes:
-        exchange: Tells of a sparse exchange.
+        exchange: Wrapped optimizer; holds the statistics of a sparse exchange.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
-        import horovod.torch as hvd  # here, as the other front end does without
+        import horovod.torch as hvd  # not at the top: the other front end does not need it
 
         hvd.init()
         self._hvd = hvd
@@ -44,20 +44,20 @@ class Horovod:
         self.rank, self.size, self.local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
 
     def replicate(self, model: nn.Module) -> nn.Module:
-        """Moves a model to its device, equal on all ranks; returns the one to train."""
-        # While it is on the CPU: for this, Horovod need not have been built with CUDA.
+        """Move a model to its device, with equal parameters on all ranks; return the model to train."""
+        # Broadcast on the CPU, which works even if Horovod was built without CUDA.
         self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         self._model = model.to(self._args.device)
         return self._model
 
     def connect(self, optimizer: Optimizer, compression: Any, scaler: torch.amp.GradScaler) -> Any:
-        """Lets gradients be exchanged; returns the optimizer to step with."""
+        """Enable the exchange of gradients; return the optimizer to step with."""
         if compression in DENSE:
             compression = getattr(self._hvd.Compression, compression)
         self.exchange = hvs.DistributedOptimizer(  # sparse: hvd.DistributedOptimizer in a plain script
             optimizer,
             named_parameters=self._model.named_parameters(),
-            # With one pass more than there are, no gradient is due before synchronize().
+            # With --no-overlap, one extra pass delays every exchange until synchronize().
             backward_passes_per_step=self._args.backward_passes_per_step + self._args.no_overlap,
             compression=compression,  # sparse
             grad_scaler=scaler,  # sparse
@@ -65,28 +65,28 @@ class Horovod:
         return self.exchange
 
     def accumulating(self) -> AbstractContextManager[None]:
-        """Around a backward pass that another one follows; this optimizer counts them itself."""
+        """Return a context for all but the last backward pass of a step; empty, as the optimizer counts passes."""
         return nullcontext()
 
     @contextmanager
     def exchanged(self) -> Iterator[None]:
-        """Around what is done with the mean of all ranks' gradients."""
+        """Wait for the exchange, then run the block, in which gradients are means over all ranks."""
         with metrics.span("synchronize"):
             self.exchange.synchronize()
         with self.exchange.skip_synchronize():
             yield
 
     def sum(self, tensor: Tensor, name: str) -> Tensor:
-        """The sum over the ranks, on the CPU; Horovod lets those meet that have the same name."""
+        """Return the sum over the ranks, on the CPU. Horovod matches the tensors of the ranks by name."""
         total: Tensor = self._hvd.allreduce(tensor.cpu(), op=self._hvd.Sum, name=name)
         return total
 
 
 class LocalSteps(Horovod):
-    """Horovod, whose ranks exchange only every so many steps how far they have come (``--local-steps``)."""
+    """Horovod front end with local steps: ranks exchange parameter changes every H steps (``--local-steps H``)."""
 
     def connect(self, optimizer: Optimizer, compression: Any, scaler: torch.amp.GradScaler) -> Any:
-        """Lets ranks meet; returns the optimizer to step with."""
+        """Enable the exchange of parameter changes; return the optimizer to step with."""
         self.exchange = hvs.LocalOptimizer(  # sparse
             optimizer,
             self._model.named_parameters(),
@@ -99,18 +99,18 @@ class LocalSteps(Horovod):
 
     @contextmanager
     def exchanged(self) -> Iterator[None]:
-        """Around what is done with this rank's own gradients."""
+        """Run the block, in which gradients are those of this rank alone."""
         yield
 
 
 class DDP:
-    """torch's DistributedDataParallel: the model exchanges gradients, within backward().
+    """DistributedDataParallel front end: the model exchanges gradients during ``backward()``.
 
     Args:
-        args: train.py's arguments.
+        args: Arguments of train.py.
 
     Attributes:
-        exchange: Tells of a sparse exchange; None: it is dense.
+        exchange: State of the hook, with the statistics of a sparse exchange; None if the exchange is dense.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -122,15 +122,15 @@ class DDP:
         self.exchange: Any = None
 
     def replicate(self, model: nn.Module) -> nn.Module:
-        """Moves a model to its device, equal on all ranks; returns the one to train."""
+        """Move a model to its device, with equal parameters on all ranks; return the model to train."""
         self._model = DistributedDataParallel(model.to(self._args.device))
         return self._model
 
     def connect(self, optimizer: Optimizer, compression: Any, scaler: torch.amp.GradScaler) -> Any:
-        """Lets gradients be exchanged; returns the optimizer to step with."""
+        """Enable the exchange of gradients; return the optimizer to step with."""
         chosen: list[Any] = [None] * self.size
         distributed.all_gather_object(chosen, self._args.compression)
-        if len(set(chosen)) > 1:  # some would call the hook of another exchange, and wait for each other
+        if len(set(chosen)) > 1:  # different hooks would deadlock
             sys.exit(f"train.py: rank {self.rank}: --compression differs between ranks: {', '.join(chosen)}")
         if compression == "fp16":
             self._model.register_comm_hook(None, fp16_compress_hook)
@@ -141,18 +141,18 @@ class DDP:
         return optimizer
 
     def accumulating(self) -> AbstractContextManager[None]:
-        """Around a forward and backward pass that others follow before the step."""
+        """Return a context for all but the last forward and backward pass of a step."""
         no_sync: AbstractContextManager[None] = self._model.no_sync()
         return no_sync
 
     def exchanged(self) -> AbstractContextManager[None]:
-        """Around what is done with the mean of all ranks' gradients, which backward() has left."""
+        """Return an empty context: after ``backward()``, gradients are means over all ranks."""
         return nullcontext()
 
     def sum(self, tensor: Tensor, name: str) -> Tensor:
-        """The sum over the ranks, on the CPU."""
-        del name  # collectives meet in the order of the program
-        total = tensor.to(self._args.device, copy=True)  # where NCCL is
+        """Return the sum over the ranks, on the CPU."""
+        del name  # torch matches collectives by their order
+        total = tensor.to(self._args.device, copy=True)  # NCCL requires device tensors
         distributed.all_reduce(total)
         return total.cpu()
 

@@ -1,4 +1,4 @@
-"""Trains a small classifier with Horovod and sparse gradients: horovodrun -np 2 python examples/minimal.py."""
+"""Small classifier trained with Horovod and sparse gradients: horovodrun -np 2 python examples/minimal.py."""
 
 import horovod.torch as hvd
 import torch
@@ -6,8 +6,8 @@ import torch
 import horovod_sparse as hvs
 
 hvd.init()
-torch.manual_seed(hvd.rank())  # every rank draws data of its own
-centers = torch.randn(10, 1000, generator=torch.Generator().manual_seed(0))  # of ten classes, the same on all ranks
+torch.manual_seed(hvd.rank())  # every rank draws different data
+centers = torch.randn(10, 1000, generator=torch.Generator().manual_seed(0))  # of the ten classes, the same on all ranks
 
 model = torch.nn.Sequential(torch.nn.Linear(1000, 100), torch.nn.ReLU(), torch.nn.Linear(100, 10))
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)

@@ -1,24 +1,24 @@
-"""Models of the examples: a small CNN, and VGG-16 and ResNet-18 in their variants for 32 x 32 images."""
+"""Models of the examples: a small CNN, and variants of VGG-16 and ResNet-18 for 32 x 32 images."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - the name everyone uses
+from torch.nn import functional as F  # noqa: N812 - the conventional name
 
-# Channels of VGG-16's convolutions; 0 stands for max pooling.
+# Channels of VGG-16's convolutions; 0 means max pooling.
 _VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
 
 
 def build(name: str, channels: int, side: int, classes: int) -> nn.Module:
-    """A new model with random parameters.
+    """Return a new model with random parameters.
 
     Args:
         name: ``cnn``, ``vgg16`` or ``resnet18``.
-        channels: Channels of an image.
-        side: Height and width of an image. The CNN takes any from 8 up; the others see at least 32, smaller images
-            are upsampled.
+        channels: Number of channels of an image.
+        side: Height and width of an image: at least 8 for the CNN. For the other models, images smaller than 32 are
+            upsampled to 32 x 32.
         classes: Number of logits.
 
     Raises:
@@ -33,7 +33,7 @@ def build(name: str, channels: int, side: int, classes: int) -> nn.Module:
 
 
 def cnn(channels: int, classes: int) -> nn.Module:
-    """Two convolutions and two linear layers, some 150,000 parameters."""
+    """Return a model with two convolutions and two linear layers, about 150,000 parameters."""
     return nn.Sequential(
         nn.Conv2d(channels, 32, 3, padding=1),
         nn.ReLU(),
@@ -48,7 +48,7 @@ def cnn(channels: int, classes: int) -> nn.Module:
 
 
 def vgg16(channels: int, classes: int) -> nn.Module:
-    """VGG-16 (Simonyan and Zisserman 2015) with batch normalization and one linear layer."""
+    """Return VGG-16 (Simonyan and Zisserman 2015) with batch normalization and one linear layer."""
     layers: list[nn.Module] = []
     for width in _VGG16:
         if width == 0:
@@ -60,7 +60,7 @@ def vgg16(channels: int, classes: int) -> nn.Module:
 
 
 class BasicBlock(nn.Module):
-    """Two convolutions beside a shortcut (He et al. 2016)."""
+    """Residual block: two convolutions and a shortcut (He et al. 2016)."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -73,13 +73,13 @@ class BasicBlock(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), nn.BatchNorm2d(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (batch, channels, side, side) to (batch, width, side / stride, side / stride)."""
+        """Map shape (batch, channels, side, side) to (batch, width, side / stride, side / stride)."""
         out = F.relu(self.norm1(self.conv1(x)))
         return F.relu(self.norm2(self.conv2(out)) + self.shortcut(x))
 
 
 def resnet18(channels: int, classes: int) -> nn.Module:
-    """ResNet-18 (He et al. 2016) whose first layer keeps the image's size."""
+    """Return ResNet-18 (He et al. 2016) with a first layer that keeps the image size."""
     layers: list[nn.Module] = [nn.Conv2d(channels, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
     before = 64
     for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):

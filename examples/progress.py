@@ -1,4 +1,4 @@
-"""A progress bar that is also readable where there is no terminal."""
+"""Progress bar that stays readable without a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LINES = 10
 
 
 class _Lines:
-    """A text stream that writes each state of the bar on a line of its own instead of over the last one."""
+    """Text stream that writes each state of the bar on a new line instead of overwriting the previous one."""
 
     def write(self, text: str) -> int:
         state = text.strip("\r\n ")
@@ -23,16 +23,16 @@ class _Lines:
 
 
 def progress_bar(steps: int, show: bool) -> tqdm[NoReturn]:
-    """A bar on stderr, to be used in a ``with`` block.
+    """Return a progress bar on stderr, for use in a ``with`` block.
 
-    mpirun and horovodrun pass stderr on as lines, where no bar can move; it then comes as some ten lines.
+    mpirun and horovodrun forward stderr line by line, so the bar cannot be redrawn. It then prints about ten lines.
 
     Args:
-        steps: Calls of ``update`` to expect.
-        show: False for the ranks that keep quiet.
+        steps: Expected number of ``update`` calls.
+        show: False on ranks that print nothing.
     """
     if sys.stderr.isatty():
         return tqdm(total=steps, disable=not show, unit="step")
-    # Neither the clock nor tqdm's monitor may add lines.
+    # Keep time-based updates and tqdm's monitor thread from adding lines.
     quiet: dict[str, Any] = {"miniters": max(1, steps // LINES), "mininterval": 0, "maxinterval": math.inf}
     return tqdm(total=steps, disable=not show, unit="step", ncols=100, file=_Lines(), **quiet)

@@ -21,22 +21,22 @@ import horovod_sparse
 from horovod_sparse import metrics
 
 if TYPE_CHECKING:
-    from frontends import FrontEnd  # the benchmarks import this module from elsewhere
+    from frontends import FrontEnd  # only needed for annotations
 
-# Spans of train.py and of the library. "synchronize" is the time the script waits for the exchange.
+# Spans of train.py and of the library. "synchronize" is the time that the script waits for the exchange.
 STAGES = ("forward", "backward", "select", "agree", "exchange", "apply", "synchronize", "update")
 
 
 class Recorder:
-    """Collects one record an epoch, averaged over the ranks.
+    """Collector of one record per epoch, averaged over the ranks.
 
     Args:
-        args: train.py's arguments; written down as they are.
-        front_end: To the other ranks.
-        model: The model.
-        optimizer: Its optimizer.
-        steps: Optimizer steps per epoch.
-        watch: Told the same numbers, and those of the exchange; None on all ranks but one.
+        args: Arguments of train.py; written to the result.
+        front_end: Front end that connects the ranks.
+        model: Model being trained.
+        optimizer: Optimizer of the model.
+        steps: Number of optimizer steps per epoch.
+        watch: Receives the same numbers and the statistics of the exchange; None on all ranks but one.
     """
 
     def __init__(
@@ -56,25 +56,25 @@ class Recorder:
         self._steps = steps
         self._watch = watch
         self._epochs: list[dict[str, Any]] = []
-        self._densities: dict[str, list[float]] = {}  # of every step, by bucket
-        # Of earlier runs that this one goes on from: time in the epoch in progress, and bytes.
+        self._densities: dict[str, list[float]] = {}  # one value per step, by bucket
+        # From the runs that this one resumes: seconds per stage in the current epoch, and bytes sent.
         self._spent: dict[str, float] = {}
         self._sent = 0.0
-        self._in_progress = False  # an epoch, whose spans have not been counted yet
+        self._in_progress = False  # whether an epoch has begun whose spans are not counted yet
 
     def begin_epoch(self) -> None:
-        """Forgets the spans of the epoch before."""
+        """Discard the spans of the previous epoch."""
         metrics.clear()
         self._in_progress = True
 
     def end_epoch(self, train_loss: float, test_loss: float, accuracy: float, seconds: float) -> None:
-        """Adds an epoch; a collective call.
+        """Add the record of an epoch; a collective call.
 
         Args:
-            train_loss: This rank's mean loss.
-            test_loss: Mean loss of all ranks' test images.
-            accuracy: Fraction of all ranks' test images that are classified right.
-            seconds: Time the epoch's training took this rank.
+            train_loss: Mean training loss of this rank.
+            test_loss: Mean loss over the test images of all ranks.
+            accuracy: Fraction of the test images of all ranks that are classified correctly.
+            seconds: Time that this rank spent on training in the epoch.
         """
         spent, self._densities = self._times(), self._densities_so_far()
         self._spent, self._in_progress = {}, False
@@ -100,10 +100,10 @@ class Recorder:
             }
         )
         if self._watch is not None:
-            self._tell(self._watch, self._epochs[-1], spent)
+            self._report(self._watch, self._epochs[-1], spent)
 
-    def _tell(self, watch: Watch, epoch: dict[str, Any], spent: dict[str, float]) -> None:
-        """Tells of an epoch. Times are this rank's, by the trace, which takes those of a GPU."""
+    def _report(self, watch: Watch, epoch: dict[str, Any], spent: dict[str, float]) -> None:
+        """Write an epoch to the watch. Stage times are from this rank's trace; on a GPU they are device times."""
         of_exchange = ("select", "agree", "exchange", "apply")
         if hasattr(self._front_end.exchange, "statistics"):
             statistics = self._front_end.exchange.statistics(norms=True)
@@ -124,12 +124,12 @@ class Recorder:
         )
 
     def _times(self) -> dict[str, float]:
-        """Seconds of the epoch in progress, by stage."""
+        """Return the seconds per stage in the current epoch."""
         spent = metrics.totals()
         return {stage: self._spent.get(stage, 0.0) + spent.get(stage, 0.0) for stage in STAGES}
 
     def _densities_so_far(self) -> dict[str, list[float]]:
-        """The same on every rank."""
+        """Return the densities of all steps so far, by bucket; the same on every rank."""
         densities = {bucket: list(so_far) for bucket, so_far in self._densities.items()}
         for span in metrics.spans():
             if span.name == "density":
@@ -137,7 +137,7 @@ class Recorder:
         return densities
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything recorded on this rank, the epoch in progress included."""
+        """Return everything recorded on this rank, including the current epoch."""
         return {
             "epochs": self._epochs,
             "densities": self._densities_so_far() if self._in_progress else self._densities,
@@ -146,14 +146,15 @@ class Recorder:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a state given by ``state_dict``."""
+        """Continue from a state returned by ``state_dict``."""
         self._epochs, self._densities = list(state["epochs"]), state["densities"]
         self._spent, self._sent = state["spent"], state["sent"]
 
     def _bytes_sent(self) -> float:
-        """Gradient bytes this rank has sent so far.
+        """Return the gradient bytes that this rank has sent so far.
 
-        A dense exchange counts none: a ring allreduce, which sends the fewest, sends 2 (P-1)/P of the gradients' bytes.
+        Dense exchanges do not count bytes. They are charged as a ring allreduce, which sends the fewest: 2 (P-1)/P
+        times the size of the gradients.
         """
         if hasattr(self._front_end.exchange, "traffic"):
             return self._sent + float(self._front_end.exchange.traffic.bytes_sent)
@@ -163,7 +164,7 @@ class Recorder:
         return float(before + per_step * self._steps)
 
     def write(self) -> None:
-        """Writes ``result.json``, and with --trace the last epoch's ``trace.json``; a collective call."""
+        """Write ``result.json``, and with --trace the last epoch's ``trace.json``; a collective call."""
         if self._args.trace:
             metrics.export(self._args.output / "trace.json", MPI.COMM_WORLD)
         if self._front_end.rank == 0:
@@ -181,7 +182,7 @@ class Recorder:
 
 
 def digest(model: nn.Module) -> str:
-    """SHA-256 of the parameters' bits, in hexadecimal digits: equal for models that are equal bit by bit."""
+    """Return the SHA-256 of the parameters' bits as hexadecimal digits, the same for bit-identical models."""
     bits = hashlib.sha256()
     for parameter in model.parameters():
         bits.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
@@ -189,8 +190,8 @@ def digest(model: nn.Module) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions that the run's numbers depend on."""
-    horovod = sys.modules.get("horovod")  # not every machine has it
+    """Return the versions that the numbers of a run depend on."""
+    horovod = sys.modules.get("horovod")  # optional
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -204,7 +205,7 @@ def versions() -> dict[str, str]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes beside and renames, so that a reader never sees half a file."""
-    beside = path.with_name(f"{path.name}.tmp")
-    beside.write_text(json.dumps(content, indent=2) + "\n")
-    beside.replace(path)
+    """Write to a temporary file and rename it, so that readers never see a partial file."""
+    partial = path.with_name(f"{path.name}.tmp")
+    partial.write_text(json.dumps(content, indent=2) + "\n")
+    partial.replace(path)

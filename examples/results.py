@@ -1,4 +1,4 @@
-"""Results of train.py, read from its result.json."""
+"""Results of train.py, read from ``result.json``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-DENSE = ("none", "fp16")  # compressions of Horovod and of DistributedDataParallel themselves
+DENSE = ("none", "fp16")  # compressions that are built into Horovod and DistributedDataParallel
 PARTS = {
     "forward": ("forward",),
     "backward": ("backward",),
@@ -20,11 +20,11 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Run:
-    """One run of train.py.
+    """Run of train.py.
 
     Attributes:
-        name: Name of its folder.
-        content: What its result.json holds; ``record.py`` wrote it.
+        name: Name of the run's folder.
+        content: Content of result.json, as written by ``record.py``.
     """
 
     name: str
@@ -32,46 +32,46 @@ class Run:
 
     @property
     def compression(self) -> str:
-        """The run's --compression."""
+        """Value of --compression."""
         return str(self.content["configuration"]["compression"])
 
     @property
     def front_end(self) -> str:
-        """The run's --frontend."""
+        """Value of --frontend."""
         return str(self.content["configuration"].get("frontend", "horovod"))
 
     @property
     def task(self) -> tuple[str, str]:
-        """The run's --data and --model; accuracies of other ones are not comparable."""
+        """Values of --data and --model; accuracies are comparable only between runs of the same task."""
         return self.content["configuration"]["data"], self.content["configuration"]["model"]
 
     @property
     def dense(self) -> bool:
-        """Tells whether the gradients travelled whole and unrounded."""
+        """Whether gradients were exchanged dense, in full precision."""
         return self.compression == "none"
 
     @property
     def densities(self) -> dict[str, list[float]]:
-        """The density of every step, by bucket; empty where the exchange was dense."""
+        """Density of every step, by bucket; empty for a dense exchange."""
         return dict(self.content["densities"])
 
     @property
     def last(self) -> dict[str, Any]:
-        """The record of the last epoch."""
+        """Record of the last epoch."""
         epochs: list[dict[str, Any]] = self.content["epochs"]
         return epochs[-1]
 
     @property
     def overlap(self) -> bool:
-        """Tells whether gradients were exchanged beside the backward pass."""
+        """Whether the exchange overlapped the backward pass."""
         return not self.content["configuration"].get("no_overlap", False)
 
     def curve(self, key: str) -> list[float]:
-        """One value per epoch."""
+        """Return the value of a key for every epoch."""
         return [epoch[key] for epoch in self.content["epochs"]]
 
     def ms(self, stage: str) -> float | None:
-        """Milliseconds per step of a stage; None for the stages that the run does not show."""
+        """Return the median milliseconds per step of a stage; None if the run does not measure the stage."""
         if self.compression in DENSE and stage in ("select", "agree", "exchange", "apply"):
             return None
         if self.front_end == "ddp" and stage == "synchronize":
@@ -79,9 +79,10 @@ class Run:
         return float(median(epoch["ms_per_step"][stage] for epoch in self.content["epochs"]))
 
     def parts(self) -> dict[str, float]:
-        """Milliseconds per step by kind of work; on top of each other a whole step, but for overlap and small things.
+        """Return the milliseconds per step by kind of work; they add up to a step, except for overlap and minor work.
 
-        A dense exchange shows as the time that is waited for it. With DistributedDataParallel that is backward's.
+        The communication of a dense exchange is the time spent waiting for it. With DistributedDataParallel, that time
+        is part of the backward pass.
         """
         sums = {part: sum(self.ms(stage) or 0.0 for stage in stages) for part, stages in PARTS.items()}
         if self.compression in DENSE:
@@ -90,7 +91,7 @@ class Run:
 
 
 def read(folder: Path) -> Run:
-    """Reads a run.
+    """Read a run.
 
     Raises:
         ValueError: The folder has no result.json, or one that train.py did not write.
@@ -99,7 +100,7 @@ def read(folder: Path) -> Run:
     try:
         content = json.loads(path.read_text())
         run = Run(folder.resolve().name, content)
-        run.compression, run.task, run.last  # noqa: B018 - what is missing must show here
+        run.compression, run.task, run.last  # noqa: B018 - fail here if a value is missing
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise ValueError(
             f"{path} holds no results ({type(error).__name__}: {error}): run examples/train.py --output {folder} first"

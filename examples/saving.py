@@ -1,4 +1,4 @@
-"""Checkpoints of train.py: when they are saved, and where a run goes on."""
+"""Checkpoints of train.py: when to save, and where to resume."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ import horovod_sparse as hvs
 
 @dataclass
 class Position:
-    """Point that the training has reached.
+    """Position that the training has reached.
 
     Attributes:
-        step: Optimizer steps so far.
-        epoch: Epochs completed.
-        batch: Steps of the epoch in progress.
-        loss: Sum of this rank's losses over these steps; left on the device until it is needed.
-        seconds: Time that these steps took this rank, in earlier runs.
-        images: In a step of all ranks.
+        step: Number of optimizer steps so far.
+        epoch: Number of completed epochs.
+        batch: Number of steps done in the current epoch.
+        loss: Sum of this rank's losses over these steps; stays on the device until it is needed.
+        seconds: Time that these steps took on this rank, as of the last save.
+        images: Number of images per step, over all ranks.
     """
 
     step: int = 0
@@ -38,31 +38,31 @@ class Position:
     images: int = 0
 
     def advance(self, loss: Tensor | float) -> None:
-        """Counts a step."""
+        """Count a step and add its loss."""
         self.step += 1
         self.batch += 1
         self.loss += loss
 
     def next_epoch(self) -> None:
-        """Counts an epoch."""
+        """Move to the start of the next epoch."""
         self.epoch, self.batch, self.loss, self.seconds = self.epoch + 1, 0, 0.0, 0.0
 
     def resized(self, images: int, steps: int) -> Position:
-        """The same place in the data where a step has another number of images, and an epoch so many steps."""
+        """Return the same position in the data for new numbers of images per step and of steps per epoch."""
         batch = min(self.batch * self.images // images, steps - 1)
         loss = self.loss * batch / self.batch if self.batch else 0.0
         return Position(self.step, self.epoch, batch, loss, self.seconds, images)
 
 
 class Saving:
-    """Saves the run now and then, and when it is preempted; does nothing without ``--checkpoint``.
+    """Periodic checkpoints of the run, and one on preemption; inactive without ``--checkpoint``.
 
     Args:
-        args: train.py's arguments.
-        front_end: To the other ranks.
-        preempted: Tells whether the run has to end; called once a step.
-        recorder: Saved as well.
-        **states: Model, optimizer and whatever else has a state.
+        args: Arguments of train.py.
+        front_end: Front end that connects the ranks.
+        preempted: Function that returns whether the run must end; called once per step.
+        recorder: Recorder whose state is saved as well.
+        **states: Model, optimizer and other objects with a state.
     """
 
     def __init__(
@@ -83,17 +83,17 @@ class Saving:
         self._recorder = recorder
         self._states = {"exchange": front_end.exchange, **states}
         self._began = 0.0
-        self._kept = self._under_way = -1  # the step that was saved or loaded last, and the one that is being saved
+        self._kept = self._under_way = -1  # step saved or loaded last; step being saved
 
     def resume(self, images: int, steps: int) -> Position:
-        """Loads the checkpoint that was asked for.
+        """Load the checkpoint selected by ``--resume``.
 
         Args:
-            images: In a step of all ranks.
-            steps: Of an epoch.
+            images: Number of images per step, over all ranks.
+            steps: Number of steps per epoch.
 
         Returns:
-            Where the run goes on: at the beginning, if there is no checkpoint.
+            Position to resume from; the beginning if no checkpoint was loaded.
         """
         if self._checkpoints is None or self._resume == "none":
             return Position(images=images)
@@ -101,7 +101,7 @@ class Saving:
             step = None if self._resume == "latest" else self._resume
             restored = self._checkpoints.load(step=step, digest=self._digest, **self._states)
         except hvs.checkpoint.CheckpointError as error:
-            # The same on every rank: one tells it.
+            # The error is the same on every rank; rank 0 prints it.
             sys.exit(f"train.py: {error} (--resume STEP)" if self._rank == 0 else 1)
         if restored is None:
             return Position(images=images)
@@ -109,46 +109,46 @@ class Saving:
         position = Position(**restored.data["position"])
         if position.images != images:
             position = position.resized(images, steps)
-            # The learning rate follows the share of the training that is done.
+            # The learning rate depends on the fraction of the training that is done.
             self._states["scheduler"].last_epoch = position.epoch * steps + position.batch
         self._kept = position.step
-        self._say(f"goes on from step {position.step}")
+        self._say(f"resuming from step {position.step}")
         return position
 
     def begin(self, position: Position) -> None:
-        """Starts the clock of an epoch, or of the rest of it."""
+        """Start the clock of an epoch, including the time that earlier runs spent on it."""
         self._began = time.perf_counter() - position.seconds
 
     @property
     def seconds(self) -> float:
-        """Time that the epoch has taken this rank so far, without interruptions; what was launched is waited for."""
+        """Seconds that this rank has spent on the epoch, without saves and interruptions; waits for the device."""
         if self._device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - self._began
 
     def leaves(self, position: Position) -> bool:
-        """Saves where it is time to; whether the run has to end here. To be called after every step."""
+        """Save if a checkpoint is due; return whether the run must end here. Call it after every step."""
         if self._checkpoints is None:
             return False
         if self._preempted():
-            saved = self._save(position, beside=False)
+            saved = self._save(position, background=False)
             if saved:
                 self._say(f"preempted at step {position.step}")
             return saved
         if position.step % self._every == 0 if self._every else position.batch == 0:
-            self._save(position, beside=True)
+            self._save(position, background=True)
         return False
 
     def finish(self, position: Position) -> None:
-        """Saves the end of the training, unless that was done."""
+        """Save the end of the training, unless it is saved already."""
         if self._checkpoints is None:
             return
         self._settle()
         if position.step != self._kept:
-            self._save(position, beside=False)
+            self._save(position, background=False)
 
-    def _save(self, position: Position, beside: bool) -> bool:
-        """Saves, beside the training or at once; whether it has not failed so far."""
+    def _save(self, position: Position, background: bool) -> bool:
+        """Save synchronously, or in the background; return False if it has failed by the time of the return."""
         assert self._checkpoints is not None
         seconds = self.seconds
         start = time.perf_counter()
@@ -157,35 +157,35 @@ class Saving:
         data = {"position": asdict(position), "recorder": self._recorder.state_dict()}
         self._settle()
         try:
-            if beside:
+            if background:
                 self._checkpoints.async_save(position.step, data=data, **self._states)
                 self._under_way = position.step
             else:
                 digest = self._checkpoints.save(position.step, data=data, **self._states)
                 self._saved(position.step, digest)
         except hvs.checkpoint.CheckpointError as error:
-            self._say(f"warning: {error}; the training goes on")
+            self._say(f"warning: {error}; training continues")
             return False
         finally:
             self._began += time.perf_counter() - start
         return True
 
     def _settle(self) -> None:
-        """Waits for the checkpoint that is under way."""
+        """Wait for the save in progress."""
         assert self._checkpoints is not None
         try:
             digest = self._checkpoints.wait()
         except hvs.checkpoint.CheckpointError as error:
-            self._say(f"warning: {error}; the training goes on")
+            self._say(f"warning: {error}; training continues")
             return
         if digest is not None:
             self._saved(self._under_way, digest)
 
     def _saved(self, step: int, digest: str) -> None:
         self._kept = step
-        self._say(f"step {step} is saved, digest {digest}")
+        self._say(f"saved step {step}, digest {digest}")
 
     def _say(self, what: str) -> None:
-        """Prints a line, on rank 0."""
+        """Print a line on rank 0."""
         if self._rank == 0:
             print(f"train.py: {what}", flush=True)

@@ -1,4 +1,4 @@
-"""The learning rate over time."""
+"""Learning rate schedules."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ SCHEDULES = ("constant", "step", "cosine")
 
 
 def learning_rate_factor(schedule: str, step: int, warmup: int, steps: int) -> float:
-    """Factor on the learning rate: a linear warm-up, then the schedule.
+    """Return the factor on the learning rate: a linear warm-up, then the schedule.
 
     Args:
-        schedule: ``constant``; ``step``: a tenth after 1/2 and again after 3/4 of the rest; ``cosine``: down to 0.
-        step: Optimizer steps done so far.
-        warmup: Steps of the warm-up, the last of which has the full rate.
-        steps: Steps of the whole training.
+        schedule: ``constant``; ``step``: 0.1 after 1/2 and 0.01 after 3/4 of the rest; ``cosine``: down to 0.
+        step: Number of optimizer steps done so far.
+        warmup: Number of warm-up steps; the last one uses the full learning rate.
+        steps: Number of optimizer steps of the whole training.
 
     Raises:
         ValueError: The schedule is unknown.

@@ -1,9 +1,9 @@
-"""A sparsifier of one's own: the k largest magnitudes by torch.topk, as most published measurements of top-k have it.
+"""Custom sparsifier: the k largest magnitudes by torch.topk, as in most published measurements of top-k.
 
     horovodrun -np 4 python examples/train.py --rules sorted_topk --compression topka:density=0.001,sparsifier=sorttopk
 
-It selects what ``topk`` selects, but for ties, and is what ``topk`` is compared with: to add up, to take magnitudes and
-to select are passes over memory of their own here.
+It selects the same entries as ``topk``, except for ties, and serves as the baseline for ``topk``: accumulation,
+magnitudes and selection are separate passes over memory here.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from horovod_sparse.sparsifiers import Base
 
 @hvs.register("sparsifier", "sorttopk")
 class SortedTopK(Base):
-    """Takes exactly the k largest magnitudes; torch decides between equal ones."""
+    """Sparsifier that takes exactly the k largest magnitudes; torch breaks ties."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(RuleOptions):
-        """It has none."""
+        """No options."""
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
-        """Moves the k largest magnitudes out of the accumulator, or all where there are fewer than k."""
+        """Move the k largest magnitudes out of the accumulator, or all if there are fewer than k."""
         del step
-        buffer: Any = accumulator.settle()  # of NumPy or CuPy; a tensor of it lies in the same memory
-        magnitudes = torch.full_like(torch.as_tensor(buffer), -1.0)  # which nothing that takes part in the step has
+        buffer: Any = accumulator.settle()  # NumPy or CuPy array; a tensor made from it shares its memory
+        magnitudes = torch.full_like(torch.as_tensor(buffer), -1.0)  # below every active magnitude
         for start, part in accumulator.active():
             torch.abs(torch.as_tensor(part), out=magnitudes[start : start + part.size])
         largest = torch.topk(magnitudes, min(k, accumulator.active_size), sorted=False).indices

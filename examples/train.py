@@ -1,10 +1,10 @@
-"""Trains an image classifier with Horovod or DistributedDataParallel, dense or sparse.
+"""Image classification with Horovod or DistributedDataParallel, dense or sparse.
 
     horovodrun -np 4 python examples/train.py --compression none --output runs/dense
     horovodrun -np 4 python examples/train.py --compression topka:density=0.01 --output runs/topka
     horovod-sparse report runs/dense runs/topka --output runs
 
-A plain script, except for the lines marked "sparse" and the timing. ``frontends.py`` holds what differs between
+A plain script, except for the lines marked "sparse" and the timing. ``frontends.py`` contains what differs between
 Horovod and DistributedDataParallel (``--frontend ddp``). Each run writes ``result.json`` and ``statistics.jsonl``.
 """
 
@@ -27,7 +27,7 @@ from record import Recorder
 from saving import Saving
 from schedule import SCHEDULES, learning_rate_factor
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - the name everyone uses
+from torch.nn import functional as F  # noqa: N812 - the conventional name
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
@@ -39,27 +39,27 @@ from horovod_sparse.cli.units import at_least, real
 
 
 def main() -> None:
-    """Reads what to do; notice of the end is taken from here on where the run can be saved."""
+    """Parse the arguments and train; with --checkpoint, preemption signals end the run with a checkpoint."""
     args = parse_arguments()
     try:
         data = load(args.data)
-        for module in args.rules:  # sparse: which registers rules of its own
+        for module in args.rules:  # sparse: importing a module registers its rules
             importlib.import_module(module)
         compression = args.compression if args.compression in DENSE else hvs.parse(args.compression)  # sparse
     except (OSError, ValueError, ImportError) as error:
         sys.exit(f"train.py: {error}")
     if args.device == "cuda" and not torch.cuda.is_available():
-        sys.exit("train.py: --device cuda, but torch finds no GPU here: see `horovod-sparse check`")
+        sys.exit("train.py: --device cuda, but torch finds no GPU: run `horovod-sparse check`")
     if args.no_overlap and args.frontend != "horovod":
-        sys.exit("train.py: --no-overlap needs --frontend horovod: DistributedDataParallel exchanges within backward()")
+        sys.exit("train.py: --no-overlap needs --frontend horovod: DistributedDataParallel exchanges during backward()")
     if args.local_steps and (args.frontend != "horovod" or args.no_overlap or args.compression == "fp16"):
-        sys.exit("train.py: --local-steps goes with --frontend horovod alone, and neither with --no-overlap nor fp16")
+        sys.exit("train.py: --local-steps needs --frontend horovod, and excludes --no-overlap and --compression fp16")
     with hvs.checkpoint.on_preemption() if args.checkpoint else nullcontext(lambda: False) as preempted:
         train(args, data, compression, preempted)
 
 
 def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Callable[[], bool]) -> None:
-    """Trains on this rank's share of the data; rank 0 shows the progress and writes the results."""
+    """Train on this rank's share of the data; rank 0 shows the progress and writes the results."""
     front_end = LocalSteps(args) if args.local_steps else FRONT_ENDS[args.frontend](args)
     torch.manual_seed(args.seed)
     model = build(args.model, data.channels, data.side, data.classes)
@@ -68,10 +68,10 @@ def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Ca
         torch.cuda.set_device(front_end.local_rank % torch.cuda.device_count())  # ranks may share a GPU
     replica = front_end.replicate(model)
     optimizer = front_end.connect(build_optimizer(args, model), compression, scaler)
-    torch.manual_seed(args.seed + front_end.rank)  # every rank augments its images in its own way
+    torch.manual_seed(args.seed + front_end.rank)  # every rank augments its images differently
     sampler: DistributedSampler[Any] = DistributedSampler(data.train, front_end.size, front_end.rank, seed=args.seed)
     batches = build_batches(args, sampler)
-    # With a generator of its own: the global one would otherwise depend on how often the loader was begun.
+    # A private generator: otherwise, each start of an iteration would advance the global one.
     loader = DataLoader(data.train, sampler=batches, batch_size=None, generator=torch.Generator())
     scheduler = build_scheduler(args, optimizer, len(loader))
     recorder = Recorder(args, front_end, model, optimizer, len(loader), Watch(args) if front_end.rank == 0 else None)
@@ -84,7 +84,7 @@ def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Ca
         while position.epoch < args.epochs:
             sampler.set_epoch(position.epoch)
             batches.start = position.batch
-            if isinstance(compression, hvs.Sparse):  # sparse: densities may follow the epoch
+            if isinstance(compression, hvs.Sparse):  # sparse: densities may depend on the epoch
                 front_end.exchange.set_epoch(position.epoch)
             recorder.begin_epoch()
             saving.begin(position)
@@ -95,7 +95,7 @@ def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Ca
                 if position.batch < len(loader) and saving.leaves(position):
                     return
             if args.local_steps:
-                optimizer.synchronize()  # sparse: all ranks judge the same parameters
+                optimizer.synchronize()  # sparse: all ranks evaluate the same parameters
             seconds = saving.seconds
             test_loss, accuracy = evaluate(args, front_end, model, data.test)
             recorder.end_epoch(float(position.loss) / len(loader), test_loss, accuracy, seconds)
@@ -116,10 +116,10 @@ def train_step(
     images: Tensor,
     labels: Tensor,
 ) -> Tensor:
-    """One update from ``backward_passes_per_step`` batches.
+    """Run one update from ``backward_passes_per_step`` batches.
 
     Returns:
-        This rank's mean loss, in float64 and on the device: whoever reads it waits for the device.
+        Mean loss of this rank, float64, on the device: reading it waits for the device.
     """
     images, labels = images.to(args.device), labels.to(args.device)
     mean_loss = torch.zeros((), dtype=torch.float64, device=args.device)
@@ -145,8 +145,8 @@ def train_step(
 
 @torch.no_grad()
 def evaluate(args: argparse.Namespace, front_end: FrontEnd, model: nn.Module, data: Images) -> tuple[float, float]:
-    """Mean loss and accuracy over the whole test part, of which each rank computes a share."""
-    for name, buffer in model.named_buffers():  # batch normalization saw other images on every rank
+    """Return mean loss and accuracy over the whole test set, of which each rank computes a share."""
+    for name, buffer in model.named_buffers():  # average the batch statistics, which differ between ranks
         if buffer.is_floating_point():
             buffer.copy_(front_end.sum(buffer, f"buffer.{name}") / front_end.size)
     model.eval()
@@ -163,7 +163,7 @@ def evaluate(args: argparse.Namespace, front_end: FrontEnd, model: nn.Module, da
 
 
 def build_optimizer(args: argparse.Namespace, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of the user's choice."""
+    """Return the optimizer selected by --optimizer."""
     parameters, common = model.parameters(), {"lr": args.lr, "weight_decay": args.weight_decay}
     if args.optimizer == "sgd":
         return torch.optim.SGD(parameters, momentum=args.momentum, **common)
@@ -173,13 +173,13 @@ def build_optimizer(args: argparse.Namespace, model: nn.Module) -> torch.optim.O
 
 
 def build_scheduler(args: argparse.Namespace, optimizer: Any, steps_per_epoch: int) -> LambdaLR:
-    """Sets the learning rate anew at every optimizer step."""
+    """Return a scheduler that updates the learning rate at every optimizer step."""
     warmup, steps = args.warmup_epochs * steps_per_epoch, args.epochs * steps_per_epoch
     return LambdaLR(optimizer, lambda step: learning_rate_factor(args.schedule, step, warmup, steps))
 
 
 def build_batches(args: argparse.Namespace, sampler: DistributedSampler[Any]) -> Batches:
-    """All batches of one optimizer step at a time; as many steps on every rank."""
+    """Return a sampler of the images of each optimizer step; the number of steps is the same on every rank."""
     images = args.batch_size * args.backward_passes_per_step
     batches = Batches(sampler, images, drop_last=True)
     if not len(batches):
@@ -191,14 +191,14 @@ def build_batches(args: argparse.Namespace, sampler: DistributedSampler[Any]) ->
 
 
 def resumption(text: str) -> str | int:
-    """latest, none, or the number of a step."""
+    """Parse the value of --resume: latest, none, or the number of a step."""
     return text if text in ("latest", "none") else at_least(0)(text)
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
-        description="Trains an image classifier with Horovod or DistributedDataParallel, dense or sparse.",
+        description="Train an image classifier with Horovod or DistributedDataParallel, dense or sparse.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
@@ -210,32 +210,32 @@ def parse_arguments() -> argparse.Namespace:
         choices=FRONT_ENDS,
         help="horovod, or ddp: DistributedDataParallel",
     )
-    add("--compression", default="none", help="none (the front end's dense exchange), or such as topka:density=0.01")
-    add("--rules", action="append", default=[], metavar="MODULE", help="rules of your own, such as sorted_topk")
-    add("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: of a node's GPUs, one for each rank")
-    add("--amp", action="store_true", help="automatic mixed precision: float16 where it suffices, and a scaled loss")
+    add("--compression", default="none", help="none or fp16 (dense), or a sparse one such as topka:density=0.01")
+    add("--rules", action="append", default=[], metavar="MODULE", help="module with custom rules, such as sorted_topk")
+    add("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: one GPU of the node per rank")
+    add("--amp", action="store_true", help="automatic mixed precision with float16 and loss scaling")
     add("--optimizer", default="sgd", choices=("sgd", "adam", "adamw"))
-    add("--lr", type=real(), default=0.05, help="learning rate after the warm-up; not multiplied by the ranks")
-    add("--momentum", type=real(below=1), default=0.9, help="of sgd")
+    add("--lr", type=real(), default=0.05, help="learning rate after the warm-up; not scaled by the world size")
+    add("--momentum", type=real(below=1), default=0.9, help="momentum of sgd")
     add("--weight-decay", type=real(), default=5e-4)
-    add("--schedule", default="cosine", choices=SCHEDULES, help="of the learning rate")
+    add("--schedule", default="cosine", choices=SCHEDULES, help="learning rate schedule")
     add("--warmup-epochs", type=at_least(0), default=3, help="epochs of linear warm-up")
     add("--batch-size", type=at_least(1), default=32, help="images per rank and backward pass")
     add("--backward-passes-per-step", type=at_least(1), default=1)
-    add("--local-steps", type=at_least(0), default=0, metavar="H", help="exchange every H steps how far ranks got")
-    add("--outer-lr", type=real(), default=0.7, help="learning rate of the step after such an exchange")
-    add("--outer-momentum", type=real(below=1), default=0.9, help="Nesterov momentum of that step")
-    add("--no-overlap", action="store_true", help="exchange after backward, not beside it, so that times add up")
-    add("--clip", type=real(), default=0.0, help="largest norm of the gradient; 0 for no clipping")
+    add("--local-steps", type=at_least(0), default=0, metavar="H", help="local steps per exchange; 0: off")
+    add("--outer-lr", type=real(), default=0.7, help="learning rate of the outer step of --local-steps")
+    add("--outer-momentum", type=real(below=1), default=0.9, help="Nesterov momentum of the outer step")
+    add("--no-overlap", action="store_true", help="exchange after the backward pass, so that times add up")
+    add("--clip", type=real(), default=0.0, help="maximum norm of the gradient; 0: no clipping")
     add("--epochs", type=at_least(1), default=20)
     add("--seed", type=at_least(0), default=0)
-    add("--checkpoint", type=Path, metavar="DIR", help="save here, and go on from what is there; all nodes share it")
-    add("--checkpoint-every", type=at_least(0), default=0, metavar="N", help="steps; 0: at the end of every epoch")
-    add("--keep", type=at_least(1), default=3, help="checkpoints; older ones are deleted")
-    add("--resume", type=resumption, default="latest", metavar="latest|none|STEP", help="checkpoint to go on from")
-    add("--digest", metavar="HEX", help="refuse to go on from any checkpoint but the one with this digest")
-    add("--trace", action="store_true", help="write trace.json, the last epoch's times, for ui.perfetto.dev")
-    add("--tensorboard", type=Path, metavar="DIR", help="write statistics for TensorBoard, too")
+    add("--checkpoint", type=Path, metavar="DIR", help="folder to save to and resume from; shared by all nodes")
+    add("--checkpoint-every", type=at_least(0), default=0, metavar="N", help="interval in steps; 0: once per epoch")
+    add("--keep", type=at_least(1), default=3, help="number of checkpoints to keep")
+    add("--resume", type=resumption, default="latest", metavar="latest|none|STEP", help="checkpoint to resume from")
+    add("--digest", metavar="HEX", help="resume only from a checkpoint with this digest")
+    add("--trace", action="store_true", help="write trace.json with the last epoch's times, for ui.perfetto.dev")
+    add("--tensorboard", type=Path, metavar="DIR", help="also write statistics for TensorBoard")
     add("--output", type=Path, default=Path("runs/train"), help="folder for result.json and statistics.jsonl")
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""Statistics of a run for people who watch it: a file for ``horovod-sparse report``, and TensorBoard."""
+"""Run statistics for monitoring: a file for ``horovod-sparse report``, and TensorBoard."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from horovod_sparse import metrics
 
 
 class Watch:
-    """Writes numbers as they come; made on rank 0.
+    """Writer of statistics during the run; created on rank 0 only.
 
     Args:
-        args: train.py's arguments; written down as they are.
+        args: Arguments of train.py; written to the log.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
         try:
             self._log = metrics.Log(args.output, **{key: plain(value) for key, value in vars(args).items()})
-        except OSError as error:  # before the training rather than after it
+        except OSError as error:  # fail before the training instead of after it
             sys.exit(f"train.py: cannot write into --output {args.output}: {error.strerror}")
         self._board: Any = None
         if args.tensorboard:
@@ -32,12 +32,12 @@ class Watch:
             self._board = SummaryWriter(str(args.tensorboard))
 
     def write(self, step: int, statistics: Mapping[str, float], **numbers: float) -> None:
-        """Writes the numbers of the steps since the last call.
+        """Write statistics and numbers that cover the steps since the previous call.
 
         Args:
-            step: Steps so far.
-            statistics: Those of the exchange.
-            **numbers: Those of the script.
+            step: Number of steps so far.
+            statistics: Statistics of the exchange.
+            **numbers: Numbers from the script, such as the loss.
         """
         self._log.write(step, statistics, **numbers)
         if self._board is not None:
@@ -47,5 +47,5 @@ class Watch:
 
 
 def plain(value: Any) -> Any:
-    """An argument as JSON has it."""
+    """Return an argument as a value that JSON can represent."""
     return str(value) if isinstance(value, Path) else value

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Starts one rank. A signal USR1 that comes before Python handles it, while it still imports, would end the rank:
-# ignored signals stay ignored until the program asks for them, and job.sh repeats the signal.
+# Start one rank with SIGUSR1 ignored. Otherwise the signal would kill the rank if it arrived during Python's imports,
+# before there is a handler. The signal stays ignored until the program sets a handler, and job.sh repeats it.
 trap '' USR1
 exec "$@"

@@ -1,4 +1,4 @@
-"""A stand-in for ``torch.cuda``: a device that works later than it is told to, in a time that tests make pass."""
+"""Fake ``torch.cuda``: a device that works asynchronously, on a clock that tests advance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Clock:
-    """The host's time in ns, in the place of the module ``time``."""
+    """Host clock in ns that replaces the module ``time``."""
 
     def __init__(self) -> None:
         self.now = 0
@@ -24,48 +24,48 @@ class Clock:
         return self.now / 1e9
 
     def work(self, nanoseconds: int) -> None:
-        """The host is busy."""
+        """Advance the clock, as if the host were busy."""
         self.now += nanoseconds
 
 
 class AsynchronousDevice:
-    """Streams of work that the host launches and does not wait for.
+    """Device with streams, on which the host launches work without waiting for it.
 
     Attributes:
-        waits: How often the host has waited for the device.
-        events: Events that exist and have been recorded.
+        waits: Number of times that the host has waited for the device.
+        events: Number of existing events that have been recorded.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.waits = 0
         self.events = 0
-        self._until: defaultdict[str, int] = defaultdict(int)  # when a stream will have done everything
+        self._until: defaultdict[str, int] = defaultdict(int)  # time at which a stream completes all its work
         self._thread = threading.local()
 
     @property
     def current(self) -> str:
-        """This thread's current stream."""
+        """Current stream of this thread."""
         return getattr(self._thread, "stream", "main")
 
     @contextmanager
     def stream(self, name: str) -> Iterator[None]:
-        """Makes a stream this thread's current one."""
+        """Make a stream the current one of this thread."""
         before, self._thread.stream = self.current, name
         yield
         self._thread.stream = before
 
     def launch(self, nanoseconds: int) -> None:
-        """Adds work to the current stream."""
+        """Add work to the current stream."""
         self._until[self.current] = self.reached + nanoseconds
 
     def follow(self, stream: str) -> None:
-        """Lets the current stream go on after what another one has to do so far."""
+        """Make the current stream wait for the work that another stream has so far."""
         self._until[self.current] = max(self._until[self.current], self._until[stream])
 
     @property
     def reached(self) -> int:
-        """When the current stream will be through, at the earliest now."""
+        """Time at which the current stream completes its work, at the earliest now."""
         return max(self.clock.now, self._until[self.current])
 
     def wait_until(self, time: int) -> None:
@@ -81,7 +81,7 @@ class AsynchronousDevice:
 
 
 class Event:
-    """As torch's: tells its time only when the device has come so far, and no better than a float32 of ms does."""
+    """Event like torch's: gives times only once the device has reached it, with the precision of float32 in ms."""
 
     def __init__(self, device: AsynchronousDevice) -> None:
         self._device = device

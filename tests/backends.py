@@ -1,4 +1,4 @@
-"""Backends of the kernels: every SIMD level of the CPU, and the device. The body of a test runs on all of them."""
+"""Backends of the kernels: every SIMD level of the CPU, and the device. Tests run their body on all of them."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from horovod_sparse.kernels import cuda, to_host
 
 
 class OnHost(NamedTuple):
-    """An argument that is a NumPy array on every device."""
+    """Argument that is a NumPy array on every device."""
 
     array: Array
 
 
 class Backend:
-    """Kernels, and how they are given arrays.
+    """Kernels of one backend, and the conversion of arrays for them.
 
     Args:
-        level: SIMD level of the CPU; None: the device.
+        level: SIMD level of the CPU; None for the device.
     """
 
     def __init__(self, level: str | None) -> None:
@@ -45,7 +45,7 @@ class Backend:
         return cpu
 
     def put(self, x: Any) -> Any:
-        """Copies of arrays, nested as they are; on the CPU with the same layout."""
+        """Return copies of arrays in the same nesting; on the CPU with the same layout."""
         if isinstance(x, OnHost):
             return x.array
         if isinstance(x, (list, tuple)):
@@ -56,7 +56,7 @@ class Backend:
 
     @contextmanager
     def active(self, waiting: int = 0) -> Iterator[ModuleType]:
-        """Its kernels, at its level; they wait for the device so many times."""
+        """Provide the kernels at this level; on the device, assert that they wait for it exactly ``waiting`` times."""
         if self.level is None:
             with devices.waits(waiting):
                 yield self.kernels
@@ -71,7 +71,7 @@ DEVICE = [Backend(None)]
 CPU = [Backend(level) for level in supported_levels()] if devices.CPU_KERNELS else []
 ALL = CPU + DEVICE
 ONE_OF_EACH = CPU[:1] + DEVICE
-# Of hypothesis' examples, the slow emulation tries one in four.
+# The emulation is slow: it runs one in four of hypothesis' examples.
 SOME = st.sampled_from([ALL, CPU, CPU, CPU]) if devices.emulated() else st.just(ALL)
 
 
@@ -83,15 +83,15 @@ def assert_parity(
     threads: Sequence[int] = (),
     **options: Any,
 ) -> Any:
-    """Run a kernel on backends; it returns what the reference does, and leaves the same in its arguments.
+    """Assert that a kernel, on all backends, returns the reference's result and leaves the same in its arguments.
 
     Args:
-        name: Of the kernel, and of its reference.
-        *arguments: NumPy arrays, also in lists and tuples, and numbers. They are copied.
-        on: Backends.
-        waiting: How often the device is waited for.
-        threads: Numbers of threads, each of which is tried where threads matter.
-        **options: Arguments by name, of both; arrays are copied, too.
+        name: Name of the kernel and of its reference.
+        *arguments: Numbers and NumPy arrays, also in lists and tuples. Arrays are copied.
+        on: Backends to test.
+        waiting: Number of times that the kernel must wait for the device.
+        threads: Numbers of kernel threads to test; the device runs with the first only.
+        **options: Keyword arguments of both; arrays are copied.
 
     Returns:
         The reference's result.
@@ -112,7 +112,7 @@ def assert_parity(
 
 
 def assert_same(ours: Any, expected: Any, where: str = "") -> None:
-    """Same bits, nested; bfloat16 travels as its bits on the device."""
+    """Assert that nested results have the same bits; on the device, bfloat16 is represented by its bits."""
     if isinstance(expected, (list, tuple)):
         assert len(ours) == len(expected), where
         for one, other in zip(ours, expected, strict=True):

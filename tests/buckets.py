@@ -1,4 +1,4 @@
-"""Buckets whose pipeline notes what it is asked for."""
+"""Buckets whose pipeline records its calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from horovod_sparse.transport.traffic import Traffic
 
 
 class Recorder:
-    """Stands in for a pipeline: notes that it ran, and fails or waits when told to."""
+    """Fake pipeline that records its runs, and fails or waits on request."""
 
     def __init__(self, log, number, factor):
         self.log, self.number, self.factor = log, number, factor
@@ -38,7 +38,7 @@ class Recorder:
 
 
 def recording_buckets(monkeypatch, log, parameters, bucket_bytes=80, dense=False, factor=0.5, hold_zeros=False):
-    """Buckets of parameters that are named by their numbers."""
+    """Return buckets of parameters that are named by their indices, and the arguments of their pipelines."""
     made = []
 
     def pipeline(sparse, size, like, transport, *, number, factor, undoable, shared):

@@ -1,4 +1,4 @@
-"""A small training with everything that has a state, for the tests of checkpoints."""
+"""Small training with every kind of state, for the tests of checkpoints."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from horovod_sparse.checkpoint.manifest import Entry, Manifest
 
 
 def reseed(seed: int) -> None:
-    """Sets the global generators."""
+    """Seed the global random generators."""
     random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002 - the state of this generator is what is tested
+    np.random.seed(seed)  # noqa: NPY002 - the test is about the state of this generator
     torch.manual_seed(seed)
 
 
 class Training:
-    """Dropout, batch normalization, a schedule, a loss scale, and inputs from all generators."""
+    """Training with dropout, batch normalization, a schedule, a loss scale, and inputs from all generators."""
 
     def __init__(self, compression: str, rank: int, momentum: float = 0.0, amp: bool = False, **wrapping: Any) -> None:
         torch.manual_seed(3)
@@ -63,12 +63,12 @@ class Training:
         return self
 
     def bits(self) -> list[torch.Tensor]:
-        """What two runs that do the same have in common."""
+        """Return tensors that must be bit-identical in equivalent runs."""
         return [*snapshot(self.model), *self.model.buffers(), torch.tensor(self.losses, dtype=torch.float64)]
 
 
 def sign(folder: Path) -> Manifest:
-    """Writes a manifest that fits the files of a checkpoint as they are now."""
+    """Write a manifest that matches the current files of a checkpoint."""
     known = json.loads((folder / "manifest.json").read_text())
     contents = {name: (folder / name).read_bytes() for name in known["files"]}
     files = {name: Entry(len(one), hashlib.sha256(one).hexdigest()) for name, one in contents.items()}
@@ -78,7 +78,7 @@ def sign(folder: Path) -> Manifest:
 
 
 def refusal(comm: Any, attempt: Any) -> str:
-    """The message with which an attempt fails, the same on all ranks."""
+    """Return the message of the CheckpointError that an attempt raises, the same on all ranks."""
     message = None
     try:
         attempt()

@@ -1,4 +1,4 @@
-"""A SLURM of the tests' own on this machine: one munged, one slurmctld and two nodes, all children of this process."""
+"""Private SLURM cluster on this machine: munged, slurmctld and two nodes, all of them children of this process."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from types import TracebackType
 from mpitest import mpi_environment, quick_start
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-SECOND = "second"  # the name of the second node; the first has the machine's
+SECOND = "second"  # name of the second node; the first is named like the machine
 _ADMINISTRATOR_PATH = "/usr/sbin:/sbin"
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL")
 
-# Two nodes of one machine that claim four processors and as many GPUs as yoon2022.sbatch asks for. A job of one node
-# in partition "either" gets the second node first, which a test takes down. A job in "high" preempts one in "main".
+# Two nodes on one machine that claim eight processors each. The first also claims the GPUs for yoon2022.sbatch. A
+# single-node job in partition "either" prefers the second node, which a test takes down. Jobs in "high" preempt "main".
 _CONFIGURATION = """\
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -72,18 +72,18 @@ PartitionName=either Nodes={host},{second} MaxTime=INFINITE State=UP PriorityTie
 
 
 def missing_programs() -> list[str]:
-    """SLURM's and munge's programs that this machine lacks."""
+    """Return the programs of SLURM and munge that this machine lacks."""
     path = f"{os.environ.get('PATH', os.defpath)}:{_ADMINISTRATOR_PATH}"
     programs = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "squeue", "sinfo")
     return [program for program in programs if shutil.which(program, path=path) is None]
 
 
 class Cluster:
-    """The running SLURM; a context manager. Leaving it ends every job and every daemon."""
+    """Running SLURM cluster, as a context manager. Leaving it ends all jobs and daemons."""
 
     def __init__(self) -> None:
         self.first = socket.gethostname().partition(".")[0]
-        # Not pytest's folder: a socket's path must stay under 108 bytes.
+        # Not in pytest's folder: a socket's path must be shorter than 108 bytes.
         self._folder = Path(tempfile.mkdtemp(prefix="slurm-"))
         self._stack = ExitStack()
         self._daemons: dict[tuple[str, ...], subprocess.Popen[bytes]] = {}
@@ -126,7 +126,7 @@ class Cluster:
         self._daemon("slurmctld", "-D")
         for node in (self.first, SECOND):
             self.start_node(node)
-        self._stack.callback(self.cancel_all)  # before the daemons end
+        self._stack.callback(self.cancel_all)  # runs before the daemons end
 
     def _daemon(self, *command: str) -> None:
         with (self._folder / f"{command[0]}.output").open("ab") as log:
@@ -134,16 +134,16 @@ class Cluster:
         self._stack.callback(_end, self._daemons[command])
 
     def start_node(self, node: str) -> None:
-        """Starts a node's daemon and waits until jobs may run there."""
+        """Start a node's daemon and wait until jobs can run on the node."""
         self._daemon("slurmd", "-D", "-N", node)
         self._until(lambda: node in self._idle(), 30, f"node {node} to be idle")
 
     def crash_node(self, node: str, text: str) -> None:
-        """Kills a node's daemon and every job that has a text in its environment; tells SLURM that the node is down."""
+        """Kill a node's daemon and every job with ``text`` in its environment; mark the node as down in SLURM."""
         daemon = self._daemons["slurmd", "-D", "-N", node]
         daemon.kill()
         daemon.wait()
-        # SLURM's own process of each part of a job leads a session; killed first, it can report nothing.
+        # Each job step has a SLURM process that leads its session. Kill it first, so that it cannot report anything.
         sessions = {os.getsid(pid) for pid in processes_with(text)}
         for pid in sorted(pid for pid in _processes() if _session(pid) in sessions):
             os.kill(pid, signal.SIGKILL)
@@ -162,13 +162,13 @@ class Cluster:
             raise AssertionError(f"{error}\n{self.logs()}") from None
 
     def logs(self) -> str:
-        """The ends of what the daemons wrote."""
+        """Return the last lines of the output of all daemons."""
         paths = [*self._folder.glob("*.log"), *self._folder.glob("*.output")]
         ends = (path.read_text(errors="replace").splitlines()[-30:] for path in paths)
         return "\n".join(line for end in ends for line in end)
 
     def run(self, *command: str, **variables: str) -> str:
-        """Runs a command of SLURM's in the repository's folder; returns what it prints."""
+        """Run a SLURM command in the repository's folder and return its output."""
         environment = {**self._environment, **variables}
         done = subprocess.run(
             command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=30, check=False
@@ -178,42 +178,42 @@ class Cluster:
         return done.stdout
 
     def submit(self, script: str, log: Path, *options: str, **variables: str) -> str:
-        """Submits one of slurm/'s scripts with variables in the environment; returns the job's number."""
+        """Submit a script of slurm/ with variables in the environment; return the job ID."""
         command = ("sbatch", "--parsable", f"--output={log}", *options, f"slurm/{script}")
         return self.run(*command, **variables).strip()
 
     def show(self, job: str) -> dict[str, str]:
-        """What `scontrol show job` says of a job, or of one task of an array."""
+        """Return the fields of `scontrol show job` for a job or a task of an array."""
         fields = self.run("scontrol", "--oneliner", "show", "job", job).split()
         return dict(field.partition("=")[::2] for field in fields if "=" in field)
 
     def state(self, job: str) -> str:
-        """The job's state, such as RUNNING."""
+        """Return the state of a job, such as RUNNING."""
         return self.show(job)["JobState"]
 
     def wait_for(self, job: str, *states: str, limit: float) -> str:
-        """Waits until the job is in one of the states, by default in one that it does not leave; returns it."""
+        """Wait until the job is in one of the states, by default a final state, and return the state."""
         wanted = states or _ENDED
         self._until(lambda: self.state(job) in wanted, limit, f"job {job} to be {' or '.join(wanted)}")
         return self.state(job)
 
     def cancel_all(self) -> None:
-        """Cancels every job and waits until their processes are gone."""
+        """Cancel all jobs and wait until the queue is empty."""
         self.run("scancel", "--user", getpass.getuser())
         self._until(lambda: not self.run("squeue", "-h").strip(), 40, "all jobs to be gone")
 
 
 def wait_until(condition: Callable[[], bool], limit: float, what: str, pause: float = 0.1) -> None:
-    """Waits until a condition holds; fails after `limit` seconds, saying what was waited for."""
+    """Wait until a condition holds; after `limit` seconds, fail with a message that contains `what`."""
     end = time.monotonic() + limit
     while not condition():
         if time.monotonic() > end:
-            raise AssertionError(f"waited {limit:.0f} s in vain for {what}")
+            raise AssertionError(f"timed out after {limit:.0f} s waiting for {what}")
         time.sleep(pause)
 
 
 def processes_with(text: str) -> list[int]:
-    """Processes of this machine that have a text in their environment, this one left out."""
+    """Return the other processes on this machine that have a text in their environment."""
     return [pid for pid in _processes() if pid != os.getpid() and text.encode() in _environment(pid)]
 
 
@@ -236,7 +236,7 @@ def _session(pid: int) -> int | None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """TCP ports that nobody listens on."""
+    """Return unused TCP ports."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:

@@ -1,20 +1,20 @@
-"""Fixtures, ranks as threads, and the rule that an MPI run in which anything was skipped has failed."""
+"""Fixtures, ranks as threads, and the rule that an MPI run with a skipped test fails."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-import launch  # before anything starts MPI
+import launch  # must be imported before MPI starts
 import pytest
 import rank_threads
 from forkserver import TRAINING_MODULES, ForkServer
 from hypothesis import HealthCheck, Phase, settings
 
-# No randomness, no database, and nothing that depends on the speed of a shared machine.
+# No randomness, no database, and no dependence on the speed of a shared machine.
 slow = [HealthCheck.too_slow]
 settings.register_profile("serial", derandomize=True, database=None, deadline=None, suppress_health_check=slow)
-# Under mpirun every rank must draw the same examples in the same order; to shrink one rank's failure would not.
+# Under mpirun, all ranks must draw the same examples in the same order. Shrinking a failure of one rank would break it.
 ranks = {"phases": [Phase.explicit, Phase.generate], "suppress_health_check": list(HealthCheck)}
 settings.register_profile("ranks", settings.get_profile("serial"), **ranks)
 
@@ -27,7 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    numbers = "numbers of threads that are the ranks of a test, where MPI is not used: 1,2,4"
+    numbers = "world sizes of tests whose ranks are threads, without MPI: 1,2,4"
     parser.addoption("--ranks", type=lambda text: tuple(map(int, text.split(","))), default=(3,), help=numbers)
 
 
@@ -38,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave tests of what is not the library to `make test-ci`, and run tests that take a transport on every rank."""
+    """Leave tests of benchmarks and tools to `make test-ci`, and run tests that take a transport on every rank."""
     for item in items:
         if item.path.parent.name in ("benchmarks", "tools"):
             item.add_marker(pytest.mark.full)
@@ -67,7 +67,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session")
 def comm() -> Any:
-    """The world, on a communicator of the tests' own."""
+    """Private communicator of all ranks."""
     from mpi4py import MPI
 
     return MPI.COMM_WORLD.Dup()
@@ -75,7 +75,7 @@ def comm() -> Any:
 
 @pytest.fixture(scope="session")
 def transport(request: pytest.FixtureRequest) -> Any:
-    """The ranks of the test: those of MPI under mpirun; else the number of threads, which get a transport each."""
+    """Transport of MPI under mpirun; otherwise the world size, in place of which each thread gets a transport."""
     if not _over_mpi(request.config):
         return request.param
     from horovod_sparse.transport.mpi import MPITransport
@@ -85,14 +85,14 @@ def transport(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(scope="session")
 def training_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    """Forks the ranks of examples/train.py, with torch and Horovod imported."""
+    """Server that forks ranks of examples/train.py, with torch and Horovod already imported."""
     with ForkServer(tmp_path_factory.mktemp("server"), TRAINING_MODULES, launch.ENVIRONMENT) as server:
         yield server
 
 
 @pytest.fixture
 def own_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets a test register rules, which are forgotten after it."""
+    """Let a test register rules, which are removed after the test."""
     from horovod_sparse.config.sparse import _KINDS
 
     for registry in _KINDS.values():
@@ -101,7 +101,7 @@ def own_rules(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def put(request: pytest.FixtureRequest) -> Any:
-    """Puts arrays on the host or the device, whose messages take a way to MPI; see ``exchanges.every_way``."""
+    """Provide a function that puts arrays on host or device, with a path to MPI; see ``exchanges.every_way``."""
     from exchanges import through
 
     rank = request.getfixturevalue("comm").Get_rank() if _over_mpi(request.config) else 0
@@ -111,11 +111,11 @@ def put(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def hvd(comm: Any) -> Any:
-    """Horovod, initialised once for the whole run."""
+    """Horovod, initialized once for the whole run."""
     import horovod.torch as hvd
 
     if not hvd.is_initialized():
         hvd.init(process_sets="dynamic")
     assert hvd.size() == comm.Get_size()
-    comm.Barrier()  # a rank that is late must not eat into the next test's time limit
+    comm.Barrier()  # a late rank must not use up the time limit of the next test
     return hvd

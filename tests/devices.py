@@ -1,9 +1,9 @@
-"""Arrays on the device, for tests that run with a GPU or with the stand-in for CuPy.
+"""Arrays on the device, for tests that run on a GPU or with an emulation of CuPy.
 
-Import it before CuPy: where there is no GPU, it puts the stand-in in CuPy's place.
+Import this module before CuPy: without a GPU, it replaces CuPy by the emulation.
 """
 
-# ruff: noqa: E402 - which CuPy is imported must be decided first
+# ruff: noqa: E402 - the choice of CuPy must precede the imports
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 
 def has_gpu() -> bool:
-    """Return True where CUDA's driver finds a device."""
+    """Return whether the CUDA driver finds a device."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -33,7 +33,7 @@ def has_gpu() -> bool:
 
 if not has_gpu():
     sys.path.insert(0, str(Path(__file__).parent / "cuda" / "emulation"))
-    # For all processes of a run and for the next one, but not among what CuPy keeps of the user.
+    # Shared by all processes of this run and the next ones, but separate from the user's CuPy cache.
     os.environ["CUPY_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"horovod_sparse_emulation_{os.getuid()}")
 
 import cupy
@@ -45,7 +45,7 @@ from horovod_sparse.kernels import to_host
 from horovod_sparse.kernels.types import Moments
 
 if TYPE_CHECKING:
-    import torch  # the laws do without it
+    import torch  # not needed by the laws
 
 
 def _without_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,7 +54,7 @@ def _without_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reference_as_cpu_kernels() -> None:
-    """Lets the NumPy reference take the place of CPU kernels that are not built."""
+    """Replace the CPU kernels by the NumPy reference, because they are not built."""
     module = ModuleType("horovod_sparse.kernels.cpu")
     for name, function in inspect.getmembers(reference, inspect.isfunction):
         setattr(module, name, _without_options(function))
@@ -68,17 +68,17 @@ def _reference_as_cpu_kernels() -> None:
 
 
 def emulated() -> bool:
-    """Return True where the stand-in takes CuPy's place."""
+    """Return whether CuPy is emulated."""
     return bool(cupy.__version__ == "emulated")
 
 
 CPU_KERNELS = emulated() or importlib.util.find_spec("horovod_sparse.kernels._cpu") is not None
-if not CPU_KERNELS:  # a machine with a GPU may do without
+if not CPU_KERNELS:  # not required on a machine with a GPU
     _reference_as_cpu_kernels()
 
 
 def on_device(array: Array) -> Any:
-    """A copy on the device; bfloat16 as its bits."""
+    """Return a copy on the device; bfloat16 arrays as their bits."""
     return cupy.asarray(np.ascontiguousarray(array.view(np.uint16) if array.dtype == BFLOAT16 else array))
 
 
@@ -88,7 +88,7 @@ def segments_on_device(segments: list[tuple[int, Array]]) -> list[tuple[int, Any
 
 @contextmanager
 def waits(count: int) -> Iterator[None]:
-    """The block waits for the device so many times, and no more. Only the stand-in counts."""
+    """Assert that the block waits for the device exactly ``count`` times. Only the emulation counts."""
     if not emulated():
         yield
         return
@@ -98,22 +98,22 @@ def waits(count: int) -> Iterator[None]:
 
 
 class EmulatedDevice:
-    """Tensors of the CPU that pretend to be on the device; checks what a device relies on.
+    """Device whose tensors are on the CPU; it checks the conditions that a real device relies on.
 
-    Kernels run inside ``work`` only, and after the gradients were marked.
+    Kernels run only inside ``work``, after the gradients were marked.
     """
 
     horovod_reaches = False
 
     def __init__(self) -> None:
         self.inside = threading.local()
-        self.followed: list[tuple[str, bool]] = []  # marks, and whether they were made inside of work
+        self.followed: list[tuple[str, bool]] = []  # marks, and whether they were made inside work
 
     def empty(self, dtype: torch.dtype) -> Any:
         return cupy.empty(0, str(dtype).removeprefix("torch."))
 
     def array_of(self, tensor: torch.Tensor) -> Any:
-        assert getattr(self.inside, "depth", 0), "arrays are made inside of work only"
+        assert getattr(self.inside, "depth", 0), "arrays are made only inside work"
         import torch
 
         flat = tensor.detach().view(-1)
@@ -121,7 +121,7 @@ class EmulatedDevice:
 
     @contextmanager
     def work(self, after: Iterable[Any] = ()) -> Iterator[None]:
-        assert all(inside is False for _, inside in after), "only what the backward pass has begun is waited for"
+        assert all(inside is False for _, inside in after), "work waits only for marks of the backward pass"
         self.inside.depth = getattr(self.inside, "depth", 0) + 1
         yield
         self.inside.depth -= 1

@@ -1,4 +1,4 @@
-"""Arrays of the host and of the device, and the ways that those of the device take to MPI."""
+"""Arrays on the host and on the device, and the paths of device arrays to MPI."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from horovod_sparse.transport import pinned, staging
 from horovod_sparse.transport.cuda_aware import ask_library
 
 HOST, STAGED, AWARE, DIFFERENT = "host", "staged", "aware", "different"
-# Where the device is emulated, once is enough, and not for ranks that are threads: they would share its stream.
+# One run is enough for an emulated device. Ranks that are threads are excluded: they would share its stream.
 _ONCE = thorough() and rank_threads.sizes is None
 DEVICE = [STAGED, AWARE, DIFFERENT] if _ONCE or not devices.emulated() else []
 WAYS = [HOST, *DEVICE]
 every_way = pytest.mark.parametrize("put", WAYS, indirect=True)
-# Where it does not matter how messages get there.
+# For tests that do not depend on the path of messages.
 every_device = pytest.mark.parametrize("put", WAYS[:2], indirect=True)
 
 
 @contextmanager
 def through(way: str, rank: int = 0) -> Iterator[Callable[[Any], Any]]:
-    """Gives a function that puts arrays on the host or on the device.
+    """Provide a function that puts arrays on the host or on the device.
 
-    Messages of the device are staged, go to MPI directly, or not the same way on every rank. Where MPI cannot take the
-    device's arrays, which only the stand-in can pretend, they are staged.
+    Messages from the device are staged, passed to MPI directly, or differ in this between ranks. If MPI does not accept
+    device arrays, messages are staged; only the emulation can pretend that MPI accepts them.
     """
     if way == HOST:
         yield np.asarray
@@ -45,7 +45,7 @@ def through(way: str, rank: int = 0) -> Iterator[Callable[[Any], Any]]:
 
 @contextmanager
 def allocations() -> Iterator[list[int]]:
-    """The bytes of the pinned blocks that are allocated in the block of code, where there were none before."""
+    """Empty the pinned pool; provide a list of the sizes in bytes of blocks that are allocated from then on."""
     sizes: list[int] = []
 
     def block(size: int) -> pinned.Block:

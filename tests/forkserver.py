@@ -1,10 +1,10 @@
-"""A process that has loaded what programs import, and forks them: a rank starts in a fraction of a second.
+"""Server process with preloaded modules that forks programs: a rank starts in a fraction of a second.
 
     with ForkServer(folder, ["torch"]) as server:
         subprocess.run(["mpirun", "-n", "3", *server.stub, "program.py", "--option"])
 
-mpirun starts stubs (`programs/stub.py`), which have the server fork a process for each of them; in it, environment,
-folder and standard streams are those of the stub, and the program is run as if Python had been started with it.
+mpirun starts stubs (`programs/stub.py`), and the server forks a process for each stub. The process has the environment,
+working directory and standard streams of the stub, and runs the program as if Python had been started with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Any
 
 STUB = Path(__file__).parent / "programs" / "stub.py"
-# Imported by examples/train.py, at its start or later.
+# Modules that examples/train.py imports, at startup or later.
 TRAINING_MODULES = (
     *("torch", "torch.distributed", "horovod.torch", "mpi4py.MPI", "tqdm", "sklearn.datasets", "sklearn.metrics"),
     *(
@@ -38,12 +38,12 @@ TRAINING_MODULES = (
 
 
 class ForkServer:
-    """The server, as a child of this process; it ends, with all that it has forked, when the block is left.
+    """Fork server as a child of this process. It ends at the end of the block, with all processes that it has forked.
 
     Args:
-        folder: For its socket, and for a file for each rank, with the number of its process.
-        modules: Loaded before anything is forked.
-        environment: Of the server.
+        folder: Folder of the socket, and of one file per rank with its process ID.
+        modules: Modules that the server imports before the first fork.
+        environment: Environment of the server; None for that of this process.
     """
 
     def __init__(self, folder: Path, modules: Sequence[str], environment: dict[str, str] | None = None) -> None:
@@ -57,18 +57,18 @@ class ForkServer:
         self._process = subprocess.Popen(self._program, env=self._environment, **pipes)
         assert self._process.stdout is not None
         if self._process.stdout.readline() != b"ready\n":
-            raise RuntimeError(f"the fork server has ended with status {self._process.wait()}")
+            raise RuntimeError(f"the fork server ended with status {self._process.wait()}")
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()  # which ends it
+        self._process.stdin.close()  # ends the server
         self._process.wait(60)
         self._process.stdout.close()
 
     def forget(self, limit: float = 60) -> list[int]:
-        """Waits until the ranks of a job that has ended are gone, and forgets them; gives those that are left."""
+        """Wait until the ranks of a finished job are gone, and forget them; return the process IDs that are left."""
         end = time.monotonic() + limit
         while (
             left := [pid for pid in self.ranks.values() if Path(f"/proc/{pid}").exists()]
@@ -80,21 +80,21 @@ class ForkServer:
 
     @property
     def ranks(self) -> dict[int, int]:
-        """The processes of the job's ranks, as far as they were forked."""
+        """Process IDs of the job's ranks that have been forked so far, by rank."""
         paths = sorted(self._folder.glob("rank-*"))
         return {int(path.name.removeprefix("rank-")): int(path.read_text()) for path in paths}
 
 
 class _Server:
-    """Forks on demand, in one thread, as threads do not survive a fork."""
+    """Server loop that forks on request. It has one thread, because threads do not survive a fork."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._selector = selectors.DefaultSelector()
-        self._stubs: dict[int, tuple[socket.socket, int]] = {}  # connection and file descriptor of each process
+        self._stubs: dict[int, tuple[socket.socket, int]] = {}  # by process ID: connection to the stub, and pidfd
 
     def serve(self) -> dict[str, Any]:
-        """Returns a request, in the process that was forked for it; the server itself ends with its standard input."""
+        """Return a request, in the process forked for it. The server itself ends when its standard input closes."""
         with socket.socket(socket.AF_UNIX) as door:
             door.bind(str(self._folder / "socket"))
             door.listen(64)
@@ -106,14 +106,14 @@ class _Server:
                     if key.fileobj is sys.stdin:
                         for process in self._stubs:
                             os.kill(process, signal.SIGKILL)
-                        os._exit(0)  # to take apart what was loaded takes seconds
+                        os._exit(0)  # skips the teardown of the modules, which takes seconds
                     if key.fileobj is not door:
                         self._attend(key.data)
                     elif (request := self._begin(door.accept()[0])) is not None:
                         return request
 
     def _begin(self, stub: socket.socket) -> dict[str, Any] | None:
-        """Forks; gives the request in the new process, and None in this one."""
+        """Fork; return the request in the new process, and None in this one."""
         head, streams, _, _ = socket.recv_fds(stub, 8, 3)
         with stub.makefile("rb") as content:
             request: dict[str, Any] = json.loads(content.read(int.from_bytes(head, "big")))
@@ -142,7 +142,7 @@ class _Server:
         return None
 
     def _attend(self, process: int) -> None:
-        """A process has ended, or its stub has."""
+        """Handle the end of a process or of its stub."""
         if process not in self._stubs:
             return
         stub, descriptor = self._stubs.pop(process)
@@ -158,7 +158,7 @@ class _Server:
 
 
 def become(request: dict[str, Any]) -> None:
-    """Runs the program that was asked for."""
+    """Run the requested program in this process."""
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
@@ -170,7 +170,7 @@ def become(request: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Loads modules and serves."""
+    """Import the modules and serve requests."""
     import mpi4py
 
     mpi4py.rc.initialize = False  # MPI does not survive a fork
@@ -179,7 +179,7 @@ def main() -> None:
     for module in modules:
         importlib.import_module(module)
     if len(list(Path("/proc/self/task").iterdir())) > 1:
-        raise RuntimeError(f"one of {', '.join(modules)} has started a thread, which would be missing after a fork")
+        raise RuntimeError(f"one of {', '.join(modules)} has started a thread, which would not survive a fork")
     become(_Server(Path(folder)).serve())
 
 

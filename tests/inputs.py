@@ -1,4 +1,4 @@
-"""Inputs of the kernels' tests: every format, layout and kind of number; and how results are compared."""
+"""Inputs of the kernel tests in every format, layout and kind of number, and the comparison of results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPECIAL = [0.0, -0.0, 1.0, -1.0, np.nan, -np.nan, np.inf, -np.inf, 1e-40, -1e-45
 
 
 def supported_levels() -> list[str]:
-    from horovod_sparse.kernels import cpu  # missing where tests of another device run
+    from horovod_sparse.kernels import cpu  # may be missing if only another device is tested
 
     def supported(level: str) -> bool:
         try:
@@ -64,7 +64,7 @@ def read_only(x: Array) -> Array:
 
 
 def twin(x: Array) -> Array:
-    """A copy with the same strides, at an address that is aligned alike; what cannot be written to is not copied."""
+    """Return a copy with the same strides and address alignment; read-only arrays are returned unchanged."""
     if x.ndim != 1 or not x.size or 0 in x.strides or not x.flags.writeable:
         return x
     span = (len(x) - 1) * x.strides[0]
@@ -79,14 +79,14 @@ LAYOUTS = [as_given, every_third, reversed_, odd_address, one_repeated, read_onl
 
 
 def numbers(dtype: np.dtype[Any]) -> st.SearchStrategy[float]:
-    """Numbers of a dtype, often special ones; every NaN has the standard payload."""
+    """Return a strategy for numbers of a dtype, often special ones; every NaN has the standard payload."""
     few = st.sampled_from([float(dtype.type(x)) for x in SPECIAL])
     return few | st.integers(-3, 3).map(float) | st.floats(width=32, allow_nan=False)
 
 
 @st.composite
 def arrays(draw: st.DrawFn, dtype: np.dtype[Any], size: int) -> Array:
-    """A few numbers, each of them often."""
+    """Draw an array of a few distinct numbers, each of which occurs often."""
     few = draw(st.lists(numbers(dtype), min_size=1, max_size=8))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
     return rng.choice(few, size).astype(dtype)
@@ -94,7 +94,7 @@ def arrays(draw: st.DrawFn, dtype: np.dtype[Any], size: int) -> Array:
 
 @st.composite
 def gradients(draw: st.DrawFn, size: int) -> list[tuple[int, Array]]:
-    """Segments with gaps, in every format and layout."""
+    """Draw segments with gaps, in every format and layout."""
     cuts = sorted(draw(st.lists(st.integers(0, size), max_size=6)))
     segments = []
     for start, stop in zip(cuts[::2], cuts[1::2], strict=False):
@@ -119,7 +119,7 @@ def sparse_vectors(draw: st.DrawFn, size: int, dtype: Any) -> tuple[Array, Array
 
 
 def assert_same_bits(ours: Array, expected: Array, where: str = "") -> None:
-    """Same bits, but for the sign and payload of NaN, which IEEE 754 leaves open."""
+    """Assert that bits are equal, except for the sign and payload of NaN, which IEEE 754 leaves open."""
     assert ours.dtype == expected.dtype, where
     assert ours.shape == expected.shape, where
     if ours.tobytes() == expected.tobytes():
@@ -130,7 +130,7 @@ def assert_same_bits(ours: Array, expected: Array, where: str = "") -> None:
     np.testing.assert_array_equal(ours[~nan].view(bits), expected[~nan].view(bits), where)
 
 
-# --- large inputs: a bucket's numbers by its size ---
+# --- large inputs: arrays by bucket size ---
 
 
 def normal(n: int, seed: int = 0) -> Array:
@@ -138,7 +138,7 @@ def normal(n: int, seed: int = 0) -> Array:
 
 
 def layered(n: int) -> Array:
-    """Layers of very different magnitudes, one of them zero, like the gradients of a network."""
+    """Return layers of very different magnitudes, one of them zero, like the gradients of a network."""
     x = normal(n)
     for i, part in enumerate(np.array_split(x, 7)):
         part *= 10.0 ** (i - 4) * (i != 3)
@@ -175,7 +175,7 @@ def constant(n: int) -> Array:
 SHAPES = [normal, layered, ascending, mostly_zero, coarse, with_nan, denormal, constant, np.zeros]
 
 
-# --- numbers for the wire ---
+# --- values for wire formats ---
 
 NARROWING = [
     ("float16", "float32"),
@@ -185,7 +185,7 @@ NARROWING = [
 
 
 def difficult(name: str, dtype: Any) -> Array:
-    """Numbers of a dtype that a format of 16 bits holds, the middles between neighbours, what lies beside them, any."""
+    """Return all values of a 16-bit format, the midpoints between them, the neighbors of these, and random numbers."""
     real = np.dtype(dtype)
     every = np.arange(2**16, dtype=np.uint16).view(BFLOAT16 if name == "bfloat16" else np.float16).astype(real)
     middles = (every[:-1] + every[1:]) / 2

@@ -1,4 +1,4 @@
-"""Starts other programs from a test: as one process, or under mpirun."""
+"""Launch of other programs from a test: as one process, or under mpirun."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forkserver import ForkServer
 
 from mpitest import mpi_environment, quick_start
 
-# Taken before a test starts MPI in this process: what that adds would keep other programs from starting theirs.
+# Copied before a test starts MPI in this process: the variables that MPI adds would break MPI in other programs.
 ENVIRONMENT = quick_start(mpi_environment())
 ENVIRONMENT["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{ENVIRONMENT['PATH']}"
 
@@ -26,11 +26,11 @@ def python(
     """Run Python and wait for it to end.
 
     Args:
-        arguments: A program and its arguments, or what else Python takes, such as ``-c`` and code.
+        *arguments: Arguments of Python: a program and its arguments, or for example ``-c`` and code.
         ranks: World size under mpirun; None: one process without MPI.
         limit: Seconds after which the program is killed.
-        server: Forks the processes, which then need not import torch; None: each starts an interpreter.
-        variables: Added to the environment.
+        server: Server that forks the processes with modules imported; None: each process starts an interpreter.
+        **variables: Variables added to the environment.
     """
     launcher = [] if ranks is None else ["mpirun", "-np", str(ranks)]
     interpreter = [sys.executable] if server is None else server.stub

@@ -1,4 +1,4 @@
-"""The laws every collective must obey, with what draws examples of them; the package has the laws themselves."""
+"""Laws that every collective must obey, with strategies for examples; the package contains the laws themselves."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ __all__ = [
     "vector_of",
 ]
 
-# Formats of the wire that round, and the values they are for.
+# Wire formats that round, and the dtypes of the values that they encode.
 NARROWER = [("float16", "float32"), ("bfloat16", "float32"), ("float32", "float64")]
 LOGARITHMIC = [("log8", "float32"), ("log4", "float64")]
 
@@ -51,7 +51,7 @@ LOGARITHMIC = [("log8", "float32"), ("log4", "float64")]
 def make(
     transport: Transport, name: str, dtype: Any = "float32", put: Callable[[Any], Any] = np.asarray, **given: Any
 ) -> Any:
-    """A collective by its name, on a channel of its own; what is given are options as ``Sparse.of`` takes them."""
+    """Return a collective by its name, on a private channel; ``given`` are options as in ``Sparse.of``."""
     rule = COLLECTIVES[name]
     options = rule.Options.read(given)
     assert given.keys() <= options.known(), f"{name} has no such options: {given}"
@@ -60,24 +60,24 @@ def make(
 
 
 def summed(transport: Transport, value: Any) -> Any:
-    """Sum of numbers or arrays over the ranks."""
+    """Return the sum of numbers or arrays over the ranks."""
     return sum(transport.allgather_object(value))
 
 
 def sum_bytes(transport: Transport, nbytes: int) -> float:
-    """Bytes that a rank sends in the sum of an array of floating-point numbers, but for unequal regions."""
+    """Return the bytes that a rank sends in the sum of a floating-point array; exact for regions of equal size."""
     ranks = transport.size
     gathered = nbytes <= base._GATHERED_SUM_BYTES or nbytes * ranks <= base._GATHERED_SUM_TOTAL
     return (ranks - 1) * nbytes if gathered else 2 * nbytes * (ranks - 1) / ranks
 
 
 def everywhere(ranks: Transport | MPI.Intracomm, holds: bool) -> bool:
-    """Tell whether a condition holds on all ranks; a collective call."""
+    """Return whether a condition holds on all ranks; a collective call."""
     return values.everywhere(_transport(ranks), holds)
 
 
 def same_bits(ranks: Transport | MPI.Intracomm, *arrays: Any) -> bool:
-    """Tell whether arrays are the same on all ranks; a collective call."""
+    """Return whether arrays have the same bits on all ranks; a collective call."""
     return values.same_bits(_transport(ranks), *arrays)
 
 
@@ -86,7 +86,7 @@ def _transport(ranks: Transport | MPI.Intracomm) -> Transport:
 
 
 def cases(dtype: str | None = None, most: int = 50_000) -> st.SearchStrategy[Case]:
-    """Cases of one dtype, or of either; some values are subnormal in float16 or below it, some far beyond it."""
+    """Return a strategy for cases of one dtype or both; some values are too small for float16, some too large."""
     return st.builds(
         Case,
         size=st.one_of(st.integers(1, 40), st.integers(1, most // 10), st.integers(most // 10, most)),
@@ -99,13 +99,14 @@ def cases(dtype: str | None = None, most: int = 50_000) -> st.SearchStrategy[Cas
 
 
 def thorough() -> bool:
-    """Whether every combination is tried, with all examples: once, at the least number with all that differs.
+    """Return whether to test every combination with all examples, which is done at a single world size: three.
 
-    Three ranks are odd, leave remainders, fold before they make a tree, and fill one node and a half.
+    That is the smallest one that covers all cases: it is odd, leaves remainders, needs a fold before a binary tree, and
+    fills one and a half nodes.
     """
     return (rank_threads.sizes or (MPI.COMM_WORLD.Get_size(),)) == (3,)
 
 
 def examples(most: int) -> settings:
-    """So many examples of a law where it is tried thoroughly, a third of them elsewhere."""
+    """Return settings for ``most`` examples of a law in a thorough test, and for a third of them otherwise."""
     return settings(max_examples=most if thorough() else -(-most // 3))

@@ -1,4 +1,4 @@
-"""The processes that a test has started, wherever they hang in the process tree."""
+"""Processes that a test has started, anywhere in the process tree."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _RANK = b"OMPI_COMM_WORLD_RANK"
 
 
 class Mark:
-    """A mark in the environment, which processes pass on to those that they start."""
+    """Mark in the environment, which child processes inherit."""
 
     def __init__(self) -> None:
         self._value = uuid.uuid4().hex.encode()
 
     @property
     def variables(self) -> dict[str, str]:
-        """What to add to the environment."""
+        """Variables to add to the environment."""
         return {_VARIABLE.decode(): self._value.decode()}
 
     def processes(self) -> list[int]:
-        """Those that carry the mark."""
+        """Return the IDs of all processes that carry the mark."""
         return [pid for pid, environment in _environments() if environment.get(_VARIABLE) == self._value]
 
     def ranks(self) -> dict[int, int]:
-        """The processes of the ranks, without the ones that these have started, by rank."""
+        """Return the process IDs of the ranks, by rank, without processes that the ranks have started."""
         found: dict[int, int] = {}
         for pid, environment in _environments():
             if environment.get(_VARIABLE) == self._value and _RANK in environment:
@@ -35,7 +35,7 @@ class Mark:
         return found
 
     def gone(self, limit: float = 10) -> bool:
-        """Whether all of them have ended, or do within so many seconds."""
+        """Wait up to ``limit`` seconds for all marked processes to end; return whether they have."""
         end = time.monotonic() + limit
         while self.processes():
             if time.monotonic() > end:
@@ -45,7 +45,7 @@ class Mark:
 
 
 def _environments() -> list[tuple[int, dict[bytes, bytes]]]:
-    """Of all processes that can be read, in the order of their numbers; those that have ended have none."""
+    """Return the environments of all readable processes, in the order of their IDs; zombies have none."""
     found = []
     for entry in sorted((path for path in Path("/proc").iterdir() if path.name.isdigit()), key=lambda p: int(p.name)):
         try:
@@ -58,10 +58,10 @@ def _environments() -> list[tuple[int, dict[bytes, bytes]]]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Memory that a process has in RAM."""
+    """Return the resident memory of a process in bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def open_files(pid: int) -> int:
-    """File descriptors that a process has open."""
+    """Return the number of open file descriptors of a process."""
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))

@@ -10,13 +10,13 @@ from typing import Any
 
 from horovod_sparse.transport.in_process import run_ranks
 
-# World sizes of the tests; None: ranks are processes of MPI.
+# World sizes of the tests; None: ranks are MPI processes.
 sizes: tuple[int, ...] | None = None
 
 
 @contextmanager
 def _one_core() -> Iterator[None]:
-    """Keep threads on one core: handing the interpreter's lock to another core takes longer."""
+    """Keep threads on one core: passing the GIL to another core takes longer."""
     cores = sorted(os.sched_getaffinity(0))
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     os.sched_setaffinity(0, [cores[worker % len(cores)]])
@@ -27,10 +27,10 @@ def _one_core() -> Iterator[None]:
 
 
 def on_every_rank(test: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a test that calls another one on every rank, in place of whose number each gets a transport."""
-    if hasattr(test, "hypothesis"):  # on every rank for each example
+    """Return a test that runs another on every rank and passes the rank's transport instead of the world size."""
+    if hasattr(test, "hypothesis"):  # run each example on every rank
         inner = test.hypothesis.inner_test
-        if not hasattr(inner, "__wrapped__"):  # parametrized tests share it
+        if not hasattr(inner, "__wrapped__"):  # parametrized tests share the inner test
             test.hypothesis.inner_test = _on_every_rank(inner)
         return test
     return _on_every_rank(test)

@@ -1,6 +1,6 @@
-"""Reference of every kernel, in readable NumPy; the kernels must give the same bits.
+"""Reference implementation of every kernel in plain NumPy; kernels must return the same bits.
 
-The functions have the names and signatures of horovod_sparse.kernels.cpu, without its options for speed.
+Functions have the names and signatures of horovod_sparse.kernels.cpu, without performance options.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Segments = Sequence[tuple[int, Array]]
 
 
 def magnitude(x: Array) -> Array:
-    """Bits of the absolute value, as integers that are ordered like it; NaN above infinity."""
+    """Return the bits of the absolute values, as integers in the same order; NaN is above infinity."""
     bits = np.abs(x).view(np.int32 if x.dtype == np.float32 else np.int64)
     return bits & np.iinfo(bits.dtype).max
 
@@ -57,7 +57,7 @@ def active_positions(gradients: Segments) -> Array:
 
 
 def move_out(positions: Array, buffer: Array) -> tuple[Array, Array]:
-    """Moves positions, which ascend, out of the buffer."""
+    """Move the values at ascending positions out of the buffer."""
     values = buffer[positions]
     buffer[positions] = 0
     return positions.astype(np.int32), values
@@ -112,12 +112,12 @@ def count_magnitudes(values: Array, prefix: int, shift: int, bits: int) -> Array
     return np.bincount(keys[agrees] >> shift & (2**bits - 1), minlength=2**bits)
 
 
-# Parts of positions whose sums are added in order, and how many of those are summed up first.
+# Elements per tile, tiles per block, and lanes per tile. The sums of tiles and of blocks are added in order.
 TILE, TILES, SUM_LANES = 2048, 16, 8
 
 
 def sum_in_lanes(x: Array) -> Any:
-    """Sum of a tile's float64 numbers: number i goes to lane i % 8, and the lanes are folded."""
+    """Return the sum of the float64 values of a tile: element i goes to lane i % 8, then the lanes are folded."""
     rows = np.concatenate([np.zeros(SUM_LANES), x, np.zeros(-len(x) % SUM_LANES)]).reshape(-1, SUM_LANES)
     lanes = np.add.accumulate(rows, axis=0)[-1]
     while len(lanes) > 1:
@@ -148,7 +148,7 @@ def accumulate_moments(gradients: Segments, buffer: Array, scale: float = 1.0) -
 
 
 def exact_moments(gradients: Segments, acc: Array) -> tuple[Any, ...]:
-    """The sums without the rounding of each addition: what accumulate_moments is near to."""
+    """Return the moments without rounding after each addition; accumulate_moments approximates them."""
     x = acc[active_positions(gradients)].astype(np.longdouble)
     return len(x), x.sum(), (x * x).sum(), abs(x).sum(), abs(x).max(initial=0)
 
@@ -166,7 +166,7 @@ def square_norm(gradients: Segments) -> Any:
 
 
 def exact_square_norm(gradients: Segments) -> Any:
-    """Without the rounding of each addition."""
+    """Return the square norm without rounding after each addition."""
     return sum(((gradient.astype(np.longdouble) ** 2).sum() for _, gradient in gradients), np.longdouble(0))
 
 
@@ -193,7 +193,7 @@ def sample(gradients: Segments, buffer: Array, scale: float, start: int, stride:
 def scatter(
     indices: Array | None, values: Array, outputs: Segments, scale: float = 1.0, *, cleared: bool = False
 ) -> None:
-    del cleared  # which only saves time
+    del cleared  # only an optimization
     scaled = values * values.dtype.type(scale)
     if indices is None:
         indices = np.arange(len(values))
@@ -222,7 +222,7 @@ def wire_format(name: str) -> np.dtype[Any]:
 
 
 def narrow(values: Array, name: str, out: Array | None = None) -> Array:
-    """From float64 to bfloat16 by way of float32, to float16 at once."""
+    """Convert float64 to bfloat16 via float32, and to float16 directly."""
     message = values.astype(wire_format(name), copy=False).view(np.uint8)
     if out is None:
         return message
@@ -243,7 +243,7 @@ def round_values(values: Array, name: str) -> tuple[Array, Array]:
     return rounded.astype(values.dtype), np.where(exact, error, np.where(finite, values, 0)).astype(values.dtype)
 
 
-# --- codes of indices and values -----------------------------------------------------------------------------------
+# --- encodings of indices and values -------------------------------------------------------------------------------
 
 
 def encode_indices(indices: Array) -> tuple[int, Array]:
@@ -265,7 +265,7 @@ def in_words(bits: Array) -> Array:
 
 
 def decode_indices(coded: Array, count: int, first: int, bits: int, end: int) -> Array:
-    """ValueError for what encode_indices does not write."""
+    """Decode indices; raise ValueError for a code that encode_indices does not produce."""
     gaps, stream = count - 1, np.unpackbits(coded, bitorder="little")
     used, low_end = gaps * bits, -(-gaps * bits // 64) * 64
     lows, highs = stream[:used].reshape(gaps, bits), stream[low_end:]
@@ -296,7 +296,7 @@ def key_range(values: Array) -> tuple[int, int]:
 
 
 def level_magnitudes(bits: int, top: int, shift: int) -> Array:
-    """Zero, and the levels from the lowest on."""
+    """Return zero and the levels in ascending order."""
     largest = 2 ** (bits - 1) - 1
     keys = np.maximum(top - (np.arange(largest, 0, -1) - 1 << shift), 0)
     return np.concatenate([[0], keys]).astype(np.int32).view(np.float32)
@@ -349,7 +349,7 @@ GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def mix(x: Array) -> Array:
-    """SplitMix64's finaliser."""
+    """Apply the finalizer of SplitMix64."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -374,7 +374,7 @@ def sketch_length(size: int, ratio: float, rows: int) -> int:
 
 
 def sketch_places(size: int, length: int, row: int, rows: int, seed: int) -> tuple[Array, Array]:
-    """Counter and sign of each position in a row."""
+    """Return the counter and sign of each position in a row of the sketch."""
     positions, vectors = np.arange(size), -(-size // LANES)
     sections = max(-(-vectors // SECTION_VECTORS), 1)
     first_vectors = vectors * np.arange(sections) // sections
@@ -401,7 +401,7 @@ def sketch_update(sketch: Array, buffer: Array, delivered: Array, rows: int, see
         counters, signs = sketch_places(size, len(sketch), row, rows, seed)
         np.add.at(sketch, counters, change * signs.astype(sketch.dtype))
         if carried != 0:
-            # Vectors of a group; the last vector counts for all lanes, however few it has.
+            # Number of vectors per group; a partial last vector counts for all lanes.
             sharing = np.bincount(counters[::LANES] // LANES, minlength=len(sketch) // LANES).astype(sketch.dtype)
             at = counters[delivered]
             share = old[at] / sharing[at // LANES]
@@ -433,7 +433,7 @@ def quantize(buffer: Array, bits: int, seed: int) -> tuple[Array, Array]:
 
 
 def unit_of(block: Array, level: int) -> float:
-    """The smallest number of 16 significant bits that is no less than the largest magnitude / level."""
+    """Return the smallest number with 16 significant bits that is at least the largest magnitude / level."""
     largest = float(np.max(np.abs(block)))
     if largest == 0:
         return 0.0
@@ -443,7 +443,7 @@ def unit_of(block: Array, level: int) -> float:
 
 
 def draw(seed: int, block: int) -> Array:
-    """Odd multiples of 2**-24: the upper 24 of each 32 bits, the last one set."""
+    """Return odd multiples of 2**-24: the upper 24 of every 32 bits, with the lowest one set."""
     random = random_bits(key_of(seed), BLOCK // 2 * block + np.arange(BLOCK // 2))
     halves = np.concatenate([random & np.uint64(0xFFFFFFFF), random >> np.uint64(32)])
     return (halves >> np.uint64(8) | np.uint64(1)).astype(np.float64) * 2.0**-24

@@ -1,6 +1,6 @@
-"""The whole step of one bucket in NumPy, on all ranks at once: what the pipeline must do, written as plainly as can be.
+"""Reference of the whole step of a bucket in plain NumPy, on all ranks at once.
 
-Arrays are [ranks, elements]. Where sums are exact, the pipeline gives the same numbers to the last bit.
+Arrays have shape (ranks, elements). If sums are exact, the pipeline returns bit-identical numbers.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ Array = NDArray[Any]
 
 
 class Held(NamedTuple):
-    """The ranks' residuals, and the unit that makes them updates; 0: nothing yet."""
+    """Residuals of all ranks, and the unit that converts them to updates; unit 0 if there are none yet."""
 
     residuals: Array
     unit: float = 0.0
 
 
 def accumulate(held: Held, gradients: Array, unit: float) -> Array:
-    """The residuals in the unit of this step, plus the gradients."""
+    """Return the residuals in the unit of this step, plus the gradients."""
     return held.residuals * (held.unit / unit if held.unit and unit else 1.0) + gradients
 
 
 def exchange(acc: Array, chosen: Array, unit: float, held: Held, collective: str, k: int) -> tuple[Array, Held]:
-    """The total of the entries chosen, and what is held afterwards; a collective returns what its total leaves out."""
+    """Return the total of the chosen entries, and the new residuals, which include what the total leaves out."""
     sent = np.where(chosen, acc, 0)
     total, returned = sent.sum(0), np.zeros_like(sent)
     if collective == "oktopk" and not chosen.all():
@@ -38,7 +38,7 @@ def exchange(acc: Array, chosen: Array, unit: float, held: Held, collective: str
 
 
 def merge_tree(sums: Array, k: int) -> tuple[Array, Array]:
-    """The binomial tree of gTopk: each rank keeps the k largest of its own and of what it has merged."""
+    """Sum over the binomial tree of gTopk: each rank keeps the k largest of its own and of every merged vector."""
     kept = np.where(largest(sums, k), sums, 0)
     returned, distance = sums - kept, 1
     while distance < len(sums):
@@ -51,17 +51,17 @@ def merge_tree(sums: Array, k: int) -> tuple[Array, Array]:
 
 
 def largest(x: Array, k: int) -> Array:
-    """The k largest magnitudes of each row; ties: lower index."""
+    """Return a mask of the k largest magnitudes of each row; ties go to the lower index."""
     return np.argsort(np.argsort(-np.abs(x), kind="stable"), kind="stable") < k
 
 
 def block(x: Array, k: int, start: int) -> Array:
-    """Positions from ``start`` on, which wrap around; the same in each row."""
+    """Return a mask of k positions from ``start`` on, with wrap-around, the same in each row."""
     size = x.shape[-1]
     return np.broadcast_to((np.arange(size) - start) % size < k, x.shape)
 
 
-# By sparsifier, for options with which nothing depends on earlier steps; the others' choice is taken as given.
+# By sparsifier, for options without dependence on earlier steps; choices of other sparsifiers are an input.
 SELECT = {
     "topk": lambda acc, k, start: largest(acc, k),
     "multilevel": lambda acc, k, start: largest(acc, k),

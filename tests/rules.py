@@ -1,4 +1,4 @@
-"""Rules at work without a training: how tests build them, and let them take a step of one bucket."""
+"""Rules without a training: helpers that build them and run a step of one bucket."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SPREADS = ("normal", "wide", "flat", "shifted", "few", "sparse", "outliers")
 
 
 def made(rule: Any, where: int | BucketContext, *more: Any, **options: Any) -> Any:
-    """A rule in a bucket of so many elements, or at a place, with some of its options."""
+    """Return a rule for a bucket of ``where`` elements, or for a context, with options."""
     return rule(BucketContext(where, LIKE) if isinstance(where, int) else where, *more, rule.Options(**options))
 
 
@@ -49,7 +49,7 @@ def normal(seed: int, size: int) -> Array:
 
 
 def spread(generator: np.random.Generator, kind: str, size: int) -> Array:
-    """Numbers that are spread in one of several ways; their sums are exact, and in float64 those of their squares."""
+    """Return random numbers of a distribution; their sums are exact, and so are sums of squares in float64."""
     values = {
         "normal": lambda: 100 * generator.standard_normal(size),
         "wide": lambda: 10 * generator.standard_cauchy(size).clip(-1e4, 1e4),
@@ -63,13 +63,13 @@ def spread(generator: np.random.Generator, kind: str, size: int) -> Array:
 
 
 def take(sparsifier: Any, gradient: Array, k: int, number: int = 0) -> tuple[SparseVector, Array]:
-    """The vector that a sparsifier takes out of a gradient, and the rest."""
+    """Return the vector that a sparsifier takes out of a gradient, and the rest."""
     accumulator = Accumulator(np.zeros_like(gradient), [(0, gradient)])
     return sparsifier.take(accumulator, k, Step(number=number)), accumulator.settle()
 
 
 def passes(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
-    """A list to which the calls of these methods of every accumulator will be added."""
+    """Return a list that records the calls of these methods on all accumulators."""
     calls: list[str] = []
     for name in names:
         whole = getattr(Accumulator, name)
@@ -80,12 +80,12 @@ def passes(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[str]:
 
 
 def some(generator: np.random.Generator, size: int, k: int) -> Array:
-    """Random positions, ascending."""
+    """Return k random positions in ascending order."""
     return np.sort(generator.permutation(size)[:k]).astype(np.int32)
 
 
 def assert_unbiased(samples: list[Array], expected: Array) -> None:
-    """The mean of the samples is what was expected, to five of the largest standard errors of an element's mean."""
+    """Assert that the mean of the samples is as expected, within five times the largest standard error of the mean."""
     error = np.std(samples, 0, ddof=1).max() / np.sqrt(len(samples))
     assert error > 0
     assert np.abs(np.mean(samples, 0) - expected).max() <= 5 * error

@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Trains while ranks are killed, stopped and preempted at random, and compares with an undisturbed training.
+"""Soak test: training while ranks are killed, stopped and preempted at random, compared with an undisturbed training.
 
     python tests/soak.py --kills 1000 --ranks 3 --seed 0
 
-Runs examples/train.py, which saves beside the training all the time: first undisturbed, then again and again with a
-disturbance of a random rank at a random moment, until there were so many. A ``kill -9`` ends a run, and so does a
-SIGUSR1, after a checkpoint; a SIGSTOP lasts for up to two seconds. The next run goes on from what is there. Ranks are
-forked from a process that has torch loaded (`forkserver.py`).
+Runs examples/train.py with frequent background checkpoints: first undisturbed, then repeatedly, with a disturbance of a
+random rank at a random time, until ``--kills`` disturbances have happened. SIGKILL ends a run, SIGUSR1 ends it after a
+checkpoint, and SIGSTOP stops a rank for up to two seconds. The next run resumes from the last checkpoint. Ranks are
+forked from a process that has already loaded torch (`forkserver.py`).
 
-What must hold: every training ends with the bits of the undisturbed one; after each run, all checkpoints are intact,
-and no more than are to be kept; no run hangs or fails by itself; no process is left. Where it does not hold, the exit
-status is 1 and the folder with the output of all runs is kept.
+Requirements: every training ends with the bits of the undisturbed one; after each run, all checkpoints are intact and
+their number is within the limit; no run hangs or fails without a disturbance; no process is left. If one is violated,
+the exit status is 1 and the folder with the output of all runs is kept.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ TRAINING = (
 KINDS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "preempt": signal.SIGUSR1}
 CHANCES = (0.6, 0.2, 0.2)
 LONGEST_STOP = 2.0  # seconds
-PERIOD = 0.01  # seconds between two looks
-PATIENCE = 120.0  # seconds within which any run must end
+PERIOD = 0.01  # seconds between polls
+PATIENCE = 120.0  # seconds within which every run must end
 
 
 @dataclass
 class Training:
-    """One training in a folder, begun and continued.
+    """Training in a folder, started and resumed.
 
     Attributes:
-        folder: For checkpoints, results and output.
-        arguments: Of train.py.
-        ranks: How many.
-        server: Forks them.
-        runs: Begun so far.
-        broken: Laws that did not hold, in words.
+        folder: Folder of checkpoints, results and output.
+        arguments: Arguments of train.py.
+        ranks: World size.
+        server: Server that forks the ranks.
+        runs: Number of runs started so far.
+        broken: Descriptions of violated requirements.
     """
 
     folder: Path
@@ -75,12 +75,12 @@ class Training:
 
     @property
     def parameters(self) -> str | None:
-        """Digest of the parameters at the end; None before it."""
+        """Digest of the final parameters; None before the end."""
         path = self.folder / "result.json"
         return str(json.loads(path.read_text())["parameters"]) if path.exists() else None
 
     def run(self, strike: Strike | None = None) -> str:
-        """Begins or continues the training, up to its end or a disturbance; gives what became of it."""
+        """Start or resume the training, up to its end or a disturbance; return the outcome."""
         self.folder.mkdir(parents=True, exist_ok=True)
         output = self.folder / f"run-{self.runs}.txt"
         self.runs += 1
@@ -92,7 +92,7 @@ class Training:
         return outcome
 
     def _attend(self, output: Path, strike: Strike | None) -> int | None:
-        """Starts a run and strikes; gives its exit status, None for one that hung."""
+        """Start a run and apply the strike; return the exit status, or None if the run hangs."""
         train = [*self.server.stub, str(ROOT / "examples" / "train.py"), *TRAINING, *self.arguments]
         places = ["--checkpoint", str(self.folder / "checkpoints"), "--output", str(self.folder)]
         command = ["mpirun", "-n", str(self.ranks), *train, *places]
@@ -113,7 +113,7 @@ class Training:
             return "done"
         if status == 0 and "preempted at step" in output and struck == "preempt":
             return "preempted"
-        # A SIGUSR1 kills, too, before the program takes it for notice.
+        # SIGUSR1 also kills a rank that has not installed its handler yet.
         if status not in (0, None) and (struck == "kill" or (struck == "preempt" and "on signal 10" in output)):
             return "killed"
         self.broken.append(
@@ -124,13 +124,13 @@ class Training:
     def _damage(self) -> Iterator[str]:
         folder = Folder(self.folder / "checkpoints")
         steps = folder.steps()
-        if len(steps) > KEEP + 1:  # one more, where it was killed before the oldest was deleted
+        if len(steps) > KEEP + 1:  # one more if killed before deleting the oldest
             yield f"checkpoints of steps {steps}"
         yield from filter(None, (damage_of(folder, step) for step in steps))
 
 
 def damage_of(folder: Folder, step: int) -> str:
-    """Why a checkpoint cannot be loaded; empty: it can."""
+    """Return why a checkpoint cannot be loaded; empty if it can."""
     try:
         folder.manifest(step).verify(folder.place(step))
     except (CheckpointError, OSError) as error:
@@ -140,7 +140,7 @@ def damage_of(folder: Folder, step: int) -> str:
 
 @contextlib.contextmanager
 def started(command: list[str], sink: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """A program that has ended, with its ranks, when the block is left."""
+    """Start a program; at the end of the block, end it with its ranks."""
     environment, streams = quick_start(mpi_environment()), {"stdout": sink, "stderr": subprocess.STDOUT}
     process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, **streams)
     try:
@@ -156,14 +156,14 @@ def started(command: list[str], sink: Any) -> Iterator[subprocess.Popen[bytes]]:
 
 
 class Strike:
-    """A disturbance of one rank of one run, at a random moment.
+    """Disturbance of one rank of one run, at a random time.
 
     Args:
-        generator: Decides what, whom and when.
-        longest: Seconds from the start of the run within which it comes.
+        generator: Random generator for the kind, rank and time.
+        longest: Maximum time from the start of the run, in seconds.
 
     Attributes:
-        struck: What was done; None: nothing yet.
+        struck: Kind of the disturbance; None before it has happened.
     """
 
     def __init__(self, generator: random.Random, longest: float) -> None:
@@ -177,7 +177,7 @@ class Strike:
         return f"{self._kind} after {self._at:.2f} s" if self.struck else "nothing"
 
     def attend(self, seconds: float, ranks: dict[int, int]) -> None:
-        """Strikes when it is time to and there is a rank, and lets one that was stopped go on."""
+        """Strike when it is due and there is a rank; resume a stopped rank when its time is over."""
         with contextlib.suppress(ProcessLookupError):  # it has just ended
             if self.struck is None and seconds >= self._at and ranks:
                 process = ranks[sorted(ranks)[int(self._lot * len(ranks))]]
@@ -190,9 +190,9 @@ class Strike:
 
 
 def main() -> int:
-    """Runs the trainings and prints what came of them; returns the exit status."""
+    """Run the trainings and print the outcomes; return the exit status."""
     args = parse_arguments()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through all that cleans up
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # runs all cleanup
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     arguments = ("--epochs", str(args.epochs), "--seed", str(args.seed))
     with ForkServer(folder, TRAINING_MODULES, quick_start(mpi_environment())) as server:
@@ -224,7 +224,7 @@ def main() -> int:
 
 
 def disturb(training: Training, generator: random.Random, longest: float, most: int, counts: Counter[str]) -> None:
-    """Runs a training until it is done, with a disturbance in each run, as long as there are to be any."""
+    """Run a training until it is done, with a disturbance in each run until there have been ``most``."""
     counts["trainings"] += 1
     outcome = ""
     while outcome != "done" and not training.broken:
@@ -237,12 +237,12 @@ def disturb(training: Training, generator: random.Random, longest: float, most: 
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=100, help="kills, stops and preemptions (default 100)")
-    parser.add_argument("--ranks", type=int, default=3, help="default 3")
-    parser.add_argument("--epochs", type=int, default=1, help="of each training (default 1)")
-    parser.add_argument("--seed", type=int, default=0, help="of the training and of the disturbances (default 0)")
+    parser.add_argument("--kills", type=int, default=100, help="number of kills, stops and preemptions (default 100)")
+    parser.add_argument("--ranks", type=int, default=3, help="world size (default 3)")
+    parser.add_argument("--epochs", type=int, default=1, help="epochs of each training (default 1)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the trainings and the disturbances (default 0)")
     return parser.parse_args()
 
 

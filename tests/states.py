@@ -1,4 +1,4 @@
-"""States, as state_dict gives them, compared."""
+"""Comparison of states returned by ``state_dict``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from laws import digest
 
 
 def same(ours: Any, expected: Any) -> bool:
-    """Equal bits, in whatever is nested; clocks aside."""
+    """Return whether nested states have the same bits, apart from times."""
     if isinstance(expected, dict):
         return ours.keys() == expected.keys() and all(
             same(ours[key], expected[key]) for key in expected if key not in ("seconds", "seen")

@@ -1,4 +1,4 @@
-"""The accumulator adds up late, and once."""
+"""The accumulator adds gradients lazily, and only once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rule that an MPI run in which anything was skipped, or nothing ran, has failed."""
+"""An MPI run fails if any test is skipped or none runs."""
 
 from __future__ import annotations
 

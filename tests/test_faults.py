@@ -1,6 +1,6 @@
-"""Whatever happens to a training, no process is left, and it goes on from its newest checkpoint without any loss.
+"""After any fault, no process is left, and training resumes from the newest checkpoint without loss.
 
-"Without any loss" means that it ends with the bits of an undisturbed run.
+"Without loss" means that it ends with the bits of an undisturbed run.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ PROGRAM = Path(__file__).parent / "programs" / "faulty.py"
 RANKS = 2
 EVERY = 2
 STEPS = 22
-# Three buckets, thresholds that are reused, momentum, and a learning rate that falls.
+# Three buckets, reused thresholds, momentum, and a decreasing learning rate.
 TRAINING = (
     *("--compression", "oktopk:density=0.05,bucket_bytes=100000,dense_below=0"),
     *("--epochs", "1", "--warmup-epochs", "0"),
     *("--checkpoint-every", str(EVERY), "--keep", "2"),
 )
-# Each in the third step of a run, or in its second checkpoint: when one checkpoint is whole.
+# All in the third step of a run or in its second checkpoint, when one checkpoint is complete.
 KILLS = (
     "kill:forward@1@2",
     "kill:backward@0@2",
@@ -40,17 +40,17 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
 
 class Training:
-    """A training in one folder, which can be begun and continued."""
+    """Training in a folder, which can be started and resumed."""
 
     def __init__(self, folder: Path, server: ForkServer) -> None:
         self.folder, self.server = folder, server
         self.checkpoints = folder / "checkpoints"
 
     def run(self, fault: str = "none@0@0", *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Begins, or continues where the newest checkpoint is; leaves no process behind."""
+        """Start, or resume from the newest checkpoint; assert that no process is left."""
         mark = Mark()
         places = ("--checkpoint", str(self.checkpoints), "--output", str(self.folder))
-        # setpriv, which gives up root's rights, starts Python again.
+        # setpriv, which drops root's rights, starts a new Python.
         server = None if fault.startswith("modes") else self.server
         command = (str(PROGRAM), fault, *TRAINING, *places, *arguments)
         result = launch.python(*command, ranks=RANKS, server=server, **mark.variables)
@@ -60,11 +60,11 @@ class Training:
 
     @property
     def steps(self) -> list[int]:
-        """Of the whole checkpoints."""
+        """Steps of the complete checkpoints."""
         return sorted(int(path.name.removeprefix("step-")) for path in self.checkpoints.glob("step-????????"))
 
     def ends_as(self, expected: str, result: subprocess.CompletedProcess[str]) -> bool:
-        """Whether the training has ended, with these parameters."""
+        """Return whether the training has ended with these parameters."""
         assert result.returncode == 0, result.stdout + result.stderr
         content = json.loads((self.folder / "result.json").read_text())
         return bool(content["parameters"] == expected)
@@ -87,11 +87,11 @@ def training(tmp_path: Path, training_server: ForkServer) -> Training:
 
 
 def assert_killed(training: Training, fault: str, reached: int, *arguments: str) -> None:
-    """One more checkpoint is whole when the fault comes."""
+    """Assert that a fault kills the run after one more checkpoint is complete."""
     result = training.run(fault, *arguments)
     assert result.returncode != 0, fault
     assert training.steps[-1] == reached, fault
-    assert reached == EVERY or f"goes on from step {reached - EVERY}\n" in result.stdout, fault
+    assert reached == EVERY or f"resuming from step {reached - EVERY}\n" in result.stdout, fault
 
 
 def test_kills_during_an_exchange_and_a_save_and_a_preemption_leave_no_trace(
@@ -104,7 +104,7 @@ def test_kills_during_an_exchange_and_a_save_and_a_preemption_leave_no_trace(
     assert "preempted at step 7" in result.stdout
     assert training.steps == [6, 7]
     assert training.ends_as(undisturbed, training.run())
-    assert not list(training.checkpoints.glob("*.*")), "what was half written is cleaned up"
+    assert not list(training.checkpoints.glob("*.*")), "partial files were not cleaned up"
 
 
 def test_a_rank_is_killed_at_every_other_stage_of_a_step_and_of_a_checkpoint(
@@ -118,7 +118,7 @@ def test_a_rank_is_killed_at_every_other_stage_of_a_step_and_of_a_checkpoint(
 def test_a_training_through_ddp_goes_on_after_kills_and_through_the_other_door(
     undisturbed: str, training: Training
 ) -> None:
-    """The bits are those of the training through Horovod that nothing happened to."""
+    """The final bits are those of the undisturbed training with Horovod."""
     ddp = ("--frontend", "ddp")
     assert_killed(training, "kill:exchange@1@8", EVERY, *ddp)
     assert_killed(training, "kill:fsync@1@1", 2 * EVERY, *ddp)

@@ -1,4 +1,4 @@
-"""A forked rank is a rank like any other: MPI, streams, exit status and signals are those of its stub."""
+"""A forked rank behaves like any other rank: MPI, streams, exit status and signals are those of its stub."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mpi4py import MPI
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
 rank, ranks = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size()
 total = MPI.COMM_WORLD.allreduce(rank)
-# In one piece: where nothing is buffered, print writes the end of a line on its own.
+# One write: without buffering, print writes the end of a line separately.
 line = f"{os.getcwd()} {rank} of {ranks}, {total}, {sys.argv[1:]}, {os.environ['GIVEN']}"
 print(line + os.linesep, end="", flush=True)
 if "wait" in sys.argv:
@@ -30,7 +30,7 @@ if "fail" in sys.argv:
 
 @pytest.fixture
 def job(tmp_path):
-    """Starts the program on three ranks, with an argument."""
+    """Provide a function that starts the program on three ranks, with an argument."""
     (tmp_path / "program.py").write_text(PROGRAM)
     mark = Mark()
     with ForkServer(tmp_path, ["mpi4py.MPI"], {**launch.ENVIRONMENT, **mark.variables}) as server:
@@ -72,7 +72,7 @@ def test_a_rank_that_is_killed_ends_the_job(job):
 def test_signals_are_passed_on(job):
     _, process = job("wait")
     begun(process)
-    process.send_signal(signal.SIGUSR1)  # mpirun tells all ranks
+    process.send_signal(signal.SIGUSR1)  # mpirun forwards it to all ranks
     process.communicate(timeout=60)
     assert process.returncode == 0
 

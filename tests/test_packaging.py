@@ -1,4 +1,4 @@
-"""The source package carries the kernels' sources; the wheel built from it needs neither repository nor compiler."""
+"""The source package contains the kernel sources; its wheel needs neither the repository nor a compiler."""
 
 import os
 import re
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.nightly, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
-    """The source package and the wheel built from it; made from a copy, so that the repository stays clean."""
+    """Source package and the wheel built from it, made from a copy to keep the repository clean."""
     folder = tmp_path_factory.mktemp("packages")
     source = folder / "source"
     leave = shutil.ignore_patterns(".*", "build", "dist", "runs", "*.egg-info", "*.so", "__pycache__", "_build")
@@ -31,7 +31,7 @@ def packages(tmp_path_factory):
 
 
 def make_wheel(source, venv, **variables):
-    """Runs `make wheel` in a copy of the repository, with an environment that need not be made before."""
+    """Run `make wheel` in a copy of the repository, with an environment that make does not build."""
     command = ["make", "wheel", f"VENV={venv}", "-o", f"{venv}/.horovod_sparse_dev"]
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
     return subprocess.run(
@@ -62,7 +62,7 @@ def test_the_wheel_has_the_extension_the_types_and_the_licence(packages):
     names = names_in_wheel(packages)
     assert [name for name in names if name.startswith(EXTENSION) and name.endswith(".so")]
     assert "horovod_sparse/py.typed" in names
-    # CUDA's kernels are compiled where they run.
+    # CUDA kernels are compiled at run time.
     folder = "horovod_sparse/kernels/csrc"
     code = {f"{folder}/{path.relative_to(ROOT / 'csrc')}" for path in (ROOT / "csrc/cuda").iterdir()}
     assert code | {f"{folder}/common/portable.hpp"} <= names
@@ -78,7 +78,7 @@ def test_the_wheel_has_the_package_and_nothing_beside_it(packages):
 
 @pytest.fixture(scope="module")
 def installed(packages, tmp_path_factory):
-    """Runs a program of a fresh environment, with the wheel and what it depends on, and without any compiler."""
+    """Provide a function that runs a program in a fresh environment with wheel and dependencies, but no compiler."""
     venv = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     pip = [sys.executable, "-m", "pip", "--python", venv / "bin/python", "install", "--no-deps", "--no-index"]
@@ -102,7 +102,7 @@ def test_the_wheel_installs_and_works_without_a_compiler(installed):
     file, level, hooks = installed("python", "-c", program).split()
     assert Path(file).is_relative_to(installed.folder)
     assert level in {"avx512", "avx2", "portable"}
-    assert hooks == "False"  # those of the tests are left out, even where the variable asks for them
+    assert hooks == "False"  # test hooks are excluded even if the variable requests them
 
 
 def test_the_command_of_the_wheel_works(installed):

@@ -1,4 +1,4 @@
-"""The soak test in short: a training that is killed, stopped and preempted ends as an undisturbed one."""
+"""Short soak test: training that is killed, stopped and preempted ends like an undisturbed one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_whoever_ends_it_ends_all_it_has_started(tmp_path):
     mark = Mark()
     environment = {**launch.ENVIRONMENT, **mark.variables, "TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, PROGRAM], env=environment, stdout=subprocess.PIPE) as process:
-        while len(mark.ranks()) < 3:  # their stubs
+        while len(mark.ranks()) < 3:  # stubs of the ranks
             assert process.poll() is None
             time.sleep(0.1)
         os.kill(process.pid, signal.SIGTERM)

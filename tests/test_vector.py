@@ -1,4 +1,4 @@
-"""SparseVector: indices and values, or everything."""
+"""SparseVector: indices and values, or a dense vector."""
 
 from __future__ import annotations
 

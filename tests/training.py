@@ -1,4 +1,4 @@
-"""Small models, a training loop, and a comparison of our optimizer with Horovod's own."""
+"""Small models, a training loop, and a comparison of our optimizer with Horovod's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def sgd(model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
 
 
 def wrap(model: nn.Module, compression: Any = None, optimizer: Any = None, **arguments: Any) -> Any:
-    """Our optimizer around one without momentum, by default with one entry in twenty and three buckets."""
+    """Wrap an optimizer, by default without momentum, at density 0.05 and with three buckets."""
     return hvs.DistributedOptimizer(
         optimizer or sgd(model, momentum=0),
         named_parameters=model.named_parameters(),
@@ -30,7 +30,7 @@ def wrap(model: nn.Module, compression: Any = None, optimizer: Any = None, **arg
 def wrap_local(
     model: nn.Module, compression: Any = None, optimizer: Any = None, local_steps: int = 4, **arguments: Any
 ) -> Any:
-    """Local steps of an optimizer without momentum, whose mean is taken, unless other settings are given."""
+    """Wrap an optimizer in LocalOptimizer; by default without momentum, and with the mean as the outer step."""
     return hvs.LocalOptimizer(
         optimizer or sgd(model, momentum=0),
         model.named_parameters(),
@@ -48,7 +48,7 @@ def settings(**more: Any) -> dict[str, Any]:
 
 
 def train(optimizer: Any, model: nn.Module, rank: int, steps: Iterable[int] = range(3)) -> list[torch.Tensor]:
-    """The parameters after some steps."""
+    """Train for some steps; return the parameters."""
     for step in steps:
         optimizer.zero_grad()
         loss_of(model, rank, step).backward()
@@ -57,13 +57,13 @@ def train(optimizer: Any, model: nn.Module, rank: int, steps: Iterable[int] = ra
 
 
 def mlp(dtype: torch.dtype = torch.float32) -> nn.Sequential:
-    """Three layers, the same on every rank."""
+    """Return a model of three layers, the same on every rank."""
     torch.manual_seed(7)
     return nn.Sequential(nn.Linear(12, 24), nn.Tanh(), nn.Linear(24, 16), nn.Tanh(), nn.Linear(16, 4)).to(dtype)
 
 
 class Branches(nn.Module):
-    """Two branches that do not depend on each other, run in either order, or one of them alone."""
+    """Model with two independent branches, run in either order or alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Branches(nn.Module):
 
 
 class Given(nn.Module):
-    """A loss whose gradients are given: loss = sum of parameter times gradient."""
+    """Model with prescribed gradients: loss = sum of parameter times gradient."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Given(nn.Module):
         self.second = nn.Parameter(torch.zeros(7, 11, dtype=dtype))
 
     def gradients(self, rank: int, step: int) -> list[torch.Tensor]:
-        """Eighths of small integers, whose sums are exact."""
+        """Return gradients that are eighths of small integers, whose sums are exact."""
         generator = torch.Generator().manual_seed(100 * rank + step)
         return [torch.randint(-64, 64, p.shape, generator=generator).to(p.dtype) / 8 for p in self.parameters()]
 
@@ -92,55 +92,55 @@ class Given(nn.Module):
         return sum((p * g).sum() for p, g in zip(self.parameters(), self.gradients(rank, step), strict=True))
 
     def total(self, rank: int, step: int) -> float:
-        """The sum of the gradients."""
+        """Return the sum of the gradients."""
         return sum(gradient.double().sum().item() for gradient in self.gradients(rank, step))
 
     def moved(self) -> float:
-        """The sum of all updates so far."""
+        """Return the sum of all updates so far."""
         return -sum(p.detach().double().sum().item() for p in self.parameters())
 
 
 def owed(optimizer: Any) -> float:
-    """The sum of this rank's residuals, as an update of this rank's number of ranks."""
+    """Return the sum of this rank's residuals, as an update at this rank's world size."""
     buckets = optimizer.exchange.state_dict()["buckets"]
     return sum(bucket["unit"] * bucket["memory"]["residual"].double().sum().item() for bucket in buckets)
 
 
 def batch(rank: int, step: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and targets of one step, different on every rank."""
+    """Return the inputs and targets of one step, different on every rank."""
     generator = torch.Generator().manual_seed(1000 * rank + step)
     x = torch.randn(8, 12, generator=generator)
     return x.to(dtype), torch.randn(8, 4, generator=generator).to(dtype)
 
 
 def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
-    """Mean squared error on this rank's batch."""
+    """Return the mean squared error on this rank's batch."""
     x, y = batch(rank, step, next(model.parameters()).dtype)
     return nn.functional.mse_loss(model(x), y)
 
 
 def averages(model: nn.Module, comm: Any, step: int) -> list[torch.Tensor]:
-    """The mean gradients of all ranks, in float32 at least; no hook runs.
+    """Return the gradients averaged over all ranks, in float32 at least; no hook runs.
 
-    After ``backward()`` a rank's own can no longer be read off ``p.grad``: the exchange may have written there already.
+    After ``backward()``, ``p.grad`` no longer holds this rank's gradient: the exchange may have overwritten it already.
     """
     mine = torch.autograd.grad(loss_of(model, comm.Get_rank(), step), list(model.parameters()))
     return [torch.from_numpy(comm.allreduce(one.float().numpy()) / comm.Get_size()) for one in mine]
 
 
-# A scenario trains with the optimizers that it wraps by its first argument and gives the parameters it ends with.
+# A scenario wraps its optimizers with its first argument, trains, and returns the final parameters.
 Scenario = Callable[[Callable[..., Any], int], list[torch.Tensor]]
 
 
 def assert_parity(hvd: Any, comm: Any, scenario: Scenario, rtol: float = 1e-4, atol: float = 1e-6) -> None:
-    """Our optimizer at density 1 ends where Horovod's does, and with the same bits on every rank.
+    """Assert that our optimizer at density 1 matches Horovod's, with the same bits on every rank.
 
     Args:
         hvd: Horovod.
-        comm: The ranks that take part.
-        scenario: What to run with either.
-        rtol: Tolerance of rounding: the sums are formed in another order.
-        atol: The same, absolute.
+        comm: Communicator of the participating ranks.
+        scenario: Scenario to run with both optimizers.
+        rtol: Relative tolerance, for sums in another order.
+        atol: Absolute tolerance.
     """
     rank, everything = comm.Get_rank(), hvs.Compression.topka(**settings(density=1.0))
     stock = scenario(hvd.DistributedOptimizer, rank)
@@ -152,7 +152,7 @@ def assert_parity(hvd: Any, comm: Any, scenario: Scenario, rtol: float = 1e-4, a
 
 
 def parity(scenario: Scenario) -> Callable[[Any, Any], None]:
-    """Makes a test of a scenario."""
+    """Return a test of a scenario."""
 
     def test(hvd: Any, comm: Any) -> None:
         assert_parity(hvd, comm, scenario)
@@ -161,10 +161,10 @@ def parity(scenario: Scenario) -> Callable[[Any, Any], None]:
 
 
 def agree(comm: Any, tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether tensors have the same bits on all ranks."""
+    """Return whether tensors have the same bits on all ranks."""
     return same_bits(comm, *(tensor.float().numpy() for tensor in tensors))
 
 
 def snapshot(*models: nn.Module) -> list[torch.Tensor]:
-    """Copies of all parameters."""
+    """Return copies of all parameters."""
     return [p.detach().clone() for model in models for p in model.parameters()]

@@ -1,4 +1,4 @@
-"""Trainings with either front end, and torch's own optimizer on the mean gradient for comparison."""
+"""Training with both front ends, and with torch's optimizer on the mean gradient for comparison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from training import loss_of, sgd, snapshot, wrap
 import horovod_sparse as hvs
 
 STEPS = 50
-# Some parameters are small and travel whole, the others are selected from: everything.
+# Small parameters are exchanged dense; from the others, everything is selected.
 WHOLE = {"density": 1.0, "dense_below": 100, "bucket_bytes": 1200}
 
 
@@ -22,12 +22,12 @@ def constant(step: int) -> float:
 
 
 def falling(step: int) -> float:
-    """A warm-up that begins with 0, and two sudden falls."""
+    """Return a learning rate with a warm-up from 0 and two sudden drops."""
     return 0.004 * step if step < 5 else 0.02 / (1, 10, 3)[step // 20 % 3]
 
 
 def no_change(optimizer: Any, step: int) -> None:
-    """Nothing but the learning rate changes."""
+    """Change nothing but the learning rate."""
 
 
 def train_plain(
@@ -39,7 +39,7 @@ def train_plain(
     steps: int = STEPS,
     change: Callable[[Any, int], None] = no_change,
 ) -> None:
-    """Trains with torch's optimizer on the mean gradient."""
+    """Train with torch's optimizer on the mean gradient."""
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = rate(step)
         change(optimizer, step)
@@ -58,7 +58,7 @@ def train_through(
     steps: int = STEPS,
     change: Callable[[Any, int], None] = no_change,
 ) -> None:
-    """The same through a front_end."""
+    """Train like ``train_plain``, but through a front end."""
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = rate(step)
         change(optimizer, step)
@@ -70,7 +70,7 @@ def train_through(
 def plain(
     comm: Any, model: nn.Module, rate: Any = constant, loss: Any = loss_of, steps: int = STEPS, **settings: Any
 ) -> list[torch.Tensor]:
-    """The parameters that torch's SGD with momentum 0.9 ends with."""
+    """Return the final parameters of torch's SGD with momentum 0.9."""
     train_plain(comm, model, sgd(model, lr=0.0, **settings), rate, loss, steps)
     return snapshot(model)
 

@@ -1,1 +1,1 @@
-"""Measurements on an emulated cluster: `python -m benchmarks.cluster`."""
+"""Benchmarks on an emulated cluster: `python -m benchmarks.cluster`."""

@@ -50,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     add.add_argument("--rate", default="1gbit", help="rate of every link, such as 100mbit; none: no limit")
     add.add_argument("--counters", action="store_true", help="print each node's bytes on the data network afterwards")
     add.set_defaults(run=_mpirun)
-    add = commands.add_parser("bytes", help="compare the byte counts of the collectives with the kernel's")
+    add = commands.add_parser("bytes", help="compare the byte counts of the collectives with the Linux kernel's")
     add.add_argument("--nodes", type=at_least(1), default=8, help="number of nodes, one rank on each")
     add.set_defaults(run=_compare_bytes)
     collectives.add_parser(commands)
@@ -72,7 +72,7 @@ def _mpirun(options: argparse.Namespace) -> int:
 
 
 def _compare_bytes(options: argparse.Namespace) -> int:
-    """Run socket_bytes.py with a ring as the dense allreduce, whose bytes are counted as those of a ring."""
+    """Run socket_bytes.py. The dense allreduce must be a ring, as its bytes are counted for a ring."""
     program = [sys.executable, "-m", "mpi4py", "-m", "benchmarks.cluster.socket_bytes", "--network", DATA_NETWORK]
     with Cluster(options.nodes) as cluster:
         return cluster.mpirun(options.nodes, program, RING, capture=False).returncode

@@ -1,11 +1,11 @@
-"""Measures on an emulated cluster how long each exchange takes to train a model to a given accuracy.
+"""Time that each exchange takes to train a model to a given accuracy, on an emulated cluster.
 
-The model, the data and the trainings are those of benchmarks.convergence; evaluations are not counted. Exchanges take
-turns, so that a slow hour of the machine is one of them all. Every finished training is a line of records.jsonl, and is
-not made again: a call goes on where the last one ended. Afterwards, or with nothing left to train, accuracy.md and
-accuracy.png show what the records say:
+Model, data and training are those of benchmarks.convergence; evaluations are not timed. Exchanges alternate, so that a
+slow hour of the machine affects all of them. Every finished training is a line of records.jsonl and is not repeated: a
+call continues where the last one stopped. After the last training, the results are written to accuracy.md and
+accuracy.png. The command for this project's page is
 
-    python -m benchmarks.cluster accuracy --output docs/data/accuracy --page docs/performance.md    # this project's
+    python -m benchmarks.cluster accuracy --output docs/data/accuracy --page docs/performance.md
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.convergence.results import read_records, records_path
 from benchmarks.convergence.runs import FASHION, RUNS, Job, Run
 from horovod_sparse.cli.units import at_least, listed
 
-# What a user chooses between, by the names of the tables and figures.
+# The exchanges that a user chooses between, by their labels in tables and figures.
 EXCHANGES: dict[str, Run] = {
     "Horovod dense": RUNS["dense"],
     "Horovod fp16": RUNS["fp16"],
@@ -39,47 +39,47 @@ EXCHANGES: dict[str, Run] = {
     "8 local steps, 8 bit": Run("local-8", "time to accuracy", "topka:density=0.01,wire=log8", local_steps=8),
 }
 _BY_NAME = {run.name: run for run in EXCHANGES.values()}
-PART = "accuracy"  # of a page: its marks
-EVALUATIONS = 26  # every 18 steps of 468
-_DENSE = ("none", "fp16")  # without compression, and so rings
+PART = "accuracy"  # name in the markers of a page
+EVALUATIONS = 26  # per training: one every 18 of 468 steps
+_DENSE = ("none", "fp16")  # not compressed, so they run as rings
 
-_RANK = ("-m", "mpi4py", "-m", "benchmarks.cluster.accuracy")  # this file as a program; a failing rank ends all
+_RANK = ("-m", "mpi4py", "-m", "benchmarks.cluster.accuracy")  # this file as a program; a failing rank aborts all
 
 
 def add_parser(commands: Any) -> None:
-    """Adds this subcommand."""
+    """Add this subcommand."""
     parser = commands.add_parser(
         "accuracy",
-        help="compare the time that each exchange takes to an accuracy",
+        help="compare the time that each exchange takes to reach an accuracy",
         description=__doc__,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add_arguments(parser)
     add = parser.add_argument
-    add("--nodes", type=at_least(2), default=4, help="one rank on each")
-    add("--rates", type=listed(str), default="100mbit,1gbit", help="of every link")
-    add("--seeds", type=at_least(1), default=3, help="trainings of each exchange at each rate")
-    add("--exchanges", type=listed(str), default=",".join(_BY_NAME), help="their names")
-    add("--target", type=float, default=0.89, help="the accuracy")
-    add("--page", type=Path, help="where the table goes, between marks; as it is: accuracy.md")
+    add("--nodes", type=at_least(2), default=4, help="number of nodes, one rank on each")
+    add("--rates", type=listed(str), default="100mbit,1gbit", help="rates of the links")
+    add("--seeds", type=at_least(1), default=3, help="trainings per exchange and rate")
+    add("--exchanges", type=listed(str), default=",".join(_BY_NAME), help="names of the exchanges")
+    add("--target", type=float, default=0.89, help="accuracy to reach")
+    add("--page", type=Path, help="page to write the table into, between its markers, instead of accuracy.md")
     parser.set_defaults(run=run)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what each rank is told, too."""
+    """Add the arguments that are also passed to each rank."""
     add = parser.add_argument
-    add("--task", choices=(FASHION, "digits"), default=FASHION, help="of benchmarks.convergence")
-    add("--steps", type=at_least(1), default=2 * 234, help="of a training; 234 are an epoch of Fashion-MNIST")
-    add("--fashion-mnist", default="/usr/share/datasets/fashion-mnist", metavar="DIR", help="folder of its IDX files")
+    add("--task", choices=(FASHION, "digits"), default=FASHION, help="task of benchmarks.convergence")
+    add("--steps", type=at_least(1), default=2 * 234, help="steps per training; 234 are one epoch of Fashion-MNIST")
+    add("--fashion-mnist", default="/usr/share/datasets/fashion-mnist", metavar="DIR", help="folder of the IDX files")
     add("--output", type=Path, default=Path("runs/accuracy"), help="folder for the results")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Trains what has no record yet, and writes table and figure.
+    """Train what has no record yet, and write the table and the figure.
 
     Raises:
         ValueError: An exchange is unknown.
-        RuntimeError: No cluster can be made, or a training failed.
+        RuntimeError: The cluster cannot be created, or a training failed.
     """
     if unknown := set(options.exchanges) - _BY_NAME.keys():
         raise ValueError(f"unknown exchange {min(unknown)!r}; known are: {', '.join(_BY_NAME)}")
@@ -97,10 +97,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> None:
-    """Prints and writes what the records say."""
+    """Print the table, and write the table and the figure."""
     asked = {"task": options.task, "steps": options.steps}
-    records = [one for one in read_records(records_path(options.output)) if asked.items() <= one.items()]
-    found = outcomes(records, {label: one.name for label, one in EXCHANGES.items()}, options.target)
+    records = [record for record in read_records(records_path(options.output)) if asked.items() <= record.items()]
+    found = outcomes(records, {label: run.name for label, run in EXCHANGES.items()}, options.target)
     text = table(found)
     print(text)
     if options.page is None:
@@ -111,7 +111,7 @@ def report(options: argparse.Namespace) -> None:
 
 
 def waiting(options: argparse.Namespace) -> Iterator[tuple[str, int, str]]:
-    """Rate, seed and exchange of each training that has no record yet, seed by seed."""
+    """Yield rate, seed and exchange of each training that has no record yet, seed by seed."""
     records = read_records(records_path(options.output))
     for rate, seed, name in itertools.product(options.rates, range(options.seeds), options.exchanges):
         settings = {**Job(options.task, _BY_NAME[name], seed, options.steps).settings(), "rate": rate}
@@ -120,7 +120,7 @@ def waiting(options: argparse.Namespace) -> Iterator[tuple[str, int, str]]:
 
 
 def as_rank(arguments: Sequence[str] | None = None) -> None:
-    """Trains by one exchange, with one seed, at one rate; under mpirun."""
+    """Train with one exchange, seed and rate; runs on each rank under mpirun."""
     import horovod.torch as hvd
     import torch
     from mpi4py import MPI

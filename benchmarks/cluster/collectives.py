@@ -1,8 +1,8 @@
-"""Measures the collectives on an emulated cluster and compares them with the dense ring and with the cost model.
+"""Times of the collectives on an emulated cluster, compared with the dense ring and with the cost model.
 
 Every combination of rate, number of ranks and density is a cell. Its times are those of `horovod-sparse bench
-collectives`, selection included, its predictions those of horovod_sparse.costs from what it measures at that rate on as
-many ranks. The model is right in a cell where its first choice is the fastest or takes at most 20 % longer.
+collectives` and include the selection. Its predictions are those of horovod_sparse.costs, from measurements at the same
+rate with the same ranks. The model is right in a cell if its first choice is the fastest or takes at most 20 % longer.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from horovod_sparse.costs.model import LARGEST, Compute, predict
 from horovod_sparse.costs.network import Link
 
 ALGORITHMS = ("dense", *LARGEST)
-# Measured on request: what it sends is not the largest entries, so that its time does not compare with theirs alone.
+# Measured on request only: it does not send the largest entries, so a comparison of times alone would be unfair.
 SHARED = "stable"
 
-# What Open MPI chooses by itself takes twice as long on such a network: faster than that would mean little. The sparse
-# ones must not run under these options, which make a ring of their shortest sums, too.
+# Open MPI's default choice takes twice as long on such a network, so a comparison with it would mean little. The sparse
+# collectives must not run with these options, which turn even their shortest sums into rings.
 RING = ("--mca", "coll_tuned_use_dynamic_rules", "1", "--mca", "coll_tuned_allreduce_algorithm", "4")
-# It is slow and always does the same.
+# A few iterations suffice: the dense ring is slow, and every iteration does the same.
 DENSE = ("--iters", "3", "--warmup", "1")
 
 _BENCH = ("-c", "import sys; from horovod_sparse.cli import main; sys.exit(main())", "bench", "collectives")
 
 
 def add_parser(commands: Any) -> None:
-    """Adds this subcommand."""
+    """Add this subcommand."""
     parser = commands.add_parser(
         "collectives",
         help="compare the collectives with the dense ring and the cost model",
@@ -45,26 +45,25 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--nodes", type=at_least(2), default=8, help="of the cluster")
-    add("--rates", type=listed(str), default="1gbit,100mbit", help="of every link")
-    add("--ranks", type=listed(at_least(2)), default="2,4,8", help="at most one on each node")
+    add("--nodes", type=at_least(2), default=8, help="nodes of the cluster")
+    add("--rates", type=listed(str), default="1gbit,100mbit", help="rates of the links")
+    add("--ranks", type=listed(at_least(2)), default="2,4,8", help="numbers of ranks, at most one on each node")
     add("--parameters", type=count, default="25M", help="elements of a vector")
-    add("--densities", type=listed(density), default="0.001,0.01,0.02", help="of the sparse ones")
-    add(
-        "--algorithms", type=listed(str), default=",".join(ALGORITHMS), help=f"presets, {SHARED} too; dense is the ring"
-    )
-    add("--iters", type=at_least(1), default=20, help="timed iterations of the sparse ones")
-    add("--check", type=int, choices=(0, 1), default=1, help="verify the results, which takes minutes at 100 Mbit/s")
+    add("--densities", type=listed(density), default="0.001,0.01,0.02", help="densities of the sparse collectives")
+    algorithms = f"presets to measure, {SHARED} too; dense is the ring"
+    add("--algorithms", type=listed(str), default=",".join(ALGORITHMS), help=algorithms)
+    add("--iters", type=at_least(1), default=20, help="timed iterations of the sparse collectives")
+    add("--check", type=int, choices=(0, 1), default=1, help="verify the results; takes minutes at 100 Mbit/s")
     add("--output", type=Path, default=Path("runs/cluster"), help="folder for collectives.json")
-    add("--plot", action="store_true", help="write collectives.png, too")
+    add("--plot", action="store_true", help="also write collectives.png")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures, prints and writes.
+    """Measure all cells, print their tables and write the results.
 
     Raises:
-        ValueError: An algorithm is unknown, or ranks would have to share nodes.
+        ValueError: An algorithm is unknown, or there are more ranks than nodes.
         RuntimeError: A benchmark failed, or one of its results was wrong.
     """
     for name in options.algorithms:
@@ -89,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(cluster: Cluster, rate: str, ranks: int, options: argparse.Namespace) -> list[Cell]:
-    """The cells of one rate and number of ranks."""
+    """Return the cells of one rate and number of ranks."""
     found = json.loads(cluster.python(ranks, ["-m", "benchmarks.cluster.collectives"]).splitlines()[-1])
     link, compute = Link(**found["link"]), Compute(**found["compute"])
     sparse = [name for name in options.algorithms if name != "dense"]
@@ -97,16 +96,16 @@ def measure(cluster: Cluster, rate: str, ranks: int, options: argparse.Namespace
     if "dense" in options.algorithms:
         rows += _bench(cluster, ranks, ["dense"], options, DENSE, RING)
     cells = []
-    for one in options.densities:
+    for cell_density in options.densities:
         # The dense rows belong to every density.
-        here = [row for row in rows if row["density"] == one or row["algorithm"] == "dense"]
-        compared = [_compare(row, one, ranks, link, compute) for row in here]
-        cells.append(Cell(rate, ranks, one, options.parameters, link, compute, compared))
+        here = [row for row in rows if row["density"] == cell_density or row["algorithm"] == "dense"]
+        compared = [_compare(row, cell_density, ranks, link, compute) for row in here]
+        cells.append(Cell(rate, ranks, cell_density, options.parameters, link, compute, compared))
     return cells
 
 
 def _compare(row: dict[str, Any], density: float, ranks: int, link: Link, compute: Compute) -> Row:
-    """Adds the prediction to a row of the benchmark."""
+    """Return a row of the benchmark with its prediction."""
     k = max(1, round(density * row["size"]))
     algorithm = "shared" if row["algorithm"] == SHARED else row["algorithm"]
     predicted = predict(algorithm, row["size"], k, ranks, link, compute)
@@ -128,7 +127,7 @@ def _bench(
     flags: Sequence[str],
     mpirun_options: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """The rows of `horovod-sparse bench collectives`, which verifies what it times."""
+    """Return the rows of `horovod-sparse bench collectives`."""
     nbytes = str(4 * options.parameters)
     densities = ",".join(map(str, options.densities))
     with tempfile.NamedTemporaryFile("r", suffix=".json") as file:
@@ -140,7 +139,7 @@ def _bench(
 
 
 def print_link_and_compute() -> None:
-    """Prints the cost model's inputs, as measured on all ranks together, as JSON; under mpirun."""
+    """Print the cost model's inputs, measured on all ranks together, as JSON; runs under mpirun."""
     import numpy as np
     from mpi4py import MPI
 

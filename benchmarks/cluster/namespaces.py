@@ -1,9 +1,9 @@
-"""Linux namespaces of an emulated cluster: how they are made, entered and ended; needs no root.
+"""Linux namespaces of an emulated cluster; root is not needed.
 
     python -I benchmarks/cluster/namespaces.py NODE COMMAND ...
 
-runs a command on a node, from within the namespaces: the rsh agent that Open MPI starts others with. Without
-arguments it is the process that holds the namespaces. Imports only the standard library.
+runs a command on a node from inside the namespaces; Open MPI uses it as its rsh agent. Without arguments, this file is
+the process that holds the namespaces. It imports only the standard library.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 _UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child")
-_USER = ("--user", "--map-root-user")  # root of these namespaces, and this user elsewhere
-# The folder stays as it was, and the command is not searched for its own "$0".
+_USER = ("--user", "--map-root-user")  # root inside these namespaces, this user outside
+# Runs a command in a folder, passed as $0. The shell does not expand the command's arguments.
 _IN_FOLDER = ("sh", "-c", 'cd "$0" && exec "$@"')
 
 
 class Namespaces:
-    """A network, mounts and processes apart from the machine's own, in which this process may do what root may.
+    """Private network, mounts and processes, in which this process has the rights of root.
 
-    A process holds them until this one closes its end of a pipe, by ``close`` or by ending in whatever way. All that
-    runs inside ends with it, and nothing is left: ``/run`` is a file system of their own.
+    A holder process keeps them until this process closes its end of a pipe, by ``close`` or by ending for any reason.
+    All processes inside end with the holder. No files remain, because ``/run`` is a private file system.
 
     Args:
-        environment: Of what runs inside.
+        environment: Environment of the processes inside.
 
     Raises:
-        RuntimeError: This process may not make them.
+        RuntimeError: This process may not create namespaces.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = dict(environment)
         reasons = []
-        # Root that is root of a container only may need a user namespace, too.
+        # Root of a container may also need a user namespace.
         for user in ((), _USER) if os.geteuid() == 0 else (_USER,):
             self._user = ("--user", "--preserve-credentials") if user else ()
             self._holder = subprocess.Popen(
@@ -48,31 +48,31 @@ class Namespaces:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
-                start_new_session=True,  # Ctrl-C is for what runs inside
+                start_new_session=True,  # Ctrl-C must not end the holder
             )
             if self._holder.stdout and (pid := self._holder.stdout.readline().strip()):
                 self._pid = pid
                 return
             reasons.append(self._holder.communicate()[1].strip())
         raise RuntimeError(
-            f"no namespaces for user {os.geteuid()} ({'; '.join(reasons)}): be root, or have root allow "
+            f"no namespaces for user {os.geteuid()} ({'; '.join(reasons)}): run as root, or have root allow "
             "user namespaces (sysctl user.max_user_namespaces, Ubuntu: kernel.apparmor_restrict_unprivileged_userns=0)"
         )
 
     def enter(self, command: Sequence[str]) -> list[str]:
-        """The command line that runs a command inside, in the same folder."""
+        """Return the command line that runs a command inside, in the current folder."""
         inside = ("nsenter", "--target", self._pid, *self._user, "--mount", "--net", "--pid")
         return [*inside, *_IN_FOLDER, str(Path.cwd()), *command]
 
     def run(self, command: Sequence[str], text: str | None = None) -> str:
-        """Runs a command inside and returns its output.
+        """Run a command inside and return its output.
 
         Args:
-            command: The command.
-            text: Its input.
+            command: Command and its arguments.
+            text: Standard input; None: inherited.
 
         Raises:
-            RuntimeError: It failed; the message holds its own.
+            RuntimeError: The command failed; the message contains its output.
         """
         line = self.enter(command)
         done = subprocess.run(line, env=self._environment, input=text, capture_output=True, text=True, check=False)
@@ -81,37 +81,37 @@ class Namespaces:
         return done.stdout
 
     def run_all(self, commands: Iterable[Sequence[str]]) -> None:
-        """Runs commands inside, one after the other."""
+        """Run commands inside, one after the other."""
         for command in commands:
             self.run(command)
 
     def end_processes(self) -> None:
-        """Ends everything that runs inside, but for the process that holds the namespaces."""
-        with contextlib.suppress(RuntimeError):  # the shell's own end is not worth an error
+        """Kill all processes inside except the holder."""
+        with contextlib.suppress(RuntimeError):  # the shell may be killed, too
             self.run(["sh", "-c", "kill -9 -1"])
 
     def close(self) -> None:
-        """Ends everything that runs inside, and the namespaces."""
+        """End all processes inside and remove the namespaces."""
         self._holder.communicate()
 
 
 def on(node: str, command: Sequence[str]) -> list[str]:
-    """The command line that runs a command in a node's network; from within the namespaces."""
+    """Return the command line that runs a command in a node's network, from inside the namespaces."""
     return ["nsenter", f"--net=/run/netns/{node}", *command]
 
 
 def named(node: str, command: Sequence[str]) -> list[str]:
-    """The same under the node's own host name.
+    """Return the command line of ``on`` that also sets the node's name as the host name.
 
-    Open MPI takes processes with the same host name for neighbours that share memory.
+    Open MPI assumes that processes with the same host name share memory.
     """
     return on(node, ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', node, *command])
 
 
 def _hold() -> None:
-    """Keeps the namespaces until the other end of standard input is closed."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # orphans become children of this process, the first one inside
-    print(Path("/proc/self").readlink(), flush=True)  # its number outside, as /proc is the machine's
+    """Keep the namespaces until the other end of standard input is closed."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reaps orphans, the children of this process, the first one inside
+    print(Path("/proc/self").readlink(), flush=True)  # its process ID outside, as /proc is the machine's
     sys.stdin.read()
 
 
@@ -119,5 +119,5 @@ if __name__ == "__main__":
     if len(sys.argv) == 1:
         _hold()
     else:
-        shell = ["sh", "-c", " ".join(sys.argv[2:])]  # the command is meant for a shell, as with rsh and ssh
+        shell = ["sh", "-c", " ".join(sys.argv[2:])]  # as with rsh and ssh, a shell parses the command
         os.execvp("nsenter", named(sys.argv[1], shell))

@@ -1,9 +1,9 @@
-"""Shows on an emulated cluster how much of the exchange the backward pass hides, and what that saves.
+"""Share of the exchange that the backward pass hides, and the time that this saves, on an emulated cluster.
 
-examples/train.py runs as it is, with the exchange put off until the backward pass is over (see ``exchange_late``), and
-with Horovod's dense exchange, a ring. Its Chrome traces tell when each rank was in its backward pass and when it
-exchanged. The first two must train the same model, to the last bit. That takes dense_below=0: how Horovod rounds its
-own sums depends on which tensors happen to travel together.
+examples/train.py runs unchanged, with the exchange delayed until the backward pass is over (see ``exchange_late``), and
+with Horovod's dense exchange as a ring. Its Chrome traces show when each rank ran its backward pass and when it
+exchanged. The first two runs must train bit-identical models. This needs dense_below=0, because the rounding of
+Horovod's own sums depends on which tensors it fuses.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from horovod_sparse.cli.units import at_least
 
 Interval = tuple[float, float]
 
-LATE = ("-m", "benchmarks.cluster.overlap")  # this file as a program; the script's folder must be on the path
+LATE = ("-m", "benchmarks.cluster.overlap")  # this file as a program; PYTHONPATH needs the script's folder
 SCRIPT = str(Path(__file__).resolve().parents[2] / "examples" / "train.py")
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run: milliseconds of a step, averaged over the ranks.
+    """One run; times in milliseconds per step, averaged over the ranks.
 
     Attributes:
-        run: What ran.
-        step: Median over the steps.
-        backward: Backward pass.
-        exchange: Exchange of all buckets.
-        hidden: The part of it that happened during the backward pass.
-        lost: What the script waited for in synchronize().
+        run: Name of the run.
+        step: Step time, median over the steps.
+        backward: Time in the backward pass.
+        exchange: Time in the exchange, over all buckets.
+        hidden: Part of the exchange during the backward pass.
+        lost: Time that the script waited in synchronize().
         loss: Mean loss over the last epoch's training images.
     """
 
@@ -54,7 +54,7 @@ class Row:
 
 
 def add_parser(commands: Any) -> None:
-    """Adds this subcommand."""
+    """Add this subcommand."""
     parser = commands.add_parser(
         "overlap",
         help="show how much of the exchange the backward pass hides",
@@ -62,18 +62,22 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--nodes", type=at_least(2), default=4, help="one rank on each")
-    add("--rate", default="100mbit", help="of every link")
-    add("--compression", default="oktopk:density=0.01,bucket_bytes=4194304,dense_below=0", help="as for train.py")
-    add("--model", default="vgg16", help="as for train.py")
-    add("--batch-size", type=at_least(1), default=8, help="images of a rank and step")
-    add("--epochs", type=at_least(1), default=1, help="the last one counts")
+    add("--nodes", type=at_least(2), default=4, help="number of nodes, one rank on each")
+    add("--rate", default="100mbit", help="rate of every link")
+    add(
+        "--compression",
+        default="oktopk:density=0.01,bucket_bytes=4194304,dense_below=0",
+        help="compression, as for train.py",
+    )
+    add("--model", default="vgg16", help="model, as for train.py")
+    add("--batch-size", type=at_least(1), default=8, help="images per rank and step")
+    add("--epochs", type=at_least(1), default=1, help="epochs; the loss is that of the last one")
     add("--output", type=Path, default=Path("runs/overlap"), help="folder for the runs and overlap.json")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the trainings and compares them; 1 where putting the exchange off changed the result."""
+    """Run the trainings and compare them; return 1 if delaying the exchange changed the result."""
     rows = []
     with Cluster(options.nodes, options.rate) as cluster:
         for name, program, compression, mpirun_options in (
@@ -85,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
             words = [*program, "--compression", compression, *_settings(options), "--output", str(folder), "--trace"]
             cluster.python(options.nodes, words, mpirun_options)
             rows.append(_row(name, folder))
-            print(f"{name}: {rows[-1].step:.0f} ms a step", file=sys.stderr, flush=True)
+            print(f"{name}: {rows[-1].step:.0f} ms per step", file=sys.stderr, flush=True)
     show(rows, options)
     result = {"command": sys.argv, "rows": [asdict(row) for row in rows]}
     (options.output / "overlap.json").write_text(json.dumps(result, indent=2) + "\n")
@@ -93,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _settings(options: argparse.Namespace) -> list[str]:
-    """Arguments that all trainings have in common."""
+    """Return the arguments that all trainings share."""
     names = ("model", "batch_size", "epochs")
     return [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in names]
 
@@ -103,12 +107,12 @@ def _row(name: str, folder: Path) -> Row:
     epochs = json.loads((folder / "result.json").read_text())["epochs"]
     ranks = sorted({event["pid"] for event in events})
     times = [rank_times(events, rank) for rank in ranks]
-    averages = {key: mean(one[key] for one in times) for key in times[0]}
+    averages = {key: mean(rank[key] for rank in times) for key in times[0]}
     return Row(name, loss=epochs[-1]["train_loss"], **averages)
 
 
 def rank_times(events: Sequence[dict[str, Any]], rank: int) -> dict[str, float]:
-    """One rank's milliseconds a step, from the events of a Chrome trace."""
+    """Return one rank's milliseconds per step, from the events of a Chrome trace."""
     spans = {
         name: [
             (event["ts"], event["ts"] + event["dur"])
@@ -119,7 +123,7 @@ def rank_times(events: Sequence[dict[str, Any]], rank: int) -> dict[str, float]:
     }
     ends = [end for _, end in spans["update"]]
     if len(ends) < 2:
-        raise ValueError(f"the trace holds {len(ends)} steps of rank {rank}: lower --batch-size")
+        raise ValueError(f"the trace contains {len(ends)} steps of rank {rank}, but 2 are needed: lower --batch-size")
     per_step = 1e-3 / len(ends)
     return {
         "step": 1e-3 * median(after - before for before, after in itertools.pairwise(ends)),
@@ -131,21 +135,21 @@ def rank_times(events: Sequence[dict[str, Any]], rank: int) -> dict[str, float]:
 
 
 def length(intervals: Sequence[Interval]) -> float:
-    """Total length of intervals."""
+    """Return the total length of intervals."""
     return sum(end - start for start, end in intervals)
 
 
 def common_length(some: Sequence[Interval], others: Sequence[Interval]) -> float:
-    """Length of what lies in both of two lists of intervals; within a list they do not overlap."""
+    """Return the total overlap of two lists of intervals; within a list, intervals do not overlap."""
     return sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in itertools.product(some, others))
 
 
 def show(rows: Sequence[Row], options: argparse.Namespace) -> None:
-    """Prints the table."""
+    """Print the table."""
     print(
         f"{options.model}, batch {options.batch_size}, {options.nodes} nodes at {options.rate}, {options.compression}"
     )
-    print(f"{'ms a step':16}{'step':>9}{'backward':>10}{'exchange':>10}{'hidden':>16}{'lost':>9}{'loss':>12}")
+    print(f"{'ms per step':16}{'step':>9}{'backward':>10}{'exchange':>10}{'hidden':>16}{'lost':>9}{'loss':>12}")
     for row in rows:
         share = f"{row.hidden:.0f} ({row.hidden / row.exchange:.0%})" if row.exchange else "-"
         exchange = f"{row.exchange:.0f}" if row.exchange else "-"
@@ -153,16 +157,17 @@ def show(rows: Sequence[Row], options: argparse.Namespace) -> None:
             f"{row.run:16}{row.step:9.0f}{row.backward:10.0f}{exchange:>10}{share:>16}{row.lost:9.0f}{row.loss:12.6f}"
         )
     overlapped, late = rows[:2]
-    print(f"overlap saves {late.step - overlapped.step:.0f} ms a step ({1 - overlapped.step / late.step:.0%})")
+    print(f"overlap saves {late.step - overlapped.step:.0f} ms per step ({1 - overlapped.step / late.step:.0%})")
     if overlapped.loss != late.loss:
-        print("the losses differ with and without overlap: the runs did not compute the same")
+        print("the losses differ with and without overlap: the runs computed different results")
 
 
 def exchange_late(build: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps ``hvs.DistributedOptimizer``; takes ``backward_passes_per_step`` as a keyword only.
+    """Wrap ``hvs.DistributedOptimizer`` so that the exchange starts after the backward pass.
 
-    The optimizer is told of one backward pass a step more than the script makes. No gradient is due then before
-    synchronize() or step(), which exchange whatever is not yet on its way. Buckets, messages and results stay the same.
+    The optimizer expects one more backward pass per step than the script makes. No gradient is then complete before
+    synchronize() or step(), which exchange everything that is not yet in flight. Buckets, messages and results stay the
+    same. The wrapper takes ``backward_passes_per_step`` as a keyword only.
     """
 
     def build_late(*args: Any, backward_passes_per_step: int = 1, **settings: Any) -> Any:

@@ -1,10 +1,10 @@
-"""Times what a user can install instead, beside ours, on an emulated cluster: from gradients to their average.
+"""Times from gradients to their average on an emulated cluster, compared with MPI, Horovod and DDP.
 
-Contenders: Open MPI's allreduce as a ring, Horovod with float16, torch's DDP over Gloo, the same with its PowerSGD hook
-of rank 4, and ours through the pipeline of a training. All average one square matrix of float32 on as many ranks as
-there are nodes; a round lasts until the slowest rank has the average, and begins when all have the gradients. DDP's
-rounds hold the backward pass of a product, without which it exchanges nothing. Bytes are those of the sockets, which
-hold the headers of MPI's messages too.
+Contenders: Open MPI's allreduce as a ring, Horovod with float16, torch's DDP over Gloo, DDP with its PowerSGD hook of
+rank 4, and configurations of ours, through the pipeline of a training. All average one square float32 matrix, with one
+rank on each node. A round starts when all ranks have their gradients and ends when the slowest rank has the average.
+DDP's rounds include the backward pass of a product, without which DDP exchanges nothing. Bytes are counted at the
+sockets and include the headers of MPI's messages.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
     from horovod_sparse.kernels.types import Array
 
-# Of mpirun. Gloo would take the network of the host names, which has no limit.
+# Options of mpirun. By default, Gloo uses the network of the host names, which has no rate limit.
 _GLOO = ("-x", "GLOO_SOCKET_IFNAME=eth0")
 _OPTIONS = {"ring": RING, "horovod-fp16": RING, "ddp": _GLOO, "ddp-powersgd": _GLOO}
-# A round: averages the matrix in place, or leaves the average elsewhere.
+# Averages the matrix, in place or into another array.
 Round = Callable[[], object]
-_WARMUP = 3  # PowerSGD begins with two that are not compressed
+_WARMUP = 3  # PowerSGD does not compress its first two rounds
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Peer:
     """One contender at one rate.
 
     Attributes:
-        name: Its name.
-        rate: Of the links.
-        milliseconds: Of the slowest rank, round by round.
-        megabytes: Sent by a rank in a round, mean of ranks and rounds.
+        name: Name of the contender.
+        rate: Rate of the links.
+        milliseconds: Times of the slowest rank, one per round.
+        megabytes: MB sent per rank and round, averaged over ranks and rounds.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Peer:
 
 
 def add_parser(commands: Any) -> None:
-    """Adds this subcommand."""
+    """Add this subcommand."""
     parser = commands.add_parser(
         "peers",
         help="compare with Open MPI, Horovod and DDP",
@@ -63,21 +63,21 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--nodes", type=at_least(2), default=8, help="of the cluster, one rank on each")
-    add("--rates", type=listed(str), default="1gbit,100mbit,10mbit", help="of every link")
+    add("--nodes", type=at_least(2), default=8, help="number of nodes, one rank on each")
+    add("--rates", type=listed(str), default="1gbit,100mbit,10mbit", help="rates of the links")
     add("--parameters", type=count, default="25M", help="elements of the matrix; rounded to a square")
-    add("--rounds", type=at_least(1), default=6, help="timed rounds of each contender")
+    add("--rounds", type=at_least(1), default=6, help="timed rounds per contender")
     add(
         "--contenders",
         type=listed(str),
         default="ring,horovod-fp16,ddp,ddp-powersgd,oktopk,oktopk:wire=bfloat16,oktopk:wire=log8",
-        help="names of others, and configurations of ours",
+        help="other contenders by name, and configurations of ours",
     )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures and prints, rate after rate.
+    """Measure all contenders at each rate and print the tables.
 
     Raises:
         RuntimeError: A contender failed.
@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(cluster: Cluster, name: str, rate: str, options: argparse.Namespace) -> Peer:
-    """Runs one contender."""
+    """Run one contender and return its measurements."""
     arguments = ["-m", "benchmarks.cluster.peers", name, str(_side(options.parameters)), str(options.rounds)]
     output = cluster.python(options.nodes, arguments, _OPTIONS.get(name, ()))
     return Peer(name, rate, **json.loads(output.splitlines()[-1]))
@@ -106,8 +106,8 @@ HEAD = f"{'':26}{'min ms':>10}{'median ms':>12}{'MB sent':>10}{'ring / min':>12}
 
 
 def line(peer: Peer, peers: Sequence[Peer]) -> str:
-    """A row of the table; the last column is against the ring, where it was measured."""
-    ring = next((min(one.milliseconds) for one in peers if one.name == "ring"), math.nan)
+    """Return a row of the table; the last column is the speedup over the ring, if the ring was measured."""
+    ring = next((min(other.milliseconds) for other in peers if other.name == "ring"), math.nan)
     least = min(peer.milliseconds)
     ratio = "" if math.isnan(ring) else f"{ring / least:.2f}"
     return f"{peer.name:26}{least:10.1f}{median(peer.milliseconds):12.1f}{peer.megabytes:10.2f}{ratio:>12}"
@@ -121,7 +121,7 @@ def _side(parameters: int) -> int:
 
 
 def ring(gradient: Array, comm: MPI.Intracomm) -> Round:
-    """MPI's allreduce of a flat array, in place."""
+    """Return a round of MPI's allreduce of a flat array, in place."""
     from mpi4py import MPI
 
     def average() -> None:
@@ -132,7 +132,7 @@ def ring(gradient: Array, comm: MPI.Intracomm) -> Round:
 
 
 def horovod_fp16(gradient: Array, comm: MPI.Intracomm) -> Round:
-    """Horovod's allreduce, with its compressor."""
+    """Return a round of Horovod's allreduce with its float16 compressor."""
     import horovod.torch as hvd
     import torch
 
@@ -143,7 +143,7 @@ def horovod_fp16(gradient: Array, comm: MPI.Intracomm) -> Round:
 
 
 def ddp(gradient: Array, comm: MPI.Intracomm, power: bool = False) -> Round:
-    """A backward pass under DDP with one bucket; optionally with its PowerSGD hook of rank 4."""
+    """Return a round of DDP: a backward pass with one bucket, optionally with the PowerSGD hook of rank 4."""
     import torch
     from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
@@ -176,7 +176,7 @@ def ddp(gradient: Array, comm: MPI.Intracomm, power: bool = False) -> Round:
 
 
 def ours(spec: str, gradient: Array, comm: MPI.Intracomm) -> Round:
-    """The pipeline of a configuration, in place, as a training calls it."""
+    """Return a round of a configuration's pipeline, in place, called as in training."""
     from horovod_sparse.config import parse
     from horovod_sparse.engine.pipeline import pipeline_for
     from horovod_sparse.transport.mpi import MPITransport
@@ -188,7 +188,7 @@ def ours(spec: str, gradient: Array, comm: MPI.Intracomm) -> Round:
 
 
 def contender(name: str, side: int, rounds: int) -> dict[str, Any]:
-    """Times one contender on all ranks; every rank gets the fields of its ``Peer``."""
+    """Time one contender on all ranks and return the fields of its ``Peer``, the same on every rank."""
     import numpy as np
     from mpi4py import MPI
 
@@ -209,7 +209,7 @@ def contender(name: str, side: int, rounds: int) -> dict[str, Any]:
     for number in range(-_WARMUP, rounds):
         gradient[...] = initial
         if number == 0:
-            time.sleep(0.3)  # the last bytes are acknowledged late
+            time.sleep(0.3)  # waits for the last acknowledgements
             sent = -socket_bytes(DATA_NETWORK)[0]
         comm.Barrier()
         begin = time.perf_counter()
@@ -223,7 +223,7 @@ def contender(name: str, side: int, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints what ``contender`` finds, as JSON, on rank 0."""
+    """Print what ``contender`` returns, as JSON, on rank 0."""
     from mpi4py import MPI
 
     name, side, rounds = sys.argv[1:]

@@ -2,7 +2,7 @@
 
 A small CNN (1.2 million parameters) trains on random images. A contender is "alone" (one allreduce of 4 bytes per step
 instead of the gradients), "horovod", "horovod-fp16", or a configuration of ours; those of ours run once for each value
-of HOROVOD_SPARSE_WAIT. Contenders take turns, as the machine may be shared; of each, medians over the turns count.
+of HOROVOD_SPARSE_WAIT. Contenders alternate, as the machine may be shared. Times are medians over the turns.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def add_parser(commands: Any) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--ranks", type=at_least(1), default=4, help="each on a node of its own; all nodes share this machine's cores")
-    add("--rates", type=listed(str), default="none,1gbit,100mbit", help="rate of every link")
-    add("--contenders", type=listed(str), default="alone,horovod,horovod-fp16,recommended,topka", help="what to time")
+    add("--ranks", type=at_least(1), default=4, help="one on each node; all nodes share this machine's cores")
+    add("--rates", type=listed(str), default="none,1gbit,100mbit", help="rates of the links")
+    add("--contenders", type=listed(str), default="alone,horovod,horovod-fp16,recommended,topka", help="contenders")
     add("--waits", type=listed(str), default="spin,sleep", help=f"values of {SETTING} for configurations of ours")
     add("--batch-size", type=at_least(1), default=32, help="images per rank and step")
     add("--steps", type=at_least(1), default=100, help="timed steps per turn")
@@ -99,7 +99,7 @@ def contender(name: str, batch: int, steps: int) -> float:
     for number in range(-_WARMUP, steps):
         begin = time.perf_counter()
         optimizer.zero_grad()
-        F.cross_entropy(model(images), labels).backward()
+        F.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
         if name == "alone":
             hvd.allreduce_(flag, name="flag")
         optimizer.step()

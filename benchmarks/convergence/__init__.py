@@ -1,1 +1,1 @@
-"""Small trainings with every compression: `python -m benchmarks.convergence`."""
+"""Short trainings with every compression: `python -m benchmarks.convergence`."""

@@ -1,4 +1,4 @@
-"""Command of the convergence benchmark: starts the ranks, and writes the report."""
+"""Command line of the convergence benchmark: starts the ranks and writes the report."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from benchmarks.convergence.arguments import build_parser, jobs
 from benchmarks.convergence.report import report
 from tools.mpitest import launch
 
-# Seconds after which mpirun is ended: for the start, and for a run, which takes some 80 s on two cores.
+# Seconds after which mpirun is ended: for the start, and per run, which takes about 80 s on two cores.
 _START, _RUN = 180, 600
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Trains and reports; returns the exit status."""
+    """Train and report; return the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = build_parser().parse_args(words)
     if options.report is not None:
@@ -28,10 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         simulate(options)
         return _report(options.output)
     if shutil.which("mpirun") is None:
-        print("convergence: mpirun is not on PATH: run `make venv`, or load the module of your MPI", file=sys.stderr)
+        print("convergence: mpirun is not on PATH: run `make venv`, or load your MPI module", file=sys.stderr)
         return 1
     options.output.mkdir(parents=True, exist_ok=True)
-    # `-m mpi4py` ends all ranks where one fails.
+    # `-m mpi4py` aborts all ranks if one fails.
     program = [sys.executable, "-m", "mpi4py", "-m", "benchmarks.convergence.worker", *words]
     error = launch(["mpirun", "-np", str(options.ranks), *program], _START + _RUN * len(jobs(options)))
     if error:

@@ -1,8 +1,8 @@
-"""Gradients where the parameters would be if nothing were held back (step-ahead error feedback).
+"""Step-ahead error feedback: gradients at the parameters as they would be with empty residuals.
 
 After A. Xu, Z. Huo and H. Huang, "Step-Ahead Error Feedback for Distributed Training with Compressed Gradient", AAAI
-2021. It tells apart two things that a residual does to a training: that it is late, and that gradients are meanwhile
-computed at parameters that lack it.
+2021. It separates two effects of a residual: it arrives late, and meanwhile gradients are computed at parameters that
+lack it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import torch
 
 
 class Ahead:
-    """Parameters less the learning rate times the residuals, for as long as gradients are computed.
+    """Context that applies the residuals to the parameters while gradients are computed.
 
     Args:
-        optimizer: An ``hvs.DistributedOptimizer`` whose residuals are those of SGD, held as updates.
-        mean: Whether the residuals are the ranks' mean, which is what the parameters lack and takes a dense exchange,
-            or the rank's own, which takes none.
+        optimizer: An ``hvs.DistributedOptimizer`` around SGD. Residual times learning rate is the missing update.
+        mean: Whether to use the ranks' mean residual, which is what the parameters lack but needs a dense exchange, or
+            the rank's own residual, which needs none.
     """
 
     def __init__(self, optimizer: Any, mean: bool) -> None:
         self._optimizer, self._mean = optimizer, mean
         self._named = {name: p for p, name in optimizer._parameter_names.items()}
-        self._rates: list[float] = []  # of the last step: the residuals are in its unit; nothing is held before
+        self._rates: list[float] = []  # of the last step, with which residuals were computed; empty before
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Moves the parameters there and back; a collective call."""
+        """Shift the parameters, and restore them at the end; a collective call."""
         before = []
         for parameter, shift in self._shifts():
             before.append((parameter, parameter.detach().clone()))
@@ -42,7 +42,7 @@ class Ahead:
         self._rates = [group["lr"] for group in self._optimizer.param_groups]
 
     def _shifts(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """What each parameter is moved by."""
+        """Return the parameters and their shifts."""
         if not self._rates:
             return []
         shifts = []
@@ -52,5 +52,5 @@ class Ahead:
             if self._mean:
                 held = hvd.allreduce(held, name=f"held.{bucket.layout.number}")
             held *= self._rates[bucket.layout.group]
-            shifts += [(self._named[one.key], held[one.start : one.start + one.size]) for one in bucket.layout.segments]
+            shifts += [(self._named[s.key], held[s.start : s.start + s.size]) for s in bucket.layout.segments]
         return shifts

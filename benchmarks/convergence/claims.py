@@ -1,4 +1,4 @@
-"""Published orderings of the compressions, and what the records say about each."""
+"""Published orderings of the compressions, and the verdict of the records on each."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from benchmarks.convergence.runs import ADAM, DENSE, PLAIN, POWERSGD_RANKS, RIVA
 
 HOLDS, CONTRADICTED, UNDECIDED = "holds", "contradicted", "undecided"
 
-# Differences that count as none: points of accuracy, percent of perplexity. Near the gaps that were published.
+# Negligible differences: points of accuracy, percent of perplexity. Close to the published gaps.
 TOLERANCE = {"accuracy": 0.5, "perplexity": 2.0}
-# The same of our own targets.
+# Negligible differences for our own targets.
 TARGET = {"accuracy": 0.15, "perplexity": 1.0}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the records say about a claim on one task.
+    """Verdict of the records on a claim, for one task.
 
     Attributes:
-        word: One of HOLDS, CONTRADICTED, UNDECIDED.
-        numbers: What it rests on.
+        word: HOLDS, CONTRADICTED or UNDECIDED.
+        numbers: Figures that the verdict rests on.
     """
 
     word: str
@@ -38,10 +38,10 @@ class Claim:
     """A published ordering.
 
     Attributes:
-        source: The section of the report.
-        name: The ordering in words.
-        runs: Names of the runs that it compares.
-        check: Compares them on a task where all of them were measured.
+        source: Section of the report.
+        name: Ordering in words.
+        runs: Names of the compared runs.
+        check: Function that compares the runs on a task where all of them were measured.
     """
 
     source: str
@@ -50,14 +50,14 @@ class Claim:
     check: Check
 
     def verdicts(self, results: Results) -> Iterator[tuple[str, Verdict]]:
-        """What the records say on each task that has the runs."""
+        """Yield each task that has all the runs, with its verdict."""
         for task in results.tasks:
             if all(results.of(task, run) for run in self.runs):
                 yield task, self.check(results, task)
 
 
 def near(source: str, name: str, run: str, other: str, tolerances: Mapping[str, float] = TOLERANCE) -> Claim:
-    """A claim that two runs end within the tolerance of each other, to either side."""
+    """Return a claim that two runs end within the tolerance of each other, in either direction."""
 
     def check(results: Results, task: str) -> Verdict:
         loss, tolerance = results.loss(task, run, other), tolerances[results.of(task, run)[0]["metric"]]
@@ -69,7 +69,7 @@ def near(source: str, name: str, run: str, other: str, tolerances: Mapping[str, 
 
 
 def worse(source: str, name: str, run: str, than: str, by: float = 0.0) -> Claim:
-    """A claim that a run ends more than ``by`` tolerances behind another."""
+    """Return a claim that a run ends more than ``by`` tolerances behind another."""
 
     def check(results: Results, task: str) -> Verdict:
         loss, least = results.loss(task, run, than), by * _tolerance(results, task, run)
@@ -79,17 +79,17 @@ def worse(source: str, name: str, run: str, than: str, by: float = 0.0) -> Claim
 
 
 def fewer_bytes(source: str, name: str, run: str, than: str, factor: float) -> Claim:
-    """A claim that a run sends at least ``factor`` times fewer bytes than another; bytes do not vary with the seed."""
+    """Return a claim that a run sends at least ``factor`` times fewer bytes; bytes do not depend on the seed."""
     return _fewer(Results.bytes_per_step, source, name, run, than, factor)
 
 
 def fewer_late_bytes(source: str, name: str, run: str, than: str, factor: float) -> Claim:
-    """The same without what the first steps send, which some exchanges let travel whole."""
+    """Return the claim of ``fewer_bytes`` without the first steps, which some exchanges send dense."""
     return _fewer(Results.late_bytes_per_step, source, name, run, than, factor)
 
 
 def fewer_floats(source: str, name: str, run: str, than: str, factor: float) -> Claim:
-    """The same of values without indices, which some publications count."""
+    """Return the claim of ``fewer_bytes`` for values without indices, which some publications count."""
     return _fewer(Results.floats_per_step, source, name, run, than, factor)
 
 
@@ -112,7 +112,7 @@ def _word(holds: bool, contradicted: bool) -> str:
 
 
 def _shown(loss: Interval) -> str:
-    """A loss and half of its interval, in percent."""
+    """Return a loss and half of its interval as text, in percent."""
     if math.isinf(loss.middle):
         return "diverged"
     spread = "one seed" if math.isinf(loss.half) else f"± {loss.half:.2f}"

@@ -1,24 +1,24 @@
-"""Shows how late gradients arrive, and in which direction, where momentum comes before or after the selection.
+"""Delay and direction of the updates when momentum comes before or after the selection.
 
     python -m benchmarks.convergence.delay --task fashion-mnist --steps 150
 
-Four workers in one process train a model of the convergence benchmark by exact top-k, each with a memory and batches of
-its own. Beside it, dense momentum is computed of the same gradients, at the same parameters, for each variant:
+Four workers in one process, each with separate memory and batches, train a model of the convergence benchmark with
+exact top-k. Dense momentum is computed from the same gradients at the same parameters for comparison. The variants are
 
-- after: the residual, and the optimizer's momentum after the exchange;
+- after: a residual, and the optimizer's momentum after the exchange;
 - before: momentum before the selection;
-- masked: the same, and cleared where it was sent.
+- masked: momentum before the selection, cleared at the positions that were sent.
 
-Printed are means over the steps of three equal parts of the training, but for the first tenth:
+The table shows means over the steps of three equal parts of the training, without the first tenth:
 
-- delay: steps that a gradient waits until its position is sent, over all positions, weighted by magnitude;
-- age: that of the gradients in an update, by the weight which momentum gives them; for dense momentum, m / (1 - m);
-- held: norm of what a worker has not sent, against its gradient's, as an update: times 1 / (1 - m) where momentum is
-  still to come;
-- length, cosine: of the update against that of dense momentum;
-- path: cosine of the sums of these updates over the whole part.
+- delay: steps until a gradient's position is sent, over all positions, weighted by magnitude;
+- age: age of the gradients in an update, with the weights that momentum gives them; dense momentum: m / (1 - m);
+- held: norm of what a worker has not sent, relative to its gradient's norm; multiplied by 1 / (1 - m) where momentum
+  comes later;
+- length, cosine: length of the update relative to that of dense momentum, and cosine between them;
+- path: cosine of the sums of these updates over the part.
 
-The learning rate rises over the first tenth and stays.
+The learning rate rises over the first tenth and is constant afterwards.
 """
 
 from __future__ import annotations
@@ -55,32 +55,32 @@ COLUMNS = ("delay", "age", "held", "length", "cosine", "path")
 
 
 class Ages:
-    """Weights, as updates, and ages of what one worker holds, position by position.
+    """Weights and ages of the gradients that one worker holds, by position; weights are in units of updates.
 
     Args:
-        size: Positions.
+        size: Number of positions.
         before: Whether momentum comes before the selection.
-        masking: Whether a position that is sent loses its momentum.
+        masking: Whether sending a position clears its momentum.
     """
 
     def __init__(self, size: int, before: bool, masking: bool) -> None:
         self._before, self._masking = before, masking
-        # Gradients that were not sent once; and velocity and residual: weight, and weight times age.
+        # Gradients that were never sent, velocity, and residual. Rows: weight, and weight times age.
         self._new, self._velocity, self._held = (np.zeros((2, size)) for _ in range(3))
 
     def step(self, gradient: Array, sent: Array, rate: float) -> tuple[Array, Array]:
-        """A step.
+        """Advance by one step.
 
         Args:
-            gradient: The worker's, float [size].
-            sent: The positions that it sends, int [k].
+            gradient: Gradient of the worker, float [size].
+            sent: Positions that the worker sends, int [k].
             rate: Learning rate.
 
         Returns:
-            Weight, and weight times age, of what is sent for the first time; and of all that is sent.
+            Weight, and weight times age, of the gradients sent for the first time, and the same of all that is sent.
         """
-        for one in (self._new, self._velocity, self._held):
-            one[1] += one[0]
+        for array in (self._new, self._velocity, self._held):
+            array[1] += array[0]
         magnitudes = np.abs(gradient)
         self._new[0] += rate * magnitudes
         self._velocity *= MOMENTUM
@@ -90,21 +90,21 @@ class Ages:
         else:
             self._held[0] += rate * magnitudes
         new, all_ = self._new[:, sent].sum(1), self._held[:, sent].sum(1)
-        for one in (self._new, self._held, *([self._velocity] if self._masking else [])):
-            one[:, sent] = 0
+        for array in (self._new, self._held, *([self._velocity] if self._masking else [])):
+            array[:, sent] = 0
         return new, all_
 
 
 @dataclass
 class Notes:
-    """Sums of one part of a training.
+    """Sums over one part of a training.
 
     Attributes:
-        new: Weight, and weight times age, of what was sent for the first time.
-        all: The same of all that was sent.
-        held: Of each worker and step.
+        new: Weight, and weight times age, of the gradients sent for the first time.
+        all: Weight, and weight times age, of all gradients sent.
+        held: Values of the column ``held``, one per worker and step.
         updates: Length and cosine of each step's update.
-        paths: Sums of the updates, and of those of dense momentum.
+        paths: Sum of the updates, and sum of those of dense momentum.
     """
 
     new: Array = field(default_factory=lambda: np.zeros(2))
@@ -114,12 +114,12 @@ class Notes:
     paths: Any = 0.0
 
     def add(self, applied: Array, dense: Array) -> None:
-        """Adds a step's update, and that of dense momentum."""
+        """Add a step's update and that of dense momentum."""
         self.updates.append((float(np.linalg.norm(applied) / np.linalg.norm(dense)), _cosine(applied, dense)))
         self.paths = self.paths + np.stack([applied, dense])
 
     def numbers(self, before: bool) -> list[float]:
-        """The numbers of ``COLUMNS``."""
+        """Return the values of ``COLUMNS``."""
         later = 0.0 if before else MOMENTUM / (1 - MOMENTUM)
         ages = [self.new[1] / self.new[0], self.all[1] / self.all[0] + later]
         return [*ages, float(np.mean(self.held)), *np.mean(self.updates, 0).tolist(), _cosine(*self.paths)]
@@ -129,10 +129,10 @@ class Worker:
     """One worker of a training.
 
     Args:
-        context: Its bucket.
+        context: Context of the bucket.
         variant: Key of ``VARIANTS``.
-        count: Samples to draw from.
-        batch: Samples of a step.
+        count: Number of samples to draw from.
+        batch: Samples per step.
     """
 
     def __init__(self, context: BucketContext, variant: str, count: int, batch: int) -> None:
@@ -145,12 +145,12 @@ class Worker:
         self._random, self._count, self._batch = np.random.default_rng([0, context.rank]), count, batch
 
     def draw(self) -> list[int]:
-        """Numbers of the next batch's samples."""
+        """Return the sample numbers of the next batch."""
         batch: list[int] = self._random.integers(0, self._count, self._batch).tolist()
         return batch
 
     def send(self, gradient: Array, k: int, step: Step, scale: float, notes: Notes) -> SparseVector:
-        """Gives what it sends of a gradient, and notes how late that is and what it holds."""
+        """Return the entries sent for a gradient, and record their delay and the norm of what is not sent."""
         accumulator = self._memory.open(step, scale)
         vector = self._sparsifier.take(accumulator, k, step)
         self._memory.close(accumulator, vector, vector.nothing())
@@ -163,12 +163,12 @@ class Worker:
 
 
 def measure(task: Task, samples: Samples, variant: str, steps: int, density: float) -> list[list[float]]:
-    """Trains, and gives the numbers of ``COLUMNS`` for each part of the training."""
+    """Train, and return the values of ``COLUMNS`` for each part of the training."""
     torch.manual_seed(0)
     model, before = task.build(), VARIANTS[variant]["memory"] == "momentum"
     size = sum(p.numel() for p in model.parameters())
-    places = [BucketContext(size, np.empty(0, np.float32), rank=rank, ranks=WORKERS) for rank in range(WORKERS)]
-    workers = [Worker(context, variant, len(samples), task.batch) for context in places]
+    contexts = [BucketContext(size, np.empty(0, np.float32), rank=rank, ranks=WORKERS) for rank in range(WORKERS)]
+    workers = [Worker(context, variant, len(samples), task.batch) for context in contexts]
     dense, applied, last_rate = np.zeros(size), np.zeros(size), 0.0
     warmup, notes = max(1, round(WARMUP * steps)), [Notes() for _ in range(_PARTS)]
     for number in range(steps):
@@ -209,11 +209,11 @@ def _update(model: nn.Module, step: Array) -> None:
 
 
 def main(arguments: Sequence[str] | None = None, show: Callable[[str], None] = print) -> None:
-    """The command line."""
+    """Measure every variant and print the table."""
     parser = command_line("convergence.delay", __doc__)
-    parser.add_argument("--task", choices=TASKS, default="fashion-mnist")
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--density", type=float, default=0.01, help="that is sent")
+    parser.add_argument("--task", choices=TASKS, default="fashion-mnist", help="task of benchmarks.convergence")
+    parser.add_argument("--steps", type=int, default=150, help="steps per training")
+    parser.add_argument("--density", type=float, default=0.01, help="density of the selection")
     parser.add_argument("--fashion-mnist", type=Path, default=Path("/usr/share/datasets/fashion-mnist"), metavar="DIR")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)

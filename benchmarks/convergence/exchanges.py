@@ -1,4 +1,4 @@
-"""Exchanges of a training's gradients, and the bytes and entries that each sends."""
+"""Exchanges of the gradients of a training, and the bytes and entries that each sends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from horovod_sparse.frontends.momentum import apply_momentum
 from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.traffic import Traffic
 
-# torch's hook lets the gradients of the first steps travel whole.
+# torch's hook sends the gradients of the first steps dense.
 POWERSGD_START = 10
 
 Place = Callable[[], AbstractContextManager[None]]
@@ -40,17 +40,17 @@ class Exchanged:
     """A model whose gradients are exchanged by Horovod, ``hvs.DistributedOptimizer`` or ``hvs.LocalOptimizer``.
 
     Args:
-        model: The model.
-        optimizer: Its optimizer, which is not wrapped yet.
-        run: The configuration.
+        model: Model to train.
+        optimizer: Optimizer of the model, not wrapped yet.
+        run: Configuration to train.
         spec: Text of the compression, for the number of steps of the training.
-        bucket_bytes: Limit of a bucket.
-        transport: The ranks. Where they are threads, gradients are exchanged by ``Simulated``.
+        bucket_bytes: Maximum size of a bucket.
+        transport: Transport between the ranks. If the ranks are threads, ``Simulated`` exchanges the gradients.
 
     Attributes:
-        forward: The function from inputs to logits.
-        optimizer: The optimizer whose ``step`` follows the backward pass.
-        place: Context in which gradients are computed.
+        forward: Function from inputs to logits.
+        optimizer: Optimizer whose ``step`` follows the backward pass.
+        place: Function that returns the context in which to compute gradients.
     """
 
     def __init__(
@@ -88,7 +88,8 @@ class Exchanged:
     def traffic(self, steps: int) -> tuple[float, float]:
         """Return bytes and gradient entries that this rank has sent in a number of steps.
 
-        Horovod counts none: a ring allreduce, which sends the fewest bytes, sends 2 (P-1)/P of those of the gradients.
+        Horovod does not count its bytes. They are computed for a ring allreduce, which sends the fewest: 2 (P-1)/P
+        times the bytes of the gradients.
         """
         if self._sparse:
             return float(self._exchanging.traffic.bytes_sent), self._counted("entries")
@@ -109,7 +110,7 @@ class Exchanged:
     def residual_bytes(self) -> int:
         """Return the bytes of the arrays that this rank's memories keep between steps, over all buckets.
 
-        A memory that forgets keeps nothing, although the selection needs a scratch buffer of the bucket's size.
+        A memory without error feedback keeps nothing, although the selection needs a scratch buffer of a bucket's size.
         """
         if not self._sparse:
             return 0
@@ -120,11 +121,11 @@ class Simulated:
     """Front end of a rank that is a thread: exchanges gradients before each step of a plain optimizer.
 
     Args:
-        model: This rank's replica.
-        optimizer: Its optimizer.
-        compression: The compression.
-        run: The configuration, without local steps.
-        transport: The ranks.
+        model: Replica of this rank.
+        optimizer: Plain optimizer of the model.
+        compression: Compression of the gradients.
+        run: Configuration to train, without local steps.
+        transport: Transport between the ranks.
 
     Raises:
         ValueError: The run needs Horovod, or an exchange that the simulation does not have.
@@ -182,7 +183,7 @@ class Simulated:
 
 
 def _configuration(spec: str, bucket_bytes: int) -> Any:
-    """Return the compression, with the task's buckets and indices that do not depend on this machine's memory."""
+    """Return the compression, with the task's buckets and an index format that does not depend on this machine."""
     compression = hvs.parse(spec)
     if not isinstance(compression, hvs.Sparse):
         return compression
@@ -196,12 +197,12 @@ def _configuration(spec: str, bucket_bytes: int) -> Any:
 class PowerSGD:
     """A model in torch's DistributedDataParallel with its PowerSGD hook (Vogels et al. 2019), over Gloo.
 
-    All gradients are one bucket: over Gloo, the hook mixes up the collectives of several.
+    All gradients form one bucket, because over Gloo the hook mixes up the collectives of several buckets.
 
     Args:
-        model: The model.
-        optimizer: Its optimizer.
-        rank: Of the approximation.
+        model: Model to train.
+        optimizer: Optimizer of the model.
+        rank: Rank of the approximation.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> None:
@@ -215,7 +216,7 @@ class PowerSGD:
         self._size = sum(parameter.numel() for parameter in model.parameters())
 
     def traffic(self, steps: int) -> tuple[float, float]:
-        """As ``Exchanged.traffic``; the factors and small gradients are summed by ring allreduces of float32."""
+        """Return the traffic as ``Exchanged.traffic`` does; ring allreduces sum float32 factors and small gradients."""
         _, _, compressed = self._state.compression_stats()  # type: ignore[no-untyped-call]
         entries = compressed + min(steps, POWERSGD_START) * self._size
         return ring(4 * entries, hvd.size()), float(entries)
@@ -226,7 +227,7 @@ class PowerSGD:
         return 0.0
 
     def residual_bytes(self) -> int:
-        """Bytes of the error and of the factors, which are kept to start the next approximation with."""
+        """Return the bytes of the error and of the factors, which start the next approximation."""
         kept = (self._state.error_dict, self._state.p_memory_dict, self._state.q_memory_dict)
         return sum(tensor.nbytes for tensors in kept for tensor in tensors.values())
 

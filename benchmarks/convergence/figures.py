@@ -1,4 +1,4 @@
-"""The figures of the convergence benchmark."""
+"""Figures of the convergence benchmark."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from benchmarks.convergence.runs import (
 )
 
 _BELOW, _ABOVE, _BESIDE = ((0, -7), "center", "top"), ((0, 7), "center", "bottom"), ((7, -1), "left", "top")
-# Where a family's names stand, so that they do not lie on each other: offset in points, and which edge is there.
+# Positions of a family's labels, chosen to avoid overlaps: offset in points, and alignment of the text.
 _SIDES = {
     "dense": ((4, 5), "left", "bottom"),
     "recommended": ((-4, 4), "right", "bottom"),
@@ -37,15 +37,15 @@ _SIDES = {
     "Stable Top-K": _BELOW,
 }
 _CEILING = 60  # perplexity
-# Runs that are called by something shorter, as their neighbours say the rest.
+# Labels of runs that are shorter than their names.
 _NAMES = {
     grid_name(64, 5): "Stable Top-K",
     **{recommended_name(percent): f"{percent:g} %" for percent in PERCENTS},
     **{f"powersgd-{rank}": f"rank {rank}" for rank in POWERSGD_RANKS},
 }
-# Families whose runs are called so: their last one has the family's name, too.
+# Families with numbers as labels: the label of the last run also names the family.
 _NUMBERED = ("recommended", "PowerSGD")
-# Those that stand elsewhere than their family's.
+# Positions of labels that differ from their family's.
 _PLACES = {
     recommended_name(PERCENTS[-1]): _BELOW,
     recommended_name(2): _ABOVE,
@@ -53,7 +53,7 @@ _PLACES = {
     "topka-1000": _BELOW,
     "oktopk-10%": _BESIDE,
 }
-# What a user chooses between, by family: the other runs are variants, which the tables have.
+# The runs that a user chooses between, by family. The others are variants, which only the tables show.
 FAMILIES = {
     "dense": (DENSE, "fp16"),
     "recommended": tuple(map(recommended_name, PERCENTS)),
@@ -67,7 +67,7 @@ FAMILIES = {
 
 
 def plot_overview(results: Results, task: str, path: Path) -> None:
-    """Draws the metric over bytes sent in a step as PNG; bars are standard errors over the seeds."""
+    """Draw the metric over the bytes sent per step in a PNG; bars are standard errors over the seeds."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     for number, (family, names) in enumerate(FAMILIES.items()):
@@ -88,7 +88,7 @@ def plot_overview(results: Results, task: str, path: Path) -> None:
 
 
 def _draw_family(axes: Axes, results: Results, task: str, family: str, runs: Sequence[str], colour: str) -> None:
-    """Draws a line through the runs of a family, each with its name."""
+    """Draw a line through the runs of a family, and label each run."""
     places = [results.bytes_per_step(task, run) for run in runs]
     finals = [[*results.finals(task, run).values()] for run in runs]
     errors = [Interval.of(values).error if len(values) > 1 else 0.0 for values in finals]
@@ -98,18 +98,18 @@ def _draw_family(axes: Axes, results: Results, task: str, family: str, runs: Seq
         where = _PLACES.get(run, _SIDES[family])
         if family in _NUMBERED and run == runs[-1]:
             name = f"{family}, {name}"
-            where = _BELOW if len(runs) == 1 else where  # with a long name at the edge of the figure
+            where = _BELOW if len(runs) == 1 else where  # a long label needs space at the edge of the figure
         offset, across, along = where
         label = axes.annotate(
             name, (place, mean(values)), offset, textcoords="offset points", ha=across, va=along, color=colour
         )
-        label.set_path_effects([withStroke(linewidth=3, foreground="white")])  # legible on lines of others
+        label.set_path_effects([withStroke(linewidth=3, foreground="white")])  # legible on top of other lines
 
 
 def plot_grid(results: Results, path: Path) -> None:
-    """Draws the perplexity of Stable Top-K over the steps between two choices, a line for each size of blocks.
+    """Draw the perplexity of Stable Top-K over the steps between two choices in a PNG, with one line per block size.
 
-    What diverged, or ended above ``_CEILING``, is a cross at the upper edge.
+    Runs that diverged, or ended above ``_CEILING``, are crosses at the upper edge.
     """
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -118,7 +118,7 @@ def plot_grid(results: Results, path: Path) -> None:
         finals = {refresh: _final(results, name) for refresh, name in names.items() if results.of(STDLIB, name)}
         near = {refresh: final for refresh, final in finals.items() if final < _CEILING}
         axes.plot([*near], [*near.values()], marker="o", color=f"C{number}", label=f"blocks of {block}")
-        # Beside each other where they would lie on each other.
+        # Shifted sideways so that crosses do not overlap.
         beyond = [refresh * 1.08 ** (number - 1.5) for refresh in finals.keys() - near.keys()]
         axes.plot(beyond, [_CEILING] * len(beyond), marker="x", linestyle="", color=f"C{number}", markersize=8)
     for name, style in ((DENSE, "-"), ("oktopk-10%", "--")):
@@ -138,5 +138,5 @@ def plot_grid(results: Results, path: Path) -> None:
 
 
 def _final(results: Results, run: str) -> float:
-    """Mean perplexity of a run; infinite where a seed diverged."""
+    """Return the mean perplexity of a run; infinity if a seed diverged."""
     return math.inf if results.diverged(STDLIB, run) else mean(results.finals(STDLIB, run).values())

@@ -1,4 +1,4 @@
-"""Report of the convergence benchmark: a table and the verdicts for each source, and figures."""
+"""Report of the convergence benchmark: a table and verdicts for each source, and figures."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from benchmarks.convergence.results import Interval, Results, read_records, reco
 from benchmarks.convergence.runs import BETAS, PARTIAL, RUNS, SIZES, SMALL, partial_name
 
 _NOTHING = "Not measured yet."
-# Lines of a page between which the report of a source stands.
+# Markers of a page, around the report of a source.
 _BEGIN, _END = "<!-- begin {} -->", "<!-- end {} -->"
 
 
 def report(folder: Path, page: Path | None = None) -> str:
-    """Writes the tables and the figures of a folder's records; returns the tables.
+    """Write the tables and the figures of a folder's records; return the tables.
 
     Args:
-        folder: With ``records.jsonl``; the figures go there, of small tasks only where there is no other.
-        page: Where the tables go, between the marks of each source; None: ``report.md`` in the folder.
+        folder: Folder of ``records.jsonl``. Receives the figures; small tasks get one only if there are no others.
+        page: Page that receives the tables, between the markers of each source; None: ``report.md`` in the folder.
 
     Raises:
         ValueError: The folder has no records.
@@ -45,21 +45,21 @@ def report(folder: Path, page: Path | None = None) -> str:
 
 
 def filled(page: str, parts: dict[str, str]) -> str:
-    """A page in which each part stands between its marks, instead of what stood there.
+    """Return a page with the text between the markers of each part replaced.
 
     Raises:
-        ValueError: The page has no place for a part.
+        ValueError: The page lacks the markers of a part.
     """
     for source, part in parts.items():
         begin, end = _BEGIN.format(source), _END.format(source)
         if begin not in page or end not in page:
-            raise ValueError(f"the page has no place for {source!r}: give it the lines {begin!r} and {end!r}")
+            raise ValueError(f"the page has no place for {source!r}: add the lines {begin!r} and {end!r}")
         page = f"{page[: page.index(begin)]}{begin}\n\n{part}\n\n{page[page.index(end) :]}"
     return page
 
 
 def sections(results: Results) -> dict[str, str]:
-    """The report of each source, as Markdown."""
+    """Return the report of each source, as Markdown."""
     sources = list(dict.fromkeys([run.group for run in RUNS.values()]))
     parts = {}
     for source in sources:
@@ -76,7 +76,7 @@ def sections(results: Results) -> dict[str, str]:
 
 
 def table(results: Results, runs: Sequence[str]) -> str:
-    """Runs as a Markdown table, with a pair of columns for each task that has more of them than the baselines."""
+    """Return runs as a Markdown table, with two columns for each task that has more of them than the baselines."""
     compared = [run for run in runs if RUNS[run].baseline != run] or runs
     tasks = [task for task in results.tasks if any(results.of(task, run) for run in compared)]
     metrics = {task: next(record["metric"] for record in results.records if record["task"] == task) for task in tasks}
@@ -91,11 +91,11 @@ def table(results: Results, runs: Sequence[str]) -> str:
 
 def _row(results: Results, tasks: Sequence[str], run: str) -> str:
     spec = next(results.of(task, run)[0]["spec"] for task in tasks if results.of(task, run))
-    of_torch = spec.startswith("powersgd:")  # nothing that hvs.parse reads
+    of_torch = spec.startswith("powersgd:")  # not in the syntax of hvs.parse
     cells = [run, f"torch's hook, {spec.partition(':')[2]}" if of_torch else f"`{spec}`"]
     for task in tasks:
         cells += _metric(results, task, run) if results.of(task, run) else ("", "")
-    # Bytes, memory and time of the first task that has the run: the models are of about one size.
+    # Bytes, memory and time are those of the first task that has the run: the models have similar sizes.
     task = next(task for task in tasks if results.of(task, run))
     reduction, kept = results.reduction(task, run), results.of(task, run)[0]["residual_bytes"]
     times = results.milliseconds(task, run)
@@ -108,7 +108,7 @@ def _row(results: Results, tasks: Sequence[str], run: str) -> str:
 
 
 def _metric(results: Results, task: str, run: str) -> tuple[str, str]:
-    """The metric and the loss against the dense baseline."""
+    """Return the metric and the loss against the dense baseline, as text."""
     records, diverged = results.of(task, run), results.diverged(task, run)
     if diverged:
         return f"diverged ({diverged} of {len(records)})", ""
@@ -124,7 +124,7 @@ def _loss(loss: Interval) -> str:
 
 
 def verdicts(results: Results, claims: Sequence[Claim]) -> str:
-    """Claims as a Markdown table: the word, and the loss that it rests on with half of its interval."""
+    """Return claims as a Markdown table: each verdict with the figures that it rests on."""
     found = {claim.name: on for claim in claims if (on := dict(claim.verdicts(results)))}
     tasks = [task for task in results.tasks if any(task in on for on in found.values())]
     if not tasks:
@@ -137,7 +137,7 @@ def verdicts(results: Results, claims: Sequence[Claim]) -> str:
 
 
 def partial_table(results: Results) -> str:
-    """The digits' accuracy for every part of the error that is not fed back and every size of the sketch."""
+    """Return the accuracy on digits for every part of the error that is not fed back and every sketch size."""
     lines = [
         f"| not fed back | {' | '.join(f'{size:.0%}' for size in SIZES)} |",
         f"| --- |{' ---: |' * len(SIZES)}",

@@ -1,4 +1,4 @@
-"""The records of the convergence benchmark, by task and run, and what their seeds say about differences."""
+"""Records of the convergence benchmark by task and run, and confidence intervals of their differences."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from benchmarks.convergence.runs import CONFIRMATION, DENSE, LARGE, PARTIAL, RUN
 
 Record = Mapping[str, Any]
 
-CONFIDENCE = 0.90  # of an interval: what lies outside is refused at 5 % on either side
+CONFIDENCE = 0.90  # of an interval: equals tests at 5 % on either side
 
 
 def records_path(folder: Path) -> Path:
-    """The file of the records in a folder of results."""
+    """Return the path of the records in a folder of results."""
     return folder / "records.jsonl"
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a file; none where there is none.
+    """Return the records of a file; an empty list if it does not exist.
 
     Raises:
-        ValueError: The file holds something else.
+        ValueError: The file contains something else.
     """
     if not path.exists():
         return []
@@ -41,12 +41,12 @@ def read_records(path: Path) -> list[Record]:
 
 @dataclass(frozen=True)
 class Interval:
-    """A difference, and where it lies with 90 % confidence, by Student's t over the seeds.
+    """Difference with its 90 % confidence interval, by Student's t over the seeds.
 
     Attributes:
-        middle: The mean.
+        middle: Mean over the seeds.
         error: Standard error of the mean; infinite for a single seed.
-        seeds: How many it rests on.
+        seeds: Number of seeds.
     """
 
     middle: float
@@ -55,24 +55,24 @@ class Interval:
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Interval:
-        """The interval of the mean of some numbers, one a seed."""
+        """Return the interval of the mean of numbers, one per seed."""
         count = len(numbers)
         error = stdev(numbers) / math.sqrt(count) if count > 1 and all(map(math.isfinite, numbers)) else math.inf
         return cls(mean(numbers) if count else math.nan, error, count)
 
     @property
     def half(self) -> float:
-        """Half of its width."""
+        """Half of the interval's width; infinite for a single seed."""
         return float(student.ppf((1 + CONFIDENCE) / 2, self.seeds - 1)) * self.error if self.seeds > 1 else math.inf
 
     @property
     def low(self) -> float:
-        """Its lower end."""
+        """Lower end of the interval."""
         return self.middle - self.half
 
     @property
     def high(self) -> float:
-        """Its upper end."""
+        """Upper end of the interval."""
         return self.middle + self.half
 
 
@@ -81,23 +81,23 @@ class Results:
     """All records.
 
     Attributes:
-        records: One for each task, run and seed, as ``train`` returns them.
+        records: Records as returned by ``train``, one for each task, run and seed.
     """
 
     records: Sequence[Record]
 
     @property
     def tasks(self) -> list[str]:
-        """Names of the tasks, the large ones first."""
+        """Names of the tasks with records, the large ones first."""
         made = {record["task"] for record in self.records}
         return [task for task in (*LARGE, CONFIRMATION, *SMALL) if task in made]
 
     def runs(self, task: str) -> list[str]:
-        """Names of a task's runs, group by group."""
+        """Return the names of a task's runs, group by group."""
         return [run for names in self.groups(task).values() for run in names]
 
     def groups(self, task: str) -> dict[str, list[str]]:
-        """Names of the runs of each group of a task, in the order of RUNS, but for those of partial feedback."""
+        """Return the names of a task's runs by group, in the order of RUNS, without those of partial feedback."""
         made = {record["run"] for record in self.records if record["task"] == task}
         groups: dict[str, list[str]] = {}
         for run in RUNS.values():
@@ -106,30 +106,30 @@ class Results:
         return groups
 
     def of(self, task: str, run: str) -> list[Record]:
-        """A run's records, one a seed; none where it was not made."""
+        """Return a run's records, one per seed; an empty list if it was not trained."""
         return [record for record in self.records if (record["task"], record["run"]) == (task, run)]
 
     def diverged(self, task: str, run: str) -> int:
-        """For how many seeds a run diverged."""
+        """Return the number of seeds for which a run diverged."""
         return sum(record["final"] is None for record in self.of(task, run))
 
     def finals(self, task: str, run: str) -> dict[int, float]:
-        """The metric after the last step by seed, of those that did not diverge."""
+        """Return the metric after the last step by seed, without the seeds that diverged."""
         return {record["seed"]: record["final"] for record in self.of(task, run) if record["final"] is not None}
 
     def bytes_per_step(self, task: str, run: str) -> float:
-        """Bytes that a rank sends in a step, mean over the seeds; NaN where none came to an evaluation."""
+        """Return the bytes that a rank sends per step, mean over the seeds; NaN if no seed reached an evaluation."""
         return self._per_step("bytes_sent", task, run)
 
     def late_bytes_per_step(self, task: str, run: str) -> float:
-        """The same without the steps before the first evaluation, of which the first may travel whole."""
+        """Return ``bytes_per_step`` without the steps before the first evaluation, which may be dense."""
         curves = [record["curve"] for record in self.of(task, run) if len(record["curve"]) > 1]
         ends = [(curve[0], curve[-1]) for curve in curves]
         pairs = [(last["bytes_sent"] - first["bytes_sent"], last["step"] - first["step"]) for first, last in ends]
         return mean(nbytes / steps for nbytes, steps in pairs) if pairs else math.nan
 
     def floats_per_step(self, task: str, run: str) -> float:
-        """Values, without indices, that a rank hands in for a step; mean and NaN as for bytes."""
+        """Return the values, without indices, that a rank submits per step; mean and NaN as for bytes."""
         return self._per_step("entries_sent", task, run)
 
     def _per_step(self, what: str, task: str, run: str) -> float:
@@ -137,24 +137,24 @@ class Results:
         return mean(last[what] / last["step"] for last in lasts) if lasts else math.nan
 
     def milliseconds(self, task: str, run: str) -> dict[str, float]:
-        """Milliseconds of a step in each stage, the least of the seeds, as other load only adds to it."""
+        """Return the milliseconds per step in each stage, the minimum over the seeds, as other load only adds time."""
         stages = [record["stages"] for record in self.of(task, run)]
-        return {name: min(one[name] for one in stages) for name in stages[0]}
+        return {name: min(times[name] for times in stages) for name in stages[0]}
 
     def reduction(self, task: str, run: str) -> float:
-        """Ratio of the bytes that dense training sends to those of a run; NaN where one of them is not known."""
+        """Return the bytes that dense training sends divided by those of a run; NaN if either is unknown."""
         return self.bytes_per_step(task, DENSE) / self.bytes_per_step(task, run)
 
     def loss(self, task: str, run: str, than: str | None = None) -> Interval:
-        """Loss of a run against another, in percent.
+        """Return the loss of a run against another, in percent.
 
-        Points of accuracy, or by how much the perplexity is larger; seed by seed, as runs of one seed share parameters
-        and data. Negative for a run that is better, infinite where a seed diverged.
+        The loss is in points of accuracy, or the relative increase of the perplexity. It is taken seed by seed, as runs
+        of one seed share parameters and data. It is negative if the run is better, infinite if a seed diverged.
 
         Args:
-            task: The task.
-            run: The run.
-            than: The other one; None: its dense baseline.
+            task: Name of the task.
+            run: Name of the run.
+            than: Name of the run to compare with; None: the dense baseline.
         """
         other = RUNS[run].baseline if than is None else than
         mine, theirs = self.finals(task, run), self.finals(task, other)

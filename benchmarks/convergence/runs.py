@@ -1,4 +1,4 @@
-"""The configurations that the convergence benchmark trains; a new one takes one line."""
+"""Configurations that the convergence benchmark trains; a new one takes one line."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 DENSE, PLAIN, ADAM = "dense", "dense-plain", "dense-adam"
-# Names of the tasks; tasks/ has the rest, and takes torch.
+# Names of the tasks. The package tasks defines them; it imports torch.
 FASHION, STDLIB = "fashion-mnist", "stdlib"
 LARGE, SMALL = (FASHION, STDLIB), ("digits", "lstm", "transformer")
-# Confirms what holds on the large tasks: nothing was chosen for it but the learning rates, by dense training.
+# Confirms results of the large tasks: only its learning rates were tuned, with dense training.
 CONFIRMATION = "headers"
 
 SEEDS, HEADLINE_SEEDS = 3, 5
@@ -23,22 +23,23 @@ class Run:
     """One configuration.
 
     Attributes:
-        name: Its name, for the command line and the report.
-        group: Runs of one group stand together in the report.
-        spec: As ``hvs.parse`` reads it, STEPS standing for the steps of the training; ``none`` and ``fp16`` are
-            Horovod's own exchange, ``powersgd:rank=4`` is torch's hook of DistributedDataParallel. Buckets are the
-            task's, no parameter is too small to be compressed, and indices have 32 bits if nothing else is said.
-        optimizer: ``momentum``, ``memory``, where the memory has the momentum, ``sgd`` without, or ``adam``.
-        baseline: Name of the dense run that it is compared with: that of the same momentum, be it the memory's.
-        tasks: Names of the tasks that it is trained on, but for the small ones.
-        headline: Those of them on which it is about the project's main sources, and has more seeds.
-        quick: Whether it is trained on the small tasks.
-        seeds: How many, elsewhere than in the headline.
-        longer: How many times as many steps as the task has by default.
-        local_steps: Steps that ranks take on their own between two exchanges; 0: gradients are exchanged.
-        outer: Learning rate and momentum of the step after these exchanges.
-        ahead: Gradients are computed where the parameters would be with the residuals in them: ``own`` or the ranks'
-            ``mean``; empty: where they are.
+        name: Name on the command line and in the report.
+        group: Group of runs that are shown together in the report.
+        spec: Compression in the syntax of ``hvs.parse``, with STEPS for the number of steps of the training. ``none``
+            and ``fp16`` are Horovod's own exchange, ``powersgd:rank=4`` is torch's hook of DistributedDataParallel.
+            Buckets are the task's, all parameters are compressed, and indices have 32 bits by default.
+        optimizer: ``momentum``: SGD with momentum; ``memory``: SGD with momentum in the memory; ``sgd``: SGD without
+            momentum; or ``adam``.
+        baseline: Name of the dense run to compare with. It has the same momentum, even where the memory applies that.
+        tasks: Names of the tasks to train on by default.
+        headline: Subset of ``tasks`` on which the run is about the project's main sources and has more seeds.
+        quick: Whether to train it on the small tasks.
+        seeds: Number of seeds on tasks outside ``headline``.
+        longer: Factor on the task's default number of steps.
+        local_steps: Local steps between two exchanges of parameters; 0: gradients are exchanged.
+        outer: Learning rate and momentum of the outer step after these exchanges.
+        ahead: Residuals that are included in the parameters while gradients are computed: ``own``, or the ranks'
+            ``mean``; empty: none.
     """
 
     name: str
@@ -56,42 +57,42 @@ class Run:
     ahead: str = ""
 
     def seeds_on(self, task: str) -> int:
-        """Number of seeds that the report rests on."""
+        """Return the number of seeds to train with on a task."""
         return HEADLINE_SEEDS if task in self.headline else self.seeds
 
 
-# An entry of a random selection waits for some ten steps, then its whole sum is sent. Momentum would go on in that
-# direction for ten steps more, which diverges at learning rates that suit all others.
+# An entry of a random selection waits for about ten steps, then its full sum is sent. Momentum would continue in that
+# direction for ten more steps, which diverges at learning rates that suit all other runs.
 _SGD: dict[str, Any] = {"optimizer": "sgd", "baseline": PLAIN}
-# The publication's: images with batch normalization, and an LSTM of two layers.
+# The publication's tasks: images with batch normalization, and an LSTM of two layers.
 _CONEF: dict[str, Any] = {**_SGD, "tasks": (FASHION, "lstm")}
 _LONGER: dict[str, Any] = {"longer": 4, "seeds": 1}
 _ADAM: dict[str, Any] = {"optimizer": "adam", "baseline": ADAM, "tasks": (FASHION,)}
 _BOTH_ADAM: dict[str, Any] = {"optimizer": "adam", "baseline": ADAM}
 _DGC: dict[str, Any] = {"optimizer": "memory"}
-# Four times the steps: whether what is behind catches up.
+# Four times the steps show whether runs that are behind catch up.
 _PLAIN_LONGER: dict[str, Any] = {"optimizer": "sgd", "baseline": "dense-plain-4x", "tasks": (FASHION,), **_LONGER}
 _MOMENTUM_LONGER: dict[str, Any] = {"baseline": "dense-4x", "tasks": (STDLIB,), **_LONGER}
 _EVERYWHERE: dict[str, Any] = {"tasks": (*LARGE, CONFIRMATION), "headline": LARGE}
-# Instead of auto, which on one machine would take what is fastest there.
+# A fixed collective: auto would choose what is fastest on this single machine.
 _RECOMMENDED = "recommended:collective=topka,indices=coded,wire=log4,density="
 PERCENTS = (10, 4, 2, 1, 0.5, 0.2, 0.1)
 POWERSGD_RANKS = (1, 2, 4, 8)
-# A rank of PowerSGD, and the percents of the recommended preset that are to be as accurate in a third of its bytes. The
-# higher ranks have two, as the tasks differ: the first for the pictures, the second for the language model.
+# A rank of PowerSGD, and the density in percent at which the recommended preset must be as accurate with a third of the
+# bytes. The higher ranks have two, as the tasks differ: the first for images, the second for the language model.
 RIVALS = ((1, 0.1), (2, 0.2), (4, 0.5), (4, 1), (8, 1), (8, 4))
-# The search goes on to the end: on one machine, without a network, no factor's throughput is better than another's.
+# The search runs to the end: on one machine, without a network, no factor has a better throughput than another.
 _GRAVAC = "cf_max=1000,cf_step=2,window=STEPS/8"
 _ACCORDION = "interval=1,steps_per_epoch=STEPS/10"
 _RANDOM = "sparsifier=randomk,collective=shared"
 BLOCKS, REFRESHES, _DENSITY = (1, 64, 512, 4096), (5, 20, 100), 0.1
-# Of the grid: its corners and what is best of it.
+# Best cell and corners of the grid.
 _BEST = (64, 5)
 _CORNERS = ((1, 5), (1, 100), (4096, 5), (4096, 100))
 
 
 def recommended_name(percent: float) -> str:
-    """Name of the run of the recommended preset with a density; the preset's own has no number."""
+    """Return the name of the recommended preset's run at a density; at the preset's own density, it has no number."""
     return "recommended" if percent == 1 else f"recommended-{percent:g}%"
 
 
@@ -123,7 +124,7 @@ _ALL = (
     Run("topka-log4", "top-k", "topka:density=0.01,wire=log4,indices=coded", tasks=(STDLIB,)),
     Run("gtopk", "top-k", "gtopk:density=0.01", quick=True),
     Run("oktopk", "top-k", "oktopk:density=0.01", quick=True),
-    # The bytes that topka sends at 1 %.
+    # These send the bytes of topka at 1 %.
     Run("gtopk-2%", "top-k", "gtopk:density=0.02", tasks=(STDLIB,), seeds=1),
     Run("oktopk-2%", "top-k", "oktopk:density=0.02", tasks=(STDLIB,), seeds=1),
     Run("gaussiank", "top-k", "gaussiank:density=0.01", tasks=(STDLIB,), quick=True),
@@ -153,11 +154,11 @@ _ALL = (
     ),
     Run("gravac-0.7", "GraVAC", f"gravac:cf_min=10,eps=0.7,{_GRAVAC}", headline=(FASHION,), quick=True),
     Run("gravac-0.9", "GraVAC", f"gravac:cf_min=10,eps=0.9,{_GRAVAC}"),
-    # The authors' code compares norms where the publication has their squares: its eps of 0.7 is ours of 0.49.
+    # The authors' code compares norms, the publication their squares: the code's eps of 0.7 is our 0.49.
     Run("gravac-0.49", "GraVAC", f"gravac:cf_min=10,eps=0.49,{_GRAVAC}"),
     Run("topka-10", "GraVAC", "topka:density=0.1"),
     *(
-        # No claim rests on a fixed factor of 10 of these.
+        # No claim is about a fixed factor of 10 of these.
         Run(f"{name}-{factor}", "GraVAC", f"{name}:density={1 / factor:g}", tasks=(FASHION,), seeds=seeds, **settings)
         for name, settings in (("dgc", _DGC), ("redsync", {}), ("randomk", _SGD))
         for factor, seeds in ((10, 1), (1000, SEEDS))
@@ -169,7 +170,7 @@ _ALL = (
         tasks=(FASHION,),
         **_SGD,
     ),
-    # Half of a random selection has half of its squares: 0.49 is a coin's toss, this is not.
+    # Half of a random selection has about half of its squared norm: chance decides at eps = 0.49, but not at 0.4.
     Run(
         "gravac-randomk-0.4",
         "Accordion",
@@ -205,7 +206,7 @@ _ALL = (
 
 
 def grid_name(block: int, refresh: int) -> str:
-    """Name of the run with a size of blocks and a number of steps between their choices."""
+    """Return the name of the run with a block size and a number of steps between two choices of blocks."""
     return f"stable-b{block}-r{refresh}"
 
 
@@ -224,7 +225,7 @@ def _grid() -> Iterator[Run]:
             )
 
 
-# Steps between two exchanges, densities in percent, and formats of the values by their bits.
+# Local steps between two exchanges, densities in percent, and value formats by their bits.
 LOCAL_STEPS, LOCAL_DENSITIES, LOCAL_BITS = (
     (1, 8, 32),
     (1, 3),
@@ -233,7 +234,7 @@ LOCAL_STEPS, LOCAL_DENSITIES, LOCAL_BITS = (
 
 
 def local_name(steps: int, percent: int, bits: int) -> str:
-    """Name of the run with so many local steps, at a density in percent, with values of so many bits."""
+    """Return the name of the run with a number of local steps, a density in percent and values of ``bits`` bits."""
     return f"local-{steps}-{percent}%-{bits}bit"
 
 
@@ -246,8 +247,8 @@ def _local() -> Iterator[Run]:
                 yield Run(name, "Local steps", spec, tasks=(STDLIB,), seeds=1, local_steps=steps)
 
 
-# How small a sketch may be, for each part of the error that is not fed back; on digits.
-PARTIAL = "partial"  # the group; it has a table of its own
+# Sizes of the sketch for each part of the error that is not fed back, on digits.
+PARTIAL = "partial"  # the group, which has a separate table
 BETAS, SIZES = (0.0, 0.1, 0.5, 0.9), (0.4, 0.1, 0.03, 0.01)
 
 
@@ -258,7 +259,7 @@ def _partial(beta: float, size: float) -> Run:
 
 
 def partial_name(beta: float, size: float) -> str:
-    """Name of the run with partial feedback and a sketch of so much of a residual's size."""
+    """Return the name of the run with partial feedback and a sketch size relative to the residual's."""
     return f"partial-{beta:g}-{size:g}"
 
 
@@ -273,7 +274,7 @@ class Job:
     Attributes:
         task: Name of the task.
         run: The configuration.
-        seed: Of the parameters and of the order of the data, the same for all configurations.
+        seed: Seed of the parameters and of the order of the data, the same for all configurations.
         steps: Optimizer steps.
         ranks: World size.
     """
@@ -286,11 +287,11 @@ class Job:
 
     @property
     def spec(self) -> str:
-        """The run's, for so many steps."""
+        """Spec of the run for the number of steps of this training."""
         return re.sub(r"STEPS/(\d+)", lambda part: str(max(1, self.steps // int(part[1]))), self.run.spec)
 
     def settings(self) -> dict[str, Any]:
-        """Settings of this training, as its record holds them."""
+        """Return the settings of this training as stored in its record."""
         run = self.run
         local = {"local_steps": run.local_steps, "outer": list(run.outer)} if run.local_steps else {}
         return {
@@ -304,5 +305,5 @@ class Job:
         }
 
     def made(self, record: Mapping[str, Any]) -> bool:
-        """Tells whether a record is of just this training."""
+        """Return whether a record belongs to this training."""
         return self.settings().items() <= record.items() and record.get("ranks", RANKS) == self.ranks

@@ -1,10 +1,11 @@
-"""Shows how long the largest blocks of a gradient stay the largest, against single positions, in a real training.
+"""Stability of the largest blocks of a gradient, compared with single positions, in a real training.
 
     python -m benchmarks.convergence.stability --task lstm --output docs/images/stability.png
 
-One worker trains a model of the convergence benchmark with exact top-k and error feedback. In every step the best
-blocks are noted, by their squared norm, of the gradient and of the accumulated gradient that is selected from. Drawn is
-the share of them that are among the best again so many steps later: what a mask that is reused still gets right.
+One worker trains a model of the convergence benchmark with exact top-k and error feedback. In every step, the best
+blocks by squared norm are recorded, both of the gradient and of residual + gradient, the input of the selection. The
+figure shows the share of them that are again among the best after a number of steps: the part of a reused mask that is
+still right.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ Array = NDArray[Any]
 
 BLOCKS = (1, 4, 16, 64, 256, 1024)
 LAGS = (1, 2, 5, 10, 20, 50, 100)
-DENSITY = 0.1  # of the blocks that are noted
-_WARMUP = 20  # steps that are not noted
+DENSITY = 0.1  # share of the blocks that are recorded
+_WARMUP = 20  # steps that are not recorded
 
 
 class Recorder:
-    """Notes the best blocks of each step.
+    """Recorder of the best blocks of each step.
 
     Args:
         size: Elements of the vectors.
@@ -45,7 +46,7 @@ class Recorder:
         self._best: dict[int, list[Array]] = {block: [] for block in BLOCKS}
 
     def note(self, vector: Array) -> None:
-        """Adds a step's vector, float32 [size]."""
+        """Record a step's vector, float32 [size]."""
         for block, steps in self._best.items():
             starts = np.arange(0, self._size, block)
             scores = np.add.reduceat(np.square(vector, dtype=np.float64), starts)
@@ -55,13 +56,13 @@ class Recorder:
             steps.append(chosen)
 
     def overlap(self, block: int, lag: int) -> float:
-        """The mean share of the best blocks that are among the best ``lag`` steps later."""
+        """Return the mean share of the best blocks that are again among the best ``lag`` steps later."""
         steps = np.array(self._best[block])
         return float((steps[lag:] & steps[:-lag]).sum() / steps[:-lag].sum())
 
 
 def record(task_name: str, steps: int, density: float) -> tuple[Recorder, Recorder]:
-    """Trains, and notes gradients and accumulated gradients."""
+    """Train, and record gradients and accumulated gradients."""
     task = TASKS[task_name]
     torch.manual_seed(0)
     model, (samples, _) = task.build(), task.load(Path())
@@ -89,7 +90,7 @@ def record(task_name: str, steps: int, density: float) -> tuple[Recorder, Record
 
 
 def _update(parameters: Sequence[torch.Tensor], entries: tuple[Array, Array], size: int, lr: float) -> None:
-    """Plain SGD with what was selected."""
+    """Apply the selected entries with plain SGD."""
     update = np.zeros(size, np.float32)
     update[entries[0]] = entries[1]
     start = 0
@@ -100,7 +101,7 @@ def _update(parameters: Sequence[torch.Tensor], entries: tuple[Array, Array], si
 
 
 def plot(task_name: str, recorders: tuple[Recorder, Recorder], path: Path) -> None:
-    """Draws the overlap over the lag, one line a block size."""
+    """Draw the overlap over the lag, one line per block size."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -126,12 +127,12 @@ def plot(task_name: str, recorders: tuple[Recorder, Recorder], path: Path) -> No
 
 
 def main(arguments: Sequence[str] | None = None, show: Callable[[str], None] = print) -> None:
-    """The command line."""
+    """Train, print the overlaps and draw the figure."""
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--task", choices=SMALL, default="lstm")
-    parser.add_argument("--steps", type=int, default=320)
-    parser.add_argument("--density", type=float, default=0.01, help="that is sent")
-    parser.add_argument("--output", type=Path, default=Path("runs/stability.png"))
+    parser.add_argument("--task", choices=SMALL, default="lstm", help="task of benchmarks.convergence")
+    parser.add_argument("--steps", type=int, default=320, help="steps to train")
+    parser.add_argument("--density", type=float, default=0.01, help="density of the selection")
+    parser.add_argument("--output", type=Path, default=Path("runs/stability.png"), help="file of the figure")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     recorders = record(options.task, options.steps, options.density)

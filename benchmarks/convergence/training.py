@@ -1,4 +1,4 @@
-"""Trains one configuration on one task and measures what it sends, keeps, takes and reaches."""
+"""Training of one configuration on one task, with its traffic, memory, times and learning curve."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from benchmarks.convergence.tasks import Samples, Task
 from examples.schedule import learning_rate_factor
 from horovod_sparse.transport.base import Transport
 
-WARMUP = 0.1  # of the steps
+WARMUP = 0.1  # share of the steps
 _TEST_BATCH = 250
-# What a compression computes, and what it waits for; see docs/watch.md.
+# Stages of a step; see docs/watch.md.
 STAGES = ("select", "agree", "exchange", "apply")
 
 Record = dict[str, Any]
@@ -33,26 +33,26 @@ Record = dict[str, Any]
 def train(
     task: Task, samples: tuple[Samples, Samples], job: Job, transport: Transport, model: nn.Module | None = None
 ) -> Record:
-    """One run, up to the evaluation that shows that it diverged; a collective call.
+    """Train one run, at most up to the evaluation that shows its divergence; a collective call.
 
     Args:
-        task: The task.
-        samples: Its training and test part.
-        job: What to train, and for how long.
-        transport: The ranks; a simulation's are threads.
-        model: This rank's replica; None: it is built here, which uses torch's global generator.
+        task: Task to train on.
+        samples: Training and test part of the task.
+        job: Training to run.
+        transport: Transport between the ranks, which are threads in a simulation.
+        model: Replica of this rank; None: it is built here, with torch's global generator.
 
     Returns:
         The job's settings and the outcome. ``curve`` has a point for each evaluation (see ``measure``), with the
-        ``seconds`` that the steps took up to it. Of the last one: ``final``, the metric, None where the run diverged;
-        ``bytes_sent`` and ``entries_sent`` of a rank. ``residual_bytes``: see ``Exchanged``. ``stages``: milliseconds a
-        step in each of ``STAGES``, mean of the ranks. ``seconds``: of the steps.
+        ``seconds`` that the steps took so far. ``final`` is the metric of the last point, None if the run diverged;
+        ``bytes_sent`` and ``entries_sent`` are those of the last point. ``residual_bytes``: see ``Exchanged``.
+        ``stages``: milliseconds per step in each of ``STAGES``, mean over the ranks. ``seconds``: time of all steps.
     """
     model = build(task, job) if model is None else model
     optimizer = optimizer_for(task, job, model)
     exchanged = exchange(model, optimizer, job.run, job.spec, task.bucket_bytes, transport)
     warmup = round(WARMUP * job.steps)
-    # Steps, not a cosine: what follows a decay of the learning rate, as Accordion does, is to see one.
+    # Steps, not a cosine: Accordion reacts to decays of the learning rate and must see one.
     scheduler = LambdaLR(exchanged.optimizer, lambda step: learning_rate_factor("step", step, warmup, job.steps))
     every = max(1, job.steps // task.evaluations)
     curve: list[dict[str, float]] = []
@@ -63,7 +63,7 @@ def train(
         losses.append(train_step(exchanged, *samples[0][batch]))
         scheduler.step()
         if job.run.local_steps and step == job.steps:
-            exchanged.optimizer.synchronize()  # the last round may have fewer; until then, ranks are judged apart
+            exchanged.optimizer.synchronize()  # the last round may be shorter; until here, ranks differ
         if step % every == 0 or step == job.steps:
             seconds += time.perf_counter() - since
             loss = torch.stack(losses).mean().item()
@@ -89,12 +89,12 @@ def train(
         "seconds": round(seconds, 1),
     }
     del model, exchanged, scheduler
-    gc.collect()  # they hold each other, and the optimizer a thread
+    gc.collect()  # they reference each other, and the optimizer owns a thread
     return record
 
 
 def optimizer_for(task: Task, job: Job, model: nn.Module) -> torch.optim.Optimizer:
-    """The plain optimizer of a run; fused, as a fifth of a step would go by in passes over the parameters."""
+    """Return the plain optimizer of a run; it is fused, as separate passes would take a fifth of a step."""
     lr, decay = task.rates[job.run.optimizer], task.weight_decay
     if job.run.optimizer == "adam":
         return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=decay, fused=True)
@@ -103,13 +103,13 @@ def optimizer_for(task: Task, job: Job, model: nn.Module) -> torch.optim.Optimiz
 
 
 def batches(count: int, batch: int, seed: int, transport: Transport) -> Iterator[list[int]]:
-    """This rank's batches without end: each epoch in a new order, in which every sample belongs to one rank.
+    """Yield this rank's batches endlessly, in a new order in each epoch; every sample belongs to one rank.
 
     Args:
         count: Number of samples.
-        batch: Samples of a rank and step.
-        seed: Of the order; it is the same on all ranks.
-        transport: The ranks.
+        batch: Samples per rank and step.
+        seed: Seed of the order, the same on all ranks.
+        transport: Transport between the ranks.
     """
     ranks, rank = transport.size, transport.rank
     random = np.random.default_rng(seed)
@@ -120,7 +120,7 @@ def batches(count: int, batch: int, seed: int, transport: Transport) -> Iterator
 
 
 def train_step(exchanged: Exchanged | PowerSGD, inputs: Tensor, labels: Tensor) -> Tensor:
-    """One update; returns this rank's mean loss."""
+    """Run one update and return this rank's mean loss."""
     exchanged.optimizer.zero_grad()
     with exchanged.place():
         loss = F.cross_entropy(exchanged.forward(inputs).flatten(0, -2), labels.flatten())
@@ -138,24 +138,24 @@ def measure(
     step: int,
     transport: Transport,
 ) -> dict[str, float]:
-    """A point of the learning curve; a collective call, the same result on every rank.
+    """Return a point of the learning curve, the same on every rank; a collective call.
 
     Args:
         metric: ``accuracy`` or ``perplexity``.
-        model: The model.
-        exchanged: It, with its exchange.
-        test: The test part, of which each rank computes a share.
-        train_loss: This rank's mean loss since the last point.
+        model: Model to evaluate.
+        exchanged: The model with its exchange.
+        test: Test part, of which each rank evaluates a share.
+        train_loss: Mean loss of this rank since the last point.
         step: Steps so far.
-        transport: The ranks.
+        transport: Transport between the ranks.
 
     Returns:
-        ``step``; ``value``, the metric on the whole test part; ``train_loss``, ``bytes_sent`` and ``entries_sent`` so
-        far, mean of the ranks.
+        ``step``; ``value``, the metric on the complete test part; ``train_loss``, ``bytes_sent`` and ``entries_sent``
+        so far, means over the ranks.
     """
     mine = [*evaluate(model, test, transport), train_loss, *exchanged.traffic(step)]
     loss, correct, count, *others = transport.allreduce(np.array(mine, np.float64)).tolist()
-    value = loss  # where it is not finite: an accuracy would not show it
+    value = loss  # if it is not finite, which an accuracy would not show
     if math.isfinite(loss):
         value = correct / count if metric == "accuracy" else float(np.exp(loss / count))
     names = ("train_loss", "bytes_sent", "entries_sent")
@@ -165,7 +165,7 @@ def measure(
 
 @torch.no_grad()
 def evaluate(model: nn.Module, test: Samples, transport: Transport) -> tuple[float, int, int]:
-    """Sum of the losses, number of right answers and number of answers over this rank's share of the test part."""
+    """Return the sum of losses and the numbers of correct and of all answers on this rank's share of the test part."""
     model.eval()
     share = range(transport.rank, len(test), transport.size)
     loss, correct, count = 0.0, 0, 0
@@ -180,7 +180,7 @@ def evaluate(model: nn.Module, test: Samples, transport: Transport) -> tuple[flo
 
 
 def stages(exchanged: Exchanged | PowerSGD, steps: int, transport: Transport) -> dict[str, float]:
-    """Return milliseconds a step in each stage of the pipeline, mean of the ranks; a collective call."""
+    """Return the milliseconds per step in each stage of the pipeline, mean over the ranks; a collective call."""
     mine = np.array([exchanged.seconds(stage) for stage in STAGES])
     means = transport.allreduce(mine) / transport.size * 1e3 / steps
     return {stage: round(mean, 3) for stage, mean in zip(STAGES, means.tolist(), strict=True)}

@@ -1,4 +1,4 @@
-"""Ranks of `python -m benchmarks.convergence`: train one configuration after the other.
+"""Ranks of `python -m benchmarks.convergence`, which train one configuration after the other.
 
 Starting torch and Horovod takes as long as a small run, so all runs share the processes. Rank 0 prints a line for each
 and appends it to ``records.jsonl``, so that completed runs are kept.
@@ -51,12 +51,12 @@ def simulated(job: Job, samples: tuple[Samples, Samples], ranks: int) -> Record:
 
 
 def train_all(options: argparse.Namespace, training: Training, shared: Callable[[bool], bool]) -> None:
-    """Train what the command line names and no earlier call has trained.
+    """Train the jobs of the command line that have no record yet.
 
     Args:
-        options: The command line.
-        training: Trains one job.
-        shared: Returns rank 0's value on all ranks.
+        options: Parsed command line.
+        training: Function that trains one job.
+        shared: Function that returns rank 0's value on all ranks.
     """
     until = time.monotonic() + 60 * options.minutes
     path = records_path(options.output)

@@ -1,1 +1,1 @@
-"""Times of the kernels beside the bounds that memory sets."""
+"""Times of the kernels, compared with memory bounds."""

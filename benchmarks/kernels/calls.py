@@ -1,9 +1,10 @@
-"""Python calls that one bucket's step makes inside the package.
+"""Python calls inside the package during one bucket's step.
 
 Run by ``mpirun -np 2 python -m benchmarks.kernels.calls [SPEC ...]``.
 
-For each configuration the largest number of some steps, counted by ``sys.setprofile`` around ``Pipeline.run``; with the
-files that the calls were in, and how often one file called another.
+For each configuration, the output shows the step with the most calls: the number of calls, the number of files that
+they were in, and how often consecutive calls were in different files. ``sys.setprofile`` counts the calls during
+``Pipeline.run``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _PACKAGE = str(hvs.__path__[0])
 
 
 def count(spec: str, comm: MPI.Intracomm) -> tuple[int, int, int]:
-    """Calls, files and changes of file in the step with most calls."""
+    """Return the calls, files and changes of file in the step with the most calls."""
     gradient = np.random.default_rng(comm.Get_rank()).standard_normal(_SIZE, np.float32)
     output = np.empty_like(gradient)
     pipeline = pipeline_for(hvs.parse(spec), _SIZE, gradient, MPITransport(comm))
@@ -41,13 +42,13 @@ def count(spec: str, comm: MPI.Intracomm) -> tuple[int, int, int]:
         sys.setprofile(note)
         pipeline.run([(0, gradient)], [(0, output)])
         sys.setprofile(None)
-        changes = sum(one != other for one, other in itertools.pairwise(files))
+        changes = sum(last != file for last, file in itertools.pairwise(files))
         most = max(most, (len(files), len(set(files)), changes))
     return most
 
 
 def main() -> None:
-    """Prints a line for each configuration given, or for the usual ones."""
+    """Print a line for each given configuration, or for the default ones."""
     comm = MPI.COMM_WORLD
     for spec in sys.argv[1:] or ["topka", "gtopk", "topkdsa", "oktopk", "randomblock", "dense"]:
         calls, files, changes = count(spec, comm)

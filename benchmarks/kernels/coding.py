@@ -1,9 +1,9 @@
-"""Bits of a coded index against the entropy of its position, and the speed of the coder.
+"""Bits per coded index, compared with the entropy of a position, and speed of the coder.
 
 Run by ``python -m benchmarks.kernels.coding [-n 25e6] [--repeat 15]``.
 
-Positions are random, of the densities 0.1, 1 and 10 %. Times are the fastest of the repetitions, on one core; beside
-them is what the indices and the code as a stream of bytes would take, copied at the speed of a copy of as many bytes.
+Positions are random, with densities of 0.1, 1 and 10 %. Speeds are those of the fastest repetition, on one core. The
+column `stream` is the memory bound: half the time of a copy of the indices and the code, as a copy reads and writes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DENSITIES = (0.001, 0.01, 0.1)
 
 
 def fastest(run: Callable[[], object], repeat: int) -> float:
-    """Seconds of the fastest of some calls."""
+    """Return the seconds of the fastest of several calls."""
     seconds = []
     for _ in range(repeat):
         begin = time.perf_counter()
@@ -31,13 +31,13 @@ def fastest(run: Callable[[], object], repeat: int) -> float:
 
 
 def entropy(density: float) -> float:
-    """Bits that tell a position, of each that is chosen."""
+    """Return the entropy of random positions, in bits per selected position."""
     rest = 1 - density
     return -(density * math.log2(density) + rest * math.log2(rest)) / density
 
 
 def row(size: int, density: float, repeat: int) -> str:
-    """Figures of one density at the current SIMD level."""
+    """Return the table row of one density at the current SIMD level."""
     indices = np.flatnonzero(np.random.default_rng(1).random(size, np.float32) < density).astype(np.int32)
     count, first = indices.size, int(indices[0])
     bits, coded = cpu.encode_indices(indices)
@@ -45,16 +45,16 @@ def row(size: int, density: float, repeat: int) -> str:
     encode = fastest(lambda: cpu.encode_indices(indices), repeat)
     decode = fastest(lambda: cpu.decode_indices(coded, count, first, bits, size), repeat)
     stream = np.zeros(indices.nbytes + coded.nbytes, np.uint8)
-    copy = fastest(stream.copy, repeat) / 2  # which reads and writes as much as it copies
+    copy = fastest(stream.copy, repeat) / 2  # a copy reads and writes all bytes
     speeds = "".join(f"{count / seconds / 1e6:12.0f}" for seconds in (encode, decode, copy))
     return f"{density:8.3f}{least:10.3f}{per_index:10.3f}{per_index / least:8.3f}{speeds}"
 
 
 def main() -> None:
-    """Prints a table for each SIMD level of this machine."""
+    """Print a table for the best SIMD level of this machine and for portable code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", type=float, default=25e6, help="positions (default: 25e6)")
-    parser.add_argument("--repeat", type=int, default=15, help="of which the fastest counts (default: 15)")
+    parser.add_argument("--repeat", type=int, default=15, help="repetitions, of which the fastest counts (default: 15)")
     options = parser.parse_args()
     best = cpu.simd_level()
     for level in dict.fromkeys((best, "portable")):

@@ -1,4 +1,4 @@
-"""Contenders of benchmarks.kernels.selection on a GPU, the merge of eight vectors, and memory."""
+"""GPU contenders of benchmarks.kernels.selection, including the merge of eight vectors, and memory use."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from horovod_sparse.kernels.types import Array
 Entries = tuple[Array, Array]
 
 GPU = torch.device("cuda")
-# Calls in a row, of the fast contenders: what the host does for the next one is then hidden, as in training.
+# Consecutive calls of a fast contender; they hide the host's work for the next call, as in training.
 REPEAT = 20
 
-# The promise, by size and at each density.
+# The targets, and the sizes and densities to which they apply.
 SIZES, DENSITIES = (25_600_000, 110_000_000, 336_000_000), (0.001, 0.01)
 STREAM_TARGET, CHAIN_TARGET, MERGE_TARGET_MS, MEMORY_TARGET = 1.3, 8.0, 1.0, 0.05
-VECTORS, ENTRIES = 8, 1_000_000  # of the merge
+VECTORS, ENTRIES = 8, 1_000_000  # vectors of the merge, and entries per vector
 
 
 class CudaInput:
-    """The input of one size on the GPU, and what the contenders do with it.
+    """Input of one size on the GPU, with the contenders as methods.
 
     Everything runs on the stream and in the memory that a training would use.
     """
 
     def __init__(self, size: int, density: float, threads: int) -> None:
-        del threads  # of the host
+        del threads  # threads of the host
         self._device = device_of(GPU)
         self._context = ExitStack()
         self._context.enter_context(self._device.work())
@@ -58,27 +58,27 @@ class CudaInput:
         return vectors
 
     def close(self) -> None:
-        """Ends the use of the device."""
+        """Leave the context of the device."""
         self._context.close()
 
     def reset(self) -> None:
-        """Give the buffer its initial content."""
+        """Restore the initial content of the buffer."""
         self._buffer.copy_(self._initial)
 
     def stream(self) -> None:
-        """The lower bound, 12 bytes an element, by torch."""
+        """Run the lower bound with torch: 12 bytes per element."""
         self._buffer.add_(self._gradient)
 
     def ours(self) -> Entries:
-        """The fused kernels."""
+        """Run the fused kernels and return the selected entries."""
         return cuda.select(self._segments, self._array, self.k)
 
     def topk(self) -> None:
-        """Selection alone, by torch."""
+        """Run the selection alone with torch."""
         torch.topk(self._magnitudes, self.k, sorted=False)
 
     def chain(self) -> Entries:
-        """The whole step by torch, as one writes it."""
+        """Run the complete step with torch operators and return the selected entries."""
         self._buffer.add_(self._gradient)
         chosen = torch.topk(self._buffer.abs(), self.k, sorted=False).indices
         indices = torch.sort(chosen).values
@@ -87,11 +87,11 @@ class CudaInput:
         return self._device.array_of(indices.to(torch.int32)), self._device.array_of(values)
 
     def merge(self) -> None:
-        """The sum of eight vectors."""
+        """Sum eight vectors."""
         cuda.merge_sum(self._vectors, self._array.size)
 
     def round(self) -> list[tuple[str, Callable[[], Entries | None]]]:
-        """Contenders of one round, in this order."""
+        """Return the contenders of one round, in order."""
         return [
             ("stream", self.stream),
             ("ours", self.ours),
@@ -101,7 +101,7 @@ class CudaInput:
         ]
 
     def milliseconds(self, run: Callable[[], object]) -> float:
-        """Time of one call out of some in a row."""
+        """Return the time of one call, averaged over consecutive calls."""
         self.reset()
         repeat = REPEAT if run in (self.stream, self.ours) else 3
         torch.cuda.synchronize()
@@ -112,13 +112,13 @@ class CudaInput:
         return 1e3 * (time.perf_counter() - begin) / repeat
 
     def on_host(self, taken: Entries) -> tuple[Array, Array, Array, Array, Array]:
-        """Initial content, gradient, what is left, indices and values taken."""
+        """Return the initial content, the gradient, the remaining buffer, and the indices and values taken."""
         kept = [self._initial, self._gradient, self._buffer]
         initial, gradient, left = (tensor.cpu().numpy() for tensor in kept)
         return initial, gradient, left, to_host(taken[0]), to_host(taken[1])
 
     def memory(self) -> float:
-        """Most memory that a selection holds beside the residual, its result included, as a part of the residual."""
+        """Return the peak memory of a selection, result included, residual excluded, relative to the residual."""
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -128,7 +128,7 @@ class CudaInput:
         return (torch.cuda.max_memory_allocated() - before) / self._array.nbytes
 
     def targets(self, size: int, density: float, best: dict[str, float]) -> dict[str, bool]:
-        """The targets that apply, each with whether it is met; ``best`` holds the smallest times in ms."""
+        """Return the targets that apply and whether each is met; ``best`` contains the smallest times in ms."""
         if size not in SIZES or density not in DENSITIES:
             return {}
         return {
@@ -141,7 +141,7 @@ class CudaInput:
 
     @staticmethod
     def facts() -> dict[str, Any]:
-        """Facts that the figures depend on."""
+        """Return the facts that the results depend on."""
         return {
             "gpu": torch.cuda.get_device_name(GPU),
             "driver": cupy.cuda.runtime.driverGetVersion(),

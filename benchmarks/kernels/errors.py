@@ -1,10 +1,10 @@
-"""Times the kernels that compress errors, the count sketch and stochastic quantization, against the stream bound.
+"""Times of the kernels that compress residuals (count sketch, stochastic quantization), compared with a memory bound.
 
     python -m benchmarks.kernels.errors --size 25M --ratios 0.1,0.4 --rows 1,3 --bits 4,8 --rounds 9
 
-The bound of a kernel is the time to read what it reads and to write what it writes, once each and one after another, by
-loops that do nothing else. Every round runs every contender and its bound, so that other load on the machine meets
-all of them; the smallest times are compared. All run on one thread.
+The bound of a kernel is the time of simple loops that read its inputs and write its outputs, once each and one after
+the other. Every round runs every contender and its bound, so that other load on the machine affects all of them. The
+smallest times are compared. Everything runs on one thread.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from horovod_sparse.cli.units import at_least, count, listed
 from horovod_sparse.kernels import cpu
 from horovod_sparse.kernels.types import Array
 
-# The goal for the kernels: at most this many times their bound.
+# Target: at most this multiple of the bound.
 TARGET = 3.0
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A kernel, and what reads and writes the same memory."""
+    """Kernel, and loops that read and write the same memory."""
 
     name: str
     run: Callable[[], object]
@@ -47,7 +47,7 @@ def write(array: Array) -> None:
 
 
 def sketching(gradient: Array, buffer: Array, ratio: float, rows: int) -> list[Contender]:
-    """Adding to a sketch, replacing what it was carried from, and querying it."""
+    """Return the contenders of the count sketch: adding to it, updating it, and querying it."""
     sketch = np.zeros(cpu.sketch_length(len(gradient), ratio, rows), np.float32)
 
     def bound_of_update() -> None:
@@ -61,7 +61,7 @@ def sketching(gradient: Array, buffer: Array, ratio: float, rows: int) -> list[C
     def update(carried: float) -> Callable[[], None]:
         return lambda: cpu.sketch_update(sketch, gradient, delivered, rows, 1, carried)
 
-    # One percent of the positions, in whole blocks.
+    # One percent of the positions, in contiguous blocks.
     delivered = np.flatnonzero(np.arange(len(gradient)) % 25_600 < 256).astype(np.int32)
     label = f"ratio {ratio:g} rows {rows}"
     return [
@@ -72,7 +72,7 @@ def sketching(gradient: Array, buffer: Array, ratio: float, rows: int) -> list[C
 
 
 def quantizing(gradient: Array, buffer: Array, bits: int) -> list[Contender]:
-    """Quantizing, which allocates its codes, and back."""
+    """Return the contenders of quantization, which allocates its codes, and of dequantization."""
     codes, units = cpu.quantize(gradient, bits, 1)
     words = np.zeros(len(codes) // 4, np.float32)
 
@@ -91,22 +91,22 @@ def quantizing(gradient: Array, buffer: Array, bits: int) -> list[Contender]:
 
 
 def milliseconds(run: Callable[[], object]) -> float:
-    """Time of one call."""
+    """Return the time of one call."""
     begin = time.perf_counter()
     run()
     return 1e3 * (time.perf_counter() - begin)
 
 
 def measure(contenders: list[Contender], rounds: int) -> list[tuple[float, float]]:
-    """Smallest times of every contender and of its bound, interleaved."""
+    """Return the smallest times of every contender and of its bound over interleaved rounds."""
     times = [[(milliseconds(c.run), milliseconds(c.bound)) for c in contenders] for _ in range(rounds + 1)]
-    # The first round meets memory that was never touched.
+    # The first round touches memory for the first time.
     smallest = np.min(times[1:], axis=0)
     return [(float(ms), float(bound)) for ms, bound in smallest]
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = command_line("kernels.errors", __doc__)
     parser.add_argument("--size", type=count, default="25M")
     parser.add_argument("--ratios", type=listed(float), default="0.1,0.4")

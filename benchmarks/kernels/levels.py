@@ -1,11 +1,11 @@
-"""Times compression in two levels against direct compression, as GraVAC's publication does.
+"""Times of compression in two levels, compared with direct compression, as in GraVAC's publication.
 
     python -m benchmarks.kernels.levels --sizes 25M --factors 100,1000 --rounds 5
 
-The levels are k entries at the lowest factor (10), and the largest of these at a higher one. `direct` finds the
-higher one's entries alone, `both` those of both factors, each out of the whole vector, and `levels` those of both in
-two levels. Each by exact selection through an Accumulator, as in a training, and by torch.topk of magnitudes that are
-given. The ratios are those of the smallest times.
+The levels are the k largest entries at the lowest factor (10), and the largest of these at a higher factor. `direct`
+selects the entries of the higher factor only. `both` selects those of both factors, each from the complete vector.
+`levels` selects those of both factors in two levels. Each is done by exact selection through an Accumulator, as in
+training, and by torch.topk of given magnitudes. The ratios are those of the smallest times.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Levels:
     """Contenders on one vector.
 
     Args:
-        size: Its elements.
-        factor: The higher compression factor.
+        size: Elements of the vector.
+        factor: Higher compression factor.
     """
 
     def __init__(self, size: int, factor: int) -> None:
@@ -44,7 +44,7 @@ class Levels:
         return Accumulator(self._given.buffer, [(0, self._given.gradient)])
 
     def ours(self) -> dict[str, Callable[[Accumulator], Any]]:
-        """Ways to select out of an accumulator."""
+        """Return the selections from an accumulator, by name."""
         many, few = self._many, self._few
 
         def both(accumulator: Accumulator) -> None:
@@ -58,7 +58,7 @@ class Levels:
         }
 
     def sorting(self) -> dict[str, Callable[[Accumulator], Any]]:
-        """The same by torch.topk."""
+        """Return the same selections with torch.topk, by name."""
         values, many, few = self._magnitudes, self._many, self._few
         return {
             "direct": lambda _: values.topk(few, sorted=False),
@@ -67,7 +67,7 @@ class Levels:
         }
 
     def measure(self, ways: Mapping[str, Callable[[Accumulator], Any]], rounds: int) -> dict[str, float]:
-        """Smallest milliseconds of each way over interleaved rounds."""
+        """Return the smallest milliseconds of each selection over interleaved rounds."""
         times: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(rounds):
             for name, way in ways.items():
@@ -79,7 +79,7 @@ class Levels:
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Measure and print."""
     parser = command_line("kernels.levels", __doc__)
     parser.add_argument("--sizes", type=listed(count), default="25M")
     parser.add_argument("--factors", type=listed(int), default="100,1000")

@@ -1,11 +1,11 @@
-"""Registers, spills, shared memory, occupancy and width of loads of every CUDA kernel, without a GPU.
+"""Registers, spills, shared memory, occupancy and load width of every CUDA kernel; needs no GPU.
 
 Run by ``python -m benchmarks.kernels.machine_code [--arch 80 90 100] [--all]``.
 
-CUDA's run-time compiler, with the options of a training, makes machine code; what it says of each kernel becomes a
-table. Occupancy is the part of a multiprocessor's warps that its registers and shared memory allow, with blocks of the
-kernels' size. The load is the widest from global memory, in bytes of a thread, as PTX has it. Of kernels for float and
-double, those for float are shown, unless ``--all`` is given. Exits with 1 if registers are spilled.
+CUDA's run-time compiler compiles every kernel with the options of a training, and its report becomes a table. Occupancy
+is the share of a multiprocessor's warps that registers and shared memory allow, with the kernels' block size. The load
+is the widest from global memory in the PTX, in bytes per thread. Kernels for double are shown only with ``--all``.
+Exits with 1 if registers are spilled.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from horovod_sparse.kernels import cuda  # noqa: F401 - defines the modules
 from horovod_sparse.kernels.cuda.compilation import OPTIONS, source
 from horovod_sparse.kernels.cuda.launch import MODULES, THREADS
 
-_WARPS = 64  # of a multiprocessor
+_WARPS = 64  # per multiprocessor
 _REGISTERS = 65536
-_SHARED = {"80": 164 << 10}  # bytes of a multiprocessor
+_SHARED = {"80": 164 << 10}  # bytes per multiprocessor
 _SHARED_LATER = 228 << 10
-_RESERVED = 1 << 10  # of a block
+_RESERVED = 1 << 10  # bytes per block
 _USED = re.compile(
     r"Compiling entry function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores.*?"
     r"Used (\d+) registers(?:[^\n]*?(\d+) bytes smem)?",
@@ -35,13 +35,13 @@ _LOAD = re.compile(r"ld\.(?:\w+\.)*?global(?:\.\w+)*?(?:\.v([248]))?\.[a-z](\d+)
 
 
 class Kernel(NamedTuple):
-    """Code of one kernel.
+    """Machine code of one kernel.
 
     Attributes:
-        name: Its name, with template arguments.
-        registers: Of a thread.
-        spilled: Bytes of stores that free registers.
-        shared: Bytes of a block.
+        name: Name with template arguments.
+        registers: Registers per thread.
+        spilled: Bytes of spill stores.
+        shared: Bytes of shared memory per block.
         load: Bytes of the widest load from global memory.
     """
 
@@ -52,7 +52,7 @@ class Kernel(NamedTuple):
     load: int
 
     def occupancy(self, arch: str) -> float:
-        """Part of a multiprocessor's warps that can be there at once."""
+        """Return the share of a multiprocessor's warps that can be resident."""
         warps = THREADS // 32
         by_registers = _REGISTERS // (warps * -(-self.registers * 32 // 256) * 256)
         by_shared = _SHARED.get(arch, _SHARED_LATER) // (self.shared + _RESERVED)
@@ -60,7 +60,7 @@ class Kernel(NamedTuple):
 
 
 def kernels_of(arch: str, name: str, kernels: list[str]) -> list[Kernel]:
-    """What the compiler says of a module's kernels."""
+    """Return the kernels of a module as reported by the compiler."""
     program = nvrtc.createProgram(source(name), f"{name}.cu", (), ())
     for kernel in kernels:
         nvrtc.addNameExpression(program, kernel)
@@ -75,10 +75,10 @@ def kernels_of(arch: str, name: str, kernels: list[str]) -> list[Kernel]:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", nargs="+", default=["80", "90", "100"], help="compute capabilities (80 90 100)")
-    parser.add_argument("--all", action="store_true", help="kernels for double, too")
+    parser.add_argument("--all", action="store_true", help="also show kernels for double")
     options = parser.parse_args()
     archs = "/".join(options.arch)
     print(f"| kernel | registers {archs} | spilled | shared memory | occupancy {archs} | widest load |")
@@ -87,16 +87,17 @@ def main() -> None:
     for module in MODULES:
         rows = zip(*(kernels_of(arch, module.name, module.kernels) for arch in options.arch), strict=True)
         for row in rows:
-            one = row[0]
+            first = row[0]
             spilled += sum(kernel.spilled for kernel in row)
-            if "double" in one.name and not options.all:
+            if "double" in first.name and not options.all:
                 continue
             registers = "/".join(str(kernel.registers) for kernel in row)
             occupancy = "/".join(
                 f"{kernel.occupancy(arch):.0%}" for kernel, arch in zip(row, options.arch, strict=True)
             )
             most = max(kernel.spilled for kernel in row)
-            print(f"| {module.name}: `{one.name}` | {registers} | {most} | {one.shared} | {occupancy} | {one.load} |")
+            name = f"{module.name}: `{first.name}`"
+            print(f"| {name} | {registers} | {most} | {first.shared} | {occupancy} | {first.load} |")
     sys.exit(1 if spilled else 0)
 
 

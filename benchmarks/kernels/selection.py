@@ -1,20 +1,20 @@
-"""Times the fused accumulate + exact top-k + residual kernel against its bound and against what it replaces.
+"""Times of the fused accumulate + exact top-k + residual kernel, compared with its bound and with torch and NumPy.
 
     python -m benchmarks.kernels.selection --sizes 1M,25M,100M --densities 0.001,0.01 --threads 1,2 --rounds 9
     python -m benchmarks.kernels.selection --device cuda --sizes 25.6M,110M,336M
 
 Every round runs every contender (the fast ones several times) on the same input, so that other load on the machine
-meets all of them:
+affects all of them:
 
-- stream: read gradient, read buffer, write buffer, 12 bytes an element and the same SIMD level: the lower bound
-- ours: select of kernels.cpu
-- topk: torch.topk of the magnitudes alone, which are given
-- chain: torch's add, abs, topk, sort, gather and zero, which together do what ours does
-- argpartition: numpy.argpartition of the magnitudes alone, which are given (on the CPU)
-- merge: kernels.cuda.merge_sum of 8 vectors of a million entries (with --device cuda)
+- stream: the lower bound: read gradient, read and write buffer, 12 bytes per element, at the same SIMD level
+- ours: the kernel select of this package
+- topk: torch.topk alone, of given magnitudes
+- chain: torch's add, abs, topk, sort, gather and zero, which together do the same work as ours
+- argpartition: numpy.argpartition alone, of given magnitudes (on the CPU)
+- merge: merge_sum of 8 vectors of a million entries (with --device cuda)
 
-What is timed is verified: ours takes the same set as the chain up to ties, and what was taken and what stayed make up
-gradient + buffer exactly. The exit status is 1 when something was wrong.
+Results are verified: ours selects the same entries as the chain up to ties, and the entries taken and the remaining
+buffer add up to gradient + buffer exactly. The exit status is 1 if a result was wrong.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from horovod_sparse.kernels.types import Array
 
 Entries = tuple[Array, Array]
 
-# The promise for 25M elements and one thread: at most this many times the stream, by density.
+# Targets for 25M elements and one thread: at most these multiples of the stream bound, by density.
 STREAM_TARGETS = {0.001: 1.25, 0.01: 1.5}
 CHAIN_TARGET = 40.0
 TARGET_SIZE = 25_000_000
@@ -48,7 +48,7 @@ TARGET_SIZE = 25_000_000
 
 @dataclass(frozen=True)
 class Row:
-    """One contender at one size, density and number of threads; times in milliseconds."""
+    """Result of one contender at one size, density and number of threads; times in milliseconds."""
 
     size: int
     density: float
@@ -60,10 +60,10 @@ class Row:
 
 
 class CpuInput:
-    """The input of one size on the CPU, and what the contenders do with it."""
+    """Input of one size on the CPU, with the contenders as methods."""
 
     def __init__(self, size: int, density: float, threads: int) -> None:
-        from horovod_sparse.kernels import cpu  # where the benchmark runs on a GPU, it may be missing
+        from horovod_sparse.kernels import cpu  # may be missing where the benchmark runs on a GPU
 
         self.kernels = cpu
         rng = np.random.default_rng(size)
@@ -75,23 +75,23 @@ class CpuInput:
         self.magnitudes = np.abs(self.initial)
 
     def reset(self) -> None:
-        """Give the buffer its initial content."""
+        """Restore the initial content of the buffer."""
         np.copyto(self.buffer, self.initial)
 
     def stream(self) -> None:
-        """The lower bound."""
+        """Run the lower bound."""
         self.kernels.accumulate([(0, self.gradient)], self.buffer, 1.0, self.threads)
 
     def ours(self) -> Entries:
-        """The fused kernel."""
+        """Run the fused kernel and return the selected entries."""
         return self.kernels.select([(0, self.gradient)], self.buffer, self.k, 1.0, self.threads)
 
     def topk(self) -> None:
-        """Selection alone, by torch."""
+        """Run the selection alone with torch."""
         torch.topk(torch.from_numpy(self.magnitudes), self.k, sorted=False)
 
     def chain(self) -> Entries:
-        """The whole step by torch, as one writes it."""
+        """Run the complete step with torch operators and return the selected entries."""
         buffer = torch.from_numpy(self.buffer)
         buffer.add_(torch.from_numpy(self.gradient))
         chosen = torch.topk(buffer.abs(), self.k, sorted=False).indices
@@ -101,31 +101,31 @@ class CpuInput:
         return indices.to(torch.int32).numpy(), values.numpy()
 
     def argpartition(self) -> None:
-        """Selection alone, by NumPy."""
+        """Run the selection alone with NumPy."""
         np.argpartition(self.magnitudes, len(self.magnitudes) - self.k)
 
     def round(self) -> list[tuple[str, Callable[[], Entries | None]]]:
-        """Contenders of one round, in this order: the fast ones several times, for they feel other load the most."""
+        """Return the contenders of one round, in order; the fast ones run several times, as load affects them most."""
         fast = [("stream", self.stream), ("ours", self.ours)]
         slow = [("topk", self.topk), ("chain", self.chain), ("argpartition", self.argpartition)]
         return fast * 5 + slow
 
     def milliseconds(self, run: Callable[[], object]) -> float:
-        """Time of one call."""
+        """Return the time of one call."""
         self.reset()
         begin = time.perf_counter()
         run()
         return 1e3 * (time.perf_counter() - begin)
 
     def on_host(self, taken: Entries) -> tuple[Array, Array, Array, Array, Array]:
-        """Initial content, gradient, what is left, indices and values taken."""
+        """Return the initial content, the gradient, the remaining buffer, and the indices and values taken."""
         return self.initial, self.gradient, self.buffer, *taken
 
     def close(self) -> None:
-        """Nothing has to be ended."""
+        """Do nothing: the CPU has no context to leave."""
 
     def targets(self, size: int, density: float, best: dict[str, float]) -> dict[str, bool]:
-        """The targets that apply, each with whether it is met; ``best`` holds the smallest times in ms."""
+        """Return the targets that apply and whether each is met; ``best`` contains the smallest times in ms."""
         if size != TARGET_SIZE or self.threads != 1 or density not in STREAM_TARGETS:
             return {}
         limit = STREAM_TARGETS[density]
@@ -136,14 +136,14 @@ class CpuInput:
 
     @staticmethod
     def facts() -> dict[str, Any]:
-        """Facts that the figures depend on."""
+        """Return the facts that the results depend on."""
         from horovod_sparse.kernels import cpu
 
         return {"simd": cpu.simd_level()}
 
 
 def wrong(case: Any, taken: Entries) -> tuple[int, Array, Array]:
-    """Number of elements misplaced after ``taken`` left the buffer; what there was, and what was taken."""
+    """Count wrong elements after ``taken`` left the buffer; return the count, gradient + buffer, and the indices."""
     initial, gradient, left, indices, values = case.on_host(taken)
     acc = initial + gradient
     rest = acc.copy()
@@ -151,14 +151,14 @@ def wrong(case: Any, taken: Entries) -> tuple[int, Array, Array]:
     misplaced = np.count_nonzero(rest.view(np.int32) != left.view(np.int32))
     changed = np.count_nonzero(values.view(np.int32) != acc[indices].view(np.int32))
     unsorted = np.count_nonzero(np.diff(indices) <= 0)
-    # Exact up to ties: the magnitudes taken are the k largest, whatever positions they come from.
+    # Exact up to ties: the magnitudes taken are the k largest, from any positions.
     largest = np.partition(np.abs(acc), len(acc) - case.k)[len(acc) - case.k :]
     not_largest = np.count_nonzero(np.sort(np.abs(values)) != np.sort(largest))
     return int(misplaced + changed + unsorted + not_largest + abs(len(indices) - case.k)), acc, indices
 
 
 def device(name: str) -> Any:
-    """The class of a device's inputs."""
+    """Return the class of a device's inputs."""
     if name == "cuda":
         from benchmarks.kernels.cuda_input import CudaInput
 
@@ -167,7 +167,7 @@ def device(name: str) -> Any:
 
 
 def measure(case: Any, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each contender, interleaved."""
+    """Return the milliseconds of each contender over interleaved rounds."""
     times: dict[str, list[float]] = {name: [] for name, _ in case.round()}
     for _ in range(rounds):
         for name, run in case.round():
@@ -176,7 +176,7 @@ def measure(case: Any, rounds: int) -> dict[str, list[float]]:
 
 
 def verify(case: Any) -> dict[str, int]:
-    """Mistakes in the results: of ours, of the chain (which verifies the check), and between the two."""
+    """Return the mistakes of ours (also compared with the chain) and of the chain (to test the check itself)."""
     case.reset()
     of_ours, acc, ours = wrong(case, case.ours())
     case.reset()
@@ -187,7 +187,7 @@ def verify(case: Any) -> dict[str, int]:
 
 
 def rows(size: int, density: float, threads: int, options: argparse.Namespace) -> tuple[list[Row], dict[str, bool]]:
-    """Verify and measure one combination; what was measured, and the targets."""
+    """Verify and measure one combination; return its rows and the targets."""
     torch.set_num_threads(threads)
     case = device(options.device)(size, density, threads)
     mistakes = verify(case)
@@ -201,7 +201,7 @@ def rows(size: int, density: float, threads: int, options: argparse.Namespace) -
 
 
 def ratios(group: list[Row]) -> dict[str, float]:
-    """Ours against the bound and the chain against ours, of the smallest and of the median times."""
+    """Return the ratios ours / bound and chain / ours, of the smallest and of the median times."""
     by_name = {row.contender: row for row in group}
     stream, ours, chain = by_name["stream"], by_name["ours"], by_name["chain"]
     return {
@@ -213,7 +213,7 @@ def ratios(group: list[Row]) -> dict[str, float]:
 
 
 def machine(name: str = "cpu") -> dict[str, Any]:
-    """Facts that the figures of a device depend on."""
+    """Return the facts that the results of a device depend on."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -240,7 +240,7 @@ def show(group: list[Row], targets: dict[str, bool]) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = command_line("kernels.selection", __doc__)
     parser.add_argument("--sizes", type=listed(count), default="1M,25M")
     parser.add_argument("--densities", type=listed(float), default="0.001,0.01")
@@ -252,7 +252,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measure, print and save; 1 when a result was wrong."""
+    """Measure, print and save; return 1 if a result was wrong."""
     options = parse_arguments()
     environment = machine(options.device)
     print("   ".join(f"{name}: {value}" for name, value in environment.items()))

@@ -1,13 +1,13 @@
-"""Times every sparsifier against the bound that memory sets, and against torch.topk.
+"""Times of every sparsifier, compared with a memory bound and with torch.topk.
 
     python -m benchmarks.kernels.sparsifiers --sizes 25M --densities 0.01 --rounds 5
 
-Every round runs every contender on the same input, normal gradients on top of normal residuals, so that other load on
-the machine meets all of them. Each takes its entries through an Accumulator, as in a training. `stream` is the bound:
-read gradient, read buffer, write buffer. `torch.topk` is the selection alone, of magnitudes that are given.
+Every round runs every contender on the same input (normally distributed gradients and residuals), so that other load
+on the machine affects all of them. Each takes its entries through an Accumulator, as in training. `stream` is the
+bound: read gradient, read and write buffer. `torch.topk` is the selection alone, of given magnitudes.
 
-What is timed is verified: what was taken and what stayed make up gradient + buffer exactly, and there are as many
-entries as the rule promises. The exit status is 1 when something was wrong.
+Results are verified: the entries taken and the remaining buffer add up to gradient + buffer exactly, and the number of
+entries is what the rule promises. The exit status is 1 if a result was wrong.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from horovod_sparse.sparsifiers import SPARSIFIERS, Sparsifier
 from horovod_sparse.vector import SparseVector
 
 _NEVER = 10**9
-# The contenders' options. Those that choose only now and then have chosen when they are timed; the one that chooses in
-# every step shows what a choice costs.
+# Options of the contenders. Rules that choose only in some steps have chosen before they are timed; "stable, refresh"
+# chooses in every step and shows the cost of a choice.
 CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in SPARSIFIERS if name not in ("threshold", "stable")},
     "reusedtopk": ("reusedtopk", {"tau_threshold": _NEVER}),
@@ -41,12 +41,12 @@ CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "stable": ("stable", {"refresh": _NEVER}),
     "stable, refresh": ("stable", {"refresh": 1}),
 }
-# How many entries a rule promises for such gradients, as multiples of k; redsync's bisection may end elsewhere.
+# Promised numbers of entries for such gradients, as multiples of k; redsync's bisection may end anywhere.
 PROMISED = {"reusedtopk": (2 / 3, 4 / 3), "gaussiank": (2 / 3, 4 / 3), "dgc": (0.8, 1.0), "redsync": (0.0, np.inf)}
 
 
 class Case:
-    """One size and density: the input, and the contenders."""
+    """Input and contenders of one size and density."""
 
     def __init__(self, size: int, density: float, threads: int) -> None:
         self.given = CpuInput(size, density, threads)
@@ -54,7 +54,7 @@ class Case:
 
     def _build(self, name: str, options: dict[str, Any]) -> Sparsifier:
         context = BucketContext(self.given.buffer.size, self.given.buffer[:0])
-        if name == "threshold":  # the one that gives k entries
+        if name == "threshold":  # the threshold that selects k entries
             magnitudes = np.abs(self.given.initial + self.given.gradient)
             options = {"threshold": float(np.partition(magnitudes, -self.given.k)[-self.given.k])}
         rule: Any = SPARSIFIERS[name]
@@ -62,16 +62,16 @@ class Case:
         return sparsifier
 
     def reset(self) -> Accumulator:
-        """The accumulator at the start of a step."""
+        """Return the accumulator at the start of a step."""
         self.given.reset()
         return Accumulator(self.given.buffer, [(0, self.given.gradient)])
 
     def take(self, label: str, accumulator: Accumulator) -> SparseVector:
-        """One contender's step."""
+        """Run one contender's step."""
         return self.sparsifiers[label].take(accumulator, self.given.k, Step())
 
     def wrong(self, label: str) -> tuple[int, float]:
-        """Number of mistakes after a step of a contender, and its number of entries as a multiple of k."""
+        """Return the number of mistakes after a contender's step, and its number of entries as a multiple of k."""
         vector = self.take(label, self.reset())
         acc = self.given.initial + self.given.gradient
         rest = acc.copy()
@@ -80,20 +80,20 @@ class Case:
         changed = np.count_nonzero(vector.values.view(np.int32) != acc[vector.indices].view(np.int32))
         unsorted = 0 if vector.indices is None else np.count_nonzero(np.diff(vector.indices) <= 0)
         least, most = PROMISED.get(label, (1.0, 1.0))
-        if label.startswith("stable"):  # whole blocks of 64
+        if label.startswith("stable"):  # selects complete blocks of 64
             least = 1 - 63 / self.given.k
         count = len(vector) / self.given.k
         return int(misplaced + changed + unsorted) + int(not least <= count <= most), count
 
     def round(self) -> list[tuple[str, Callable[[Accumulator], Any]]]:
-        """Contenders of one round, in this order: the bound several times, for it feels other load the most."""
+        """Return the contenders of one round, in order; the bound runs several times, as load affects it most."""
         takes = [(label, lambda accumulator, label=label: self.take(label, accumulator)) for label in self.sparsifiers]
         topk = ("torch.topk", lambda _: self.given.topk())
         return [("stream", lambda accumulator: accumulator.settle())] * 3 + takes + [topk]
 
 
 def measure(case: Case, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each contender, interleaved."""
+    """Return the milliseconds of each contender over interleaved rounds."""
     times: dict[str, list[float]] = {name: [] for name, _ in case.round()}
     for _ in range(rounds):
         for name, run in case.round():
@@ -105,7 +105,7 @@ def measure(case: Case, rounds: int) -> dict[str, list[float]]:
 
 
 def show(size: int, density: float, case: Case, rounds: int) -> bool:
-    """Verify, measure and print one combination; whether all was right."""
+    """Verify, measure and print one combination; return whether all results were right."""
     print(f"\nn = {size:,}   density {density:g}   threads {case.given.threads}")
     print(f"  {'':16}{'min ms':>10}{'median ms':>12}{'/ stream':>10}{'entries / k':>13}{'#wrong':>8}")
     verified = {label: case.wrong(label) for label in case.sparsifiers}
@@ -119,7 +119,7 @@ def show(size: int, density: float, case: Case, rounds: int) -> bool:
 
 
 def main() -> int:
-    """Measure and print; 1 when a result was wrong."""
+    """Measure and print; return 1 if a result was wrong."""
     parser = command_line("kernels.sparsifiers", __doc__)
     parser.add_argument("--sizes", type=listed(count), default="25M")
     parser.add_argument("--densities", type=listed(float), default="0.01")

@@ -1,18 +1,18 @@
-"""Times a bucket's whole step, from its gradient to the dense result in its place, against what memory allows.
+"""Times of a bucket's complete step, from the gradient to the dense result in place, compared with a memory bound.
 
     python -m benchmarks.kernels.steps --sizes 25M --densities 0.01 --threads 1,2 --rounds 9
 
-Every round runs every contender on the same input, so that other load on the machine meets all of them:
+Every round runs every contender on the same input, so that other load on the machine affects all of them:
 
-- bound: read gradient, read and write residual, write gradient, 16 bytes an element, with the same kernels
-- step: the pipeline of topka on one rank, so that nothing travels: test for finite values, selection, dense result
-- with scaler: the same as it is with a grad_scaler, which may ask for the state before the step again
-- with momentum: the same with momentum before the selection, whose velocity is read and written, too: 24 bytes
-- nesterov: that with Nesterov's momentum
+- bound: read gradient, read and write residual, write gradient, 16 bytes per element, with the same kernels
+- step: the pipeline of topka on one rank, which sends nothing: test for finite values, selection, dense result
+- with scaler: the step as with a grad_scaler, which may restore the state before the step
+- with momentum: the step with momentum before the selection; it also reads and writes the velocity: 24 bytes
+- nesterov: the same with Nesterov's momentum
 
-Behind the times are the parts of the step that took least; what they leave is Python. What is timed is verified: old
-residual + gradient (with momentum, what that makes of it) is new residual + result exactly. The exit status is 1 when
-something was wrong.
+The last columns are the smallest times of the stages of the step; the rest of its time is Python. Results are verified:
+old residual + gradient (after momentum, if any) equals new residual + result exactly. The exit status is 1 if a result
+was wrong.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from horovod_sparse.kernels import cpu
 from horovod_sparse.transport.mpi import MPITransport
 
 PARTS = ("select", "agree", "exchange", "apply")
-# Most that a step may take at 25M elements, 1 % and one thread, as a multiple of the bound.
+# Targets at 25M elements, 1 % and one thread: at most these multiples of the bound.
 TARGETS = {"step": 1.7, "with scaler": 1.4}
 _MOMENTUM = ",memory=momentum,momentum=0.9"
-# The contenders' settings.
+# Settings of the contenders.
 SETTINGS = {
     "step": "",
     "with scaler": "",
@@ -49,7 +49,7 @@ SETTINGS = {
 
 
 class Case:
-    """One size, density and number of threads: the input, and the contenders."""
+    """Input and contenders of one size, density and number of threads."""
 
     def __init__(self, size: int, density: float, threads: int) -> None:
         rng = np.random.default_rng(size)
@@ -66,7 +66,7 @@ class Case:
         }
 
     def run(self, name: str) -> list[float]:
-        """One contender's milliseconds, and those of its parts."""
+        """Return one contender's milliseconds, followed by those of its stages."""
         np.copyto(self.gradient, self.initial)
         segments = [(0, self.gradient)]
         metrics.clear()
@@ -80,7 +80,7 @@ class Case:
         return [1e3 * seconds, *(1e3 * totals.get(part, 0.0) for part in PARTS)]
 
     def wrong(self, name: str) -> int:
-        """Elements of one more step of a pipeline that are not what they should be."""
+        """Return the number of wrong elements after one more step of a pipeline."""
         before = self._memory(name)["residual"].copy()
         self.run(name)
         memory, momentum = self._memory(name), np.float32(0.9)
@@ -94,11 +94,11 @@ class Case:
 
 
 def show(size: int, density: float, threads: int, rounds: int) -> bool:
-    """Measures, verifies and prints one combination; whether all was right."""
+    """Measure, verify and print one combination; return whether all results were right."""
     case = Case(size, density, threads)
     names = ["bound", *SETTINGS]
     for name in names:
-        case.run(name)  # memory is touched for the first time
+        case.run(name)  # touches memory for the first time
     times: dict[str, list[list[float]]] = {name: [] for name in names}
     for _, name in itertools.product(range(rounds), names):
         times[name].append(case.run(name))
@@ -117,7 +117,7 @@ def show(size: int, density: float, threads: int, rounds: int) -> bool:
 
 
 def main() -> int:
-    """Measures and prints; 1 when a result was wrong."""
+    """Measure and print; return 1 if a result was wrong."""
     parser = command_line("kernels.steps", __doc__)
     parser.add_argument("--sizes", type=listed(count), default="25M")
     parser.add_argument("--densities", type=listed(float), default="0.01")

@@ -17,7 +17,7 @@ def test_every_contender_is_measured_and_right(monkeypatch, capsys):
     try:
         assert steps.main() == 0
     finally:
-        steps.trace.enable(False)
+        steps.metrics.enable(False)
     rows = [
         line.split()
         for line in capsys.readouterr().out.splitlines()
@@ -34,8 +34,8 @@ def test_an_element_that_is_wrong_is_counted(monkeypatch, name):
     case.run(name)
     scatter = case.pipelines[name]._scatter
 
-    def spoil(total, outputs, *zeros):
-        scatter(total, outputs, *zeros)
+    def spoil(total, outputs, cleared=False):
+        scatter(total, outputs, cleared)
         outputs[0][1][[3, 4]] += np.float32(1)
 
     monkeypatch.setattr(case.pipelines[name], "_scatter", spoil)

@@ -108,8 +108,7 @@ def test_a_failed_save_is_a_warning(hvd, comm, shared, monkeypatch, capsys):
     assert "parameters" in result
     if comm.Get_rank() == 0:
         assert (
-            "train.py: warning: step 7 could not be saved: rank 0: full; training continues"
-            in capsys.readouterr().out
+            "train.py: warning: step 7 could not be saved: rank 0: full; training continues" in capsys.readouterr().out
         )
 
 

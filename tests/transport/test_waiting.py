@@ -1,4 +1,4 @@
-"""Waiting: a rank that has no core to spare sleeps, with pauses that grow, and finds out at once when the wait is over."""
+"""Waiting: a rank that has no core to spare sleeps, with growing pauses, and notices at once when the wait is over."""
 
 from __future__ import annotations
 

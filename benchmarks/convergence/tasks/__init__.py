@@ -1,4 +1,4 @@
-"""Tasks that show on two cores what a compression does to training: two decide, one confirms, three are quick."""
+"""Tasks that show the effect of a compression, sized for two cores: two main, one to confirm, three quick."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks of images: scikit-learn's digits, which need nothing, and Fashion-MNIST, whose files have to be there."""
+"""Image tasks: scikit-learn's digits, which need no files, and Fashion-MNIST, whose files must be installed."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from examples import data
 
 
 def read_digits(folder: Path) -> tuple[Samples, Samples]:
-    """scikit-learn's digits."""
+    """Return scikit-learn's digits, training and test part."""
     del folder
     split = data.load("digits")
     return split.train, split.test
 
 
 def read_fashion(folder: Path) -> tuple[Samples, Samples]:
-    """Fashion-MNIST from a folder of its IDX files."""
+    """Return Fashion-MNIST from a folder of its IDX files, training and test part."""
     split = data.load(f"fashion-mnist:{folder}")
     return split.train, split.test
 
 
 def fashion_cnn() -> nn.Module:
-    """Two convolutions that halve the picture, and two linear layers, with batch normalization as in published models.
+    """Return a CNN of two strided convolutions and two linear layers, with batch normalization as in published models.
 
-    It makes a layer's scale irrelevant, and with it what error feedback delivers late and all at once bearable.
+    Batch normalization makes a layer's scale irrelevant. The model thereby tolerates what error feedback delivers late
+    and all at once.
     """
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, stride=2, padding=1, bias=False),

@@ -1,4 +1,4 @@
-"""What a task is made of."""
+"""Definition of a task, and samples of text."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from examples import data
 
 
 class Windows(Dataset[tuple[Tensor, Tensor]]):
-    """Stretches of words and the words that follow each, indexed by whole batches.
+    """Windows of words and the words that follow each word, indexed by a list of window numbers.
 
     Args:
         words: Word numbers, int of shape (n,).
-        length: Words of a stretch.
-        stride: From the start of one stretch to the start of the next.
+        length: Words per window.
+        stride: Distance between the starts of two windows.
     """
 
     def __init__(self, words: Tensor, length: int, stride: int) -> None:
-        self._stretches = words.unfold(0, length + 1, stride)
+        self._windows = words.unfold(0, length + 1, stride)
 
     def __len__(self) -> int:
-        return len(self._stretches)
+        return len(self._windows)
 
     def __getitem__(self, batch: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Words and their successors, both int64 of shape (batch, length)."""
-        stretches = self._stretches[torch.as_tensor(batch)].long()
-        return stretches[:, :-1], stretches[:, 1:]
+        """Return words and their successors, both int64 of shape (batch, length)."""
+        windows = self._windows[torch.as_tensor(batch)].long()
+        return windows[:, :-1], windows[:, 1:]
 
 
 Samples: TypeAlias = Windows | data.Images
@@ -40,21 +40,22 @@ Samples: TypeAlias = Windows | data.Images
 
 @dataclass(frozen=True)
 class Task:
-    """A model, its data and the settings at which dense training does well.
+    """Model, data and the settings at which dense training works well.
 
     Attributes:
-        name: Its name.
+        name: Name of the task.
         metric: ``accuracy`` or ``perplexity``, both of the test part.
-        build: Makes a model from torch's global generator.
-        load: Gives the training and the test part, from a folder where files are needed. Indexed by a whole batch,
-            each gives inputs and labels.
-        batch: Samples of a rank and step.
-        lr: Largest learning rate of SGD with momentum.
-        plain_lr: Of SGD without.
-        adam_lr: Of Adam.
-        weight_decay: Of all of them.
+        build: Function that builds a model with torch's global generator.
+        load: Function that returns the training and the test part; its argument is the folder of the files, if the task
+            needs any. Indexed by the sample numbers of a batch, each part returns inputs and labels.
+        batch: Samples per rank and step.
+        lr: Peak learning rate of SGD with momentum.
+        plain_lr: Peak learning rate of SGD without momentum.
+        adam_lr: Peak learning rate of Adam.
+        weight_decay: Weight decay of all optimizers.
         evaluations: Points of the learning curve.
-        bucket_bytes: Of the gradients. One bucket for most of a model: ranks that share cores wait long for each other.
+        bucket_bytes: Maximum size of a bucket. The default holds most of a model, as ranks that share cores wait long
+            for each other.
     """
 
     name: str
@@ -71,5 +72,5 @@ class Task:
 
     @property
     def rates(self) -> dict[str, float]:
-        """Largest learning rate of each kind of optimizer that runs name."""
+        """Peak learning rates by ``Run.optimizer``."""
         return {"momentum": self.lr, "memory": self.lr, "sgd": self.plain_lr, "adam": self.adam_lr}

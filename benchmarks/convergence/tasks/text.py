@@ -1,8 +1,8 @@
-"""Tasks of text: language models of words, on text that ships with Python.
+"""Text tasks: language models of words, on text that ships with Python and torch.
 
 ``lstm`` and ``transformer`` read the language reference in ``pydoc_data.topics``, ``stdlib`` the sources of the
-standard library, ``headers`` the C++ headers that torch ships with. They differ a little from one version to the next,
-so perplexities compare within one result only.
+standard library, ``headers`` the C++ headers that torch ships with. The texts differ slightly between versions, so
+perplexities are comparable within one result only.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ VOCABULARY = 1000
 WINDOW = 32
 WIDTH = 64
 STDLIB_VOCABULARY, STDLIB_WIDTH, STDLIB_LAYERS = 2000, 128, 3
-_GENERATED = 2**17  # bytes of a file that a program wrote
-_STDLIB_TEST = 1000  # stretches of the test part that are looked at, spread over it evenly
+_GENERATED = 2**17  # minimum bytes of a header that counts as generated
+_STDLIB_TEST = 1000  # windows of the test part to evaluate, spread evenly
 
 
 class WordLSTM(nn.Module):
-    """A language model of two LSTM layers.
+    """Language model of two LSTM layers.
 
     Args:
         vocabulary: Number of words.
-        width: Of the states.
+        width: Width of the states.
     """
 
     def __init__(self, vocabulary: int = VOCABULARY, width: int = WIDTH) -> None:
@@ -44,18 +44,18 @@ class WordLSTM(nn.Module):
         self.decoder = nn.Linear(width, vocabulary)
 
     def forward(self, words: Tensor) -> Tensor:
-        """Words of shape (batch, length) to logits of their successors, shape (batch, length, vocabulary)."""
+        """Return logits of the next words, (batch, length, vocabulary), for words of shape (batch, length)."""
         states, _ = self.lstm(self.embedding(words))
         logits: Tensor = self.decoder(states)
         return logits
 
 
 class WordTransformer(nn.Module):
-    """A decoder-only language model of causal transformer layers, normalized first, with learned positions.
+    """Decoder-only language model of causal pre-norm transformer layers with learned positions.
 
     Args:
         vocabulary: Number of words.
-        width: Of the states.
+        width: Width of the states.
         layers: Number of layers.
     """
 
@@ -69,29 +69,29 @@ class WordTransformer(nn.Module):
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(WINDOW), persistent=False)
 
     def forward(self, words: Tensor) -> Tensor:
-        """Words of shape (batch, WINDOW) to logits of their successors, shape (batch, WINDOW, vocabulary)."""
+        """Return logits of the next words, (batch, WINDOW, vocabulary), for words of shape (batch, WINDOW)."""
         states = self.layers(self.embedding(words) + self.position, mask=self.mask, is_causal=True)
         logits: Tensor = self.decoder(states)
         return logits
 
 
 def stdlib_transformer() -> nn.Module:
-    """1,113,168 parameters."""
+    """Return the model of ``stdlib``, with 1,113,168 parameters."""
     return WordTransformer(STDLIB_VOCABULARY, STDLIB_WIDTH, STDLIB_LAYERS)
 
 
 def headers_lstm() -> nn.Module:
-    """1,362,896 parameters."""
+    """Return the model of ``headers``, with 1,362,896 parameters."""
     return WordLSTM(STDLIB_VOCABULARY, 192)
 
 
 def words_of(text: str) -> list[str]:
-    """Words and punctuation, in lower case."""
+    """Return the words and punctuation of a text, in lower case."""
     return re.findall(r"\w+|[^\w\s]", text.lower())
 
 
 def read_reference(folder: Path) -> tuple[Samples, Samples]:
-    """Python's language reference: the first 90 % for training, the rest for the test."""
+    """Return Python's language reference: the first 90 % for training, the rest for the test."""
     from pydoc_data.topics import topics
 
     del folder
@@ -99,16 +99,16 @@ def read_reference(folder: Path) -> tuple[Samples, Samples]:
 
 
 def encode(texts: Iterable[str]) -> tuple[Samples, Samples]:
-    """Numbers the words of texts.
+    """Convert texts to word numbers, and split them into a training and a test part.
 
-    A paragraph that occurs more than once, as many do that describe a method in several places, counts once: a test
-    part that repeats the training part would measure memory.
+    A paragraph that occurs several times counts once (many describe a method in several places): a test part that
+    repeats the training part would measure memorization.
 
     Args:
-        texts: Texts of paragraphs with blank lines between them.
+        texts: Texts whose paragraphs are separated by blank lines.
 
     Returns:
-        The first 90 % of the words, with a stretch beginning at every word, and the rest, cut into stretches.
+        The first 90 % of the words, with a window starting at every word, and the rest, cut into windows.
     """
     paragraphs = dict.fromkeys(paragraph for text in texts for paragraph in text.split("\n\n"))
     words = [word for paragraph in paragraphs for word in words_of(paragraph)]
@@ -118,7 +118,7 @@ def encode(texts: Iterable[str]) -> tuple[Samples, Samples]:
 
 
 def read_stdlib(folder: Path) -> tuple[Samples, Samples]:
-    """The sources of Python's standard library."""
+    """Return the sources of Python's standard library, training and test part."""
     del folder
     root = Path(sysconfig.get_path("stdlib"))
     return read_files(
@@ -127,7 +127,7 @@ def read_stdlib(folder: Path) -> tuple[Samples, Samples]:
 
 
 def read_headers(folder: Path) -> tuple[Samples, Samples]:
-    """The C++ headers of torch, but for those that a program wrote: a file for each operator, and some large ones."""
+    """Return torch's C++ headers without generated ones: a file for each operator, and some large files."""
     del folder
     root = Path(torch.__file__).parent / "include"
     written = (path for path in root.rglob("*.h") if "ops" not in path.parts and path.stat().st_size < _GENERATED)
@@ -135,7 +135,7 @@ def read_headers(folder: Path) -> tuple[Samples, Samples]:
 
 
 def read_files(root: Path, paths: Iterable[Path]) -> tuple[Samples, Samples]:
-    """The words of files; of a tenth of the files, by a hash of their paths in the root, for the test."""
+    """Return the words of files. A tenth of the files, by a hash of their paths in the root, is the test part."""
     parts: tuple[list[Path], list[Path]] = ([], [])
     for path in sorted(paths):
         parts[zlib.crc32(path.relative_to(root).as_posix().encode()) % 10 == 0].append(path)
@@ -148,22 +148,22 @@ def _read_words(path: Path) -> list[str]:
 
 
 def number(train: Iterable[list[str]], test: Iterable[list[str]], vocabulary: int) -> tuple[Tensor, Tensor]:
-    """Numbers of words: the most frequent ones of the training part from 1 on, 0 for all others.
+    """Convert words to numbers: the most frequent words of the training part from 1 on, all others 0.
 
     Args:
-        train: Words of the training part, text by text.
-        test: Those of the test part.
-        vocabulary: How many numbers there are.
+        train: Words of the training part, one list per text.
+        test: Words of the test part, one list per text.
+        vocabulary: Number of distinct numbers, including 0.
 
     Returns:
         The numbers of both parts, int32 of shape (words,).
     """
-    # Numbers by first occurrence at first, which takes a hundredth of the memory of the words.
+    # Words are first numbered by first occurrence, which takes a hundredth of the memory of the words.
     first: dict[str, int] = {}
     occurrences = array("i", (first.setdefault(word, len(first)) for word in chain.from_iterable(train)))
     counts = Counter(occurrences)
-    frequent = {place: rank for rank, (place, _) in enumerate(counts.most_common(vocabulary - 1), start=1)}
-    table = torch.tensor([frequent.get(place, 0) for place in range(len(first))], dtype=torch.int32)
-    number_of = {word: frequent[place] for word, place in first.items() if place in frequent}
+    frequent = {index: rank for rank, (index, _) in enumerate(counts.most_common(vocabulary - 1), start=1)}
+    table = torch.tensor([frequent.get(index, 0) for index in range(len(first))], dtype=torch.int32)
+    number_of = {word: frequent[index] for word, index in first.items() if index in frequent}
     rest = array("i", (number_of.get(word, 0) for word in chain.from_iterable(test)))
     return table[torch.tensor(occurrences)], torch.tensor(rest, dtype=torch.int32)
