@@ -1,4 +1,4 @@
-"""Step time of a model with many small parameters, compared with stock Horovod: the Python cost of a parameter.
+"""Step time of a model with many small parameters, compared with stock Horovod: the Python overhead per parameter.
 
     mpirun -np 2 python -m benchmarks.parameters
 
@@ -34,8 +34,8 @@ def main() -> None:
         print(f"{options.parameters} parameters of {options.elements} elements, {hvd.size()} ranks; ms, best round")
         print(f"{'':30} {'construction':>14} {'full step':>12} {'step() alone':>14}")
         for name, results in rounds.items():
-            made, whole, alone = (min(times) for times in zip(*results, strict=True))
-            print(f"{name:30} {made:14.1f} {whole:12.1f} {alone:14.1f}")
+            made, full, alone = (min(times) for times in zip(*results, strict=True))
+            print(f"{name:30} {made:14.1f} {full:12.1f} {alone:14.1f}")
 
 
 def _in_turns(kinds: dict[str, Callable[..., Any]], options: argparse.Namespace) -> dict[str, list[tuple[float, ...]]]:
@@ -81,7 +81,7 @@ def _parse() -> argparse.Namespace:
         "--compression",
         nargs="*",
         default=["topka:density=0.01", "topka:density=0.01,dense_below=0"],
-        help="compared with stock Horovod; dense_below=0 compresses small parameters, too",
+        help="compressions to compare with stock Horovod; dense_below=0 also compresses small parameters",
     )
     return parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""Steps per second with regular checkpoints by ``async_save`` or ``save``, compared with none.
+"""Steps per second with regular checkpoints by ``async_save`` or ``save``, and without checkpoints.
 
     mpirun -np 2 python -m benchmarks.saving --folder /scratch/saving
 

@@ -6,8 +6,8 @@ from mpi4py import MPI
 import horovod_sparse as hvs
 
 rank, ranks, features, steps = MPI.COMM_WORLD.Get_rank(), MPI.COMM_WORLD.Get_size(), 500, 100
-truth = np.random.default_rng(0).standard_normal(features)  # the same on all ranks
-inputs = np.random.default_rng([1, rank]).standard_normal((1500, features))  # this rank's share
+truth = np.random.default_rng(0).standard_normal(features)  # true weights, the same on all ranks
+inputs = np.random.default_rng([1, rank]).standard_normal((1500, features))  # this rank's samples
 labels = inputs @ truth > 0
 training, test = slice(0, 1000), slice(1000, 1500)
 

@@ -1,4 +1,4 @@
-"""Data sets of the examples: scikit-learn's digits, Fashion-MNIST and CIFAR-10. Reading them does not execute code."""
+"""Data sets of the examples: scikit-learn's digits, Fashion-MNIST and CIFAR-10. Reading a file never executes code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, Dataset
 CIFAR10_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 CIFAR10_TRAIN = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
 CIFAR10_TEST = ("test_batch.bin",)
-CIFAR10_RECORD = 1 + 3 * 32 * 32  # a label, then the red, green and blue planes row by row
+CIFAR10_RECORD = 1 + 3 * 32 * 32  # a label, then the red, green and blue planes in row-major order
 CIFAR10_CLASSES = 10
 FASHION_MNIST = {
     part: tuple(f"{part}-{kind}-ubyte" for kind in ("images-idx3", "labels-idx1")) for part in ("train", "t10k")
@@ -27,7 +27,7 @@ FASHION_MNIST = {
 
 @dataclass(frozen=True)
 class Normalization:
-    """Conversion of bytes to network inputs: (x / largest - mean) / std, per channel."""
+    """Normalization of pixel bytes: (x / largest - mean) / std, per channel."""
 
     largest: float
     mean: tuple[float, ...]
@@ -41,13 +41,13 @@ class Normalization:
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):
-    """Labeled images, indexed by batches: one gather per batch instead of one access per sample.
+    """Labeled images, indexed by batch: one gather per batch instead of one access per sample.
 
     Args:
         images: uint8, shape (n, channels, height, width); a quarter of the memory of float32.
         labels: int64, shape (n,).
-        normalization: Normalization of every batch.
-        augment: Whether to flip and crop at random, with torch's global generator.
+        normalization: Normalization applied to every batch.
+        augment: Whether to flip and crop images at random, using torch's global generator.
     """
 
     def __init__(self, images: Tensor, labels: Tensor, normalization: Normalization, augment: bool = False) -> None:
@@ -60,7 +60,7 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
         return len(self.labels)
 
     def __getitem__(self, batch: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return normalized images, float32 of shape (batch, channels, height, width), and labels, int64."""
+        """Return normalized images, float32 (batch, channels, height, width), and labels, int64 (batch,)."""
         index = torch.as_tensor(batch)
         images = self.images[index]
         if self.augment:
@@ -69,10 +69,10 @@ class Images(Dataset[tuple[Tensor, Tensor]]):
 
 
 class Batches(BatchSampler):
-    """Batches of a sampler; the first ones can be skipped to resume within an epoch.
+    """Batch sampler that can skip batches to resume within an epoch.
 
     Attributes:
-        start: Number of batches to skip. The length still counts them.
+        start: Number of batches to skip; the length includes them.
     """
 
     start = 0
@@ -83,7 +83,7 @@ class Batches(BatchSampler):
 
 @dataclass(frozen=True)
 class Split:
-    """Training and test set, the same on every rank."""
+    """Training and test sets; every rank holds both in full."""
 
     train: Images
     test: Images
@@ -108,8 +108,8 @@ def load(spec: str) -> Split:
             with the folder of CIFAR-10's binary files.
 
     Raises:
-        ValueError: The name is unknown, or a file is truncated or has another format.
-        FileNotFoundError: Files are missing; the message names their source.
+        ValueError: The name is unknown, or a file is truncated or has the wrong format.
+        FileNotFoundError: Files are missing; the message says where to get them.
     """
     name, _, folder = spec.partition(":")
     if spec == "digits":
@@ -122,7 +122,7 @@ def load(spec: str) -> Split:
 
 
 def _digits() -> Split:
-    """Return 1797 handwritten digits of 8 x 8 pixels from 0 to 16, which are part of scikit-learn."""
+    """Return scikit-learn's 1797 handwritten digits: 8 x 8 pixels with values from 0 to 16."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -154,7 +154,7 @@ def _cifar10(folder: Path) -> Split:
 
 
 def _read_cifar10(paths: Sequence[Path]) -> tuple[Tensor, Tensor]:
-    """Return images, uint8 of shape (n, 3, 32, 32), and labels, int64 of shape (n,), of all files in order."""
+    """Return the images, uint8 (n, 3, 32, 32), and labels, int64 (n,), of all files in order."""
     records = torch.from_numpy(np.concatenate([_records(path) for path in paths]))
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].long()
 
@@ -164,7 +164,7 @@ def _records(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     size = path.stat().st_size
     if size == 0 or size % CIFAR10_RECORD:
         raise ValueError(
-            f"{path} is truncated: {size} bytes are not a multiple of the record size, {CIFAR10_RECORD} bytes; "
+            f"{path} is truncated: {size} bytes are not a multiple of the record size of {CIFAR10_RECORD} bytes; "
             f"download the 'CIFAR-10 binary version' again from {CIFAR10_PAGE}"
         )
     records = np.fromfile(path, np.uint8).reshape(-1, CIFAR10_RECORD)
@@ -209,11 +209,11 @@ def _read_idx(folder: Path, name: str) -> np.ndarray[tuple[int, ...], np.dtype[n
 
 
 def flip_and_crop(images: Tensor, padding: int = 4) -> Tensor:
-    """Mirror each image with probability 1/2 and shift it by up to ``padding`` pixels; the gap is black.
+    """Flip each image with probability 1/2 and shift it by up to ``padding`` pixels; new pixels are 0.
 
     Args:
         images: Shape (batch, channels, side, side), any dtype.
-        padding: Pixels added on each side before a random window of the original size is cut out.
+        padding: Number of zero pixels added on each side before a random window of the original size is cropped.
     """
     count, _, side, _ = images.shape
     padded = F.pad(images, [padding] * 4)

@@ -1,6 +1,6 @@
 """Front ends of train.py: Horovod, and torch's DistributedDataParallel.
 
-A script needs only one of them. Lines marked "sparse" are the changes to a script without sparse gradients.
+A script needs only one of them. Lines marked "sparse" are those that differ in a script with dense gradients.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 import horovod_sparse as hvs  # sparse
 from horovod_sparse import metrics
 
-DENSE = ("none", "fp16")  # compressions that are built into both front ends
+DENSE = ("none", "fp16")  # compressions built into both front ends
 
 
 class Horovod:
@@ -36,7 +36,7 @@ class Horovod:
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
-        import horovod.torch as hvd  # not at the top: the other front end does not need it
+        import horovod.torch as hvd  # imported here, as the DDP front end does not need it
 
         hvd.init()
         self._hvd = hvd
@@ -44,7 +44,7 @@ class Horovod:
         self.rank, self.size, self.local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
 
     def replicate(self, model: nn.Module) -> nn.Module:
-        """Move a model to its device, with equal parameters on all ranks; return the model to train."""
+        """Broadcast the parameters, move the model to its device, and return the model to train."""
         # Broadcast on the CPU, which works even if Horovod was built without CUDA.
         self._hvd.broadcast_parameters(model.state_dict(), root_rank=0)
         self._model = model.to(self._args.device)
@@ -65,19 +65,19 @@ class Horovod:
         return self.exchange
 
     def accumulating(self) -> AbstractContextManager[None]:
-        """Return a context for all but the last backward pass of a step; empty, as the optimizer counts passes."""
+        """Return a null context for all but the last backward pass of a step: the optimizer counts the passes."""
         return nullcontext()
 
     @contextmanager
     def exchanged(self) -> Iterator[None]:
-        """Wait for the exchange, then run the block, in which gradients are means over all ranks."""
+        """Wait for the exchange, then run the block; in it, gradients are averages over all ranks."""
         with metrics.span("synchronize"):
             self.exchange.synchronize()
         with self.exchange.skip_synchronize():
             yield
 
     def sum(self, tensor: Tensor, name: str) -> Tensor:
-        """Return the sum over the ranks, on the CPU. Horovod matches the tensors of the ranks by name."""
+        """Return the sum over all ranks, on the CPU. Horovod matches tensors across ranks by name."""
         total: Tensor = self._hvd.allreduce(tensor.cpu(), op=self._hvd.Sum, name=name)
         return total
 
@@ -99,7 +99,7 @@ class LocalSteps(Horovod):
 
     @contextmanager
     def exchanged(self) -> Iterator[None]:
-        """Run the block, in which gradients are those of this rank alone."""
+        """Run the block; in it, gradients are local to this rank."""
         yield
 
 
@@ -122,7 +122,7 @@ class DDP:
         self.exchange: Any = None
 
     def replicate(self, model: nn.Module) -> nn.Module:
-        """Move a model to its device, with equal parameters on all ranks; return the model to train."""
+        """Move the model to its device and return it wrapped in DDP, which broadcasts the parameters."""
         self._model = DistributedDataParallel(model.to(self._args.device))
         return self._model
 
@@ -146,12 +146,12 @@ class DDP:
         return no_sync
 
     def exchanged(self) -> AbstractContextManager[None]:
-        """Return an empty context: after ``backward()``, gradients are means over all ranks."""
+        """Return a null context: after ``backward()``, gradients are averages over all ranks."""
         return nullcontext()
 
     def sum(self, tensor: Tensor, name: str) -> Tensor:
-        """Return the sum over the ranks, on the CPU."""
-        del name  # torch matches collectives by their order
+        """Return the sum over all ranks, on the CPU."""
+        del name  # torch matches collectives by call order
         total = tensor.to(self._args.device, copy=True)  # NCCL requires device tensors
         distributed.all_reduce(total)
         return total.cpu()

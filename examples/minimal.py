@@ -6,8 +6,8 @@ import torch
 import horovod_sparse as hvs
 
 hvd.init()
-torch.manual_seed(hvd.rank())  # every rank draws different data
-centers = torch.randn(10, 1000, generator=torch.Generator().manual_seed(0))  # of the ten classes, the same on all ranks
+torch.manual_seed(hvd.rank())  # different data on every rank
+centers = torch.randn(10, 1000, generator=torch.Generator().manual_seed(0))  # one per class, same on all ranks
 
 model = torch.nn.Sequential(torch.nn.Linear(1000, 100), torch.nn.ReLU(), torch.nn.Linear(100, 10))
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)

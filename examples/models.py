@@ -17,8 +17,7 @@ def build(name: str, channels: int, side: int, classes: int) -> nn.Module:
     Args:
         name: ``cnn``, ``vgg16`` or ``resnet18``.
         channels: Number of channels of an image.
-        side: Height and width of an image: at least 8 for the CNN. For the other models, images smaller than 32 are
-            upsampled to 32 x 32.
+        side: Height and width of an image; at least 8 for ``cnn``. The other models upsample smaller images to 32 x 32.
         classes: Number of logits.
 
     Raises:
@@ -33,7 +32,7 @@ def build(name: str, channels: int, side: int, classes: int) -> nn.Module:
 
 
 def cnn(channels: int, classes: int) -> nn.Module:
-    """Return a model with two convolutions and two linear layers, about 150,000 parameters."""
+    """Return a CNN with two convolutions and two linear layers, about 150,000 parameters."""
     return nn.Sequential(
         nn.Conv2d(channels, 32, 3, padding=1),
         nn.ReLU(),
@@ -60,7 +59,7 @@ def vgg16(channels: int, classes: int) -> nn.Module:
 
 
 class BasicBlock(nn.Module):
-    """Residual block: two convolutions and a shortcut (He et al. 2016)."""
+    """Residual block with two convolutions and a shortcut (He et al. 2016)."""
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
@@ -79,7 +78,7 @@ class BasicBlock(nn.Module):
 
 
 def resnet18(channels: int, classes: int) -> nn.Module:
-    """Return ResNet-18 (He et al. 2016) with a first layer that keeps the image size."""
+    """Return ResNet-18 (He et al. 2016) with a stride-1 first layer and no max pooling."""
     layers: list[nn.Module] = [nn.Conv2d(channels, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
     before = 64
     for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):

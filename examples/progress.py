@@ -29,7 +29,7 @@ def progress_bar(steps: int, show: bool) -> tqdm[NoReturn]:
 
     Args:
         steps: Expected number of ``update`` calls.
-        show: False on ranks that print nothing.
+        show: Whether this rank shows the bar.
     """
     if sys.stderr.isatty():
         return tqdm(total=steps, disable=not show, unit="step")

@@ -23,12 +23,12 @@ from horovod_sparse import metrics
 if TYPE_CHECKING:
     from frontends import FrontEnd  # only needed for annotations
 
-# Spans of train.py and of the library. "synchronize" is the time that the script waits for the exchange.
+# Spans of train.py and of the library. "synchronize" is the time the script waits for the exchange.
 STAGES = ("forward", "backward", "select", "agree", "exchange", "apply", "synchronize", "update")
 
 
 class Recorder:
-    """Collector of one record per epoch, averaged over the ranks.
+    """Per-epoch records, averaged over the ranks.
 
     Args:
         args: Arguments of train.py; written to the result.
@@ -36,7 +36,7 @@ class Recorder:
         model: Model being trained.
         optimizer: Optimizer of the model.
         steps: Number of optimizer steps per epoch.
-        watch: Receives the same numbers and the statistics of the exchange; None on all ranks but one.
+        watch: Writer of these records and of the exchange's statistics; None on all ranks except rank 0.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class Recorder:
         self._watch = watch
         self._epochs: list[dict[str, Any]] = []
         self._densities: dict[str, list[float]] = {}  # one value per step, by bucket
-        # From the runs that this one resumes: seconds per stage in the current epoch, and bytes sent.
+        # Carried over from a resumed run: seconds per stage in the current epoch, and bytes sent.
         self._spent: dict[str, float] = {}
         self._sent = 0.0
-        self._in_progress = False  # whether an epoch has begun whose spans are not counted yet
+        self._in_progress = False  # True between begin_epoch() and end_epoch()
 
     def begin_epoch(self) -> None:
         """Discard the spans of the previous epoch."""
@@ -72,9 +72,9 @@ class Recorder:
 
         Args:
             train_loss: Mean training loss of this rank.
-            test_loss: Mean loss over the test images of all ranks.
-            accuracy: Fraction of the test images of all ranks that are classified correctly.
-            seconds: Time that this rank spent on training in the epoch.
+            test_loss: Mean loss over all ranks' test images.
+            accuracy: Fraction of all ranks' test images that are classified correctly.
+            seconds: Training time of this rank in the epoch.
         """
         spent, self._densities = self._times(), self._densities_so_far()
         self._spent, self._in_progress = {}, False
@@ -103,7 +103,7 @@ class Recorder:
             self._report(self._watch, self._epochs[-1], spent)
 
     def _report(self, watch: Watch, epoch: dict[str, Any], spent: dict[str, float]) -> None:
-        """Write an epoch to the watch. Stage times are from this rank's trace; on a GPU they are device times."""
+        """Write an epoch to the watch. Stage times come from this rank's spans; on a GPU they are device times."""
         of_exchange = ("select", "agree", "exchange", "apply")
         if hasattr(self._front_end.exchange, "statistics"):
             statistics = self._front_end.exchange.statistics(norms=True)
@@ -137,7 +137,7 @@ class Recorder:
         return densities
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything recorded on this rank, including the current epoch."""
+        """Return all records of this rank, including those of the current epoch."""
         return {
             "epochs": self._epochs,
             "densities": self._densities_so_far() if self._in_progress else self._densities,
@@ -153,8 +153,8 @@ class Recorder:
     def _bytes_sent(self) -> float:
         """Return the gradient bytes that this rank has sent so far.
 
-        Dense exchanges do not count bytes. They are charged as a ring allreduce, which sends the fewest: 2 (P-1)/P
-        times the size of the gradients.
+        Dense exchanges do not count bytes. For them, a ring allreduce is assumed, which is bandwidth-optimal and sends
+        2 (P-1)/P times the size of the gradients.
         """
         if hasattr(self._front_end.exchange, "traffic"):
             return self._sent + float(self._front_end.exchange.traffic.bytes_sent)
@@ -164,7 +164,7 @@ class Recorder:
         return float(before + per_step * self._steps)
 
     def write(self) -> None:
-        """Write ``result.json``, and with --trace the last epoch's ``trace.json``; a collective call."""
+        """Write ``result.json``, and with --trace ``trace.json`` with the last epoch; a collective call."""
         if self._args.trace:
             metrics.export(self._args.output / "trace.json", MPI.COMM_WORLD)
         if self._front_end.rank == 0:
@@ -182,7 +182,7 @@ class Recorder:
 
 
 def digest(model: nn.Module) -> str:
-    """Return the SHA-256 of the parameters' bits as hexadecimal digits, the same for bit-identical models."""
+    """Return the hexadecimal SHA-256 of the parameters' bits; equal for bit-identical models."""
     bits = hashlib.sha256()
     for parameter in model.parameters():
         bits.update(parameter.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
@@ -190,7 +190,7 @@ def digest(model: nn.Module) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that the numbers of a run depend on."""
+    """Return the versions and the machine type that the results of a run depend on."""
     horovod = sys.modules.get("horovod")  # optional
     return {
         "python": platform.python_version(),

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-DENSE = ("none", "fp16")  # compressions that are built into Horovod and DistributedDataParallel
+DENSE = ("none", "fp16")  # compressions built into Horovod and DistributedDataParallel
 PARTS = {
     "forward": ("forward",),
     "backward": ("backward",),
@@ -23,7 +23,7 @@ class Run:
     """Run of train.py.
 
     Attributes:
-        name: Name of the run's folder.
+        name: Name of the output folder.
         content: Content of result.json, as written by ``record.py``.
     """
 
@@ -47,7 +47,7 @@ class Run:
 
     @property
     def dense(self) -> bool:
-        """Whether gradients were exchanged dense, in full precision."""
+        """Whether the run exchanged dense gradients in full precision."""
         return self.compression == "none"
 
     @property
@@ -67,11 +67,11 @@ class Run:
         return not self.content["configuration"].get("no_overlap", False)
 
     def curve(self, key: str) -> list[float]:
-        """Return the value of a key for every epoch."""
+        """Return the values of a key, one per epoch."""
         return [epoch[key] for epoch in self.content["epochs"]]
 
     def ms(self, stage: str) -> float | None:
-        """Return the median milliseconds per step of a stage; None if the run does not measure the stage."""
+        """Return the median time of a stage in ms per step; None if the run does not measure the stage."""
         if self.compression in DENSE and stage in ("select", "agree", "exchange", "apply"):
             return None
         if self.front_end == "ddp" and stage == "synchronize":
@@ -79,10 +79,10 @@ class Run:
         return float(median(epoch["ms_per_step"][stage] for epoch in self.content["epochs"]))
 
     def parts(self) -> dict[str, float]:
-        """Return the milliseconds per step by kind of work; they add up to a step, except for overlap and minor work.
+        """Return the time per step by kind of work, in ms.
 
-        The communication of a dense exchange is the time spent waiting for it. With DistributedDataParallel, that time
-        is part of the backward pass.
+        The times add up to the step time, except for overlap and minor work. The communication time of a dense exchange
+        is the time spent waiting for it. With DistributedDataParallel, that time is part of the backward pass.
         """
         sums = {part: sum(self.ms(stage) or 0.0 for stage in stages) for part, stages in PARTS.items()}
         if self.compression in DENSE:
@@ -94,15 +94,15 @@ def read(folder: Path) -> Run:
     """Read a run.
 
     Raises:
-        ValueError: The folder has no result.json, or one that train.py did not write.
+        ValueError: The folder has no result.json, or train.py did not write it.
     """
     path = folder / "result.json"
     try:
         content = json.loads(path.read_text())
         run = Run(folder.resolve().name, content)
-        run.compression, run.task, run.last  # noqa: B018 - fail here if a value is missing
+        run.compression, run.task, run.last  # noqa: B018 - raises if a value is missing
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise ValueError(
-            f"{path} holds no results ({type(error).__name__}: {error}): run examples/train.py --output {folder} first"
+            f"{path} has no results ({type(error).__name__}: {error}): run examples/train.py --output {folder} first"
         ) from error
     return run

@@ -1,4 +1,4 @@
-"""Checkpoints of train.py: when to save, and where to resume."""
+"""Checkpoints of train.py: when to save and where to resume."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ import horovod_sparse as hvs
 
 @dataclass
 class Position:
-    """Position that the training has reached.
+    """Progress of the training.
 
     Attributes:
         step: Number of optimizer steps so far.
         epoch: Number of completed epochs.
-        batch: Number of steps done in the current epoch.
-        loss: Sum of this rank's losses over these steps; stays on the device until it is needed.
-        seconds: Time that these steps took on this rank, as of the last save.
+        batch: Number of steps so far in the current epoch.
+        loss: Sum of this rank's losses in the current epoch; stays on the device until it is saved or reported.
+        seconds: Time this rank has spent on the current epoch, as of the last save.
         images: Number of images per step, over all ranks.
     """
 
@@ -48,21 +48,26 @@ class Position:
         self.epoch, self.batch, self.loss, self.seconds = self.epoch + 1, 0, 0.0, 0.0
 
     def resized(self, images: int, steps: int) -> Position:
-        """Return the same position in the data for new numbers of images per step and of steps per epoch."""
+        """Return the equivalent position after a change of the batch size or the world size.
+
+        Args:
+            images: New number of images per step, over all ranks.
+            steps: New number of steps per epoch.
+        """
         batch = min(self.batch * self.images // images, steps - 1)
         loss = self.loss * batch / self.batch if self.batch else 0.0
         return Position(self.step, self.epoch, batch, loss, self.seconds, images)
 
 
 class Saving:
-    """Periodic checkpoints of the run, and one on preemption; inactive without ``--checkpoint``.
+    """Periodic checkpoints, and a checkpoint on preemption; inactive without ``--checkpoint``.
 
     Args:
         args: Arguments of train.py.
         front_end: Front end that connects the ranks.
-        preempted: Function that returns whether the run must end; called once per step.
-        recorder: Recorder whose state is saved as well.
-        **states: Model, optimizer and other objects with a state.
+        preempted: Collective function that returns whether the run must end; called once per step.
+        recorder: Recorder; its state is part of the checkpoint.
+        **states: Model, optimizer and other stateful objects to save.
     """
 
     def __init__(
@@ -83,7 +88,8 @@ class Saving:
         self._recorder = recorder
         self._states = {"exchange": front_end.exchange, **states}
         self._began = 0.0
-        self._kept = self._under_way = -1  # step saved or loaded last; step being saved
+        self._last_step = -1  # last step saved or loaded
+        self._pending_step = -1  # step of the save in progress
 
     def resume(self, images: int, steps: int) -> Position:
         """Load the checkpoint selected by ``--resume``.
@@ -101,7 +107,7 @@ class Saving:
             step = None if self._resume == "latest" else self._resume
             restored = self._checkpoints.load(step=step, digest=self._digest, **self._states)
         except hvs.checkpoint.CheckpointError as error:
-            # The error is the same on every rank; rank 0 prints it.
+            # All ranks raise the same error; only rank 0 prints it.
             sys.exit(f"train.py: {error} (--resume STEP)" if self._rank == 0 else 1)
         if restored is None:
             return Position(images=images)
@@ -109,83 +115,83 @@ class Saving:
         position = Position(**restored.data["position"])
         if position.images != images:
             position = position.resized(images, steps)
-            # The learning rate depends on the fraction of the training that is done.
+            # The learning rate depends on the completed fraction of the training.
             self._states["scheduler"].last_epoch = position.epoch * steps + position.batch
-        self._kept = position.step
-        self._say(f"resuming from step {position.step}")
+        self._last_step = position.step
+        self._print(f"resuming from step {position.step}")
         return position
 
     def begin(self, position: Position) -> None:
-        """Start the clock of an epoch, including the time that earlier runs spent on it."""
+        """Start the timer of an epoch at the time that earlier runs spent on it."""
         self._began = time.perf_counter() - position.seconds
 
     @property
     def seconds(self) -> float:
-        """Seconds that this rank has spent on the epoch, without saves and interruptions; waits for the device."""
+        """Seconds this rank has spent on the epoch, excluding saves and interruptions; synchronizes the device."""
         if self._device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - self._began
 
     def leaves(self, position: Position) -> bool:
-        """Save if a checkpoint is due; return whether the run must end here. Call it after every step."""
+        """Save a checkpoint if one is due; return whether the run must end. Call it after every step."""
         if self._checkpoints is None:
             return False
         if self._preempted():
             saved = self._save(position, background=False)
             if saved:
-                self._say(f"preempted at step {position.step}")
+                self._print(f"preempted at step {position.step}")
             return saved
         if position.step % self._every == 0 if self._every else position.batch == 0:
             self._save(position, background=True)
         return False
 
     def finish(self, position: Position) -> None:
-        """Save the end of the training, unless it is saved already."""
+        """Save the final state unless it has been saved already."""
         if self._checkpoints is None:
             return
-        self._settle()
-        if position.step != self._kept:
+        self._wait()
+        if position.step != self._last_step:
             self._save(position, background=False)
 
     def _save(self, position: Position, background: bool) -> bool:
-        """Save synchronously, or in the background; return False if it has failed by the time of the return."""
+        """Save a checkpoint; return False if the save failed. A background save can still fail after the return."""
         assert self._checkpoints is not None
         seconds = self.seconds
         start = time.perf_counter()
         position.seconds = seconds if position.batch else 0.0
         position.loss = float(position.loss)
         data = {"position": asdict(position), "recorder": self._recorder.state_dict()}
-        self._settle()
+        self._wait()
         try:
             if background:
                 self._checkpoints.async_save(position.step, data=data, **self._states)
-                self._under_way = position.step
+                self._pending_step = position.step
             else:
                 digest = self._checkpoints.save(position.step, data=data, **self._states)
                 self._saved(position.step, digest)
         except hvs.checkpoint.CheckpointError as error:
-            self._say(f"warning: {error}; training continues")
+            self._print(f"warning: {error}; training continues")
             return False
         finally:
             self._began += time.perf_counter() - start
         return True
 
-    def _settle(self) -> None:
-        """Wait for the save in progress."""
+    def _wait(self) -> None:
+        """Wait for the background save in progress, if any, and report its result."""
         assert self._checkpoints is not None
         try:
             digest = self._checkpoints.wait()
         except hvs.checkpoint.CheckpointError as error:
-            self._say(f"warning: {error}; training continues")
+            self._print(f"warning: {error}; training continues")
             return
         if digest is not None:
-            self._saved(self._under_way, digest)
+            self._saved(self._pending_step, digest)
 
     def _saved(self, step: int, digest: str) -> None:
-        self._kept = step
-        self._say(f"saved step {step}, digest {digest}")
+        self._last_step = step
+        self._print(f"saved step {step}, digest {digest}")
 
-    def _say(self, what: str) -> None:
+    def _print(self, message: str) -> None:
         """Print a line on rank 0."""
         if self._rank == 0:
-            print(f"train.py: {what}", flush=True)
+            print(f"train.py: {message}", flush=True)

@@ -8,13 +8,14 @@ SCHEDULES = ("constant", "step", "cosine")
 
 
 def learning_rate_factor(schedule: str, step: int, warmup: int, steps: int) -> float:
-    """Return the factor on the learning rate: a linear warm-up, then the schedule.
+    """Return the multiplier of the learning rate: a linear warm-up, then the schedule.
 
     Args:
-        schedule: ``constant``; ``step``: 0.1 after 1/2 and 0.01 after 3/4 of the rest; ``cosine``: down to 0.
-        step: Number of optimizer steps done so far.
+        schedule: ``constant``; ``step``: 0.1 after 1/2 and 0.01 after 3/4 of the steps that follow the warm-up;
+            ``cosine``: decay to 0.
+        step: Number of optimizer steps so far.
         warmup: Number of warm-up steps; the last one uses the full learning rate.
-        steps: Number of optimizer steps of the whole training.
+        steps: Total number of optimizer steps, including the warm-up.
 
     Raises:
         ValueError: The schedule is unknown.

@@ -1,9 +1,9 @@
-"""Custom sparsifier: the k largest magnitudes by torch.topk, as in most published measurements of top-k.
+"""Custom sparsifier: top-k with torch.topk, as in most published measurements of top-k.
 
     horovodrun -np 4 python examples/train.py --rules sorted_topk --compression topka:density=0.001,sparsifier=sorttopk
 
-It selects the same entries as ``topk``, except for ties, and serves as the baseline for ``topk``: accumulation,
-magnitudes and selection are separate passes over memory here.
+It is a baseline for ``topk`` and selects the same entries, except for ties. Accumulation, magnitudes and selection are
+separate passes over memory here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from horovod_sparse.sparsifiers import Base
 
 @hvs.register("sparsifier", "sorttopk")
 class SortedTopK(Base):
-    """Sparsifier that takes exactly the k largest magnitudes; torch breaks ties."""
+    """Sparsifier that selects exactly the k largest magnitudes; torch breaks ties."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(RuleOptions):

@@ -4,8 +4,9 @@
     horovodrun -np 4 python examples/train.py --compression topka:density=0.01 --output runs/topka
     horovod-sparse report runs/dense runs/topka --output runs
 
-A plain script, except for the lines marked "sparse" and the timing. ``frontends.py`` contains what differs between
-Horovod and DistributedDataParallel (``--frontend ddp``). Each run writes ``result.json`` and ``statistics.jsonl``.
+Lines marked "sparse" enable sparse gradients. Apart from them and the timing, this is a plain training script.
+``frontends.py`` contains what differs between Horovod and DistributedDataParallel (``--frontend ddp``). Each run writes
+``result.json`` and ``statistics.jsonl``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from horovod_sparse.cli.units import at_least, real
 
 
 def main() -> None:
-    """Parse the arguments and train; with --checkpoint, preemption signals end the run with a checkpoint."""
+    """Parse the arguments and train; with --checkpoint, a preemption signal saves a checkpoint and ends the run."""
     args = parse_arguments()
     try:
         data = load(args.data)
@@ -53,13 +54,13 @@ def main() -> None:
     if args.no_overlap and args.frontend != "horovod":
         sys.exit("train.py: --no-overlap needs --frontend horovod: DistributedDataParallel exchanges during backward()")
     if args.local_steps and (args.frontend != "horovod" or args.no_overlap or args.compression == "fp16"):
-        sys.exit("train.py: --local-steps needs --frontend horovod, and excludes --no-overlap and --compression fp16")
+        sys.exit("train.py: --local-steps needs --frontend horovod, without --no-overlap or --compression fp16")
     with hvs.checkpoint.on_preemption() if args.checkpoint else nullcontext(lambda: False) as preempted:
         train(args, data, compression, preempted)
 
 
 def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Callable[[], bool]) -> None:
-    """Train on this rank's share of the data; rank 0 shows the progress and writes the results."""
+    """Train on this rank's shard of the data; rank 0 shows the progress and writes the results."""
     front_end = LocalSteps(args) if args.local_steps else FRONT_ENDS[args.frontend](args)
     torch.manual_seed(args.seed)
     model = build(args.model, data.channels, data.side, data.classes)
@@ -68,10 +69,10 @@ def train(args: argparse.Namespace, data: Split, compression: Any, preempted: Ca
         torch.cuda.set_device(front_end.local_rank % torch.cuda.device_count())  # ranks may share a GPU
     replica = front_end.replicate(model)
     optimizer = front_end.connect(build_optimizer(args, model), compression, scaler)
-    torch.manual_seed(args.seed + front_end.rank)  # every rank augments its images differently
+    torch.manual_seed(args.seed + front_end.rank)  # different augmentation on every rank
     sampler: DistributedSampler[Any] = DistributedSampler(data.train, front_end.size, front_end.rank, seed=args.seed)
     batches = build_batches(args, sampler)
-    # A private generator: otherwise, each start of an iteration would advance the global one.
+    # With a private generator, iterating over the loader does not advance the global generator.
     loader = DataLoader(data.train, sampler=batches, batch_size=None, generator=torch.Generator())
     scheduler = build_scheduler(args, optimizer, len(loader))
     recorder = Recorder(args, front_end, model, optimizer, len(loader), Watch(args) if front_end.rank == 0 else None)
@@ -116,10 +117,10 @@ def train_step(
     images: Tensor,
     labels: Tensor,
 ) -> Tensor:
-    """Run one update from ``backward_passes_per_step`` batches.
+    """Run one optimizer step over ``backward_passes_per_step`` batches.
 
     Returns:
-        Mean loss of this rank, float64, on the device: reading it waits for the device.
+        Mean loss of this rank, a float64 scalar on the device; reading its value synchronizes the device.
     """
     images, labels = images.to(args.device), labels.to(args.device)
     mean_loss = torch.zeros((), dtype=torch.float64, device=args.device)
@@ -145,8 +146,8 @@ def train_step(
 
 @torch.no_grad()
 def evaluate(args: argparse.Namespace, front_end: FrontEnd, model: nn.Module, data: Images) -> tuple[float, float]:
-    """Return mean loss and accuracy over the whole test set, of which each rank computes a share."""
-    for name, buffer in model.named_buffers():  # average the batch statistics, which differ between ranks
+    """Return mean loss and accuracy over the test set, which is divided among the ranks."""
+    for name, buffer in model.named_buffers():  # average the batch norm statistics, which differ between ranks
         if buffer.is_floating_point():
             buffer.copy_(front_end.sum(buffer, f"buffer.{name}") / front_end.size)
     model.eval()
@@ -179,7 +180,7 @@ def build_scheduler(args: argparse.Namespace, optimizer: Any, steps_per_epoch: i
 
 
 def build_batches(args: argparse.Namespace, sampler: DistributedSampler[Any]) -> Batches:
-    """Return a sampler of the images of each optimizer step; the number of steps is the same on every rank."""
+    """Return a sampler of one batch per optimizer step; the number of steps is the same on every rank."""
     images = args.batch_size * args.backward_passes_per_step
     batches = Batches(sampler, images, drop_last=True)
     if not len(batches):
@@ -191,7 +192,7 @@ def build_batches(args: argparse.Namespace, sampler: DistributedSampler[Any]) ->
 
 
 def resumption(text: str) -> str | int:
-    """Parse the value of --resume: latest, none, or the number of a step."""
+    """Parse the value of --resume: ``latest``, ``none`` or a step number."""
     return text if text in ("latest", "none") else at_least(0)(text)
 
 
@@ -210,31 +211,31 @@ def parse_arguments() -> argparse.Namespace:
         choices=FRONT_ENDS,
         help="horovod, or ddp: DistributedDataParallel",
     )
-    add("--compression", default="none", help="none or fp16 (dense), or a sparse one such as topka:density=0.01")
-    add("--rules", action="append", default=[], metavar="MODULE", help="module with custom rules, such as sorted_topk")
-    add("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: one GPU of the node per rank")
+    add("--compression", default="none", help="dense: none or fp16; sparse: for example topka:density=0.01")
+    add("--rules", action="append", default=[], metavar="MODULE", help="module that registers custom rules")
+    add("--device", default="cpu", choices=("cpu", "cuda"), help="cuda: GPU selected by the local rank")
     add("--amp", action="store_true", help="automatic mixed precision with float16 and loss scaling")
     add("--optimizer", default="sgd", choices=("sgd", "adam", "adamw"))
     add("--lr", type=real(), default=0.05, help="learning rate after the warm-up; not scaled by the world size")
-    add("--momentum", type=real(below=1), default=0.9, help="momentum of sgd")
+    add("--momentum", type=real(below=1), default=0.9, help="momentum of SGD")
     add("--weight-decay", type=real(), default=5e-4)
     add("--schedule", default="cosine", choices=SCHEDULES, help="learning rate schedule")
     add("--warmup-epochs", type=at_least(0), default=3, help="epochs of linear warm-up")
     add("--batch-size", type=at_least(1), default=32, help="images per rank and backward pass")
-    add("--backward-passes-per-step", type=at_least(1), default=1)
-    add("--local-steps", type=at_least(0), default=0, metavar="H", help="local steps per exchange; 0: off")
+    add("--backward-passes-per-step", type=at_least(1), default=1, help="backward passes per optimizer step")
+    add("--local-steps", type=at_least(0), default=0, metavar="H", help="local steps per exchange; 0: no local steps")
     add("--outer-lr", type=real(), default=0.7, help="learning rate of the outer step of --local-steps")
     add("--outer-momentum", type=real(below=1), default=0.9, help="Nesterov momentum of the outer step")
-    add("--no-overlap", action="store_true", help="exchange after the backward pass, so that times add up")
-    add("--clip", type=real(), default=0.0, help="maximum norm of the gradient; 0: no clipping")
+    add("--no-overlap", action="store_true", help="exchange after the backward pass, so that stage times add up")
+    add("--clip", type=real(), default=0.0, help="maximum gradient norm; 0: no clipping")
     add("--epochs", type=at_least(1), default=20)
     add("--seed", type=at_least(0), default=0)
-    add("--checkpoint", type=Path, metavar="DIR", help="folder to save to and resume from; shared by all nodes")
+    add("--checkpoint", type=Path, metavar="DIR", help="checkpoint folder, shared by all nodes")
     add("--checkpoint-every", type=at_least(0), default=0, metavar="N", help="interval in steps; 0: once per epoch")
     add("--keep", type=at_least(1), default=3, help="number of checkpoints to keep")
     add("--resume", type=resumption, default="latest", metavar="latest|none|STEP", help="checkpoint to resume from")
     add("--digest", metavar="HEX", help="resume only from a checkpoint with this digest")
-    add("--trace", action="store_true", help="write trace.json with the last epoch's times, for ui.perfetto.dev")
+    add("--trace", action="store_true", help="write trace.json with a timeline of the last epoch for ui.perfetto.dev")
     add("--tensorboard", type=Path, metavar="DIR", help="also write statistics for TensorBoard")
     add("--output", type=Path, default=Path("runs/train"), help="folder for result.json and statistics.jsonl")
     return parser.parse_args()

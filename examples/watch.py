@@ -1,4 +1,4 @@
-"""Run statistics for monitoring: a file for ``horovod-sparse report``, and TensorBoard."""
+"""Statistics for monitoring a run with ``horovod-sparse report`` or TensorBoard."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from horovod_sparse import metrics
 
 
 class Watch:
-    """Writer of statistics during the run; created on rank 0 only.
+    """Writer of statistics during a run; created on rank 0 only.
 
     Args:
         args: Arguments of train.py; written to the log.
@@ -21,7 +21,7 @@ class Watch:
     def __init__(self, args: argparse.Namespace) -> None:
         try:
             self._log = metrics.Log(args.output, **{key: plain(value) for key, value in vars(args).items()})
-        except OSError as error:  # fail before the training instead of after it
+        except OSError as error:  # fail before training starts, not after it ends
             sys.exit(f"train.py: cannot write into --output {args.output}: {error.strerror}")
         self._board: Any = None
         if args.tensorboard:
@@ -32,12 +32,12 @@ class Watch:
             self._board = SummaryWriter(str(args.tensorboard))
 
     def write(self, step: int, statistics: Mapping[str, float], **numbers: float) -> None:
-        """Write statistics and numbers that cover the steps since the previous call.
+        """Write the statistics of the steps since the previous call.
 
         Args:
             step: Number of steps so far.
             statistics: Statistics of the exchange.
-            **numbers: Numbers from the script, such as the loss.
+            **numbers: Further values from the script, such as the loss.
         """
         self._log.write(step, statistics, **numbers)
         if self._board is not None:

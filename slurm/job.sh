@@ -1,7 +1,7 @@
 # Shared code of the batch scripts: starting ranks and handling preemption. Source it in the repository's folder.
 # shellcheck shell=bash
 
-# Set the traps first: without them, the signals would end the script.
+# Set the traps before anything else: without them, the signals end the script.
 preempted='' terminated=''
 trap 'preempted=1' USR1
 trap 'terminated=1' TERM
@@ -15,12 +15,12 @@ job=${job:-$SLURM_JOB_ID}
 
 # launch COMMAND...: run the command as one rank per task of the job.
 launch() {
-    # shellcheck disable=SC2086 # CONTAINER is several words
+    # shellcheck disable=SC2086 # CONTAINER may be several words
     set -- bash slurm/rank.sh $CONTAINER "$@"
     case $LAUNCHER in
-        # A failing rank ends the others. By default, srun leaves them waiting for it.
+        # A failing rank ends all ranks. By default, srun leaves the others waiting for it.
         srun) srun --mpi="$MPI_TYPE" --kill-on-bad-exit=1 "$@" ;;
-        # Not bound to single cores: torch and the exchange use additional threads.
+        # Do not bind ranks to single cores: torch and the exchange use additional threads.
         mpirun) mpirun -np "$SLURM_NTASKS" --bind-to none --map-by slot "$@" ;;
         horovodrun) horovodrun -np "$SLURM_NTASKS" -H "$(hosts)" "$@" ;;
         *) echo "job.sh: LAUNCHER=$LAUNCHER is unknown; known are: srun, mpirun, horovodrun" >&2 && return 2 ;;
@@ -36,35 +36,35 @@ hosts() {
     fi
 }
 
-# preemptible COMMAND...: run a training that saves and ends on SIGUSR1 or SIGTERM; after a preemption, requeue the job.
+# preemptible COMMAND...: run a training that saves and exits on SIGUSR1 or SIGTERM; requeue the job after a preemption.
 preemptible() {
     local training status=0
-    (trap '' USR1 && launch "$@") &  # the signal must not kill a launcher without a handler
+    (trap '' USR1 && launch "$@") &  # ignored, as it would kill a launcher without a handler
     training=$!
     while kill -0 "$training" 2>/dev/null; do
-        # Clusters that do not announce a preemption with the script's signal send SIGTERM, as scancel does.
+        # Without preempt_send_user_signal, a preemption sends SIGTERM, as scancel does. PreemptTime distinguishes them.
         if [[ -n $terminated && $(scontrol show job "$job") =~ \ PreemptTime=[0-9] ]]; then
             preempted=1
         fi
         if [ -n "$preempted" ]; then
-            signal_ranks || true  # repeated, as a rank ignores it during imports
+            signal_ranks || true  # repeated, as ranks ignore it during imports
         fi
         sleep 5 &
-        wait -n "$training" $! || true  # a trapped signal ends the wait immediately
+        wait -n "$training" $! || true  # returns immediately on a trapped signal
     done
     wait "$training" || status=$?
     if [ -n "$preempted" ]; then
-        # Requeue regardless of the status: the signal kills a rank that does not ignore it yet.
+        # Requeue regardless of the status: a rank that does not ignore the signal yet is killed by it.
         echo "job $job: preempted (status $status), requeuing"
-        # SLURM does not requeue a job that ends within its grace time.
+        # SLURM itself does not requeue a job that ends within its grace time.
         scontrol requeue "$job"
         exit 0
     fi
     if [ -n "$terminated" ]; then
-        exit 143  # cancelled, or at the time limit
+        exit 143  # cancelled, or time limit reached
     fi
     if [ "$status" != 0 ]; then
-        echo "job $job: the training ended with status $status" >&2
+        echo "job $job: training exited with status $status" >&2
         exit "$status"
     fi
 }
@@ -73,14 +73,14 @@ preemptible() {
 signal_ranks() {
     case $LAUNCHER in
         srun) scancel --signal=USR1 "$job" ;;
-        # mpirun (Open MPI 5: prterun) forwards it to its ranks. horovodrun has replaced itself with mpirun by then.
+        # mpirun (Open MPI 5: prterun) forwards it to the ranks. horovodrun replaces itself with mpirun.
         *) pkill -USR1 --session 0 --full '^(/.*/)?(mpirun|prterun) ' ;;
     esac
 }
 
 # train COMPRESSION OUTPUT: run examples/train.py with the variables of the calling script.
 train() {
-    # shellcheck disable=SC2086 # ARGUMENTS are several words
+    # shellcheck disable=SC2086 # ARGUMENTS may be several words
     preemptible python examples/train.py \
         --data "$DATA" --model "$MODEL" --device "$DEVICE" --compression "$1" \
         --epochs "$EPOCHS" --batch-size "$BATCH_SIZE" --lr "$LR" --output "$2" \

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Start one rank with SIGUSR1 ignored. Otherwise the signal would kill the rank if it arrived during Python's imports,
-# before there is a handler. The signal stays ignored until the program sets a handler, and job.sh repeats it.
+# Start one rank with SIGUSR1 ignored until the program sets a handler. Otherwise, a signal that arrives during Python's
+# imports would kill the rank. job.sh repeats the signal.
 trap '' USR1
 exec "$@"

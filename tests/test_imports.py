@@ -79,7 +79,8 @@ def test_torch_horovod_and_mpi_stay_where_they_belong():
     assert of_horovod == front_end | late
     by_rules = {name for path, name, checking, _ in IMPORTS if package(path) in (*RULES, "costs") and not checking}
     assert {name for name in by_rules if name.startswith("horovod_sparse.transport")} <= {
-        "horovod_sparse.transport.traffic"
+        "horovod_sparse.transport.slots",
+        "horovod_sparse.transport.traffic",
     }
 
 

@@ -1,9 +1,9 @@
 """Time that each exchange takes to train a model to a given accuracy, on an emulated cluster.
 
 Model, data and training are those of benchmarks.convergence; evaluations are not timed. Exchanges alternate, so that a
-slow hour of the machine affects all of them. Every finished training is a line of records.jsonl and is not repeated: a
-call continues where the last one stopped. After the last training, the results are written to accuracy.md and
-accuracy.png. The command for this project's page is
+slow period of the machine affects all of them. Every finished run is appended to records.jsonl and is not repeated, so
+an interrupted benchmark resumes. After the last run, the results are written to accuracy.md and accuracy.png. The
+command for this project's page is
 
     python -m benchmarks.cluster accuracy --output docs/data/accuracy --page docs/performance.md
 """
@@ -27,7 +27,7 @@ from benchmarks.convergence.results import read_records, records_path
 from benchmarks.convergence.runs import FASHION, RUNS, Job, Run
 from horovod_sparse.cli.units import at_least, listed
 
-# The exchanges that a user chooses between, by their labels in tables and figures.
+# The exchanges that a user would choose from, by their labels in tables and figures.
 EXCHANGES: dict[str, Run] = {
     "Horovod dense": RUNS["dense"],
     "Horovod fp16": RUNS["fp16"],
@@ -40,7 +40,7 @@ EXCHANGES: dict[str, Run] = {
 }
 _BY_NAME = {run.name: run for run in EXCHANGES.values()}
 PART = "accuracy"  # name in the markers of a page
-EVALUATIONS = 26  # per training: one every 18 of 468 steps
+EVALUATIONS = 26  # per run: one every 18 of 468 steps
 _DENSE = ("none", "fp16")  # not compressed, so they run as rings
 
 _RANK = ("-m", "mpi4py", "-m", "benchmarks.cluster.accuracy")  # this file as a program; a failing rank aborts all
@@ -58,7 +58,7 @@ def add_parser(commands: Any) -> None:
     add = parser.add_argument
     add("--nodes", type=at_least(2), default=4, help="number of nodes, one rank on each")
     add("--rates", type=listed(str), default="100mbit,1gbit", help="rates of the links")
-    add("--seeds", type=at_least(1), default=3, help="trainings per exchange and rate")
+    add("--seeds", type=at_least(1), default=3, help="runs per exchange and rate")
     add("--exchanges", type=listed(str), default=",".join(_BY_NAME), help="names of the exchanges")
     add("--target", type=float, default=0.89, help="accuracy to reach")
     add("--page", type=Path, help="page to write the table into, between its markers, instead of accuracy.md")
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that are also passed to each rank."""
     add = parser.add_argument
     add("--task", choices=(FASHION, "digits"), default=FASHION, help="task of benchmarks.convergence")
-    add("--steps", type=at_least(1), default=2 * 234, help="steps per training; 234 are one epoch of Fashion-MNIST")
+    add("--steps", type=at_least(1), default=2 * 234, help="steps per run; 234 are one epoch of Fashion-MNIST")
     add("--fashion-mnist", default="/usr/share/datasets/fashion-mnist", metavar="DIR", help="folder of the IDX files")
     add("--output", type=Path, default=Path("runs/accuracy"), help="folder for the results")
 
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
     Raises:
         ValueError: An exchange is unknown.
-        RuntimeError: The cluster cannot be created, or a training failed.
+        RuntimeError: The cluster cannot be created, or a run failed.
     """
     if unknown := set(options.exchanges) - _BY_NAME.keys():
         raise ValueError(f"unknown exchange {min(unknown)!r}; known are: {', '.join(_BY_NAME)}")
@@ -98,8 +98,8 @@ def run(options: argparse.Namespace) -> int:
 
 def report(options: argparse.Namespace) -> None:
     """Print the table, and write the table and the figure."""
-    asked = {"task": options.task, "steps": options.steps}
-    records = [record for record in read_records(records_path(options.output)) if asked.items() <= record.items()]
+    settings = {"task": options.task, "steps": options.steps}
+    records = [record for record in read_records(records_path(options.output)) if settings.items() <= record.items()]
     found = outcomes(records, {label: run.name for label, run in EXCHANGES.items()}, options.target)
     text = table(found)
     print(text)
@@ -111,7 +111,7 @@ def report(options: argparse.Namespace) -> None:
 
 
 def waiting(options: argparse.Namespace) -> Iterator[tuple[str, int, str]]:
-    """Yield rate, seed and exchange of each training that has no record yet, seed by seed."""
+    """Yield rate, seed and exchange of each run that has no record yet, seed by seed."""
     records = read_records(records_path(options.output))
     for rate, seed, name in itertools.product(options.rates, range(options.seeds), options.exchanges):
         settings = {**Job(options.task, _BY_NAME[name], seed, options.steps).settings(), "rate": rate}

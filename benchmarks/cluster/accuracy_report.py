@@ -1,4 +1,4 @@
-"""Table and figure of the times to reach an accuracy, from the records of the trainings."""
+"""Table and figure of the times to reach an accuracy, from the records of the training runs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """Trainings of one exchange at one rate.
+    """Training runs of one exchange at one rate.
 
     Attributes:
         rate: Rate of the links.
         label: Label of the exchange.
-        records: Records of the trainings, one per seed.
+        records: Records of the training runs, one per seed.
         target: Accuracy to reach, a fraction.
     """
 
@@ -50,7 +50,7 @@ def outcomes(records: Sequence[Record], labels: Mapping[str, str], target: float
     """Return the outcomes that have records, rate by rate.
 
     Args:
-        records: Records of the trainings, each with its ``rate``.
+        records: Records of the training runs, each with its ``rate``.
         labels: Names of the runs by label.
         target: Accuracy to reach, a fraction.
     """

@@ -105,7 +105,7 @@ def _line(cell: Cell, row: Row) -> str:
 
 
 def verdict(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return how many choices are good, which ones are not, and the ratios of measured to predicted times."""
+    """Return the number of good choices, the choices that are not, and the ratios of measured to predicted times."""
     good = [cell for cell in cells if cell.loss <= NEAR]
     errors: dict[str, list[float]] = {}
     for cell in cells:

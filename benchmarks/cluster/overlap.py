@@ -26,7 +26,7 @@ from horovod_sparse.cli.units import at_least
 
 Interval = tuple[float, float]
 
-LATE = ("-m", "benchmarks.cluster.overlap")  # this file as a program; PYTHONPATH needs the script's folder
+LATE = ("-m", "benchmarks.cluster.overlap")  # this file as a program; PYTHONPATH must contain the script's folder
 SCRIPT = str(Path(__file__).resolve().parents[2] / "examples" / "train.py")
 
 
@@ -77,7 +77,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the trainings and compare them; return 1 if delaying the exchange changed the result."""
+    """Train three times and compare the runs; return 1 if delaying the exchange changed the result."""
     rows = []
     with Cluster(options.nodes, options.rate) as cluster:
         for name, program, compression, mpirun_options in (
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _settings(options: argparse.Namespace) -> list[str]:
-    """Return the arguments that all trainings share."""
+    """Return the arguments that all runs share."""
     names = ("model", "batch_size", "epochs")
     return [f"--{name.replace('_', '-')}={getattr(options, name)}" for name in names]
 

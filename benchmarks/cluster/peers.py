@@ -1,10 +1,10 @@
 """Times from gradients to their average on an emulated cluster, compared with MPI, Horovod and DDP.
 
 Contenders: Open MPI's allreduce as a ring, Horovod with float16, torch's DDP over Gloo, DDP with its PowerSGD hook of
-rank 4, and configurations of ours, through the pipeline of a training. All average one square float32 matrix, with one
-rank on each node. A round starts when all ranks have their gradients and ends when the slowest rank has the average.
-DDP's rounds include the backward pass of a product, without which DDP exchanges nothing. Bytes are counted at the
-sockets and include the headers of MPI's messages.
+rank 4, and configurations of this package, through its pipeline. All average one square float32 matrix, with one rank
+on each node. A round starts when all ranks have their gradients and ends when the slowest rank has the average. DDP's
+rounds include the backward pass of a product, without which DDP exchanges nothing. Bytes are counted at the sockets and
+include the headers of MPI's messages.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def add_parser(commands: Any) -> None:
         "--contenders",
         type=listed(str),
         default="ring,horovod-fp16,ddp,ddp-powersgd,oktopk,oktopk:wire=bfloat16,oktopk:wire=log8",
-        help="other contenders by name, and configurations of ours",
+        help="names of other contenders, and configurations of this package",
     )
     parser.set_defaults(run=run)
 

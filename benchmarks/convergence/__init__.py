@@ -1,1 +1,1 @@
-"""Short trainings with every compression: `python -m benchmarks.convergence`."""
+"""Short training runs with every compression: `python -m benchmarks.convergence`."""

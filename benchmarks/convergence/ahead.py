@@ -27,7 +27,7 @@ class Ahead:
     def __init__(self, optimizer: Any, mean: bool) -> None:
         self._optimizer, self._mean = optimizer, mean
         self._named = {name: p for p, name in optimizer._parameter_names.items()}
-        self._rates: list[float] = []  # of the last step, with which residuals were computed; empty before
+        self._rates: list[float] = []  # at which the residuals were computed; empty before the first step
 
     @contextmanager
     def __call__(self) -> Iterator[None]:

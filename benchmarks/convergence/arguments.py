@@ -6,9 +6,9 @@
     python -m benchmarks.convergence --report runs/convergence    # only rewrite tables and figures
 
 Runs four ranks on this machine under one mpirun. With --simulate, any number of ranks run as threads of one process,
-with bit-identical results. Every finished run is a line of records.jsonl and is not repeated: a call continues where
-the last one stopped. Writes report.md and a figure for each task. On two cores, --quick takes 5 minutes, and otherwise
-a training takes 1.5 to 3 minutes. Run it from the repository root.
+with bit-identical results. Every finished run is appended to records.jsonl and is not repeated, so an interrupted
+benchmark resumes. Writes report.md and a figure for each task. On two cores, --quick takes 5 minutes, and otherwise
+each run takes 1.5 to 3 minutes. Run it from the repository root.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.convergence.runs import CONFIRMATION, FASHION, HEADLINE_SEEDS, R
 from horovod_sparse.cli.units import at_least, listed
 
 QUICK_STEPS = 200
-# Steps per training of each task. Fashion-MNIST: 5 epochs with 4 ranks of 64 images.
+# Steps per run of each task. Fashion-MNIST: 5 epochs with 4 ranks of 64 images.
 STEPS = {FASHION: 5 * 234, STDLIB: 1000, CONFIRMATION: 1000, **dict.fromkeys(SMALL, QUICK_STEPS)}
 
 
@@ -33,7 +33,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = command_line("convergence", __doc__)
     add = parser.add_argument
     add("--quick", action="store_true", help=f"{', '.join(SMALL)}, one seed, the most important runs")
-    add("--headline", action="store_true", help="only the rows about the main sources, with all their seeds")
+    add("--headline", action="store_true", help="only the rows about the main sources, with all seeds")
     add("--tasks", type=_names(STEPS), help=f"tasks to train, out of {','.join(STEPS)}")
     add("--runs", type=_names(RUNS), help=f"runs to train, out of {','.join(RUNS)}".replace("%", "%%"))
     add("--seeds", type=at_least(1), help="maximum number of seeds per run")
@@ -70,7 +70,7 @@ def _names(known: Iterable[str]) -> Callable[[str], list[str]]:
 
 
 def jobs(options: argparse.Namespace) -> list[Job]:
-    """Return the requested trainings, sorted by seed so that early results cover all runs."""
+    """Return the requested jobs, sorted by seed so that early results cover all runs."""
     runs = [RUNS[name] for name in options.runs or RUNS]
     pairs = [(task, run) for task in options.tasks or STEPS for run in runs if _wanted(task, run, options)]
     return [

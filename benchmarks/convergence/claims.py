@@ -23,7 +23,7 @@ class Verdict:
 
     Attributes:
         word: HOLDS, CONTRADICTED or UNDECIDED.
-        numbers: Figures that the verdict rests on.
+        numbers: Figures behind the verdict.
     """
 
     word: str

@@ -9,7 +9,7 @@ exact top-k. Dense momentum is computed from the same gradients at the same para
 - before: momentum before the selection;
 - masked: momentum before the selection, cleared at the positions that were sent.
 
-The table shows means over the steps of three equal parts of the training, without the first tenth:
+The table shows means over the steps of three equal parts of the run, without the first tenth:
 
 - delay: steps until a gradient's position is sent, over all positions, weighted by magnitude;
 - age: age of the gradients in an update, with the weights that momentum gives them; dense momentum: m / (1 - m);
@@ -55,7 +55,7 @@ COLUMNS = ("delay", "age", "held", "length", "cosine", "path")
 
 
 class Ages:
-    """Weights and ages of the gradients that one worker holds, by position; weights are in units of updates.
+    """Weights and ages of the gradients in one worker's memory, by position; weights are in units of updates.
 
     Args:
         size: Number of positions.
@@ -97,7 +97,7 @@ class Ages:
 
 @dataclass
 class Notes:
-    """Sums over one part of a training.
+    """Sums over one part of a training run.
 
     Attributes:
         new: Weight, and weight times age, of the gradients sent for the first time.
@@ -126,7 +126,7 @@ class Notes:
 
 
 class Worker:
-    """One worker of a training.
+    """One worker of a training run.
 
     Args:
         context: Context of the bucket.
@@ -163,7 +163,7 @@ class Worker:
 
 
 def measure(task: Task, samples: Samples, variant: str, steps: int, density: float) -> list[list[float]]:
-    """Train, and return the values of ``COLUMNS`` for each part of the training."""
+    """Train, and return the values of ``COLUMNS`` for each part of the run."""
     torch.manual_seed(0)
     model, before = task.build(), VARIANTS[variant]["memory"] == "momentum"
     size = sum(p.numel() for p in model.parameters())
@@ -188,8 +188,8 @@ def measure(task: Task, samples: Samples, variant: str, steps: int, density: flo
     return [note.numbers(before) for note in notes]
 
 
-def _cosine(one: Array, other: Array) -> float:
-    return float(one @ other / (np.linalg.norm(one) * np.linalg.norm(other)))
+def _cosine(a: Array, b: Array) -> float:
+    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
 def _gradient(model: nn.Module, samples: Samples, batch: list[int]) -> Array:
@@ -212,7 +212,7 @@ def main(arguments: Sequence[str] | None = None, show: Callable[[str], None] = p
     """Measure every variant and print the table."""
     parser = command_line("convergence.delay", __doc__)
     parser.add_argument("--task", choices=TASKS, default="fashion-mnist", help="task of benchmarks.convergence")
-    parser.add_argument("--steps", type=int, default=150, help="steps per training")
+    parser.add_argument("--steps", type=int, default=150, help="steps per run")
     parser.add_argument("--density", type=float, default=0.01, help="density of the selection")
     parser.add_argument("--fashion-mnist", type=Path, default=Path("/usr/share/datasets/fashion-mnist"), metavar="DIR")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Exchanges of the gradients of a training, and the bytes and entries that each sends."""
+"""Gradient exchanges of the convergence benchmark, and the bytes and entries that each sends."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Exchanged:
         model: Model to train.
         optimizer: Optimizer of the model, not wrapped yet.
         run: Configuration to train.
-        spec: Text of the compression, for the number of steps of the training.
+        spec: Compression in the syntax of ``hvs.parse``, for the number of steps of the run.
         bucket_bytes: Maximum size of a bucket.
         transport: Transport between the ranks. If the ranks are threads, ``Simulated`` exchanges the gradients.
 
@@ -118,7 +118,7 @@ class Exchanged:
 
 
 class Simulated:
-    """Front end of a rank that is a thread: exchanges gradients before each step of a plain optimizer.
+    """Front end of a simulated rank: exchanges gradients before each step of a plain optimizer.
 
     Args:
         model: Replica of this rank.
@@ -128,7 +128,7 @@ class Simulated:
         transport: Transport between the ranks.
 
     Raises:
-        ValueError: The run needs Horovod, or an exchange that the simulation does not have.
+        ValueError: The run needs Horovod, or an exchange that the simulation does not support.
     """
 
     epoch: int | None = None
@@ -235,7 +235,7 @@ class PowerSGD:
 def exchange(
     model: nn.Module, optimizer: torch.optim.Optimizer, run: Run, spec: str, bucket_bytes: int, transport: Transport
 ) -> Exchanged | PowerSGD:
-    """Return the exchange that a run names; a collective call."""
+    """Return the exchange of a run; a collective call."""
     power = re.fullmatch(r"powersgd:rank=(\d+)", spec)
     if power and transport.job is not None:
         return PowerSGD(model, optimizer, int(power[1]))

@@ -53,7 +53,7 @@ _PLACES = {
     "topka-1000": _BELOW,
     "oktopk-10%": _BESIDE,
 }
-# The runs that a user chooses between, by family. The others are variants, which only the tables show.
+# The runs that a user would choose from, by family. All others are variants, which only the tables show.
 FAMILIES = {
     "dense": (DENSE, "fp16"),
     "recommended": tuple(map(recommended_name, PERCENTS)),

@@ -76,7 +76,7 @@ def sections(results: Results) -> dict[str, str]:
 
 
 def table(results: Results, runs: Sequence[str]) -> str:
-    """Return runs as a Markdown table, with two columns for each task that has more of them than the baselines."""
+    """Return runs as a Markdown table, with two columns for each task that has any of them besides baselines."""
     compared = [run for run in runs if RUNS[run].baseline != run] or runs
     tasks = [task for task in results.tasks if any(results.of(task, run) for run in compared)]
     metrics = {task: next(record["metric"] for record in results.records if record["task"] == task) for task in tasks}
@@ -124,7 +124,7 @@ def _loss(loss: Interval) -> str:
 
 
 def verdicts(results: Results, claims: Sequence[Claim]) -> str:
-    """Return claims as a Markdown table: each verdict with the figures that it rests on."""
+    """Return claims as a Markdown table: each verdict with the figures behind it."""
     found = {claim.name: on for claim in claims if (on := dict(claim.verdicts(results)))}
     tasks = [task for task in results.tasks if any(task in on for on in found.values())]
     if not tasks:

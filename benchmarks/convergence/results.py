@@ -16,7 +16,7 @@ from benchmarks.convergence.runs import CONFIRMATION, DENSE, LARGE, PARTIAL, RUN
 
 Record = Mapping[str, Any]
 
-CONFIDENCE = 0.90  # of an interval: equals tests at 5 % on either side
+CONFIDENCE = 0.90  # of an interval; corresponds to one-sided tests at 5 %
 
 
 def records_path(folder: Path) -> Path:
@@ -28,7 +28,7 @@ def read_records(path: Path) -> list[Record]:
     """Return the records of a file; an empty list if it does not exist.
 
     Raises:
-        ValueError: The file contains something else.
+        ValueError: The file contains anything but records.
     """
     if not path.exists():
         return []

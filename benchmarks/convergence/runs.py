@@ -1,4 +1,4 @@
-"""Configurations that the convergence benchmark trains; a new one takes one line."""
+"""Configurations of the convergence benchmark; a new configuration takes one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DENSE, PLAIN, ADAM = "dense", "dense-plain", "dense-adam"
 # Names of the tasks. The package tasks defines them; it imports torch.
 FASHION, STDLIB = "fashion-mnist", "stdlib"
 LARGE, SMALL = (FASHION, STDLIB), ("digits", "lstm", "transformer")
-# Confirms results of the large tasks: only its learning rates were tuned, with dense training.
+# Confirms the results of the large tasks. Only its learning rates were tuned, with dense training.
 CONFIRMATION = "headers"
 
 SEEDS, HEADLINE_SEEDS = 3, 5
@@ -25,12 +25,12 @@ class Run:
     Attributes:
         name: Name on the command line and in the report.
         group: Group of runs that are shown together in the report.
-        spec: Compression in the syntax of ``hvs.parse``, with STEPS for the number of steps of the training. ``none``
+        spec: Compression in the syntax of ``hvs.parse``, with STEPS for the number of steps of the run. ``none``
             and ``fp16`` are Horovod's own exchange, ``powersgd:rank=4`` is torch's hook of DistributedDataParallel.
             Buckets are the task's, all parameters are compressed, and indices have 32 bits by default.
         optimizer: ``momentum``: SGD with momentum; ``memory``: SGD with momentum in the memory; ``sgd``: SGD without
             momentum; or ``adam``.
-        baseline: Name of the dense run to compare with. It has the same momentum, even where the memory applies that.
+        baseline: Name of the dense run to compare with. It has the same momentum, even where the memory applies it.
         tasks: Names of the tasks to train on by default.
         headline: Subset of ``tasks`` on which the run is about the project's main sources and has more seeds.
         quick: Whether to train it on the small tasks.
@@ -124,7 +124,7 @@ _ALL = (
     Run("topka-log4", "top-k", "topka:density=0.01,wire=log4,indices=coded", tasks=(STDLIB,)),
     Run("gtopk", "top-k", "gtopk:density=0.01", quick=True),
     Run("oktopk", "top-k", "oktopk:density=0.01", quick=True),
-    # These send the bytes of topka at 1 %.
+    # The bytes sent equal those of topka at 1 %.
     Run("gtopk-2%", "top-k", "gtopk:density=0.02", tasks=(STDLIB,), seeds=1),
     Run("oktopk-2%", "top-k", "oktopk:density=0.02", tasks=(STDLIB,), seeds=1),
     Run("gaussiank", "top-k", "gaussiank:density=0.01", tasks=(STDLIB,), quick=True),
@@ -158,7 +158,7 @@ _ALL = (
     Run("gravac-0.49", "GraVAC", f"gravac:cf_min=10,eps=0.49,{_GRAVAC}"),
     Run("topka-10", "GraVAC", "topka:density=0.1"),
     *(
-        # No claim is about a fixed factor of 10 of these.
+        # No claim is about these at a fixed factor of 10.
         Run(f"{name}-{factor}", "GraVAC", f"{name}:density={1 / factor:g}", tasks=(FASHION,), seeds=seeds, **settings)
         for name, settings in (("dgc", _DGC), ("redsync", {}), ("randomk", _SGD))
         for factor, seeds in ((10, 1), (1000, SEEDS))
@@ -269,7 +269,7 @@ RUNS = {run.name: run for run in (*_ALL, *_grid(), *_local(), *_PARTIAL)}
 
 @dataclass(frozen=True)
 class Job:
-    """One training: a configuration on a task.
+    """One training run: a configuration on a task.
 
     Attributes:
         task: Name of the task.
@@ -287,11 +287,11 @@ class Job:
 
     @property
     def spec(self) -> str:
-        """Spec of the run for the number of steps of this training."""
+        """Spec of the configuration for the number of steps of this job."""
         return re.sub(r"STEPS/(\d+)", lambda part: str(max(1, self.steps // int(part[1]))), self.run.spec)
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings of this training as stored in its record."""
+        """Return the settings of this job as stored in its record."""
         run = self.run
         local = {"local_steps": run.local_steps, "outer": list(run.outer)} if run.local_steps else {}
         return {
@@ -305,5 +305,5 @@ class Job:
         }
 
     def made(self, record: Mapping[str, Any]) -> bool:
-        """Return whether a record belongs to this training."""
+        """Return whether a record belongs to this job."""
         return self.settings().items() <= record.items() and record.get("ranks", RANKS) == self.ranks

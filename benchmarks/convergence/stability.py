@@ -1,11 +1,11 @@
-"""Stability of the largest blocks of a gradient, compared with single positions, in a real training.
+"""Stability of the largest blocks of a gradient, compared with single positions, in real training.
 
     python -m benchmarks.convergence.stability --task lstm --output docs/images/stability.png
 
 One worker trains a model of the convergence benchmark with exact top-k and error feedback. In every step, the best
 blocks by squared norm are recorded, both of the gradient and of residual + gradient, the input of the selection. The
 figure shows the share of them that are again among the best after a number of steps: the part of a reused mask that is
-still right.
+still valid.
 """
 
 from __future__ import annotations

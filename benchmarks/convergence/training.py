@@ -33,14 +33,14 @@ Record = dict[str, Any]
 def train(
     task: Task, samples: tuple[Samples, Samples], job: Job, transport: Transport, model: nn.Module | None = None
 ) -> Record:
-    """Train one run, at most up to the evaluation that shows its divergence; a collective call.
+    """Train one run, which ends early at the first evaluation after it diverged; a collective call.
 
     Args:
         task: Task to train on.
         samples: Training and test part of the task.
         job: Training to run.
         transport: Transport between the ranks, which are threads in a simulation.
-        model: Replica of this rank; None: it is built here, with torch's global generator.
+        model: Replica of this rank; None: built here, with torch's global generator.
 
     Returns:
         The job's settings and the outcome. ``curve`` has a point for each evaluation (see ``measure``), with the
@@ -155,7 +155,7 @@ def measure(
     """
     mine = [*evaluate(model, test, transport), train_loss, *exchanged.traffic(step)]
     loss, correct, count, *others = transport.allreduce(np.array(mine, np.float64)).tolist()
-    value = loss  # if it is not finite, which an accuracy would not show
+    value = loss  # a loss that is not finite, which an accuracy would hide
     if math.isfinite(loss):
         value = correct / count if metric == "accuracy" else float(np.exp(loss / count))
     names = ("train_loss", "bytes_sent", "entries_sent")

@@ -1,4 +1,4 @@
-"""Ranks of `python -m benchmarks.convergence`, which train one configuration after the other.
+"""Ranks of `python -m benchmarks.convergence`, which train the configurations in sequence.
 
 Starting torch and Horovod takes as long as a small run, so all runs share the processes. Rank 0 prints a line for each
 and appends it to ``records.jsonl``, so that completed runs are kept.
@@ -43,7 +43,7 @@ def simulate(options: argparse.Namespace) -> None:
 
 
 def simulated(job: Job, samples: tuple[Samples, Samples], ranks: int) -> Record:
-    """Return the record of a training whose ranks are threads."""
+    """Return the record of a training run whose ranks are threads."""
     task = TASKS[job.task]
     model = build(task, job)  # here, as torch's generator is global
     replicas = [copy.deepcopy(model) for _ in range(ranks)]
@@ -66,7 +66,7 @@ def train_all(options: argparse.Namespace, training: Training, shared: Callable[
     samples = {name: TASKS[name].load(options.fashion_mnist) for name in {job.task for job in waiting}}
     for number, job in enumerate(waiting, start=1):
         if shared(time.monotonic() > until):
-            print(f"{len(waiting) - number + 1} runs are left for the next call") if first else None
+            print(f"{len(waiting) - number + 1} runs are left for the next invocation") if first else None
             break
         record = training(job, samples[job.task])
         if first:

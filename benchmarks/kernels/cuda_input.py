@@ -30,11 +30,11 @@ VECTORS, ENTRIES = 8, 1_000_000  # vectors of the merge, and entries per vector
 class CudaInput:
     """Input of one size on the GPU, with the contenders as methods.
 
-    Everything runs on the stream and in the memory that a training would use.
+    Everything runs on the stream and with the memory allocator used in training.
     """
 
     def __init__(self, size: int, density: float, threads: int) -> None:
-        del threads  # threads of the host
+        del threads  # of the CPU
         self._device = device_of(GPU)
         self._context = ExitStack()
         self._context.enter_context(self._device.work())

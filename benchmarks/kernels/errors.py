@@ -2,9 +2,9 @@
 
     python -m benchmarks.kernels.errors --size 25M --ratios 0.1,0.4 --rows 1,3 --bits 4,8 --rounds 9
 
-The bound of a kernel is the time of simple loops that read its inputs and write its outputs, once each and one after
-the other. Every round runs every contender and its bound, so that other load on the machine affects all of them. The
-smallest times are compared. Everything runs on one thread.
+The bound of a kernel is the time of simple loops that read each input and write each output once, in sequence. Every
+round runs every contender and its bound, so that other load on the machine affects all of them. The smallest times are
+compared. Everything runs on one thread.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
 
 The levels are the k largest entries at the lowest factor (10), and the largest of these at a higher factor. `direct`
 selects the entries of the higher factor only. `both` selects those of both factors, each from the complete vector.
-`levels` selects those of both factors in two levels. Each is done by exact selection through an Accumulator, as in
-training, and by torch.topk of given magnitudes. The ratios are those of the smallest times.
+`levels` selects those of both factors in two levels. All three run with exact selection through an Accumulator, as in
+training, and with torch.topk on precomputed magnitudes. The ratios are those of the smallest times.
 """
 
 from __future__ import annotations

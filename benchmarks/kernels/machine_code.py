@@ -2,10 +2,10 @@
 
 Run by ``python -m benchmarks.kernels.machine_code [--arch 80 90 100] [--all]``.
 
-CUDA's run-time compiler compiles every kernel with the options of a training, and its report becomes a table. Occupancy
-is the share of a multiprocessor's warps that registers and shared memory allow, with the kernels' block size. The load
-is the widest from global memory in the PTX, in bytes per thread. Kernels for double are shown only with ``--all``.
-Exits with 1 if registers are spilled.
+CUDA's run-time compiler compiles every kernel with the options used in training, and its report becomes a table.
+Occupancy is the share of a multiprocessor's warps that registers and shared memory allow, with the kernels' block size.
+The last column is the widest load from global memory in the PTX, in bytes per thread. Kernels for double are shown only
+with ``--all``. Exits with 1 if registers are spilled.
 """
 
 from __future__ import annotations

@@ -7,10 +7,10 @@ Every round runs every contender (the fast ones several times) on the same input
 affects all of them:
 
 - stream: the lower bound: read gradient, read and write buffer, 12 bytes per element, at the same SIMD level
-- ours: the kernel select of this package
-- topk: torch.topk alone, of given magnitudes
+- ours: the `select` kernel of this package
+- topk: torch.topk alone, from precomputed magnitudes
 - chain: torch's add, abs, topk, sort, gather and zero, which together do the same work as ours
-- argpartition: numpy.argpartition alone, of given magnitudes (on the CPU)
+- argpartition: numpy.argpartition alone, from precomputed magnitudes (on the CPU)
 - merge: merge_sum of 8 vectors of a million entries (with --device cuda)
 
 Results are verified: ours selects the same entries as the chain up to ties, and the entries taken and the remaining
@@ -176,7 +176,7 @@ def measure(case: Any, rounds: int) -> dict[str, list[float]]:
 
 
 def verify(case: Any) -> dict[str, int]:
-    """Return the mistakes of ours (also compared with the chain) and of the chain (to test the check itself)."""
+    """Return the wrong elements of ours (also compared with the chain) and of the chain (to test the check itself)."""
     case.reset()
     of_ours, acc, ours = wrong(case, case.ours())
     case.reset()

@@ -4,7 +4,7 @@
 
 Every round runs every contender on the same input (normally distributed gradients and residuals), so that other load
 on the machine affects all of them. Each takes its entries through an Accumulator, as in training. `stream` is the
-bound: read gradient, read and write buffer. `torch.topk` is the selection alone, of given magnitudes.
+bound: read gradient, read and write buffer. `torch.topk` is the selection alone, from precomputed magnitudes.
 
 Results are verified: the entries taken and the remaining buffer add up to gradient + buffer exactly, and the number of
 entries is what the rule promises. The exit status is 1 if a result was wrong.
@@ -31,8 +31,8 @@ from horovod_sparse.sparsifiers import SPARSIFIERS, Sparsifier
 from horovod_sparse.vector import SparseVector
 
 _NEVER = 10**9
-# Options of the contenders. Rules that choose only in some steps have chosen before they are timed; "stable, refresh"
-# chooses in every step and shows the cost of a choice.
+# Options of the contenders. Rules that choose positions only in some steps have done so before they are timed; "stable,
+# refresh" chooses in every step, which shows the cost of a choice.
 CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, {}) for name in SPARSIFIERS if name not in ("threshold", "stable")},
     "reusedtopk": ("reusedtopk", {"tau_threshold": _NEVER}),

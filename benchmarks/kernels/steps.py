@@ -98,7 +98,7 @@ def show(size: int, density: float, threads: int, rounds: int) -> bool:
     case = Case(size, density, threads)
     names = ["bound", *SETTINGS]
     for name in names:
-        case.run(name)  # touches memory for the first time
+        case.run(name)  # first touch of the memory
     times: dict[str, list[list[float]]] = {name: [] for name in names}
     for _, name in itertools.product(range(rounds), names):
         times[name].append(case.run(name))

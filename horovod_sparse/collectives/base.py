@@ -10,6 +10,7 @@ import numpy as np
 from horovod_sparse.costs.measure import coded_from
 from horovod_sparse.rules import BucketContext, Exchange, SparseVector
 from horovod_sparse.rules.options import RuleOptions, one_of
+from horovod_sparse.transport.slots import Slots
 from horovod_sparse.wire import FORMATS, NEVER, Wire
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Base:
         self._transport = transport
         self._options = options
         self._wire = Wire.of(options.wire, context.like.dtype)
+        self._slots = Slots()
 
     @property
     def traffic(self) -> Traffic:

@@ -14,7 +14,7 @@ from horovod_sparse.wire import Wire
 
 
 class TopkA(Stateless, Base):
-    """Allgathers the lengths, then indices and values, and merges in rank order; nothing is dropped."""
+    """Allgathers indices and values, and merges them in rank order; nothing is dropped."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(Base.Options):
@@ -23,8 +23,7 @@ class TopkA(Stateless, Base):
     def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
         """Sum the ranks' vectors, whose numbers of entries may differ or be 0."""
         del k  # nothing is dropped
-        message = wire.pack(vector.entries)
-        lengths = self._transport.allgather_integers(message.nbytes)[:, 0].tolist()
-        vectors = wire.unpack_all(self._transport.allgather(message, lengths), vector.size)
+        messages, _ = self._transport.allgather_slots(wire.pack(vector.entries), self._slots)
+        vectors = wire.unpack_all(messages, vector.size)
         indices, values = kernels_for(vector.values).merge_sum(vectors, vector.size)
         return Exchange(SparseVector(indices, values, vector.size, shared=True), vector.nothing())

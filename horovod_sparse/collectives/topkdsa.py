@@ -48,11 +48,9 @@ class TopkDSA(Stateless, Base):
         dense = wire.nbytes_all(end - begin) <= message.nbytes
         if dense:
             message = wire.pack_all(_write_out(mine.entries, begin, end), begin)
-        headers = transport.allgather_integers(message.nbytes, dense)
-        messages = transport.allgather(message, headers[:, 0].tolist())
+        messages, everyones = transport.allgather_slots(message, self._slots, dense)
         indices, values = concatenate(wire.unpack_all(messages, vector.size))
-        full = headers[:, 1].all()
-        total = SparseVector.full(values) if full else SparseVector(indices, values, vector.size, shared=True)
+        total = SparseVector.full(values) if all(everyones) else SparseVector(indices, values, vector.size, shared=True)
         return Exchange(total, vector.nothing() if error is None else error)
 
 

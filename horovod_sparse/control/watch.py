@@ -27,13 +27,16 @@ class FinalizedError(RuntimeError):
 
 
 class Source(Protocol):
-    """Gradient exchange as seen by the watch, which calls both methods from another thread."""
+    """Gradient exchange as seen by the watch, which calls its methods from another thread."""
 
     def progress(self) -> Progress:
         """Return the current progress of the exchange."""
 
     def started(self) -> Position:
         """Return the first bucket that this rank will not exchange if it begins to leave now."""
+
+    def names(self, bucket: int) -> Sequence[str]:
+        """Return the names of the gradients in a bucket."""
 
 
 Reference: TypeAlias = Callable[[], Source | None]
@@ -81,7 +84,6 @@ class _Exchange:
     """Watched exchange; the fields are described in ``Watch.add``."""
 
     source: Reference
-    names: Sequence[Sequence[str]]
     limits: Limits
     link: Link
 
@@ -155,19 +157,18 @@ class Watch:
                 )
                 self._thread.start()
 
-    def add(self, transport: Transport, source: Reference, names: Sequence[Sequence[str]], limits: Limits) -> None:
+    def add(self, transport: Transport, source: Reference, limits: Limits) -> None:
         """Start watching an exchange. A collective operation.
 
         Args:
             transport: Transport of the exchange's ranks.
             source: Weak reference to the exchange.
-            names: Names of the parameters of every bucket.
             limits: Time limits for buckets of this exchange, and for calls while it is the newest one.
         """
         # Ranks may have added different exchanges before. The maximum is unused on all ranks of the new one.
         number = int(transport.allgather_integers(max(self._exchanges, default=0) + 1).max())
         with self._lock:
-            self._exchanges[number] = _Exchange(source, names, limits, Link(transport))
+            self._exchanges[number] = _Exchange(source, limits, Link(transport))
         self.start()
 
     def say_farewell(self) -> None:
@@ -227,7 +228,8 @@ class Watch:
     def _waits(self, mine: Snapshot) -> Iterator[tuple[Hashable, Wait]]:
         for number, progress in mine.exchanges.items():
             if progress.stage:
-                yield number, Wait(mine, number, parameters=self._exchanges[number].names[progress.bucket])
+                source = self._exchanges[number].source()
+                yield number, Wait(mine, number, parameters=source.names(progress.bucket) if source else ())
         for call in self._process.calls:
             yield call, Wait(mine, mine.newest, call.name)
 

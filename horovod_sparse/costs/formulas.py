@@ -134,7 +134,7 @@ def _shared(problem: Problem, network: Network) -> Cost:
 def _topka(problem: Problem, network: Network) -> Cost:
     """Return the cost of TopkA: 2 k (P-1) words; every rank merges all entries."""
     entries = problem.k * network.ranks
-    steps = [*network.counts(), *network.allgather(problem.entry * entries)]
+    steps = network.allgather(problem.entry * entries)  # in slots: lengths travel with the entries
     merging = problem.compute.merge * entries + problem.coding(problem.k, entries)
     return _cost("topka", problem.selection, steps, merging)
 
@@ -147,7 +147,7 @@ def _topkdsa(problem: Problem, network: Network) -> Cost:
     """
     union = problem.union(network.ranks)
     gathered = min(problem.entry_at(union) * union, problem.wire * problem.size)
-    steps = [*network.direct(problem.entry * problem.k), *network.counts(), *network.allgather(gathered)]
+    steps = [*network.direct(problem.entry * problem.k), *network.allgather(gathered)]
     merging = problem.compute.merge * (2 * problem.k + union / 4)
     merging += problem.coding(problem.k + union / network.ranks, problem.k + union)
     return _cost("topkdsa", problem.selection, steps, merging)

@@ -74,7 +74,6 @@ class Exchange:
         self._owner = owner
         self._settings = Settings(sparse, factor, self.undoable, hold_zeros)
         self._grad_scaler = grad_scaler
-        self._names: list[list[str]] = []  # keys of each bucket, for reports of stalls
         self._shared: dict[type[Any], Any] = {}  # state that the rules of all buckets share
         momentum = sparse.momentum
         clips = momentum is not None and momentum.max_norm is not None
@@ -83,7 +82,7 @@ class Exchange:
         if self.ranks > 1 and transport.job is not None:  # ranks that are threads end together
             process.abort_on_error()
             with process.communicating(_CALL, transport):
-                process.watch.add(transport, weakref.ref(self.worker), self._names, stall)
+                process.watch.add(transport, weakref.ref(self.worker), stall)
 
     def order(self, keys: list[str]) -> list[str]:
         """Return keys in the order of rank 0; a collective call."""
@@ -101,7 +100,6 @@ class Exchange:
             return
         # The backward pass reaches the last layer first.
         layouts = plan(members[::-1], self.compression.bucket_bytes, len(self.worker.buckets))
-        self._names += [layout.keys for layout in layouts]
         with process.communicating(_CALL, self.transport):
             self.worker.add([Bucket(layout, self._settings, self.transport, self._shared) for layout in layouts])
 

@@ -312,6 +312,10 @@ class Worker:
             return self._step, self._begun[-1].layout.number if self._begun else 0
         return self._step, self._next
 
+    def names(self, bucket: int) -> list[str]:
+        """Return the keys of the gradients in a bucket, for reports."""
+        return self.buckets[bucket].layout.keys
+
     @property
     def traffic(self) -> Traffic:
         """Payload that this rank has sent and received so far, over all buckets."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from horovod_sparse.kernels import copy_to_host, to_device, to_host
 from horovod_sparse.kernels.types import Array
+from horovod_sparse.transport.slots import Slots
 from horovod_sparse.transport.traffic import RING_BYTES, Traffic
 
 # A longer message would overflow MPI's counts, which are C ints.
@@ -21,6 +22,8 @@ _ALIGNMENT = 8
 # Up to one of these limits, in bytes per rank and in total, an allreduce gathers the arrays and each rank adds them.
 # This takes one round of messages instead of two.
 _GATHERED_SUM_BYTES, _GATHERED_SUM_TOTAL = 256, 1 << 14
+# In a slot, length and number of a message precede its bytes.
+_SLOT_HEADER_BYTES = 16
 
 
 class Sending(Protocol):
@@ -160,6 +163,45 @@ class Transport(ABC):
         self._gather(gathered, starts, lengths)
         self._count_gather(lengths)
         return parts
+
+    def allgather_slots(self, message: Any, slots: Slots, number: int = 0) -> tuple[list[Array], list[int]]:
+        """Return every rank's message and number, in rank order. A collective operation.
+
+        One round of messages if all messages fit into the slots; otherwise a second round brings the rest. Arrays on a
+        GPU always take two rounds, as reading the lengths out of a slot would wait for the device.
+
+        Args:
+            message: Message of this rank, of any length.
+            slots: Space for the messages, adapted for the next call.
+            number: Integer of this rank.
+
+        Raises:
+            RuntimeError: A message is longer than ``MAX_MESSAGE_BYTES``. Raised on all ranks.
+        """
+        if self.size == 1:
+            return [message], [number]
+        if not isinstance(message, np.ndarray):
+            headers = self.allgather_integers(message.nbytes, number)
+            return self.allgather(message, headers[:, 0].tolist()), headers[:, 1].tolist()
+        stride = _SLOT_HEADER_BYTES + slots.size
+        slot = np.zeros(stride, np.uint8)
+        slot[:_SLOT_HEADER_BYTES] = np.array([message.nbytes, number], np.int64).view(np.uint8)
+        slot[_SLOT_HEADER_BYTES : _SLOT_HEADER_BYTES + message.nbytes] = message[: slots.size]
+        gathered = self.allgather(slot, [stride] * self.size)
+        headers = np.concatenate([one[:_SLOT_HEADER_BYTES] for one in gathered]).view(np.int64)
+        lengths, numbers = headers[::2].tolist(), headers[1::2].tolist()
+        self._check_length(max(lengths))
+        messages = [
+            one[_SLOT_HEADER_BYTES : _SLOT_HEADER_BYTES + length] for one, length in zip(gathered, lengths, strict=True)
+        ]
+        if max(lengths) > slots.size:
+            rests = self.allgather(message[slots.size :], [max(0, length - slots.size) for length in lengths])
+            messages = [
+                np.concatenate([first, rest]) if first.size and rest.size else rest if rest.size else first
+                for first, rest in zip(messages, rests, strict=True)
+            ]
+        slots.adapt(lengths)
+        return messages, numbers
 
     def _count_gather(self, lengths: Sequence[int]) -> None:
         """Count an allgather: a ring from ``RING_BYTES`` on, else log2 P messages and a rank's average bytes sent."""

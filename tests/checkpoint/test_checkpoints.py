@@ -127,8 +127,8 @@ DAMAGE = {
     "it is damaged or of another save": lambda last: shutil.copy(last.with_name("step-00000003") / "shared.pt", last),
     "manifest.json is missing": lambda last: (last / "manifest.json").unlink(),
     "manifest.json is damaged": lambda last: os.truncate(last / "manifest.json", 50),
-    "its digest is not that of its content": lambda last: edit(last / "manifest.json", number=7),
-    "it lists": lambda last: edit(last / "manifest.json", ranks=99),
+    "the digest does not match the content": lambda last: edit(last / "manifest.json", number=7),
+    "the files are": lambda last: edit(last / "manifest.json", ranks=99),
     "version reads format 2": lambda last: edit(last / "manifest.json", format=1),
     "holds the manifest of step 3": lambda last: shutil.copy(last.with_name("step-00000003") / "manifest.json", last),
 }

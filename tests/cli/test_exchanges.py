@@ -101,5 +101,5 @@ def test_bandwidths_and_bytes_follow_the_formulas(transport):
     assert (row.size, row.nbytes, row.density, row.entries) == (SIZE, 4 * SIZE, 0.01, K)
     assert row.algbw == pytest.approx(4 * SIZE / (row.max_ms * 1e-3) / 1e9)
     assert row.busbw == pytest.approx(row.algbw * 2 * (ranks - 1) / ranks)
-    counts = 8 * (ranks - 1)
+    counts = 16 * (ranks - 1)
     assert row.wire_bytes == pytest.approx((HEADER_BYTES + 8 * K) * (ranks - 1) + counts, abs=1)

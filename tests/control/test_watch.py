@@ -66,7 +66,6 @@ LEFT = (
     "let every rank take the same number of steps"
 )
 LIMITS = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "3"}
-NAMES = [["weight"]]
 
 
 def run(way, **variables):
@@ -137,6 +136,9 @@ class Worker:
     def started(self):
         return 0, 0
 
+    def names(self, bucket):
+        return ["weight"]
+
 
 @pytest.fixture
 def hasty(monkeypatch):
@@ -172,7 +174,7 @@ def test_a_rank_that_does_not_answer_is_asked_once_and_believed_later(hvd, trans
         worker.stage = ""
     silent = f"rank {last}: missing, gives no answer"
     away = f"rank {last}: missing, has not reached bucket 0 of step 0"
-    watching.add(transport, weakref.ref(worker), NAMES, Limits(0.4, 0))
+    watching.add(transport, weakref.ref(worker), Limits(0.4, 0))
     with stopped:
         if transport.rank < last:
             assert until(lambda: sum(silent in one.getMessage() for one in caplog.records) >= 3), caplog.text
@@ -190,7 +192,7 @@ def test_a_rank_that_does_not_answer_is_asked_once_and_believed_later(hvd, trans
 def test_a_wait_that_goes_on_is_not_reported(hvd, transport, caplog, hasty):
     watching, worker = Watch(Program()), Worker(*range(10**4))
     worker.stage = "exchange"
-    watching.add(transport.duplicate(), weakref.ref(worker), NAMES, Limits(0.3, 0))
+    watching.add(transport.duplicate(), weakref.ref(worker), Limits(0.3, 0))
     time.sleep(1)
     assert everywhere(transport, not caplog.records and watching._thread.is_alive())
     del worker
@@ -202,7 +204,7 @@ def test_all_ranks_know_an_exchange_by_the_same_number(hvd, transport, hasty):
     """Some may have made more of them, with other ranks, or have fewer left."""
     watching, workers = Watch(Program()), [Worker() for _ in range(transport.rank + 2)]
     for worker in workers[1:]:
-        watching.add(MPITransport(MPI.COMM_SELF.Dup()), weakref.ref(worker), NAMES, Limits(0, 0))
-    watching.add(transport.duplicate(), weakref.ref(workers[0]), NAMES, Limits(0, 0))
+        watching.add(MPITransport(MPI.COMM_SELF.Dup()), weakref.ref(worker), Limits(0, 0))
+    watching.add(transport.duplicate(), weakref.ref(workers[0]), Limits(0, 0))
     assert everywhere(transport, max(watching._exchanges) == transport.size + 1)
     watching.close()

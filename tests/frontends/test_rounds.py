@@ -256,7 +256,10 @@ def test_a_bucket_is_sent_once_a_round(hvd, comm):
         train(optimizer, model, rank, range(16))
         assert everywhere(comm, comm.Get_size() == 1 or optimizer.statistics()["total/steps"] == 16 // local_steps)
         sent.append((optimizer.traffic.bytes_sent, optimizer.traffic.messages_sent))
-    assert everywhere(comm, [8 * one for one in sent[1]] == list(sent[0]))
+    (every_byte, every_message), (some_bytes, some_messages) = sent
+    assert everywhere(comm, 8 * some_bytes == every_byte)
+    # The first exchange does not know the lengths, and takes a message round more.
+    assert everywhere(comm, comm.Get_size() == 1 or every_message / 8 < some_messages < every_message / 5)
 
 
 def test_a_part_of_the_ranks_trains_alone(hvd, comm):

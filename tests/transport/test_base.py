@@ -10,6 +10,7 @@ from laws import everywhere, same_bits, summed
 from horovod_sparse.kernels import to_host
 from horovod_sparse.transport import base, mpi
 from horovod_sparse.transport.mpi import PIECE_BYTES as PIECE
+from horovod_sparse.transport.slots import Slots
 
 pytestmark = pytest.mark.law
 
@@ -101,6 +102,33 @@ def test_allgather_gives_every_rank_every_message(transport, put, monkeypatch, r
         assert everywhere(transport, all(equal(one, mine, length[r], r + value) for r, one in enumerate(everyones)))
     assert channel.traffic.bytes_received == 2 * (sum(length) - length[channel.rank])
     check_counts(transport, channel.traffic)
+
+
+@every_way
+def test_slots_bring_every_message_and_number_whatever_the_lengths(transport, put):
+    """Lengths that stay, that change by little and by much, that differ between ranks, and none at all."""
+    channel, slots = transport.channel(), Slots()
+    for call, base_length in enumerate([1000, 1000, 1003, 990, 5000, 0, 7, 2_000_003, 1000]):
+        for spread in (0, call % 3, 40 * call):
+            lengths = [base_length + spread * rank for rank in range(channel.size)]
+            mine = put(numbered(channel.rank, lengths[channel.rank]))
+            messages, numbers = channel.allgather_slots(mine, slots, 10 * call + channel.rank)
+            expected = [numbered(rank, length) for rank, length in enumerate(lengths)]
+            assert everywhere(transport, all(map(np.array_equal, map(to_host, messages), expected)))
+            assert everywhere(transport, numbers == [10 * call + rank for rank in range(channel.size)])
+            assert everywhere(transport, all(to_host(one).ctypes.data % 8 == 0 for one in messages if one.size))
+    assert same_bits(transport, np.array([slots.size]))
+    check_counts(transport, channel.traffic)
+
+
+@pytest.mark.parametrize(("change", "rounds"), [(0, 1), (3, 1), (-3, 1), (500, 2)])
+def test_messages_that_fit_into_the_slots_take_one_round(transport, monkeypatch, change, rounds):
+    channel, slots, calls = transport.channel(), Slots(), []
+    channel.allgather_slots(np.zeros(2000 + channel.rank % 2, np.uint8), slots)
+    gather = channel._gather
+    monkeypatch.setattr(channel, "_gather", lambda *given: calls.append(1) or gather(*given))
+    channel.allgather_slots(np.zeros(2000 + channel.rank % 2 + change, np.uint8), slots)
+    assert everywhere(transport, len(calls) == (rounds if channel.size > 1 else 0))
 
 
 @every_way

@@ -1,4 +1,4 @@
-"""Tasks that show the effect of a compression, sized for two cores: two main, one to confirm, three quick."""
+"""Tasks of the convergence benchmark, sized for two cores: two main ones, one for confirmation, three quick ones."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ def read_fashion(folder: Path) -> tuple[Samples, Samples]:
 def fashion_cnn() -> nn.Module:
     """Return a CNN of two strided convolutions and two linear layers, with batch normalization as in published models.
 
-    Batch normalization makes a layer's scale irrelevant. The model thereby tolerates what error feedback delivers late
-    and all at once.
+    Batch normalization makes a layer's scale irrelevant. The model therefore tolerates the late and large updates of
+    error feedback.
     """
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, stride=2, padding=1, bias=False),

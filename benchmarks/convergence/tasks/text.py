@@ -91,7 +91,7 @@ def words_of(text: str) -> list[str]:
 
 
 def read_reference(folder: Path) -> tuple[Samples, Samples]:
-    """Return Python's language reference: the first 90 % for training, the rest for the test."""
+    """Return Python's language reference: the first 90 % for training, the rest for testing."""
     from pydoc_data.topics import topics
 
     del folder
@@ -101,8 +101,8 @@ def read_reference(folder: Path) -> tuple[Samples, Samples]:
 def encode(texts: Iterable[str]) -> tuple[Samples, Samples]:
     """Convert texts to word numbers, and split them into a training and a test part.
 
-    A paragraph that occurs several times counts once (many describe a method in several places): a test part that
-    repeats the training part would measure memorization.
+    Duplicate paragraphs (many describe a method in several places) count once, as a test part that repeats the training
+    part would measure memorization.
 
     Args:
         texts: Texts whose paragraphs are separated by blank lines.
@@ -127,7 +127,7 @@ def read_stdlib(folder: Path) -> tuple[Samples, Samples]:
 
 
 def read_headers(folder: Path) -> tuple[Samples, Samples]:
-    """Return torch's C++ headers without generated ones: a file for each operator, and some large files."""
+    """Return torch's C++ headers without the generated ones: those in folders ``ops``, and those of 128 KiB or more."""
     del folder
     root = Path(torch.__file__).parent / "include"
     written = (path for path in root.rglob("*.h") if "ops" not in path.parts and path.stat().st_size < _GENERATED)
