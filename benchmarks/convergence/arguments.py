@@ -77,6 +77,7 @@ def jobs(options: argparse.Namespace) -> list[Job]:
         Job(task, run, seed, options.steps or run.longer * STEPS[task], options.ranks)
         for seed, (task, run) in itertools.product(range(HEADLINE_SEEDS), pairs)
         if seed < min(_seeds(task, run, options), options.seeds or HEADLINE_SEEDS)
+        and (run.simulated or not options.simulate)
     ]
 
 

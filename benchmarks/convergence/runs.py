@@ -56,6 +56,11 @@ class Run:
     outer: tuple[float, float] = (1.0, 0.0)
     ahead: str = ""
 
+    @property
+    def simulated(self) -> bool:
+        """Whether ranks can be threads."""
+        return not (self.local_steps or self.ahead or self.spec == "fp16" or self.spec.startswith("powersgd"))
+
     def seeds_on(self, task: str) -> int:
         """Return the number of seeds to train with on a task."""
         return HEADLINE_SEEDS if task in self.headline else self.seeds

@@ -147,7 +147,7 @@ def _topkdsa(problem: Problem, network: Network) -> Cost:
     """
     union = problem.union(network.ranks)
     gathered = min(problem.entry_at(union) * union, problem.wire * problem.size)
-    steps = [*network.direct(problem.entry * problem.k), *network.allgather(gathered)]
+    steps = [*network.direct(problem.entry * problem.k), *network.counts(), *network.allgather(gathered)]
     merging = problem.compute.merge * (2 * problem.k + union / 4)
     merging += problem.coding(problem.k + union / network.ranks, problem.k + union)
     return _cost("topkdsa", problem.selection, steps, merging)

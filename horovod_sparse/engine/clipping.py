@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,10 +17,15 @@ def clip(gradients: Sequence[torch.Tensor], factor_for: Callable[[float], float]
         factor_for: Returns the factor for a norm without the loss scale.
         loss_scale: Factor that a GradScaler put on the gradients.
     """
-    values = [gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients]
-    norms = [torch.linalg.vector_norm(value, dtype=torch.float64).cpu() for value in values]
-    norm = float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+    norms: dict[torch.device, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        values = gradient.coalesce().values() if gradient.is_sparse else gradient
+        # Squares of 16-bit values would overflow.
+        dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
+        norms.setdefault(values.device, []).append(torch.linalg.vector_norm(values, dtype=dtype).double())
+    norm = math.hypot(*(float(torch.linalg.vector_norm(torch.stack(on_device))) for on_device in norms.values()))
     factor = factor_for(norm / loss_scale)
     if factor != 1:
         for gradient in gradients:
-            gradient.data.mul_(factor)  # not counted in its version, which detects changes by the user
+            # Not counted in the version of the gradient, which detects changes by the user.
+            (gradient._values() if gradient.is_sparse else gradient.data).mul_(factor)

@@ -95,9 +95,17 @@ class Exchange:
 
         Args:
             members: The gradients in the order of the forward pass, the same on every rank.
+
+        Raises:
+            ValueError: A key is in use.
         """
         if self.ranks == 1:
             return
+        taken = [member.key for member in members if self.worker.bucket_of(member.key) is not None]
+        if taken:
+            raise ValueError(
+                f"rank {self.transport.rank}: two parameters have the name {taken[0]!r}: give each its own name"
+            )
         # The backward pass reaches the last layer first.
         layouts = plan(members[::-1], self.compression.bucket_bytes, len(self.worker.buckets))
         with process.communicating(_CALL, self.transport):
@@ -113,8 +121,9 @@ class Exchange:
         def conditions() -> Step:
             if isinstance(step, Exception):
                 raise step
-            # The loss scale is on the device, and reading it waits for the device. It changes between steps only.
-            return step if self._grad_scaler is None else replace(step, loss_scale=self._grad_scaler.get_scale())
+            # The loss scale, and possibly the rate, is on the device: to read it is to wait for the device.
+            scale = 1.0 if self._grad_scaler is None else self._grad_scaler.get_scale()
+            return replace(step, learning_rate=float(step.learning_rate), loss_scale=scale)
 
         return conditions
 

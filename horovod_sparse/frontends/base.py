@@ -13,16 +13,15 @@ from horovod_sparse.engine.bucket import Bucket
 class FrontEnd(Protocol):
     """Exchange of the gradients of one model for one or several optimizers.
 
-    Attributes:
-        epoch: The epoch in progress; None: not set by the user.
-        idle: Whether this rank had no backward pass in the step in progress.
+    The names do not collide with those of optimizers, on which the Horovod front end defines them.
     """
 
-    epoch: int | None
-    idle: bool
+    def exchange_progress(self) -> tuple[int | None, bool]:
+        """Return the epoch, None if it was not set, and whether this rank had no backward pass in this step."""
+        ...
 
     @property
-    def ranks(self) -> int:
+    def exchange_ranks(self) -> int:
         """World size P."""
         ...
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+
+import torch
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.frontends.base import FrontEnd
@@ -30,12 +33,16 @@ class Conditions:
     def step_for(self, group: int) -> Step:
         """Return learning rate, momentum and residual unit of a param group; the defaults for group -1."""
         front_end = self._front_end
-        step = Step(epoch=front_end.epoch, idle=front_end.idle)
+        epoch, idle = front_end.exchange_progress()
+        step = Step(epoch=epoch, idle=idle)
         settings = front_end.param_groups[group] if group >= 0 else {}
-        if "lr" not in settings:
+        rate: Any = settings.get("lr")
+        if rate is None:  # the optimizer chooses it
             return step
-        rate, optimizer = float(settings["lr"]), front_end.optimizer_of(group)
-        self._units.note(optimizer, group, rate)
+        optimizer = front_end.optimizer_of(group)
+        if not (isinstance(rate, torch.Tensor) and rate.is_cuda):  # which the worker thread reads
+            rate = float(rate)
+            self._units.note(optimizer, group, rate)
         momentum = momentum_of(optimizer, settings) if self._takes_momentum_over else Momentum()
         return replace(step, learning_rate=rate, scale_free=self._units.scale_free(optimizer), momentum=momentum)
 

@@ -105,7 +105,7 @@ class StepMomentum:
 
     @property
     def _alone(self) -> bool:
-        return all(front_end.ranks == 1 for front_end in self.front_ends)
+        return all(front_end.exchange_ranks == 1 for front_end in self.front_ends)
 
     def _apply_to(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
         momentum = self.options.own or momentum_of(optimizer, group)

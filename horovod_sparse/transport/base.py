@@ -188,19 +188,21 @@ class Transport(ABC):
         slot[:_SLOT_HEADER_BYTES] = np.array([message.nbytes, number], np.int64).view(np.uint8)
         slot[_SLOT_HEADER_BYTES : _SLOT_HEADER_BYTES + message.nbytes] = message[: slots.size]
         gathered = self.allgather(slot, [stride] * self.size)
-        headers = np.concatenate([one[:_SLOT_HEADER_BYTES] for one in gathered]).view(np.int64)
-        lengths, numbers = headers[::2].tolist(), headers[1::2].tolist()
-        self._check_length(max(lengths))
-        messages = [
-            one[_SLOT_HEADER_BYTES : _SLOT_HEADER_BYTES + length] for one, length in zip(gathered, lengths, strict=True)
-        ]
-        if max(lengths) > slots.size:
-            rests = self.allgather(message[slots.size :], [max(0, length - slots.size) for length in lengths])
+        messages, lengths, numbers = [], [], []
+        for received in gathered:
+            length, theirs = received[:_SLOT_HEADER_BYTES].view(np.int64).tolist()
+            lengths.append(length)
+            numbers.append(theirs)
+            messages.append(received[_SLOT_HEADER_BYTES : _SLOT_HEADER_BYTES + length])
+        size = slots.size
+        slots.adapt(lengths)
+        if max(lengths) > size:
+            self._check_length(max(lengths))
+            rests = self.allgather(message[size:], [max(0, length - size) for length in lengths])
             messages = [
                 np.concatenate([first, rest]) if first.size and rest.size else rest if rest.size else first
                 for first, rest in zip(messages, rests, strict=True)
             ]
-        slots.adapt(lengths)
         return messages, numbers
 
     def _count_gather(self, lengths: Sequence[int]) -> None:

@@ -14,23 +14,38 @@ from horovod_sparse.transport.base import Transport
 def own_cores(transport: Transport) -> int:
     """Return the number of threads that this rank can run without taking cores from other ranks.
 
-    A core that n ranks of the node may run on counts as 1/n. The result is at least 1 and at most OMP_NUM_THREADS, or
-    ``torch.get_num_threads()`` if torch is loaded. The first call on a connection is a collective operation.
+    The result is at least 1 and at most OMP_NUM_THREADS, or ``torch.get_num_threads()`` if torch is loaded. The first
+    call on a connection is a collective operation.
 
     Args:
         transport: Transport that keeps the result.
     """
-    cores: int = transport.keep("cores", lambda: _own_cores(transport))
-    return cores
+    return max(1, min(int(_share(transport) + 1e-9), _limit(os.environ)))
 
 
-def _own_cores(transport: Transport) -> int:
-    mine = _affinity()
-    cores = share(mine, transport.by_node(None).own.allgather_object(mine))
-    threads = _limit(os.environ)
+def choose_waiting(transport: Transport, on_device: bool) -> None:
+    """Choose how this rank waits for others. The first call on a connection is a collective operation.
+
+    Args:
+        transport: Transport of the ranks; those that are threads need no choice.
+        on_device: Whether gradients are computed on a GPU, which leaves the cores idle.
+    """
+    cores, limit = _share(transport), _limit(os.environ)
+    if on_device:
+        limit = 1
+    elif limit == sys.maxsize:  # without torch, the thread that waits is the one that computes
+        limit = 0
     if transport.job is not None:
-        waiting.choose(cores, min(threads, max(1, len(mine))))
-    return max(1, min(int(cores + 1e-9), threads))
+        waiting.choose(cores, min(limit, len(_affinity())) + 1)
+
+
+def _share(transport: Transport) -> float:
+    def collect() -> float:
+        mine = _affinity()
+        return share(mine, transport.by_node(None).own.allgather_object(mine))
+
+    cores: float = transport.keep("cores", collect)
+    return cores
 
 
 def share(mine: Iterable[int], everyones: Iterable[Iterable[int]]) -> float:

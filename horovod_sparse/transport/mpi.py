@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,12 +29,12 @@ _POSTS = 32758  # first of ten tags, one per mailbox; every MPI allows tags up t
 
 def complete(requests: Sequence[MPI.Request], pause: float = 0.0) -> None:
     """Wait until all requests are complete."""
-    wait(lambda: MPI.Request.Testall(requests), lambda: MPI.Request.Waitall(requests), pause)
+    wait(partial(MPI.Request.Testall, requests), partial(MPI.Request.Waitall, requests), pause)
 
 
 def announced(comm: MPI.Intracomm, rank: int, status: MPI.Status) -> MPI.Message:
     """Wait for the next message from a rank, and return its handle."""
-    message = wait(lambda: comm.Improbe(rank, _MESSAGE, status), lambda: comm.Mprobe(rank, _MESSAGE, status))
+    message = wait(partial(comm.Improbe, rank, _MESSAGE, status), partial(comm.Mprobe, rank, _MESSAGE, status))
     assert message is not None
     return message
 

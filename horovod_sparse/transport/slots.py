@@ -21,6 +21,7 @@ class Slots:
 
     def __init__(self) -> None:
         self.size = 0
+        self._lengths: Sequence[int] = ()  # in the last call
 
     def adapt(self, lengths: Sequence[int]) -> None:
         """Choose the size for the next call: sufficient if lengths change by little, and never wasteful.
@@ -29,9 +30,11 @@ class Slots:
             lengths: Lengths of all ranks' messages in this call.
         """
         longest = max(lengths)
+        stable = lengths == self._lengths if self._lengths else longest == min(lengths)
+        self._lengths = lengths
         if longest > _LONGEST or longest * len(lengths) > _SPREAD * sum(lengths):
             self.size = 0
-        elif longest != min(lengths):
-            self.size = int(_MARGIN * longest) + _MARGIN_BYTES
-        else:
+        elif stable:
             self.size = longest
+        else:
+            self.size = int(_MARGIN * longest) + _MARGIN_BYTES

@@ -7,6 +7,7 @@ that computes, so there this module polls and sleeps instead.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import sys
 import threading
@@ -24,26 +25,27 @@ _SPIN = 20e-6
 _FIRST_PAUSE, _LAST_PAUSE, _GROWTH = 10e-6, 50e-6, 1.5
 _PR_SET_TIMERSLACK = 29  # from linux/prctl.h
 
+_LOG = logging.getLogger("horovod_sparse")
 _sleeps = False
 _thread = threading.local()
+# Polls of waits that an exception ended: they keep the buffers of messages alive, which MPI may still write to.
+_abandoned: list[Callable[[], object]] = []
 
 
 def choose(cores: float, threads: int, environment: Mapping[str, str] = os.environ) -> None:
-    """Choose how this process waits.
+    """Choose how this process waits. Once it has chosen to sleep, it keeps sleeping for other exchanges, too.
 
     Args:
         cores: Cores of the node per rank, possibly a fraction.
-        threads: Threads with which this rank computes. The waiting thread needs one core more.
+        threads: Threads that this rank runs while it waits, including the waiting one.
         environment: Environment variables.
-
-    Raises:
-        ValueError: HOROVOD_SPARSE_WAIT has an unknown value.
     """
     global _sleeps
     setting = environment.get(SETTING, "auto")
     if setting not in ("auto", "spin", "sleep"):
-        raise ValueError(f"{SETTING} is {setting!r}: set it to auto, spin or sleep, or unset it")
-    _sleeps = cores < threads + 1 if setting == "auto" else setting == "sleep"
+        _LOG.warning("%s is %r, but must be auto, spin or sleep: using auto", SETTING, setting)
+        setting = "auto"
+    _sleeps = _sleeps or cores < threads if setting == "auto" else setting == "sleep"
 
 
 def sleeps() -> bool:
@@ -61,6 +63,14 @@ def wait(poll: Callable[[], T], block: Callable[[], T], pause: float = 0.0) -> T
     """
     if not (pause or _sleeps):
         return block()
+    try:
+        return _poll(poll, pause)
+    except BaseException:
+        _abandoned.append(poll)
+        raise
+
+
+def _poll(poll: Callable[[], T], pause: float) -> T:
     if done := poll():
         return done
     if not hasattr(_thread, "precise"):

@@ -20,7 +20,7 @@ ETHERNET = Link(alpha=25e-6, beta=8 / 1e9)
 def words(algorithm, ranks, k=K, size=N):
     """Words of 4 bytes that a rank sends, but for the counts of entries."""
     nbytes = predict(algorithm, size, k, ranks, ETHERNET, IDLE, indices="plain").nbytes
-    counts = 8 * (ranks - 1) if algorithm == "oktopk" else 0
+    counts = 8 * (ranks - 1) if algorithm in {"oktopk", "topkdsa"} else 0
     return (nbytes - counts) / 4
 
 
@@ -40,7 +40,7 @@ def test_bandwidth_is_that_of_table_1(ranks):
     [
         ("dense", 8, 6),  # 2 log P
         ("topka", 8, 7),  # ring
-        ("topkdsa", 8, 7 + 7),  # to the owners, ring
+        ("topkdsa", 8, 7 + 3 + 7),  # to the owners, counts, ring
         ("oktopk", 8, 7 + 3 + 7),
         ("gtopk", 8, 6),
         ("gtopk", 5, 6),  # a tree for 5 ranks is as deep as one for 8

@@ -494,5 +494,5 @@ def test_traffic_is_that_of_the_selection(transport):
     average, ranks = SparseAllreduce(10_000, "topka:density=0.01", transport), transport.size
     assert average.traffic.bytes_sent == 0
     average(own(transport, 12).random(10_000, np.float32))
-    assert average.traffic.bytes_sent == (8 + 24 + 8 * 100) * (ranks - 1)  # the length goes first; a header
+    assert average.traffic.bytes_sent == (16 + 24 + 8 * 100) * (ranks - 1)  # two headers
     assert average.compression == Compression.topka(density=0.01)

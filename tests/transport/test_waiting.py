@@ -25,11 +25,11 @@ def pauses(monkeypatch):
     ("cores", "threads", "setting", "expected"),
     [
         (0.5, 1, "auto", True),
-        (1, 1, "auto", True),
-        (2, 1, "auto", False),
-        (16, 16, "auto", True),
-        (0.5, 1, "spin", False),
-        (16, 1, "sleep", True),
+        (1, 2, "auto", True),
+        (2, 2, "auto", False),
+        (16, 17, "auto", True),
+        (0.5, 2, "spin", False),
+        (16, 2, "sleep", True),
     ],
 )
 def test_ranks_spin_where_they_have_a_core_more_than_they_compute_on(cores, threads, setting, expected):
@@ -37,9 +37,28 @@ def test_ranks_spin_where_they_have_a_core_more_than_they_compute_on(cores, thre
     assert sleeps() == expected
 
 
-def test_an_unknown_setting_is_refused():
-    with pytest.raises(ValueError, match="HOROVOD_SPARSE_WAIT is 'maybe': set it to auto, spin or sleep"):
-        choose(1, 1, {waiting.SETTING: "maybe"})
+def test_an_unknown_setting_is_named_and_ignored(caplog):
+    choose(1, 2, {waiting.SETTING: "maybe"})
+    assert "HOROVOD_SPARSE_WAIT is 'maybe', but must be auto, spin or sleep" in caplog.text
+    assert sleeps()
+
+
+def test_another_exchange_does_not_end_the_sleep():
+    choose(0.5, 2, {})
+    choose(8, 2, {})
+    assert sleeps()
+
+
+def test_messages_of_an_interrupted_wait_stay_alive(monkeypatch):
+    monkeypatch.setattr(waiting, "_sleeps", True)
+    monkeypatch.setattr(waiting, "_abandoned", [])
+
+    def poll():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        wait(poll, poll)
+    assert waiting._abandoned == [poll]
 
 
 def test_who_spins_blocks_in_mpi(pauses):

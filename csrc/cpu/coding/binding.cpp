@@ -69,7 +69,7 @@ py::array_t<std::int32_t> py_decode_indices(py::handle object, std::int64_t coun
 
 void py_check_ascending(const py::sequence& parts, std::int64_t end) {
   const std::size_t size = as_size(end);
-  for (const py::handle part : parts) {
+  for (const py::object part : parts) {
     const std::int32_t* const indices = as_indices(part, "indices");
     const std::size_t count = py::len(part);
     const py::gil_scoped_release release;

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.pipeline.base import PipelineBase as Pipeline
 from horovod_sparse.engine.pipeline.dense import DensePipeline
 from horovod_sparse.engine.pipeline.sparse import SparsePipeline
-from horovod_sparse.kernels.types import Array
 from horovod_sparse.rules import BucketContext
 from horovod_sparse.transport.agreement import agree
 from horovod_sparse.transport.base import Transport
-from horovod_sparse.transport.cores import own_cores
+from horovod_sparse.transport.cores import choose_waiting, own_cores
 
 __all__ = ["Pipeline", "pipeline_for"]
 
@@ -20,7 +21,7 @@ __all__ = ["Pipeline", "pipeline_for"]
 def pipeline_for(
     sparse: Sparse,
     size: int,
-    like: Array,
+    like: Any,
     transport: Transport,
     *,
     number: int = 0,
@@ -57,6 +58,7 @@ def pipeline_for(
         undoable=undoable,
         threads=own_cores(transport),
     )
+    choose_waiting(transport, on_device=not isinstance(like, np.ndarray))
     transport = transport.channel()
     if sparse.is_dense:
         return DensePipeline(context, transport, factor)

@@ -45,7 +45,7 @@ class PipelineBase(ABC):
         self.stage = "select"
         self.sent_dense = True
         self.counts = Counts()
-        self._since = 0  # ns; start of the stage in progress
+        self._since = 0  # ns; start of the stage in progress; 0: none
         self._span: AbstractContextManager[None] | None = None
         self._traced = False  # in the step in progress
         self._measuring = False  # norms of the next step are taken
@@ -122,12 +122,13 @@ class PipelineBase(ABC):
 
     def _start(self) -> None:
         self._traced = metrics.active()
-        self._since = perf_counter_ns()
+        self._since = 0
 
     def _enter(self, stage: str, **details: Any) -> None:
         """Enter a stage of the step, and leave the one before it."""
         now = perf_counter_ns()
-        self.counts.nanoseconds[self.stage] += now - self._since
+        if self._since:
+            self.counts.nanoseconds[self.stage] += now - self._since
         self._since, self.stage = now, stage
         if self._traced:
             if self._span is not None:
@@ -136,7 +137,8 @@ class PipelineBase(ABC):
             self._span.__enter__()
 
     def _leave(self) -> None:
-        self.counts.nanoseconds[self.stage] += perf_counter_ns() - self._since
+        if self._since:
+            self.counts.nanoseconds[self.stage] += perf_counter_ns() - self._since
         if self._span is not None:
             self._span.__exit__(None, None, None)
             self._span = None

@@ -104,6 +104,7 @@ class SparsePipeline(PipelineBase):
         ahead: NDArray[np.int64] | None,
     ) -> None:
         del ahead
+        self._enter("select")
         if self._context.undoable:
             self._keep()
         scales = self._scales(step)
@@ -133,7 +134,6 @@ class SparsePipeline(PipelineBase):
             self._leave()
 
     def _facts(self, gradients: Segments, step: Step, scales: _Scales) -> NDArray[np.int64]:
-        self._enter("select")
         elements = sum([array.size for _, array in gradients])
         safe = self._late or self._can_add(gradients, elements, max(scales.carry, scales.memory))
         # A rank in `hvd.join()` does not know the epoch and gets it from working ranks. 0 stands for none.

@@ -140,7 +140,6 @@ class SparseState:
         self._exchange: Exchange | None = None
         self.optimizer = optimizer
         self.epoch: int | None = None
-        self.idle = False  # DDP calls the hook only in a backward pass
         self.process_group = process_group
         self._names = names_in(named_parameters)
         self._keys: dict[torch.Tensor, str] = {}  # of parameters with buckets
@@ -197,8 +196,12 @@ class SparseState:
         """Return the optimizer of a param group."""
         return [optimizer for optimizer in self.optimizers for _ in optimizer.param_groups][group]
 
+    def exchange_progress(self) -> tuple[int | None, bool]:
+        """Return the epoch, and False: DDP calls its hook in backward passes only."""
+        return self.epoch, False
+
     @property
-    def ranks(self) -> int:
+    def exchange_ranks(self) -> int:
         """World size P."""
         assert self._exchange is not None
         return self._exchange.ranks

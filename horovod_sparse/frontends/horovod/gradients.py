@@ -62,8 +62,8 @@ class Gradients:
     ) -> None:
         self._sparse = sparse
         self._exchange: Exchange | None = None
-        self.epoch: int | None = None
-        self.idle = False
+        self._epoch: int | None = None
+        self._idle = False  # no backward pass in the step in progress
         self._hooks: list[Any] = []
         self._unhooked: list[torch.Tensor] = []  # parameters with buckets, but without hooks
         self._frozen: list[torch.Tensor] = []  # parameters that have been trained on no rank so far
@@ -143,8 +143,12 @@ class Gradients:
         del group
         return self
 
+    def exchange_progress(self) -> tuple[int | None, bool]:
+        """Return the epoch, and whether this rank had no backward pass in the step in progress."""
+        return self._epoch, self._idle
+
     @property
-    def ranks(self) -> int:
+    def exchange_ranks(self) -> int:
         """World size P."""
         assert self._exchange is not None
         return self._exchange.ranks
@@ -255,7 +259,7 @@ class Gradients:
         if self._synchronized and not self._handles:
             return  # the gradients are reduced already; another exchange would count them twice
         self._use.note()
-        self.idle = not self._handles and all(p.grad is None for p in self._requires_update)
+        self._idle = not self._handles and all(p.grad is None for p in self._requires_update)
         try:
             with exchange.worker.completing():
                 self._complete_step(exchange)
@@ -263,7 +267,7 @@ class Gradients:
             self._abandon(exchange)
             raise
         finally:
-            self.idle = False
+            self._idle = False
         self._synchronized = True
 
     def _complete_step(self, exchange: Exchange) -> None:
@@ -324,7 +328,7 @@ class Gradients:
             for handle, _ in self._handles.values():
                 if isinstance(handle, int):  # Horovod's: without this wait, its name could not be used again
                     hvd.synchronize(handle)
-        if self.idle:  # these zeros were not computed by a backward pass
+        if self._idle:  # these zeros were not computed by a backward pass
             for p in self._requires_update:
                 p.grad = None
         self._handles.clear()

@@ -38,7 +38,7 @@ class _Optimizer(Gradients):
         Args:
             epoch: Number of the epoch, from 0; the same on every rank.
         """
-        self.epoch = epoch
+        self._epoch = epoch
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Apply the reduced gradients; calls ``synchronize()`` first unless that has been done.
