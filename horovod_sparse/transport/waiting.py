@@ -7,6 +7,7 @@ that computes, so there this module polls and sleeps instead.
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import os
 import sys
@@ -43,9 +44,15 @@ def choose(cores: float, threads: int, environment: Mapping[str, str] = os.envir
     global _sleeps
     setting = environment.get(SETTING, "auto")
     if setting not in ("auto", "spin", "sleep"):
-        _LOG.warning("%s is %r, but must be auto, spin or sleep: using auto", SETTING, setting)
+        _warn(setting)
         setting = "auto"
     _sleeps = _sleeps or cores < threads if setting == "auto" else setting == "sleep"
+
+
+@functools.cache
+def _warn(setting: str) -> None:
+    """Warn once: every bucket makes a choice."""
+    _LOG.warning("%s is %r, but must be auto, spin or sleep: using auto", SETTING, setting)
 
 
 def sleeps() -> bool:

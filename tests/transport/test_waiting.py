@@ -38,8 +38,9 @@ def test_ranks_spin_where_they_have_a_core_more_than_they_compute_on(cores, thre
 
 
 def test_an_unknown_setting_is_named_and_ignored(caplog):
-    choose(1, 2, {waiting.SETTING: "maybe"})
-    assert "HOROVOD_SPARSE_WAIT is 'maybe', but must be auto, spin or sleep" in caplog.text
+    for _ in range(2):
+        choose(1, 2, {waiting.SETTING: "maybe"})
+    assert caplog.text.count("HOROVOD_SPARSE_WAIT is 'maybe', but must be auto, spin or sleep") == 1
     assert sleeps()
 
 

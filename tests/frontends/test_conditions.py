@@ -1,0 +1,40 @@
+"""Conditions of a step: the optimizer's rate where it has one, and names that are used once."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from horovod_sparse.config import parse
+from horovod_sparse.control.report import limits
+from horovod_sparse.engine.exchange import Exchange
+from horovod_sparse.engine.layout import Member
+from horovod_sparse.frontends.conditions import Conditions
+from horovod_sparse.transport.in_process import run_ranks
+
+
+def conditions(*groups):
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+    front_end = SimpleNamespace(
+        param_groups=groups, exchange_progress=lambda: (3, True), optimizer_of=lambda group: optimizer
+    )
+    return Conditions(front_end, parse("topka"), None, rank=0)
+
+
+@pytest.mark.parametrize(("group", "rate"), [(-1, 1.0), (0, 0.5), (1, 0.25), (2, 1.0), (3, 1.0)])
+def test_a_group_without_a_rate_has_the_default(group, rate):
+    """Adafactor's rate is None: it chooses its own."""
+    step = conditions({"lr": 0.5}, {"lr": torch.tensor(0.25)}, {"lr": None}, {}).step_for(group)
+    assert (step.learning_rate, step.epoch, step.idle) == (rate, 3, True)
+
+
+def test_a_name_that_is_taken_is_refused_on_every_rank():
+    def program(transport):
+        exchange = Exchange(parse("topka"), transport, conditions(), 0.5, None, limits(None, None))
+        exchange.add([Member.of("1.0", torch.zeros(2000), -1)])
+        with pytest.raises(ValueError, match=rf"rank {transport.rank}: two parameters have the name '1.0'"):
+            exchange.add([Member.of("1.0", torch.zeros(2000), -1)])
+
+    run_ranks(2, program)
