@@ -33,6 +33,7 @@ def balance(transport: Transport, wire: Wire, vector: SparseVector, counts: Sequ
     targets = [other for other, (begin, end) in enumerate(outgoing) if begin < end and other != rank]
     messages = (wire.pack(_part(entries, *(at - held[rank] for at in outgoing[other]))) for other in targets)
     sends = transport.send_all(messages, targets, entries[1])
+    transport.traffic.rounds += 1
     parts = [
         wire.unpack(transport.receive(other, entries[1]).wait(), vector.size)
         if other != rank

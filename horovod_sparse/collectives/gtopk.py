@@ -29,6 +29,7 @@ class GTopk(Stateless, Base):
     def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
         """Sum and cut along the tree; merges add the lower rank's entries first, and ties go to the lower index."""
         rank, ranks = self._transport.rank, self._transport.size
+        self._transport.traffic.rounds += 2 * (ranks - 1).bit_length()  # up and down the tree
         largest, rest = vector.cut(k)
         returned: list[SparseVector | None] = []
         distance = 1

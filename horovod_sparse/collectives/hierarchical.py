@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from horovod_sparse.transport.base import Transport
 
 _PARTS: dict[str, type[Any]] = {"topka": TopkA, "topkdsa": TopkDSA, "gtopk": GTopk, "oktopk": OkTopk, "dense": Dense}
+_ALIGNMENT = 8  # bytes before a broadcast total, which say whether it has indices
 _RULES: dict[type[RuleOptions], type[Any]] = {rule.Options: rule for rule in _PARTS.values()}
 
 
@@ -112,15 +113,20 @@ class Hierarchical(Base):
 
     def _broadcast(self, wire: Wire, total: SparseVector | None, like: SparseVector) -> SparseVector:
         """Broadcast the total of the node's first rank; a total without indices is sent as its values."""
-        message = np.empty(0, np.uint8, like=like.values)
-        if total is not None:
-            message = total.values.view(np.uint8) if total.indices is None else wire.pack(total.entries)
-        headers = self._node.allgather_integers(message.nbytes, total is not None and total.indices is None)
-        length, full = headers[0].tolist()
-        message = self._node.broadcast(message, length)
-        if full:
-            return SparseVector.full(message.view(like.values.dtype))
-        return SparseVector(*wire.unpack(message, like.size), like.size, shared=True)
+        node, start = self._node, np.empty_like(like.values, dtype=np.uint8, shape=(_ALIGNMENT,))
+        node.traffic.rounds += 1
+        if total is None:
+            message = node.receive(0, like.values).wait()
+        else:
+            start[:] = total.indices is None
+            content = total.values.view(np.uint8) if total.indices is None else wire.pack(total.entries)
+            message, others = np.concatenate([start, content]), range(1, node.size)
+            for sending in node.send_all([message] * len(others), others, message):
+                sending.wait()
+        content = message[_ALIGNMENT:]
+        if message[0]:
+            return SparseVector.full(content.view(like.values.dtype))
+        return SparseVector(*wire.unpack(content, like.size), like.size, shared=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of both collectives; the outer state is empty on ranks that do not take part in it."""

@@ -68,6 +68,7 @@ class SharedIndices(Stateless, Base):
         transport, rank = self._transport, self._transport.rank
         others = [(rank + i) % transport.size for i in range(1, transport.size)]
         sends = transport.send_all((wire.pack_all(parts[other], 0) for other in others), others, parts[rank])
+        transport.traffic.rounds += 1
         arrived = {rank: parts[rank]}
         for other in reversed(others):
             arrived[other] = wire.unpack(transport.receive(other, parts[rank]).wait(), parts[rank].size)[1]

@@ -45,6 +45,7 @@ def split_reduce(transport: Transport, wire: Wire, vector: SparseVector, boundar
         if arrived:
             sums.append(merge(arrived, vector.size))
         group = [transport.receive((transport.rank - i) % transport.size, vector.values) for i in steps]
+        transport.traffic.rounds += 1
     if group:
         sums.append(merge(wire.unpack_all([receiving.wait() for receiving in group], vector.size), vector.size))
     for sending in sends:

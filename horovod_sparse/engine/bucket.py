@@ -6,23 +6,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.device import Mark, real_dtype
 from horovod_sparse.engine.layout import Layout, Segment
 from horovod_sparse.engine.pipeline import pipeline_for
+from horovod_sparse.engine.pipeline.dense import DensePipeline
 from horovod_sparse.engine.state import to_arrays, to_tensors
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.kernels.types import Segments
 from horovod_sparse.rules import Step
 from horovod_sparse.transport.base import Transport
 
-Facts: TypeAlias = NDArray[np.int64] | None
 _DENSE = Sparse.of(1.0, memory="none", collective="dense")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # that kernels read and write
 _HEAD = 64  # elements of a gradient that are inspected before all of them are
@@ -78,7 +76,6 @@ class StepGradients:
         done: Resolved at the end of the exchange, on success and on failure.
         began: Start of the exchange, in ns of ``time.perf_counter_ns``.
         ended: End of the exchange.
-        prepared: Gradients in the pipeline's form; None before the exchange starts.
     """
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
@@ -89,7 +86,6 @@ class StepGradients:
         self.finished: Mark = None
         self.done: Future[None] = Future()
         self.began = self.ended = 0
-        self.prepared: Prepared | None = None
 
 
 class Bucket:
@@ -159,43 +155,47 @@ class Bucket:
         return self._device.work(after=collected.ready)
 
     def _prepare(self, collected: StepGradients, conditions: Callable[[], Step]) -> Prepared:
-        if collected.prepared is None:
-            segments = [segment for segment in self.layout.segments if segment.key in collected.gradients]
-            given = [collected.gradients[segment.key] for segment in segments]
-            tensors = [self._fitting(gradient) for gradient in given]
-            pairs = zip(segments, tensors, strict=True)
-            outputs = [(segment.start, self._device.array_of(tensor)) for segment, tensor in pairs]
-            held = self._held(collected, segments, tensors)
-            taking_part = [pair for segment, pair in zip(segments, outputs, strict=True) if segment.key not in held]
-            collected.prepared = Prepared(given, tensors, outputs, taking_part, conditions())
-        return collected.prepared
+        segments = [segment for segment in self.layout.segments if segment.key in collected.gradients]
+        given = [collected.gradients[segment.key] for segment in segments]
+        tensors = [self._fitting(gradient) for gradient in given]
+        pairs = zip(segments, tensors, strict=True)
+        outputs = [(segment.start, self._device.array_of(tensor)) for segment, tensor in pairs]
+        held = self._held(collected, segments, tensors)
+        taking_part = [pair for segment, pair in zip(segments, outputs, strict=True) if segment.key not in held]
+        return Prepared(given, tensors, outputs, taking_part, conditions())
 
-    def facts(self, collected: StepGradients, conditions: Callable[[], Step]) -> Facts:
-        """Return the numbers to agree on before the exchange, as ``Pipeline.facts``."""
-        with self.work(collected):
-            prepared = self._prepare(collected, conditions)
-            return self.pipeline.facts(prepared.gradients, prepared.step)
-
-    def exchange(self, collected: StepGradients, conditions: Callable[[], Step], **facts: Facts) -> Facts:
+    def exchange(self, collected: StepGradients, conditions: Callable[[], Step]) -> None:
         """Exchange the gradients of a step, on any thread.
 
         Args:
             collected: The gradients.
             conditions: Returns the conditions of the step.
-            **facts: ``agreed`` and ``ahead`` of ``Pipeline.run``.
-
-        Returns:
-            The sums of the piggybacked facts.
         """
         with self.work(collected):
             prepared = self._prepare(collected, conditions)
-            sums = self.pipeline.run(prepared.gradients, prepared.outputs, prepared.step, **facts)
-            for gradient, tensor in zip(prepared.given, prepared.tensors, strict=True):
-                if tensor is not gradient:
-                    gradient.data.copy_(tensor)  # not counted in its version, which detects changes by the user
-            collected.prepared = None
-            collected.finished = self._device.mark()
-            return sums
+            self.pipeline.run(prepared.gradients, prepared.outputs, prepared.step)
+            self._deliver(prepared, collected)
+
+    def start_exchange(self, collected: StepGradients, conditions: Callable[[], Step]) -> Callable[[], None]:
+        """Start the exchange of a bucket that is always dense, as ``DensePipeline.begin``; return what ends it."""
+        assert isinstance(self.pipeline, DensePipeline)
+        with self.work(collected):
+            prepared = self._prepare(collected, conditions)
+            end = self.pipeline.begin(prepared.gradients, prepared.outputs, prepared.step)
+
+        def finish() -> None:
+            with self.work(collected):
+                end()
+                self._deliver(prepared, collected)
+
+        return finish
+
+    def _deliver(self, prepared: Prepared, collected: StepGradients) -> None:
+        """Write the results into the gradients that were copied for the pipeline."""
+        for gradient, tensor in zip(prepared.given, prepared.tensors, strict=True):
+            if tensor is not gradient:
+                gradient.data.copy_(tensor)  # not counted in its version, which detects changes by the user
+        collected.finished = self._device.mark()
 
     def _fitting(self, gradient: torch.Tensor) -> torch.Tensor:
         """Return a gradient as kernels take it: a copy if its memory format, dtype or device differs."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
 import time
@@ -17,13 +16,14 @@ import torch
 from horovod_sparse import metrics
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Position, Progress
-from horovod_sparse.engine.bucket import Bucket, Facts, StepGradients
+from horovod_sparse.engine.bucket import Bucket, StepGradients
 from horovod_sparse.engine.clipping import clip
 from horovod_sparse.engine.pipeline.base import NoBackwardError
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.metrics.counts import statistics
 from horovod_sparse.rules import Step
 from horovod_sparse.transport.traffic import Traffic
+from horovod_sparse.transport.waiting import keep_alive
 
 
 class _Job(NamedTuple):
@@ -64,7 +64,6 @@ class Worker:
         self._conditions = conditions
         self._undoable = undoable
         self._factor_for = factor_for
-        self._piggybacks: list[bool] = []  # which buckets carry the facts of the next one
         self._bucket_of: dict[str, Bucket] = {}
         self._lock = threading.Lock()  # autograd runs one thread per device, and each may fire hooks
         self._thread = process.background("horovod_sparse")
@@ -77,12 +76,7 @@ class Worker:
         self._joined = False
 
     def add(self, buckets: Sequence[Bucket]) -> None:
-        """Append buckets; they take part in the step in progress.
-
-        A bucket of small parameters needs no agreement and carries that of the next bucket, which saves a message.
-        """
-        dense = [bucket.layout.dense for bucket in buckets]
-        self._piggybacks += [first and not second for first, second in itertools.pairwise([*dense, True])]
+        """Append buckets; they take part in the step in progress."""
         self.buckets += buckets
         self._bucket_of |= {key: bucket for bucket in buckets for key in bucket.layout.keys}
 
@@ -133,22 +127,43 @@ class Worker:
             self._complete = time.perf_counter_ns()
 
     def _together(self, first: int) -> list[Bucket]:
-        """Return a bucket, and the next one if its facts are piggybacked."""
-        return self.buckets[first : first + 1 + self._piggybacks[first]]
+        """Return the buckets whose messages travel together: those of small parameters, and the next one."""
+        sparse = (number for number in range(first, len(self.buckets)) if not self.buckets[number].layout.dense)
+        return self.buckets[first : next(sparse, first) + 1]
 
     def _run(self, jobs: Sequence[_Job]) -> None:
-        exchanges = self._exchanges(jobs)
+        # If only this rank failed, the others are still in that bucket: going on would wait forever.
+        if self.failed is None:
+            try:
+                self._exchange(jobs)
+            except BaseException as error:
+                self.failed = error
         for job in jobs:
-            # If only this rank failed, the others are still in that bucket: going on would wait forever.
-            if self.failed is None:
-                self._begun.append(job.bucket)
-                job.collected.began = time.perf_counter_ns()
-                try:
-                    next(exchanges)
-                except BaseException as error:
-                    self.failed = error
-                job.collected.ended = time.perf_counter_ns()
             job.collected.done.set_result(None)
+
+    def _exchange(self, jobs: Sequence[_Job]) -> None:
+        """Exchange buckets whose messages travel together: all but the last begin, the last is exchanged, they end."""
+        ends: list[Callable[[], None]] = []
+        try:
+            with process.communicating():
+                for job in jobs:
+                    self._running = job.bucket
+                    self._begun.append(job.bucket)
+                    job.collected.began = time.perf_counter_ns()
+                    if job is jobs[-1]:
+                        job.bucket.exchange(job.collected, job.conditions)
+                    else:
+                        ends.append(job.bucket.start_exchange(job.collected, job.conditions))
+                jobs[-1].collected.ended = time.perf_counter_ns()
+                for job, end in zip(jobs[:-1], ends, strict=True):
+                    self._running = job.bucket
+                    end()
+                    job.collected.ended = time.perf_counter_ns()
+        except BaseException:
+            keep_alive(ends)  # messages are still under way
+            raise
+        finally:
+            self._running = None
 
     def _clip(
         self,
@@ -165,22 +180,6 @@ class Worker:
                 clip(gradients, factor_for, conditions().loss_scale)
         except BaseException as error:
             self.failed = error
-
-    def _exchanges(self, jobs: Sequence[_Job]) -> Iterator[None]:
-        """Exchange buckets that go together, one per iteration."""
-        agreed: Facts = None
-        for job, following in itertools.pairwise([*jobs, None]):
-            assert job is not None
-            facts: dict[str, Facts] = {} if agreed is None else {"agreed": agreed}
-            self._running = job.bucket
-            try:
-                with process.communicating():
-                    if following is not None:
-                        facts["ahead"] = following.bucket.facts(following.collected, following.conditions)
-                    agreed = job.bucket.exchange(job.collected, job.conditions, **facts)
-            finally:
-                self._running = None
-            yield
 
     @property
     def collecting(self) -> bool:
@@ -259,17 +258,14 @@ class Worker:
         self._require_complete()
         self._joined = True
         steps = {bucket: replace(self._conditions(bucket.layout.group)(), idle=True) for bucket in self.buckets}
-        firsts = [number for number in range(len(self.buckets)) if not (number and self._piggybacks[number - 1])]
 
         def take_part() -> None:
             try:
                 while True:
-                    for first in firsts:
-                        jobs = [
-                            _Job(one, StepGradients(), partial(replace, steps[one])) for one in self._together(first)
-                        ]
-                        for _ in self._exchanges(jobs):
-                            pass
+                    first = 0
+                    while together := self._together(first):
+                        self._exchange([_Job(one, StepGradients(), partial(replace, steps[one])) for one in together])
+                        first += len(together)
                     after_step()
                     self._step += 1
             except NoBackwardError:

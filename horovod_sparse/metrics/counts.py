@@ -24,6 +24,7 @@ class Counts:
         result_entries: Entries of the totals.
         bytes_sent: Payload that this rank sent.
         bytes_received: Payload that this rank received.
+        rounds: Rounds of messages, each of which starts after the one before.
         dense_bytes: Bytes that a ring allreduce of dense float32 (or float64) buckets would have sent.
         hidden: Nanoseconds of the exchange before the last gradient of the step was available.
         exposed: Nanoseconds of the exchange after that.
@@ -44,6 +45,7 @@ class Counts:
     result_entries: int = 0
     bytes_sent: int = 0
     bytes_received: int = 0
+    rounds: int = 0
     dense_bytes: float = 0.0
     hidden: int = 0
     exposed: int = 0
@@ -76,9 +78,10 @@ def statistics(buckets: Mapping[int, Counts]) -> dict[str, float]:
 
     Sums over this rank's steps: ``steps`` (in total, those of the bucket with the most), ``steps_nonfinite``, and steps
     by algorithm, such as ``steps_oktopk`` or ``steps_dense``; ``entries`` sent and ``result_entries`` of the totals;
-    ``bytes_sent`` and ``bytes_received``; ``thresholds_reused`` and ``thresholds_renewed``; ``seconds_select``,
-    ``seconds_agree``, ``seconds_exchange`` and ``seconds_apply`` on the worker thread; ``seconds_hidden`` and
-    ``seconds_exposed``, the time of the exchange before and after the last gradient of the step was available.
+    ``bytes_sent`` and ``bytes_received``; ``rounds`` of messages, each of which starts after the one before;
+    ``thresholds_reused`` and ``thresholds_renewed``; ``seconds_select``, ``seconds_agree``, ``seconds_exchange`` and
+    ``seconds_apply`` on the worker thread; ``seconds_hidden`` and ``seconds_exposed``, the time of the exchange before
+    and after the last gradient of the step was available.
 
     Ratios: ``density_asked`` and ``density``, relative to the elements that took part; ``ratio_to_dense``, bytes sent
     relative to a dense ring. If norms were taken: ``gradient_norm``, ``residual_norm``, and ``gain``, the share of the
@@ -108,6 +111,7 @@ def _numbers(counts: Counts) -> dict[str, float]:
         "result_entries": counts.result_entries,
         "bytes_sent": counts.bytes_sent,
         "bytes_received": counts.bytes_received,
+        "rounds": counts.rounds,
         **counts.events,
         **{f"seconds_{stage}": time / 1e9 for stage, time in counts.nanoseconds.items()},
         "seconds_hidden": counts.hidden / 1e9,

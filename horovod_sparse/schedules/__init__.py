@@ -21,9 +21,12 @@ class Schedule(Protocol):
     Attributes:
         Options: Nested dataclass of the schedule's options.
         weighs: Whether ``densities`` may return several candidates.
+        predictable: Whether the density depends on the number of the step alone, so that a step may begin before the
+            ranks have agreed on its epoch and on the elements that take part.
     """
 
     weighs: bool
+    predictable: bool
 
     def __init__(self, context: BucketContext, density: float, options: Any) -> None: ...
 

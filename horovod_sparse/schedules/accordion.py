@@ -45,6 +45,8 @@ class Accordion(Constant):
         change: float = number(0.5, lambda x: x > 0, "above 0", hint="0.5 is half of the previous norm")
         steps_per_epoch: int | None = integer(None, least=1, hint="leave it out to use optimizer.set_epoch()")
 
+    predictable = False
+
     def __init__(self, context: BucketContext, density: float, options: Options) -> None:
         super().__init__(context, density, options)
         if density > options.high_density:

@@ -11,13 +11,7 @@ from horovod_sparse.rules.options import RuleOptions, integer
 
 
 class Constant(Stateless):
-    """Always uses the configured density; base class of the other schedules.
-
-    Args:
-        context: The bucket and the rank.
-        density: The configured density.
-        options: The schedule's options.
-    """
+    """Always uses the configured density; base class of the other schedules."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(RuleOptions):
@@ -30,6 +24,7 @@ class Constant(Stateless):
         dense_steps: int = integer(0)
 
     weighs = False
+    predictable = True
 
     def __init__(self, context: BucketContext, density: float, options: Any) -> None:
         self._context = context

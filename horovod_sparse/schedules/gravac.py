@@ -46,6 +46,7 @@ class GraVAC(Constant):
         gain: str = one_of("gradient", "gradient", "accumulated")
 
     weighs = True
+    predictable = False
 
     def __init__(self, context: BucketContext, density: float, options: Options) -> None:
         super().__init__(context, density, options)
@@ -90,10 +91,6 @@ class _Search:
     candidate. After all candidates up to ``cf_max``, the search settles on the smallest factor whose compression
     throughput (gain / seconds per step) is within ``omega`` of the best: more compression would not pay off. The
     throughput of a factor is measured only in steps that sent its entries.
-
-    Args:
-        cf_min: Initial lowest factor.
-        options: The schedule's options.
 
     Attributes:
         lowest: Current lowest factor.

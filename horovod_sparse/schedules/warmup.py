@@ -38,6 +38,8 @@ class WarmUp(Constant):
                     raise ValueError(f"warmup_densities must be numbers in (0, 1], as in (0.3,0.1), not {densities!r}")
                 object.__setattr__(self, "warmup_densities", tuple(densities))
 
+    predictable = False
+
     def __init__(self, context: BucketContext, density: float, options: Options) -> None:
         super().__init__(context, density, options)
         epochs = options.warmup

@@ -40,6 +40,16 @@ class Receiving(Protocol):
         """Wait until the message has arrived, and return it. Must be called at most once."""
 
 
+class Sum(NamedTuple):
+    """Sum over the ranks in progress.
+
+    Attributes:
+        wait: Waits for the other ranks and returns the sum. Must be called at most once.
+    """
+
+    wait: Callable[[], Array]
+
+
 class Nodes(NamedTuple):
     """Division of a transport's ranks into nodes.
 
@@ -160,6 +170,7 @@ class Transport(ABC):
         gathered = np.empty(end, np.uint8, like=message)
         parts = [gathered[start : start + length] for start, length in zip(starts, lengths, strict=True)]
         parts[self.rank][:] = message
+        self.traffic.rounds += 1
         self._gather(gathered, starts, lengths)
         self._count_gather(lengths)
         return parts
@@ -219,7 +230,8 @@ class Transport(ABC):
         everyones = np.empty((self.size, mine.size), np.int64)
         everyones[self.rank] = mine
         if self.size > 1:
-            self._gather_rows(everyones)
+            self.traffic.rounds += 1
+            self._start_gather(everyones)()
         others = self.size - 1
         self.traffic.both(others * mine.nbytes, others * mine.nbytes, others.bit_length())
         return everyones
@@ -230,52 +242,79 @@ class Transport(ABC):
         Args:
             values: One-dimensional array of integers or floating-point numbers; not modified.
         """
-        if self.size == 1:
-            copy: Array = values.copy()
-            return copy
-        if values.dtype.kind in "iu":
-            return self._allreduce_integers(values)
-        if values.nbytes <= _GATHERED_SUM_BYTES or values.nbytes * self.size <= _GATHERED_SUM_TOTAL:
-            return self._allreduce_gathered(values)
-        return self._allreduce_regions(values)
+        if self.size > 1:
+            self.traffic.rounds += 1
+        return self.begin_allreduce(values).wait()
 
-    def _allreduce_integers(self, values: Any) -> Array:
+    def begin_allreduce(self, values: Any) -> Sum:
+        """Start to sum an array over the ranks, as ``allreduce``, while other messages are exchanged.
+
+        All ranks start their operations in the same order. The first round is not counted in ``traffic``: it is the
+        caller who knows whether it waits for that round alone.
+
+        Args:
+            values: One-dimensional array of integers or floating-point numbers; not modified.
+        """
+        if self.size == 1:
+            return Sum(values.copy)
+        total = values.nbytes * self.size
+        if total <= _GATHERED_SUM_TOTAL or (values.nbytes <= _GATHERED_SUM_BYTES and values.dtype.kind == "f"):
+            return self._sum_gathered(values)
+        return self._sum_integers(values) if values.dtype.kind in "iu" else self._sum_regions(values)
+
+    def _sum_integers(self, values: Any) -> Sum:
         total, others = copy_to_host(values), self.size - 1
-        self._sum_integers(total)
+        wait = self._start_sum(total)
         messages = 2 * others if values.nbytes >= RING_BYTES else 2 * others.bit_length()
         share = 2 * values.nbytes * others / self.size
         self.traffic.both(share, share, messages)
-        summed: Array = to_device(total, values)
-        return summed
 
-    def _allreduce_gathered(self, values: Any) -> Array:
+        def finish() -> Array:
+            wait()
+            summed: Array = to_device(total, values)
+            return summed
+
+        return Sum(finish)
+
+    def _sum_gathered(self, values: Any) -> Sum:
         """Gather all arrays, and add them on each rank in rank order."""
         rows = np.empty((self.size, values.size), values.dtype)
         rows[self.rank] = to_host(values)
-        self._gather_rows(rows)
+        wait = self._start_gather(rows)
         self._count_gather([values.nbytes] * self.size)
-        total = rows[0]
-        for row in rows[1:]:
-            total += row
-        summed: Array = to_device(total, values)
-        return summed
 
-    def _allreduce_regions(self, values: Array) -> Array:
+        def finish() -> Array:
+            wait()
+            total = rows[0]
+            for row in rows[1:]:
+                total += row
+            summed: Array = to_device(total, values)
+            return summed
+
+        return Sum(finish)
+
+    def _sum_regions(self, values: Array) -> Sum:
         """Add one region of the array on each rank in rank order, and gather the regions."""
         cuts = [rank * values.size // self.size * values.itemsize for rank in range(self.size + 1)]
         starts, lengths = cuts[:-1], [end - start for start, end in itertools.pairwise(cuts)]
-        total = np.empty_like(values)
-        own = total.view(np.uint8)[cuts[self.rank] : cuts[self.rank + 1]].view(values.dtype)
-        for rank, part in enumerate(self._swap(values.view(np.uint8), starts, lengths)):
-            if rank == 0:
-                own[:] = part.view(values.dtype)
-            else:
-                own += part.view(values.dtype)
-        others = self.size - 1
-        self.traffic.both(values.nbytes - own.nbytes, others * own.nbytes, others)
-        self._gather(total.view(np.uint8), starts, lengths)
-        self._count_gather(lengths)
-        return total
+        own_bytes, others = lengths[self.rank], self.size - 1
+        parts = self._swap(values.view(np.uint8), starts, lengths)
+        self.traffic.both(values.nbytes - own_bytes, others * own_bytes, others)
+
+        def finish() -> Array:
+            total = np.empty_like(values)
+            own = total.view(np.uint8)[cuts[self.rank] : cuts[self.rank + 1]].view(values.dtype)
+            for rank, part in enumerate(parts):
+                if rank == 0:
+                    own[:] = part.view(values.dtype)
+                else:
+                    own += part.view(values.dtype)
+            self.traffic.rounds += 1
+            self._gather(total.view(np.uint8), starts, lengths)
+            self._count_gather(lengths)
+            return total
+
+        return Sum(finish)
 
     def broadcast(self, message: Array, length: int) -> Array:
         """Return rank 0's message. A collective operation.
@@ -293,6 +332,7 @@ class Transport(ABC):
         if self.rank > 0:
             message = np.empty(length, np.uint8, like=message)
             self.traffic.receive(length)
+        self.traffic.rounds += 1
         self._broadcast(message)
         self.traffic.send(round(length * (self.size - 1) / self.size))
         return message
@@ -306,7 +346,7 @@ class Transport(ABC):
         content = pickle.dumps(item)
         lengths = np.zeros((self.size, 1), np.int64)
         lengths[self.rank] = len(content)
-        self._gather_rows(lengths)
+        self._start_gather(lengths)()
         cuts = [0, *np.cumsum(lengths).tolist()]
         gathered = np.empty(cuts[-1], np.uint8)
         gathered[cuts[self.rank] : cuts[self.rank + 1]] = np.frombuffer(content, np.uint8)
@@ -403,23 +443,23 @@ class Transport(ABC):
 
     @abstractmethod
     def _swap(self, message: Array, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[Array]:
-        """Send part r of a message to rank r, and yield the parts for this rank, in rank order."""
+        """Start sending part r of a message to rank r; the iterator waits for this rank's parts, in rank order."""
 
     @abstractmethod
     def _gather(self, gathered: Array, starts: Sequence[int], lengths: Sequence[int]) -> None:
         """Gather an array of bytes in place; each rank has filled its part."""
 
     @abstractmethod
-    def _gather_rows(self, rows: Array) -> None:
-        """Gather the rows of a host array in place; each rank has filled row ``rank``."""
+    def _start_gather(self, rows: Array) -> Callable[[], object]:
+        """Start gathering the rows of a host array in place, each rank its row ``rank``; return what waits for them."""
 
     @abstractmethod
     def _broadcast(self, message: Array) -> None:
         """Overwrite an array with that of rank 0."""
 
     @abstractmethod
-    def _sum_integers(self, values: Array) -> None:
-        """Sum a host array of integers over the ranks, in place."""
+    def _start_sum(self, values: Array) -> Callable[[], object]:
+        """Start summing a host array of integers over the ranks, in place; return what waits for the sum."""
 
     def _check_length(self, nbytes: int) -> None:
         if nbytes > MAX_MESSAGE_BYTES:

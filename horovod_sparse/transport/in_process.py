@@ -5,8 +5,10 @@ from __future__ import annotations
 import pickle
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from horovod_sparse.kernels.types import Array
@@ -37,24 +39,34 @@ class _Group:
         self.posts: dict[tuple[int, int], queue.SimpleQueue[tuple[int, bytes]]] = {}
         self._threads = threads
         self._changed = threading.Condition()
-        self._arrived: list[Any] = []
-        self._complete: list[Any] = []
-        self._operations = 0
+        self._started = [0] * len(members)  # operations of each rank
+        self._arrived: dict[int, list[tuple[int, Any]]] = {}  # rank and item, by number of the operation
+        self._read = Counter[int]()  # ranks that have the result, by number of the operation
 
-    def exchange(self, rank: int, item: Any) -> list[Any]:
-        """Wait until all ranks have called this method, and return their items in rank order."""
+    def start(self, rank: int, item: Any) -> Callable[[], list[Any]]:
+        """Start an operation; return what waits until all ranks have started it, and returns their items in rank order.
+
+        A rank's n-th operation belongs to the n-th of every other rank, whatever they wait for first.
+        """
         with self._changed:
-            number = self._operations
-            self._arrived.append((rank, item))
-            if len(self._arrived) == len(self.members):
-                self._complete = [theirs for _, theirs in sorted(self._arrived, key=lambda pair: pair[0])]
-                self._arrived = []
-                self._operations += 1
+            number = self._started[rank]
+            self._started[rank] += 1
+            arrived = self._arrived.setdefault(number, [])
+            arrived.append((rank, item))
+            if len(arrived) == len(self.members):
                 self._changed.notify_all()
-            self._changed.wait_for(lambda: self._operations > number or self.left() is not None)
-            if self._operations == number:
+        return partial(self._result, number)
+
+    def _result(self, number: int) -> list[Any]:
+        with self._changed:
+            arrived = self._arrived[number]
+            self._changed.wait_for(lambda: len(arrived) == len(self.members) or self.left() is not None)
+            if len(arrived) < len(self.members):
                 raise self.failure()
-            return self._complete  # not yet overwritten: the next operation needs this rank, too
+            self._read[number] += 1
+            if self._read[number] == len(self.members):
+                del self._arrived[number], self._read[number]
+        return [theirs for _, theirs in sorted(arrived, key=lambda pair: pair[0])]
 
     def left(self) -> int | None:
         """Return the first member whose thread has ended; None: all are running."""
@@ -111,13 +123,18 @@ class InProcessTransport(Transport):
         self._threads = threads
         self._group = group
 
-    def _exchange(self, operation: str, item: Any) -> list[Any]:
-        """Return the items of all ranks; raise unless all are in the same operation."""
-        everyones = self._group.exchange(self.rank, (operation, item))
-        for rank, (theirs, _) in enumerate(everyones):
-            if theirs != operation:
-                raise RuntimeError(f"rank {self.rank} is in {operation}, but rank {rank} is in {theirs}")
-        return [theirs for _, theirs in everyones]
+    def _start(self, operation: str, item: Any) -> Callable[[], list[Any]]:
+        """Start an operation; return what waits for all ranks' items, and raises if one is in another operation."""
+        wait = self._group.start(self.rank, (operation, item))
+
+        def finish() -> list[Any]:
+            everyones = wait()
+            for rank, (theirs, _) in enumerate(everyones):
+                if theirs != operation:
+                    raise RuntimeError(f"rank {self.rank} is in {operation}, but rank {rank} is in {theirs}")
+            return [theirs for _, theirs in everyones]
+
+        return finish
 
     # Operations on arrays
 
@@ -142,27 +159,38 @@ class InProcessTransport(Transport):
 
     def _swap(self, message: Array, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[Array]:
         start, end = starts[self.rank], starts[self.rank] + lengths[self.rank]
-        yield from (theirs[start:end] for theirs in self._exchange("a sum", message.copy()))
+        wait = self._start("a sum", message.copy())
+        return (theirs[start:end] for theirs in _later(wait))
 
     def _gather(self, gathered: Array, starts: Sequence[int], lengths: Sequence[int]) -> None:
         parts = [slice(start, start + length) for start, length in zip(starts, lengths, strict=True)]
-        everyones = self._exchange("an allgather", gathered[parts[self.rank]].copy())
+        everyones = self._start("an allgather", gathered[parts[self.rank]].copy())()
         for rank, part in enumerate(parts):
             gathered[part] = everyones[rank]
 
-    def _gather_rows(self, rows: Array) -> None:
-        rows[:] = self._exchange("an allgather", rows[self.rank].copy())
+    def _start_gather(self, rows: Array) -> Callable[[], None]:
+        wait = self._start("an allgather", rows[self.rank].copy())
+
+        def finish() -> None:
+            rows[:] = wait()
+
+        return finish
 
     def _broadcast(self, message: Array) -> None:
-        message[:] = self._exchange("a broadcast", message.copy() if self.rank == 0 else None)[0]
+        message[:] = self._start("a broadcast", message.copy() if self.rank == 0 else None)()[0]
 
-    def _sum_integers(self, values: Array) -> None:
-        values[:] = sum(self._exchange("a sum", values.copy()))
+    def _start_sum(self, values: Array) -> Callable[[], None]:
+        wait = self._start("a sum", values.copy())
+
+        def finish() -> None:
+            values[:] = sum(wait())
+
+        return finish
 
     def barrier(self, pause: float = 0.0) -> None:
         """Wait until all ranks have called this method; ``pause`` is ignored."""
         del pause
-        self._exchange("a barrier", None)
+        self._start("a barrier", None)()
 
     # Groups and shared objects
 
@@ -180,7 +208,7 @@ class InProcessTransport(Transport):
         """Return a transport of ``ranks``, which include this one. All ranks call this, each with its own subset."""
         members = [self.members[rank] for rank in ranks]
         group = self._threads.group(members) if ranks[0] == self.rank else None
-        groups = self._exchange("a split", group)
+        groups = self._start("a split", group)()
         return InProcessTransport(self._threads, groups[ranks[0]], list(ranks).index(self.rank))
 
     def _split(self, node_ranks: int | None) -> Nodes:
@@ -213,6 +241,11 @@ class InProcessTransport(Transport):
             source, content = posts.get()
             arrived.append((source, pickle.loads(content)))  # noqa: S301 - from this process
         return arrived
+
+
+def _later(wait: Callable[[], list[T]]) -> Iterator[T]:
+    """Yield the items of a list that is waited for when the first of them is needed."""
+    yield from wait()
 
 
 class _Sent:

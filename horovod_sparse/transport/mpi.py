@@ -130,15 +130,20 @@ class MPITransport(Transport):
                     receives[origin].append(self.comm.Irecv([piece, MPI.BYTE], origin, _PART))
                 pieces = self._pieces(leaving.array[starts[to] :][: lengths[to]])
                 sends += [self.comm.Isend([piece, MPI.BYTE], to, _PART) for piece in pieces]
-        if arriving.array is not received:  # staged: one copy to the device after all parts have arrived
-            complete(list(itertools.chain(*receives)))
-            receives = [[] for _ in lengths]
-        arriving.close()
-        for rank, requests in enumerate(receives):
-            complete(requests)
-            yield received[own * rank : own * (rank + 1)]
-        complete(sends)
-        leaving.close()
+
+        def parts() -> Iterator[Array]:
+            nonlocal receives
+            if arriving.array is not received:  # staged: one copy to the device after all parts have arrived
+                complete(list(itertools.chain(*receives)))
+                receives = [[] for _ in lengths]
+            arriving.close()
+            for rank, requests in enumerate(receives):
+                complete(requests)
+                yield received[own * rank : own * (rank + 1)]
+            complete(sends)
+            leaving.close()
+
+        return parts()
 
     def _gather(self, gathered: Array, starts: Sequence[int], lengths: Sequence[int]) -> None:
         """Gather over a ring from ``RING_BYTES`` on: on Ethernet 30 % less time than Open MPI's algorithm."""
@@ -178,8 +183,8 @@ class MPITransport(Transport):
         for buffer in buffers.values():
             buffer.close()
 
-    def _gather_rows(self, rows: Array) -> None:
-        complete([self.comm.Iallgather(MPI.IN_PLACE, rows)])
+    def _start_gather(self, rows: Array) -> Callable[[], None]:
+        return partial(complete, [self.comm.Iallgather(MPI.IN_PLACE, rows)])
 
     def _broadcast(self, message: Array) -> None:
         path = self._common_path(message)
@@ -187,8 +192,8 @@ class MPITransport(Transport):
         complete([self.comm.Ibcast([buffer.array, MPI.BYTE])])
         buffer.close()
 
-    def _sum_integers(self, values: Array) -> None:
-        complete([self.comm.Iallreduce(MPI.IN_PLACE, values)])
+    def _start_sum(self, values: Array) -> Callable[[], None]:
+        return partial(complete, [self.comm.Iallreduce(MPI.IN_PLACE, values)])
 
     def barrier(self, pause: float = 0.0) -> None:
         """Wait until all ranks have called this method, sleeping ``pause`` seconds between checks."""
@@ -201,7 +206,7 @@ class MPITransport(Transport):
         own = path_for(like)
         if self._all_aware is None:
             aware = np.array([own is CUDA_AWARE], np.int64)
-            self._sum_integers(aware)
+            self._start_sum(aware)()
             self._all_aware = bool(aware[0] == self.size)
         return CUDA_AWARE if self._all_aware else staged()
 
@@ -236,7 +241,7 @@ class MPITransport(Transport):
         first = own.Get_rank() == 0
         leaders = comm.Split(0 if first else MPI.UNDEFINED)
         count = np.array([first], np.int64)
-        self._sum_integers(count)
+        self._start_sum(count)()
         return Nodes(int(count[0]), MPITransport(own), MPITransport(leaders) if first else None)
 
     # Messages between control threads

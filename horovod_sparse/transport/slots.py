@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
-# The bytes that slots of one size waste must take less time than the round of messages that they save.
+# The bytes that slots of one size waste must take less time than the round of messages that they save: bytes in all,
+# or a share of the messages.
+_WASTE_BYTES, _WASTE = 1 << 13, 0.05
 _LONGEST = 1 << 20
-_SPREAD = 1.05
-_MARGIN, _MARGIN_BYTES = 1.02, 64
+_CALLS = 8  # whose lengths make the next likely
 
 
 class Slots:
@@ -21,20 +23,18 @@ class Slots:
 
     def __init__(self) -> None:
         self.size = 0
-        self._lengths: Sequence[int] = ()  # in the last call
+        self._recent: deque[Sequence[int]] = deque(maxlen=_CALLS)  # lengths in the last calls
 
     def adapt(self, lengths: Sequence[int]) -> None:
-        """Choose the size for the next call: sufficient if lengths change by little, and never wasteful.
+        """Choose the size for the next call: sufficient if lengths vary as in the last calls, and never wasteful.
 
         Args:
             lengths: Lengths of all ranks' messages in this call.
         """
-        longest = max(lengths)
-        stable = lengths == self._lengths if self._lengths else longest == min(lengths)
-        self._lengths = lengths
-        if longest > _LONGEST or longest * len(lengths) > _SPREAD * sum(lengths):
-            self.size = 0
-        elif stable:
-            self.size = longest
-        else:
-            self.size = int(_MARGIN * longest) + _MARGIN_BYTES
+        self._recent.append(lengths)
+        longest, shortest = max(map(max, self._recent)), min(map(min, self._recent))
+        # Lengths that have varied will vary further.
+        size = longest + (max((longest - shortest) // 2, longest // 64 + 64) if longest > shortest else 0)
+        waste = size * len(lengths) - sum(lengths)
+        fits = longest <= _LONGEST and waste <= max(_WASTE_BYTES, _WASTE * sum(lengths))
+        self.size = size if fits else 0

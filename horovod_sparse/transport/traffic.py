@@ -10,7 +10,10 @@ RING_BYTES = 1 << 18
 
 @dataclass(slots=True)
 class Traffic:
-    """Payload of this rank, in bytes and messages.
+    """Payload of this rank, in bytes and messages, and rounds of messages.
+
+    A round is a wait for messages that other ranks send only after they have received those of the round before. An
+    allgather counts as one, whatever its algorithm. Messages that travel beside those of another round add none.
 
     Point-to-point messages are counted individually. A collective of the MPI library is counted as the algorithm that
     moves the fewest bytes; the library may run another algorithm.
@@ -20,6 +23,7 @@ class Traffic:
     messages_sent: int = 0
     bytes_received: int = 0
     messages_received: int = 0
+    rounds: int = 0
 
     def send(self, nbytes: int) -> None:
         """Count a message that this rank sent."""
@@ -44,3 +48,4 @@ class Traffic:
         self.messages_sent += other.messages_sent
         self.bytes_received += other.bytes_received
         self.messages_received += other.messages_received
+        self.rounds += other.rounds

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -29,7 +29,6 @@ _PR_SET_TIMERSLACK = 29  # from linux/prctl.h
 _LOG = logging.getLogger("horovod_sparse")
 _sleeps = False
 _thread = threading.local()
-# Polls of waits that an exception ended: they keep the buffers of messages alive, which MPI may still write to.
 _abandoned: list[Callable[[], object]] = []
 
 
@@ -60,6 +59,11 @@ def sleeps() -> bool:
     return _sleeps
 
 
+def keep_alive(waits: Iterable[Callable[[], object]]) -> None:
+    """Keep the buffers of waits that an exception ended: MPI may still write to them."""
+    _abandoned.extend(waits)
+
+
 def wait(poll: Callable[[], T], block: Callable[[], T], pause: float = 0.0) -> T:
     """Wait for other ranks; every exchange waits in this function.
 
@@ -73,7 +77,7 @@ def wait(poll: Callable[[], T], block: Callable[[], T], pause: float = 0.0) -> T
     try:
         return _poll(poll, pause)
     except BaseException:
-        _abandoned.append(poll)
+        keep_alive([poll])
         raise
 
 

@@ -8,8 +8,6 @@ from contextlib import AbstractContextManager
 from time import perf_counter_ns
 from typing import Any
 
-from numpy.typing import NDArray
-
 from horovod_sparse import metrics
 from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import Segments
@@ -50,15 +48,9 @@ class PipelineBase(ABC):
         self._traced = False  # in the step in progress
         self._measuring = False  # norms of the next step are taken
         self._reported = Traffic()  # up to the last call of `statistics`
+        self._rounds = 0  # up to that call, too
 
-    def run(
-        self,
-        gradients: Segments,
-        outputs: Segments,
-        step: Step = Step(),
-        agreed: NDArray[Any] | None = None,
-        ahead: NDArray[Any] | None = None,
-    ) -> NDArray[Any] | None:
+    def run(self, gradients: Segments, outputs: Segments, step: Step = Step()) -> None:
         """Exchange the gradients of one step.
 
         Args:
@@ -67,40 +59,28 @@ class PipelineBase(ABC):
                 which saves a pass: the sweep then leaves zeros in them, into which the total is written. After a
                 failed exchange they may be zero; the memory then holds what they held.
             step: Conditions of the step.
-            agreed: Sums of this bucket's facts over the ranks, where an earlier message brought them.
-            ahead: Facts of the next bucket, piggybacked on the message of a bucket that needs no agreement.
-
-        Returns:
-            The sums of the piggybacked facts.
 
         Raises:
             NoBackwardError: No rank had a backward pass. The memory is unchanged.
         """
         self._start()
         try:
-            return self._run(gradients, outputs, step, agreed, ahead)
+            self._run(gradients, outputs, step)
         finally:
             self._leave()
 
     @abstractmethod
-    def _run(
-        self,
-        gradients: Segments,
-        outputs: Segments,
-        step: Step,
-        agreed: NDArray[Any] | None,
-        ahead: NDArray[Any] | None,
-    ) -> NDArray[Any] | None: ...
-
-    def facts(self, gradients: Segments, step: Step) -> NDArray[Any] | None:
-        """Return numbers to be summed over the ranks before the exchange; None where there is nothing to agree on."""
-        del gradients, step
-        return None
+    def _run(self, gradients: Segments, outputs: Segments, step: Step) -> None: ...
 
     @property
     def traffic(self) -> Traffic:
         """Payload that this rank has sent and received for this bucket."""
         return self._transport.traffic
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of messages so far."""
+        return self.traffic.rounds
 
     def statistics(self, norms: bool) -> Counts:
         """Return the counts since the last call; to be called between two steps.
@@ -114,6 +94,7 @@ class PipelineBase(ABC):
         before, now = self._reported, self.traffic
         counts.bytes_sent = now.bytes_sent - before.bytes_sent
         counts.bytes_received = now.bytes_received - before.bytes_received
+        counts.rounds, self._rounds = self.rounds - self._rounds, self.rounds
         self._reported = Traffic()
         self._reported.add(now)
         share = 2 * (self._context.ranks - 1) / self._context.ranks

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from horovod_sparse import metrics
 from horovod_sparse.config import Sparse
@@ -18,16 +17,31 @@ from horovod_sparse.engine.pipeline.headroom import Headroom
 from horovod_sparse.engine.pipeline.norms import Norms
 from horovod_sparse.kernels.types import Array, Segments
 from horovod_sparse.rules import Accumulator, BucketContext, Exchange, SparseVector, Step, snapshot
-from horovod_sparse.rules.states import checked_integer, checked_number, require_finite, require_like
+from horovod_sparse.rules.states import checked_flag, checked_integer, checked_number, require_finite, require_like
 from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.traffic import Traffic
+from horovod_sparse.transport.waiting import keep_alive
 
 _LOG = logging.getLogger("horovod_sparse")
 
 
-# From this number of elements, an additional message takes less time than a pass over the gradients. The selection then
-# detects values that are not finite.
-_LATE = 1 << 20
+class _Facts(NamedTuple):
+    """Sums over the ranks that a step depends on.
+
+    Attributes:
+        working: Number of ranks with a backward pass.
+        elements: Number of elements that take part, over all ranks.
+        epochs: Sum of 1 + epoch over the working ranks that know it.
+    """
+
+    working: int = 0
+    elements: int = 0
+    epochs: int = 0
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch of the working ranks; None: not known."""
+        return self.epochs // self.working - 1 if self.epochs and self.working else None
 
 
 class _Plan(NamedTuple):
@@ -74,18 +88,22 @@ class SparsePipeline(PipelineBase):
         sparse: The configuration.
         context: The bucket and the rank.
         transport: The ranks that take part.
+        agreement: Channel for facts that the ranks must agree on, also used by ``context.consensus``.
         factor: Factor on the totals; 1/P averages.
     """
 
-    def __init__(self, sparse: Sparse, context: BucketContext, transport: Transport, factor: float) -> None:
+    def __init__(
+        self, sparse: Sparse, context: BucketContext, transport: Transport, agreement: Transport, factor: float
+    ) -> None:
         super().__init__(context, transport, factor)
+        self._agreement = agreement
         self._sparse = sparse
         self._units = _Units()
         self._steps = 0
         self._density = 0.0  # of the last step
         self._before: dict[str, Any] = {}  # state before the last step, if it may be undone
-        # Whether values that are not finite are detected, and the step undone, only after everything has been summed.
-        self._late = context.undoable and context.size >= _LATE
+        self._facts = _Facts()
+        self._stable = False  # whether the facts have not changed since the step before, and may be relied upon
         self._algorithm = str(sparse.facts()["collective"]["of"])
         self.memory, self.sparsifier, self.collective, self.schedule = sparse.build(context, transport)
         self._headroom = Headroom(context, self.memory)
@@ -95,50 +113,51 @@ class SparsePipeline(PipelineBase):
         """Payload that this rank has sent and received for this bucket."""
         return self.collective.traffic
 
-    def _run(
-        self,
-        gradients: Segments,
-        outputs: Segments,
-        step: Step,
-        agreed: NDArray[np.int64] | None,
-        ahead: NDArray[np.int64] | None,
-    ) -> None:
-        del ahead
+    @property
+    def rounds(self) -> int:
+        """Rounds of messages so far, including those of agreements."""
+        return self.traffic.rounds + self._agreement.traffic.rounds
+
+    def _run(self, gradients: Segments, outputs: Segments, step: Step) -> None:
+        """Exchange the gradients of one step.
+
+        Whether all ranks have finite gradients is only known once all have been asked. If nothing else has changed in
+        the last steps, the question travels beside the exchange, which counts only if the answer is yes.
+        """
         self._enter("select")
         if self._context.undoable:
             self._keep()
         scales = self._scales(step)
-        if agreed is None:
-            mine = self._facts(gradients, step, scales)
+        elements = sum([array.size for _, array in gradients])
+        # A step that may be undone detects values that are not finite in the selected entries, without another pass.
+        safe = self._context.undoable or self._can_add(gradients, elements, max(scales.carry, scales.memory))
+        # A rank in `hvd.join()` does not know the epoch and gets it from working ranks. 0 stands for none.
+        epoch = 0 if step.idle or step.epoch is None else step.epoch + 1
+        mine = np.array([not safe, not step.idle, elements, epoch], np.int64)
+        relies = self._stable
+        if not relies:
             self._enter("agree")
-            agreed = self._context.consensus(mine)
-        unsafe, working, elements, epochs = agreed.tolist()
-        if not working:
+            if self._learn(self._context.consensus(mine)):
+                self._send_dense(gradients, outputs)
+                return
+        self._send_sparse(gradients, outputs, step, scales, mine, relies)
+
+    def _learn(self, sums: Array) -> bool:
+        """Learn the facts from their sums; return True, with nothing changed, if a rank's gradients are not safe."""
+        unsafe, *numbers = sums.tolist()
+        facts = _Facts(*numbers)
+        if not facts.working:
             raise self._no_backward()
-        if unsafe or not self._send_sparse(gradients, outputs, step, scales, elements, working, epochs):
-            self._send_dense(gradients, outputs)
+        if not unsafe:
+            self._stable = self.schedule.predictable and facts == self._facts and facts.elements > 0
+            self._facts = facts
+        return bool(unsafe)
 
     def _keep(self) -> None:
         """Keep the state before a step; copy what the step changes in place."""
         state = self.state_dict()
         left = {"memory": state.pop("memory")} if getattr(self.memory, "alternates", False) else {}
         self._before = {**snapshot(state, self._before), **left}
-
-    def facts(self, gradients: Segments, step: Step) -> NDArray[np.int64]:
-        """Return the numbers that the ranks agree on: unsafe ranks, ranks with a backward pass, elements, epochs."""
-        self._start()
-        try:
-            self._enter("select")
-            return self._facts(gradients, step, self._scales(step))
-        finally:
-            self._leave()
-
-    def _facts(self, gradients: Segments, step: Step, scales: _Scales) -> NDArray[np.int64]:
-        elements = sum([array.size for _, array in gradients])
-        safe = self._late or self._can_add(gradients, elements, max(scales.carry, scales.memory))
-        # A rank in `hvd.join()` does not know the epoch and gets it from working ranks. 0 stands for none.
-        epoch = 0 if step.idle or step.epoch is None else step.epoch + 1
-        return np.array([not safe, not step.idle, elements, epoch], np.int64)
 
     def _can_add(self, gradients: Segments, elements: int, factor: float) -> bool:
         """Return whether the gradients, and their sums with the memory and over the ranks, are finite."""
@@ -177,29 +196,34 @@ class SparsePipeline(PipelineBase):
         self._scatter(exchange.total, outputs)
 
     def _send_sparse(
-        self,
-        gradients: Segments,
-        outputs: Segments,
-        step: Step,
-        scales: _Scales,
-        elements: int,
-        working: int,
-        epochs: int,
-    ) -> bool:
-        """Exchange a selection; return False, with nothing changed, if a sum is too large or not finite."""
-        others = _beyond(gradients, outputs)
+        self, gradients: Segments, outputs: Segments, step: Step, scales: _Scales, mine: Array, relies: bool
+    ) -> None:
+        """Exchange a selection; if a rank's gradients turn out not to be safe to add, send only those, dense.
+
+        Args:
+            gradients: Gradients of this rank.
+            outputs: Arrays that receive the result.
+            step: Conditions of the step.
+            scales: Units of the step.
+            mine: What this rank tells the others: unsafe, working, elements, epochs.
+            relies: Whether the facts are those of the step before, so that ``mine`` is still to be summed.
+        """
+        safe = not mine[0]
+        # If no rank had a backward pass, which is not known yet, the memory has to stay as it is.
+        taken = () if not safe or (relies and step.idle) else gradients
+        others = _beyond(taken, outputs)
         step = replace(
             step,
             number=self._steps,
-            gradients=gradients,
-            epoch=step.epoch if not step.idle else epochs // working - 1 if epochs else None,
+            gradients=taken,
+            epoch=self._facts.epoch if step.idle or relies else step.epoch,
             # A step that may be undone may need its gradients again.
             clear=others is not None and not self._context.undoable,
             carry=scales.carry,
         )
         self._enter("select")
         # The same on every rank, even if parameters are held on some ranks only.
-        plan = self._plan(step, elements // self._context.ranks)
+        plan = self._plan(step, self._facts.elements // self._context.ranks)
         norms = Norms(step) if self._measuring else None
         accumulator = self.memory.open(step, scales.memory)
         vector, density, k = self._take(accumulator, plan, step)
@@ -208,15 +232,30 @@ class SparsePipeline(PipelineBase):
         self._units = scales.units
         self.sent_dense = vector.indices is None
         self._note(density)
-        if self._late and self._unsafe(accumulator, vector):
-            self.undo()
-            return False
+        if self._context.undoable:
+            magnitude = accumulator.magnitude(vector)
+            safe = self._headroom.holds(magnitude) or self._too_large(magnitude)
+            mine[0] = not safe
         self._enter("exchange", entries=vector.values.size)
+        asked = self._agreement.begin_allreduce(mine) if relies or self._context.undoable else None
         try:
-            exchange = self.collective.allreduce(vector, k)
+            sent = vector if safe else replace(vector, values=np.zeros_like(vector.values))
+            exchange = self.collective.allreduce(sent, k)
+            sums = mine if asked is None else asked.wait()
+            unsafe = self._learn(sums) if relies else bool(sums[0])
         except BaseException:
+            if asked is not None:
+                keep_alive([asked.wait])
             self.memory.close(accumulator, vector, vector)  # nothing was delivered: everything is kept
             raise
+        if unsafe:  # sent in vain
+            if self._context.undoable:
+                self.undo()
+            else:
+                self.memory.close(accumulator, vector, vector)
+                gradients = () if safe else gradients  # those that are safe stay in the memory
+            self._send_dense(gradients, outputs)
+            return
         self._count(plan.elements, k, vector, exchange)
         if norms is not None:
             norms.returned(accumulator, exchange.returned)
@@ -227,17 +266,9 @@ class SparsePipeline(PipelineBase):
         if not accumulator.cleared:
             self._scatter(exchange.total, outputs)
         else:
-            self._scatter(exchange.total, gradients, cleared=True)
+            self._scatter(exchange.total, taken, cleared=True)
             if others:
                 self._scatter(exchange.total, others)
-        return True
-
-    def _unsafe(self, accumulator: Accumulator, vector: SparseVector) -> bool:
-        """Return whether a sum on any rank is not finite, or too large for what follows."""
-        magnitude = accumulator.magnitude(vector)
-        safe = self._headroom.holds(magnitude) or self._too_large(magnitude)
-        self._enter("agree")
-        return bool(self._context.consensus(np.array([not safe], np.int64))[0])
 
     def _plan(self, step: Step, elements: int) -> _Plan:
         """Decide k, dense or sparse, and the algorithm, before anything is selected."""
@@ -288,6 +319,8 @@ class SparsePipeline(PipelineBase):
             "unit": self._units.update,
             "gradient_unit": self._units.gradient,
             "steps": self._steps,
+            "facts": list(self._facts),
+            "stable": self._stable,
             "memory": self.memory.state_dict(),
             "sparsifier": self.sparsifier.state_dict(),
             "collective": self.collective.state_dict(),
@@ -320,6 +353,8 @@ class SparsePipeline(PipelineBase):
         self._headroom.forget()
         self._units = _Units(*(checked_number(state[key], key) for key in ("unit", "gradient_unit")))
         self._steps = checked_integer(state["steps"], "steps")
+        self._facts = _Facts(*(checked_integer(number, "facts") for number in state["facts"]))
+        self._stable = checked_flag(state["stable"], "stable")
         self.sparsifier.load_state_dict(state["sparsifier"])
         self.collective.load_state_dict(state["collective"])
         self.schedule.load_state_dict(state["schedule"])
@@ -328,6 +363,7 @@ class SparsePipeline(PipelineBase):
         """Return the state that continues those of another world size."""
         mine, notes = self.state_dict(), []
         merged = {**mine, **{key: leader[key] for key in ("unit", "gradient_unit", "steps", "schedule")}}
+        merged |= {"facts": list(_Facts()), "stable": False}
         merged["memory"] = self.memory.merge([state["memory"] for state in states])
         if self.sparsifier.replicated:
             merged["sparsifier"] = leader["sparsifier"]

@@ -9,7 +9,7 @@ from laws import content, everywhere, same_bits, summed
 from rules import LIKE, eighths
 
 from horovod_sparse.config import Sparse
-from horovod_sparse.engine.pipeline import pipeline_for, sparse
+from horovod_sparse.engine.pipeline import pipeline_for
 from horovod_sparse.memories import MEMORIES
 from horovod_sparse.rules import Step
 from horovod_sparse.sparsifiers import SPARSIFIERS
@@ -94,12 +94,10 @@ def test_an_exchange_that_fails_in_place_loses_nothing(transport, monkeypatch, u
 
 
 @pytest.mark.law
-@pytest.mark.parametrize("late", [0, SIZE + 1], ids=["by the selection", "before it"])
 @pytest.mark.parametrize(("sparsifier", "memory"), COMBINATIONS)
 def test_steps_that_can_be_undone_have_the_same_bits_and_one_that_is_not_finite_leaves_no_trace(
-    transport, monkeypatch, sparsifier, memory, late
+    transport, sparsifier, memory
 ):
-    monkeypatch.setattr(sparse, "_LATE", late)
     settings = settings_of(sparsifier, memory)
     one, other, ranks = build(transport, undoable=True, **settings), build(transport, **settings), transport.size
     for number in range(4):
@@ -124,8 +122,7 @@ def test_steps_that_can_be_undone_have_the_same_bits_and_one_that_is_not_finite_
 
 @pytest.mark.law
 @pytest.mark.parametrize("sparsifier", ["topk", "randomk", "dgc"])
-def test_what_overflows_only_when_it_is_added_up_is_not_kept(transport, monkeypatch, sparsifier):
-    monkeypatch.setattr(sparse, "_LATE", 0)
+def test_what_overflows_only_when_it_is_added_up_is_not_kept(transport, sparsifier):
     pipeline = build(transport, undoable=True, sparsifier=sparsifier)
     run(pipeline, [(0, np.full(SIZE, 3e38 if transport.rank == 0 else 1.0, np.float32))])
     before = pipeline.memory.state_dict()["residual"].copy()

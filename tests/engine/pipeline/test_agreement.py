@@ -1,0 +1,154 @@
+"""Steps that begin before the ranks have agreed: fewer rounds of messages, and nothing lost if the answer is no."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from laws import content, everywhere, same_bits, summed
+from rules import LIKE, eighths
+
+from horovod_sparse.config import Sparse
+from horovod_sparse.engine.pipeline import pipeline_for
+from horovod_sparse.memories import MEMORIES
+from horovod_sparse.rules import Step
+
+pytestmark = pytest.mark.law
+
+SIZE = 600
+STEADY = 3  # steps after which nothing but the exchange is waited for
+
+
+def build(transport, density=0.05, undoable=False, **settings):
+    return pipeline_for(Sparse.of(density, **settings), SIZE, LIKE, transport, undoable=undoable)
+
+
+def gradient_of(transport, number):
+    return eighths(np.random.default_rng([number, transport.rank]), SIZE, 256)
+
+
+def run(pipeline, gradient, **conditions):
+    """One step in place; gives what the optimizer would see."""
+    array = gradient.copy()
+    with np.errstate(over="ignore", invalid="ignore"):
+        pipeline.run([(0, array)], [(0, array)], Step(**conditions))
+    return array
+
+
+def steady(transport, **settings):
+    pipeline = build(transport, **settings)
+    for number in range(STEADY):
+        run(pipeline, gradient_of(transport, number))
+    return pipeline
+
+
+def log2(ranks):
+    return (ranks - 1).bit_length()
+
+
+@pytest.mark.parametrize(
+    ("settings", "rounds"),
+    [
+        ({"collective": "topka"}, lambda ranks: 1),
+        ({"collective": "topka", "wire": "log4", "sparsifier": "reusedtopk"}, lambda ranks: 1),
+        ({"collective": "shared", "sparsifier": "randomblock"}, lambda ranks: 1),
+        ({"collective": "topkdsa", "throttle": 16}, lambda ranks: 1 + (ranks > 1)),
+        ({"collective": "gtopk"}, lambda ranks: 2 * log2(ranks)),
+        ({"collective": "oktopk", "throttle": 16}, lambda ranks: 2 + (ranks > 1)),
+        ({"collective": "hierarchical", "outer": "topka", "node_ranks": 2}, lambda ranks: 1 if ranks == 2 else 3),
+        ({"collective": "dense"}, lambda ranks: 1),
+    ],
+    ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize("undoable", [False, True])
+def test_rounds_of_a_step(transport, settings, rounds, undoable):
+    """The first steps also wait for the agreement. Lengths of messages are the same in all steps."""
+    pipeline, counted = build(transport, memory="none", undoable=undoable, **settings), []
+    for _ in range(STEADY + 3):
+        run(pipeline, gradient_of(transport, 0))
+        counted.append(int(transport.allgather_integers(pipeline.statistics(norms=False).rounds).max()))
+    if transport.size > 1:
+        assert everywhere(transport, counted[-2:] == [rounds(transport.size)] * 2), counted
+        assert everywhere(transport, settings["collective"] == "dense" or counted[0] > counted[-1]), counted
+
+
+@pytest.mark.parametrize("schedule", ["warmup", "accordion", "gravac"])
+def test_a_density_that_depends_on_the_epoch_or_on_other_ranks_is_agreed_upon_first(transport, schedule):
+    steps = {"cf_max": 100.0} if schedule == "gravac" else {"steps_per_epoch": 2}
+    pipeline = build(transport, 0.01, schedule=schedule, **steps)
+    for number in range(6):
+        run(pipeline, gradient_of(transport, number))
+        assert everywhere(transport, pipeline.statistics(norms=False).rounds >= 2 * (transport.size > 1))
+
+
+@pytest.mark.parametrize("undoable", [False, True])
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("collective", ["topka", "oktopk"])
+def test_a_gradient_that_is_not_finite_shows_and_poisons_nothing(transport, collective, memory, undoable):
+    compressor = {"compressor": "quantize"} if "compressor" in MEMORIES[memory].Options().known() else {}
+    pipeline = steady(transport, memory=memory, collective=collective, undoable=undoable, **compressor)
+    for number in range(4):
+        before, gradient = content(pipeline.state_dict()), gradient_of(transport, 10 + number)
+        bad = gradient.copy()
+        if transport.rank == number % transport.size:
+            bad[[7, 400]] = [np.inf, np.nan]
+        total = run(pipeline, bad)
+        assert everywhere(transport, np.flatnonzero(~np.isfinite(total)).tolist() == [7, 400])
+        assert same_bits(transport, total)
+        if undoable:
+            with np.errstate(invalid="ignore"):
+                assert everywhere(transport, np.array_equal(total, summed(transport, bad), equal_nan=True))
+            assert everywhere(transport, content(pipeline.state_dict()) == before)
+        for later in range(2):
+            assert everywhere(transport, np.isfinite(run(pipeline, gradient_of(transport, 20 + later))).all())
+
+
+@pytest.mark.parametrize("sparsifier", ["topk", "randomblock"])
+def test_what_others_selected_before_a_rank_said_no_is_not_lost(transport, sparsifier):
+    """The one whose gradients cannot be added sends them; the others keep theirs."""
+    pipeline = steady(transport, sparsifier=sparsifier, collective="shared" if sparsifier != "topk" else "topka")
+    for bad in (np.nan, np.inf, 3e38):
+        residual, gradient = pipeline.memory.state_dict()["residual"].copy(), gradient_of(transport, 10)
+        if transport.rank == 0:
+            gradient[3] = bad
+        total = run(pipeline, gradient)
+        kept = pipeline.memory.state_dict()["residual"]
+        sent = np.zeros_like(gradient) if transport.rank else gradient
+        assert everywhere(transport, np.array_equal(kept, residual + (gradient if transport.rank else 0)))
+        assert everywhere(transport, np.array_equal(total, summed(transport, sent), equal_nan=True))
+
+
+def test_a_change_of_the_elements_that_take_part_holds_from_the_next_step_on(transport):
+    pipeline, asked = steady(transport, density=0.1), []
+    pipeline.statistics(norms=False)
+    for number, taking_part in enumerate([SIZE, SIZE // 2, SIZE // 2, SIZE // 2, SIZE, SIZE // 2, SIZE, SIZE]):
+        gradient = gradient_of(transport, number)[:taking_part].copy()
+        pipeline.run([(0, gradient)], [(0, gradient)], Step())
+        counts = pipeline.statistics(norms=False)
+        asked.append((counts.asked, counts.rounds))
+    one, two = (1, 2) if transport.size > 1 else (0, 0)
+    expected = [(60, one), (60, one), (30, two), (30, one), (30, one), (30, two), (60, two), (60, two)]
+    assert everywhere(transport, asked == expected), asked
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_step_without_backward_anywhere_changes_nothing_however_late_it_is_found_out(transport, momentum):
+    memory = {"memory": "momentum", "momentum": momentum} if momentum else {}
+    pipeline = steady(transport, **memory)
+    before = content(pipeline.state_dict())
+    with pytest.raises(RuntimeError, match=f"rank {transport.rank}: .*without backward"):
+        run(pipeline, np.zeros(SIZE, np.float32), idle=True)
+    assert everywhere(transport, content(pipeline.state_dict()) == before)
+    assert everywhere(transport, np.isfinite(run(pipeline, gradient_of(transport, 9))).all())
+
+
+def test_a_state_continues_with_the_same_bits_and_rounds(transport):
+    one = steady(transport)
+    other = build(transport)
+    other.load_state_dict(one.state_dict())
+    one.statistics(norms=False)
+    for number in range(3):
+        totals = [run(pipeline, gradient_of(transport, 30 + number)) for pipeline in (one, other)]
+        assert everywhere(transport, np.array_equal(*totals))
+    rounds = [pipeline.statistics(norms=False).rounds for pipeline in (one, other)]
+    # The lengths of earlier messages are not kept.
+    assert everywhere(transport, rounds[0] <= rounds[1] <= rounds[0] + 1), rounds
