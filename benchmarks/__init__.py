@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
+from typing import Any, TypeVar
+
+Contender = TypeVar("Contender")
+Measured = TypeVar("Measured")
 
 
 def command_line(name: str, doc: str | None) -> argparse.ArgumentParser:
@@ -14,3 +21,31 @@ def command_line(name: str, doc: str | None) -> argparse.ArgumentParser:
         epilog=details,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def subcommand(
+    commands: Any, name: str, summary: str, doc: str | None, run: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    """Add a subcommand that calls ``run`` and whose help is the module's docstring; return its parser."""
+    with_defaults = argparse.ArgumentDefaultsHelpFormatter
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=summary, description=doc, formatter_class=with_defaults
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def interleaved(
+    contenders: Iterable[tuple[str, Contender]], measure: Callable[[Contender], Measured], rounds: int
+) -> dict[str, list[Measured]]:
+    """Measure every contender in every round, as the machine may be shared; return the measurements by name."""
+    found = defaultdict[str, list[Measured]](list)
+    for _, (name, contender) in product(range(rounds), contenders):
+        found[name].append(measure(contender))
+    return found
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:
+    """Return a Markdown table whose columns are aligned right, except the first ``left``."""
+    rules = ["---"] * left + ["---:"] * (len(heads) - left)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (heads, rules, *rows))

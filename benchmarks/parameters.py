@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 import horovod_sparse as hvs
+from benchmarks import command_line, interleaved
 
 
 def main() -> None:
@@ -29,7 +30,7 @@ def main() -> None:
     kinds: dict[str, Callable[..., Any]] = {"stock": hvd.DistributedOptimizer}
     for spec in options.compression:
         kinds[spec] = partial(hvs.DistributedOptimizer, compression=hvs.parse(spec))
-    rounds = _in_turns(kinds, options)
+    rounds = interleaved(kinds.items(), partial(_round, options), options.rounds)
     if hvd.rank() == 0:
         print(f"{options.parameters} parameters of {options.elements} elements, {hvd.size()} ranks; ms, best round")
         print(f"{'':30} {'construction':>14} {'full step':>12} {'step() alone':>14}")
@@ -38,15 +39,7 @@ def main() -> None:
             print(f"{name:30} {made:14.1f} {full:12.1f} {alone:14.1f}")
 
 
-def _in_turns(kinds: dict[str, Callable[..., Any]], options: argparse.Namespace) -> dict[str, list[tuple[float, ...]]]:
-    rounds: dict[str, list[tuple[float, ...]]] = {name: [] for name in kinds}
-    for _ in range(options.rounds):
-        for name, wrapper in kinds.items():
-            rounds[name].append(_round(wrapper, options))
-    return rounds
-
-
-def _round(wrapper: Callable[..., Any], options: argparse.Namespace) -> tuple[float, ...]:
+def _round(options: argparse.Namespace, wrapper: Callable[..., Any]) -> tuple[float, ...]:
     """Return the milliseconds of construction, of a full step and of ``step()`` alone, each on the slowest rank."""
     torch.manual_seed(0)
     model = nn.ParameterList(torch.randn(options.elements) for _ in range(options.parameters))
@@ -72,7 +65,7 @@ def _round(wrapper: Callable[..., Any], options: argparse.Namespace) -> tuple[fl
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line("parameters", __doc__)
     parser.add_argument("--parameters", type=int, default=2000, help="number of parameters")
     parser.add_argument("--elements", type=int, default=64, help="elements per parameter")
     parser.add_argument("--steps", type=int, default=20, help="steps per round")

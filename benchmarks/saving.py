@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import horovod.torch as hvd
@@ -22,17 +22,11 @@ import torch
 from torch import nn
 
 import horovod_sparse as hvs
-from benchmarks import command_line
-
-_METHODS = ("none", "async_save", "save")
+from benchmarks import command_line, interleaved
 
 
 class Training:
-    """A model of large layers whose steps sleep for a fixed time instead of computing gradients.
-
-    Args:
-        options: Parsed command line.
-    """
+    """A model of large layers whose steps sleep for a fixed time instead of computing gradients."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         torch.manual_seed(0)
@@ -68,10 +62,7 @@ def main() -> None:
     }
     for save in methods.values():
         _block(training, save, checkpoints, options)  # allocates the copies, and caches the files
-    rates: dict[str, list[float]] = {method: [] for method in methods}
-    for _ in range(options.rounds):
-        for method, save in methods.items():
-            rates[method].append(_block(training, save, checkpoints, options))
+    rates = interleaved(methods.items(), lambda save: _block(training, save, checkpoints, options), options.rounds)
     if hvd.rank() == 0:
         _show(rates, options, sum(path.stat().st_size for path in folder.rglob("*.pt")) / 2)
         shutil.rmtree(folder)
@@ -97,11 +88,10 @@ def _show(rates: dict[str, list[float]], options: argparse.Namespace, size: floa
         f"{options.every} steps, {options.device_ms:g} ms per step on the device, {options.compression}"
     )
     print(f"{'saved by':10} {'steps/s':>10} {'range':>16} {'slower by':>10} {'range of rounds':>18}")
-    for method in _METHODS:
-        slower = [100 * (without / rate - 1) for without, rate in zip(rates["none"], rates[method], strict=True)]
-        rate, spread = statistics.median(rates[method]), f"{min(rates[method]):.2f}-{max(rates[method]):.2f}"
-        rounds = f"{min(slower):.1f}-{max(slower):.1f} %"
-        print(f"{method:10} {rate:10.2f} {spread:>16} {statistics.median(slower):8.1f} % {rounds:>18}")
+    for method, found in rates.items():
+        slower = [100 * (without / rate - 1) for without, rate in zip(rates["none"], found, strict=True)]
+        spread, rounds = f"{min(found):.2f}-{max(found):.2f}", f"{min(slower):.1f}-{max(slower):.1f} %"
+        print(f"{method:10} {median(found):10.2f} {spread:>16} {median(slower):8.1f} % {rounds:>18}")
 
 
 def _parse() -> argparse.Namespace:

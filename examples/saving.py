@@ -78,11 +78,7 @@ class Saving:
         recorder: Recorder,
         **states: Any,
     ) -> None:
-        self._rank = front_end.rank
-        self._device = args.device
-        self._every = args.checkpoint_every
-        self._resume = args.resume
-        self._digest = args.digest
+        self._args, self._rank = args, front_end.rank
         self._checkpoints = hvs.checkpoint.Checkpoints(args.checkpoint, args.keep) if args.checkpoint else None
         self._preempted = preempted
         self._recorder = recorder
@@ -101,11 +97,11 @@ class Saving:
         Returns:
             Position to resume from; the beginning if no checkpoint was loaded.
         """
-        if self._checkpoints is None or self._resume == "none":
+        if self._checkpoints is None or self._args.resume == "none":
             return Position(images=images)
         try:
-            step = None if self._resume == "latest" else self._resume
-            restored = self._checkpoints.load(step=step, digest=self._digest, **self._states)
+            step = None if self._args.resume == "latest" else self._args.resume
+            restored = self._checkpoints.load(step=step, digest=self._args.digest, **self._states)
         except hvs.checkpoint.CheckpointError as error:
             # All ranks raise the same error; only rank 0 prints it.
             sys.exit(f"train.py: {error} (--resume STEP)" if self._rank == 0 else 1)
@@ -128,7 +124,7 @@ class Saving:
     @property
     def seconds(self) -> float:
         """Seconds this rank has spent on the epoch, excluding saves and interruptions; synchronizes the device."""
-        if self._device == "cuda":
+        if self._args.device == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - self._began
 
@@ -141,7 +137,8 @@ class Saving:
             if saved:
                 self._print(f"preempted at step {position.step}")
             return saved
-        if position.step % self._every == 0 if self._every else position.batch == 0:
+        every = self._args.checkpoint_every
+        if position.step % every == 0 if every else position.batch == 0:
             self._save(position, background=True)
         return False
 

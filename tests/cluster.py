@@ -187,15 +187,10 @@ class Cluster:
         fields = self.run("scontrol", "--oneliner", "show", "job", job).split()
         return dict(field.partition("=")[::2] for field in fields if "=" in field)
 
-    def state(self, job: str) -> str:
-        """Return the state of a job, such as RUNNING."""
+    def wait_for(self, job: str, limit: float) -> str:
+        """Wait until the job has ended, and return its final state, such as COMPLETED."""
+        self._until(lambda: self.show(job)["JobState"] in _ENDED, limit, f"job {job} to end")
         return self.show(job)["JobState"]
-
-    def wait_for(self, job: str, *states: str, limit: float) -> str:
-        """Wait until the job is in one of the states, by default a final state, and return the state."""
-        wanted = states or _ENDED
-        self._until(lambda: self.state(job) in wanted, limit, f"job {job} to be {' or '.join(wanted)}")
-        return self.state(job)
 
     def cancel_all(self) -> None:
         """Cancel all jobs and wait until the queue is empty."""
@@ -203,13 +198,13 @@ class Cluster:
         self._until(lambda: not self.run("squeue", "-h").strip(), 40, "all jobs to be gone")
 
 
-def wait_until(condition: Callable[[], bool], limit: float, what: str, pause: float = 0.1) -> None:
+def wait_until(condition: Callable[[], bool], limit: float, what: str) -> None:
     """Wait until a condition holds; after `limit` seconds, fail with a message that contains `what`."""
     end = time.monotonic() + limit
     while not condition():
         if time.monotonic() > end:
             raise AssertionError(f"timed out after {limit:.0f} s waiting for {what}")
-        time.sleep(pause)
+        time.sleep(0.1)
 
 
 def processes_with(text: str) -> list[int]:

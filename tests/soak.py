@@ -156,11 +156,7 @@ def started(command: list[str], sink: Any) -> Iterator[subprocess.Popen[bytes]]:
 
 
 class Strike:
-    """Disturbance of one rank of one run, at a random time.
-
-    Args:
-        generator: Random generator for the kind, rank and time.
-        longest: Maximum time from the start of the run, in seconds.
+    """Disturbance of one rank of one run, at most ``longest`` seconds after its start.
 
     Attributes:
         struck: Kind of the disturbance; None before it has happened.

@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from stubs import put_program
 
 ROOT = Path(__file__).parents[1]
 EXTENSION = "horovod_sparse/kernels/_cpu."
@@ -39,17 +40,9 @@ def make_wheel(source, venv, **variables):
     )
 
 
-def names_in_sdist(packages):
-    with tarfile.open(packages[0]) as archive:
-        return {name.partition("/")[2] for name in archive.getnames()}
-
-
-def names_in_wheel(packages):
-    return set(zipfile.ZipFile(packages[1]).namelist())
-
-
 def test_the_source_package_has_every_source_what_a_developer_needs_and_nothing_built(packages):
-    names = names_in_sdist(packages)
+    with tarfile.open(packages[0]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.*")}
     assert {Path(name).suffix for name in sources} == {".hpp", ".cpp", ".cu", ".cuh"}
     expected = {"LICENSE", "README.md", "Makefile", "setup.py", "pyproject.toml", "tests/conftest.py"}
@@ -58,8 +51,8 @@ def test_the_source_package_has_every_source_what_a_developer_needs_and_nothing_
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
 
 
-def test_the_wheel_has_the_extension_the_types_and_the_licence(packages):
-    names = names_in_wheel(packages)
+def test_the_wheel_has_extension_types_licence_and_the_package_and_nothing_beside_it(packages):
+    names = set(zipfile.ZipFile(packages[1]).namelist())
     assert [name for name in names if name.startswith(EXTENSION) and name.endswith(".so")]
     assert "horovod_sparse/py.typed" in names
     # CUDA kernels are compiled at run time.
@@ -67,10 +60,6 @@ def test_the_wheel_has_the_extension_the_types_and_the_licence(packages):
     code = {f"{folder}/{path.relative_to(ROOT / 'csrc')}" for path in (ROOT / "csrc/cuda").iterdir()}
     assert code | {f"{folder}/common/portable.hpp"} <= names
     assert [name for name in names if name.endswith(".dist-info/licenses/LICENSE")]
-
-
-def test_the_wheel_has_the_package_and_nothing_beside_it(packages):
-    names = names_in_wheel(packages)
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "horovod_sparse").rglob("*.py")}
     assert modules <= names
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"horovod_sparse"}
@@ -122,14 +111,9 @@ def test_the_tag_of_the_wheel_names_this_python_and_a_linux_no_newer_than_this_o
 
 def test_a_wheel_that_does_not_fit_the_platform_is_no_result(tmp_path):
     shutil.copy(ROOT / "Makefile", tmp_path)
-    programs = tmp_path / "venv/bin"
-    programs.mkdir(parents=True)
-    for name, script in {
-        "python": "mkdir -p build/packages && touch build/packages/a.whl build/packages/a.tar.gz",
-        "auditwheel": "echo too recent >&2; exit 1",
-    }.items():
-        (programs / name).write_text(f"#!/bin/sh\n{script}\n")
-        (programs / name).chmod(0o755)
+    build = "mkdir -p build/packages && touch build/packages/a.whl build/packages/a.tar.gz"
+    put_program(tmp_path / "venv/bin/python", build)
+    put_program(tmp_path / "venv/bin/auditwheel", "echo too recent >&2; exit 1")
     done = make_wheel(tmp_path, "venv", PLATFORM="manylinux_2_17_x86_64")
     assert done.returncode != 0
     assert "does not fit manylinux_2_17_x86_64" in done.stderr

@@ -79,12 +79,7 @@ def test_texts_use_the_terms_of_the_field(path):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_descriptions_name_what_they_describe(path):
-    found = [f"{name}: {text}" for name, text in descriptions(path) if PRONOUN.match(text)]
-    assert not found, "\n".join(found)
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_docstrings_begin_with_a_noun_or_a_verb(path):
+def test_docstrings_begin_with_a_noun_or_a_verb_and_descriptions_name_what_they_describe(path):
     found = [text for text in docstrings(path) if re.match(r"(What|Where|Whether|How|Who|It|They)\b", text)]
+    found += [f"{name}: {text}" for name, text in descriptions(path) if PRONOUN.match(text)]
     assert not found, "\n".join(found)

@@ -41,19 +41,55 @@ def wrap_local(
 
 
 MEAN = hvs.OuterSGD(lr=1, momentum=0)
+# Computes the loss of a model for a rank and a step.
+Loss = Callable[[Any, int, int], torch.Tensor]
 
 
 def settings(**more: Any) -> dict[str, Any]:
     return {"density": 0.05, "dense_below": 0, "bucket_bytes": 1200, **more}
 
 
-def train(optimizer: Any, model: nn.Module, rank: int, steps: Iterable[int] = range(3)) -> list[torch.Tensor]:
+def batch(rank: int, step: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the inputs and targets of one step, different on every rank."""
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    x = torch.randn(8, 12, generator=generator)
+    return x.to(dtype), torch.randn(8, 4, generator=generator).to(dtype)
+
+
+def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    """Return the mean squared error on this rank's batch."""
+    x, y = batch(rank, step, next(model.parameters()).dtype)
+    return nn.functional.mse_loss(model(x), y)
+
+
+def embedding_loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
+    """Return a loss of a model that begins with an embedding; one of its rows is used by all ranks."""
+    loss: torch.Tensor = model(torch.tensor([rank, 7, step])).square().mean()
+    return loss
+
+
+def train(
+    optimizer: Any, model: nn.Module, rank: int, steps: Iterable[int] = range(3), loss: Loss = loss_of
+) -> list[torch.Tensor]:
     """Train for some steps; return the parameters."""
     for step in steps:
-        optimizer.zero_grad()
-        loss_of(model, rank, step).backward()
+        closure_of(optimizer, model, rank, step, loss)()
         optimizer.step()
     return snapshot(model)
+
+
+def closure_of(
+    optimizer: Any, model: nn.Module, rank: int, step: int = 0, loss: Loss = loss_of
+) -> Callable[[], torch.Tensor]:
+    """Return a closure for ``optimizer.step``."""
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = loss(model, rank, step)
+        value.backward()
+        return value
+
+    return closure
 
 
 def mlp(dtype: torch.dtype = torch.float32) -> nn.Sequential:
@@ -91,9 +127,9 @@ class Given(nn.Module):
     def loss(self, rank: int, step: int) -> torch.Tensor:
         return sum((p * g).sum() for p, g in zip(self.parameters(), self.gradients(rank, step), strict=True))
 
-    def total(self, rank: int, step: int) -> float:
-        """Return the sum of the gradients."""
-        return sum(gradient.double().sum().item() for gradient in self.gradients(rank, step))
+    def total(self, rank: int, *steps: int) -> float:
+        """Return the sum of the gradients of some steps."""
+        return sum(gradient.double().sum().item() for step in steps for gradient in self.gradients(rank, step))
 
     def moved(self) -> float:
         """Return the sum of all updates so far."""
@@ -101,31 +137,52 @@ class Given(nn.Module):
 
 
 def owed(optimizer: Any) -> float:
-    """Return the sum of this rank's residuals, as an update at this rank's world size."""
-    buckets = optimizer.exchange.state_dict()["buckets"]
-    return sum(bucket["unit"] * bucket["memory"]["residual"].double().sum().item() for bucket in buckets)
+    """Return the sum of this rank's residuals, as an update at this rank's world size; 0 if there are none.
+
+    Args:
+        optimizer: A wrapped optimizer, or a ``SparseState``.
+    """
+    buckets = getattr(optimizer, "exchange", optimizer).state_dict()["buckets"]
+    memories = [(bucket["unit"], bucket["memory"]) for bucket in buckets if "memory" in bucket]
+    return sum(unit * memory["residual"].double().sum().item() for unit, memory in memories)
 
 
-def batch(rank: int, step: int, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the inputs and targets of one step, different on every rank."""
-    generator = torch.Generator().manual_seed(1000 * rank + step)
-    x = torch.randn(8, 12, generator=generator)
-    return x.to(dtype), torch.randn(8, 4, generator=generator).to(dtype)
+def conserved(comm: Any, model: Given, optimizer: Any, given: float, tolerance: float = 1e-3) -> bool:
+    """Return whether every gradient is in the parameters or in a residual, as an update; a collective call.
 
-
-def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
-    """Return the mean squared error on this rank's batch."""
-    x, y = batch(rank, step, next(model.parameters()).dtype)
-    return nn.functional.mse_loss(model(x), y)
+    Args:
+        comm: Communicator of the participating ranks.
+        model: The model on this rank.
+        optimizer: A wrapped optimizer, or a ``SparseState``.
+        given: Sum of this rank's gradients, each times its learning rate.
+        tolerance: Absolute tolerance.
+    """
+    total = model.moved() + comm.allreduce(owed(optimizer))
+    return everywhere(comm, abs(total - comm.allreduce(given) / comm.Get_size()) < tolerance)
 
 
 def averages(model: nn.Module, comm: Any, step: int) -> list[torch.Tensor]:
-    """Return the gradients averaged over all ranks, in float32 at least; no hook runs.
+    """Return the mean gradients of the parameters that are not frozen, in float32; no hook runs.
 
     After ``backward()``, ``p.grad`` no longer holds this rank's gradient: the exchange may have overwritten it already.
     """
-    mine = torch.autograd.grad(loss_of(model, comm.Get_rank(), step), list(model.parameters()))
-    return [torch.from_numpy(comm.allreduce(one.float().numpy()) / comm.Get_size()) for one in mine]
+    learning = [p for p in model.parameters() if p.requires_grad]
+    mine = torch.autograd.grad(loss_of(model, comm.Get_rank(), step), learning)
+    return means(comm, [one.float() for one in mine])
+
+
+def means(comm: Any, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the means of tensors over all ranks."""
+    return [torch.from_numpy(comm.allreduce(tensor.numpy()) / comm.Get_size()) for tensor in tensors]
+
+
+def near(ones: Iterable[torch.Tensor], others: Iterable[torch.Tensor], tolerance: float | None = None) -> bool:
+    """Return whether tensors are equal up to a tolerance, absolute and relative; by default 1e-6, in float64 1e-9."""
+    for one, other in zip(ones, others, strict=True):
+        limit = tolerance or (1e-9 if one.dtype == torch.float64 else 1e-6)
+        if not torch.allclose(one, other, rtol=limit, atol=limit):
+            return False
+    return True
 
 
 # A scenario wraps its optimizers with its first argument, trains, and returns the final parameters.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from training import loss_of, sgd, snapshot, wrap
+from training import Loss, loss_of, means, sgd, snapshot, train, wrap
 
 import horovod_sparse as hvs
 
@@ -26,52 +26,39 @@ def falling(step: int) -> float:
     return 0.004 * step if step < 5 else 0.02 / (1, 10, 3)[step // 20 % 3]
 
 
-def no_change(optimizer: Any, step: int) -> None:
-    """Change nothing but the learning rate."""
-
-
-def train_plain(
-    comm: Any,
-    model: nn.Module,
-    optimizer: Any,
-    rate: Callable[[int], float] = constant,
-    loss: Callable[..., torch.Tensor] = loss_of,
-    steps: int = STEPS,
-    change: Callable[[Any, int], None] = no_change,
-) -> None:
-    """Train with torch's optimizer on the mean gradient."""
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = rate(step)
-        change(optimizer, step)
-        mine = torch.autograd.grad(loss(model, comm.Get_rank(), step), list(model.parameters()))
-        for p, gradient in zip(model.parameters(), mine, strict=True):
-            p.grad = torch.from_numpy(comm.allreduce(gradient.numpy())) / comm.Get_size()
-        optimizer.step()
-
-
 def train_through(
     comm: Any,
     replica: nn.Module,
     optimizer: Any,
     rate: Callable[[int], float] = constant,
-    loss: Callable[..., torch.Tensor] = loss_of,
+    loss: Loss = loss_of,
     steps: int = STEPS,
-    change: Callable[[Any, int], None] = no_change,
+    change: Callable[[Any, int], Any] = lambda optimizer, step: None,
 ) -> None:
-    """Train like ``train_plain``, but through a front end."""
+    """Train through a front end, with a learning rate and other changes of the optimizer's settings in each step."""
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = rate(step)
         change(optimizer, step)
-        optimizer.zero_grad()
-        loss(replica, comm.Get_rank(), step).backward()
-        optimizer.step()
+        train(optimizer, replica, comm.Get_rank(), [step], loss)
+
+
+def train_plain(comm: Any, model: nn.Module, optimizer: torch.optim.Optimizer, **settings: Any) -> None:
+    """Train like ``train_through``, with torch's optimizer on the mean gradient."""
+
+    def average(*_: Any) -> None:
+        for p, mean in zip(model.parameters(), means(comm, [p.grad for p in model.parameters()]), strict=True):
+            p.grad = mean
+
+    hook = optimizer.register_step_pre_hook(average)
+    train_through(comm, model, optimizer, **settings)
+    hook.remove()
 
 
 def plain(
-    comm: Any, model: nn.Module, rate: Any = constant, loss: Any = loss_of, steps: int = STEPS, **settings: Any
+    comm: Any, model: nn.Module, rate: Any = constant, loss: Loss = loss_of, steps: int = STEPS, **settings: Any
 ) -> list[torch.Tensor]:
     """Return the final parameters of torch's SGD with momentum 0.9."""
-    train_plain(comm, model, sgd(model, lr=0.0, **settings), rate, loss, steps)
+    train_plain(comm, model, sgd(model, lr=0.0, **settings), rate=rate, loss=loss, steps=steps)
     return snapshot(model)
 
 
@@ -86,8 +73,3 @@ def through_ddp(model: nn.Module, compression: Any, optimizer: Any, **more: Any)
 
 
 FRONT_ENDS = {"Horovod": through_horovod, "DDP": through_ddp}
-
-
-def near(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor], tolerance: float = 1e-9) -> bool:
-    pairs = zip(one, other, strict=True)
-    return all(torch.allclose(a, b, rtol=tolerance, atol=tolerance) for a, b in pairs)

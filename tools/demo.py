@@ -22,8 +22,7 @@ from benchmarks.cluster.collectives import RING
 from benchmarks.cluster.emulated import Cluster, obstacle
 from benchmarks.cluster.network import bits_per_second
 from examples.progress import progress_bar
-from examples.results import Run, read
-from tools.demo_report import meaning, plot, table
+from tools.demo_report import Run, meaning, plot, table
 from tools.mpitest import mpi_environment
 
 RANKS = 4
@@ -80,7 +79,7 @@ def train_slow(options: argparse.Namespace, bar: Any) -> dict[str, Run]:
         for names, choice in ((("dense", "fp16"), RING), (("sparse",), ())):
             command = cluster.command(RANKS, program(names, place, options), choice)
             watch(command, cluster.environment, place / f"{names[0]}.txt", len(names), bar)
-    return {name: read(place / name) for name in RUNS}
+    return {name: Run.read(place / name) for name in RUNS}
 
 
 def train_here(options: argparse.Namespace, bar: Any) -> dict[str, Run]:
@@ -90,7 +89,7 @@ def train_here(options: argparse.Namespace, bar: Any) -> dict[str, Run]:
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
     launcher = ["horovodrun", "-np", str(RANKS), "--mpi-args=--oversubscribe"]
     watch([*launcher, *program(tuple(RUNS), place, options)], environment, place / "log.txt", len(RUNS), bar)
-    return {name: read(place / name) for name in RUNS}
+    return {name: Run.read(place / name) for name in RUNS}
 
 
 def program(names: Sequence[str], place: Path, options: argparse.Namespace) -> list[str]:

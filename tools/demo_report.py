@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-
-from examples.results import Run
+from typing import Any
 
 # Row of the table: key of ms_per_step, label.
 STAGES = (
@@ -25,6 +26,41 @@ NOTE = "* on a worker thread, during backward; a dense exchange shows only as wa
 
 # Rough time of a ResNet-50 step on a GPU, and the number of parameters of ResNet-50.
 _GPU_SECONDS, _RESNET50 = 0.1, 25.6e6
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run of train.py.
+
+    Attributes:
+        name: Name of the output folder.
+        content: Content of result.json, as written by examples/record.py.
+    """
+
+    name: str
+    content: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        """Read the results in an output folder."""
+        return cls(folder.name, json.loads((folder / "result.json").read_text()))
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """Record of the last epoch."""
+        epochs: list[dict[str, Any]] = self.content["epochs"]
+        return epochs[-1]
+
+    def curve(self, key: str) -> list[float]:
+        """Return the values of a key, one per epoch."""
+        return [epoch[key] for epoch in self.content["epochs"]]
+
+    def ms(self, stage: str) -> float | None:
+        """Return the median time of a stage in ms per step; None if the run does not measure the stage."""
+        dense = self.content["configuration"]["compression"] in ("none", "fp16")
+        if dense and stage in ("select", "agree", "exchange", "apply"):
+            return None
+        return float(median(epoch["ms_per_step"][stage] for epoch in self.content["epochs"]))
 
 
 def table(runs: Mapping[str, Mapping[str, Run]]) -> str:

@@ -71,9 +71,9 @@ def output_of(*command: str | Path, env: Mapping[str, str] | None = None, timeou
     return done.stdout
 
 
-def last_lines(text: str, count: int = 30) -> str:
-    """Return the last `count` lines of `text`, indented."""
-    return "\n".join(f"    {line}" for line in text.splitlines()[-count:])
+def last_lines(text: str) -> str:
+    """Return the last 30 lines of `text`, indented."""
+    return "\n".join(f"    {line}" for line in text.splitlines()[-30:])
 
 
 def pip(*arguments: str | Path, env: Mapping[str, str] | None = None) -> None:

@@ -94,11 +94,11 @@ def quick_start(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, "PYTHONPATH": os.pathsep.join(folders)}
 
 
-def show_ends(folder: Path, lines: int = 60) -> None:
-    """Print the last lines of the ranks' files."""
+def show_ends(folder: Path) -> None:
+    """Print the last 60 lines of the ranks' files."""
     for path in sorted(folder.glob("rank *.txt")):
         text = path.read_text(errors="replace").splitlines()
-        print(f"\n-- the last lines of {path.stem}\n" + "\n".join(text[-lines:]), flush=True)
+        print(f"\n-- the last lines of {path.stem}\n" + "\n".join(text[-60:]), flush=True)
 
 
 def as_rank(folder: str, arguments: Sequence[str]) -> None:

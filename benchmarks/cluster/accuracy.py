@@ -14,11 +14,12 @@ import argparse
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks import subcommand
 from benchmarks.cluster.accuracy_report import outcomes, plot, table
 from benchmarks.cluster.collectives import RING
 from benchmarks.cluster.emulated import Cluster
@@ -48,12 +49,8 @@ _RANK = ("-m", "mpi4py", "-m", "benchmarks.cluster.accuracy")  # this file as a 
 
 def add_parser(commands: Any) -> None:
     """Add this subcommand."""
-    parser = commands.add_parser(
-        "accuracy",
-        help="compare the time that each exchange takes to reach an accuracy",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    about = "compare the time that each exchange takes to reach an accuracy"
+    parser = subcommand(commands, "accuracy", about, __doc__, run)
     add_arguments(parser)
     add = parser.add_argument
     add("--nodes", type=at_least(2), default=4, help="number of nodes, one rank on each")
@@ -62,7 +59,6 @@ def add_parser(commands: Any) -> None:
     add("--exchanges", type=listed(str), default=",".join(_BY_NAME), help="names of the exchanges")
     add("--target", type=float, default=0.89, help="accuracy to reach")
     add("--page", type=Path, help="page to write the table into, between its markers, instead of accuracy.md")
-    parser.set_defaults(run=run)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,7 +115,7 @@ def waiting(options: argparse.Namespace) -> Iterator[tuple[str, int, str]]:
             yield rate, seed, name
 
 
-def as_rank(arguments: Sequence[str] | None = None) -> None:
+def as_rank() -> None:
     """Train with one exchange, seed and rate; runs on each rank under mpirun."""
     import horovod.torch as hvd
     import torch
@@ -135,7 +131,7 @@ def as_rank(arguments: Sequence[str] | None = None) -> None:
     add("--rate", required=True)
     add("--seed", type=int, required=True)
     add("--exchange", required=True)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     hvd.init()
     torch.set_num_threads(1)  # the ranks share the cores
     task = replace(TASKS[options.task], evaluations=EVALUATIONS)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
+
+from benchmarks import markdown
 
 Record = Mapping[str, Any]
 
@@ -54,29 +57,20 @@ def outcomes(records: Sequence[Record], labels: Mapping[str, str], target: float
         labels: Names of the runs by label.
         target: Accuracy to reach, a fraction.
     """
-    rates = list(dict.fromkeys(record["rate"] for record in records))
-    return [
-        Outcome(rate, label, mine, target)
-        for rate in rates
-        for label, run in labels.items()
-        if (
-            mine := [record for record in records if (record["rate"], record["run"]) == (rate, run) and record["curve"]]
-        )
-    ]
+    found = defaultdict[tuple[str, str], list[Record]](list)
+    for record in records:
+        if record["curve"]:
+            found[record["rate"], record["run"]].append(record)
+    rates = dict.fromkeys(record["rate"] for record in records)
+    keys = [(rate, label, run) for rate in rates for label, run in labels.items() if (rate, run) in found]
+    return [Outcome(rate, label, found[rate, run], target) for rate, label, run in keys]
 
 
 def table(found: Sequence[Outcome]) -> str:
     """Return the outcomes as a Markdown table; speedups are relative to the first outcome of each rate."""
-    names = (
-        "link",
-        "exchange",
-        f"seconds to {found[0].target:.4g}",
-        "speedup",
-        "MB sent by then",
-        "ms a step",
-        "at the end",
-    )
-    lines = [" | ".join(names), " | ".join(["---", "---", *["---:"] * 5])]
+    seconds_to = f"seconds to {found[0].target:.4g}"
+    heads = ["link", "exchange", seconds_to, "speedup", "MB sent by then", "ms a step", "at the end"]
+    rows = []
     for outcome in found:
         baseline = mean(next(other for other in found if other.rate == outcome.rate).first("seconds"))
         seconds = outcome.first("seconds")
@@ -90,8 +84,8 @@ def table(found: Sequence[Outcome]) -> str:
             f"{outcome.step:.0f}",
             _spread(outcome.finals, "{:.2%}"),
         ]
-        lines.append(" | ".join(cells))
-    return "\n".join(f"| {line} |" for line in lines)
+        rows.append(cells)
+    return markdown(heads, rows, left=2)
 
 
 def _written(rate: str) -> str:

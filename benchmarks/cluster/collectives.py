@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from benchmarks import subcommand
 from benchmarks.cluster.comparison import Cell, Row, as_json, plot, table, verdict
 from benchmarks.cluster.emulated import Cluster
 from horovod_sparse.cli.units import at_least, count, density, listed
@@ -38,13 +39,8 @@ _BENCH = ("-c", "import sys; from horovod_sparse.cli import main; sys.exit(main(
 
 def add_parser(commands: Any) -> None:
     """Add this subcommand."""
-    parser = commands.add_parser(
-        "collectives",
-        help="compare the collectives with the dense ring and the cost model",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
+    about = "compare the collectives with the dense ring and the cost model"
+    add = subcommand(commands, "collectives", about, __doc__, run).add_argument
     add("--nodes", type=at_least(2), default=8, help="nodes of the cluster")
     add("--rates", type=listed(str), default="1gbit,100mbit", help="rates of the links")
     add("--ranks", type=listed(at_least(2)), default="2,4,8", help="numbers of ranks, at most one on each node")
@@ -56,7 +52,6 @@ def add_parser(commands: Any) -> None:
     add("--check", type=int, choices=(0, 1), default=1, help="verify the results; takes minutes at 100 Mbit/s")
     add("--output", type=Path, default=Path("runs/cluster"), help="folder for collectives.json")
     add("--plot", action="store_true", help="also write collectives.png")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -99,18 +99,7 @@ def node_commands(node: str, number: int, nodes: int) -> list[Command]:
         # machine allows; a route may set any.
         ["ip", "route", "replace", DATA_NETWORK, "dev", "eth0", "src", data, "congctl", "cubic"],
         *(
-            [
-                "ip",
-                "neighbour",
-                "replace",
-                data_address(other),
-                "lladdr",
-                _mac(other),
-                "nud",
-                "permanent",
-                "dev",
-                "eth0",
-            ]
+            f"ip neighbour replace {data_address(other)} lladdr {_mac(other)} nud permanent dev eth0".split()
             for other in range(nodes)
             if other != number
         ),
@@ -138,10 +127,7 @@ def _cable(node: str, device: str, port: str, bridge: str, mac: str) -> list[Com
 def rate_commands(device: str, rate: str, buffer: int) -> list[Command]:
     """Return the commands that set the sending rate of a device; run them in the network of the device.
 
-    Args:
-        device: Name of the device.
-        rate: Rate such as ``1gbit``; ``none`` for no limit.
-        buffer: Bytes that may be queued at the device.
+    ``none`` removes the limit. ``buffer`` is the number of bytes that may be queued at the device.
     """
     root = ["tc", "qdisc", "replace", "dev", device, "root"]
     if rate == "none":

@@ -20,6 +20,7 @@ from statistics import mean, median
 from typing import Any
 
 import horovod_sparse as hvs
+from benchmarks import subcommand
 from benchmarks.cluster.collectives import RING
 from benchmarks.cluster.emulated import Cluster
 from horovod_sparse.cli.units import at_least
@@ -55,25 +56,16 @@ class Row:
 
 def add_parser(commands: Any) -> None:
     """Add this subcommand."""
-    parser = commands.add_parser(
-        "overlap",
-        help="show how much of the exchange the backward pass hides",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
+    about = "show how much of the exchange the backward pass hides"
+    add = subcommand(commands, "overlap", about, __doc__, run).add_argument
     add("--nodes", type=at_least(2), default=4, help="number of nodes, one rank on each")
     add("--rate", default="100mbit", help="rate of every link")
-    add(
-        "--compression",
-        default="oktopk:density=0.01,bucket_bytes=4194304,dense_below=0",
-        help="compression, as for train.py",
-    )
+    compression = "oktopk:density=0.01,bucket_bytes=4194304,dense_below=0"
+    add("--compression", default=compression, help="compression, as for train.py")
     add("--model", default="vgg16", help="model, as for train.py")
     add("--batch-size", type=at_least(1), default=8, help="images per rank and step")
     add("--epochs", type=at_least(1), default=1, help="epochs; the loss is that of the last one")
     add("--output", type=Path, default=Path("runs/overlap"), help="folder for the runs and overlap.json")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import subcommand
 from benchmarks.cluster.collectives import RING
 from benchmarks.cluster.emulated import Cluster
 from benchmarks.cluster.network import DATA_NETWORK
@@ -56,13 +57,7 @@ class Peer:
 
 def add_parser(commands: Any) -> None:
     """Add this subcommand."""
-    parser = commands.add_parser(
-        "peers",
-        help="compare with Open MPI, Horovod and DDP",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
+    add = subcommand(commands, "peers", "compare with Open MPI, Horovod and DDP", __doc__, run).add_argument
     add("--nodes", type=at_least(2), default=8, help="number of nodes, one rank on each")
     add("--rates", type=listed(str), default="1gbit,100mbit,10mbit", help="rates of the links")
     add("--parameters", type=count, default="25M", help="elements of the matrix; rounded to a square")
@@ -73,7 +68,6 @@ def add_parser(commands: Any) -> None:
         default="ring,horovod-fp16,ddp,ddp-powersgd,oktopk,oktopk:wire=bfloat16,oktopk:wire=log8",
         help="names of other contenders, and configurations of this package",
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -85,9 +79,8 @@ def run(options: argparse.Namespace) -> int:
     with Cluster(options.nodes, options.rates[0]) as cluster:
         for rate in options.rates:
             cluster.set_rate(rate)
-            print(
-                f"\n{rate}, {options.nodes} ranks, n = {_side(options.parameters) ** 2:,} (float32)\n{HEAD}", flush=True
-            )
+            size = _side(options.parameters) ** 2
+            print(f"\n{rate}, {options.nodes} ranks, n = {size:,} (float32)\n{HEAD}", flush=True)
             peers: list[Peer] = []
             for name in options.contenders:
                 peers.append(measure(cluster, name, rate, options))

@@ -38,13 +38,11 @@ class Claim:
     """A published ordering.
 
     Attributes:
-        source: Section of the report.
         name: Ordering in words.
         runs: Names of the compared runs.
         check: Function that compares the runs on a task where all of them were measured.
     """
 
-    source: str
     name: str
     runs: Sequence[str]
     check: Check
@@ -56,7 +54,7 @@ class Claim:
                 yield task, self.check(results, task)
 
 
-def near(source: str, name: str, run: str, other: str, tolerances: Mapping[str, float] = TOLERANCE) -> Claim:
+def near(name: str, run: str, other: str, tolerances: Mapping[str, float] = TOLERANCE) -> Claim:
     """Return a claim that two runs end within the tolerance of each other, in either direction."""
 
     def check(results: Results, task: str) -> Verdict:
@@ -65,42 +63,30 @@ def near(source: str, name: str, run: str, other: str, tolerances: Mapping[str, 
         outside = loss.low > tolerance or loss.high < -tolerance
         return Verdict(_word(inside, outside), _shown(loss))
 
-    return Claim(source, name, (run, other), check)
+    return Claim(name, (run, other), check)
 
 
-def worse(source: str, name: str, run: str, than: str, by: float = 0.0) -> Claim:
+def worse(name: str, run: str, than: str, by: float = 0.0) -> Claim:
     """Return a claim that a run ends more than ``by`` tolerances behind another."""
 
     def check(results: Results, task: str) -> Verdict:
         loss, least = results.loss(task, run, than), by * _tolerance(results, task, run)
         return Verdict(_word(loss.low > least, loss.high < least), _shown(loss))
 
-    return Claim(source, name, (run, than), check)
+    return Claim(name, (run, than), check)
 
 
-def fewer_bytes(source: str, name: str, run: str, than: str, factor: float) -> Claim:
-    """Return a claim that a run sends at least ``factor`` times fewer bytes; bytes do not depend on the seed."""
-    return _fewer(Results.bytes_per_step, source, name, run, than, factor)
+def fewer(counted: Callable[[Results, str, str], float], name: str, run: str, than: str, factor: float) -> Claim:
+    """Return a claim that a run sends at least ``factor`` times less than another.
 
+    ``counted`` is a method of ``Results`` that counts what is sent per step, which does not depend on the seed.
+    """
 
-def fewer_late_bytes(source: str, name: str, run: str, than: str, factor: float) -> Claim:
-    """Return the claim of ``fewer_bytes`` without the first steps, which some exchanges send dense."""
-    return _fewer(Results.late_bytes_per_step, source, name, run, than, factor)
-
-
-def fewer_floats(source: str, name: str, run: str, than: str, factor: float) -> Claim:
-    """Return the claim of ``fewer_bytes`` for values without indices, which some publications count."""
-    return _fewer(Results.floats_per_step, source, name, run, than, factor)
-
-
-def _fewer(
-    counted: Callable[[Results, str, str], float], source: str, name: str, run: str, than: str, factor: float
-) -> Claim:
     def check(results: Results, task: str) -> Verdict:
         found = counted(results, task, than) / counted(results, task, run)
         return Verdict(_word(found >= factor, not found >= factor), f"{found:.1f}x")
 
-    return Claim(source, name, (run, than), check)
+    return Claim(name, (run, than), check)
 
 
 def _tolerance(results: Results, task: str, run: str) -> float:
@@ -119,114 +105,122 @@ def _shown(loss: Interval) -> str:
     return f"{loss.middle:+.2f} {spread}"
 
 
-_TOPK, _YOON, _STABLE, _CONEF, _GRAVAC = "top-k", "Yoon and Oh", "Stable Top-K", "ConEF", "GraVAC"
-_OURS, _MOMENTUM, _ADAM = "Recommended", "Momentum", "Momentum with Adam"
+_BYTES, _LATE_BYTES, _FLOATS = Results.bytes_per_step, Results.late_bytes_per_step, Results.floats_per_step
 _BEST = grid_name(64, 5)
 
-CLAIMS = (
-    near(_TOPK, "Top-k at 1 % ends near dense (Lin et al. 2018)", "topka", DENSE),
-    worse(_TOPK, "without feedback, top-k ends worse (Stich et al. 2018)", "topka-nofeedback", "topka"),
-    near(_TOPK, "gTop-k ends near top-k (Shi et al. 2019)", "gtopk", "topka"),
-    near(_TOPK, "Ok-Topk ends near top-k (Li and Hoefler 2022)", "oktopk", "topka"),
-    fewer_bytes(_TOPK, "gTop-k sends fewer bytes than TopkA (Shi et al. 2019)", "gtopk", "topka", 1.2),
-    fewer_bytes(_TOPK, "Ok-Topk sends fewer bytes than TopkA (Li and Hoefler 2022)", "oktopk", "topka", 1.2),
-    near(_TOPK, "Gaussian-k ends near top-k (Shi et al. 2019)", "gaussiank", "topka"),
-    near(_TOPK, "bfloat16 values lose nothing (ours)", "topka-bfloat16", "topka"),
-    near(_YOON, "Top-k at 0.1 % ends slightly under dense: within the tolerance", "topka-1000", DENSE),
-    worse(_YOON, "Top-k at 0.1 % ends slightly under dense: below it", "topka-1000", DENSE),
-    worse(_YOON, "Random-k without memory ends clearly worse than top-k", "randomk-1000-none", "topka-1000", by=2),
-    near(_STABLE, "Stable Top-K, tuned, ends near dense", _BEST, DENSE),
-    worse(_STABLE, "Ok-Topk at the same density ends worse than Stable Top-K", "oktopk-10%", _BEST),
-    worse(_STABLE, "Ok-Topk with the same bytes ends worse than Stable Top-K", "oktopk-10%", "stable-22%"),
-    worse(_STABLE, "a block that is too small ends worse", grid_name(1, 5), _BEST),
-    worse(_STABLE, "a block that is too large ends worse", grid_name(4096, 5), _BEST),
-    worse(_STABLE, "too rare a refresh ends worse", grid_name(64, 100), _BEST),
-    worse(_CONEF, "random blocks without feedback end clearly worse than SGD", "randomblock-none", PLAIN, by=2),
-    near(_CONEF, "error feedback ends near SGD", "randomblock", PLAIN),
-    *(
-        near(_CONEF, f"ConEF with {saved} % saved ends near error feedback", f"conef-{saved}", "randomblock")
-        for saved in (60, 80, 90)
+# Claims by section of the report.
+CLAIMS: dict[str, Sequence[Claim]] = {
+    "top-k": (
+        near("Top-k at 1 % ends near dense (Lin et al. 2018)", "topka", DENSE),
+        worse("without feedback, top-k ends worse (Stich et al. 2018)", "topka-nofeedback", "topka"),
+        near("gTop-k ends near top-k (Shi et al. 2019)", "gtopk", "topka"),
+        near("Ok-Topk ends near top-k (Li and Hoefler 2022)", "oktopk", "topka"),
+        fewer(_BYTES, "gTop-k sends fewer bytes than TopkA (Shi et al. 2019)", "gtopk", "topka", 1.2),
+        fewer(_BYTES, "Ok-Topk sends fewer bytes than TopkA (Li and Hoefler 2022)", "oktopk", "topka", 1.2),
+        near("Gaussian-k ends near top-k (Shi et al. 2019)", "gaussiank", "topka"),
+        near("bfloat16 values lose nothing (ours)", "topka-bfloat16", "topka"),
     ),
-    *(
-        near(_CONEF, f"improved ConEF with {saved} % saved ends near error feedback", f"iconef-{saved}", "randomblock")
-        for saved in (60, 90)
+    "Yoon and Oh": (
+        near("Top-k at 0.1 % ends slightly under dense: within the tolerance", "topka-1000", DENSE),
+        worse("Top-k at 0.1 % ends slightly under dense: below it", "topka-1000", DENSE),
+        worse("Random-k without memory ends clearly worse than top-k", "randomk-1000-none", "topka-1000", by=2),
     ),
-    near(
-        f"{_CONEF} with Adam",
-        "improved ConEF with 90 % saved ends near error feedback, with Adam",
-        "iconef-90-adam",
-        "randomblock-adam",
+    "Stable Top-K": (
+        near("Stable Top-K, tuned, ends near dense", _BEST, DENSE),
+        worse("Ok-Topk at the same density ends worse than Stable Top-K", "oktopk-10%", _BEST),
+        worse("Ok-Topk with the same bytes ends worse than Stable Top-K", "oktopk-10%", "stable-22%"),
+        worse("a block that is too small ends worse", grid_name(1, 5), _BEST),
+        worse("a block that is too large ends worse", grid_name(4096, 5), _BEST),
+        worse("too rare a refresh ends worse", grid_name(64, 100), _BEST),
     ),
-    worse(
-        f"{_STABLE} with Adam",
-        "Ok-Topk at the same density ends worse than Stable Top-K, with Adam",
-        "oktopk-10%-adam",
-        f"{_BEST}-adam",
+    "ConEF": (
+        worse("random blocks without feedback end clearly worse than SGD", "randomblock-none", PLAIN, by=2),
+        near("error feedback ends near SGD", "randomblock", PLAIN),
+        *(
+            near(f"ConEF with {saved} % saved ends near error feedback", f"conef-{saved}", "randomblock")
+            for saved in (60, 80, 90)
+        ),
+        *(
+            near(f"improved ConEF with {saved} % saved ends near error feedback", f"iconef-{saved}", "randomblock")
+            for saved in (60, 90)
+        ),
     ),
-    *(near(_GRAVAC, f"GraVAC with eps = {eps} ends near dense", f"gravac-{eps}", DENSE) for eps in (0.49, 0.7, 0.9)),
-    *(
-        fewer_floats(
-            _GRAVAC, f"GraVAC (eps = {eps}) sends 13 to 289 times fewer floats than dense", f"gravac-{eps}", DENSE, 13
-        )
-        for eps in (0.49, 0.7, 0.9)
+    "ConEF with Adam": (
+        near(
+            "improved ConEF with 90 % saved ends near error feedback, with Adam", "iconef-90-adam", "randomblock-adam"
+        ),
     ),
-    fewer_floats(
-        _GRAVAC, "GraVAC (eps = 0.7) sends fewer floats than a fixed factor of 10", "gravac-0.7", "topka-10", 1
+    "Stable Top-K with Adam": (
+        worse(
+            "Ok-Topk at the same density ends worse than Stable Top-K, with Adam", "oktopk-10%-adam", f"{_BEST}-adam"
+        ),
     ),
-    *(
-        worse(_GRAVAC, f"a fixed factor of 1000 ({name}) ends worse than GraVAC", f"{name}-1000", "gravac-0.7")
-        for name in ("topka", "dgc", "redsync")
+    "GraVAC": (
+        *(near(f"GraVAC with eps = {eps} ends near dense", f"gravac-{eps}", DENSE) for eps in (0.49, 0.7, 0.9)),
+        *(
+            fewer(
+                _FLOATS,
+                f"GraVAC (eps = {eps}) sends 13 to 289 times fewer floats than dense",
+                f"gravac-{eps}",
+                DENSE,
+                13,
+            )
+            for eps in (0.49, 0.7, 0.9)
+        ),
+        fewer(_FLOATS, "GraVAC (eps = 0.7) sends fewer floats than a fixed factor of 10", "gravac-0.7", "topka-10", 1),
+        *(
+            worse(f"a fixed factor of 1000 ({name}) ends worse than GraVAC", f"{name}-1000", "gravac-0.7")
+            for name in ("topka", "dgc", "redsync")
+        ),
+        worse("a fixed factor of 1000 (randomk) ends worse than GraVAC with it", "randomk-1000", "gravac-randomk"),
     ),
-    worse(_GRAVAC, "a fixed factor of 1000 (randomk) ends worse than GraVAC with it", "randomk-1000", "gravac-randomk"),
-    near("Accordion", "GraVAC ends near Accordion, both with Random-k", "gravac-randomk", "accordion-randomk"),
-    fewer_floats(
-        "Accordion",
-        "GraVAC sends 22 to 104 times fewer floats than Accordion, both with Random-k",
-        "gravac-randomk",
-        "accordion-randomk",
-        22,
+    "Accordion": (
+        near("GraVAC ends near Accordion, both with Random-k", "gravac-randomk", "accordion-randomk"),
+        fewer(
+            _FLOATS,
+            "GraVAC sends 22 to 104 times fewer floats than Accordion, both with Random-k",
+            *("gravac-randomk", "accordion-randomk", 22),
+        ),
     ),
-    near(_OURS, "the recommended preset ends within 0.15 points or 1 % of dense", recommended_name(1), DENSE, TARGET),
-    near(_OURS, "so it does at 10 %", recommended_name(10), DENSE, TARGET),
-    *(
-        claim
-        for rank, percent in RIVALS
-        for claim in (
-            worse(
-                _OURS,
-                f"PowerSGD with rank {rank} ends behind {percent} %",
-                f"powersgd-{rank}",
-                recommended_name(percent),
-            ),
-            fewer_late_bytes(
-                _OURS,
-                f"{percent} % send a third of the bytes of rank {rank}",
-                recommended_name(percent),
-                f"powersgd-{rank}",
-                3,
-            ),
-        )
+    "Recommended": (
+        near("the recommended preset ends within 0.15 points or 1 % of dense", recommended_name(1), DENSE, TARGET),
+        near("so it does at 10 %", recommended_name(10), DENSE, TARGET),
+        *(
+            claim
+            for rank, percent in RIVALS
+            for rival, ours in [(f"powersgd-{rank}", recommended_name(percent))]
+            for claim in (
+                worse(f"PowerSGD with rank {rank} ends behind {percent} %", rival, ours),
+                fewer(_LATE_BYTES, f"{percent} % send a third of the bytes of rank {rank}", ours, rival, 3),
+            )
+        ),
     ),
-    worse(_MOMENTUM, "top-k with momentum after the selection ends behind", "topka", "momentum"),
-    worse(_MOMENTUM, "masking costs accuracy", "momentum-masked", "momentum"),
-    worse(_MOMENTUM, "dense first steps help", "momentum", "momentum-dense-first"),
-    near(
-        "Ahead",
-        "where nothing is held back, by the ranks' mean: it ends within 1 % of dense",
-        "ahead-mean",
-        DENSE,
-        TARGET,
+    "Momentum": (
+        worse("top-k with momentum after the selection ends behind", "topka", "momentum"),
+        worse("masking costs accuracy", "momentum-masked", "momentum"),
+        worse("dense first steps help", "momentum", "momentum-dense-first"),
     ),
-    near("Ahead", "so it does where each rank puts in its own", "ahead-own", DENSE, TARGET),
-    near(_ADAM, "the recommended preset ends within 0.15 points or 1 % of dense", "recommended-adam", ADAM, TARGET),
-    worse(_ADAM, "top-k with momentum after the selection ends behind", "topka-adam", "momentum-adam"),
-    worse(_ADAM, "masking costs accuracy", "momentum-masked-adam", "momentum-adam"),
-    *(near("PowerSGD", f"rank {rank} ends near dense", f"powersgd-{rank}", DENSE) for rank in POWERSGD_RANKS),
-    worse("PowerSGD", "top-k at 1 % ends behind rank 4", "topka", "powersgd-4"),
-    near("PowerSGD", "fp16 ends near dense", "fp16", DENSE),
-    near("Longer", "the recommended preset ends within 1 % of dense", "recommended-4x", "dense-4x", TARGET),
-    worse("Longer", "PowerSGD with rank 4 ends behind 1 %", "powersgd-4-4x", "recommended-4x"),
-    near("Longer", "Top-k at 1 % ends near dense", "topka-4x", "dense-4x"),
-    worse("Longer", "Ok-Topk at the same density ends worse than Stable Top-K", "oktopk-10%-4x", f"{_BEST}-4x"),
-    near("Longer", "error feedback ends near SGD", "randomblock-4x", "dense-plain-4x"),
-)
+    "Ahead": (
+        near(
+            "where nothing is held back, by the ranks' mean: it ends within 1 % of dense", "ahead-mean", DENSE, TARGET
+        ),
+        near("so it does where each rank puts in its own", "ahead-own", DENSE, TARGET),
+    ),
+    "Momentum with Adam": (
+        near("the recommended preset ends within 0.15 points or 1 % of dense", "recommended-adam", ADAM, TARGET),
+        worse("top-k with momentum after the selection ends behind", "topka-adam", "momentum-adam"),
+        worse("masking costs accuracy", "momentum-masked-adam", "momentum-adam"),
+    ),
+    "PowerSGD": (
+        *(near(f"rank {rank} ends near dense", f"powersgd-{rank}", DENSE) for rank in POWERSGD_RANKS),
+        worse("top-k at 1 % ends behind rank 4", "topka", "powersgd-4"),
+        near("fp16 ends near dense", "fp16", DENSE),
+    ),
+    "Longer": (
+        near("the recommended preset ends within 1 % of dense", "recommended-4x", "dense-4x", TARGET),
+        worse("PowerSGD with rank 4 ends behind 1 %", "powersgd-4-4x", "recommended-4x"),
+        near("Top-k at 1 % ends near dense", "topka-4x", "dense-4x"),
+        worse("Ok-Topk at the same density ends worse than Stable Top-K", "oktopk-10%-4x", f"{_BEST}-4x"),
+        near("error feedback ends near SGD", "randomblock-4x", "dense-plain-4x"),
+    ),
+}

@@ -23,7 +23,7 @@ The learning rate rises over the first tenth and is constant afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name everyone uses
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from benchmarks import command_line
+from benchmarks import command_line, markdown
 from benchmarks.convergence.tasks import TASKS, Samples, Task
 from horovod_sparse.config import Sparse
 from horovod_sparse.memories import MEMORIES
@@ -126,14 +127,7 @@ class Notes:
 
 
 class Worker:
-    """One worker of a training run.
-
-    Args:
-        context: Context of the bucket.
-        variant: Key of ``VARIANTS``.
-        count: Number of samples to draw from.
-        batch: Samples per step.
-    """
+    """One worker of a training run, which draws batches from ``count`` samples."""
 
     def __init__(self, context: BucketContext, variant: str, count: int, batch: int) -> None:
         settings = VARIANTS[variant]
@@ -177,13 +171,13 @@ def measure(task: Task, samples: Samples, variant: str, steps: int, density: flo
         dense *= MOMENTUM
         applied *= 0.0 if before else MOMENTUM
         for worker in workers:
-            gradient = _gradient(model, samples, worker.draw())
+            gradient = gradient_of(model, samples, worker.draw())
             step = Step(rate, number=number, gradients=[(0, gradient)], momentum=Momentum(MOMENTUM))
             indices, values = worker.send(gradient, round(density * size), step, last_rate / rate, note).entries
             dense += gradient / WORKERS
             applied[indices] += values / WORKERS
         note.add(applied, dense)
-        _update(model, rate * applied)
+        move(model, -rate * applied)
         last_rate = rate
     return [note.numbers(before) for note in notes]
 
@@ -192,7 +186,8 @@ def _cosine(a: Array, b: Array) -> float:
     return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
-def _gradient(model: nn.Module, samples: Samples, batch: list[int]) -> Array:
+def gradient_of(model: nn.Module, samples: Samples, batch: list[int]) -> Array:
+    """Return the gradient of a batch's mean loss, float32 [parameters]."""
     inputs, labels = samples[batch]
     model.zero_grad()
     F.cross_entropy(model(inputs).flatten(0, -2), labels.flatten()).backward()  # type: ignore[no-untyped-call]
@@ -201,14 +196,13 @@ def _gradient(model: nn.Module, samples: Samples, batch: list[int]) -> Array:
 
 
 @torch.no_grad()
-def _update(model: nn.Module, step: Array) -> None:
-    start = 0
-    for p in model.parameters():
-        p.sub_(torch.from_numpy(step[start : start + p.numel()]).view_as(p))
-        start += p.numel()
+def move(model: nn.Module, update: Array) -> None:
+    """Add an update, float [parameters], to a model's parameters."""
+    moved = parameters_to_vector(model.parameters()) + torch.from_numpy(update)
+    vector_to_parameters(moved.float(), model.parameters())
 
 
-def main(arguments: Sequence[str] | None = None, show: Callable[[str], None] = print) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure every variant and print the table."""
     parser = command_line("convergence.delay", __doc__)
     parser.add_argument("--task", choices=TASKS, default="fashion-mnist", help="task of benchmarks.convergence")
@@ -219,12 +213,12 @@ def main(arguments: Sequence[str] | None = None, show: Callable[[str], None] = p
     torch.set_num_threads(1)
     task = TASKS[options.task]
     samples, _ = task.load(options.fashion_mnist)
-    show(f"| {options.task}, {options.density:.3g} | {' | '.join(COLUMNS)} |")
-    show(f"| --- |{' ---: |' * len(COLUMNS)}")
+    rows = []
     for variant in VARIANTS:
-        rows = measure(task, samples, variant, options.steps, options.density)
-        cells = [" / ".join(f"{number:.3g}" for number in numbers) for numbers in zip(*rows, strict=True)]
-        show(f"| {variant} | {' | '.join(cells)} |")
+        parts = measure(task, samples, variant, options.steps, options.density)
+        cells = (" / ".join(f"{number:.3g}" for number in numbers) for numbers in zip(*parts, strict=True))
+        rows.append([variant, *cells])
+    print(markdown([f"{options.task}, {options.density:.3g}", *COLUMNS], rows))
 
 
 if __name__ == "__main__":

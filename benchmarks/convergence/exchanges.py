@@ -39,13 +39,8 @@ Place = Callable[[], AbstractContextManager[None]]
 class Exchanged:
     """A model whose gradients are exchanged by Horovod, ``hvs.DistributedOptimizer`` or ``hvs.LocalOptimizer``.
 
-    Args:
-        model: Model to train.
-        optimizer: Optimizer of the model, not wrapped yet.
-        run: Configuration to train.
-        spec: Compression in the syntax of ``hvs.parse``, for the number of steps of the run.
-        bucket_bytes: Maximum size of a bucket.
-        transport: Transport between the ranks. If the ranks are threads, ``Simulated`` exchanges the gradients.
+    If the ranks are threads, ``Simulated`` exchanges the gradients. ``spec`` is the compression of the run for its
+    number of steps, in the syntax of ``hvs.parse``.
 
     Attributes:
         forward: Function from inputs to logits.
@@ -121,13 +116,6 @@ class Exchanged:
 class Simulated:
     """Front end of a simulated rank: exchanges gradients before each step of a plain optimizer.
 
-    Args:
-        model: Replica of this rank.
-        optimizer: Plain optimizer of the model.
-        compression: Compression of the gradients.
-        run: Configuration to train, without local steps.
-        transport: Transport between the ranks.
-
     Raises:
         ValueError: The run needs Horovod, or an exchange that the simulation does not support.
     """
@@ -199,12 +187,8 @@ def _configuration(spec: str, bucket_bytes: int) -> Any:
 class PowerSGD:
     """A model in torch's DistributedDataParallel with its PowerSGD hook (Vogels et al. 2019), over Gloo.
 
-    All gradients form one bucket, because over Gloo the hook mixes up the collectives of several buckets.
-
-    Args:
-        model: Model to train.
-        optimizer: Optimizer of the model.
-        rank: Rank of the approximation.
+    All gradients form one bucket, because over Gloo the hook mixes up the collectives of several buckets. ``rank`` is
+    that of the approximation.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> None:

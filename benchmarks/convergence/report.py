@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
+from benchmarks import markdown
 from benchmarks.convergence.claims import CLAIMS, Claim
 from benchmarks.convergence.figures import plot_grid, plot_overview
 from benchmarks.convergence.results import Interval, Results, read_records, records_path
@@ -63,7 +64,7 @@ def sections(results: Results) -> dict[str, str]:
     sources = list(dict.fromkeys([run.group for run in RUNS.values()]))
     parts = {}
     for source in sources:
-        claims = [claim for claim in CLAIMS if claim.source == source]
+        claims = CLAIMS.get(source, ())
         names = {run.name for run in RUNS.values() if run.group == source}.union(*(claim.runs for claim in claims))
         shown = [run for run in RUNS if run in names and any(results.of(task, run) for task in results.tasks)]
         if not any(RUNS[run].group == source for run in shown):
@@ -80,16 +81,13 @@ def table(results: Results, runs: Sequence[str]) -> str:
     compared = [run for run in runs if RUNS[run].baseline != run] or runs
     tasks = [task for task in results.tasks if any(results.of(task, run) for run in compared)]
     metrics = {task: next(record["metric"] for record in results.records if record["task"] == task) for task in tasks}
-    pairs = [f"{task}: {metrics[task]} | to dense" for task in tasks]
-    lines = [
-        f"| run | compression | {' | '.join(pairs)} | bytes | residual | ms |",
-        f"| --- | --- |{' ---: | ---: |' * len(tasks)} ---: | ---: | ---: |",
-    ]
+    pairs = [head for task in tasks for head in (f"{task}: {metrics[task]}", "to dense")]
     made = [run for run in runs if any(results.of(task, run) for task in tasks)]
-    return "\n".join([*lines, *(_row(results, tasks, run) for run in made)])
+    heads = ["run", "compression", *pairs, "bytes", "residual", "ms"]
+    return markdown(heads, [_row(results, tasks, run) for run in made], left=2)
 
 
-def _row(results: Results, tasks: Sequence[str], run: str) -> str:
+def _row(results: Results, tasks: Sequence[str], run: str) -> list[str]:
     spec = next(results.of(task, run)[0]["spec"] for task in tasks if results.of(task, run))
     of_torch = spec.startswith("powersgd:")  # not in the syntax of hvs.parse
     cells = [run, f"torch's hook, {spec.partition(':')[2]}" if of_torch else f"`{spec}`"]
@@ -99,12 +97,12 @@ def _row(results: Results, tasks: Sequence[str], run: str) -> str:
     task = next(task for task in tasks if results.of(task, run))
     reduction, kept = results.reduction(task, run), results.of(task, run)[0]["residual_bytes"]
     times = results.milliseconds(task, run)
-    cells += [
+    return [
+        *cells,
         "" if math.isnan(reduction) else f"1/{reduction:.1f}",
         f"{kept / 1e3:,.0f} KB",
         f"{times['select'] + times['apply']:.1f}" if times["select"] else "",
     ]
-    return f"| {' | '.join(cells)} |"
 
 
 def _metric(results: Results, task: str, run: str) -> tuple[str, str]:
@@ -129,21 +127,18 @@ def verdicts(results: Results, claims: Sequence[Claim]) -> str:
     tasks = [task for task in results.tasks if any(task in on for on in found.values())]
     if not tasks:
         return ""
-    lines = [f"| published | {' | '.join(tasks)} |", f"| --- |{' --- |' * len(tasks)}"]
-    for name, on in found.items():
-        cells = [f"**{on[task].word}** ({on[task].numbers})" if task in on else "" for task in tasks]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = [
+        [name, *(f"**{on[task].word}** ({on[task].numbers})" if task in on else "" for task in tasks)]
+        for name, on in found.items()
+    ]
+    return markdown(["published", *tasks], rows, left=1 + len(tasks))
 
 
 def partial_table(results: Results) -> str:
     """Return the accuracy on digits for every part of the error that is not fed back and every sketch size."""
-    lines = [
-        f"| not fed back | {' | '.join(f'{size:.0%}' for size in SIZES)} |",
-        f"| --- |{' ---: |' * len(SIZES)}",
-    ]
+    rows = []
     for beta in BETAS:
         names = [partial_name(beta, size) for size in SIZES]
         cells = [_metric(results, "digits", name)[0] if results.of("digits", name) else "" for name in names]
-        lines.append(f"| {f'β = {beta:g}' if beta else 'nothing (ConEF)'} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([f"β = {beta:g}" if beta else "nothing (ConEF)", *cells])
+    return markdown(["not fed back", *(f"{size:.0%}" for size in SIZES)], rows)

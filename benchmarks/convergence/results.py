@@ -93,17 +93,9 @@ class Results:
         return [task for task in (*LARGE, CONFIRMATION, *SMALL) if task in made]
 
     def runs(self, task: str) -> list[str]:
-        """Return the names of a task's runs, group by group."""
-        return [run for names in self.groups(task).values() for run in names]
-
-    def groups(self, task: str) -> dict[str, list[str]]:
-        """Return the names of a task's runs by group, in the order of RUNS, without those of partial feedback."""
+        """Return the names of a task's runs, in the order of RUNS, without those of partial feedback."""
         made = {record["run"] for record in self.records if record["task"] == task}
-        groups: dict[str, list[str]] = {}
-        for run in RUNS.values():
-            if run.name in made and run.group != PARTIAL:
-                groups.setdefault(run.group, []).append(run.name)
-        return groups
+        return [run.name for run in RUNS.values() if run.name in made and run.group != PARTIAL]
 
     def of(self, task: str, run: str) -> list[Record]:
         """Return a run's records, one per seed; an empty list if it was not trained."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product, starmap
 from typing import Any
 
 DENSE, PLAIN, ADAM = "dense", "dense-plain", "dense-adam"
@@ -69,6 +70,7 @@ class Run:
 # An entry of a random selection waits for about ten steps, then its full sum is sent. Momentum would continue in that
 # direction for ten more steps, which diverges at learning rates that suit all other runs.
 _SGD: dict[str, Any] = {"optimizer": "sgd", "baseline": PLAIN}
+_SGD_IMAGES: dict[str, Any] = {**_SGD, "tasks": (FASHION,)}
 # The publication's tasks: images with batch normalization, and an LSTM of two layers.
 _CONEF: dict[str, Any] = {**_SGD, "tasks": (FASHION, "lstm")}
 _LONGER: dict[str, Any] = {"longer": 4, "seeds": 1}
@@ -88,11 +90,13 @@ POWERSGD_RANKS = (1, 2, 4, 8)
 RIVALS = ((1, 0.1), (2, 0.2), (4, 0.5), (4, 1), (8, 1), (8, 4))
 # The search runs to the end: on one machine, without a network, no factor has a better throughput than another.
 _GRAVAC = "cf_max=1000,cf_step=2,window=STEPS/8"
-_ACCORDION = "interval=1,steps_per_epoch=STEPS/10"
+_GRAVAC_RANDOM = "gravac:cf_min=1.5,cf_max=1000,cf_step=2,window=STEPS/11"
+_LOW, _ACCORDION = "accordion:density=0.001", "interval=1,steps_per_epoch=STEPS/10"
 _RANDOM = "sparsifier=randomk,collective=shared"
 BLOCKS, REFRESHES, _DENSITY = (1, 64, 512, 4096), (5, 20, 100), 0.1
 # Best cell and corners of the grid.
 _BEST = (64, 5)
+_STABLE = "stable:density=0.1,block=64,refresh=5"
 _CORNERS = ((1, 5), (1, 100), (4096, 5), (4096, 100))
 
 
@@ -149,14 +153,7 @@ _ALL = (
     Run("randomblock-adam", "ConEF with Adam", "randomblock:density=0.1", **_ADAM),
     Run("iconef-90-adam", "ConEF with Adam", "conef:density=0.1,saving=0.9,memory=improved", **_ADAM),
     Run("oktopk-10%-adam", "Stable Top-K with Adam", "oktopk:density=0.1", "adam", ADAM, tasks=(STDLIB,)),
-    Run(
-        "stable-b64-r5-adam",
-        "Stable Top-K with Adam",
-        "stable:density=0.1,block=64,refresh=5",
-        "adam",
-        ADAM,
-        tasks=(STDLIB,),
-    ),
+    Run("stable-b64-r5-adam", "Stable Top-K with Adam", _STABLE, "adam", ADAM, tasks=(STDLIB,)),
     Run("gravac-0.7", "GraVAC", f"gravac:cf_min=10,eps=0.7,{_GRAVAC}", headline=(FASHION,), quick=True),
     Run("gravac-0.9", "GraVAC", f"gravac:cf_min=10,eps=0.9,{_GRAVAC}"),
     # The authors' code compares norms, the publication their squares: the code's eps of 0.7 is our 0.49.
@@ -168,42 +165,17 @@ _ALL = (
         for name, settings in (("dgc", _DGC), ("redsync", {}), ("randomk", _SGD))
         for factor, seeds in ((10, 1), (1000, SEEDS))
     ),
-    Run(
-        "gravac-randomk",
-        "Accordion",
-        f"gravac:cf_min=1.5,cf_max=1000,cf_step=2,window=STEPS/11,eps=0.49,{_RANDOM}",
-        tasks=(FASHION,),
-        **_SGD,
-    ),
+    Run("gravac-randomk", "Accordion", f"{_GRAVAC_RANDOM},eps=0.49,{_RANDOM}", **_SGD_IMAGES),
     # Half of a random selection has about half of its squared norm: chance decides at eps = 0.49, but not at 0.4.
-    Run(
-        "gravac-randomk-0.4",
-        "Accordion",
-        f"gravac:cf_min=1.5,cf_max=1000,cf_step=2,window=STEPS/11,eps=0.4,{_RANDOM}",
-        tasks=(FASHION,),
-        seeds=1,
-        **_SGD,
-    ),
-    Run(
-        "accordion-randomk",
-        "Accordion",
-        f"accordion:density=0.001,high_density=0.667,{_ACCORDION},{_RANDOM}",
-        tasks=(FASHION,),
-        **_SGD,
-    ),
-    Run(
-        "accordion",
-        "Accordion",
-        f"accordion:density=0.001,high_density=0.1,{_ACCORDION}",
-        tasks=(),
-        quick=True,
-    ),
+    Run("gravac-randomk-0.4", "Accordion", f"{_GRAVAC_RANDOM},eps=0.4,{_RANDOM}", seeds=1, **_SGD_IMAGES),
+    Run("accordion-randomk", "Accordion", f"{_LOW},high_density=0.667,{_ACCORDION},{_RANDOM}", **_SGD_IMAGES),
+    Run("accordion", "Accordion", f"{_LOW},high_density=0.1,{_ACCORDION}", tasks=(), quick=True),
     Run("dense-4x", "Longer", "none", **_MOMENTUM_LONGER),
     Run("recommended-4x", "Longer", f"{_RECOMMENDED}0.01", **_MOMENTUM_LONGER),
     Run("powersgd-4-4x", "Longer", "powersgd:rank=4", **_MOMENTUM_LONGER),
     Run("topka-4x", "Longer", "topka:density=0.01", **_MOMENTUM_LONGER),
     Run("oktopk-10%-4x", "Longer", "oktopk:density=0.1", **_MOMENTUM_LONGER),
-    Run("stable-b64-r5-4x", "Longer", "stable:density=0.1,block=64,refresh=5", **_MOMENTUM_LONGER),
+    Run("stable-b64-r5-4x", "Longer", _STABLE, **_MOMENTUM_LONGER),
     Run("dense-plain-4x", "Longer", "none", **_PLAIN_LONGER),
     Run("randomblock-none-4x", "Longer", "randomblock:density=0.1,memory=none", **_PLAIN_LONGER),
     Run("randomblock-4x", "Longer", "randomblock:density=0.1", **_PLAIN_LONGER),
@@ -215,41 +187,22 @@ def grid_name(block: int, refresh: int) -> str:
     return f"stable-b{block}-r{refresh}"
 
 
-def _grid() -> Iterator[Run]:
-    for block in BLOCKS:
-        for refresh in REFRESHES:
-            cell = (block, refresh)
-            yield Run(
-                grid_name(*cell),
-                "Stable Top-K",
-                f"stable:density={_DENSITY},block={block},refresh={refresh}",
-                tasks=(STDLIB,),
-                headline=(STDLIB,) if cell == _BEST else (),
-                quick=cell == _BEST,
-                seeds=SEEDS if cell in _CORNERS else 1,
-            )
+def _cell(block: int, refresh: int) -> Run:
+    name, spec = grid_name(block, refresh), f"stable:density={_DENSITY},block={block},refresh={refresh}"
+    best, seeds = (block, refresh) == _BEST, SEEDS if (block, refresh) in _CORNERS else 1
+    headline = (STDLIB,) if best else ()
+    return Run(name, "Stable Top-K", spec, tasks=(STDLIB,), headline=headline, quick=best, seeds=seeds)
 
 
 # Local steps between two exchanges, densities in percent, and value formats by their bits.
-LOCAL_STEPS, LOCAL_DENSITIES, LOCAL_BITS = (
-    (1, 8, 32),
-    (1, 3),
-    {32: "", 16: ",wire=bfloat16", 8: ",wire=log8", 4: ",wire=log4"},
-)
+LOCAL_STEPS, LOCAL_DENSITIES = (1, 8, 32), (1, 3)
+LOCAL_BITS = {32: "", 16: ",wire=bfloat16", 8: ",wire=log8", 4: ",wire=log4"}
 
 
-def local_name(steps: int, percent: int, bits: int) -> str:
-    """Return the name of the run with a number of local steps, a density in percent and values of ``bits`` bits."""
-    return f"local-{steps}-{percent}%-{bits}bit"
-
-
-def _local() -> Iterator[Run]:
-    for bits, wire in LOCAL_BITS.items():
-        for percent in LOCAL_DENSITIES:
-            for steps in LOCAL_STEPS:
-                spec = f"topka:density={percent / 100:g},indices=coded{wire}"
-                name = local_name(steps, percent, bits)
-                yield Run(name, "Local steps", spec, tasks=(STDLIB,), seeds=1, local_steps=steps)
+def _local(bits: int, percent: int, steps: int) -> Run:
+    spec = f"topka:density={percent / 100:g},indices=coded{LOCAL_BITS[bits]}"
+    name = f"local-{steps}-{percent}%-{bits}bit"
+    return Run(name, "Local steps", spec, tasks=(STDLIB,), seeds=1, local_steps=steps)
 
 
 # Sizes of the sketch for each part of the error that is not fed back, on digits.
@@ -268,8 +221,10 @@ def partial_name(beta: float, size: float) -> str:
     return f"partial-{beta:g}-{size:g}"
 
 
-_PARTIAL = (_partial(beta, size) for beta in BETAS for size in SIZES)
-RUNS = {run.name: run for run in (*_ALL, *_grid(), *_local(), *_PARTIAL)}
+_GRID = starmap(_cell, product(BLOCKS, REFRESHES))
+_LOCAL = starmap(_local, product(LOCAL_BITS, LOCAL_DENSITIES, LOCAL_STEPS))
+_PARTIAL = starmap(_partial, product(BETAS, SIZES))
+RUNS = {run.name: run for run in (*_ALL, *_GRID, *_LOCAL, *_PARTIAL)}
 
 
 @dataclass(frozen=True)

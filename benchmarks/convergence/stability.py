@@ -10,16 +10,16 @@ still valid.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional as F  # noqa: N812 - the name everyone uses
 
+from benchmarks import command_line
+from benchmarks.convergence.delay import gradient_of, move
 from benchmarks.convergence.runs import SMALL
 from benchmarks.convergence.tasks import TASKS
 from horovod_sparse.memories import Residual
@@ -35,11 +35,7 @@ _WARMUP = 20  # steps that are not recorded
 
 
 class Recorder:
-    """Recorder of the best blocks of each step.
-
-    Args:
-        size: Elements of the vectors.
-    """
+    """Recorder of the best blocks of each step's vector of ``size`` elements."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -66,18 +62,14 @@ def record(task_name: str, steps: int, density: float) -> tuple[Recorder, Record
     task = TASKS[task_name]
     torch.manual_seed(0)
     model, (samples, _) = task.build(), task.load(Path())
-    parameters = list(model.parameters())
-    size = sum(p.numel() for p in parameters)
+    size = sum(p.numel() for p in model.parameters())
     context = BucketContext(size, np.empty(0, np.float32))
     memory, sparsifier = Residual(context, Residual.Options()), TopK(context, TopK.Options())
     recorders = Recorder(size), Recorder(size)
     order = np.random.default_rng(0).permutation(len(samples))
     for step in range(steps):
         batch = np.take(order, range(step * task.batch, (step + 1) * task.batch), mode="wrap").tolist()
-        inputs, labels = samples[batch]
-        model.zero_grad()
-        F.cross_entropy(model(inputs).flatten(0, -2), labels.flatten()).backward()  # type: ignore[no-untyped-call]
-        gradient = torch.cat([p.grad.view(-1) for p in parameters if p.grad is not None]).numpy()
+        gradient = gradient_of(model, samples, batch)
         now = Step(gradients=[(0, gradient)])
         accumulator = memory.open(now, 1.0)
         if step >= _WARMUP:
@@ -85,36 +77,27 @@ def record(task_name: str, steps: int, density: float) -> tuple[Recorder, Record
             recorders[1].note(accumulator.settle())
         vector = sparsifier.take(accumulator, round(density * size), now)
         memory.close(accumulator, vector, vector.nothing())
-        _update(parameters, vector.entries, size, task.lr)
+        update = np.zeros(size, np.float32)
+        indices, values = vector.entries
+        update[indices] = -task.lr * values
+        move(model, update)
     return recorders
-
-
-def _update(parameters: Sequence[torch.Tensor], entries: tuple[Array, Array], size: int, lr: float) -> None:
-    """Apply the selected entries with plain SGD."""
-    update = np.zeros(size, np.float32)
-    update[entries[0]] = entries[1]
-    start = 0
-    with torch.no_grad():
-        for p in parameters:
-            p -= lr * torch.from_numpy(update[start : start + p.numel()]).view_as(p)
-            start += p.numel()
 
 
 def plot(task_name: str, recorders: tuple[Recorder, Recorder], path: Path) -> None:
     """Draw the overlap over the lag, one line per block size."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
     from matplotlib.ticker import FormatStrFormatter, PercentFormatter
 
-    figure, both = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained", sharey=True)
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    both = figure.subplots(1, 2, sharey=True)
     titles = ("the gradient", "residual + gradient")
     for axes, recorder, title in zip(both, recorders, titles, strict=True):
         for number, block in enumerate(BLOCKS):
             label = f"blocks of {block}" if block > 1 else "single positions"
             shares = [recorder.overlap(block, lag) for lag in LAGS]
-            axes.plot(LAGS, shares, "o-", color=plt.get_cmap("viridis")(number / len(BLOCKS)), label=label)
+            axes.plot(LAGS, shares, "o-", color=colormaps["viridis"](number / len(BLOCKS)), label=label)
         axes.axhline(DENSITY, color="gray", linestyle=":", label="by chance")
         axes.set(title=f"Best tenth of {title} ({task_name})", xlabel="steps later", xscale="log", ylim=(0, 1))
         axes.xaxis.set_major_formatter(FormatStrFormatter("%d"))
@@ -123,12 +106,11 @@ def plot(task_name: str, recorders: tuple[Recorder, Recorder], path: Path) -> No
     both[0].set_ylabel("still among the best")
     figure.legend(*both[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
-def main(arguments: Sequence[str] | None = None, show: Callable[[str], None] = print) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train, print the overlaps and draw the figure."""
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser = command_line("convergence.stability", __doc__)
     parser.add_argument("--task", choices=SMALL, default="lstm", help="task of benchmarks.convergence")
     parser.add_argument("--steps", type=int, default=320, help="steps to train")
     parser.add_argument("--density", type=float, default=0.01, help="density of the selection")
@@ -136,10 +118,10 @@ def main(arguments: Sequence[str] | None = None, show: Callable[[str], None] = p
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     recorders = record(options.task, options.steps, options.density)
-    show(f"{'block':>8}" + "".join(f"{f'+{lag}':>8}" for lag in LAGS) + "   (gradient; residual + gradient)")
+    print(f"{'block':>8}" + "".join(f"{f'+{lag}':>8}" for lag in LAGS) + "   (gradient; residual + gradient)")
     for block in BLOCKS:
         for recorder in recorders:
-            show(f"{block:8}" + "".join(f"{recorder.overlap(block, lag):8.0%}" for lag in LAGS))
+            print(f"{block:8}" + "".join(f"{recorder.overlap(block, lag):8.0%}" for lag in LAGS))
     options.output.parent.mkdir(parents=True, exist_ok=True)
     plot(options.task, recorders, options.output)
 

@@ -35,12 +35,8 @@ def train(
 ) -> Record:
     """Train one run, which ends early at the first evaluation after it diverged; a collective call.
 
-    Args:
-        task: Task to train on.
-        samples: Training and test part of the task.
-        job: Training to run.
-        transport: Transport between the ranks, which are threads in a simulation.
-        model: Replica of this rank; None: built here, with torch's global generator.
+    In a simulation, the ranks are threads and ``model`` is the replica of this rank. Otherwise the model is built here,
+    with torch's global generator.
 
     Returns:
         The job's settings and the outcome. ``curve`` has a point for each evaluation (see ``measure``), with the
@@ -103,13 +99,9 @@ def optimizer_for(task: Task, job: Job, model: nn.Module) -> torch.optim.Optimiz
 
 
 def batches(count: int, batch: int, seed: int, transport: Transport) -> Iterator[list[int]]:
-    """Yield this rank's batches endlessly, in a new order in each epoch; every sample belongs to one rank.
+    """Yield this rank's batches of sample numbers endlessly, in a new order in each epoch.
 
-    Args:
-        count: Number of samples.
-        batch: Samples per rank and step.
-        seed: Seed of the order, the same on all ranks.
-        transport: Transport between the ranks.
+    Every sample belongs to one rank. The seed is the same on all ranks.
     """
     ranks, rank = transport.size, transport.rank
     random = np.random.default_rng(seed)
@@ -140,14 +132,7 @@ def measure(
 ) -> dict[str, float]:
     """Return a point of the learning curve, the same on every rank; a collective call.
 
-    Args:
-        metric: ``accuracy`` or ``perplexity``.
-        model: Model to evaluate.
-        exchanged: The model with its exchange.
-        test: Test part, of which each rank evaluates a share.
-        train_loss: Mean loss of this rank since the last point.
-        step: Steps so far.
-        transport: Transport between the ranks.
+    Each rank evaluates a share of the test part. ``train_loss`` is the mean loss of this rank since the last point.
 
     Returns:
         ``step``; ``value``, the metric on the complete test part; ``train_loss``, ``bytes_sent`` and ``entries_sent``

@@ -51,13 +51,7 @@ def simulated(job: Job, samples: tuple[Samples, Samples], ranks: int) -> Record:
 
 
 def train_all(options: argparse.Namespace, training: Training, shared: Callable[[bool], bool]) -> None:
-    """Train the jobs of the command line that have no record yet.
-
-    Args:
-        options: Parsed command line.
-        training: Function that trains one job.
-        shared: Function that returns rank 0's value on all ranks.
-    """
+    """Train the jobs of the command line that have no record yet; ``shared`` returns rank 0's value on all ranks."""
     until = time.monotonic() + 60 * options.minutes
     path = records_path(options.output)
     records = read_records(path)

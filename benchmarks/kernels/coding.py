@@ -1,6 +1,6 @@
 """Bits per coded index, compared with the entropy of a position, and speed of the coder.
 
-Run by ``python -m benchmarks.kernels.coding [-n 25e6] [--repeat 15]``.
+    python -m benchmarks.kernels.coding -n 25e6 --repeat 15
 
 Positions are random, with densities of 0.1, 1 and 10 %. Speeds are those of the fastest repetition, on one core. The
 column `stream` is the memory bound: half the time of a copy of the indices and the code, as a copy reads and writes.
@@ -8,26 +8,15 @@ column `stream` is the memory bound: half the time of a copy of the indices and 
 
 from __future__ import annotations
 
-import argparse
 import math
-import time
-from collections.abc import Callable
+from timeit import repeat as times_of
 
 import numpy as np
 
+from benchmarks import command_line
 from horovod_sparse.kernels import cpu
 
 _DENSITIES = (0.001, 0.01, 0.1)
-
-
-def fastest(run: Callable[[], object], repeat: int) -> float:
-    """Return the seconds of the fastest of several calls."""
-    seconds = []
-    for _ in range(repeat):
-        begin = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds)
 
 
 def entropy(density: float) -> float:
@@ -42,17 +31,17 @@ def row(size: int, density: float, repeat: int) -> str:
     count, first = indices.size, int(indices[0])
     bits, coded = cpu.encode_indices(indices)
     per_index, least = 8 * coded.size / count, entropy(count / size)
-    encode = fastest(lambda: cpu.encode_indices(indices), repeat)
-    decode = fastest(lambda: cpu.decode_indices(coded, count, first, bits, size), repeat)
+    encode = min(times_of(lambda: cpu.encode_indices(indices), number=1, repeat=repeat))
+    decode = min(times_of(lambda: cpu.decode_indices(coded, count, first, bits, size), number=1, repeat=repeat))
     stream = np.zeros(indices.nbytes + coded.nbytes, np.uint8)
-    copy = fastest(stream.copy, repeat) / 2  # a copy reads and writes all bytes
+    copy = min(times_of(stream.copy, number=1, repeat=repeat)) / 2  # a copy reads and writes all bytes
     speeds = "".join(f"{count / seconds / 1e6:12.0f}" for seconds in (encode, decode, copy))
     return f"{density:8.3f}{least:10.3f}{per_index:10.3f}{per_index / least:8.3f}{speeds}"
 
 
 def main() -> None:
     """Print a table for the best SIMD level of this machine and for portable code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line("kernels.coding", __doc__)
     parser.add_argument("-n", type=float, default=25e6, help="positions (default: 25e6)")
     parser.add_argument("--repeat", type=int, default=15, help="repetitions, of which the fastest counts (default: 15)")
     options = parser.parse_args()

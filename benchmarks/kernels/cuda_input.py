@@ -11,11 +11,10 @@ import cupy
 import numpy as np
 import torch
 
+from benchmarks.kernels.selection import Entries, Input
 from horovod_sparse.engine.device import device_of
-from horovod_sparse.kernels import cuda, to_host
+from horovod_sparse.kernels import cuda
 from horovod_sparse.kernels.types import Array
-
-Entries = tuple[Array, Array]
 
 GPU = torch.device("cuda")
 # Consecutive calls of a fast contender; they hide the host's work for the next call, as in training.
@@ -27,7 +26,7 @@ STREAM_TARGET, CHAIN_TARGET, MERGE_TARGET_MS, MEMORY_TARGET = 1.3, 8.0, 1.0, 0.0
 VECTORS, ENTRIES = 8, 1_000_000  # vectors of the merge, and entries per vector
 
 
-class CudaInput:
+class CudaInput(Input):
     """Input of one size on the GPU, with the contenders as methods.
 
     Everything runs on the stream and with the memory allocator used in training.
@@ -39,11 +38,8 @@ class CudaInput:
         self._context = ExitStack()
         self._context.enter_context(self._device.work())
         generator = torch.Generator(GPU).manual_seed(size)
-        self.k = round(density * size)
-        self._gradient = torch.randn(size, generator=generator, device=GPU)
-        self._initial = torch.randn(size, generator=generator, device=GPU)
-        self._buffer = self._initial.clone()
-        self._magnitudes = self._initial.abs()
+        gradient, initial = (torch.randn(size, generator=generator, device=GPU) for _ in range(2))
+        super().__init__(round(density * size), gradient, initial)
         self._segments = [(0, self._device.array_of(self._gradient))]
         self._array = self._device.array_of(self._buffer)
         self._vectors = self._draw_vectors(size)
@@ -61,10 +57,6 @@ class CudaInput:
         """Leave the context of the device."""
         self._context.close()
 
-    def reset(self) -> None:
-        """Restore the initial content of the buffer."""
-        self._buffer.copy_(self._initial)
-
     def stream(self) -> None:
         """Run the lower bound with torch: 12 bytes per element."""
         self._buffer.add_(self._gradient)
@@ -73,18 +65,10 @@ class CudaInput:
         """Run the fused kernels and return the selected entries."""
         return cuda.select(self._segments, self._array, self.k)
 
-    def topk(self) -> None:
-        """Run the selection alone with torch."""
-        torch.topk(self._magnitudes, self.k, sorted=False)
-
-    def chain(self) -> Entries:
-        """Run the complete step with torch operators and return the selected entries."""
-        self._buffer.add_(self._gradient)
-        chosen = torch.topk(self._buffer.abs(), self.k, sorted=False).indices
-        indices = torch.sort(chosen).values
-        values = self._buffer[indices]
-        self._buffer[indices] = 0
-        return self._device.array_of(indices.to(torch.int32)), self._device.array_of(values)
+    def array_of(self, tensor: torch.Tensor) -> Array:
+        """Return a tensor as an array that shares its memory."""
+        array: Array = self._device.array_of(tensor)
+        return array
 
     def merge(self) -> None:
         """Sum eight vectors."""
@@ -110,12 +94,6 @@ class CudaInput:
             run()
         torch.cuda.synchronize()
         return 1e3 * (time.perf_counter() - begin) / repeat
-
-    def on_host(self, taken: Entries) -> tuple[Array, Array, Array, Array, Array]:
-        """Return the initial content, the gradient, the remaining buffer, and the indices and values taken."""
-        kept = [self._initial, self._gradient, self._buffer]
-        initial, gradient, left = (tensor.cpu().numpy() for tensor in kept)
-        return initial, gradient, left, to_host(taken[0]), to_host(taken[1])
 
     def memory(self) -> float:
         """Return the peak memory of a selection, result included, residual excluded, relative to the residual."""

@@ -9,12 +9,11 @@ compared. Everything runs on one thread.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from timeit import timeit
 
 import numpy as np
 
@@ -90,35 +89,23 @@ def quantizing(gradient: Array, buffer: Array, bits: int) -> list[Contender]:
     ]
 
 
-def milliseconds(run: Callable[[], object]) -> float:
-    """Return the time of one call."""
-    begin = time.perf_counter()
-    run()
-    return 1e3 * (time.perf_counter() - begin)
-
-
 def measure(contenders: list[Contender], rounds: int) -> list[tuple[float, float]]:
-    """Return the smallest times of every contender and of its bound over interleaved rounds."""
-    times = [[(milliseconds(c.run), milliseconds(c.bound)) for c in contenders] for _ in range(rounds + 1)]
+    """Return the smallest milliseconds of every contender and of its bound over interleaved rounds."""
+    seconds = [[(timeit(c.run, number=1), timeit(c.bound, number=1)) for c in contenders] for _ in range(rounds + 1)]
     # The first round touches memory for the first time.
-    smallest = np.min(times[1:], axis=0)
-    return [(float(ms), float(bound)) for ms, bound in smallest]
+    smallest: list[tuple[float, float]] = (1e3 * np.min(seconds[1:], axis=0)).tolist()
+    return smallest
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Parse the command line."""
+def main() -> None:
+    """Measure and print."""
     parser = command_line("kernels.errors", __doc__)
     parser.add_argument("--size", type=count, default="25M")
     parser.add_argument("--ratios", type=listed(float), default="0.1,0.4")
     parser.add_argument("--rows", type=listed(at_least(1)), default="1,3")
     parser.add_argument("--bits", type=listed(at_least(1)), default="4,8")
     parser.add_argument("--rounds", type=int, default=7)
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Measure and print."""
-    options = parse_arguments()
+    options = parser.parse_args()
     rng = np.random.default_rng(0)
     gradient = rng.standard_normal(options.size, dtype=np.float32)
     buffer = np.zeros_like(gradient)

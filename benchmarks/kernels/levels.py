@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from collections.abc import Callable, Mapping
+from timeit import timeit
 from typing import Any
 
 import torch
 
-from benchmarks import command_line
+from benchmarks import command_line, interleaved
 from benchmarks.kernels.selection import CpuInput, machine
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.cli.units import count, listed
@@ -27,21 +27,12 @@ LOWEST = 10  # compression factor
 
 
 class Levels:
-    """Contenders on one vector.
-
-    Args:
-        size: Elements of the vector.
-        factor: Higher compression factor.
-    """
+    """Contenders on one vector; ``factor`` is the higher compression factor."""
 
     def __init__(self, size: int, factor: int) -> None:
         self._given = CpuInput(size, 1 / LOWEST, 1)
         self._magnitudes = torch.from_numpy(abs(self._given.initial + self._given.gradient))
         self._many, self._few = self._given.k, max(1, size // factor)
-
-    def _accumulator(self) -> Accumulator:
-        self._given.reset()
-        return Accumulator(self._given.buffer, [(0, self._given.gradient)])
 
     def ours(self) -> dict[str, Callable[[Accumulator], Any]]:
         """Return the selections from an accumulator, by name."""
@@ -68,14 +59,13 @@ class Levels:
 
     def measure(self, ways: Mapping[str, Callable[[Accumulator], Any]], rounds: int) -> dict[str, float]:
         """Return the smallest milliseconds of each selection over interleaved rounds."""
-        times: dict[str, list[float]] = {name: [] for name in ways}
-        for _ in range(rounds):
-            for name, way in ways.items():
-                accumulator = self._accumulator()
-                begin = time.perf_counter()
-                way(accumulator)
-                times[name].append(1e3 * (time.perf_counter() - begin))
-        return {name: min(found) for name, found in times.items()}
+
+        def milliseconds(way: Callable[[Accumulator], Any]) -> float:
+            self._given.reset()
+            accumulator = Accumulator(self._given.buffer, [(0, self._given.gradient)])
+            return 1e3 * timeit(lambda: way(accumulator), number=1)
+
+        return {name: min(found) for name, found in interleaved(ways.items(), milliseconds, rounds).items()}
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Registers, spills, shared memory, occupancy and load width of every CUDA kernel; needs no GPU.
 
-Run by ``python -m benchmarks.kernels.machine_code [--arch 80 90 100] [--all]``.
+    python -m benchmarks.kernels.machine_code --arch 80 90 100
 
 CUDA's run-time compiler compiles every kernel with the options used in training, and its report becomes a table.
 Occupancy is the share of a multiprocessor's warps that registers and shared memory allow, with the kernels' block size.
@@ -10,13 +10,13 @@ with ``--all``. Exits with 1 if registers are spilled.
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from typing import NamedTuple
 
 from cupy.cuda import nvrtc
 
+from benchmarks import command_line, markdown
 from horovod_sparse.kernels import cuda  # noqa: F401 - defines the modules
 from horovod_sparse.kernels.cuda.compilation import OPTIONS, source
 from horovod_sparse.kernels.cuda.launch import MODULES, THREADS
@@ -76,14 +76,13 @@ def kernels_of(arch: str, name: str, kernels: list[str]) -> list[Kernel]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command_line("kernels.machine_code", __doc__)
     parser.add_argument("--arch", nargs="+", default=["80", "90", "100"], help="compute capabilities (80 90 100)")
     parser.add_argument("--all", action="store_true", help="also show kernels for double")
     options = parser.parse_args()
     archs = "/".join(options.arch)
-    print(f"| kernel | registers {archs} | spilled | shared memory | occupancy {archs} | widest load |")
-    print("| --- | --- | --- | --- | --- | --- |")
-    spilled = 0
+    heads = ("kernel", f"registers {archs}", "spilled", "shared memory", f"occupancy {archs}", "widest load")
+    cells, spilled = [], 0
     for module in MODULES:
         rows = zip(*(kernels_of(arch, module.name, module.kernels) for arch in options.arch), strict=True)
         for row in rows:
@@ -97,7 +96,8 @@ def main() -> None:
             )
             most = max(kernel.spilled for kernel in row)
             name = f"{module.name}: `{first.name}`"
-            print(f"| {name} | {registers} | {most} | {first.shared} | {occupancy} | {first.load} |")
+            cells.append((name, registers, str(most), str(first.shared), occupancy, str(first.load)))
+    print(markdown(heads, cells, left=len(heads)))
     sys.exit(1 if spilled else 0)
 
 

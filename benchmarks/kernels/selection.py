@@ -25,17 +25,18 @@ import json
 import os
 import platform
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from timeit import timeit
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks import command_line
+from benchmarks import command_line, interleaved
 from horovod_sparse.cli.units import at_least, count, listed
+from horovod_sparse.kernels import to_host
 from horovod_sparse.kernels.types import Array
 
 Entries = tuple[Array, Array]
@@ -59,24 +60,62 @@ class Row:
     wrong: int
 
 
-class CpuInput:
-    """Input of one size on the CPU, with the contenders as methods."""
+class Input:
+    """Input of one size on a device, with the contenders as methods.
+
+    Args:
+        k: Number of entries to select.
+        gradient: Gradient, float32 [size].
+        initial: Initial content of the buffer, float32 [size].
+    """
+
+    def __init__(self, k: int, gradient: torch.Tensor, initial: torch.Tensor) -> None:
+        self.k, self._gradient, self._initial = k, gradient, initial
+        self._buffer, self._magnitudes = initial.clone(), initial.abs()
+
+    def reset(self) -> None:
+        """Restore the initial content of the buffer."""
+        self._buffer.copy_(self._initial)
+
+    def topk(self) -> None:
+        """Run the selection alone with torch."""
+        torch.topk(self._magnitudes, self.k, sorted=False)
+
+    def chain(self) -> Entries:
+        """Run the complete step with torch operators and return the selected entries."""
+        self._buffer.add_(self._gradient)
+        chosen = torch.topk(self._buffer.abs(), self.k, sorted=False).indices
+        indices = torch.sort(chosen).values
+        values = self._buffer[indices]
+        self._buffer[indices] = 0
+        return self.array_of(indices.to(torch.int32)), self.array_of(values)
+
+    def array_of(self, tensor: torch.Tensor) -> Array:
+        """Return a tensor as an array of the same device."""
+        return tensor.numpy()
+
+    def on_host(self, taken: Entries) -> tuple[Array, Array, Array, Array, Array]:
+        """Return the initial content, the gradient, the remaining buffer, and the indices and values taken."""
+        initial, gradient, left = (one.cpu().numpy() for one in (self._initial, self._gradient, self._buffer))
+        return initial, gradient, left, to_host(taken[0]), to_host(taken[1])
+
+    def close(self) -> None:
+        """Release the device."""
+
+
+class CpuInput(Input):
+    """Input on the CPU."""
 
     def __init__(self, size: int, density: float, threads: int) -> None:
         from horovod_sparse.kernels import cpu  # may be missing where the benchmark runs on a GPU
 
         self.kernels = cpu
         rng = np.random.default_rng(size)
-        self.k = round(density * size)
         self.threads = threads
         self.gradient: Array = rng.standard_normal(size, dtype=np.float32)
         self.initial: Array = rng.standard_normal(size, dtype=np.float32)
-        self.buffer = self.initial.copy()
-        self.magnitudes = np.abs(self.initial)
-
-    def reset(self) -> None:
-        """Restore the initial content of the buffer."""
-        np.copyto(self.buffer, self.initial)
+        super().__init__(round(density * size), torch.from_numpy(self.gradient), torch.from_numpy(self.initial))
+        self.buffer: Array = self._buffer.numpy()
 
     def stream(self) -> None:
         """Run the lower bound."""
@@ -86,23 +125,9 @@ class CpuInput:
         """Run the fused kernel and return the selected entries."""
         return self.kernels.select([(0, self.gradient)], self.buffer, self.k, 1.0, self.threads)
 
-    def topk(self) -> None:
-        """Run the selection alone with torch."""
-        torch.topk(torch.from_numpy(self.magnitudes), self.k, sorted=False)
-
-    def chain(self) -> Entries:
-        """Run the complete step with torch operators and return the selected entries."""
-        buffer = torch.from_numpy(self.buffer)
-        buffer.add_(torch.from_numpy(self.gradient))
-        chosen = torch.topk(buffer.abs(), self.k, sorted=False).indices
-        indices = torch.sort(chosen).values
-        values = buffer[indices]
-        buffer[indices] = 0
-        return indices.to(torch.int32).numpy(), values.numpy()
-
     def argpartition(self) -> None:
         """Run the selection alone with NumPy."""
-        np.argpartition(self.magnitudes, len(self.magnitudes) - self.k)
+        np.argpartition(self._magnitudes.numpy(), len(self._magnitudes) - self.k)
 
     def round(self) -> list[tuple[str, Callable[[], Entries | None]]]:
         """Return the contenders of one round, in order; the fast ones run several times, as load affects them most."""
@@ -113,16 +138,7 @@ class CpuInput:
     def milliseconds(self, run: Callable[[], object]) -> float:
         """Return the time of one call."""
         self.reset()
-        begin = time.perf_counter()
-        run()
-        return 1e3 * (time.perf_counter() - begin)
-
-    def on_host(self, taken: Entries) -> tuple[Array, Array, Array, Array, Array]:
-        """Return the initial content, the gradient, the remaining buffer, and the indices and values taken."""
-        return self.initial, self.gradient, self.buffer, *taken
-
-    def close(self) -> None:
-        """Do nothing: the CPU has no context to leave."""
+        return 1e3 * timeit(run, number=1)
 
     def targets(self, size: int, density: float, best: dict[str, float]) -> dict[str, bool]:
         """Return the targets that apply and whether each is met; ``best`` contains the smallest times in ms."""
@@ -146,15 +162,20 @@ def wrong(case: Any, taken: Entries) -> tuple[int, Array, Array]:
     """Count wrong elements after ``taken`` left the buffer; return the count, gradient + buffer, and the indices."""
     initial, gradient, left, indices, values = case.on_host(taken)
     acc = initial + gradient
+    # Exact up to ties: the magnitudes taken are the k largest, from any positions.
+    largest = np.partition(np.abs(acc), len(acc) - case.k)[len(acc) - case.k :]
+    not_largest = np.count_nonzero(np.sort(np.abs(values)) != np.sort(largest))
+    count = moved_wrongly(acc, left, indices, values) + int(not_largest) + abs(len(indices) - case.k)
+    return count, acc, indices
+
+
+def moved_wrongly(acc: Array, left: Array, indices: Array, values: Array) -> int:
+    """Return the number of wrong entries after entries of ``acc`` were taken and ``left`` remained."""
     rest = acc.copy()
     rest[indices] = 0
     misplaced = np.count_nonzero(rest.view(np.int32) != left.view(np.int32))
     changed = np.count_nonzero(values.view(np.int32) != acc[indices].view(np.int32))
-    unsorted = np.count_nonzero(np.diff(indices) <= 0)
-    # Exact up to ties: the magnitudes taken are the k largest, from any positions.
-    largest = np.partition(np.abs(acc), len(acc) - case.k)[len(acc) - case.k :]
-    not_largest = np.count_nonzero(np.sort(np.abs(values)) != np.sort(largest))
-    return int(misplaced + changed + unsorted + not_largest + abs(len(indices) - case.k)), acc, indices
+    return int(misplaced + changed + np.count_nonzero(np.diff(indices) <= 0))
 
 
 def device(name: str) -> Any:
@@ -164,15 +185,6 @@ def device(name: str) -> Any:
 
         return CudaInput
     return CpuInput
-
-
-def measure(case: Any, rounds: int) -> dict[str, list[float]]:
-    """Return the milliseconds of each contender over interleaved rounds."""
-    times: dict[str, list[float]] = {name: [] for name, _ in case.round()}
-    for _ in range(rounds):
-        for name, run in case.round():
-            times[name].append(case.milliseconds(run))
-    return times
 
 
 def verify(case: Any) -> dict[str, int]:
@@ -193,7 +205,7 @@ def rows(size: int, density: float, threads: int, options: argparse.Namespace) -
     mistakes = verify(case)
     group = [
         Row(size, density, threads, name, min(ms), float(np.median(ms)), mistakes.get(name, 0))
-        for name, ms in measure(case, options.rounds).items()
+        for name, ms in interleaved(case.round(), case.milliseconds, options.rounds).items()
     ]
     met = case.targets(size, density, {row.contender: row.min_ms for row in group})
     case.close()

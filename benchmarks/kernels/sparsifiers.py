@@ -15,15 +15,15 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-import time
 from collections.abc import Callable
+from timeit import timeit
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks import command_line
-from benchmarks.kernels.selection import CpuInput, machine
+from benchmarks import command_line, interleaved
+from benchmarks.kernels.selection import CpuInput, machine, moved_wrongly
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.cli.units import count, listed
 from horovod_sparse.rules import BucketContext, Step
@@ -73,17 +73,12 @@ class Case:
     def wrong(self, label: str) -> tuple[int, float]:
         """Return the number of mistakes after a contender's step, and its number of entries as a multiple of k."""
         vector = self.take(label, self.reset())
-        acc = self.given.initial + self.given.gradient
-        rest = acc.copy()
-        rest[vector.indices] = 0
-        misplaced = np.count_nonzero(rest.view(np.int32) != self.given.buffer.view(np.int32))
-        changed = np.count_nonzero(vector.values.view(np.int32) != acc[vector.indices].view(np.int32))
-        unsorted = 0 if vector.indices is None else np.count_nonzero(np.diff(vector.indices) <= 0)
+        mistakes = moved_wrongly(self.given.initial + self.given.gradient, self.given.buffer, *vector.entries)
         least, most = PROMISED.get(label, (1.0, 1.0))
         if label.startswith("stable"):  # selects complete blocks of 64
             least = 1 - 63 / self.given.k
         count = len(vector) / self.given.k
-        return int(misplaced + changed + unsorted) + int(not least <= count <= most), count
+        return mistakes + int(not least <= count <= most), count
 
     def round(self) -> list[tuple[str, Callable[[Accumulator], Any]]]:
         """Return the contenders of one round, in order; the bound runs several times, as load affects it most."""
@@ -91,17 +86,10 @@ class Case:
         topk = ("torch.topk", lambda _: self.given.topk())
         return [("stream", lambda accumulator: accumulator.settle())] * 3 + takes + [topk]
 
-
-def measure(case: Case, rounds: int) -> dict[str, list[float]]:
-    """Return the milliseconds of each contender over interleaved rounds."""
-    times: dict[str, list[float]] = {name: [] for name, _ in case.round()}
-    for _ in range(rounds):
-        for name, run in case.round():
-            accumulator = case.reset()
-            begin = time.perf_counter()
-            run(accumulator)
-            times[name].append(1e3 * (time.perf_counter() - begin))
-    return times
+    def milliseconds(self, run: Callable[[Accumulator], Any]) -> float:
+        """Return the time of one contender's step."""
+        accumulator = self.reset()
+        return 1e3 * timeit(lambda: run(accumulator), number=1)
 
 
 def show(size: int, density: float, case: Case, rounds: int) -> bool:
@@ -109,7 +97,7 @@ def show(size: int, density: float, case: Case, rounds: int) -> bool:
     print(f"\nn = {size:,}   density {density:g}   threads {case.given.threads}")
     print(f"  {'':16}{'min ms':>10}{'median ms':>12}{'/ stream':>10}{'entries / k':>13}{'#wrong':>8}")
     verified = {label: case.wrong(label) for label in case.sparsifiers}
-    times = measure(case, rounds)
+    times = interleaved(case.round(), case.milliseconds, rounds)
     stream = min(times["stream"])
     for name, ms in times.items():
         wrong, count = verified.get(name, (0, 1.0))

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from benchmarks import command_line
+from benchmarks import command_line, interleaved
 from benchmarks.kernels.selection import machine
 from horovod_sparse import metrics
 from horovod_sparse.cli.units import at_least, count, listed
@@ -99,19 +99,15 @@ def show(size: int, density: float, threads: int, rounds: int) -> bool:
     names = ["bound", *SETTINGS]
     for name in names:
         case.run(name)  # first touch of the memory
-    times: dict[str, list[list[float]]] = {name: [] for name in names}
-    for _, name in itertools.product(range(rounds), names):
-        times[name].append(case.run(name))
+    times = interleaved(zip(names, names, strict=True), case.run, rounds)
     wrong = {name: case.wrong(name) for name in SETTINGS}
     print(f"\nn = {size:,}   density {density:g}   threads {threads}")
     heads = ("min ms", "median ms", "/ bound", "of medians", *PARTS)
     print(f"  {'':14}" + "".join(f"{head:>11}" for head in heads) + f"{'#wrong':>8}")
-    least, median = (
-        {name: statistic(np.array(ms)[:, 0]) for name, ms in times.items()} for statistic in (np.min, np.median)
-    )
-    for name in names:
-        ratios = least[name] / least["bound"], median[name] / median["bound"]
-        values = (least[name], median[name], *ratios, *np.min(times[name], axis=0)[1:])
+    bound = np.array(times["bound"])[:, 0]
+    for name, (ms, *parts) in ((name, np.transpose(times[name])) for name in names):
+        least, median = np.min(ms), np.median(ms)
+        values = (least, median, least / np.min(bound), median / np.median(bound), *map(np.min, parts))
         print(f"  {name:14}" + "".join(f"{value:11.3f}" for value in values) + f"{wrong.get(name, 0):8d}")
     return not any(wrong.values())
 

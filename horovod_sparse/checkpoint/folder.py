@@ -24,10 +24,7 @@ _REPLACED = ".replaced"  # complete; deleted once the new checkpoint of the same
 class Folder:
     """Folder that holds checkpoints. No method communicates with other ranks.
 
-    After ``prepare``, which takes the lock, the same process may call ``complete`` and ``prune``.
-
-    Args:
-        path: Path of the folder; created by the first save.
+    After ``prepare``, which creates and locks the folder, the same process may call ``complete`` and ``prune``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,12 +40,7 @@ class Folder:
         return final if os.path.lexists(final) or not replaced.is_dir() else replaced
 
     def partial(self, step: int, token: str) -> Path:
-        """Return the temporary path under which a checkpoint is written.
-
-        Args:
-            step: Step number.
-            token: Unique identifier of the save; ranks of a job that is being stopped may still be writing another one.
-        """
+        """Return the temporary path of a save; the token keeps it apart from one that a stopping job still writes."""
         return _with_suffix(self.of(step), f"{_PARTIAL}-{token}")
 
     def prepare(self) -> None:
@@ -68,12 +60,6 @@ class Folder:
 
     def complete(self, partial: Path, step: int, ranks: int, files: dict[str, Entry]) -> Manifest:
         """Rename a checkpoint to its final path after all ranks have written it, replacing one of the same step.
-
-        Args:
-            partial: Temporary path.
-            step: Step number.
-            ranks: Number of ranks that wrote the files.
-            files: Length and digest of each file, by name.
 
         Raises:
             CheckpointError: A file is missing or has the wrong length, or the file system reports an error.
@@ -98,10 +84,6 @@ class Folder:
         with suppress(OSError):
             _remove(replaced)
         return manifest
-
-    def discard(self, partial: Path) -> None:
-        """Delete an incomplete checkpoint."""
-        shutil.rmtree(partial, ignore_errors=True)
 
     def prune(self, keep: int) -> list[Manifest]:
         """Delete all but the newest ``keep`` checkpoints; return those deleted, and log failures to delete."""
@@ -135,14 +117,7 @@ class Folder:
         return manifest
 
     def choose(self, step: int | None, digest: str | None = None) -> Manifest | None:
-        """Return the manifest of a step, or of the newest checkpoint.
-
-        Args:
-            step: Step number; None: the newest checkpoint.
-            digest: Digest that the checkpoint must have; None: any.
-
-        Returns:
-            The manifest; None if there are no checkpoints, and neither a step nor a digest is given.
+        """Return the manifest of a step, or of the newest checkpoint; None if there is none and nothing is required.
 
         Raises:
             CheckpointError: There is no such checkpoint, its manifest is damaged, or its digest differs.
@@ -183,11 +158,11 @@ class Folder:
             return False
         return True
 
-    def _readable(self, step: int) -> Manifest | None:
+    def _readable(self, step: int, level: int = logging.WARNING) -> Manifest | None:
         try:
             return self.manifest(step)
         except (OSError, CheckpointError) as error:
-            _LOG.warning("ignored an unreadable checkpoint: %s", error)
+            _LOG.log(level, "ignored an unreadable checkpoint: %s", error)
             return None
 
     def steps(self) -> list[int]:
@@ -195,14 +170,7 @@ class Folder:
         names = [path.name for path in self.path.glob("step-*") if path.is_dir()]
         final = {step for name in names if (step := _step(name)) is not None}
         replaced = {step for name in names if (step := _step(name, _REPLACED)) is not None}
-        return sorted(final | {step for step in replaced - final if self._is_readable(step)})
-
-    def _is_readable(self, step: int) -> bool:
-        try:
-            self.manifest(step)
-        except (OSError, CheckpointError):
-            return False
-        return True
+        return sorted(final | {step for step in replaced - final if self._readable(step, logging.DEBUG)})
 
 
 def sync(path: Path) -> None:

@@ -142,9 +142,7 @@ class Manifest:
     def verify(self, folder: Path, content: bool = True) -> None:
         """Verify that all files are what was saved; raise a CheckpointError that names the first one that is not.
 
-        Args:
-            folder: Folder of the files.
-            content: Whether to read the files and check their digests; otherwise only their lengths are checked.
+        Without ``content``, only their lengths are checked, not their digests.
         """
         for name in self.files:
             with self.opened(folder, name) if content else self._fitting(folder, name):

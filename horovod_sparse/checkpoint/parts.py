@@ -49,11 +49,7 @@ def _configuration(exchange: Any) -> dict[str, Any] | None:
 
 
 def compare(exchange: Any, saved: dict[str, Any] | None) -> list[str]:
-    """Return notes on why a saved state cannot be loaded into the exchange; empty if it can.
-
-    Args:
-        exchange: Exchange to load into; None: dense.
-        saved: Entry ``compression`` of the shared part; None: saved with a dense exchange.
+    """Return notes on why a saved state cannot be loaded into the exchange; empty if it can. None stands for dense.
 
     Raises:
         ValueError: Both are sparse, with different settings.

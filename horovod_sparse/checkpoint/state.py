@@ -48,15 +48,9 @@ def buffers(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def require_loadable(value: Any, name: str, depth: int = _DEEPEST) -> None:
-    """Raise if a value cannot be saved and loaded again without executing code.
+    """Raise ValueError if a part of the value cannot be saved and loaded again without executing code.
 
-    Args:
-        value: Nested dicts and lists of numbers, strings and tensors.
-        name: How to refer to the value in the message.
-        depth: Remaining levels of nesting allowed.
-
-    Raises:
-        ValueError: A part of the value cannot be loaded; the message names it.
+    The message names that part, starting with ``name``. ``depth`` is the number of levels of nesting allowed.
     """
     if type(value) is int:
         _require_short(value, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,17 +42,9 @@ def failed(step: int) -> str:
 
 
 def store(transport: Transport, folder: Folder, snapshot: Snapshot, keep: int, call: str) -> str:
-    """Write a checkpoint, rename it once all of it is on disk, and delete older ones; a collective call.
+    """Write a checkpoint, rename it once all of it is on disk, and delete older ones; return its digest.
 
-    Args:
-        transport: Transport of the ranks; not used for anything else during the call.
-        folder: Folder of the checkpoints.
-        snapshot: State of this rank.
-        keep: Number of checkpoints to keep.
-        call: Public call for stall reports, see ``together``.
-
-    Returns:
-        The checkpoint's digest.
+    A collective call, during which nothing else uses the transport. ``call`` is for stall reports, see ``together``.
 
     Raises:
         CheckpointError: The checkpoint could not be written. Raised on all ranks, after partial files are removed.
@@ -68,7 +61,7 @@ def store(transport: Transport, folder: Folder, snapshot: Snapshot, keep: int, c
                 files[SHARED] = write(partial, SHARED, snapshot.shared)
         return _complete(transport, folder, snapshot, files, keep, call)
     except CheckpointError:
-        folder.discard(partial)
+        shutil.rmtree(partial, ignore_errors=True)
         with process.communicating(call, transport):
             wait_for_all(transport)  # another save must not begin while a rank is still cleaning up
         raise

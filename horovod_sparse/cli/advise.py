@@ -42,11 +42,6 @@ class Plan:
     node: Node | None
 
     @property
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for the functions of the cost model."""
-        return vars(self)
-
-    @property
     def candidates(self) -> tuple[str, ...]:
         """Sparse algorithms that can be recommended."""
         return LARGEST if self.node is None else (*LARGEST, "hierarchical")
@@ -63,21 +58,13 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     add("--parameters", type=count, required=True, metavar="N", help="number of model parameters, such as 25.6M")
     add("--ranks", type=at_least(1), required=True, metavar="P", help="world size, usually one rank per GPU")
-    add(
-        "--bandwidth",
-        type=bandwidth,
-        required=True,
-        help="bandwidth of a node's link per second, such as 10Gbit or 1.2GB",
-    )
+    link = "bandwidth of a node's link per second, such as 10Gbit or 1.2GB"
+    add("--bandwidth", type=bandwidth, required=True, help=link)
     add("--latency", type=seconds, default="5us", help="latency of a message between nodes (default: 5us)")
     add("--density", type=density, default="0.01", help="fraction of the gradients to send (default: 0.01)")
     add("--gpus-per-node", type=at_least(1), default=1, metavar="G", help="ranks that share a node's link (default: 1)")
-    add(
-        "--inner-bandwidth",
-        type=bandwidth,
-        default="100GB",
-        help="bandwidth inside a node, per direction (default: 100GB)",
-    )
+    inner = "bandwidth inside a node, per direction (default: 100GB)"
+    add("--inner-bandwidth", type=bandwidth, default="100GB", help=inner)
     add("--inner-latency", type=seconds, default="2us", help="latency of a message inside a node (default: 2us)")
     add(
         "--select-bandwidth",
@@ -99,13 +86,12 @@ def run(options: argparse.Namespace) -> int:
     if problem:
         options.parser.error(problem)
     plan = read(options)
-    costs = table(**plan.arguments, algorithms=("dense", *plan.candidates))
-    random = predict("shared", **plan.arguments)
-    even = break_even_bandwidth(**plan.arguments, algorithms=plan.candidates)
+    costs = table(**vars(plan), algorithms=("dense", *plan.candidates))
+    random = predict("shared", **vars(plan))
+    even = break_even_bandwidth(**vars(plan), algorithms=plan.candidates)
     best = recommendation(choice(costs), options.density)
-    print(
-        "\n".join([head(plan), "", *rows(costs, random), "", f"Recommended: compression={best}", verdict(plan, even)])
-    )
+    recommended = f"Recommended: compression={best}"
+    print("\n".join([head(plan), "", *rows(costs, random), "", recommended, verdict(plan, even)]))
     if options.json:
         content = {
             "plan": asdict(plan),
@@ -186,19 +172,13 @@ def draw(plan: Plan, even: float, path: Path) -> None:
     curves = {
         name: (
             [speed / _GBIT for speed in speeds],
-            [1e3 * predict(name, **plan.at(speed).arguments).total for speed in speeds],
+            [1e3 * predict(name, **vars(plan.at(speed))).total for speed in speeds],
         )
         for name in ("dense", *plan.candidates)
     }
     title = f"{plan.size:,} parameters, {plan.ranks} ranks, k = {plan.k:,}"
-    plot.save(
-        path,
-        title,
-        "bandwidth in Gbit/s",
-        "predicted time in ms",
-        curves,
-        {name: x / _GBIT for name, x in marked.items()},
-    )
+    lines = {name: x / _GBIT for name, x in marked.items()}
+    plot.save(path, title, "bandwidth in Gbit/s", "predicted time in ms", curves, lines)
 
 
 def _ratio(seconds: float, dense: float) -> str:

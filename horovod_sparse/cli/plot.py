@@ -31,16 +31,7 @@ def unwritable(*paths: Path | None, plot: Path | None = None) -> str:
 def save(
     path: Path, title: str, x_label: str, y_label: str, curves: Mapping[str, Curve], marked: Mapping[str, float]
 ) -> None:
-    """Plot curves on logarithmic axes.
-
-    Args:
-        path: PNG file to write.
-        title: Title above the axes.
-        x_label: Label of the x axis, with the unit.
-        y_label: Label of the y axis, with the unit.
-        curves: The x and y values of each curve, by name.
-        marked: The x values of vertical lines, by name.
-    """
+    """Plot curves on logarithmic axes in a PNG, with a vertical line at each of the ``marked`` x values, by name."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), layout="constrained")

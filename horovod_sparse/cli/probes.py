@@ -76,14 +76,8 @@ def probe_gpu() -> Facts:
     return {"devices": done.stdout.strip().splitlines()}
 
 
-PROBES: dict[str, Callable[[], Facts]] = {
-    "torch": probe_torch,
-    "horovod": probe_horovod,
-    "mpi": probe_mpi,
-    "kernels": probe_kernels,
-    "cupy": probe_cupy,
-    "gpu": probe_gpu,
-}
+_PROBES = (probe_torch, probe_horovod, probe_mpi, probe_kernels, probe_cupy, probe_gpu)
+PROBES: dict[str, Callable[[], Facts]] = {probe.__name__.removeprefix("probe_"): probe for probe in _PROBES}
 
 
 def run_all(timeout: float) -> dict[str, Facts]:

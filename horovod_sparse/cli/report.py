@@ -20,10 +20,10 @@ from horovod_sparse.cli.runs import STAGES, Run, read_runs
 
 NOTES = """\
 All numbers are from the rank that wrote them. Loss and accuracy: the last values. Others: median over the records.
-* These stages run on a separate thread during backward, so they do not add up to the whole step. "agree" is a small
-message that waits for the slowest rank. "exchange hidden" is the share of the time of these stages before the last
-gradient was submitted. "wait" is the rest of the exchange after backward has ended. A dense exchange by Horovod or DDP
-appears only in "wait"; its bytes are computed as those of a ring, 2 (P-1)/P times the size of the gradients."""
+* These stages run on a separate thread during backward, so they do not add up to the whole step. "agree" and
+"exchange" include the wait for the slowest rank. "exchange hidden" is the share of the time of these stages before the
+last gradient was submitted. "wait" is the rest of the exchange after backward has ended. A dense exchange by Horovod or
+DDP appears only in "wait"; its bytes are computed as those of a ring, 2 (P-1)/P times the size of the gradients."""
 
 # Rows of the table: label, format, and the function that returns the number.
 _ROWS: tuple[tuple[str, str, Callable[[Run], float | None]], ...] = (
@@ -46,12 +46,8 @@ def add_parser(subparsers: Any) -> None:
     about = str(__doc__).partition(": ")[2]
     parser = subparsers.add_parser("report", help="compare the statistics of training runs", description=about)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder with a statistics.jsonl")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("runs"),
-        help="folder for report.png, report.html and report.json (default: runs)",
-    )
+    files = "folder for report.png, report.html and report.json (default: runs)"
+    parser.add_argument("--output", type=Path, default=Path("runs"), help=files)
     parser.set_defaults(run=run, parser=parser)
 
 

@@ -7,16 +7,7 @@ from typing import Any
 
 
 def lookup(what: str, name: Any, known: Mapping[str, Any]) -> Any:
-    """Return the value that belongs to a name.
-
-    Args:
-        what: Kind of name, for the message.
-        name: The name.
-        known: Values by name.
-
-    Raises:
-        ValueError: The name is unknown. The message lists the known ones.
-    """
+    """Return the value of a known name; raise ValueError for any other, which ``what`` describes in the message."""
     if not isinstance(name, str) or name not in known:
         raise ValueError(f"unknown {what} {name!r}; known are: {', '.join(known)}")
     return known[name]

@@ -50,7 +50,7 @@ def parameter_facts(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[tuple[st
 
 
 def names_of(
-    param_groups: Iterable[Mapping[str, Any]], named: Iterable[tuple[str, torch.Tensor]]
+    param_groups: Iterable[Mapping[str, Any]], named: Iterable[tuple[str, torch.Tensor]] = ()
 ) -> dict[torch.Tensor, str]:
     """Return the name of each parameter of some param groups, in order: the user's, or "group.index" as in Horovod."""
     given = {p: name for name, p in named}

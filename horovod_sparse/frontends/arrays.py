@@ -65,7 +65,8 @@ class SparseAllreduce:
         transport = comm if isinstance(comm, Transport) else _over_mpi(comm)
         facts: dict[str, Any] | Exception = {}
         try:
-            self._size, self._sparse = _checked_size(size), _configuration(compression)
+            self._size = _integer(size, 1, "size must be an integer", "pass array.size")
+            self._sparse = _configuration(compression)
             version = horovod_sparse.__version__
             facts = {"version of horovod_sparse": version, "size": self._size, "compression": self._sparse.facts()}
         except Exception as error:
@@ -107,7 +108,9 @@ class SparseAllreduce:
         with process.communicating(_CALL, self._transport):
             facts: dict[str, Any] | Exception
             try:
-                step = Step(_checked_rate(learning_rate), epoch=_checked_epoch(epoch))
+                if epoch is not None:
+                    epoch = _integer(epoch, 0, "epoch must be None or an integer", "pass int(epoch)")
+                step = Step(_checked_rate(learning_rate), epoch=epoch)
                 facts = {**self._facts(array), "learning rate": step.learning_rate, "epoch": step.epoch}
             except Exception as error:
                 facts = _on_rank(self._transport, error)
@@ -253,14 +256,6 @@ def _over_mpi(comm: MPI.Intracomm | None) -> Transport:
 def _on_rank(transport: Transport, error: Exception) -> Exception:
     """Return the error with this rank in its message."""
     return type(error)(f"rank {transport.rank}: {error}") if type(error) in (TypeError, ValueError) else error
-
-
-def _checked_size(size: Any) -> int:
-    return _integer(size, 1, "size must be an integer", "pass array.size")
-
-
-def _checked_epoch(epoch: Any) -> int | None:
-    return None if epoch is None else _integer(epoch, 0, "epoch must be None or an integer", "pass int(epoch)")
 
 
 def _integer(value: Any, least: int, what: str, remedy: str) -> int:

@@ -1,4 +1,4 @@
-"""Interface of the front ends that exchange gradients for optimizers."""
+"""Interface of the front ends that exchange gradients for optimizers, and functions that all front ends share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from typing import Any, Protocol
 
 import torch
 
+from horovod_sparse.config import Sparse
 from horovod_sparse.engine.bucket import Bucket
+from horovod_sparse.engine.exchange import Exchange
+from horovod_sparse.transport.traffic import Traffic
+
+# Attributes of a class that belong to itself. Horovod's broadcast_optimizer_state recognizes optimizers by __module__.
+_OWN = {"__dict__", "__weakref__", "__module__", "__doc__", "__annotations__"}
 
 
 class FrontEnd(Protocol):
@@ -41,3 +47,84 @@ class FrontEnd(Protocol):
     def place_named(self, keys: Sequence[str]) -> None:
         """Create a bucket for parameters by their names, if they are known and have none; a collective call."""
         ...
+
+
+class Exchanging:
+    """Functions that all front ends offer to their users.
+
+    They do not call ``super()``, as the wrapped optimizers copy them into classes that are built at run time.
+    """
+
+    _sparse: Sparse
+    _exchange: Exchange | None = None  # None: this rank takes no part, or has not begun
+    _epoch: int | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch at its start, as with ``DistributedSampler.set_epoch``.
+
+        Needed by schedules that depend on the epoch, unless they have ``steps_per_epoch``; without effect on others.
+
+        Args:
+            epoch: Number of the epoch, from 0; the same on every rank.
+        """
+        self._epoch = epoch
+
+    def statistics(self, *, norms: bool = False) -> dict[str, float]:
+        """Return statistics of this rank's exchange since the last call, for any logger.
+
+        Keys name a bucket (``bucket0/density``) or all of them (``total/density``); docs/watch.md explains each.
+        Counting costs next to nothing; norms cost two passes over the gradients in one step.
+
+        Args:
+            norms: Compute norms in the next step, or at the end of the next round of local steps. The call after that
+                returns ``total/gradient_norm``, ``total/residual_norm``, ``total/gain`` and those of each bucket.
+
+        Returns:
+            Plain numbers by key; empty if there was no step or there is a single rank.
+
+        Raises:
+            RuntimeError: Called between backward() and step() of a ``DistributedOptimizer``.
+        """
+        exchange = self._between_steps()
+        return {} if exchange is None else exchange.worker.statistics(norms)
+
+    def _between_steps(self) -> Exchange | None:
+        """Return the exchange, ready for its state to be read."""
+        return self._exchange
+
+    @property
+    def compression(self) -> Sparse:
+        """The configuration."""
+        return self._sparse
+
+    @property
+    def traffic(self) -> Traffic:
+        """Payload that this rank has sent and received so far, including parameters that are sent dense."""
+        return Traffic() if self._exchange is None else self._exchange.traffic
+
+
+class ExchangingGradients(Exchanging):
+    """Functions that the front ends for gradients share; part of ``FrontEnd``."""
+
+    _idle = False  # no backward pass in the step in progress
+    _parameter_names: dict[torch.Tensor, str]  # keys of the parameters in the buckets
+
+    def exchange_progress(self) -> tuple[int | None, bool]:
+        """Return the epoch, and whether this rank had no backward pass in the step in progress."""
+        return self._epoch, self._idle
+
+    @property
+    def exchange_ranks(self) -> int:
+        """World size P."""
+        assert self._exchange is not None
+        return self._exchange.ranks
+
+    def bucket_of(self, parameter: torch.Tensor) -> Bucket | None:
+        """Return the bucket that exchanges the gradient of a parameter."""
+        assert self._exchange is not None
+        return self._exchange.worker.bucket_of(self._parameter_names.get(parameter))
+
+
+def functions_of(*classes: type) -> dict[str, Any]:
+    """Return the attributes that classes define, for a class that is built at run time; later classes override."""
+    return {name: value for part in classes for name, value in vars(part).items() if name not in _OWN}

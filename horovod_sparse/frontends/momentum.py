@@ -252,11 +252,13 @@ def enter_first_moment(
     gradient, first, beta = p.grad, state.get("exp_avg"), float(group["betas"][0])
     uphill = -1 if group.get("maximize") else 1
     assert gradient is not None
-    gradient.add_(p, alpha=decay)
+    if decay:  # each of these is a pass over the parameter
+        gradient.add_(p, alpha=decay)
     if first is not None and not sent_dense:
         torch.mul(gradient, uphill, out=first)
     else:
         if first is not None:
             gradient.sub_(first, alpha=uphill * beta)
         gradient.div_(1 - beta)
-    gradient.sub_(p, alpha=decay)
+    if decay:
+        gradient.sub_(p, alpha=decay)

@@ -13,12 +13,15 @@ fit (dtype, shape, contiguity, bounds, 2**31 or more positions), and TypeError f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from horovod_sparse.kernels.types import Array, Indices, Moments, Segments, Velocity
+from horovod_sparse.kernels.types import Accumulation, Array, Indices, Moments, Segments
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Kernels(Protocol):
@@ -27,15 +30,7 @@ class Kernels(Protocol):
     # Accumulation and selection
 
     def accumulate(
-        self,
-        gradients: Segments,
-        buffer: Array,
-        scale: float = 1.0,
-        threads: int = 1,
-        *,
-        source: Array | None = None,
-        clear: bool = False,
-        velocity: Velocity | None = None,
+        self, gradients: Segments, buffer: Array, scale: float = 1.0, threads: int = 1, **options: Unpack[Accumulation]
     ) -> None:
         """Set ``buffer <- scale * source``, plus the gradients inside their segments.
 
@@ -46,11 +41,8 @@ class Kernels(Protocol):
             buffer: Overwritten, float32 or float64 [n].
             scale: Finite factor, rounded to the buffer's dtype.
             threads: Number of threads; the result does not depend on it.
-            source: Array to scale, in the buffer's dtype [n]; not modified. None: the buffer itself.
-            clear: Set the gradients to zero in the same pass; they must then be contiguous and writable.
-            velocity: Momentum to apply to the gradients first, in the same pass.
+            **options: ``source``, ``clear`` and ``velocity``; see ``Accumulation``.
         """
-        ...
 
     def select(
         self,
@@ -59,10 +51,7 @@ class Kernels(Protocol):
         k: int,
         scale: float = 1.0,
         threads: int = 1,
-        *,
-        source: Array | None = None,
-        clear: bool = False,
-        velocity: Velocity | None = None,
+        **options: Unpack[Accumulation],
     ) -> tuple[Indices, Array]:
         """Accumulate, then move the k largest magnitudes inside the segments out of the buffer, leaving zeros.
 
@@ -77,15 +66,12 @@ class Kernels(Protocol):
             k: Number of elements to move, capped at the number of positions inside the segments.
             scale: See ``accumulate``.
             threads: See ``accumulate``.
-            source: See ``accumulate``.
-            clear: See ``accumulate``.
-            velocity: See ``accumulate``.
+            **options: See ``accumulate``.
 
         Returns:
             indices: Selected positions, ascending and unique, int32 [min(k, positions inside the segments)].
             values: Values moved from these positions, in the buffer's dtype.
         """
-        ...
 
     def select_above(
         self,
@@ -94,10 +80,7 @@ class Kernels(Protocol):
         threshold: float,
         scale: float = 1.0,
         threads: int = 1,
-        *,
-        source: Array | None = None,
-        clear: bool = False,
-        velocity: Velocity | None = None,
+        **options: Unpack[Accumulation],
     ) -> tuple[Indices, Array]:
         """Accumulate, then move all magnitudes inside the segments that reach the threshold out of the buffer.
 
@@ -111,15 +94,12 @@ class Kernels(Protocol):
             threshold: 0 or more, rounded to the buffer's dtype; 0 selects everything inside the segments.
             scale: See ``accumulate``.
             threads: See ``accumulate``.
-            source: See ``accumulate``.
-            clear: See ``accumulate``.
-            velocity: See ``accumulate``.
+            **options: See ``accumulate``.
 
         Returns:
             indices: Selected positions, ascending and unique, int32.
             values: Values moved from these positions, in the buffer's dtype.
         """
-        ...
 
     def cut(self, indices: Indices, values: Array, k: int) -> tuple[tuple[Indices, Array], tuple[Indices, Array]]:
         """Split a sparse vector into its k largest magnitudes and the rest, in linear time; both keep the order.
@@ -134,7 +114,6 @@ class Kernels(Protocol):
         Returns:
             (indices, values) of the k largest, and (indices, values) of the rest.
         """
-        ...
 
     def take(self, gradients: Segments, buffer: Array, positions: Indices | None) -> Array:
         """Move the values at given positions out of the buffer, leaving zeros.
@@ -149,7 +128,6 @@ class Kernels(Protocol):
         Returns:
             The values, in the buffer's dtype, [m] or [n].
         """
-        ...
 
     # Statistics of a bucket, computed before entries are selected
 
@@ -168,7 +146,6 @@ class Kernels(Protocol):
         Returns:
             Moments of the values inside the segments.
         """
-        ...
 
     def largest(self, gradients: Segments) -> float:
         """Return the largest magnitude of all elements of the segments.
@@ -179,7 +156,6 @@ class Kernels(Protocol):
         Returns:
             The magnitude; 0 if there are no elements, infinity if any element is infinite or NaN.
         """
-        ...
 
     def block_scores(self, gradients: Segments, buffer: Array, block: int, threads: int = 1) -> NDArray[np.float64]:
         """Return the sum of squares of each block of consecutive positions, over positions inside the segments.
@@ -199,7 +175,6 @@ class Kernels(Protocol):
         Returns:
             The scores, float64 [ceil(n / block)].
         """
-        ...
 
     def count_reaching(
         self, gradients: Segments, buffer: Array, thresholds: NDArray[np.float64], threads: int = 1
@@ -218,7 +193,6 @@ class Kernels(Protocol):
         Returns:
             The counts, int64 [m].
         """
-        ...
 
     def sample(self, gradients: Segments, buffer: Array, scale: float, start: int, stride: int) -> Array:
         """Return what ``accumulate`` would write at every stride-th position inside the segments; nothing is modified.
@@ -233,11 +207,9 @@ class Kernels(Protocol):
         Returns:
             The values in ascending order of position, in the buffer's dtype.
         """
-        ...
 
     def square_norm(self, gradients: Segments) -> float:
         """Return the sum of squares of all elements in float64; its bits do not depend on the instruction set."""
-        ...
 
     # Sparse vectors
 
@@ -249,7 +221,6 @@ class Kernels(Protocol):
             values: Values in the buffer's dtype, one per index.
             buffer: Modified in place, float32 or float64 [n].
         """
-        ...
 
     def scatter(
         self, indices: Indices | None, values: Array, outputs: Segments, scale: float = 1.0, *, cleared: bool = False
@@ -266,7 +237,6 @@ class Kernels(Protocol):
             scale: Factor, rounded to the dtype of the values.
             cleared: Whether the outputs already hold zeros, so that only the entries are written.
         """
-        ...
 
     def exclude(self, indices: Indices, values: Array, others: Indices) -> tuple[Indices, Array]:
         """Return a sparse vector without its entries at given indices, in time linear in both.
@@ -280,7 +250,6 @@ class Kernels(Protocol):
             indices: Remaining indices, ascending.
             values: Values at the remaining indices.
         """
-        ...
 
     def merge_sum(self, vectors: Sequence[tuple[Indices, Array]], size: int) -> tuple[Indices, Array]:
         """Sum sparse vectors, in time linear in their entries.
@@ -296,7 +265,6 @@ class Kernels(Protocol):
             indices: Union of the indices, ascending.
             values: The sums, in the dtype of the vectors' values.
         """
-        ...
 
     def count_magnitudes(self, values: Array, prefix: int, shift: int, bits: int) -> NDArray[np.int64]:
         """Return the histogram of one digit of the magnitudes: a step of radix selection, summable over ranks.
@@ -313,7 +281,6 @@ class Kernels(Protocol):
         Returns:
             The number of selected keys with each digit, int64 [2**bits].
         """
-        ...
 
     # Conversion of values to wire formats and back
 
@@ -332,7 +299,6 @@ class Kernels(Protocol):
         Returns:
             The message, uint8.
         """
-        ...
 
     def widen(self, message: Array, name: str, dtype: np.dtype[Any]) -> Array:
         """Convert a message back to values.
@@ -345,7 +311,6 @@ class Kernels(Protocol):
         Returns:
             The values; a view of the message if the format is ``dtype``.
         """
-        ...
 
     def round_values(self, values: Array, name: str) -> tuple[Array, Array]:
         """Split values into values that the format represents and the rounding errors, which sum exactly to the values.
@@ -362,7 +327,6 @@ class Kernels(Protocol):
             The rounded values (the input itself if the format is its dtype) and the errors, both [n] in the dtype of
             the values.
         """
-        ...
 
     # Compact encodings of indices and values
 
@@ -379,7 +343,6 @@ class Kernels(Protocol):
             The number of low bits, 0 .. 24, chosen from a sample of the gaps; the code, uint8, a multiple of 8 bytes.
             The code does not contain the first index.
         """
-        ...
 
     def decode_indices(self, coded: NDArray[np.uint8], count: int, first: int, bits: int, end: int) -> Indices:
         """Decode the output of ``encode_indices``.
@@ -397,11 +360,9 @@ class Kernels(Protocol):
         Raises:
             ValueError: The bytes are not a code of such indices.
         """
-        ...
 
     def check_ascending(self, parts: Sequence[Indices], end: int) -> None:
         """Raise ValueError unless the int32 indices of each part ascend in [0, end) without repeats."""
-        ...
 
     def key_range(self, values: Array) -> tuple[int, int]:
         """Return the smallest and the largest magnitude among the finite nonzero values.
@@ -412,7 +373,6 @@ class Kernels(Protocol):
         Returns:
             Both as the bits of a float32, to which float64 magnitudes are rounded; (0, 0) if there are no such values.
         """
-        ...
 
     def round_levels(self, values: Array, bits: int, top: int, shift: int) -> tuple[Array, Array]:
         """Split values into their nearest levels and the rounding errors, which sum exactly to the values.
@@ -432,7 +392,6 @@ class Kernels(Protocol):
         Returns:
             The levels and the errors, both in the dtype of the values.
         """
-        ...
 
     def encode_levels(self, values: Array, bits: int, top: int, shift: int) -> NDArray[np.uint8]:
         """Encode values rounded by ``round_levels``, with the same arguments.
@@ -441,7 +400,6 @@ class Kernels(Protocol):
             Codes, uint8: the index of the level, plus ``L + 1`` for negative values; ``L + 1`` alone for infinity and
             NaN. Codes of 4 bits are packed two per byte, the first in the lower half; an unused upper half is 0.
         """
-        ...
 
     def decode_levels(
         self, codes: NDArray[np.uint8], count: int, bits: int, top: int, shift: int, dtype: np.dtype[Any]
@@ -456,7 +414,6 @@ class Kernels(Protocol):
             shift: See ``round_levels``.
             dtype: Dtype of the result, float32 or float64.
         """
-        ...
 
     # Stochastic quantization
 
@@ -482,7 +439,6 @@ class Kernels(Protocol):
             are packed two per byte, [ceil(n / 2)]: byte i of a block of m elements holds the codes of elements i (lower
             half) and i + ceil(m / 2).
         """
-        ...
 
     def dequantize(
         self,
@@ -505,7 +461,6 @@ class Kernels(Protocol):
                 multiple.
             add: Add to the buffer instead of overwriting it.
         """
-        ...
 
     # Count sketches
 
@@ -522,7 +477,6 @@ class Kernels(Protocol):
             The number of counters; 0 for size 0. A sketch is a float32 or float64 array of this length, with any
             content.
         """
-        ...
 
     def sketch_update(
         self, sketch: Array, buffer: Array, delivered: Indices, rows: int, seed: int, carried: float = 0.0
@@ -549,7 +503,6 @@ class Kernels(Protocol):
             seed: Seed of counters and signs, 0 .. 2**63 - 1; the same for all updates and queries of the sketch.
             carried: Finite factor of the estimates in the buffer, rounded to the sketch's dtype.
         """
-        ...
 
     def sketch_query(
         self, sketch: Array, buffer: Array, rows: int, seed: int, scale: float = 1.0, *, add: bool = False
@@ -568,4 +521,3 @@ class Kernels(Protocol):
             scale: Finite factor, rounded to the buffer's dtype.
             add: Add to the buffer instead of overwriting it.
         """
-        ...

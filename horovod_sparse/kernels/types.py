@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,20 @@ class Velocity(NamedTuple):
     momentum: float
     share: float = 1.0
     nesterov: bool = False
+
+
+class Accumulation(TypedDict, total=False):
+    """Keyword arguments of the kernels that accumulate.
+
+    Attributes:
+        source: Array to scale, in the buffer's dtype [n]; not modified. None, the default: the buffer itself.
+        clear: Set the gradients to zero in the same pass; they must then be contiguous and writable. Default: False.
+        velocity: Momentum to apply to the gradients first, in the same pass. Default: None.
+    """
+
+    source: Array | None
+    clear: bool
+    velocity: Velocity | None
 
 
 class Moments(NamedTuple):

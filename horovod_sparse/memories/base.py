@@ -15,24 +15,20 @@ from horovod_sparse.vector import SparseVector
 def delivered(accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> Indices:
     """Return the positions of the entries that were delivered, that is, not returned completely.
 
-    Rounding for the wire returns a small part of many entries; such entries count as delivered.
-
-    Args:
-        accumulator: Accumulator after selection.
-        vector: Entries that were sent.
-        returned: Part of ``vector`` that came back.
+    Takes the arguments of ``Memory.close``. Rounding for the wire returns a small part of many entries; such entries
+    count as delivered.
 
     Returns:
         int32, ascending. Zeros do not count: a vector with shared indices sends held positions as zeros.
     """
     if vector.indices is None:
-        if returned.indices is None:  # a failed exchange
-            return np.empty_like(vector.values, shape=(0,), dtype=np.int32)
-        like = returned.indices
+        nothing = np.empty_like(vector.values, shape=(0,), dtype=np.int32)
+        if returned.values is vector.values:  # a failed exchange
+            return nothing
         ranges = [
-            np.arange(start, start + part.size, dtype=np.int32, like=like) for start, part in accumulator.gradients
+            np.arange(start, start + part.size, dtype=np.int32, like=nothing) for start, part in accumulator.gradients
         ]
-        return np.concatenate([returned.indices[:0], *ranges])
+        return np.concatenate([nothing, *ranges])
     indices, values = vector.entries
     there = values != 0
     if len(vector) and len(returned):
@@ -44,14 +40,10 @@ def delivered(accumulator: Accumulator, vector: SparseVector, returned: SparseVe
 
 
 def total(arrays: Sequence[Array], like: Array) -> NDArray[np.floating]:
-    """Return the sum of arrays, in the order given; zeros if there are none.
-
-    Args:
-        arrays: NumPy arrays.
-        like: Array on any device, with the required shape and dtype.
+    """Return the sum of NumPy arrays, in the order given; zeros if there are none.
 
     Raises:
-        ValueError: An array has another shape or dtype.
+        ValueError: An array has another shape or dtype than ``like``, which may be on a device.
     """
     result = np.zeros(like.shape, like.dtype)
     for array in arrays:

@@ -26,12 +26,8 @@ class ErrorCompressor(Protocol):
         """Multiply the held vector by a factor; 0 clears it."""
         ...
 
-    def decode(self, buffer: Array, factor: float) -> None:
-        """Set the buffer to factor * the held vector."""
-        ...
-
-    def add_to(self, buffer: Array, factor: float) -> None:
-        """Add factor * the held vector to the buffer."""
+    def decode(self, buffer: Array, factor: float, *, add: bool = False) -> None:
+        """Set the buffer to factor * the held vector, or add that to it."""
         ...
 
     def update(self, buffer: Array, delivered: Indices, carried: float, step: int) -> None:
@@ -90,12 +86,7 @@ class CompressedOptions(RuleOptions):
 
 
 def compressor_for(context: BucketContext, options: CompressedOptions, part: int = 0) -> ErrorCompressor:
-    """Create the error compressor that the options name.
-
-    Args:
-        context: The bucket and the rank.
-        options: The memory's options.
-        part: Number of this error compressor within its bucket; part of the seed.
+    """Create the error compressor that the options name; several in one bucket differ in ``part``.
 
     Raises:
         ValueError: The bucket is too small for a sketch.

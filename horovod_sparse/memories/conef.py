@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovod_sparse.accumulator import Accumulator
+from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.memories.base import delivered
 from horovod_sparse.memories.compressed import CompressedOptions, compressor_for
-from horovod_sparse.memories.scratch import SCRATCH
 from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.vector import SparseVector
 

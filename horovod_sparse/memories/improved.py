@@ -10,10 +10,10 @@ import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import kernels_for, to_device
+from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Indices
 from horovod_sparse.memories.base import delivered
 from horovod_sparse.memories.compressed import CompressedOptions, compressor_for
-from horovod_sparse.memories.scratch import SCRATCH
 from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.rules.options import one_of
 from horovod_sparse.rules.states import require_positions
@@ -67,7 +67,7 @@ class ImprovedContractive:
         buffer = SCRATCH.lend(self._context.size, self._context.like)
         self._rest.decode(buffer, scale)
         if self._error is not None:
-            self._error.add_to(buffer, scale)
+            self._error.decode(buffer, scale, add=True)
         entries = self._entries
         kernels_for(buffer).add(entries.indices, entries.values * buffer.dtype.type(scale), buffer)
         return Accumulator(buffer, step.gradients, clear=step.clear)
@@ -81,7 +81,7 @@ class ImprovedContractive:
         if self._error is not None:
             self._error.rescale(self._scale)
             self._error.update(accumulator.buffer, gone, 1.0, self._step)
-            self._error.add_to(accumulator.buffer, -1.0)
+            self._error.decode(accumulator.buffer, -1.0, add=True)
         else:
             self._entries = self._take_entries(accumulator, 0 if vector.indices is None else len(vector), gone)
         self._rest.update(accumulator.buffer, gone, 1.0, self._step)
@@ -92,11 +92,11 @@ class ImprovedContractive:
         buffer = accumulator.buffer
         came_back = buffer[gone]
         if self._rest.carries:
-            self._rest.add_to(buffer, -1.0)
+            self._rest.decode(buffer, -1.0, add=True)
         buffer[gone] = 0
         entries = accumulator.take_largest(min(k, accumulator.size // 2))
         if self._rest.carries:
-            self._rest.add_to(buffer, 1.0)
+            self._rest.decode(buffer, 1.0, add=True)
         buffer[gone] = came_back
         return entries
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.memories.scratch import SCRATCH
+from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.rules import BucketContext, Stateless, Step
 from horovod_sparse.rules.options import RuleOptions
 from horovod_sparse.vector import SparseVector

@@ -30,7 +30,6 @@ class Quantization:
         self._kernels = kernels_for(context.like)
         self._context = context
         self._bits, self._seed, self._part = bits, seed, part
-        self._factor = 1.0
         self._encode(np.zeros(context.size, context.like.dtype, like=context.like), 0)
 
     def _encode(self, buffer: Array, step: int) -> None:
@@ -46,19 +45,15 @@ class Quantization:
         """Multiply the held vector by a factor; 0 clears it."""
         self._factor *= factor
 
-    def decode(self, buffer: Array, factor: float) -> None:
-        """Set the buffer to factor * the held vector."""
-        self._kernels.dequantize(self._codes, self._scales, buffer, self._bits, factor * self._factor)
-
-    def add_to(self, buffer: Array, factor: float) -> None:
-        """Add factor * the held vector to the buffer."""
-        self._kernels.dequantize(self._codes, self._scales, buffer, self._bits, factor * self._factor, add=True)
+    def decode(self, buffer: Array, factor: float, *, add: bool = False) -> None:
+        """Set the buffer to factor * the held vector, or add that to it."""
+        self._kernels.dequantize(self._codes, self._scales, buffer, self._bits, factor * self._factor, add=add)
 
     def update(self, buffer: Array, delivered: Indices, carried: float, step: int) -> None:
         """Encode the buffer, after adding (1 - carried) * the held vector to it."""
         del delivered  # these entries have already left the buffer
         if carried != 1:
-            self.add_to(buffer, 1 - carried)
+            self.decode(buffer, 1 - carried, add=True)
         self._encode(buffer, step)
 
     def state_dict(self) -> dict[str, Any]:

@@ -19,10 +19,6 @@ from horovod_sparse.vector import SparseVector
 class Residual:
     """Full residual: e' = acc - sent, in one buffer of the bucket's size, or two if steps are undoable.
 
-    Args:
-        context: The bucket and the rank.
-        options: The memory's options.
-
     Attributes:
         alternates: Whether a step leaves the arrays of the previous state unchanged.
     """

@@ -53,13 +53,9 @@ class CountSketch:
         elif factor != 1:
             self._counters *= self._counters.dtype.type(factor)
 
-    def decode(self, buffer: Array, factor: float) -> None:
-        """Set the buffer to factor * the held vector."""
-        self._kernels.sketch_query(self._counters, buffer, self._rows, self._seed, factor)
-
-    def add_to(self, buffer: Array, factor: float) -> None:
-        """Add factor * the held vector to the buffer."""
-        self._kernels.sketch_query(self._counters, buffer, self._rows, self._seed, factor, add=True)
+    def decode(self, buffer: Array, factor: float, *, add: bool = False) -> None:
+        """Set the buffer to factor * the held vector, or add that to it."""
+        self._kernels.sketch_query(self._counters, buffer, self._rows, self._seed, factor, add=add)
 
     def update(self, buffer: Array, delivered: Indices, carried: float, step: int) -> None:
         """Replace the held vector by the buffer plus (1 - carried) * the held vector.

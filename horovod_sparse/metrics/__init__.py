@@ -57,35 +57,31 @@ __all__ = [
 
 _spans: list[Span] = []
 recording = False
-_device_time: DeviceTime | None = None
 NOTHING = nullcontext()
 # perf_counter has no defined zero. It is anchored to the epoch once: spans of all ranks align as well as their clocks.
 _epoch = time.time_ns() - time.perf_counter_ns()
 
 
+class _HostTime:
+    """Recorder of spans of the host, with the methods of ``DeviceTime``."""
+
+    event = staticmethod(time.perf_counter_ns)
+
+    def add(self, name: str, details: dict[str, Any], start: int, end: int) -> None:
+        _spans.append(Span(name, start + _epoch, end - start, threading.current_thread().name, details))
+
+    def read(self) -> None:
+        """Do nothing: spans are complete when they are added."""
+
+
+_time: _HostTime | DeviceTime = _HostTime()
+
+
 class _Recorder:
-    __slots__ = ("_details", "_name", "_start")
-
-    def __init__(self, name: str, details: dict[str, Any]) -> None:
-        self._name = name
-        self._details = details
-
-    def __enter__(self) -> None:
-        self._start = time.perf_counter_ns()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        duration = time.perf_counter_ns() - self._start
-        thread = threading.current_thread().name
-        _spans.append(Span(self._name, self._start + _epoch, duration, thread, self._details))
-
-
-class _DeviceRecorder:
     __slots__ = ("_details", "_name", "_start", "_time")
 
-    def __init__(self, device_time: DeviceTime, name: str, details: dict[str, Any]) -> None:
-        self._time = device_time
+    def __init__(self, name: str, details: dict[str, Any]) -> None:
+        self._time = _time
         self._name = name
         self._details = details
 
@@ -110,57 +106,37 @@ def enable(on: bool = True, device: Device | None = None) -> None:
         on: Whether to record.
         device: ``torch.cuda`` to measure the time of the GPU, if this process uses only one. None: host time.
     """
-    global recording, _device_time
-    _read_device()
-    _device_time = DeviceTime(device, _epoch, _spans) if on and device is not None else None
+    global recording, _time
+    _time.read()
+    _time = DeviceTime(device, _epoch, _spans) if on and device is not None else _HostTime()
     recording = on
 
 
-def _read_device() -> None:
-    if _device_time is not None:
-        _device_time.read()
-
-
 def span(name: str, **details: Any) -> AbstractContextManager[None]:
-    """Record the time spent in a ``with`` block.
-
-    Args:
-        name: Name of the stage.
-        **details: JSON values shown with the span, such as ``bucket=3``.
-    """
+    """Record the time spent in a ``with`` block; details are JSON values shown with it, such as ``bucket=3``."""
     around = ranges.around(name) if ranges.active() else None
     if not recording:
         return around or NOTHING
-    recorder = _Recorder(name, details) if _device_time is None else _DeviceRecorder(_device_time, name, details)
-    return recorder if around is None else ranges.Both(around, recorder)
+    recorder = _Recorder(name, details)
+    return recorder if around is None else ranges.both(around, recorder)
 
 
 def mark(name: str, **details: Any) -> None:
-    """Record a point in time, as a span of length zero.
-
-    Args:
-        name: Name of the event.
-        **details: JSON values shown with the mark.
-    """
-    if not recording:
-        return
-    if _device_time is None:
-        now = time.perf_counter_ns() + _epoch
-        _spans.append(Span(name, now, 0, threading.current_thread().name, details))
-    else:
-        event = _device_time.event()
-        _device_time.add(name, details, event, event)
+    """Record a point in time, as a span of length zero; details are JSON values shown with it."""
+    if recording:
+        event = _time.event()
+        _time.add(name, details, event, event)
 
 
 def spans() -> tuple[Span, ...]:
     """Return the spans recorded so far, in the order in which they ended."""
-    _read_device()
+    _time.read()
     return tuple(_spans)
 
 
 def clear() -> None:
     """Delete the spans recorded so far."""
-    _read_device()
+    _time.read()
     _spans.clear()
 
 

@@ -30,12 +30,7 @@ class Span:
 
 
 def write(path: str | os.PathLike[str], ranks: Sequence[Sequence[Span]]) -> None:
-    """Write the spans of all ranks, with one process per rank and one track per thread.
-
-    Args:
-        path: Output file; written under a temporary name and renamed, so that readers never see a partial file.
-        ranks: Spans of each rank, in rank order.
-    """
+    """Write the spans of each rank under a temporary name, and rename the file: readers never see a partial one."""
     events = [event for rank, recorded in enumerate(ranks) for event in _events(rank, recorded)]
     target = Path(path)
     temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")

@@ -56,10 +56,7 @@ def _json(value: float) -> float | None:
 
 
 def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Read the file written by a ``Log``.
-
-    Args:
-        folder: Folder of the run.
+    """Read the file that a ``Log`` has written into the folder of a run.
 
     Returns:
         Description of the run, and its records in the order of steps. Numbers that were not finite are None.

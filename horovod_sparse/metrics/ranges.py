@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import AbstractContextManager
-from types import TracebackType
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 PREFIX = "hvs."
@@ -13,28 +13,11 @@ PREFIX = "hvs."
 _NVTX = "NVTX_INJECTION64_PATH" in os.environ
 
 
-class Both:
-    """Two nested context managers in one.
-
-    Args:
-        outer: Context manager entered first and left last.
-        inner: Context manager entered last and left first.
-    """
-
-    __slots__ = ("_inner", "_outer")
-
-    def __init__(self, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> None:
-        self._outer, self._inner = outer, inner
-
-    def __enter__(self) -> None:
-        self._outer.__enter__()
-        self._inner.__enter__()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._inner.__exit__(kind, error, traceback)
-        self._outer.__exit__(kind, error, traceback)
+@contextmanager
+def both(outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> Iterator[None]:
+    """Nest two context managers in one."""
+    with outer, inner:
+        yield
 
 
 def active() -> bool:
@@ -47,10 +30,8 @@ def around(name: str) -> AbstractContextManager[Any] | None:
     """Return a range of this name, or None while torch cannot create one. Call it only if ``active()``."""
     torch: Any = sys.modules.get("torch")
     within: AbstractContextManager[Any] | None = None
-    if torch is None:
-        return within
-    if torch.autograd.profiler._is_profiler_enabled:  # under emit_nvtx() this is an NVTX range
+    if torch is not None and torch.autograd.profiler._is_profiler_enabled:  # under emit_nvtx() this is an NVTX range
         within = torch.autograd.profiler.record_function(PREFIX + name)
-    elif torch.cuda.is_initialized():  # torch may have been built without NVTX
+    elif torch is not None and torch.cuda.is_initialized():  # torch may have been built without NVTX
         within = torch.cuda.nvtx.range(PREFIX + name)
     return within

@@ -159,10 +159,7 @@ class Step:
         return squares / self.loss_scale**2
 
     def epochs(self, steps_per_epoch: int | None) -> int:
-        """Return the number of completed epochs.
-
-        Args:
-            steps_per_epoch: Steps of one epoch; None: the epoch that the training script has set.
+        """Return the number of completed epochs; without ``steps_per_epoch``, the epoch that the script has set.
 
         Raises:
             RuntimeError: ``steps_per_epoch`` is None, and the script has set no epoch.

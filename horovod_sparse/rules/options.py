@@ -44,12 +44,7 @@ class RuleOptions:
                 check(option.name, getattr(self, option.name))
 
     def conflict(self, sparsifier: RuleOptions, collective: RuleOptions) -> str:
-        """Return why the rule cannot be combined with the other rules, and the remedy; empty where it can.
-
-        Args:
-            sparsifier: Options of the sparsifier of the same configuration.
-            collective: Options of the collective of the same configuration.
-        """
+        """Return why the rule does not work with these rules of its configuration, and the remedy; empty if it does."""
         del sparsifier, collective
         return ""
 

@@ -20,11 +20,6 @@ def require_like(state: Any, own: Any, name: str = "state") -> None:
 
     Lengths and numbers are checked by the rule that loads them; only the rule knows which are valid.
 
-    Args:
-        state: The state to load.
-        own: A state of the object that loads it.
-        name: Name of the state in the error message.
-
     Raises:
         ValueError: The structures differ; the message names the first difference.
     """
@@ -43,11 +38,7 @@ def require_like(state: Any, own: Any, name: str = "state") -> None:
 
 
 def require_finite(state: Any, name: str) -> None:
-    """Raise if a residual, unit or threshold of a state is not finite: it would stay so in all later steps.
-
-    Args:
-        state: Nested dicts and lists of numbers, and of arrays or tensors.
-        name: Name of the state in the error message.
+    """Raise if a residual, unit or threshold in nested dicts and lists is not finite: it would stay so for good.
 
     Raises:
         ValueError: A number is infinite or NaN; the message names its key.
@@ -105,13 +96,7 @@ def checked_flag(value: Any, name: str) -> bool:
 
 
 def require_positions(positions: Array, size: int, name: str) -> None:
-    """Raise ValueError unless positions are ascending and within 0 .. size - 1; kernels do not check them.
-
-    Args:
-        positions: Integers on any device, shape (k,).
-        size: Number of elements of the indexed vector.
-        name: Name of the positions in the error message.
-    """
+    """Raise ValueError unless positions [k] are ascending and within 0 .. size - 1; kernels do not check them."""
     inside = not len(positions) or (positions[0] >= 0 and positions[-1] < size)
     if not inside or not bool((positions[1:] > positions[:-1]).all()):
         raise ValueError(f"{name} must be ascending positions from 0 to {size - 1}, but are not")

@@ -63,12 +63,7 @@ class Tally:
         return StepSums([total / working for total in sums], mean)
 
     def add(self, numbers: Sequence[float], idle: bool) -> None:
-        """Add the numbers of a bucket.
-
-        Args:
-            numbers: Local numbers, shape (count,).
-            idle: Whether this rank had no backward pass; its numbers are then ignored.
-        """
+        """Add a bucket's local numbers, shape (count,); those of an idle rank, without backward pass, are ignored."""
         self._added = True
         if not idle:
             self._works = True

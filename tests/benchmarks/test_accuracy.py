@@ -86,11 +86,6 @@ def test_what_has_a_record_is_not_trained_again_and_exchanges_take_turns(tmp_pat
     assert [*accuracy.waiting(options)] == [one for one in every if one != made]
 
 
-def test_an_unknown_exchange_is_refused(tmp_path, capsys):
-    assert main(["accuracy", "--exchanges", "dense,best", "--output", str(tmp_path)]) == 1
-    assert "unknown exchange 'best'; known are: dense, fp16" in capsys.readouterr().err
-
-
 def test_the_published_page_shows_all_records_of_the_default_command(tmp_path):
     docs = ROOT / "docs"
     options = build_parser().parse_args(["accuracy", "--output", str(tmp_path)])

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from processes import Mark
+from stubs import forbid_namespaces
 
 from benchmarks.cluster import emulated
 from benchmarks.cluster.__main__ import main
@@ -76,8 +77,7 @@ def send(two: Cluster) -> tuple[list[str], float]:
 @pytest.fixture
 def forbidding(tmp_path, monkeypatch):
     """A machine whose kernel makes no namespaces."""
-    (tmp_path / "unshare").write_text("#!/bin/sh\necho unshare: Operation not permitted >&2\nexit 1\n")
-    (tmp_path / "unshare").chmod(0o755)
+    forbid_namespaces(tmp_path)
     path = emulated._search_path()
     monkeypatch.setattr(emulated, "_search_path", lambda: f"{tmp_path}{os.pathsep}{path}")
 
@@ -106,6 +106,7 @@ def test_a_missing_program_is_named(monkeypatch, capsys):
         (["run", "2"], "no program given"),
         (["collectives", "--ranks", "9"], "9 ranks on 8 nodes: give --nodes 9"),
         (["collectives", "--algorithms", "best"], "unknown algorithm 'best'; known are: dense, topka"),
+        (["accuracy", "--exchanges", "dense,best"], "unknown exchange 'best'; known are: dense, fp16"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_made(arguments, message, capsys, tmp_path, monkeypatch):
@@ -213,14 +214,14 @@ def test_what_fails_half_way_leaves_nothing(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(Cluster, "set_rate", fail)
     with pytest.raises(RuntimeError, match="half way"):
-        Cluster(2).up()
+        Cluster(2).__enter__()
     assert not mark.processes()
 
 
 @pytest.mark.full
 @needs_namespaces
 def test_collectives_count_the_bytes_that_the_kernel_counts(monkeypatch, capfd):
-    monkeypatch.setattr(Cluster.__init__, "__defaults__", (2, "none"))
+    monkeypatch.setattr(Cluster.__init__, "__defaults__", (2, "none", *Cluster.__init__.__defaults__[2:]))
     monkeypatch.chdir(ROOT)
     assert main(["bytes", "--nodes", "2"]) == 0
     assert "off by more" not in capfd.readouterr().out
@@ -230,7 +231,7 @@ def test_collectives_count_the_bytes_that_the_kernel_counts(monkeypatch, capfd):
 @pytest.mark.timeout(400)  # three trainings
 @needs_namespaces
 def test_the_other_measurements_run_on_a_cluster_of_their_own(monkeypatch, tmp_path, capfd):
-    monkeypatch.setattr(Cluster.__init__, "__defaults__", (2, "none"))
+    monkeypatch.setattr(Cluster.__init__, "__defaults__", (2, "none", *Cluster.__init__.__defaults__[2:]))
     monkeypatch.chdir(ROOT)
     small = ["--nodes", "2", "--ranks", "2", "--rates", "none", "--parameters", "100K", "--iters", "2"]
     assert main(["collectives", *small, "--output", str(tmp_path), "--plot"]) == 0

@@ -72,9 +72,9 @@ def test_momentum_after_the_selection_is_later(digits, monkeypatch):
     assert all(0 < one["cosine"] < 1 and one["delay"] > 1 and one["held"] > 1 for one in found.values())
 
 
-def test_the_command_prints_a_table(monkeypatch):
+def test_the_command_prints_a_table(monkeypatch, capsys):
     monkeypatch.setattr(delay, "WORKERS", 2)
-    lines = []
-    main(["--task", "digits", "--steps", "6", "--density", "0.1"], show=lines.append)
+    main(["--task", "digits", "--steps", "6", "--density", "0.1"])
+    lines = capsys.readouterr().out.splitlines()
     assert [line.split(" | ")[0] for line in lines[2:]] == ["| after", "| before", "| masked"]
     assert all(line.count("/") == 2 * len(COLUMNS) for line in lines[2:])

@@ -44,17 +44,14 @@ def test_a_link_holds_a_packet_and_lets_little_pass_above_its_rate(rate):
         assert shaping.segment * 8 / shaping.rate == pytest.approx(262e-6, rel=0.01)
 
 
-def test_a_rate_becomes_a_token_bucket_on_the_device():
-    segments, bucket = network.rate_commands("eth0", "1gbit", 1000)
-    assert " ".join(segments) == "ip link set eth0 gso_max_size 32750 gro_max_size 32750"
-    expected = "tc qdisc replace dev eth0 root tbf rate 1000000000bit burst 65500b limit 1000b"
-    assert " ".join(bucket) == expected
-
-
-def test_no_limit_removes_the_token_bucket():
-    segments, bucket = network.rate_commands("eth0", "none", 1000)
-    assert segments[-1] == "65536"
-    assert " ".join(bucket) == "tc qdisc replace dev eth0 root noqueue"
+@pytest.mark.parametrize(
+    ("rate", "segment", "discipline"),
+    [("1gbit", 32750, "tbf rate 1000000000bit burst 65500b limit 1000b"), ("none", 65536, "noqueue")],
+)
+def test_a_rate_becomes_a_token_bucket_on_the_device_and_no_limit_removes_it(rate, segment, discipline):
+    segments, bucket = network.rate_commands("eth0", rate, 1000)
+    assert " ".join(segments) == f"ip link set eth0 gso_max_size {segment} gro_max_size {segment}"
+    assert " ".join(bucket) == f"tc qdisc replace dev eth0 root {discipline}"
 
 
 def test_every_node_has_addresses_of_its_own_on_both_networks():

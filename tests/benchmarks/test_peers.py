@@ -6,7 +6,6 @@ import json
 from types import SimpleNamespace
 
 from benchmarks.cluster import peers
-from benchmarks.cluster.__main__ import build_parser
 from benchmarks.cluster.peers import Peer, line
 
 RING = Peer("ring", "1gbit", [1700.0, 1600.0, 1650.0], 175.0)
@@ -17,13 +16,6 @@ def test_a_row_shows_the_smallest_time_the_median_the_bytes_and_the_ratio_to_the
     assert line(OURS, [RING, OURS]).split() == ["oktopk", "160.0", "180.0", "3.53", "10.00"]
     assert line(OURS, [OURS]).split() == ["oktopk", "160.0", "180.0", "3.53"]
     assert len(line(RING, [RING])) == len(peers.HEAD)
-
-
-def test_the_command_line_has_rates_and_contenders():
-    options = build_parser().parse_args(["peers", "--rates", "1gbit,10mbit", "--parameters", "25M"])
-    assert options.rates == ["1gbit", "10mbit"]
-    assert options.contenders[:4] == ["ring", "horovod-fp16", "ddp", "ddp-powersgd"]
-    assert peers._side(options.parameters) == 5000
 
 
 def test_the_last_line_of_a_contender_is_what_it_found():

@@ -30,11 +30,10 @@ def test_blocks_count_by_their_norm():
     assert np.flatnonzero(chosen).tolist() == np.flatnonzero(again).tolist() == [1]
 
 
-def test_a_short_run_draws_its_figure(tmp_path, monkeypatch):
+def test_a_short_run_draws_its_figure(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(stability, "LAGS", (1, 5))
     monkeypatch.setattr(stability, "_WARMUP", 2)
-    lines = []
     path = tmp_path / "stability.png"
-    main(["--task", "digits", "--steps", "10", "--output", str(path)], show=lines.append)
+    main(["--task", "digits", "--steps", "10", "--output", str(path)])
     assert path.stat().st_size > 5000
-    assert len(lines) == 1 + 2 * len(BLOCKS)
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 2 * len(BLOCKS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,12 +14,6 @@ from states import same
 from horovod_sparse.checkpoint import Checkpoints, store
 
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture
-def folder(comm, tmp_path):
-    """One folder for all ranks."""
-    return Path(comm.bcast(str(tmp_path))) / "checkpoints"
 
 
 @pytest.fixture
@@ -73,8 +66,7 @@ def test_it_holds_the_state_of_its_step_though_the_training_goes_on(hvd, comm, f
         assert everywhere(comm, same(run.bits(), resumed.train(3).bits()))
 
 
-def test_both_ways_save_the_same(hvd, comm, folder):
-    checkpoints = Checkpoints(folder)
+def test_both_ways_save_the_same(hvd, comm, checkpoints, folder):
     run = Training("topka:density=0.05", comm.Get_rank(), momentum=0.9).train(2)
     checkpoints.async_save(1, **run.states)
     beside = checkpoints.wait()
@@ -86,9 +78,7 @@ def test_both_ways_save_the_same(hvd, comm, folder):
     assert checkpoints.wait() is None
 
 
-def test_one_is_under_way_at_a_time_and_everything_waits_for_it(hvd, comm, folder, held):
-    checkpoints = Checkpoints(folder, keep=5)
-    run = Training("topka:density=0.05", comm.Get_rank()).train(1)
+def test_one_is_under_way_at_a_time_and_everything_waits_for_it(comm, run, checkpoints, folder, held):
     for step, follow in enumerate((checkpoints.async_save, checkpoints.save)):
         held.clear()
         checkpoints.async_save(2 * step, **run.states)
@@ -104,9 +94,9 @@ def test_one_is_under_way_at_a_time_and_everything_waits_for_it(hvd, comm, folde
     assert everywhere(comm, checkpoints.load(**run.states).step == 7)
 
 
-def test_a_failure_is_told_at_once_and_by_the_next_call_which_saves(hvd, comm, folder, monkeypatch, caplog):
-    checkpoints = Checkpoints(folder)
-    run = Training("topka:density=0.05", comm.Get_rank()).train(1)
+def test_a_failure_is_told_at_once_and_by_the_next_call_which_saves(
+    comm, run, checkpoints, folder, monkeypatch, caplog
+):
     last = comm.Get_size() - 1
     with monkeypatch.context() as patched:
         if comm.Get_rank() == last:
@@ -122,11 +112,3 @@ def test_a_failure_is_told_at_once_and_by_the_next_call_which_saves(hvd, comm, f
     assert "step 2 could not be saved" in refusal(comm, lambda: checkpoints.save(3, **run.states))
     assert everywhere(comm, steps(folder) == ["step-00000003"])
     assert checkpoints.wait() is None
-
-
-def test_what_cannot_be_copied_is_refused_before_the_training_goes_on(hvd, comm, folder):
-    run = Training("topka:density=0.05", comm.Get_rank()).train(1)
-    data = {"best": object()} if comm.Get_rank() == 0 else {}
-    message = refusal(comm, lambda: Checkpoints(folder).async_save(1, **run.states, data=data))
-    assert "data['best'] is of type " in message
-    assert everywhere(comm, not folder.exists())

@@ -36,17 +36,6 @@ COMPRESSIONS = [
 ]
 
 
-@pytest.fixture
-def folder(comm, tmp_path):
-    """One folder for all ranks."""
-    return Path(comm.bcast(str(tmp_path))) / "checkpoints"
-
-
-@pytest.fixture
-def run(hvd, comm):
-    return Training("topka:density=0.05", comm.Get_rank()).train(1)
-
-
 def names(comm, folder):
     comm.Barrier()
     there = sorted(path.name for path in folder.iterdir() if path.name != "lock")
@@ -76,11 +65,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(hvd, comm, folder
     assert everywhere(comm, same(run.bits(), resumed.train(3).bits()))
 
 
-def test_horovods_own_optimizer_is_saved_too(hvd, comm, folder):
+def test_horovods_own_optimizer_is_saved_too(hvd, comm, checkpoints):
     model = torch.nn.Linear(4, 3)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     dense = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-    checkpoints = Checkpoints(folder)
     checkpoints.save(0, model=model, optimizer=dense)
     assert everywhere(comm, checkpoints.load(model=model, optimizer=dense).notes == ())
     sparse = hvs.DistributedOptimizer(
@@ -90,8 +78,7 @@ def test_horovods_own_optimizer_is_saved_too(hvd, comm, folder):
     assert "residuals start empty: the checkpoint was saved with a dense exchange" in note
 
 
-def test_nothing_saved_is_nothing_loaded(comm, run, folder):
-    checkpoints = Checkpoints(folder)
+def test_nothing_saved_is_nothing_loaded(comm, run, checkpoints):
     assert everywhere(comm, checkpoints.load(**run.states) is None)
     assert "holds no checkpoint of step 7; available: none" in refusal(
         comm, lambda: checkpoints.load(step=7, **run.states)
@@ -134,8 +121,7 @@ DAMAGE = {
 }
 
 
-def test_what_is_damaged_is_refused_with_its_name_and_an_intact_one_is_offered(comm, run, folder):
-    checkpoints = Checkpoints(folder)
+def test_what_is_damaged_is_refused_with_its_name_and_an_intact_one_is_offered(comm, run, checkpoints, folder):
     checkpoints.save(3, **run.states)
     run.train(1)
     checkpoints.save(4, **run.states)
@@ -152,8 +138,7 @@ def test_what_is_damaged_is_refused_with_its_name_and_an_intact_one_is_offered(c
     assert everywhere(comm, checkpoints.load(step=3, **run.states).step == 3)
 
 
-def test_a_digest_tells_a_checkpoint_from_one_that_was_changed_and_signed_again(comm, run, folder):
-    checkpoints = Checkpoints(folder)
+def test_a_digest_tells_a_checkpoint_from_one_that_was_changed_and_signed_again(comm, run, checkpoints, folder):
     digest = checkpoints.save(3, **run.states)
     assert len(set(comm.allgather(digest))) == 1
     run.train(1)
@@ -195,10 +180,9 @@ def with_bucket(shard, **changes):
     ],
     ids=["None", "NaN", "Inf", "buckets", "no buckets", "a number for a bucket"],
 )
-def test_a_shard_that_one_rank_alone_reads_is_refused_on_all(comm, run, folder, change, message):
+def test_a_shard_that_one_rank_alone_reads_is_refused_on_all(comm, run, checkpoints, folder, change, message):
     if comm.Get_size() == 1:  # it exchanges nothing, and has no buckets
         return
-    checkpoints = Checkpoints(folder)
     checkpoints.save(3, **run.states)
     shard = folder / "step-00000003" / f"rank-{comm.Get_size() - 1:05d}.pt"
 
@@ -212,8 +196,7 @@ def test_a_shard_that_one_rank_alone_reads_is_refused_on_all(comm, run, folder, 
     assert shard.name in refused
 
 
-def test_a_state_that_is_not_finite_is_not_saved(comm, run, folder):
-    checkpoints = Checkpoints(folder)
+def test_a_state_that_is_not_finite_is_not_saved(comm, run, checkpoints, folder):
     checkpoints.save(1, **run.states)
     if comm.Get_size() == 1:
         return
@@ -224,9 +207,8 @@ def test_a_state_that_is_not_finite_is_not_saved(comm, run, folder):
     assert everywhere(comm, names(comm, folder) == ["step-00000001"])
 
 
-def test_a_second_job_is_refused_and_leaves_nothing(comm, run, folder):
+def test_a_second_job_is_refused_and_leaves_nothing(comm, run, checkpoints, folder):
     """Each other rank is a job of its own here."""
-    checkpoints = Checkpoints(folder)
     checkpoints.save(1, **run.states)
     holder = comm.bcast(os.getpid())
     if comm.Get_rank() > 0:
@@ -239,8 +221,7 @@ def test_a_second_job_is_refused_and_leaves_nothing(comm, run, folder):
     assert everywhere(comm, names(comm, folder) == ["step-00000001", "step-00000002"])
 
 
-def test_what_does_not_fit_is_refused(hvd, comm, run, folder):
-    checkpoints = Checkpoints(folder)
+def test_what_does_not_fit_is_refused(hvd, comm, run, checkpoints):
     checkpoints.save(1, **run.states)
     other = Training("topka:density=0.05,memory=none", comm.Get_rank())
     message = refusal(comm, lambda: checkpoints.load(**other.states))
@@ -257,17 +238,16 @@ def test_what_does_not_fit_is_refused(hvd, comm, run, folder):
     assert "holds no state of warmup, only of scheduler, scaler" in message
 
 
-def test_what_could_not_be_loaded_again_is_refused_when_it_is_saved(comm, run, folder):
-    checkpoints = Checkpoints(folder)
+@pytest.mark.parametrize("save", [Checkpoints.save, Checkpoints.async_save])
+def test_what_could_not_be_loaded_again_is_refused_when_it_is_saved(comm, run, checkpoints, folder, save):
     data = {"best": [1.0, {"at": object()}]} if comm.Get_rank() == comm.Get_size() - 1 else {}
-    message = refusal(comm, lambda: checkpoints.save(1, **run.states, data=data))
+    message = refusal(comm, lambda: save(checkpoints, 1, **run.states, data=data))
     assert f"step 1 could not be saved: rank {comm.Get_size() - 1}: data['best'][1]['at'] is of type " in message
     assert "without executing code" in message
-    assert everywhere(comm, not folder.exists() or names(comm, folder) == [])
+    assert everywhere(comm, not folder.exists())
 
 
-def test_ranks_that_save_different_steps_are_told(comm, run, folder):
-    checkpoints = Checkpoints(folder)
+def test_ranks_that_save_different_steps_are_told(comm, run, checkpoints):
     if comm.Get_size() > 1:
         message = refusal(comm, lambda: checkpoints.save(comm.Get_rank(), **run.states))
         assert "ranks save different steps: [0, 1" in message
@@ -328,9 +308,8 @@ def test_a_failed_save_fails_everywhere_leaves_nothing_and_costs_nothing(hvd, co
     assert everywhere(comm, names(comm, folder) == ["step-00000001", "step-00000003"])
 
 
-def test_a_folder_that_is_a_file_is_named(comm, run, folder):
+def test_a_folder_that_is_a_file_is_named(comm, run, checkpoints, folder):
     on_rank_0(comm, lambda: folder.write_text("not a folder"))
-    checkpoints = Checkpoints(folder)
     assert str(folder) in refusal(comm, lambda: checkpoints.save(1, **run.states))
     assert f"{folder} is not a folder" in refusal(comm, lambda: checkpoints.load(**run.states))
 
@@ -348,8 +327,7 @@ def test_folders_that_nodes_do_not_share_are_noticed(comm, run, folder, tmp_path
     assert "all nodes must see the same folder" in refusal(comm, lambda: split.load(**run.states))
 
 
-def test_an_interrupted_replacement_is_undone(comm, run, folder):
-    checkpoints = Checkpoints(folder)
+def test_an_interrupted_replacement_is_undone(comm, run, checkpoints, folder):
     checkpoints.save(1, **run.states, data={"value": 1})
     on_rank_0(comm, lambda: Folder(folder).of(1).rename(folder / "step-00000001.replaced"))
     on_rank_0(comm, lambda: (folder / "step-00000002.partial").mkdir())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -15,11 +13,6 @@ import horovod_sparse as hvs
 from horovod_sparse.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture
-def folder(comm, tmp_path):
-    return Path(comm.bcast(str(tmp_path)))
 
 
 @pytest.fixture

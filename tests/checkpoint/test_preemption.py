@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
-from checkpointing import Training
 from laws import everywhere
 
-from horovod_sparse.checkpoint import Checkpoints, on_preemption, store
+from horovod_sparse.checkpoint import on_preemption, store
 
 pytestmark = pytest.mark.mpi
 
@@ -40,17 +38,16 @@ def test_the_signals_have_their_former_effect_after_an_error(hvd, comm):
     assert everywhere(comm, signal.getsignal(signal.SIGTERM) == before)
 
 
-def test_a_save_during_which_notice_comes_is_completed(hvd, comm, tmp_path, monkeypatch):
-    folder, write = Path(comm.bcast(str(tmp_path))), store.write
+def test_a_save_during_which_notice_comes_is_completed(comm, run, checkpoints, monkeypatch):
+    write = store.write
 
     def signalled(*arguments):
         for number in SIGNALS:
             os.kill(os.getpid(), number)
         return write(*arguments)
 
-    run = Training("topka:density=0.05", comm.Get_rank()).train(1)
     with on_preemption() as preempted:
         monkeypatch.setattr(store, "write", signalled)
-        Checkpoints(folder).save(1, **run.states)
+        checkpoints.save(1, **run.states)
         assert everywhere(comm, preempted())
-    assert everywhere(comm, Checkpoints(folder).load(**run.states).step == 1)
+    assert everywhere(comm, checkpoints.load(**run.states).step == 1)

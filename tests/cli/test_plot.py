@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from horovod_sparse.cli import plot
 
 
@@ -17,11 +19,18 @@ def test_missing_matplotlib_is_answered_with_the_pip_command(monkeypatch, tmp_pa
     assert plot.unwritable(tmp_path / "rows.json") == ""
 
 
-def test_a_file_that_cannot_be_written_is_named(tmp_path):
-    assert "nowhere does not exist" in plot.unwritable(tmp_path / "nowhere" / "rows.json")
-    assert "nowhere does not exist" in plot.unwritable(None, plot=tmp_path / "nowhere" / "curves.png")
-    assert "is a folder" in plot.unwritable(tmp_path)
-
-
-def test_nothing_to_write_is_no_problem():
-    assert plot.unwritable(None, plot=None) == ""
+@pytest.mark.parametrize(
+    ("files", "plotted", "reason"),
+    [
+        (["nowhere/rows.json"], None, "nowhere does not exist"),
+        ([None], "nowhere/curves.png", "nowhere does not exist"),
+        (["."], None, "is a folder"),
+        ([None, "rows.json"], "curves.png", ""),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_named(tmp_path, files, plotted, reason):
+    paths = [name and tmp_path / name for name in (*files, plotted)]
+    found = plot.unwritable(*paths[:-1], plot=paths[-1])
+    assert reason in found
+    assert bool(found) == bool(reason)
+    assert not list(tmp_path.iterdir())

@@ -39,8 +39,3 @@ def test_runs_are_named_by_their_folders_or_by_paths_where_these_have_one_name(t
     assert [run.name for run in read_runs([x, other])] == [str(x), str(other)]
     assert read_runs([c])[0].label == "c (topka)"
     assert Run("c", {}, []).label == "c"
-
-
-def test_a_folder_without_statistics_is_named(tmp_path):
-    with pytest.raises(ValueError, match="nowhere"):
-        read_runs([tmp_path / "nowhere"])

@@ -17,13 +17,10 @@ def test_without_warmup_the_first_step_has_the_full_rate(schedule: str) -> None:
     assert learning_rate_factor(schedule, 0, warmup=0, steps=10) == 1.0
 
 
-def test_constant_stays() -> None:
-    assert {learning_rate_factor("constant", step, 0, 100) for step in range(101)} == {1.0}
-
-
-def test_step_falls_after_a_half_and_three_quarters() -> None:
-    factors = [learning_rate_factor("step", step, warmup=20, steps=100) for step in (59, 60, 79, 80, 99)]
-    assert factors == [1.0, 0.1, 0.1, 0.01, 0.01]
+@pytest.mark.parametrize(("schedule", "expected"), [("constant", [1.0] * 5), ("step", [1.0, 0.1, 0.1, 0.01, 0.01])])
+def test_steps_fall_after_a_half_and_three_quarters_and_constants_stay(schedule: str, expected: list[float]) -> None:
+    factors = [learning_rate_factor(schedule, step, warmup=20, steps=100) for step in (59, 60, 79, 80, 99)]
+    assert factors == expected
 
 
 def test_cosine_falls_to_zero() -> None:

@@ -28,7 +28,10 @@ TRAIN = Path(__file__).resolve().parents[2] / "examples" / "train.py"
 TEST_IMAGES = 360
 
 
-DDP = ("--frontend", "ddp", "--warmup-epochs", "0")
+SPARSE = (
+    *("--compression", "topka:density=0.01,indices=plain", "--epochs", "1", "--warmup-epochs", "0"),
+    *("--clip", "5", "--batch-size", "16", "--backward-passes-per-step", "2", "--trace"),
+)
 # train.py where Horovod is not installed.
 WITHOUT_HOROVOD = (
     f"import runpy, sys; sys.modules['horovod'] = None; sys.path[0] = {str(TRAIN.parent)!r}; "
@@ -56,6 +59,33 @@ def result(run: Run, output: Path) -> dict[str, Any]:
     return content
 
 
+def one_epoch(run: Run, output: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The run's results and those of its only epoch."""
+    content = result(run, output)
+    (epoch,) = content["epochs"]
+    return content, epoch
+
+
+def check_sparse_on_two_ranks(run: Run, output: Path, *waits: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Results of an epoch at density 0.01 with two passes of 16 images a step; every stage and ``waits`` took time."""
+    content, epoch = one_epoch(run, output)
+    assert content["ranks"] == 2
+    assert content["steps_per_epoch"] == 719 // 32
+    assert epoch["test_accuracy"] > 0.25
+    assert sends_a_hundredth(epoch["bytes_per_step"], content)
+    stages = epoch["ms_per_step"]
+    assert all(stages[name] > 0 for name in ("forward", "backward", "select", "exchange", "apply", *waits))
+    events = json.loads((output / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 1}
+    return content, epoch
+
+
+def sends_a_hundredth(sent: float, content: dict[str, Any]) -> bool:
+    """Whether an exchange has sent a hundredth of the entries, and small parameters dense."""
+    entries = 0.01 * content["parameter_count"]
+    return 8 * entries * 0.9 < sent < 8 * entries + 4 * 3000
+
+
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """Steps and values that TensorBoard shows, by name."""
     events = EventAccumulator(str(folder)).Reload()
@@ -67,8 +97,7 @@ def test_a_single_process_learns(tmp_path: Path) -> None:
     board = tmp_path / "board"
     schedule = ("--warmup-epochs", "0", "--schedule", "constant")
     run = launch.python(str(TRAIN), "--epochs", "1", *schedule, "--tensorboard", str(board), "--output", str(tmp_path))
-    content = result(run, tmp_path)
-    (epoch,) = content["epochs"]
+    content, epoch = one_epoch(run, tmp_path)
     assert content["ranks"] == 1
     assert content["steps_per_epoch"] == 1437 // 32
     assert epoch["test_accuracy"] > 0.7
@@ -85,47 +114,25 @@ def test_a_single_process_learns(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_two_ranks_train_sparse(train: Callable[..., Run], tmp_path: Path) -> None:
-    arguments = ["--compression", "topka:density=0.01,indices=plain", "--epochs", "1"]
-    arguments += ["--warmup-epochs", "0", "--clip", "5"]
-    arguments += ["--batch-size", "16", "--backward-passes-per-step", "2", "--trace", "--output", str(tmp_path)]
-    arguments += ["--tensorboard", str(tmp_path / "board")]
-    content = result(train(*arguments, ranks=2), tmp_path)
-    (epoch,) = content["epochs"]
-    assert content["ranks"] == 2
-    assert content["steps_per_epoch"] == 719 // 32
-    assert epoch["test_accuracy"] > 0.25
+    board = ("--tensorboard", str(tmp_path / "board"), "--output", str(tmp_path))
+    content, epoch = check_sparse_on_two_ranks(train(*SPARSE, *board, ranks=2), tmp_path, "synchronize")
     correct = epoch["test_accuracy"] * TEST_IMAGES
     assert correct == pytest.approx(round(correct), abs=1e-9), "every test image counts once"
-    entries = 0.01 * content["parameter_count"]
-    assert 8 * entries * 0.9 < epoch["bytes_per_step"] < 8 * entries + 4 * 3000  # small parameters travel dense
-    stages = epoch["ms_per_step"]
-    assert all(stages[name] > 0 for name in ("forward", "backward", "select", "exchange", "apply", "synchronize"))
     _, (record,) = read(tmp_path)
     assert record["total/steps"] == content["steps_per_epoch"]
     assert record["total/bytes_sent"] == pytest.approx(epoch["bytes_sent"])  # the same on both ranks
     assert record["total/seconds_select"] > 0
     assert 0 < record["seconds_forward"] < record["seconds_step"]
     assert scalars(tmp_path / "board")["total/density"] == [(record["step"], pytest.approx(record["total/density"]))]
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert {event["pid"] for event in events} == {0, 1}
     assert not list(tmp_path.glob("*.tmp"))
 
 
 @pytest.mark.full
-def test_two_ranks_train_with_mixed_precision(train: Callable[..., Run], tmp_path: Path) -> None:
-    arguments = [
-        "--amp",
-        "--compression",
-        "oktopk:density=0.05",
-        "--clip",
-        "5",
-        "--epochs",
-        "1",
-        "--warmup-epochs",
-        "0",
-    ]
-    (epoch,) = result(train(*arguments, "--output", str(tmp_path), ranks=2), tmp_path)["epochs"]
-    assert epoch["test_accuracy"] > 0.4
+@pytest.mark.parametrize("front_end", ["horovod", "ddp"])
+def test_two_ranks_train_with_mixed_precision(front_end: str, train: Callable[..., Run], tmp_path: Path) -> None:
+    settings = ("--frontend", front_end, "--amp", "--compression", "oktopk:density=0.05", "--clip", "5")
+    run = train(*settings, "--epochs", "1", "--warmup-epochs", "0", "--output", str(tmp_path), ranks=2)
+    assert one_epoch(run, tmp_path)[1]["test_accuracy"] > 0.4
 
 
 @pytest.mark.full
@@ -135,16 +142,13 @@ def test_two_ranks_take_local_steps(train: Callable[..., Run], tmp_path: Path) -
     arguments += ["--warmup-epochs", "0", "--epochs", "4"]
     content = result(train(*arguments, "--output", str(tmp_path), ranks=2), tmp_path)
     assert content["steps_per_epoch"] == 22
-    entries = 0.01 * content["parameter_count"]
-    for epoch in content["epochs"]:
-        assert 8 * entries * 0.9 < epoch["bytes_per_step"] * 22 / 6 < 8 * entries + 4 * 3000
+    assert all(sends_a_hundredth(epoch["bytes_per_step"] * 22 / 6, content) for epoch in content["epochs"])
     assert content["epochs"][-1]["test_accuracy"] > 0.25
 
 
 @pytest.mark.full
 def test_two_ranks_train_dense_and_charge_a_ring(train: Callable[..., Run], tmp_path: Path) -> None:
-    content = result(train("--epochs", "1", "--output", str(tmp_path), ranks=2), tmp_path)
-    (epoch,) = content["epochs"]
+    content, epoch = one_epoch(train("--epochs", "1", "--output", str(tmp_path), ranks=2), tmp_path)
     assert epoch["bytes_per_step"] == 2 * 0.5 * 4 * content["parameter_count"]
     assert epoch["ms_per_step"]["select"] == 0
     _, (record,) = read(tmp_path)
@@ -251,22 +255,10 @@ def test_without_overlap_the_times_add_up_and_the_result_stays(
 
 @pytest.mark.full
 def test_ddp_trains_sparse_without_horovod(tmp_path: Path) -> None:
-    """Two backward passes a step, the first of which exchanges nothing, and times of every stage."""
-    arguments = [*DDP, "--compression", "topka:density=0.01,indices=plain", "--epochs", "1"]
-    arguments += ["--clip", "5", "--batch-size", "16"]
-    arguments += ["--backward-passes-per-step", "2", "--trace", "--output", str(tmp_path)]
-    content = result(launch.python("-c", WITHOUT_HOROVOD, *arguments, ranks=2), tmp_path)
-    (epoch,) = content["epochs"]
-    assert content["ranks"] == 2
-    assert content["steps_per_epoch"] == 719 // 32
+    """The first of the two backward passes of a step exchanges nothing."""
+    run = launch.python("-c", WITHOUT_HOROVOD, "--frontend", "ddp", *SPARSE, "--output", str(tmp_path), ranks=2)
+    content, _ = check_sparse_on_two_ranks(run, tmp_path)
     assert "horovod" not in content["versions"]
-    assert epoch["test_accuracy"] > 0.25
-    entries = 0.01 * content["parameter_count"]
-    assert 8 * entries * 0.9 < epoch["bytes_per_step"] < 8 * entries + 4 * 3000
-    stages = epoch["ms_per_step"]
-    assert all(stages[name] > 0 for name in ("forward", "backward", "select", "exchange", "apply"))
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert {event["pid"] for event in events} == {0, 1}
 
 
 @pytest.mark.full
@@ -314,15 +306,8 @@ def test_dense_and_at_density_1_both_front_ends_end_alike(train: Callable[..., R
 
 
 @pytest.mark.full
-def test_ddp_trains_with_mixed_precision(train: Callable[..., Run], tmp_path: Path) -> None:
-    arguments = [*DDP, "--amp", "--compression", "oktopk:density=0.05", "--clip", "5", "--epochs", "1"]
-    (epoch,) = result(train(*arguments, "--output", str(tmp_path), ranks=2), tmp_path)["epochs"]
-    assert epoch["test_accuracy"] > 0.4
-
-
-@pytest.mark.full
 def test_ddp_on_one_process(tmp_path: Path) -> None:
-    arguments = [*DDP, "--compression", "topka:density=0.01", "--epochs", "1", "--output", str(tmp_path)]
-    (epoch,) = result(launch.python(str(TRAIN), *arguments), tmp_path)["epochs"]
+    arguments = ("--frontend", "ddp", "--warmup-epochs", "0", "--compression", "topka:density=0.01", "--epochs", "1")
+    _, epoch = one_epoch(launch.python(str(TRAIN), *arguments, "--output", str(tmp_path)), tmp_path)
     assert epoch["test_accuracy"] > 0.7
     assert epoch["bytes_sent"] == 0

@@ -9,7 +9,7 @@ import torch
 from laws import everywhere
 from states import same
 from torch import nn
-from training import agree, averages, loss_of, mlp, settings, sgd, snapshot, train, wrap
+from training import agree, loss_of, mlp, settings, sgd, snapshot, train, wrap
 
 import horovod_sparse
 import horovod_sparse as hvs
@@ -68,10 +68,6 @@ def test_an_argument_out_of_range(hvd, comm, settings, message):
         hvs.DistributedOptimizer(plain, **given)
 
 
-def test_momentum_belongs_to_one_of_optimizer_and_compression(hvd, comm):
-    wrap(mlp(), hvs.Compression.dgc())
-
-
 @pytest.mark.parametrize(
     ("mine", "others", "message"),
     [
@@ -113,19 +109,6 @@ def test_other_facts_that_differ(hvd, comm, monkeypatch):
         monkeypatch.setattr(horovod_sparse, "__version__", "0.0.1")
     with differs(comm, r"version of horovod_sparse differs between ranks: rank \d has 0.0.1, rank 0 has "):
         wrap(mlp())
-
-
-def test_parameters_named_in_another_order_on_every_rank_still_meet(hvd, comm):
-    model = mlp()
-    parameters = list(model.named_parameters())[:: 1 if comm.Get_rank() % 2 else -1]
-    optimizer = hvs.DistributedOptimizer(
-        torch.optim.SGD([p for _, p in parameters], lr=0.1), parameters, hvs.Compression.topka(**settings(density=1.0))
-    )
-    expected = averages(model, comm, 0)
-    loss_of(model, comm.Get_rank(), 0).backward()
-    optimizer.synchronize()
-    pairs = zip(model.parameters(), expected, strict=True)
-    assert everywhere(comm, all(torch.allclose(p.grad, one, atol=1e-7) for p, one in pairs))
 
 
 def test_step_without_backward_is_refused_and_training_goes_on(hvd, comm):

@@ -55,17 +55,14 @@ class Training:
         """With the name of a parameter its gradient becomes infinite."""
         self.optimizer.zero_grad()
         self.optimizer.set_epoch(number)
-        hooks = []
+        loss = loss_of(self.model, self.rank, number)
         if overflow_in is not None:
-            parameter = self.model.get_parameter(overflow_in)
-            hooks = [parameter.register_hook(lambda gradient: gradient * torch.inf)]
-        self.scaler.scale(loss_of(self.model, self.rank, number)).backward()
+            loss = loss + (self.model.get_parameter(overflow_in) * torch.inf).sum()
+        self.scaler.scale(loss).backward()
         self.optimizer.synchronize()
         with self.optimizer.skip_synchronize():
             self.scaler.step(self.optimizer)
         self.scaler.update()
-        for hook in hooks:
-            hook.remove()
 
     def state(self):
         return [snapshot(self.model), self.optimizer.compression_state_dict()]

@@ -9,8 +9,25 @@ import pytest
 import torch
 from checkpointing import reseed
 from laws import everywhere
+from states import same
 from torch import nn
-from training import Given, agree, loss_of, mlp, owed, settings, sgd, snapshot, train, wrap, wrap_local
+from training import (
+    Given,
+    agree,
+    closure_of,
+    conserved,
+    loss_of,
+    means,
+    mlp,
+    near,
+    owed,
+    settings,
+    sgd,
+    snapshot,
+    train,
+    wrap,
+    wrap_local,
+)
 
 import horovod_sparse as hvs
 from horovod_sparse.checkpoint import Checkpoints
@@ -20,10 +37,6 @@ pytestmark = pytest.mark.mpi
 EVERYTHING = hvs.Compression.topka(**settings(density=1.0))
 ADAM, PLAIN = {"kind": torch.optim.AdamW}, {"kind": torch.optim.SGD}  # the latter's state is empty
 INNER = [ADAM, PLAIN, pytest.param({**PLAIN, "momentum": 0.9}, marks=pytest.mark.full)]
-
-
-def same(ones, others):
-    return all(torch.equal(one, other) for one, other in zip(ones, others, strict=True))
 
 
 def inner(model, kind, **more):
@@ -124,14 +137,10 @@ def test_a_training_that_exchanged_gradients_goes_on_with_local_steps(hvd, comm,
         model = Given()
         optimizer = wrapper(model, None, sgd(model, lr=0.25, momentum=0))
         Checkpoints(folder).load(model=model, optimizer=optimizer)
-        for step in steps:
-            optimizer.zero_grad()
-            model.loss(rank, step).backward()
-            optimizer.step()
-            given += 0.25 * model.total(rank, step)
+        train(optimizer, model, rank, steps, Given.loss)
+        given += 0.25 * model.total(rank, *steps)
         Checkpoints(folder).save(steps.stop, model=model, optimizer=optimizer)
-    left = comm.allreduce(owed(optimizer))
-    assert everywhere(comm, model.moved() + left == pytest.approx(comm.allreduce(given) / comm.Get_size(), abs=1e-2))
+    assert conserved(comm, model, optimizer, given, 1e-2)
     assert agree(comm, snapshot(model))
 
 
@@ -204,8 +213,7 @@ def test_a_step_that_a_scaler_skips_on_one_rank_counts_and_gives_nothing(hvd, co
     optimizer = wrap_local(model, EVERYTHING, sgd(model, fused=fused))
     ours = walk(optimizer, model)
     assert everywhere(comm, optimizer.local_step == 0)
-    means = [torch.from_numpy(comm.allreduce(one.numpy()) / comm.Get_size()) for one in theirs[:-1]]
-    assert everywhere(comm, all(torch.allclose(one, p, atol=1e-6) for one, p in zip(means, ours, strict=False)))
+    assert everywhere(comm, near(means(comm, theirs[:-1]), ours[:-1], 1e-5))
     assert everywhere(comm, torch.equal(ours[-1], theirs[-1]))
     assert agree(comm, snapshot(model))
 
@@ -228,20 +236,17 @@ def test_a_round_in_which_every_step_of_every_rank_is_skipped_leaves_no_trace(hv
 @pytest.mark.parametrize("spec", ["topka:density=0.05", "oktopk:density=0.05,tau_partition=2,tau_threshold=2"])
 def test_ranks_with_fewer_batches_join_and_nothing_is_lost(hvd, comm, spec):
     """What they have done in a round counts; then they follow, and so end with the parameters of all."""
-    rank, ranks, model, given = comm.Get_rank(), comm.Get_size(), Given(), 0.0
+    rank, model, given = comm.Get_rank(), Given(), 0.0
     compression = hvs.parse(f"{spec},dense_below=0,bucket_bytes=1200")
     optimizer = wrap_local(model, compression, sgd(model, lr=1.0, momentum=0))
     for epoch in range(3):
-        for step in range(6 * rank + epoch):  # none at all on rank 0 at first
-            optimizer.zero_grad()
-            model.loss(rank, step).backward()
-            optimizer.step()
-            given += model.total(rank, step)
+        steps = range(6 * rank + epoch)  # none at all on rank 0 at first
+        train(optimizer, model, rank, steps, Given.loss)
+        given += model.total(rank, *steps)
         last = hvd.join()
-        assert everywhere(comm, last == ranks - 1 and optimizer.local_step == 0)
+        assert everywhere(comm, last == comm.Get_size() - 1 and optimizer.local_step == 0)
         assert agree(comm, snapshot(model))
-        expected = comm.allreduce(given) / ranks
-        assert everywhere(comm, model.moved() + comm.allreduce(owed(optimizer)) == pytest.approx(expected, abs=1e-2))
+        assert conserved(comm, model, optimizer, given, 1e-2)
 
 
 def test_ranks_join_with_two_optimizers_and_other_collectives_going_on(hvd, comm):
@@ -266,14 +271,7 @@ def test_schedulers_hooks_and_closures_belong_to_the_local_steps(hvd, comm):
     after = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
     calls = []
     optimizer.register_step_post_hook(lambda *_: calls.append(optimizer.local_step))
-
-    def closure():
-        optimizer.zero_grad()
-        loss = loss_of(model, rank, 0)
-        loss.backward()
-        return loss
-
-    losses = [optimizer.step(closure).item() for _ in range(5)]
+    losses = [optimizer.step(closure_of(optimizer, model, rank)).item() for _ in range(5)]
     after.step()
     with pytest.warns(UserWarning, match=r"before `optimizer.step\(\)`"):  # of the plain one, torch means
         before.step()
@@ -293,10 +291,7 @@ def test_param_groups_have_their_own_settings_and_may_be_added(hvd, comm):
     start = snapshot(model)
     train(optimizer, model, rank, range(2))
     optimizer.add_param_group({"params": [late.weight], "lr": 0.5})
-    for step in range(2, 4):
-        optimizer.zero_grad()
-        (loss_of(model, rank, step) + (rank + 1) * late.weight.sum()).backward()
-        optimizer.step()
+    train(optimizer, model, rank, range(2, 4), lambda *at: loss_of(*at) + (rank + 1) * late.weight.sum())
     moved = [not torch.equal(one, other) for one, other in zip(start, model.parameters(), strict=True)]
     assert everywhere(comm, moved == [True, True, False, False, False, False])
     assert agree(comm, [*snapshot(model), late.weight.detach()])
@@ -304,37 +299,21 @@ def test_param_groups_have_their_own_settings_and_may_be_added(hvd, comm):
     assert everywhere(comm, torch.allclose(late.weight, torch.full((1, 4), 1 - 2 * 0.5 * mean)))
 
 
-def test_buffers_stay_each_ranks_own(hvd, comm):
-    rank = comm.Get_rank()
-    training = Training(rank)
-    training.train(range(8))
-    assert agree(comm, snapshot(training.model))
-    assert comm.Get_size() == 1 or not agree(comm, [training.model[1].running_mean])
-
-
 def refused(comm, match, **arguments):
-    model = mlp()
     with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: .*{match}"):
-        hvs.LocalOptimizer(
-            **{
-                "optimizer": sgd(model, momentum=0),
-                "named_parameters": model.named_parameters(),
-                "local_steps": 4,
-                "compression": EVERYTHING,
-                **arguments,
-            }
-        )
+        wrap_local(mlp(), **arguments)
 
 
 def test_arguments_that_cannot_be_are_named_with_a_remedy(hvd, comm):
-    model = mlp()
-    name_twice = [("one", p) for p in model.parameters()]
     refused(comm, "local_steps .* not 0", local_steps=0)
     refused(comm, "local_steps .* not 2.5", local_steps=2.5)
     refused(comm, r"unknown compression .*Compression\.dense", compression=hvd.Compression.none)
     refused(comm, "outer step .*residual", compression=hvs.Compression.dgc())
-    refused(comm, "a name twice", optimizer=sgd(model), named_parameters=name_twice)
     refused(comm, "complex64", optimizer=torch.optim.SGD([nn.Parameter(torch.ones(2, dtype=torch.complex64))]))
+    model = mlp()
+    names = [("one", p) for p in model.parameters()]
+    with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: .*a name twice"):
+        hvs.LocalOptimizer(sgd(model), names, 4, EVERYTHING)
 
 
 def test_arguments_that_differ_between_ranks_are_named(hvd, comm):

@@ -7,26 +7,16 @@ import logging
 
 import pytest
 import torch
-from checkpointing import Training
 from laws import everywhere
 from states import same
-from torch import distributed
-from training import agree, loss_of, mlp, sgd, snapshot, wrap
-from trainings import FRONT_ENDS, WHOLE, constant, falling, near, train_plain, train_through
+from training import agree, closure_of, loss_of, mlp, near, sgd, snapshot, wrap
+from trainings import FRONT_ENDS, WHOLE, falling, train_plain, train_through
 
 import horovod_sparse as hvs
-from horovod_sparse.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.mpi
 
 EVERYTHING = hvs.Compression.topka(memory="momentum", **WHOLE)
-
-
-@pytest.fixture(scope="module")
-def group(comm):
-    hvs.ddp.init_process_group()
-    yield
-    distributed.destroy_process_group()
 
 
 def adam(model, **settings):
@@ -107,10 +97,7 @@ def test_the_settings_of_the_optimizer_are_the_users(hvd, comm):
 
     def closure():
         seen.append(optimizer.param_groups[0]["momentum"])
-        optimizer.zero_grad()
-        loss = loss_of(model, rank, len(seen))
-        loss.backward()
-        return loss
+        return closure_of(optimizer, model, rank, len(seen))()
 
     for _ in range(10):
         optimizer.step(closure)
@@ -142,47 +129,7 @@ def test_below_density_1_every_rank_ends_with_the_same_bits(hvd, group, comm, ma
     assert everywhere(comm, not near(results[0], snapshot(mlp()), 1e-3))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("front_end", ["Horovod", pytest.param("DDP", marks=pytest.mark.full)])
-@pytest.mark.parametrize("fused", [False, pytest.param(True, marks=pytest.mark.full)], ids=["", "fused"])
-def test_a_loss_scale_that_changes_and_steps_that_are_skipped_leave_no_trace(hvd, group, comm, front_end, fused):
-    for make in (sgd, adam):
-        model, ours, rank = mlp(torch.float64), mlp(torch.float64), comm.Get_rank()
-        decay = 0.05 if make is sgd else 0.0
-        train_plain(comm, model, make(model, weight_decay=decay))
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        of_torch = make(ours, lr=constant(0), weight_decay=decay, fused=fused)
-        replica, optimizer = FRONT_ENDS[front_end](ours, EVERYTHING, of_torch, grad_scaler=scaler)
-        for step in range(50):
-            for overflows in [True, False] if step % 7 == 3 else [False]:
-                optimizer.zero_grad()
-                loss = loss_of(replica, rank, step)
-                if overflows and rank == comm.Get_size() - 1:
-                    loss = loss + (ours[4].weight * torch.inf).sum()
-                scaler.scale(loss).backward()
-                scaler.step(optimizer)
-                scaler.update(2.0 ** (step % 11))
-        assert everywhere(comm, near(snapshot(ours), snapshot(model), 1e-7))
-
-
 # --- the state ---
-
-
-@pytest.mark.parametrize("density", [0.05, pytest.param(1.0, marks=pytest.mark.full)])
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(hvd, comm, tmp_path, density):
-    rank, checkpoints = comm.Get_rank(), Checkpoints(comm.bcast(tmp_path) / "checkpoints")
-
-    def made():
-        training = Training(f"topka:density={density},memory=momentum", rank, momentum=0.9, amp=True)
-        training.optimizer.param_groups[0]["weight_decay"] = 0.05
-        return training
-
-    run = made().train(4)
-    checkpoints.save(4, **run.states, data={"losses": run.losses})
-    run.train(3)
-    resumed = made()
-    resumed.losses = checkpoints.load(**resumed.states).data["losses"]
-    assert everywhere(comm, same(run.bits(), resumed.train(3).bits()))
 
 
 @pytest.mark.parametrize("make", [sgd, adam])

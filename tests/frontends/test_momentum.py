@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 from checkpointing import Training
 from laws import everywhere
 from states import same
-from torch import distributed, nn
-from training import Given, agree, loss_of, mlp, sgd, snapshot, wrap
-from trainings import FRONT_ENDS, STEPS, WHOLE, constant, falling, near, plain, through_horovod, train_through
+from torch import nn
+from training import Given, agree, closure_of, embedding_loss, loss_of, means, mlp, near, sgd, snapshot, train, wrap
+from trainings import FRONT_ENDS, STEPS, WHOLE, constant, falling, plain, train_plain, train_through
 
 import horovod_sparse as hvs
 from horovod_sparse.checkpoint import Checkpoints
 
 pytestmark = pytest.mark.mpi
-
-
-@pytest.fixture(scope="module")
-def group(comm):
-    hvs.ddp.init_process_group()
-    yield
-    distributed.destroy_process_group()
-
-
-def ours(comm, model, front_end=through_horovod, rate=constant, loss=loss_of, steps=STEPS, options=None, **settings):
-    """The same, with the momentum in the compression."""
-    compression = hvs.Compression.dgc(**{**WHOLE, **(options or {})})
-    replica, optimizer = front_end(model, compression, sgd(model, lr=0.0, momentum=0, **settings))
-    train_through(comm, replica, optimizer, rate, loss, steps)
-    return snapshot(model)
 
 
 CASES = [
@@ -47,27 +31,14 @@ CASES = [
 def test_at_density_1_it_is_momentum_sgd(hvd, group, comm, front_end, options, settings):
     """Whatever the learning rate does, for parameters of every size, on one rank, too, and with masking or without."""
     loss = loss_of if not settings.get("maximize") else lambda *given: -loss_of(*given)
-    given = {"rate": falling, "loss": loss, **settings}
-    expected = plain(comm, mlp(torch.float64), nesterov=options.get("nesterov", False), **given)
-    parameters = ours(comm, mlp(torch.float64), FRONT_ENDS[front_end], options=options, **given)
-    assert everywhere(comm, near(parameters, expected))
-    assert agree(comm, parameters)
-
-
-def test_ten_gradients_that_stay(hvd, comm):
-    """With a momentum of 0.9, and a rate of 1: 1 + 1.9 + 2.71 + ..."""
-    for least in (0, 1000):
-        model = nn.Linear(5, 4)
-        before = snapshot(model)
-        optimizer = wrap(model, hvs.Compression.dgc(density=1.0, dense_below=least), sgd(model, lr=1, momentum=0))
-        for _ in range(10):
-            optimizer.zero_grad()
-            sum(p.sum() for p in model.parameters()).backward()
-            optimizer.step()
-        moved = [old - p for old, p in zip(before, model.parameters(), strict=True)]
-        expected = sum(10 * (1 - 0.9**number) for number in range(1, 11))
-        assert expected == pytest.approx(41.38, abs=0.01)
-        assert everywhere(comm, near(moved, [torch.full_like(p, expected) for p in moved], 1e-5))
+    given = {"rate": falling, "loss": loss}
+    expected = plain(comm, mlp(torch.float64), nesterov=options.get("nesterov", False), **given, **settings)
+    model = mlp(torch.float64)
+    compression = hvs.Compression.dgc(**WHOLE, **options)
+    replica, optimizer = FRONT_ENDS[front_end](model, compression, sgd(model, momentum=0, **settings))
+    train_through(comm, replica, optimizer, **given)
+    assert everywhere(comm, near(snapshot(model), expected))
+    assert agree(comm, snapshot(model))
 
 
 @pytest.mark.slow
@@ -92,24 +63,43 @@ def test_with_several_backward_passes_and_with_groups(hvd, comm, passing):
     assert everywhere(comm, near(snapshot(model), expected))
 
 
+def decayed(model, **settings):
+    return sgd(model, **{"lr": constant(0), "weight_decay": 0.05, **settings})
+
+
+def adam(model, **settings):
+    return torch.optim.Adam(model.parameters(), lr=constant(0), **settings)
+
+
+TAKEN_OVER = hvs.Compression.topka(memory="momentum", **WHOLE)
+KINDS = {
+    "of the compression": (hvs.Compression.dgc(**WHOLE), decayed, {"momentum": 0}),
+    "taken over": (TAKEN_OVER, decayed, {}),
+    "of Adam": (TAKEN_OVER, adam, {}),
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("front_end", ["Horovod", pytest.param("DDP", marks=pytest.mark.full)])
 @pytest.mark.parametrize("fused", [False, pytest.param(True, marks=pytest.mark.full)], ids=["", "fused"])
-def test_a_loss_scale_that_changes_and_steps_that_are_skipped_leave_no_trace(hvd, group, comm, front_end, fused):
-    expected = plain(comm, mlp(torch.float64), weight_decay=0.05)
-    model, scaler, rank = mlp(torch.float64), torch.amp.GradScaler("cpu", init_scale=1024.0), comm.Get_rank()
-    of_torch = sgd(model, lr=constant(0), momentum=0, weight_decay=0.05, fused=fused)
-    replica, optimizer = FRONT_ENDS[front_end](model, hvs.Compression.dgc(**WHOLE), of_torch, grad_scaler=scaler)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loss_scale_that_changes_and_steps_that_are_skipped_leave_no_trace(hvd, group, comm, front_end, fused, kind):
+    compression, make, settings = KINDS[kind]
+    model, ours, rank = mlp(torch.float64), mlp(torch.float64), comm.Get_rank()
+    train_plain(comm, model, make(model))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    of_torch = make(ours, fused=fused, **settings)
+    replica, optimizer = FRONT_ENDS[front_end](ours, compression, of_torch, grad_scaler=scaler)
     for step in range(STEPS):
         for overflows in [True, False] if step % 7 == 3 else [False]:
             optimizer.zero_grad()
             loss = loss_of(replica, rank, step)
             if overflows and rank == comm.Get_size() - 1:
-                loss = loss + (model[4].weight * torch.inf).sum()
+                loss = loss + (ours[4].weight * torch.inf).sum()
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update(2.0 ** (step % 11))
-    assert everywhere(comm, near(snapshot(model), expected))
+    assert everywhere(comm, near(snapshot(ours), snapshot(model), 1e-7 if make is adam else 1e-9))
 
 
 def test_a_step_with_a_closure(hvd, group, comm):
@@ -118,14 +108,7 @@ def test_a_step_with_a_closure(hvd, group, comm):
         of_torch = sgd(model, lr=constant(0), momentum=0, weight_decay=0.05)
         replica, optimizer = front_end(model, hvs.Compression.dgc(**WHOLE), of_torch)
         for step in range(9):
-
-            def closure(step=step, replica=replica, optimizer=optimizer):
-                optimizer.zero_grad()
-                loss = loss_of(replica, comm.Get_rank(), step)
-                loss.backward()
-                return loss
-
-            optimizer.step(closure)
+            optimizer.step(closure_of(optimizer, replica, comm.Get_rank(), step))
         assert everywhere(comm, near(snapshot(model), expected))
 
 
@@ -139,11 +122,7 @@ def test_embeddings_with_sparse_gradients(hvd, comm):
             optimizer = wrap(model, hvs.Compression.dgc(**WHOLE), sgd(model, momentum=0))
         else:
             optimizer = hvd.DistributedOptimizer(sgd(model), named_parameters=model.named_parameters())
-        for step in range(9):
-            optimizer.zero_grad()
-            model(torch.tensor([comm.Get_rank(), 7, step])).square().mean().backward()
-            optimizer.step()
-        results.append(snapshot(model))
+        results.append(train(optimizer, model, comm.Get_rank(), range(9), embedding_loss))
     assert everywhere(comm, near(*results, 1e-5))
 
 
@@ -152,10 +131,7 @@ def test_the_momentum_of_an_adaptive_optimizer(hvd, comm):
     model = mlp()
     adam = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.0, 0.999), weight_decay=0.01)
     optimizer = wrap(model, hvs.Compression.dgc(**WHOLE), adam)
-    for step in range(5):
-        optimizer.zero_grad()
-        loss_of(model, comm.Get_rank(), step).backward()
-        optimizer.step()
+    train(optimizer, model, comm.Get_rank(), range(5))
     buffers = {name: "momentum_buffer" in optimizer.state[p] for name, p in model.named_parameters()}
     whole = {name: comm.Get_size() == 1 or p.numel() < 100 for name, p in model.named_parameters()}
     assert everywhere(comm, buffers == whole)
@@ -169,9 +145,7 @@ def test_a_frozen_parameter_is_not_moved_by_its_momentum(hvd, comm):
         for p in (model[0].weight, model[4].bias):
             p.requires_grad_(not 2 <= step < 4)
         before = [model[0].weight.clone(), model[4].bias.clone()]
-        optimizer.zero_grad()
-        loss_of(model, rank, step).backward()
-        optimizer.step()
+        train(optimizer, model, rank, [step])
         assert everywhere(comm, same([model[0].weight, model[4].bias], before) == (2 <= step < 4))
 
 
@@ -188,12 +162,20 @@ def test_momentum_that_the_optimizer_gets_later_is_refused(hvd, comm):
 # --- the state ---
 
 
-@pytest.mark.parametrize("spec", ["dgc:density=0.05,nesterov=True", "dgc:density=1.0"])
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(hvd, comm, tmp_path, spec):
+@pytest.mark.parametrize(
+    ("spec", "momentum"),
+    [
+        ("dgc:density=0.05,nesterov=True", 0.0),
+        ("dgc:density=1.0", 0.0),
+        ("topka:density=0.05,memory=momentum", 0.9),
+        pytest.param("topka:density=1.0,memory=momentum", 0.9, marks=pytest.mark.full),
+    ],
+)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(hvd, comm, tmp_path, spec, momentum):
     rank, checkpoints = comm.Get_rank(), Checkpoints(comm.bcast(tmp_path) / "checkpoints")
 
     def made():
-        training = Training(spec, rank, amp=True)
+        training = Training(spec, rank, momentum, amp=True)
         training.optimizer.param_groups[0]["weight_decay"] = 0.05
         return training
 
@@ -209,10 +191,7 @@ def test_the_momentum_is_broadcast_with_the_optimizers_state(hvd, comm):
     """Where rank 0 has loaded it, and the others are new."""
     model, rank = mlp(), comm.Get_rank()
     optimizer = wrap(model, hvs.Compression.dgc(**WHOLE))
-    for step in range(3):
-        optimizer.zero_grad()
-        loss_of(model, rank, step).backward()
-        optimizer.step()
+    train(optimizer, model, rank)
     expected = [optimizer.state.get(p, {}) for p in model.parameters()]
     other = mlp()
     resumed = wrap(other, hvs.Compression.dgc(**WHOLE))
@@ -229,41 +208,24 @@ def test_momentum_goes_on_with_more_ranks_and_with_fewer(hvd, comm, tmp_path):
     parts = {number: hvd.add_process_set(list(range(number))) for number in range(1, ranks)}
     try:
         for before, after in [(1, ranks), (ranks - 1, ranks)] if ranks > 1 else []:
-            model = mlp(torch.float64)
             for part, steps in ((before, range(20)), (after, range(20, 40))):
                 process_set = parts.get(part, hvd.global_process_set)
                 if rank < part:
-                    run = resumed(model if steps[0] else mlp(torch.float64), process_set)
+                    model = mlp(torch.float64)
+                    of_torch = decayed(model, momentum=0)
+                    optimizer = wrap(model, hvs.Compression.dgc(**WHOLE), of_torch, process_set=process_set)
                     checkpoints = Checkpoints(folder, process_set=process_set)
                     if steps[0]:
-                        checkpoints.load(model=run.model, optimizer=run.optimizer)
-                    advance(run, steps)
+                        checkpoints.load(model=model, optimizer=optimizer)
+                    train(optimizer, model, 0, steps)
                     if not steps[0]:
-                        checkpoints.save(20, model=run.model, optimizer=run.optimizer)
+                        checkpoints.save(20, model=model, optimizer=optimizer)
                 comm.Barrier()
-            expected = plain(
-                SimpleNamespace(Get_rank=int, Get_size=lambda: 1, allreduce=lambda x: x),
-                mlp(torch.float64),
-                steps=40,
-                weight_decay=0.05,
-            )
-            assert everywhere(comm, near(snapshot(run.model), expected))
+            alone = mlp(torch.float64)
+            assert everywhere(comm, near(snapshot(model), train(decayed(alone), alone, 0, range(40))))
     finally:
         for part in parts.values():
             hvd.remove_process_set(part)
-
-
-def resumed(model, process_set):
-    of_torch = sgd(model, lr=constant(0), momentum=0, weight_decay=0.05)
-    optimizer = wrap(model, hvs.Compression.dgc(**WHOLE), of_torch, process_set=process_set)
-    return SimpleNamespace(model=model, optimizer=optimizer)
-
-
-def advance(run, steps):
-    for step in steps:
-        run.optimizer.zero_grad()
-        loss_of(run.model, 0, step).backward()
-        run.optimizer.step()
 
 
 # --- clipping ---
@@ -285,17 +247,13 @@ def test_each_rank_clips_its_whole_gradient(hvd, group, comm, front_end, scale):
     scaler.scale(loss_of(replica, rank, 0)).backward()
     scaler.step(optimizer)
     moved = [old - p for old, p in zip(before, snapshot(model), strict=True)]
-    means = [torch.from_numpy(comm.allreduce(factor * one.numpy())) / comm.Get_size() for one in own]
-    assert everywhere(comm, near(moved, means))
+    assert everywhere(comm, near(moved, means(comm, [factor * one for one in own])))
 
 
 def test_a_gradient_that_is_not_finite_is_not_clipped_and_changes_no_state_of_its_rank(hvd, comm):
     model, rank = mlp(), comm.Get_rank()
     optimizer = wrap(model, hvs.Compression.dgc(**WHOLE, max_norm=0.1))
-    for step in range(2):
-        optimizer.zero_grad()
-        loss_of(model, rank, step).backward()
-        optimizer.step()
+    train(optimizer, model, rank, range(2))
     before = [optimizer.compression_state_dict(), optimizer.state_dict()]
     optimizer.zero_grad()
     (loss_of(model, rank, 2) * (torch.inf if rank == 0 else 1.0)).backward()
@@ -315,14 +273,11 @@ def test_a_gradient_that_is_not_finite_is_not_clipped_and_changes_no_state_of_it
 )
 def test_below_density_1_every_gradient_is_delivered_ten_times(hvd, comm, compression, momentum):
     """Momentum multiplies by 1 / (1 - m): what was delivered, what is held and what the velocities still owe."""
-    model, rank, ranks, given = Given(torch.float64), comm.Get_rank(), comm.Get_size(), 0.0
+    model, rank, ranks = Given(torch.float64), comm.Get_rank(), comm.Get_size()
     compression = hvs.parse(f"{compression},density=0.05,dense_below=100")
     optimizer = wrap(model, compression, sgd(model, lr=1.0, momentum=momentum))
-    for step in range(200):
-        optimizer.zero_grad()
-        model.loss(rank, step).backward()
-        optimizer.step()
-        given += model.total(rank, step)
+    train(optimizer, model, rank, range(200), Given.loss)
+    given = model.total(rank, *range(200))
     owed = 9.0 * sum(state["momentum_buffer"].sum().item() for state in optimizer.state.values()) / ranks
     for bucket in optimizer.compression_state_dict()["buckets"]:
         if "memory" in bucket:

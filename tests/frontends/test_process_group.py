@@ -80,14 +80,6 @@ def test_two_programs_on_a_machine_get_ports_of_their_own(comm, environment):
     comm.Barrier()  # the server ends with rank 0's
 
 
-@pytest.mark.mpi
-def test_it_can_be_ended_and_made_again(comm, environment):
-    for _ in range(2):
-        init_process_group(backend="gloo")
-        assert everywhere(comm, distributed.get_backend() == "gloo")
-        distributed.destroy_process_group()
-
-
 def test_several_nodes_meet_at_the_name_of_the_first(environment):
     hosts = []
 

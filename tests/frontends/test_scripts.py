@@ -16,9 +16,12 @@ from training import (
     Given,
     agree,
     assert_parity,
+    averages,
+    closure_of,
+    conserved,
     loss_of,
     mlp,
-    owed,
+    near,
     parity,
     settings,
     sgd,
@@ -47,25 +50,6 @@ def test_gradients_assigned_by_hand(wrapper, rank):
     return snapshot(model)
 
 
-@pytest.mark.full
-@parity
-def test_gradients_of_a_function(wrapper, rank):
-    model = mlp()
-    optimizer = wrapper(sgd(model), named_parameters=model.named_parameters())
-
-    def loss(parameters, step):
-        functional = partial(torch.func.functional_call, model, parameters)
-        x, y = torch.full((8, 12), 0.1 * (rank + step)), torch.full((8, 4), float(rank))
-        return nn.functional.mse_loss(functional(x), y)
-
-    for step in range(3):
-        gradients = torch.func.grad(loss)({name: p.detach() for name, p in model.named_parameters()}, step)
-        for name, p in model.named_parameters():
-            p.grad = gradients[name]
-        optimizer.step()
-    return snapshot(model)
-
-
 def test_a_model_that_changes_its_precision_once_wrapped(hvd, comm):
     """Stock exchanges its gradients in the new one; only where every rank does it can be told."""
 
@@ -85,16 +69,7 @@ def test_sgd_with_a_closure_is_the_plain_loop(wrapper, rank):
     optimizer = wrapper(sgd(model), named_parameters=model.named_parameters())
     if not hasattr(optimizer, "compression"):
         return train(optimizer, model, rank)
-    losses = []
-    for step in range(3):
-
-        def closure(step=step):
-            optimizer.zero_grad()
-            loss = loss_of(model, rank, step)
-            loss.backward()
-            return loss
-
-        losses.append(optimizer.step(closure).item())
+    losses = [optimizer.step(closure_of(optimizer, model, rank, step)).item() for step in range(3)]
     assert losses[0] == pytest.approx(loss_of(mlp(), rank, 0).item())  # this rank's own, as in torch
     return snapshot(model)
 
@@ -106,22 +81,16 @@ def test_lbfgs_is_its_manual_form(hvd, comm, search):
     for manual in (True, False):
         model = mlp()
         optimizer = wrap(model, EVERYTHING, torch.optim.LBFGS(model.parameters(), max_iter=4, line_search_fn=search))
+        closure = closure_of(optimizer, model, rank)
 
-        def closure(model=model, optimizer=optimizer, manual=manual):
-            optimizer.zero_grad()
-            loss = loss_of(model, rank, 0)
-            loss.backward()
-            if not manual:
-                return loss
+        def by_hand(optimizer=optimizer, closure=closure):
+            loss = closure()
             optimizer.synchronize()
             return comm.allreduce(loss.item()) / comm.Get_size()
 
-        for _ in range(2):
-            if manual:
-                with optimizer.skip_synchronize():
-                    optimizer.step(closure)
-            else:
-                optimizer.step(closure)
+        with optimizer.skip_synchronize() if manual else nullcontext():
+            for _ in range(2):
+                optimizer.step(by_hand if manual else closure)
         results.append(snapshot(model))
     assert agree(comm, results[1])
     assert everywhere(comm, all(map(torch.allclose, *results)))
@@ -191,13 +160,10 @@ def test_a_grad_scaler_finds_exchanged_gradients(hvd, comm, unscale):
 
 def reduced(model, optimizer, comm, step):
     """Whether an exchange gives every parameter that learns the mean gradient."""
-    optimizer.zero_grad()
-    learning = [p for p in model.parameters() if p.requires_grad]
-    mine = torch.autograd.grad(loss_of(model, comm.Get_rank(), step), learning)
-    expected = [torch.from_numpy(comm.allreduce(one.numpy()) / comm.Get_size()) for one in mine]
-    loss_of(model, comm.Get_rank(), step).backward()
+    expected = averages(model, comm, step)
+    closure_of(optimizer, model, comm.Get_rank(), step)()
     optimizer.synchronize()
-    right = all(torch.allclose(p.grad, mean, atol=1e-7) for p, mean in zip(learning, expected, strict=True))
+    right = near([p.grad for p in model.parameters() if p.requires_grad], expected)
     with optimizer.skip_synchronize():
         optimizer.step()
     return everywhere(comm, right)
@@ -322,26 +288,15 @@ SPECS = [
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_nothing_is_lost_while_ranks_have_joined(hvd, comm, spec):
-    rank, ranks, model = comm.Get_rank(), comm.Get_size(), Given()
-    optimizer = wrap(
-        model, hvs.parse(f"{spec},density=0.05,dense_below=0,bucket_bytes=1200"), sgd(model, lr=1, momentum=0)
-    )
-    steps = 2 + 3 * rank
-    given = 0.0
-    for step in range(steps):
+    rank, model, steps = comm.Get_rank(), Given(), range(2 + 3 * comm.Get_rank())
+    compression = hvs.parse(f"{spec},density=0.05,dense_below=0,bucket_bytes=1200")
+    optimizer = wrap(model, compression, sgd(model, lr=1, momentum=0))
+    for step in steps:
         optimizer.set_epoch(step // 2)  # which those that have joined are not told
-        optimizer.zero_grad()
-        model.loss(rank, step).backward()
-        optimizer.step()
-        given += model.total(rank, step)
-    hvd.join()
-    if ranks == 1:
-        return
+        train(optimizer, model, rank, [step], Given.loss)
     # The last rank has taken all steps; the others' parameters stand still, but what they owe is theirs.
-    moved = comm.bcast(model.moved(), root=ranks - 1)
-    assert everywhere(
-        comm, moved + comm.allreduce(owed(optimizer)) == pytest.approx(comm.allreduce(given) / ranks, abs=1e-3)
-    )
+    hvd.broadcast_parameters(model.state_dict(), root_rank=hvd.join())
+    assert conserved(comm, model, optimizer, model.total(rank, *steps))
 
 
 @pytest.mark.parametrize("obstacle", ["grad_scaler", r"between backward\(\) and step"])

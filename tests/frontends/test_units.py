@@ -11,7 +11,7 @@ from laws import everywhere
 from mpi4py import MPI
 from states import same
 from torch import nn
-from training import Given, settings, wrap
+from training import Given, settings, train, wrap
 
 import horovod_sparse as hvs
 from horovod_sparse.engine.pipeline import pipeline_for
@@ -151,9 +151,7 @@ def test_a_unit_that_was_guessed_is_named_when_it_matters(hvd, comm, caplog):
         with caplog.at_level(logging.WARNING, "horovod_sparse"):
             for step in range(4):
                 optimizer.param_groups[0]["lr"] = 1.0 if step < 2 else 0.5 / step
-                optimizer.zero_grad()
-                model.loss(rank, step).backward()
-                optimizer.step()
+                train(optimizer, model, rank, [step], Given.loss)
         said = [record.message for record in caplog.records if "residual_unit='update'" in record.message]
         assert everywhere(comm, len(said) == (comm.Get_size() > 1 and rank == 0 and chosen is None))
         assert all("stay the same as gradients, since Lamb looks" in message for message in said)

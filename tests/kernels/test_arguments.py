@@ -13,6 +13,7 @@ from devices import on_device
 from inputs import odd_address, read_only
 
 from horovod_sparse.kernels import Kernels
+from horovod_sparse.kernels.types import Accumulation
 
 F32, F64, F100 = np.zeros(8, np.float32), np.zeros(8), np.zeros(100, np.float32)
 INT, VALUES, ONE = np.arange(3, dtype=np.int32), np.zeros(3, np.float32), np.ones(1)
@@ -140,6 +141,8 @@ def arrays() -> Iterator[Case]:
         yield by_cpu(name, lambda put: put(INT[::-1].copy()), "index 1 at entry 1 does not ascend", of)
         yield by_cpu(name, lambda put: put(INT // 2), "index 0 at entry 1 does not ascend; sort the indices", of)
         yield by_cpu(name, lambda put: put(INT - 1), "index -1 at entry 0 is outside of", of | {"add"})
+    for wrong in ([3, 3], [4, 2], [0, 9, 8, 10]):
+        yield both("indices", lambda put, x=wrong: put(np.array(x, np.int32)), "ascend", {"encode_indices"})  # type: ignore[misc]
     yield by_cpu("others", lambda put: put(np.array([2**31 - 1], np.int32)), "others: index 2147483647 at entry 0")
     for name, size in (("add", 8), ("take", 8), ("sketch_update", 100)):
         parameter = {"add": "indices", "take": "positions"}.get(name, "delivered")
@@ -209,6 +212,10 @@ def numbers() -> Iterator[Case]:
     for bits in (0, 17):
         yield both("bits", constant(bits), f"bits must be 1 .. 16, not {bits}", {"count_magnitudes"})
     yield both("bits", constant(5), "bits must be 4 or 8, not 5", {"quantize", "dequantize", *LEVELS})
+    for parameter, wrong in (("top", 1), ("top", 0x7F800000), ("shift", 15), ("shift", 24)):
+        yield both(parameter, constant(wrong), f"{parameter} .*{wrong}", LEVELS)
+    for parameter, wrong in (("count", 0), ("count", 99), ("first", -1), ("bits", 25)):
+        yield both(parameter, constant(wrong), f"(coded indices|{parameter}).* {wrong}", {"decode_indices"})
     for threads in (0, 1025):
         yield by_cpu("threads", constant(threads), f"threads must be 1 .. 1024, not {threads}")
     yield by_cpu("thresholds", constant(np.ones(4)[::2]), "thresholds: must be contiguous")
@@ -243,7 +250,8 @@ def conversions() -> Iterator[Case]:
 
 
 def parameters_of(name: str) -> list[str]:
-    return list(inspect.signature(getattr(Kernels, name)).parameters)[1:]
+    _, *names = inspect.signature(getattr(Kernels, name)).parameters
+    return [*names[:-1], *Accumulation.__annotations__] if names[-1] == "options" else names
 
 
 def cases() -> Iterator[Any]:

@@ -54,8 +54,36 @@ def hooks() -> Any:
     return _cpu
 
 
-def active_in(bucket: Any) -> int:
-    return sum(len(gradient) for _, gradient in bucket[0])
+MOMENTA = st.tuples(st.sampled_from([0.0, 0.5, 0.9]), st.sampled_from([1.0, 0.1, 0.0]), st.booleans())
+
+
+@st.composite
+def accumulations(draw: st.DrawFn) -> tuple[Any, dict[str, Any]]:
+    """A bucket, and some of the options: a source, a velocity, and that the gradients are left zero."""
+    (gradients, buffer), options = draw(buckets()), {}
+    if draw(st.booleans()):
+        options["source"] = buffer[::-1].copy()
+    if draw(st.booleans()):
+        options["velocity"] = Velocity(normal(len(buffer), seed=3).astype(buffer.dtype), *draw(MOMENTA))
+    if draw(st.booleans()):
+        options["clear"] = True
+        gradients = [(start, np.array(gradient)) for start, gradient in gradients]
+    return (gradients, buffer), options
+
+
+# The same for a large bucket, with one more array of its size.
+OPTIONS: dict[str, Callable[[Array], dict[str, Any]]] = {
+    "none": lambda x: {},
+    "source": lambda x: {"source": x},
+    "source, cleared": lambda x: {"source": x, "clear": True},
+    "momentum": lambda x: {"velocity": Velocity(x, 0.9, 0.3), "clear": True},
+    "nesterov": lambda x: {"velocity": Velocity(x, 0.9, 0.3, nesterov=True), "clear": True},
+}
+
+
+def part_of(bucket: Any, share: float) -> int:
+    """A share of the elements that are not held."""
+    return round(share * sum(len(gradient) for _, gradient in bucket[0]))
 
 
 def parted(buffer: Array) -> list[tuple[int, Array]]:
@@ -78,15 +106,14 @@ def many_small() -> list[tuple[int, Array]]:
 # --- select --------------------------------------------------------------------------------------------------------
 
 
-@given(bucket=buckets(), k=st.integers(0, 320), scale=SCALES, threads=THREADS, on=SOME)
-def test_select_small(bucket: Any, k: int, scale: float, threads: int, on: Any) -> None:
-    assert_parity("select", *bucket, k, scale, threads=[threads], on=on)
+SHARES = st.sampled_from([0.0, 1.0]) | st.floats(0, 1.2)
 
 
-@settings(max_examples=50)
-@given(bucket=buckets(), scale=SCALES, threads=THREADS, on=SOME)
-def test_select_everything(bucket: Any, scale: float, threads: int, on: Any) -> None:
-    assert_parity("select", *bucket, active_in(bucket), scale, threads=[threads], on=on)
+@settings(max_examples=250)
+@given(case=accumulations(), share=SHARES, scale=SCALES, threads=THREADS, on=SOME)
+def test_select_small(case: Any, share: float, scale: float, threads: int, on: Any) -> None:
+    bucket, options = case
+    assert_parity("select", *bucket, part_of(bucket, share), scale, threads=[threads], on=on, **options)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -100,25 +127,28 @@ def test_select_distributions(monkeypatch: pytest.MonkeyPatch, shape: Shape, dty
             assert_parity("select", parted(buffer), buffer, round(density * n), threads=[2], on=on)
 
 
-@pytest.mark.parametrize("density", [0.001, 0.01, 0.2])
-def test_select_many_elements(hooks: Any, density: float) -> None:
-    n = 1_000_017
+@pytest.mark.parametrize(("density", "options"), [(0.001, "none"), (0.2, "none"), *((0.01, one) for one in OPTIONS)])
+def test_select_many_elements(hooks: Any, density: float, options: str) -> None:
+    """A source and a velocity are far larger than the gradient: an estimate without them would be of no use."""
     before = hooks.fallbacks()
-    k = round(density * n)
-    assert_parity("select", [(0, layered(n))], normal(n, seed=1), k, 0.7, threads=[1, 2, 3], on=CPU)
+    for n, threads, on in ((1_000_017, [1, 2, 3], CPU), (100_017, [1], DEVICE)):
+        bucket, how = ([(3, layered(n - 7))], normal(n, seed=1)), OPTIONS[options](100 * normal(n, seed=2))
+        assert_parity("select", *bucket, round(density * n), 0.7, threads=threads, on=on, **how)
     assert hooks.fallbacks() == before, "the sampled thresholds should have been good enough"
-    assert_parity("select", [(0, layered(100_017))], normal(100_017, seed=1), k // 10, 0.7, on=DEVICE)
 
 
 @pytest.mark.parametrize("format_", FORMATS, ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("real", REALS, ids=str)
-def test_formats(format_: Any, layout: Callable[[Array], Array], real: Any) -> None:
+@pytest.mark.parametrize(
+    ("layout", "options"), [*((layout, "none") for layout in LAYOUTS), *((as_given, one) for one in [*OPTIONS][1:])]
+)
+def test_formats(format_: Any, real: Any, layout: Callable[[Array], Array], options: str) -> None:
     """On the device, whole tiles inside a tensor take a fast way, which needs aligned quads; others do not."""
-    segments = [(start, layout(part)) for start, part in four_parts(format_)]
-    buffer, on = normal(30_020, seed=1).astype(real), ALL if layout is as_given else CPU
-    assert_parity("select", segments, buffer, 600, 0.9, threads=[2], on=on)
-    assert_parity("select_above", segments, buffer, 2.5, 0.9, threads=[2], waiting=1, on=on)
+    segments, on = [(start, layout(part)) for start, part in four_parts(format_)], ALL if layout is as_given else CPU
+    buffer, other = (normal(30_020, seed=seed).astype(real) for seed in (1, 2))
+    how = OPTIONS[options](other)
+    assert_parity("select", segments, buffer, 600, 0.9, threads=[2], on=on, **how)
+    assert_parity("select_above", segments, buffer, 2.5, 0.9, threads=[2], waiting=1, on=on, **how)
 
 
 def test_many_small_tensors() -> None:
@@ -151,9 +181,9 @@ def forced(hooks: Any, plan: tuple[float, float, float, int]) -> Iterator[None]:
 LIMITS = st.sampled_from([0.0, 1e-45, 0.5, 1.0, 1.5, 2.0, 3.0, 1e30, np.inf, np.nan])
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    bucket=buckets(),
+    case=accumulations(),
     share=st.floats(0, 1),
     scale=SCALES,
     threads=THREADS,
@@ -162,11 +192,13 @@ LIMITS = st.sampled_from([0.0, 1e-45, 0.5, 1.0, 1.5, 2.0, 3.0, 1e30, np.inf, np.
     capacity=st.sampled_from([0, 3, 20, 1000]),
 )
 def test_select_whatever_the_sample_says(
-    hooks: Any, bucket: Any, share: float, scale: float, threads: int, limits: Any, high: float, capacity: int
+    hooks: Any, case: Any, share: float, scale: float, threads: int, limits: Any, high: float, capacity: int
 ) -> None:
+    """Gradients are added, cleared and taken into the velocity once, although some tiles are read again."""
+    bucket, options = case
     low, guess = np.sort(limits)
     with forced(hooks, (low, guess, high, capacity)):
-        assert_parity("select", *bucket, round(share * active_in(bucket)), scale, threads=[threads], on=CPU)
+        assert_parity("select", *bucket, part_of(bucket, share), scale, threads=[threads], on=CPU, **options)
 
 
 @pytest.mark.parametrize("sampled", [0.0, 100.0, np.nan])
@@ -240,7 +272,7 @@ def test_select_as_many_as_reach_the_bracket(hooks: Any, k: int) -> None:
 def test_select_small_with_a_sample(monkeypatch: pytest.MonkeyPatch, bucket: Any, share: float, scale: float) -> None:
     monkeypatch.setattr(module, "_ALL_ARE_CANDIDATES", 0)
     monkeypatch.setattr(module, "_PER_STRATUM", 4)
-    assert_parity("select", *bucket, round(share * active_in(bucket)), scale, on=DEVICE)
+    assert_parity("select", *bucket, part_of(bucket, share), scale, on=DEVICE)
 
 
 @pytest.mark.parametrize("lead", [1, 4])
@@ -253,31 +285,24 @@ def test_select_in_a_part_of_an_array(lead: int) -> None:
     assert_same(whole, expected)
 
 
-def sampling(monkeypatch: pytest.MonkeyPatch, strata: int, low: int, high: int, room: int) -> None:
-    monkeypatch.setattr(module._Sample, "of", lambda active, k: module._Sample(strata, low, high, room))
-
-
-@pytest.mark.parametrize("room", [0, 100, 799, 800, 801])
-@pytest.mark.parametrize("strata", [0, 128])
-def test_select_without_room_for_the_candidates(monkeypatch: pytest.MonkeyPatch, room: int, strata: int) -> None:
-    """With too little room the whole buffer is searched."""
-    sampling(monkeypatch, strata, 30, 5, room)
-    buffer = normal(9000, seed=1).astype(REALS[room % 2])
-    assert_parity("select", [(5, normal(8000)), (8100, normal(100))], buffer, 800, on=DEVICE)
-
-
-@pytest.mark.parametrize("rank", [1, 5])
 @pytest.mark.parametrize("real", REALS, ids=str)
-def test_select_with_a_sample_that_misleads(monkeypatch: pytest.MonkeyPatch, rank: int, real: Any) -> None:
-    """A threshold that fewer than k reach."""
-    sampling(monkeypatch, 256, rank, 0, 8000)
-    assert_parity("select", [(5, normal(8000))], normal(8100, seed=1).astype(real), 800, on=DEVICE)
-
-
-def test_select_far_above_the_expected_range(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The k-th key lies in the last bin of the candidates' histogram, which has no upper end."""
-    sampling(monkeypatch, 256, 200, 190, 8000)
-    assert_parity("select", [(0, normal(8000))], normal(8000, seed=1), 10, on=DEVICE)
+@pytest.mark.parametrize(
+    ("sample", "k"),
+    [
+        # With too little room for the candidates, the whole buffer is searched.
+        *(((strata, 30, 5, room), 800) for strata in (0, 128) for room in (0, 100, 799, 800, 801)),
+        # A threshold that fewer than k reach.
+        *(((256, rank, 0, 8000), 800) for rank in (1, 5)),
+        # The k-th key lies in the last bin of the candidates' histogram, which has no upper end.
+        ((256, 200, 190, 8000), 10),
+    ],
+)
+def test_select_with_a_sample_that_misleads(
+    monkeypatch: pytest.MonkeyPatch, sample: tuple[int, int, int, int], k: int, real: Any
+) -> None:
+    monkeypatch.setattr(module._Sample, "of", lambda active, k: module._Sample(*sample))
+    segments, buffer = [(5, normal(8000)), (8100, normal(100))], normal(9000, seed=1).astype(real)
+    assert_parity("select", segments, buffer, k, on=DEVICE)
 
 
 def test_room_is_little_more_than_k() -> None:
@@ -298,7 +323,7 @@ def test_samples_suffice(density: float, shape: Shape) -> None:
     sample = module._Sample.of(n, k)
     table = module.Table([(0, on_device(x))], n)
     selection = module._Selection(table, cupy.zeros(n, np.float32), sample.capacity)
-    selection.estimate(module._AccumulateArgs.of(selection._buffer, 1.0, None, False, None), sample)
+    selection.estimate(module._prepare([], selection._buffer, 1.0)[1], sample)
     threshold = to_host(selection._plan[16:20]).view(np.int32)[0]
     assert k <= int((reference.magnitude(x) >= threshold).sum()) <= sample.capacity
 
@@ -306,11 +331,17 @@ def test_samples_suffice(density: float, shape: Shape) -> None:
 # --- select_above --------------------------------------------------------------------------------------------------
 
 
+@settings(max_examples=250)
 @given(
-    bucket=buckets(), threshold=st.sampled_from(THRESHOLDS) | st.floats(0, 10), scale=SCALES, threads=THREADS, on=SOME
+    case=accumulations(),
+    threshold=st.sampled_from(THRESHOLDS) | st.floats(0, 10),
+    scale=SCALES,
+    threads=THREADS,
+    on=SOME,
 )
-def test_select_above_small(bucket: Any, threshold: float, scale: float, threads: int, on: Any) -> None:
-    assert_parity("select_above", *bucket, threshold, scale, threads=[threads], waiting=1, on=on)
+def test_select_above_small(case: Any, threshold: float, scale: float, threads: int, on: Any) -> None:
+    bucket, options = case
+    assert_parity("select_above", *bucket, threshold, scale, threads=[threads], waiting=1, on=on, **options)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -357,17 +388,19 @@ def test_memory_that_grows_during_a_call(threads: int) -> None:
     assert np.array_equal(values, gradient[indices])
 
 
-def test_zero_takes_all_but_the_held() -> None:
-    buffer = np.array([0.0, -0.0, 1e-45, np.nan, np.inf, 7.0, 8.0], np.float32)
-    indices, _ = assert_parity("select_above", [(0, np.zeros(5, np.float32))], buffer, 0.0, waiting=1)
-    assert indices.tolist() == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("threshold", [1.0, 3.4e38, np.inf, 1e300])
-def test_nan_leaves_whatever_the_threshold(threshold: float) -> None:
-    buffer = np.array([0.5, np.nan, -np.nan, -np.inf] * 100, np.float32)
-    indices, _ = assert_parity("select_above", [(0, np.zeros(400, np.float32))], buffer, threshold, waiting=1)
-    np.testing.assert_array_equal(indices % 4, np.tile([1, 2, 3], 100))
+@pytest.mark.parametrize(
+    ("values", "threshold", "expected"),
+    [
+        ([0.0, -0.0, 1e-45, np.nan, np.inf], 0.0, [0, 1, 2, 3, 4]),
+        *(([0.5, np.nan, -np.nan, -np.inf], threshold, [1, 2, 3]) for threshold in (1.0, 3.4e38, np.inf, 1e300)),
+    ],
+)
+def test_zero_and_nan_leave_but_no_held_position(values: list[float], threshold: float, expected: list[int]) -> None:
+    """Zero reaches the threshold 0, NaN every threshold."""
+    buffer = np.array([*values * 100, 7, np.inf], np.float32)
+    segments = [(0, np.zeros(len(buffer) - 2, np.float32))]
+    indices, _ = assert_parity("select_above", segments, buffer, threshold, waiting=1)
+    np.testing.assert_array_equal(indices % len(values), np.tile(expected, 100))
 
 
 def test_threshold_is_rounded_to_the_buffer() -> None:
@@ -457,19 +490,17 @@ def test_nan_moves_with_its_payload(real: Any) -> None:
 # --- accumulate ----------------------------------------------------------------------------------------------------
 
 
-@given(bucket=buckets(), scale=SCALES, threads=THREADS, on=SOME)
-def test_accumulate(bucket: Any, scale: float, threads: int, on: Any) -> None:
-    assert_parity("accumulate", *bucket, scale, threads=[threads], on=on)
+@settings(max_examples=200)
+@given(case=accumulations(), scale=SCALES, threads=THREADS, on=SOME)
+def test_accumulate(case: Any, scale: float, threads: int, on: Any) -> None:
+    """Scale 0 ignores what was there, even NaN."""
+    bucket, options = case
+    assert_parity("accumulate", *bucket, scale, threads=[threads], on=on, **options)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.0, 1 / 3])
 def test_accumulate_rounds_product_and_sum_separately(scale: float) -> None:
     assert_parity("accumulate", [(0, normal(20_001, seed=1))], normal(20_001), scale)
-
-
-def test_scale_zero_ignores_nan() -> None:
-    buffer = np.full(100, np.nan, np.float32)
-    assert_parity("accumulate", [(0, np.ones(60, np.float32))], buffer, 0.0)
 
 
 @pytest.mark.parametrize("format_", [np.dtype(np.float16), BFLOAT16], ids=str)
@@ -484,127 +515,3 @@ def test_gradients_on_the_device_that_are_not_contiguous_are_copied() -> None:
     DEVICE[0].kernels.accumulate([(0, wide[::3])], ours)
     reference.accumulate([(0, normal(3000)[::3])], expected)
     assert_same(ours, expected)
-
-
-# --- beside a source, and with gradients that are left zero --------------------------------------------------------
-
-
-def plain(bucket: Any) -> Any:
-    """A bucket whose gradients can be written to."""
-    gradients, buffer = bucket
-    return [(start, np.array(gradient)) for start, gradient in gradients], buffer
-
-
-@settings(max_examples=60)
-@given(bucket=buckets(), share=st.floats(0, 1), scale=SCALES, threads=THREADS, apart=st.booleans(), on=SOME)
-def test_gradients_are_left_zero_and_a_source_as_it_is(
-    bucket: Any, share: float, scale: float, threads: int, apart: bool, on: Any
-) -> None:
-    gradients, buffer = plain(bucket)
-    how = {"clear": True, "source": buffer[::-1].copy() if apart else None}
-    k = round(share * active_in(bucket))
-    assert_parity("accumulate", gradients, buffer, scale, threads=[threads], on=on, **how)
-    assert_parity("select", gradients, buffer, k, scale, threads=[threads], on=on, **how)
-    assert_parity("select_above", gradients, buffer, 1.0, scale, threads=[threads], waiting=1, on=on, **how)
-
-
-@pytest.mark.parametrize("format_", FORMATS, ids=str)
-@pytest.mark.parametrize("real", REALS, ids=str)
-@pytest.mark.parametrize("clear", [False, True])
-def test_formats_beside_a_source(format_: Any, real: Any, clear: bool) -> None:
-    segments = four_parts(format_)
-    buffer, source = (normal(30_020, seed=seed).astype(real) for seed in (1, 2))
-    assert_parity("select", segments, buffer, 600, 0.9, threads=[2], source=source, clear=clear)
-    assert_parity("select_above", segments, buffer, 2.5, 0.9, threads=[2], waiting=1, source=source, clear=clear)
-
-
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    bucket=buckets(),
-    share=st.floats(0, 1),
-    scale=SCALES,
-    limits=st.tuples(LIMITS, LIMITS),
-    high=LIMITS,
-    capacity=st.sampled_from([0, 3, 20, 1000]),
-)
-def test_select_beside_a_source_whatever_the_sample_says(
-    hooks: Any, bucket: Any, share: float, scale: float, limits: Any, high: float, capacity: int
-) -> None:
-    gradients, buffer = plain(bucket)
-    how = {"clear": True, "source": buffer[::-1].copy()}
-    low, guess = np.sort(limits)
-    with forced(hooks, (low, guess, high, capacity)):
-        assert_parity("select", gradients, buffer, round(share * active_in(bucket)), scale, on=CPU, **how)
-
-
-def test_select_many_elements_beside_a_source(hooks: Any) -> None:
-    n, before = 1_000_017, hooks.fallbacks()
-    how = {"source": normal(n, seed=2), "clear": True}
-    assert_parity("select", [(3, layered(n - 7))], normal(n, seed=1), 10_000, 0.7, threads=[1, 2, 3], on=CPU, **how)
-    assert hooks.fallbacks() == before
-
-
-# --- with momentum on the way --------------------------------------------------------------------------------------
-
-MOMENTA = st.tuples(st.sampled_from([0.0, 0.5, 0.9]), st.sampled_from([1.0, 0.1, 0.0]), st.booleans())
-
-
-@settings(max_examples=80)
-@given(
-    bucket=buckets(),
-    share=st.floats(0, 1),
-    scale=SCALES,
-    how=MOMENTA,
-    clear=st.booleans(),
-    threads=THREADS,
-    on=SOME,
-)
-def test_momentum_is_applied_on_the_way(
-    bucket: Any, share: float, scale: float, how: Any, clear: bool, threads: int, on: Any
-) -> None:
-    gradients, buffer = plain(bucket)
-    options = {"clear": clear, "velocity": Velocity(normal(len(buffer), seed=3).astype(buffer.dtype), *how)}
-    k = round(share * active_in(bucket))
-    assert_parity("accumulate", gradients, buffer, scale, threads=[threads], on=on, **options)
-    assert_parity("select", gradients, buffer, k, scale, threads=[threads], on=on, **options)
-    assert_parity("select_above", gradients, buffer, 1.0, scale, threads=[threads], waiting=1, on=on, **options)
-
-
-@pytest.mark.parametrize("format_", FORMATS, ids=str)
-@pytest.mark.parametrize("real", REALS, ids=str)
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_formats_with_momentum(format_: Any, real: Any, nesterov: bool) -> None:
-    """On the device, whole tiles inside a tensor take a fast way; on the CPU, tiles are converted first."""
-    segments = four_parts(format_)
-    buffer, values = (normal(30_020, seed=seed).astype(real) for seed in (1, 2))
-    options = {"velocity": Velocity(values, 0.9, 0.3, nesterov), "clear": True}
-    assert_parity("select", segments, buffer, 600, 0.9, threads=[2], **options)
-    assert_parity("select_above", segments, buffer, 2.5, 0.9, threads=[2], waiting=1, **options)
-
-
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    bucket=buckets(),
-    share=st.floats(0, 1),
-    limits=st.tuples(LIMITS, LIMITS),
-    high=LIMITS,
-    capacity=st.sampled_from([0, 3, 20, 1000]),
-    how=MOMENTA,
-)
-def test_momentum_is_applied_once_whatever_the_sample_says(
-    hooks: Any, bucket: Any, share: float, limits: Any, high: float, capacity: int, how: Any
-) -> None:
-    gradients, buffer = plain(bucket)
-    options = {"clear": True, "velocity": Velocity(normal(len(buffer), seed=3).astype(buffer.dtype), *how)}
-    low, guess = np.sort(limits)
-    with forced(hooks, (low, guess, high, capacity)):
-        assert_parity("select", gradients, buffer, round(share * active_in(bucket)), 0.7, on=CPU, **options)
-
-
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_the_sample_sees_the_momentum(hooks: Any, nesterov: bool) -> None:
-    """The velocity is far larger than the gradient: an estimate without it would be of no use."""
-    n, before = 1_000_017, hooks.fallbacks()
-    options = {"velocity": Velocity(100 * layered(n), 0.9, 1.0, nesterov), "clear": True}
-    assert_parity("select", [(3, normal(n - 7))], normal(n, seed=1), 10_000, 0.7, threads=[1, 3], on=CPU, **options)
-    assert hooks.fallbacks() == before

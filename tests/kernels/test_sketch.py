@@ -22,7 +22,7 @@ ROWS = [1, 3, 5]
 NOTHING = np.empty(0, np.int32)
 SEEDS = st.integers(0, 2**63 - 1)
 # Empty, part of a vector, whole vectors, one section and a little more, and sections of different lengths.
-SIZES = [0, 1, 15, 16, 17, 300, 16384, 16385, 50_000]
+SIZES = [0, 1, 15, 16, 17, 300, 16384, 16385, 32_769, 50_000]
 
 
 def new_sketch(size: int, rows: int, ratio: float = 0.3, dtype: Any = np.float32) -> Array:
@@ -64,7 +64,7 @@ def test_small_buckets(data: st.DataObject, size: int, rows: int, seed: int, fac
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("ratio", [0.001, 0.3])
+@pytest.mark.parametrize("ratio", [0.001, 0.3, 1.0])
 def test_every_size(size: int, rows: int, ratio: float) -> None:
     """On the device, few counters have long lists of vectors, many have short ones."""
     for dtype, on in zip(REALS, (ALL, ALL if size < 50_000 else CPU), strict=True):
@@ -74,14 +74,6 @@ def test_every_size(size: int, rows: int, ratio: float) -> None:
             assert_parity("sketch_update", sketch, buffer, positions(size, share), rows, 7, carried, on=on)
         for add in (False, True):
             assert_parity("sketch_query", sketch, buffer, rows, 7, 0.7, add=add, on=on)
-
-
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("size", [16384, 32_769])
-def test_sketches_as_long_as_their_buckets(rows: int, size: int) -> None:
-    sketch = normal(KERNELS.sketch_length(size, 1.0, rows), seed=1)
-    assert_parity("sketch_update", sketch, normal(size), positions(size, 0.1), rows, 3, 1.0)
-    assert_parity("sketch_query", sketch, normal(size), rows, 3, 1.0)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -115,13 +107,6 @@ def test_positions_that_do_not_ascend_do_no_harm_elsewhere() -> None:
     assert np.isfinite(to_host(sketch)).all()
 
 
-def test_what_the_buffer_held_does_not_matter_to_a_query() -> None:
-    sketch, buffer = normal(KERNELS.sketch_length(300, 0.3, 1)), np.full(300, np.nan, np.float32)
-    assert_parity("sketch_query", sketch, buffer, 1, 7)
-    KERNELS.sketch_query(sketch, buffer, 1, 7)
-    assert np.isfinite(buffer).all()
-
-
 @given(size=st.integers(0, 10**6), ratio=st.floats(1e-6, 1), rows=st.sampled_from(ROWS))
 def test_length(size: int, ratio: float, rows: int) -> None:
     length = assert_parity("sketch_length", size, ratio, rows, on=ONE_OF_EACH)
@@ -142,16 +127,11 @@ def test_length_of_the_largest_bucket() -> None:
 @pytest.mark.parametrize("dtype", REALS, ids=str)
 def test_the_sketch_of_a_sum_is_the_sum_of_the_sketches(rows: int, dtype: Any) -> None:
     a, b = integers(40_001, 0, dtype), integers(40_001, 1, dtype)
-    assert_same_bits(sketch_of(a + b, rows, 3), sketch_of(a, rows, 3) + sketch_of(b, rows, 3))
-
-
-@pytest.mark.parametrize("rows", ROWS)
-def test_what_is_taken_out_again_leaves_zeros(rows: int) -> None:
-    x = integers(20_000)
-    sketch = sketch_of(x, rows, 3)
-    assert np.count_nonzero(sketch) > 0.9 * len(sketch)
-    KERNELS.sketch_update(sketch, -x, NOTHING, rows, 3)
-    assert not sketch.any()
+    total, updated = sketch_of(a + b, rows, 3), sketch_of(a, rows, 3)
+    assert np.count_nonzero(total) > 0.9 * len(total)
+    assert_same_bits(updated + sketch_of(b, rows, 3), total)
+    KERNELS.sketch_update(updated, b, NOTHING, rows, 3)
+    assert_same_bits(updated, total)
 
 
 @pytest.mark.parametrize("rows", ROWS)

@@ -40,10 +40,8 @@ THRESHOLDS = [0.0, -0.0, 5e-324, 1e-45, 0.3, 1.0, 1.5, 2.0, 3.0, 65504.0, 3.4e38
 # Far above what float64 loses over these sizes, far below what a lost or repeated element makes.
 PRECISION = 1e-13
 
-_EXAMPLES = settings(max_examples=30)
 formats = pytest.mark.parametrize("format_", FORMATS, ids=str)
 layouts = pytest.mark.parametrize("layout", LAYOUTS)
-shapes = pytest.mark.parametrize("shape", SHAPES)
 dtypes = pytest.mark.parametrize("dtype", REALS, ids=str)
 
 
@@ -53,18 +51,6 @@ def split(x: Array, cuts: list[int], gap: int) -> Segments:
     return [(start + gap * i, x[start:stop]) for i, (start, stop) in enumerate(bounds)]
 
 
-def in_layout(layout: Callable[[Array], Array], segments: Segments) -> Segments:
-    return [(start, layout(part)) for start, part in segments]
-
-
-# Parts of tiles, and tensors that begin where the device's quads do not.
-CUTS = [4, 20_004, 20_005, 20_517]
-
-
-def many_small(count: int) -> Segments:
-    return [(40 * i, normal(i % 41, seed=i)) for i in range(count)]
-
-
 def any_active(segments: Segments) -> int:
     return int(any(len(part) for _, part in segments))
 
@@ -72,9 +58,6 @@ def any_active(segments: Segments) -> int:
 def places_of(on: Any, layout: Callable[[Array], Array]) -> Any:
     """Backends for arrays of a layout, which only the CPU knows others of."""
     return on if layout is as_given else CPU
-
-
-# --- accumulate_moments --------------------------------------------------------------------------------------------
 
 
 def assert_near(ours: float, expected: Any, terms: Any) -> None:
@@ -100,33 +83,119 @@ def assert_moments(
     return result
 
 
-@_EXAMPLES
-@given(bucket=buckets(), scale=SCALES, threads=THREADS, on=SOME)
-def test_moments_of_small_buckets(bucket: Any, scale: float, threads: int, on: Any) -> None:
+def assert_counts(segments: Segments, buffer: Array, thresholds: Any, threads: Any = (1,), on: Any = ALL) -> list[int]:
+    asked = np.array(thresholds, np.float64)
+    waiting = int(len(asked) > 0 and any_active(segments))
+    counts = assert_parity(
+        "count_reaching", segments, read_only(buffer), OnHost(asked), threads=threads, waiting=waiting, on=on
+    )
+    result: list[int] = counts.tolist()
+    return result
+
+
+def assert_square_norm(segments: Segments, on: Any = ALL) -> float:
+    norm = assert_parity("square_norm", segments, waiting=any_active(segments), on=on)
+    exact = reference.exact_square_norm(segments)
+    assert_near(norm, exact, exact)
+    return float(norm)
+
+
+def assert_scores(segments: Segments, buffer: Array, block: int, threads: Any = (1,), on: Any = ALL) -> Any:
+    return assert_parity("block_scores", segments, read_only(buffer), block, threads=threads, on=on)
+
+
+def assert_sample(segments: Segments, buffer: Array, scale: float, start: int, stride: int, on: Any = ALL) -> Any:
+    return assert_parity("sample", segments, read_only(buffer), scale, start, stride, on=on)
+
+
+def assert_largest(segments: Segments, on: Any = ALL) -> float:
+    return float(assert_parity("largest", segments, waiting=any_active(segments), on=on))
+
+
+# --- all of them ---------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60)
+@given(
+    bucket=buckets(),
+    scale=SCALES,
+    thresholds=st.lists(st.sampled_from(THRESHOLDS) | st.floats(0, 10), max_size=16),
+    numbers=st.tuples(st.integers(0, 400), st.integers(1, 400)),
+    threads=THREADS,
+    on=SOME,
+)
+def test_small_buckets(
+    bucket: Any, scale: float, thresholds: list[float], numbers: tuple[int, int], threads: int, on: Any
+) -> None:
+    start, more = numbers
     assert_moments(*bucket, scale, [threads], on)
+    assert_counts(*bucket, thresholds, [threads], on)
+    assert_square_norm(bucket[0], on)
+    assert_scores(*bucket, more, [threads], on)
+    assert_sample(*bucket, scale, start, start + more, on)
+    assert_largest(bucket[0], on)
 
 
-@shapes
+@pytest.mark.parametrize("shape", SHAPES)
 @dtypes
-def test_moments_of_distributions(shape: Shape, dtype: Any) -> None:
-    """More than one block of positions, and a tile that ends in one."""
+def test_distributions(shape: Shape, dtype: Any) -> None:
+    # More than one block of positions, and a tile that ends in one.
     n = 40_003
     buffer = shape(n).astype(dtype)
     segments = [(0, normal(n // 2, seed=1)), (n // 2 + 11, buffer[n // 2 + 11 :].copy())]
     assert_moments(segments, buffer, 0.7, [2])
     assert_moments(segments, buffer, 0.0, [2], on=CPU)
+    segments, buffer = split(np.zeros(15_000, np.float16), [3, 4, 4500, 12_000], gap=2_005), buffer[:25_003]
+    for block in (64, 1000, 5000, 2**62):
+        assert_scores(segments, buffer, block, [1, 2, 5])
+    # Every threshold is a magnitude that occurs, so that it is met exactly; held positions split the bucket.
+    numbers = np.sort(np.abs(buffer[~np.isnan(buffer)]))
+    for count in (1, 4, 5, 16):
+        assert_counts(segments, buffer, numbers[np.linspace(0, len(numbers) - 1, count).astype(int)], [1, 2, 3])
 
 
 @formats
 @layouts
+def test_formats(format_: Any, layout: Callable[[Array], Array]) -> None:
+    """Parts of tiles, and tensors that begin where the device's quads do not."""
+    parts = split(layered(40_000).astype(format_), [4, 20_004, 20_005, 20_517], gap=4)
+    segments, buffer = [(start, layout(part)) for start, part in parts], normal(40_020, seed=1)
+    on = places_of(ALL, layout)
+    for dtype in REALS:
+        assert_moments(segments, buffer.astype(dtype), 0.9, [2], on)
+    assert_square_norm(segments, on)
+    for start, stride in ((3, 7), (99, 100), (1000, 19_011), (20_004, 30_000), (39_999, 2**62), (40_000, 2**62)):
+        assert_sample(segments, buffer, 0.9, start, stride, on)
+
+
+def test_many_small_tensors() -> None:
+    segments, buffer = [(40 * i, normal(i % 41, seed=i)) for i in range(1500)], normal(60_000)
+    assert_moments(segments, buffer, 0.5, [3])
+    for block in (7, 64, 2048, 3000):
+        assert_scores(segments, buffer, block)
+    # Many positions, and many tensors, lie between two that are sampled, and between a sample and its prefetch.
+    for start, stride in ((0, 1), (5, 11), (300, 301)):
+        assert_sample(segments, buffer, 1.3, start, stride)
+
+
 @dtypes
-def test_moments_of_formats(format_: Any, layout: Callable[[Array], Array], dtype: Any) -> None:
-    segments = in_layout(layout, split(layered(40_000).astype(format_), CUTS, gap=4))
-    assert_moments(segments, normal(40_020, seed=1).astype(dtype), 0.9, [2], on=places_of(ALL, layout))
+@pytest.mark.parametrize("size", [0, 5, 40_000])
+def test_without_segments(size: int, dtype: Any) -> None:
+    buffer = np.full(size, np.nan, dtype)
+    for segments in ([], [(size // 2, np.zeros(0, np.float32))]):
+        assert assert_moments(segments, buffer, 2.0, [2]) == Moments(0, 0.0, 0.0, 0.0, 0.0)
+        assert assert_counts(segments, buffer, [0, 0, 0], [2]) == [0, 0, 0]
+        assert assert_square_norm(segments) == assert_largest(segments) == 0
+        assert not assert_scores(segments, buffer, 7).any()
+        assert_same_bits(assert_sample(segments, buffer, 1.0, 0, 4), np.zeros(0, dtype))
+    for backend in ONE_OF_EACH:
+        assert type(backend.kernels.square_norm(backend.put(segments))) is float
+    active = [(0, buffer[:3])]
+    assert assert_counts(active, buffer, []) == []
+    assert_same_bits(assert_sample(active, buffer, 1.0, 3, 4), np.zeros(0, dtype))
 
 
-def test_moments_of_many_small_tensors() -> None:
-    assert_moments(many_small(1000), normal(40_000), 0.5, [3])
+# --- accumulate_moments --------------------------------------------------------------------------------------------
 
 
 def test_moments_of_many_blocks() -> None:
@@ -140,13 +209,6 @@ def test_moments_of_many_blocks() -> None:
 def test_bits_of_moments_depend_neither_on_level_nor_on_threads(dtype: Any, cuts: list[int]) -> None:
     segments = split(layered(300_017), cuts, gap=7)
     assert_moments(segments, normal(300_100, seed=1).astype(dtype), 0.3, [1, 2, 3, 5, 64], on=CPU)
-
-
-@pytest.mark.parametrize("size", [0, 5, 40_000])
-def test_without_segments_the_moments_are_zero(size: int) -> None:
-    buffer = np.full(size, np.nan, np.float32)
-    assert assert_moments([], buffer, 2.0, [2]) == Moments(0, 0.0, 0.0, 0.0, 0.0)
-    assert assert_moments([(0, buffer[:0])], buffer) == Moments(0, 0.0, 0.0, 0.0, 0.0)
 
 
 def test_held_positions_are_scaled_but_do_not_count() -> None:
@@ -181,39 +243,6 @@ def test_squares_are_not_those_of_float32(size: float) -> None:
 # --- count_reaching ------------------------------------------------------------------------------------------------
 
 
-def assert_counts(segments: Segments, buffer: Array, thresholds: Any, threads: Any = (1,), on: Any = ALL) -> list[int]:
-    asked = np.array(thresholds, np.float64)
-    waiting = int(len(asked) > 0 and any_active(segments))
-    counts = assert_parity(
-        "count_reaching", segments, read_only(buffer), OnHost(asked), threads=threads, waiting=waiting, on=on
-    )
-    result: list[int] = counts.tolist()
-    return result
-
-
-@_EXAMPLES
-@given(
-    bucket=buckets(),
-    thresholds=st.lists(st.sampled_from(THRESHOLDS) | st.floats(0, 10), max_size=16),
-    threads=THREADS,
-    on=SOME,
-)
-def test_counts_of_small_buckets(bucket: Any, thresholds: list[float], threads: int, on: Any) -> None:
-    assert_counts(*bucket, thresholds, [threads], on)
-
-
-@shapes
-@dtypes
-def test_counts_of_distributions(shape: Shape, dtype: Any) -> None:
-    """Every threshold is a magnitude that occurs, so that it is met exactly; held positions split the bucket."""
-    buffer = shape(20_003).astype(dtype)
-    numbers = np.sort(np.abs(buffer[~np.isnan(buffer)]))
-    segments = split(np.zeros(15_000, np.float16), [3, 9_000], gap=2_000)
-    for count in (1, 4, 5, 16):
-        thresholds = numbers[np.linspace(0, len(numbers) - 1, count).astype(int)]
-        assert_counts(segments, buffer, thresholds, [1, 2, 3])
-
-
 def test_counts_in_more_tiles_than_blocks() -> None:
     x = np.tile(layered(10_007), 10)
     assert_counts(split(x, [50_001], gap=13), np.append(x, x[:13]), [0.01, 1.0])
@@ -234,13 +263,6 @@ def test_the_values_of_the_gradients_do_not_count() -> None:
     assert assert_counts([(30, np.full(50, np.nan))], np.arange(100, dtype=np.float32), [75, 0, 29.5]) == [5, 50, 50]
 
 
-@pytest.mark.parametrize("size", [0, 5])
-def test_without_segments_nothing_is_counted(size: int) -> None:
-    buffer = np.ones(size, np.float32)
-    assert assert_counts([], buffer, [0, 0, 0], [2]) == [0, 0, 0]
-    assert assert_counts([(0, buffer)], buffer, []) == []
-
-
 def test_thresholds_are_rounded_to_the_buffer() -> None:
     """0.7 is above float32's nearest number to it, which reaches it nevertheless."""
     nearest = np.full(100, 0.7, np.float32)
@@ -251,38 +273,11 @@ def test_thresholds_are_rounded_to_the_buffer() -> None:
 # --- square_norm ---------------------------------------------------------------------------------------------------
 
 
-def assert_square_norm(segments: Segments, on: Any = ALL) -> float:
-    norm = assert_parity("square_norm", segments, waiting=any_active(segments), on=on)
-    exact = reference.exact_square_norm(segments)
-    assert_near(norm, exact, exact)
-    return float(norm)
-
-
-@_EXAMPLES
-@given(bucket=buckets(), on=SOME)
-def test_square_norms_of_small_buckets(bucket: Any, on: Any) -> None:
-    assert_square_norm(bucket[0], on)
-
-
-@formats
-@layouts
-def test_square_norms_of_formats(format_: Any, layout: Callable[[Array], Array]) -> None:
-    segments = in_layout(layout, split(layered(40_000).astype(format_), CUTS, gap=3))
-    assert_square_norm(segments, places_of(ALL, layout))
-
-
 def test_square_norm_of_many_tensors() -> None:
     """More tensors than warps add them up, more tiles than a warp has threads, and tensors as long as a tile."""
     lengths = [1, 2047, 2048, 2049, 70_000, 4096, *range(1, 40)]
     starts = np.cumsum([0, *lengths[:-1]]).tolist()
     assert_square_norm([(start, layered(length)) for start, length in zip(starts, lengths, strict=True)])
-
-
-def test_square_norm_of_nothing_is_zero() -> None:
-    for segments in ([], [(3, np.zeros(0, np.float32))]):
-        assert assert_square_norm(segments) == 0.0
-        for backend in ONE_OF_EACH:
-            assert type(backend.kernels.square_norm(backend.put(segments))) is float
 
 
 @formats
@@ -295,29 +290,6 @@ def test_square_norm_of_what_is_not_finite(format_: Any) -> None:
 
 
 # --- block_scores --------------------------------------------------------------------------------------------------
-
-
-def assert_scores(segments: Segments, buffer: Array, block: int, threads: Any = (1,), on: Any = ALL) -> Any:
-    return assert_parity("block_scores", segments, read_only(buffer), block, threads=threads, on=on)
-
-
-@_EXAMPLES
-@given(bucket=buckets(), block=st.integers(1, 400), threads=THREADS, on=SOME)
-def test_scores_of_small_buckets(bucket: Any, block: int, threads: int, on: Any) -> None:
-    assert_scores(*bucket, block, [threads], on)
-
-
-@shapes
-@dtypes
-def test_scores_of_distributions(shape: Shape, dtype: Any) -> None:
-    segments = split(np.zeros(15_000, np.float16), [3, 4, 4500, 12_000], gap=2_005)
-    for block in (64, 1000, 5000, 2**62):
-        assert_scores(segments, shape(25_003).astype(dtype), block, [1, 2, 5])
-
-
-def test_scores_between_many_small_tensors() -> None:
-    for block in (7, 64, 2048, 3000):
-        assert_scores(many_small(500), normal(20_000), block)
 
 
 def test_scores_of_one_long_block() -> None:
@@ -336,37 +308,7 @@ def test_held_positions_add_nothing_to_a_score() -> None:
     assert assert_scores([(0, buffer[:1]), (2, buffer[:2]), (5, buffer[:1])], buffer, 3).tolist() == [5, 25, 0]
 
 
-@dtypes
-def test_an_empty_bucket_has_no_scores(dtype: Any) -> None:
-    assert_same_bits(assert_scores([], np.zeros(0, dtype), 7), np.zeros(0))
-
-
 # --- sample --------------------------------------------------------------------------------------------------------
-
-
-def assert_sample(segments: Segments, buffer: Array, scale: float, start: int, stride: int, on: Any = ALL) -> Any:
-    return assert_parity("sample", segments, read_only(buffer), scale, start, stride, on=on)
-
-
-@_EXAMPLES
-@given(bucket=buckets(), scale=SCALES, numbers=st.tuples(st.integers(0, 400), st.integers(0, 400)), on=SOME)
-def test_samples_of_small_buckets(bucket: Any, scale: float, numbers: tuple[int, int], on: Any) -> None:
-    start, behind = numbers
-    assert_sample(*bucket, scale, start, start + 1 + behind, on)
-
-
-@formats
-@layouts
-def test_samples_of_formats(format_: Any, layout: Callable[[Array], Array]) -> None:
-    segments = in_layout(layout, split(normal(40_000).astype(format_), CUTS, gap=3))
-    for start, stride in ((3, 7), (99, 100), (1000, 19_011), (20_004, 30_000), (39_999, 2**62), (40_000, 2**62)):
-        assert_sample(segments, normal(40_020, seed=1), 0.9, start, stride, places_of(ALL, layout))
-
-
-def test_samples_of_many_small_tensors() -> None:
-    """Many positions, and many tensors, lie between two that are sampled, and between a sample and its prefetch."""
-    for start, stride in ((0, 1), (5, 11), (300, 301)):
-        assert_sample(many_small(1500), normal(60_000), 1.3, start, stride)
 
 
 def test_the_samples_of_all_starts_are_the_sum() -> None:
@@ -378,24 +320,7 @@ def test_the_samples_of_all_starts_are_the_sum() -> None:
         assert_same_bits(drawn, active[start::stride])
 
 
-@dtypes
-def test_no_position_gives_an_empty_sample(dtype: Any) -> None:
-    buffer = np.ones(5, dtype)
-    for segments, start in (([], 0), ([(2, buffer[:0])], 0), ([(0, buffer[:3])], 3)):
-        assert_same_bits(assert_sample(segments, buffer, 1.0, start, 4), np.zeros(0, dtype))
-
-
 # --- largest -------------------------------------------------------------------------------------------------------
-
-
-def assert_largest(segments: Segments, on: Any = ALL) -> float:
-    return float(assert_parity("largest", segments, waiting=any_active(segments), on=on))
-
-
-@_EXAMPLES
-@given(bucket=buckets(), on=SOME)
-def test_largest_of_small_buckets(bucket: Any, on: Any) -> None:
-    assert_largest(bucket[0], on)
 
 
 @formats

@@ -25,6 +25,7 @@ from inputs import (
     Array,
     arrays,
     as_given,
+    difficult,
     gradients,
     normal,
     odd_address,
@@ -72,40 +73,29 @@ def test_add_to_many(share: float | None, dtype: Any) -> None:
     assert_parity("add", indices, values, normal(n, seed=1).astype(dtype))
 
 
-def test_add_ignores_what_is_outside() -> None:
+def test_entries_outside_are_ignored() -> None:
     """On the device, where the stand-in's arrays are fenced."""
     indices = np.array([-(2**31), -1, 3, 0, 10, 2**31 - 1], np.int32)
-    buffer = on_device(np.zeros(10, np.float32))
-    cuda.add(on_device(indices), on_device(np.arange(1, 7, dtype=np.float32)), buffer)
+    values, buffer = on_device(np.arange(1, 7, dtype=np.float32)), on_device(np.zeros(10, np.float32))
+    cuda.add(on_device(indices), values, buffer)
     assert to_host(buffer).tolist() == [4, 0, 0, 3, 0, 0, 0, 0, 0, 0]
+    cuda.scatter(on_device(np.sort(indices)), values, [(0, buffer)])
+    assert to_host(buffer).tolist() == [3, 0, 0, 4, 0, 0, 0, 0, 0, 0]
 
 
 # --- scatter -------------------------------------------------------------------------------------------------------
 
 
-@st.composite
-def scatters(draw: st.DrawFn) -> tuple[Array | None, Array, list[tuple[int, Array]], bool]:
-    """A vector, outputs, and whether one of these begins at an odd address."""
-    size, dtype = draw(st.integers(0, 120)), draw(st.sampled_from(REALS))
-    layout = draw(st.sampled_from([as_given, odd_address]))
-    outputs = [(start, layout(np.full(len(gradient), 9, gradient.dtype))) for start, gradient in draw(gradients(size))]
-    if draw(st.booleans()):
-        return None, draw(arrays(dtype, size)), outputs, layout is odd_address
-    return (*draw(sparse_vectors(size, dtype)), outputs, layout is odd_address)
-
-
-@given(case=scatters(), scale=SCALES, on=SOME)
-def test_scatter(case: Any, scale: float, on: Any) -> None:
-    *arguments, odd = case
-    assert_parity("scatter", *arguments, scale, on=CPU if odd else on)
-
-
-@given(case=scatters(), scale=SCALES, on=SOME)
-def test_scatter_into_zeros(case: Any, scale: float, on: Any) -> None:
-    indices, values, outputs, odd = case
-    for _, output in outputs:
-        output[:] = 0
-    assert_parity("scatter", indices, values, outputs, scale, cleared=True, on=CPU if odd else on)
+@settings(max_examples=200)
+@given(data=st.data(), size=st.integers(0, 120), cleared=st.booleans(), scale=SCALES, on=SOME)
+def test_scatter(data: st.DataObject, size: int, cleared: bool, scale: float, on: Any) -> None:
+    dtype, layout = data.draw(st.sampled_from(REALS)), data.draw(st.sampled_from([as_given, odd_address]))
+    vector = data.draw(sparse_vectors(size, dtype) | arrays(dtype, size).map(lambda values: (None, values)))
+    outputs = [
+        (start, layout(np.full(len(gradient), 9 * (not cleared), gradient.dtype)))
+        for start, gradient in data.draw(gradients(size))
+    ]
+    assert_parity("scatter", *vector, outputs, scale, cleared=cleared, on=on if layout is as_given else CPU)
 
 
 def test_scatter_to_more_than_the_cache_holds() -> None:
@@ -125,9 +115,11 @@ def test_scatter_to_many(format_: Any, share: float | None) -> None:
 
 
 def test_scatter_to_many_small_tensors() -> None:
-    outputs, indices = [(40 * i, np.ones(i % 41, FORMATS[i % 4])) for i in range(500)], some(20_000, 0.3)
-    assert_parity("scatter", indices, normal(len(indices)), outputs, 3.0)
-    assert_parity("scatter", None, normal(20_000), outputs, 3.0)
+    indices = some(20_000, 0.3)
+    for cleared in (False, True):
+        outputs = [(40 * i, np.full(i % 41, not cleared, FORMATS[i % 4])) for i in range(500)]
+        assert_parity("scatter", indices, normal(len(indices)), outputs, 3.0, cleared=cleared)
+        assert_parity("scatter", None, normal(20_000), outputs, 3.0, cleared=cleared)
 
 
 @pytest.mark.parametrize("lead", range(9))
@@ -146,24 +138,13 @@ def test_only_the_outputs_are_cleared(lead: int) -> None:
 @pytest.mark.parametrize("format_", [np.dtype(np.float16), BFLOAT16], ids=str)
 @dtypes
 def test_scatter_rounds_to_nearest_even(format_: Any, dtype: Any) -> None:
-    """Every 16-bit number, the middles between neighbours, what lies just beside the middles, and random bits."""
-    every = np.arange(2**16, dtype=np.uint16).view(format_).astype(np.float32)
-    middles = (every[:-1] + every[1:]) / 2
-    beside = [np.nextafter(middles, np.float32(limit)) for limit in (-np.inf, np.inf)]
-    random = np.random.default_rng(0).integers(0, 2**32, 100_000, dtype=np.uint32).view(np.float32)
-    values = np.concatenate([every, middles, *beside, random]).astype(dtype)
+    values = difficult(format_.name, dtype)
     assert_parity("scatter", None, values, [(0, np.ones(len(values), format_))])
 
 
 def test_scatter_at_the_ends_of_int32() -> None:
     indices = np.array([0, 7, MAX_SIZE - 8, MAX_SIZE - 1], np.int32)
     assert_parity("scatter", indices, normal(4), [(0, np.ones(8, np.float32)), (MAX_SIZE - 8, np.ones(8, np.float32))])
-
-
-def test_scatter_ignores_indices_below_zero() -> None:
-    output = on_device(np.ones(4, np.float32))
-    cuda.scatter(on_device(np.array([-3, -1, 2], np.int32)), on_device(np.full(3, 5.0)), [(0, output)])
-    assert to_host(output).tolist() == [0, 0, 5, 0]
 
 
 def test_scatter_by_a_scale_beyond_the_values() -> None:
@@ -180,20 +161,14 @@ def assert_excluded(indices: Array, values: Array, others: Array, on: Any = ALL)
     return kept
 
 
-@st.composite
-def exclusions(draw: st.DrawFn) -> tuple[Array, Array, Array]:
-    """A vector and others, some of which are in it."""
-    size = draw(st.sampled_from([0, 1, 50, 16384, 16385, 100_000]))
-    indices, values = draw(sparse_vectors(size, draw(st.sampled_from(REALS))))
-    others, _ = draw(sparse_vectors(size, np.dtype(np.float32)))
-    shared = indices[draw(arrays(np.dtype(np.float32), len(indices))) > 0]
-    return indices, values, np.union1d(others, shared).astype(np.int32)
-
-
 @settings(max_examples=60)
-@given(exclusion=exclusions(), on=SOME)
-def test_exclude(exclusion: Any, on: Any) -> None:
-    assert_excluded(*exclusion, on=on)
+@given(data=st.data(), size=st.sampled_from([0, 1, 50, 16384, 16385, 100_000]), dtype=st.sampled_from(REALS), on=SOME)
+def test_exclude(data: st.DataObject, size: int, dtype: Any, on: Any) -> None:
+    """Some of the others are in the vector."""
+    indices, values = data.draw(sparse_vectors(size, dtype))
+    others, _ = data.draw(sparse_vectors(size, REALS[0]))
+    shared = indices[data.draw(arrays(REALS[0], len(indices))) > 0]
+    assert_excluded(indices, values, np.union1d(others, shared).astype(np.int32), on)
 
 
 @pytest.mark.parametrize("counts", [(0, 0), (0, 100), (100, 0), (1025, 1), (20_000, 3), (3, 20_000), (10_000, 12_000)])
@@ -244,16 +219,14 @@ def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(module, "_WIDEST", request.param[1])
 
 
-@st.composite
-def merges(draw: st.DrawFn) -> tuple[list[Vector], int]:
-    size = draw(st.sampled_from([0, 1, 50, 1024, 4097, 16384, 16385, 100_000]))
-    dtype = draw(st.sampled_from(REALS))
-    return draw(st.lists(sparse_vectors(size, dtype), min_size=1, max_size=6)), size
-
-
-@given(merge=merges(), on=SOME)
-def test_merge_sum(merge: Any, on: Any) -> None:
-    assert_merged(*merge, on=on)
+@given(
+    data=st.data(),
+    size=st.sampled_from([0, 1, 50, 1024, 4097, 16384, 16385, 100_000]),
+    dtype=st.sampled_from(REALS),
+    on=SOME,
+)
+def test_merge_sum(data: st.DataObject, size: int, dtype: Any, on: Any) -> None:
+    assert_merged(data.draw(st.lists(sparse_vectors(size, dtype), min_size=1, max_size=6)), size, on)
 
 
 @pytest.mark.parametrize("density", [0.0, 0.0001, 0.01, 0.1, 0.5, 1.0])
@@ -291,18 +264,14 @@ def test_merge_sum_of_two(counts: tuple[int, int], ranges: tuple[int, int]) -> N
         assert_merged(vectors, 25_000, CPU)
 
 
-def test_merge_sum_of_two_in_a_full_bucket() -> None:
-    """The union has fewer entries than the two together, and memory is reserved for no more."""
-    rng = np.random.default_rng(0)
-    for counts in ((1000, 1000), (1000, 999), (700, 800), (3, 1000)):
-        assert_merged([vector(rng, 0, 1000, count) for count in counts], 1000)
-
-
-@pytest.mark.parametrize("size", [1023, 1024, 1025, 30_000])
-def test_merge_sum_in_a_full_bucket(tiles: None, size: int) -> None:
-    """There is room for as many sums as positions, though there are more entries."""
-    everything = np.arange(size, dtype=np.int32)
-    assert_merged([(everything, normal(size, seed=rank)) for rank in range(3)], size)
+@pytest.mark.parametrize(
+    "counts",
+    [*((size, size, size) for size in (1023, 1024, 1025, 30_000)), (1000, 1000), (1000, 999), (700, 800), (3, 1000)],
+)
+def test_merge_sum_in_a_full_bucket(tiles: None, counts: tuple[int, ...]) -> None:
+    """The union has fewer entries than the vectors together, and there is room for no more sums than positions."""
+    rng, size = np.random.default_rng(0), max(1000, *counts)
+    assert_merged([vector(rng, 0, size, count) for count in counts], size)
 
 
 @pytest.mark.parametrize("ranges", [(0, 0), (0, 4000), (10_000, 0), (24_000, 24_999)])

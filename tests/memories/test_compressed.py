@@ -1,15 +1,17 @@
-"""The laws of both error compressors, whatever they are."""
+"""The laws of both error compressors."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from rules import LIKE, NOWHERE, eighths
+from rules import LIKE, NOWHERE, eighths, made
 
+from horovod_sparse.memories import Contractive
 from horovod_sparse.memories.compressed import CompressedOptions, compressor_for
 from horovod_sparse.rules import BucketContext
 
-SIZE = 500
+SIZE = 400
+CODES = {"compressor": "quantize", "bits": 4}
 either = pytest.mark.parametrize("name", ["sketch", "quantize"])
 
 
@@ -30,23 +32,34 @@ def filled(name, step=0, **context):
 
 
 @either
-def test_a_new_one_holds_nothing(name):
+def test_what_is_held_is_nothing_at_first_and_can_be_rescaled_added_and_forgotten(name):
     assert not decoded(built(name)).any()
-
-
-@either
-def test_rescaling_multiplies_and_zero_forgets(name):
     compressor = filled(name)
     before = decoded(compressor)
     compressor.rescale(0.5)
-    assert np.allclose(decoded(compressor), before / 2)
-    assert np.array_equal(decoded(compressor, 0.25), 0.25 * decoded(compressor))
+    after, buffer = decoded(compressor), np.ones(SIZE, np.float32)
+    assert np.allclose(after, before / 2)
+    assert np.array_equal(decoded(compressor, 0.25), 0.25 * after)
+    compressor.decode(buffer, -2.0, add=True)
+    assert np.array_equal(buffer, 1 - 2 * after)
     compressor.rescale(0.0)
     assert not decoded(compressor).any()
 
 
-@either
-def test_adding_to_a_buffer_is_adding_what_is_decoded(name):
-    compressor, buffer = filled(name), np.ones(SIZE, np.float32)
-    compressor.add_to(buffer, -2.0)
-    assert np.array_equal(buffer, 1 - 2 * decoded(compressor))
+@pytest.mark.parametrize(
+    ("name", "where", "different"),
+    [
+        ("sketch", [{}, {"rank": 1}, {"step": 1}], 1),
+        ("sketch", [{}, {"bucket": 1}], 2),
+        ("quantize", [{}, {"rank": 1}, {"bucket": 1}, {"step": 1}], 4),
+    ],
+)
+def test_ranks_share_the_hash_of_a_sketch_and_round_codes_independently(name, where, different):
+    arrays = [next(iter(filled(name, **one).state_dict().values())).tobytes() for one in where]
+    assert len(set(arrays)) == different
+
+
+@pytest.mark.parametrize(("options", "most"), [({"saving": 0.6}, 0.41), ({"saving": 0.9}, 0.11), (CODES, 0.15)])
+def test_it_takes_the_memory_it_says(options, most):
+    arrays = [array for array in made(Contractive, 200_000, **options).state_dict().values() if np.ndim(array)]
+    assert sum(array.nbytes for array in arrays) <= most * 200_000 * LIKE.itemsize

@@ -1,4 +1,4 @@
-"""Contractive: the error, compressed; right in expectation, and never lost."""
+"""Contractive and what derives from it: the error, compressed; right in expectation, and never lost."""
 
 from __future__ import annotations
 
@@ -6,26 +6,41 @@ import numpy as np
 import pytest
 from rules import NOWHERE, assert_unbiased, eighths, held, made, normal, send, some, written
 
-from horovod_sparse.memories import Contractive
+from horovod_sparse.memories import Contractive, ImprovedContractive, Partial
 
 SIZE = 400
 SKETCHES = [{"saving": 0.6}, {"saving": 0.9}, {"saving": 0.6, "rows": 3}]
+CODES = {"compressor": "quantize", "bits": 4}
 
 
-@pytest.mark.parametrize("options", [*SKETCHES, {"compressor": "quantize", "bits": 4}], ids=str)
-def test_in_expectation_what_is_held_is_what_was_not_delivered(options):
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [
+        *((Contractive, options) for options in (*SKETCHES, CODES)),
+        (Partial, {"beta": 0.5}),
+        (ImprovedContractive, {**CODES, "version": 1}),
+        (ImprovedContractive, {**CODES, "version": 2}),
+        (ImprovedContractive, {"version": 2}),
+    ],
+    ids=str,
+)
+def test_in_expectation_what_is_held_is_what_was_not_delivered(rule, options):
     gradient, positions, samples = normal(0, SIZE), some(np.random.default_rng(1), SIZE, 40), []
     for seed in range(300):
-        memory = made(Contractive, SIZE, seed=seed, **options)
+        memory = made(rule, SIZE, seed=seed, **options)
         _, delivered = send(memory, gradient, positions, returns=7)
-        samples.append(held(memory, SIZE))
+        samples.append(held(memory, SIZE) / (1 - options.get("beta", 0)))
     assert_unbiased(samples, gradient - written(delivered))
 
 
-@pytest.mark.parametrize("options", SKETCHES, ids=str)
-def test_a_sketch_is_not_encoded_twice(options):
+@pytest.mark.parametrize(
+    ("rule", "options"),
+    [*((Contractive, options) for options in SKETCHES), (Partial, {"beta": 0.125}), (Partial, {"beta": 0.875})],
+    ids=str,
+)
+def test_a_sketch_is_not_encoded_twice(rule, options):
     """Exactly: while nothing is delivered, the counters are those of the sum of all gradients."""
-    generator, (memory, expected) = np.random.default_rng(2), (made(Contractive, SIZE, **options) for _ in range(2))
+    generator, (memory, expected) = np.random.default_rng(2), (made(rule, SIZE, **options) for _ in range(2))
     gradients = [eighths(generator, SIZE) for _ in range(6)]
     for gradient in gradients:
         send(memory, gradient, NOWHERE)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rules import LIKE, eighths, made, opened, send, written
+from rules import eighths, made, send, written
 
 from horovod_sparse.memories import Residual
-from horovod_sparse.rules import BucketContext
 
 
 def residual_of(memory):
@@ -29,15 +28,3 @@ def test_acc_is_what_was_delivered_plus_what_is_kept(size, k, seed, returns, sca
         before, gradient = residual_of(memory), eighths(generator, size)
         _, delivered = send(memory, gradient, k, returns=min(returns, k, size), scale=scale)
         assert np.array_equal(scale * before + gradient, written(delivered) + residual_of(memory))
-
-
-def test_a_state_that_is_loaded_is_copied():
-    memory, state = made(Residual, 3), {"residual": np.zeros(3, np.float32)}
-    memory.load_state_dict(state)
-    opened(memory, np.ones(3, np.float32)).settle()
-    assert residual_of(memory).tolist() == [1, 1, 1]
-    assert state["residual"].tolist() == [0, 0, 0]
-
-
-def test_it_has_the_buckets_dtype():
-    assert made(Residual, BucketContext(3, LIKE.astype(np.float64))).state_dict()["residual"].dtype == np.float64

@@ -54,6 +54,11 @@ class Derived(First.Options):
     pass
 
 
+def options(base=RuleOptions):
+    """Another class of options, with the fields of ``base``."""
+    return dataclass(frozen=True, kw_only=True)(type("Options", (base,), {}))
+
+
 @pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.kind)
 def test_the_rules_that_are_there_have_what_is_asked_of_others(registry):
     for rule in registry.values():
@@ -87,12 +92,10 @@ def test_a_class_that_lacks_something_is_refused_with_what_it_lacks(rule, messag
 
 
 def test_a_collective_must_count_its_traffic():
-    rule = type("Silent", (COLLECTIVES["topka"],), {"Options": COLLECTIVES["topka"].Options, "traffic": None})
-    COLLECTIVES.check(rule)
-    methods = {name: value for one in reversed(rule.__mro__) for name, value in vars(one).items()}
-    del methods["traffic"]
-    with pytest.raises(ValueError, match="the collective Bare lacks the property traffic: see Collective"):
-        COLLECTIVES.check(type("Bare", (), {key: methods[key] for key in methods if key not in ("__dict__",)}))
+    members = {name: value for one in reversed(COLLECTIVES["topka"].__mro__) for name, value in vars(one).items()}
+    del members["traffic"], members["__dict__"]
+    with pytest.raises(ValueError, match="the collective Silent lacks the property traffic: see Collective"):
+        COLLECTIVES.check(type("Silent", (), members))
 
 
 @pytest.mark.parametrize(
@@ -130,8 +133,7 @@ def test_a_rule_is_known_by_its_name_from_then_on():
 def test_a_module_that_is_loaded_anew_registers_anew():
     for _ in range(2):
         hvs.register("sparsifier", "first")(First)
-    again = type("First", (First,), {"Options": Derived, "__module__": __name__})
-    again.Options = dataclass(frozen=True, kw_only=True)(type("Options", (RuleOptions,), {}))
+    again = type("First", (First,), {"Options": options(), "__module__": __name__})
     hvs.register("sparsifier", "first")(again)
     assert SPARSIFIERS["first"] is again
     with pytest.raises(ValueError, match=r"sparsifier 'first' already exists, as .*test_registry.First: choose anothe"):
@@ -149,21 +151,14 @@ def test_a_configuration_of_a_rule_that_is_not_registered_here_says_so(monkeypat
 
 
 def test_schedules_and_memories_can_be_registered_too():
+    @hvs.register("schedule", "half")
     class Half(Constant):
-        @dataclass(frozen=True, kw_only=True)
-        class Options(Constant.Options):
-            pass
+        Options = options(Constant.Options)
 
         def densities(self, step):
             return [0.5 * one for one in super().densities(step)]
 
-    class Kept(MEMORIES["residual"]):
-        @dataclass(frozen=True, kw_only=True)
-        class Options(RuleOptions):
-            pass
-
-    hvs.register("schedule", "half")(Half)
-    hvs.register("memory", "kept")(Kept)
+    hvs.register("memory", "kept")(type("Kept", (MEMORIES["residual"],), {"Options": options()}))
     average = hvs.SparseAllreduce(100, "topka:density=0.1,schedule=half,memory=kept")
     assert np.count_nonzero(average(np.arange(1, 101, dtype=np.float32))) == 5
 
@@ -184,19 +179,9 @@ def test_a_rank_that_has_not_registered_a_rule_is_told_and_no_rank_waits(comm):
 @pytest.mark.mpi
 def test_rules_of_different_names_are_told_apart_between_ranks(comm):
     for name in ("one", "two"):
-        hvs.register("sparsifier", name)(type(name, (First,), {"Options": first_options()}))
+        hvs.register("sparsifier", name)(type(name, (First,), {"Options": options(First.Options)}))
     name = "two" if comm.Get_rank() else "one"
     if comm.Get_size() == 1:
         return
     with pytest.raises(ValueError, match=r"compression.sparsifier.of differs between ranks: rank . has two, rank 0 ha"):
         hvs.SparseAllreduce(10, f"topka:sparsifier={name}", comm)
-
-
-def first_options():
-    """Options of the same names and values as those of any other rule made here."""
-
-    @dataclass(frozen=True, kw_only=True)
-    class Options(First.Options):
-        pass
-
-    return Options

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from horovod_sparse.collectives import COLLECTIVES, TopkA
-from horovod_sparse.memories import MEMORIES, Residual
+from horovod_sparse.memories import Residual
 from horovod_sparse.rules import Exchange, SparseVector
 from horovod_sparse.rules.testing import check_collective, check_memory, check_schedule, check_sparsifier
 from horovod_sparse.schedules import SCHEDULES, Constant
@@ -24,26 +24,19 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", SPARSIFIERS)
-def test_sparsifiers(transport, name):
-    check_sparsifier(transport, SPARSIFIERS[name], **OPTIONS.get(name, {}))
-
-
-# The others compress what they hold, drop it, or add to it.
-@pytest.mark.parametrize("name", ["residual"])
-def test_memories(transport, name):
-    check_memory(transport, MEMORIES[name])
-
-
-# What this consists of, all of them obey in tests/collectives/test_laws.py.
-@pytest.mark.parametrize("name", ["topka", "oktopk"])
-def test_collectives(transport, name):
-    check_collective(transport, COLLECTIVES[name], **OPTIONS.get(name, {}))
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_schedules(transport, name):
-    check_schedule(transport, SCHEDULES[name], dense_steps=3)
+@pytest.mark.parametrize(
+    ("check", "name", "rule"),
+    [
+        *((check_sparsifier, *item) for item in SPARSIFIERS.items()),
+        # The other memories compress what they hold, drop it, or add to it.
+        (check_memory, "residual", Residual),
+        # What check_collective consists of, all of them obey in tests/collectives/test_laws.py.
+        *((check_collective, name, COLLECTIVES[name]) for name in ("topka", "oktopk")),
+        *((check_schedule, *item) for item in SCHEDULES.items()),
+    ],
+)
+def test_the_rules_of_the_package_obey_the_laws(transport, check, name, rule):
+    check(transport, rule, **OPTIONS.get(name, {"dense_steps": 3} if name in SCHEDULES else {}))
 
 
 # --- what breaks a law ---
@@ -85,25 +78,6 @@ class SharesInNameOnly(TopK):
         return replace(super().take(accumulator, k, step), shared=True)
 
 
-@pytest.mark.parametrize(
-    ("rule", "law"),
-    [
-        (Loses, "selected entries plus the rest equal the input"),
-        (Copies, "selected entries plus the rest equal the input"),
-        (Copies, "selected entries leave the accumulator"),
-        (Unsorted, "positions ascend"),
-        (Forgets, "a restored sparsifier selects the same entries"),
-        (SharesInNameOnly, "shared positions are equal on all ranks"),
-    ],
-)
-def test_a_sparsifier_that_breaks_a_law_is_found(transport, rule, law):
-    if rule is SharesInNameOnly and transport.size == 1:
-        check_sparsifier(transport, rule)
-        return
-    with pytest.raises(AssertionError, match=f"laws violated: rank .*{law}, in Bucket"):
-        check_sparsifier(transport, rule)
-
-
 class Drops(Residual):
     def close(self, accumulator, vector, returned):
         super().close(accumulator, vector, returned.nothing())
@@ -117,19 +91,6 @@ class HalvesSum(Residual):
 class Amnesia(Residual):
     def load_state_dict(self, state):
         pass
-
-
-@pytest.mark.parametrize(
-    ("rule", "law"),
-    [
-        (Drops, "gradients equal delivered entries plus memory; .*a failed exchange returns everything to the memory"),
-        (HalvesSum, "a merged state holds the sum of the states"),
-        (Amnesia, "a restored memory continues with the same numbers"),
-    ],
-)
-def test_a_memory_that_breaks_a_law_is_found(transport, rule, law):
-    with pytest.raises(AssertionError, match=law):
-        check_memory(transport, rule)
 
 
 class Lossy(TopkA):
@@ -150,22 +111,6 @@ class Overwrites(TopkA):
         exchange = super().allreduce(SparseVector(vector.indices, vector.values.copy(), vector.size), k)
         vector.values[:] = 0
         return exchange
-
-
-@pytest.mark.parametrize(
-    ("rule", "law"),
-    [
-        (Lossy, "total plus returned entries equal the input"),
-        (Alone, "total plus returned entries equal the input"),
-        (Overwrites, "the input vector is unchanged"),
-    ],
-)
-def test_a_collective_that_breaks_a_law_is_found(transport, rule, law):
-    if rule is Alone and transport.size == 1:
-        check_collective(transport, rule)
-        return
-    with pytest.raises(AssertionError, match=f"laws violated: rank .*{law}, in Case"):
-        check_collective(transport, rule)
 
 
 class Rises(Constant):
@@ -189,16 +134,28 @@ class Counts(Constant):
 
 
 @pytest.mark.parametrize(
-    ("rule", "law"),
+    ("check", "rule", "law"),
     [
-        (Rises, "densities descend"),
-        (ByRank, "densities are equal on all ranks"),
-        (Counts, "a restored schedule returns the same densities, in step 1"),
+        (check_sparsifier, Loses, "selected entries plus the rest equal the input, in Bucket"),
+        (check_sparsifier, Copies, "selected entries plus the rest equal the input, in Bucket"),
+        (check_sparsifier, Copies, "selected entries leave the accumulator, in Bucket"),
+        (check_sparsifier, Unsorted, "positions ascend, in Bucket"),
+        (check_sparsifier, Forgets, "a restored sparsifier selects the same entries, in Bucket"),
+        (check_sparsifier, SharesInNameOnly, "shared positions are equal on all ranks, in Bucket"),
+        (check_memory, Drops, "gradients equal delivered entries plus memory; .*a failed exchange returns everything"),
+        (check_memory, HalvesSum, "a merged state holds the sum of the states"),
+        (check_memory, Amnesia, "a restored memory continues with the same numbers"),
+        (check_collective, Lossy, "total plus returned entries equal the input, in Case"),
+        (check_collective, Alone, "total plus returned entries equal the input, in Case"),
+        (check_collective, Overwrites, "the input vector is unchanged, in Case"),
+        (check_schedule, Rises, "densities descend"),
+        (check_schedule, ByRank, "densities are equal on all ranks"),
+        (check_schedule, Counts, "a restored schedule returns the same densities, in step 1"),
     ],
 )
-def test_a_schedule_that_breaks_a_law_is_found(transport, rule, law):
-    if rule is ByRank and transport.size == 1:
-        check_schedule(transport, rule)
+def test_a_rule_that_breaks_a_law_is_found(transport, check, rule, law):
+    if rule in (SharesInNameOnly, Alone, ByRank) and transport.size == 1:
+        check(transport, rule)
         return
-    with pytest.raises(AssertionError, match=law):
-        check_schedule(transport, rule)
+    with pytest.raises(AssertionError, match=f"laws violated: rank .*{law}"):
+        check(transport, rule)

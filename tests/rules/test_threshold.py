@@ -11,17 +11,15 @@ from horovod_sparse.rules.threshold import ReusedThreshold
 K = 100
 
 
-def threshold():
-    result = ReusedThreshold(period=4, low=0.5, high=1.5, up=1.1, down=1.2)
+def threshold(events=None):
+    result = ReusedThreshold(4, low=0.5, high=1.5, up=1.1, down=1.2, events=events)
     result.renew(8.0, K)
     return result
 
 
-def test_a_new_one_is_due_at_once():
+def test_it_is_due_at_once_for_another_k_and_every_period_steps():
     assert ReusedThreshold(4, 0.5, 1.5, 1.1, 1.2).due(K)
-
-
-def test_it_is_due_every_period_steps():
+    assert threshold().due(K + 1)
     one, due = threshold(), []
     for _ in range(8):
         due.append(one.due(K))
@@ -29,21 +27,14 @@ def test_it_is_due_every_period_steps():
     assert due == [False, False, False, True] * 2
 
 
-@pytest.mark.parametrize(("count", "value"), [(49, 8 / 1.2), (50, 8), (100, 8), (150, 8), (151, 8 * 1.1)])
-def test_it_is_nudged_outside_the_band_only(count, value):
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(
+    ("count", "value"), [(49, 8 / 1.2), (50, 8), (100, 8), (150, 8), (151, 8 * 1.1), (300, 8 * 1.1), (301, 8 * 1.1)]
+)
+def test_it_is_nudged_outside_the_band_only_and_its_upper_end_can_be_raised(count, value, times):
     one = threshold()
-    assert one.holds(count) == (50 <= count <= 150)
+    assert one.holds(count, times) == (50 <= count <= 150 * times)
     assert one.value == value
-
-
-@pytest.mark.parametrize(("count", "holds"), [(49, False), (300, True), (301, False)])
-def test_its_upper_end_can_be_raised(count, holds):
-    assert threshold().holds(count, times=2) == holds
-
-
-def test_another_k_needs_another_threshold():
-    assert threshold().due(K + 1)
-    assert not threshold().due(K)
 
 
 def steps_until_it_is_reused(one):
@@ -81,11 +72,10 @@ def test_a_restored_one_goes_on():
 
 def test_what_is_renewed_and_what_does_is_counted():
     events = Counter()
-    threshold = ReusedThreshold(4, 0.5, 1.5, 1.1, 1.2, events)
-    threshold.renew(1.0, K)
+    one = threshold(events)
     for count in (K, 10 * K, K):  # the second does not hold
-        threshold.reuse()
-        if not threshold.holds(count):
-            threshold.failed()
-            threshold.renew(2.0, K)
+        one.reuse()
+        if not one.holds(count):
+            one.failed()
+            one.renew(2.0, K)
     assert events == {"thresholds_renewed": 2, "thresholds_reused": 2}

@@ -25,11 +25,11 @@ def clock(monkeypatch):
     return now
 
 
-def build(places=1, **options):
-    """The schedules of one model's buckets; a bucket's number is given by its place in the list."""
-    shared = {}
+def build(buckets=1, context=None, **options):
+    """The schedules of one model's buckets, in the order of their numbers."""
+    context = {"shared": {}, **(context or {})}
     options = {"cf_max": 80.0, "window": WINDOW, "eps": 0.7, "omega": 0.01, **options}
-    return [made(GraVAC, BucketContext(10, LIKE, bucket, shared=shared), 0.1, **options) for bucket in range(places)]
+    return [made(GraVAC, BucketContext(10, LIKE, bucket, **context), 0.1, **options) for bucket in range(buckets)]
 
 
 def step(schedules, gains, norm=1.0, rest=0.0, **conditions):
@@ -75,15 +75,10 @@ def test_the_first_window_sends_the_lowest_and_then_the_candidate_if_its_gain_su
     assert steps(schedules, gains, WINDOW) == [expected] * WINDOW
 
 
-def test_a_gain_is_a_share_of_the_gradient_or_of_what_is_accumulated():
+@pytest.mark.parametrize(("gain", "expected"), [("gradient", 20), ("accumulated", None)])
+def test_a_gain_is_a_share_of_the_gradient_or_of_what_is_accumulated(gain, expected):
     """The entries' squares are 0.8 and 0.75; those of the gradient are 1, and 3 of residual and gradient together."""
-    assert step_after_the_first_window("gradient") == 20
-    assert step_after_the_first_window("accumulated") is None
-
-
-def step_after_the_first_window(gain):
-    schedules = build(gain=gain)
-    return steps(schedules, (0.8, 0.75), WINDOW + 1, rest=2.2)[-1]
+    assert steps(build(gain=gain), (0.8, 0.75), WINDOW + 1, rest=2.2)[-1] == expected
 
 
 def test_gains_are_moving_averages_over_the_window():
@@ -132,28 +127,23 @@ def test_several_buckets_decide_as_one_with_all_their_parameters(gains):
 
 
 def test_a_step_costs_one_message_whatever_the_number_of_buckets():
-    messages, shared = [], {}
-    context = {"ranks": 3, "shared": shared, "consensus": lambda array: messages.append(array) or 3 * array}
-    schedules = [made(GraVAC, BucketContext(10, LIKE, bucket, **context), 0.1) for bucket in range(5)]
-    steps(schedules, (0.9, 0.8), 11)
+    messages = []
+    context = {"ranks": 3, "consensus": lambda array: messages.append(array) or 3 * array}
+    steps(build(5, context), (0.9, 0.8), 11)
     assert len(messages) == 10  # the last step is told in the next one
 
 
 def test_a_bucket_that_is_added_later_takes_part():
-    several = build(2)
-    steps(several, (0.9, 0.8), 3)
-    more = [
-        *several,
-        made(GraVAC, BucketContext(10, LIKE, 2, shared=several[0]._context.shared), 0.1, cf_max=80.0, window=WINDOW),
-    ]
-    assert steps(more, (0.9, 0.8), 3) == [10, 20, 20]
+    context = {"shared": {}}
+    steps(build(2, context), (0.9, 0.8), 3)
+    assert steps(build(3, context), (0.9, 0.8), 3) == [10, 20, 20]
 
 
 def test_ranks_that_idle_do_not_lower_the_averages():
     """Half of the ranks stop: averages and decisions are as if they had never been there."""
     busy, alone = [4], build(cf_max=1e6)
-    context = BucketContext(10, LIKE, ranks=4, consensus=lambda sums: np.append(busy[0] * sums[:-1], 4 * sums[-1]))
-    among_others = [made(GraVAC, context, 0.1, cf_max=1e6, window=WINDOW)]
+    context = {"ranks": 4, "consensus": lambda sums: np.append(busy[0] * sums[:-1], 4 * sums[-1])}
+    among_others = build(1, context, cf_max=1e6)
     for number in range(10 * WINDOW):
         busy[0] = 4 if number < WINDOW or number % 7 == 0 else 2
         assert step(among_others, (0.8, 0.75)) == step(alone, (0.8, 0.75))
@@ -303,11 +293,8 @@ def test_a_step_that_is_undone_leaves_no_trace(buckets):
                 schedule.choose([7.0, 7.0], lambda: 0.0)
             for schedule, state in reversed(list(zip(one[:done], states, strict=True))):
                 schedule.load_state_dict(state)
-    assert same_but_times(one[0].state_dict(), other[0].state_dict())
-
-
-def same_but_times(one, other):
-    return all(one[key] == other[key] for key in one.keys() - {"seen"}) and one.keys() == other.keys()
+    times = {"seen": None}
+    assert one[0].state_dict() | times == other[0].state_dict() | times
 
 
 def test_squares_that_overflow_are_left_out():

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from stubs import put_program
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SLURM = REPOSITORY / "slurm"
@@ -21,9 +22,19 @@ def section(name: str) -> str:
     return dict(zip(sections[1::2], sections[2::2], strict=True))[name]
 
 
-@pytest.mark.parametrize("path", sorted(SLURM.glob("*.s*")), ids=lambda path: path.name)
-def test_bash_can_read_every_script(path: Path) -> None:
-    done = subprocess.run(["bash", "-n", path], capture_output=True, text=True, timeout=10, check=False)
+def bash(*arguments: str, text: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run bash in the repository with these variables and none of the caller's."""
+    environment = {"PATH": os.defpath, "VENV": "none", **variables}
+    command, streams = ["bash", *arguments], {"input": text, "capture_output": True, "text": True}
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, timeout=10, check=False, **streams)
+
+
+SOURCES = {path.name: path.read_text() for path in sorted(SLURM.glob("*.s*"))}
+
+
+@pytest.mark.parametrize("source", [*SOURCES.values(), section("post")], ids=[*SOURCES, "container"])
+def test_bash_can_read_every_script(source: str) -> None:
+    done = bash("-n", text=source)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -46,20 +57,9 @@ def test_the_container_copies_files_that_exist() -> None:
     assert not [source for source in sources if not (REPOSITORY / source).exists()]
 
 
-def test_bash_can_read_what_builds_the_container() -> None:
-    done = subprocess.run(
-        ["bash", "-n"], input=section("post"), capture_output=True, text=True, timeout=10, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def settings(**variables: str) -> subprocess.CompletedProcess[str]:
-    """The environment that env.sh leaves, read without one of the caller's."""
-    command = ["bash", "-c", "source slurm/env.sh && env"]
-    environment = {"PATH": os.defpath, "VENV": "none", **variables}
-    return subprocess.run(
-        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=10, check=False
-    )
+    """Return the environment that env.sh leaves."""
+    return bash("-c", "source slurm/env.sh && env", **variables)
 
 
 @pytest.mark.parametrize(
@@ -87,22 +87,12 @@ def test_ranks_get_the_cores_that_were_asked_for() -> None:
 
 
 def test_horovodrun_gets_every_node_with_its_slots(tmp_path: Path) -> None:
-    scontrol = tmp_path / "scontrol"
-    scontrol.write_text('#!/bin/sh\n[ "$*" = "show hostnames n[1-2]" ] && printf "n1\\nn2\\n"\n')
-    scontrol.chmod(0o755)
+    put_program(tmp_path / "scontrol", '[ "$*" = "show hostnames n[1-2]" ] && printf "n1\\nn2\\n"')
     job = {
         "SLURM_JOB_ID": "1",
         "SLURM_JOB_NUM_NODES": "2",
         "SLURM_JOB_NODELIST": "n[1-2]",
         "SLURM_NTASKS_PER_NODE": "4",
     }
-    done = subprocess.run(
-        ["bash", "-c", "set -eu; source slurm/job.sh; hosts"],
-        cwd=REPOSITORY,
-        env={"PATH": f"{tmp_path}:{os.defpath}", "VENV": "none", **job},
-        capture_output=True,
-        text=True,
-        timeout=10,
-        check=False,
-    )
+    done = bash("-c", "set -eu; source slurm/job.sh; hosts", PATH=f"{tmp_path}:{os.defpath}", **job)
     assert done.stdout == "n1:4,n2:4\n", done.stderr

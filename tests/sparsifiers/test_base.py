@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rules import made, take
+from rules import made, normal, take
 
-from horovod_sparse.rules import BucketContext
+from horovod_sparse.accumulator import Accumulator
+from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.rules.testing import sparsifiers as testing
 from horovod_sparse.sparsifiers import SPARSIFIERS
 
@@ -72,6 +74,22 @@ def test_extreme_numbers_neither_hang_nor_crash(name, options, bad):
 @every_rule
 def test_zeros_ask_for_no_more_than_k(name, options):
     assert len(take(build(name, options, 500), np.zeros(500, np.float32), 20)[0]) <= 21  # whole blocks of 7
+
+
+@pytest.mark.parametrize("name", SPARSIFIERS)
+def test_no_array_of_the_buckets_size_is_needed(name):
+    """Bytes per element of the bucket; for random positions, memory in the order of k."""
+    size, most = 1_000_000, {"randomk": 0.1, "randomblock": 0.1, "multilevel": 2}.get(name, 1)
+    accumulator = Accumulator(np.zeros(size, np.float32), [(0, normal(0, size))])
+    accumulator.settle()
+    sparsifier = made(SPARSIFIERS[name], size, **({"threshold": 3.0} if name == "threshold" else {}))
+    tracemalloc.start()
+    try:
+        sparsifier.take(accumulator, size // 1000, Step())
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < most * size
 
 
 @every_rule

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rules import LIKE, made, take
+from rules import made, take
 
-from horovod_sparse.rules import BucketContext, Step
+from horovod_sparse.rules import Step
 from horovod_sparse.sparsifiers import RandomBlock
 
 
@@ -18,21 +18,6 @@ def test_k_consecutive_positions_leave_and_wrap_around(size, k, number):
     assert len(indices) == min(k, size)
     gaps = np.diff(np.append(indices, indices[0] + size)) - 1
     assert np.count_nonzero(gaps) <= 1  # what is not taken is consecutive, too
-
-
-def test_ranks_with_different_gradients_choose_the_same_positions_and_say_so():
-    for number in range(5):
-        one, other = (
-            take(
-                made(RandomBlock, BucketContext(100, LIKE, rank=rank), seed=3),
-                np.full(100, rank, np.float32),
-                10,
-                number,
-            )[0]
-            for rank in range(2)
-        )
-        assert one.shared
-        assert np.array_equal(one.indices, other.indices)
 
 
 def test_every_position_has_its_turn():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -89,19 +87,6 @@ def test_scores_of_large_and_small_gradients_neither_overflow_nor_vanish():
         gradient = np.zeros(64, np.float32)
         gradient[40:48] = magnitude
         assert taken(made(StableTopK, 64, block=8), gradient, 8) == list(range(40, 48))
-
-
-def test_a_choice_needs_no_array_of_the_buckets_size():
-    size = 1_000_000
-    accumulator = Accumulator(np.ones(size, np.float32), [(0, np.ones(size, np.float32))])
-    accumulator.settle()
-    tracemalloc.start()
-    try:
-        made(StableTopK, size).take(accumulator, size // 100, Step())
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak < size
 
 
 def test_a_block_larger_than_the_bucket_is_refused_with_the_remedy():

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from processes import Mark
+from stubs import forbid_namespaces
 
 from benchmarks.cluster import emulated
 from tools import demo, demo_report
@@ -79,10 +80,9 @@ def test_the_bar_counts_every_run(tmp_path):
     assert bar.n == 200
 
 
-@pytest.mark.parametrize(("words", "message"), [(["--link", "fast"], "'fast' is not a rate")])
-def test_bad_input_is_refused(words, message, capsys):
-    assert demo.main(words) == 1
-    assert message in capsys.readouterr().err
+def test_a_wrong_rate_is_refused(capsys):
+    assert demo.main(["--link", "fast"]) == 1
+    assert "'fast' is not a rate" in capsys.readouterr().err
 
 
 def test_without_namespaces_the_demo_says_so_shows_this_machine_and_succeeds(tmp_path, monkeypatch, capsys):
@@ -125,8 +125,7 @@ def test_a_kernel_without_user_namespaces_is_told_from_one_with_them():
 )
 def test_the_demo_trains_and_leaves_nothing_running(possible, tmp_path):
     if not possible:
-        (tmp_path / "unshare").write_text("#!/bin/sh\necho unshare: Operation not permitted >&2\nexit 1\n")
-        (tmp_path / "unshare").chmod(0o755)
+        forbid_namespaces(tmp_path)
     mark = Mark()
     path = os.pathsep.join([str(tmp_path), os.environ["PATH"]])
     command = [sys.executable, "-m", "tools.demo", "--epochs", "2", "--output", str(tmp_path / "out")]

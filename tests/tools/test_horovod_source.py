@@ -6,6 +6,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from stubs import put_program
 
 import horovod_source
 from environment import SCRIPTS, InstallError
@@ -90,11 +91,8 @@ def source(tmp_path):
 @pytest.fixture
 def environ(tmp_path):
     """The variables of an ordinary user with an empty HOME, and with an nvcc without a toolkit in the way."""
-    nvcc = tmp_path / "bin" / "nvcc"
-    for folder in (nvcc.parent, tmp_path / "home"):
-        folder.mkdir()
-    nvcc.write_text("#!/bin/sh\nexit 1\n")
-    nvcc.chmod(0o755)
+    (tmp_path / "home").mkdir()
+    nvcc = put_program(tmp_path / "bin" / "nvcc", "exit 1")
     return {"HOME": str(tmp_path / "home"), "PATH": f"{nvcc.parent}:/usr/bin:/bin"}
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from stubs import put_program
 
 import mpi_stack
 from environment import SCRIPTS, InstallError
@@ -37,14 +38,6 @@ def started_with(start_file):
     return json.loads(output)
 
 
-def put_mpicxx(folder, script):
-    folder.mkdir(exist_ok=True)
-    mpicxx = folder / "mpicxx"
-    mpicxx.write_text(f"#!/bin/sh\n{script}\n")
-    mpicxx.chmod(0o755)
-    return mpicxx
-
-
 @pytest.fixture
 def working(monkeypatch):
     """The MPI that the tests themselves run with."""
@@ -62,7 +55,7 @@ def test_the_library_says_where_and_what_it_is(working):
 
 
 def test_the_first_mpicxx_of_the_machine_is_used_but_not_that_of_the_environment(tmp_path, monkeypatch):
-    first, second = put_mpicxx(tmp_path / "first", "exit 1"), put_mpicxx(tmp_path / "second", "exit 1")
+    first, second = (put_program(tmp_path / name / "mpicxx", "exit 1") for name in ("first", "second"))
     monkeypatch.setenv("PATH", f"{SCRIPTS}:/nowhere:{first.parent}:{second.parent}")
     assert mpi_stack._machine_mpicxx() == first
     monkeypatch.setenv("PATH", str(SCRIPTS))
@@ -70,7 +63,7 @@ def test_the_first_mpicxx_of_the_machine_is_used_but_not_that_of_the_environment
 
 
 def test_an_mpi_that_does_not_work_is_named_with_the_remedy(tmp_path, monkeypatch, commands):
-    mpicxx = put_mpicxx(tmp_path / "bin", "echo 'no license for this compiler'; exit 7")
+    mpicxx = put_program(tmp_path / "bin" / "mpicxx", "echo 'no license for this compiler'; exit 7")
     monkeypatch.setattr(mpi_stack, "_has_wheel", lambda: False)
     monkeypatch.setenv("PATH", f"{mpicxx.parent}:{os.environ['PATH']}")
     with pytest.raises(InstallError, match=r"(?s)bin/mpicxx.*status 7.*no license.*module load openmpi"):
@@ -79,7 +72,7 @@ def test_an_mpi_that_does_not_work_is_named_with_the_remedy(tmp_path, monkeypatc
 
 
 def test_the_wheel_makes_way_for_the_mpi_of_the_machine(tmp_path, monkeypatch, commands, working, start_file):
-    mpicxx = put_mpicxx(tmp_path / "bin", f'exec {working.mpicxx} "$@"')
+    mpicxx = put_program(tmp_path / "bin" / "mpicxx", f'exec {working.mpicxx} "$@"')
     monkeypatch.setattr(mpi_stack, "_has_wheel", lambda: not commands)
     monkeypatch.setenv("PATH", f"{mpicxx.parent}:{os.environ['PATH']}")
     assert mpi_stack.find_mpi() == dataclasses.replace(working, mpicxx=mpicxx)

@@ -1,51 +1,37 @@
 """The runner of the MPI tests: a failing or hanging rank ends the run and is shown."""
 
 import sys
-import textwrap
 import time
 
 import pytest
 
 import mpitest
 
+HEAD = "import pytest\nfrom mpi4py import MPI\nworld = MPI.COMM_WORLD"
+
 
 @pytest.fixture
 def suite(tmp_path):
-    """Writes a test file of its own, apart from this project's settings; returns pytest's arguments for it."""
+    """Writes a file with a test of these statements, apart from this project's settings; returns pytest's arguments."""
 
-    def write(source):
+    def write(*statements):
         path = tmp_path / "test_suite.py"
-        path.write_text("import time\nimport pytest\nfrom mpi4py import MPI\n\nworld = MPI.COMM_WORLD\n")
-        with path.open("a") as file:
-            file.write(textwrap.dedent(source))
+        test = ["@pytest.mark.mpi", "def test_it():", *(f"    {statement}" for statement in statements)]
+        path.write_text("\n".join([HEAD, *(test if statements else [])]))
         return ["-q", "--rootdir", str(tmp_path), "-c", "/dev/null", str(path)]
 
     return write
 
 
 def test_ranks_that_pass(suite, capfd):
-    arguments = suite(
-        """
-        @pytest.mark.mpi
-        def test_sum():
-            assert world.allreduce(1) == 3
-        """
-    )
-    assert mpitest.passes(3, arguments, 60)
+    assert mpitest.passes(3, suite("assert world.allreduce(1) == 3"), 60)
     output = capfd.readouterr().out
     assert output.count("1 passed") == 1  # rank 0 only
     assert "3 ranks: passed" in output
 
 
 def test_a_failing_rank_ends_the_run_and_is_shown(suite, capfd):
-    arguments = suite(
-        """
-        @pytest.mark.mpi
-        def test_sum():
-            assert world.rank != 1, "rank one is broken"
-            world.barrier()
-        """
-    )
+    arguments = suite("assert world.rank != 1, 'rank one is broken'", "world.barrier()")
     start = time.monotonic()
     assert not mpitest.passes(3, arguments, 60)
     assert time.monotonic() - start < 40
@@ -56,19 +42,12 @@ def test_a_failing_rank_ends_the_run_and_is_shown(suite, capfd):
 
 
 def test_a_run_without_tests_fails(suite, capfd):
-    assert not mpitest.passes(2, suite("\n"), 60)
+    assert not mpitest.passes(2, suite(), 60)
 
 
 def test_a_run_that_hangs_is_ended(suite, capfd):
-    arguments = suite(
-        """
-        @pytest.mark.mpi
-        def test_wait():
-            world.recv(source=world.rank)
-        """
-    )
     start = time.monotonic()
-    assert not mpitest.passes(2, arguments, 5)
+    assert not mpitest.passes(2, suite("world.recv(source=world.rank)"), 5)
     assert time.monotonic() - start < 30
     assert "ended at the limit of 5 s" in capfd.readouterr().out
 

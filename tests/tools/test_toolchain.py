@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from stubs import put_program
 
 SCRIPT = Path(__file__).parents[2] / "tools" / "toolchain.sh"
 
@@ -12,14 +13,6 @@ SCRIPT = Path(__file__).parents[2] / "tools" / "toolchain.sh"
 def check(folder, python=sys.executable, compiler="g++", venv="/nowhere/.venv"):
     folder.mkdir(exist_ok=True)
     return subprocess.run([SCRIPT, python, compiler, venv], cwd=folder, capture_output=True, text=True, check=False)
-
-
-def put_python(folder, script):
-    folder.mkdir(parents=True)
-    python = folder / "python"
-    python.write_text(f"#!/bin/sh\n{script}\n")
-    python.chmod(0o755)
-    return python
 
 
 def test_a_complete_machine_passes_silently(tmp_path):
@@ -53,7 +46,7 @@ def test_what_is_missing_has_a_remedy(setting, remedy, tmp_path):
 
 def test_an_old_python_is_refused_also_in_an_environment_that_exists(tmp_path):
     old = 'case "$*" in *version_info*) exit 1;; --version) echo "Python 3.8.1";; esac'
-    python = put_python(tmp_path / "venv" / "bin", old)
+    python = put_program(tmp_path / "venv" / "bin" / "python", old)
     for setting in ({"python": str(python)}, {"venv": str(tmp_path / "venv")}):
         done = check(tmp_path, **setting)
         assert done.returncode == 1
@@ -62,7 +55,7 @@ def test_an_old_python_is_refused_also_in_an_environment_that_exists(tmp_path):
 
 def test_an_environment_that_exists_needs_no_venv_module(tmp_path):
     script = f'case "$*" in *ensurepip*) exit 1;; esac; exec {sys.executable} "$@"'
-    python = put_python(tmp_path / "venv" / "bin", script)
+    python = put_program(tmp_path / "venv" / "bin" / "python", script)
     assert check(tmp_path, venv=str(tmp_path / "venv")).returncode == 0
     done = check(tmp_path, python=str(python))
     assert done.returncode == 1
@@ -71,6 +64,6 @@ def test_an_environment_that_exists_needs_no_venv_module(tmp_path):
 
 def test_headers_of_python_are_needed(tmp_path):
     script = f'case "$*" in *Python.h*) exit 1;; esac; exec {sys.executable} "$@"'
-    done = check(tmp_path, python=str(put_python(tmp_path / "bin", script)))
+    done = check(tmp_path, python=str(put_program(tmp_path / "bin" / "python", script)))
     assert done.returncode == 1
     assert "python3-dev" in done.stderr

@@ -11,6 +11,7 @@ from devices import waits
 from exchanges import HOST, STAGED, through
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from inputs import NARROWING
 from laws import digest
 
 from horovod_sparse.kernels import to_host
@@ -19,8 +20,6 @@ from horovod_sparse.wire import NEVER, Wire, concatenate
 
 # Beyond float16 and bfloat16, subnormal in either, halfway between two neighbours, and too large for an exact rest.
 SPECIAL = [0, -0.0, 65504, 65520, -7e4, 3.395e38, 3.4e38, 6e-8, 2e-8, 1e-40, 1 + 2**-8, 1 + 2**-11, 2**30 + 128, -1e30]
-NARROWING = [("float16", "float32"), ("bfloat16", "float32")]
-NARROWING += [(name, "float64") for name in ("float32", "float16", "bfloat16")]
 EXACT = [(None, "float32"), (None, "float64"), ("float32", "float32")]
 LOGARITHMIC = [(name, dtype) for name in ("log8", "log4") for dtype in ("float32", "float64")]
 HEADER = 24

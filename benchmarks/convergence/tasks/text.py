@@ -30,12 +30,7 @@ _STDLIB_TEST = 1000  # windows of the test part to evaluate, spread evenly
 
 
 class WordLSTM(nn.Module):
-    """Language model of two LSTM layers.
-
-    Args:
-        vocabulary: Number of words.
-        width: Width of the states.
-    """
+    """Language model of two LSTM layers."""
 
     def __init__(self, vocabulary: int = VOCABULARY, width: int = WIDTH) -> None:
         super().__init__()
@@ -51,13 +46,7 @@ class WordLSTM(nn.Module):
 
 
 class WordTransformer(nn.Module):
-    """Decoder-only language model of causal pre-norm transformer layers with learned positions.
-
-    Args:
-        vocabulary: Number of words.
-        width: Width of the states.
-        layers: Number of layers.
-    """
+    """Decoder-only language model of causal pre-norm transformer layers with learned positions."""
 
     def __init__(self, vocabulary: int = VOCABULARY, width: int = WIDTH, layers: int = 2) -> None:
         super().__init__()
@@ -102,10 +91,7 @@ def encode(texts: Iterable[str]) -> tuple[Samples, Samples]:
     """Convert texts to word numbers, and split them into a training and a test part.
 
     Duplicate paragraphs (many describe a method in several places) count once, as a test part that repeats the training
-    part would measure memorization.
-
-    Args:
-        texts: Texts whose paragraphs are separated by blank lines.
+    part would measure memorization. Blank lines separate paragraphs.
 
     Returns:
         The first 90 % of the words, with a window starting at every word, and the rest, cut into windows.
@@ -150,10 +136,7 @@ def _read_words(path: Path) -> list[str]:
 def number(train: Iterable[list[str]], test: Iterable[list[str]], vocabulary: int) -> tuple[Tensor, Tensor]:
     """Convert words to numbers: the most frequent words of the training part from 1 on, all others 0.
 
-    Args:
-        train: Words of the training part, one list per text.
-        test: Words of the test part, one list per text.
-        vocabulary: Number of distinct numbers, including 0.
+    Each part has one list of words per text. ``vocabulary`` is the number of distinct numbers, including 0.
 
     Returns:
         The numbers of both parts, int32 of shape (words,).

@@ -15,7 +15,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
-from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.device import device_of
 from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.engine.layout import Member
@@ -25,10 +24,12 @@ from horovod_sparse.frontends.arguments import (
     check_sparse,
     common_facts,
     names_in,
+    names_of,
     optimizers_in,
     require_own,
     require_plain,
 )
+from horovod_sparse.frontends.base import ExchangingGradients
 from horovod_sparse.frontends.conditions import Conditions
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.momentum import apply_momentum
@@ -36,7 +37,6 @@ from horovod_sparse.frontends.units import check_unit
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.transport.agreement import agree
 from horovod_sparse.transport.mpi import job
-from horovod_sparse.transport.traffic import Traffic
 
 
 class _Delivery:
@@ -83,7 +83,7 @@ class _Delivery:
                     self.future.set_result(self._buffer)
 
 
-class SparseState:
+class SparseState(ExchangingGradients):
     """State of ``sparse_hook``: the exchange of one DDP model, with its residuals.
 
     ::
@@ -136,13 +136,11 @@ class SparseState:
             )
         limits(stall_timeout, stall_abort)
         check_unit(residual_unit)
-        self.compression = compression
-        self._exchange: Exchange | None = None
+        self._sparse = compression
         self.optimizer = optimizer
-        self.epoch: int | None = None
         self.process_group = process_group
         self._names = names_in(named_parameters)
-        self._keys: dict[torch.Tensor, str] = {}  # of parameters with buckets
+        self._parameter_names = {}  # of parameters with buckets
         self._names_by_position: dict[str, str] = {}  # of a pickled state, until parameters are known
         self._must_have: dict[str, bool] = {}  # whether an unpickled state needs optimizer and scaler again
         self._grad_scaler = grad_scaler
@@ -153,14 +151,6 @@ class SparseState:
         self._unplaced: list[tuple[torch.Tensor, torch.Tensor, _Delivery]] = []
         # First step: parameters of the model, until the optimizers have been compared with them.
         self._unchecked: dict[torch.Tensor, None] | None = {}
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch at its start, as with ``DistributedSampler.set_epoch``; for schedules that depend on it.
-
-        Args:
-            epoch: Number of the epoch, from 0; the same on every rank.
-        """
-        self.epoch = epoch
 
     @property
     def group(self) -> distributed.ProcessGroup:
@@ -196,21 +186,6 @@ class SparseState:
         """Return the optimizer of a param group."""
         return [optimizer for optimizer in self.optimizers for _ in optimizer.param_groups][group]
 
-    def exchange_progress(self) -> tuple[int | None, bool]:
-        """Return the epoch, and False: DDP calls its hook in backward passes only."""
-        return self.epoch, False
-
-    @property
-    def exchange_ranks(self) -> int:
-        """World size P."""
-        assert self._exchange is not None
-        return self._exchange.ranks
-
-    def bucket_of(self, parameter: torch.Tensor) -> Bucket | None:
-        """Return the bucket that exchanges the gradient of a parameter."""
-        assert self._exchange is not None
-        return self._exchange.worker.bucket_of(self._keys.get(parameter))
-
     def place_named(self, keys: Sequence[str]) -> None:
         """Do nothing: DDP exchanges all parameters that required gradients when it was constructed."""
 
@@ -233,13 +208,13 @@ class SparseState:
         return future
 
     def _keyed(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor, bool]]:
-        return ((self._keys[p], gradient, not p.requires_grad) for p, gradient in pairs)
+        return ((self._parameter_names[p], gradient, not p.requires_grad) for p, gradient in pairs)
 
     def _submit(self, worker: Worker, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         delivery = _Delivery(bucket.buffer(), worker)
         both = zip(bucket.parameters(), bucket.gradients(), strict=True)
         pairs = [(p, gradient) for p, gradient in both if p.numel()]
-        if any(p not in self._keys for p, _ in pairs):
+        if any(p not in self._parameter_names for p, _ in pairs):
             self._unplaced += [(p, gradient, delivery) for p, gradient in pairs]
         else:
             delivery.submit(self._keyed(pairs))
@@ -252,7 +227,7 @@ class SparseState:
             # DDP's buckets start with the last layers, but each holds its layers in forward order.
             deliveries = list(dict.fromkeys(delivery for *_, delivery in reversed(unplaced)))
             of_model = [p for target in deliveries for p, _, delivery in unplaced if delivery is target]
-            self._add(exchange, [p for p in of_model if p not in self._keys])
+            self._add(exchange, [p for p in of_model if p not in self._parameter_names])
             for target in reversed(deliveries):
                 target.submit(self._keyed([(p, gradient) for p, gradient, delivery in unplaced if delivery is target]))
         missing = [key for bucket in exchange.worker.buckets for key in bucket.missing]
@@ -268,8 +243,8 @@ class SparseState:
         group_of = {p: number for number, group in enumerate(groups) for p in group["params"]}
         position = {p: place for place, p in enumerate(group_of)}
         in_order = sorted(parameters, key=lambda p: position.get(p, len(position)))
-        positions = self._positions() | {
-            p: f"parameter {i}" for i, p in enumerate(in_order, len(self._keys)) if p not in group_of
+        positions = names_of(groups) | {
+            p: f"parameter {i}" for i, p in enumerate(in_order, len(self._parameter_names)) if p not in group_of
         }
         given = {p: self._names_by_position[at] for p, at in positions.items() if at in self._names_by_position}
         self._names = given | self._names
@@ -281,15 +256,10 @@ class SparseState:
             if named[name].numel()
         ]
         exchange.add(members)
-        self._keys |= {named[member.key]: member.key for member in members}
+        self._parameter_names |= {named[member.key]: member.key for member in members}
         if self._loaded is not None:
             exchange.load_state_dict(self._loaded)
             self._loaded = None
-
-    def _positions(self) -> dict[torch.Tensor, str]:
-        """Return the positions of parameters in the optimizers, used as names if the user gives none, as in Horovod."""
-        groups = enumerate(self.param_groups)
-        return {p: f"{number}.{i}" for number, group in groups for i, p in enumerate(group["params"])}
 
     def _open(self, devices: Iterable[torch.device] = ()) -> Exchange:
         """Return the exchange; the first call is collective, compares the ranks' facts and creates it."""
@@ -421,37 +391,16 @@ class SparseState:
             self._add(exchange, [p for p in known if p.requires_grad])
         return exchange.merge(states, leader)
 
-    def statistics(self, *, norms: bool = False) -> dict[str, float]:
-        """Return statistics of this rank's exchange since the last call, for any logger.
-
-        Keys name a bucket (``bucket0/density``) or all of them (``total/density``); docs/watch.md explains each.
-        Counting costs next to nothing; norms cost two passes over the gradients in one step.
-
-        Args:
-            norms: Compute norms in the next step. The call after that step returns ``total/gradient_norm``,
-                ``total/residual_norm``, ``total/gain`` and those of each bucket.
-
-        Returns:
-            Plain numbers by key; empty if there was no step or there is a single rank.
-        """
-        exchange = self._between_steps()
-        return {} if exchange is None else exchange.worker.statistics(norms)
-
-    @property
-    def traffic(self) -> Traffic:
-        """Payload that this rank has sent and received so far, including parameters that are sent dense."""
-        return Traffic() if self._exchange is None else self._exchange.traffic
-
     def __getstate__(self) -> dict[str, Any]:
         """Return configuration, names and the exchange's state, without process group, optimizer and scaler.
 
         Names are keyed by the positions of the parameters, which are the same in a model that is built in the same way.
         """
-        positions = self._positions()
+        positions = names_of(self.param_groups)
         names = {positions[p]: name for p, name in self._names.items() if p in positions}
         return {
             "compression": self.compression,
-            "epoch": self.epoch,
+            "epoch": self._epoch,
             "residual_unit": self._residual_unit,
             "stall": self._stall,
             "state": self.state_dict(),
@@ -472,7 +421,7 @@ class SparseState:
             stall_timeout=timeout,
             stall_abort=abort,
         )
-        self.epoch = state["epoch"]
+        self._epoch = state["epoch"]
         self._names_by_position = state["names"]
         self._must_have = state["had"] if state["state"]["buckets"] else {}
         self._loaded = state["state"] if state["state"]["buckets"] else None

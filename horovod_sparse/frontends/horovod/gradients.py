@@ -15,11 +15,11 @@ from horovod.torch.optimizer import _DistributedOptimizer as _Horovod
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Limits
-from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.device import device_of
 from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.engine.layout import Member
 from horovod_sparse.frontends.arguments import parameter_facts
+from horovod_sparse.frontends.base import ExchangingGradients
 from horovod_sparse.frontends.conditions import Conditions
 from horovod_sparse.frontends.horovod.arguments import numbered, user_level
 from horovod_sparse.frontends.horovod.grad_scaler import exchange_before_unscaling
@@ -32,12 +32,11 @@ _SHOWN = 3  # names of parameters that a message holds
 _exchanging: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers whose hooks are registered
 
 
-class Gradients:
+class Gradients(ExchangingGradients):
     """Part of the wrapped optimizer that exchanges gradients; overrides Horovod's functions as ``_Optimizer`` does."""
 
     # Gradients in flight: (tensor, version) or Horovod's handle; (None, None) while passes are accumulated.
     _handles: dict[torch.Tensor, tuple[Any, Any]]
-    _parameter_names: dict[torch.Tensor, str]
     _allreduce_delay: dict[torch.Tensor, int]
     _requires_update: set[torch.Tensor]
     _synchronized: bool
@@ -61,9 +60,6 @@ class Gradients:
         **of_horovod: Any,
     ) -> None:
         self._sparse = sparse
-        self._exchange: Exchange | None = None
-        self._epoch: int | None = None
-        self._idle = False  # no backward pass in the step in progress
         self._hooks: list[Any] = []
         self._unhooked: list[torch.Tensor] = []  # parameters with buckets, but without hooks
         self._frozen: list[torch.Tensor] = []  # parameters that have been trained on no rank so far
@@ -142,21 +138,6 @@ class Gradients:
         """Return the optimizer of a param group."""
         del group
         return self
-
-    def exchange_progress(self) -> tuple[int | None, bool]:
-        """Return the epoch, and whether this rank had no backward pass in the step in progress."""
-        return self._epoch, self._idle
-
-    @property
-    def exchange_ranks(self) -> int:
-        """World size P."""
-        assert self._exchange is not None
-        return self._exchange.ranks
-
-    def bucket_of(self, parameter: torch.Tensor) -> Bucket | None:
-        """Return the bucket that exchanges the gradient of a parameter."""
-        assert self._exchange is not None
-        return self._exchange.worker.bucket_of(self._parameter_names.get(parameter))
 
     def place_named(self, keys: Sequence[str]) -> None:
         """Create a bucket for frozen parameters that were trained before a checkpoint; a collective call.

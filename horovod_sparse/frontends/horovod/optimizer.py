@@ -15,11 +15,11 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
 from horovod_sparse.engine.exchange import Exchange
+from horovod_sparse.frontends.base import Exchanging, ExchangingGradients, functions_of
 from horovod_sparse.frontends.horovod.arguments import facts, user_level
 from horovod_sparse.frontends.horovod.gradients import Gradients
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.transport.agreement import agree
-from horovod_sparse.transport.traffic import Traffic
 
 
 class _Optimizer(Gradients):
@@ -29,16 +29,6 @@ class _Optimizer(Gradients):
     ``super(self.__class__, self)``, so the class cannot have subclasses. The functions here therefore override
     Horovod's in the same way, and call them as ``_Horovod.name(self, ...)``.
     """
-
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch at its start, as with ``DistributedSampler.set_epoch``.
-
-        Needed by schedules that depend on the epoch, unless they have ``steps_per_epoch``; without effect on others.
-
-        Args:
-            epoch: Number of the epoch, from 0; the same on every rank.
-        """
-        self._epoch = epoch
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Apply the reduced gradients; calls ``synchronize()`` first unless that has been done.
@@ -128,6 +118,9 @@ class _Optimizer(Gradients):
         Raises:
             RuntimeError: Read between backward() and step().
         """
+        return self._between_steps()
+
+    def _between_steps(self) -> Exchange | None:
         if self._handles:
             raise RuntimeError(
                 f"rank {hvd.rank()}: the state of the exchange was read between backward() and step(): read it after "
@@ -165,43 +158,8 @@ class _Optimizer(Gradients):
         except ValueError as error:
             raise ValueError(f"rank {hvd.rank()}: {error}") from error
 
-    def statistics(self, *, norms: bool = False) -> dict[str, float]:
-        """Return statistics of this rank's exchange since the last call, for any logger.
 
-        Keys name a bucket (``bucket0/density``) or all of them (``total/density``); docs/watch.md explains each.
-        Counting costs next to nothing; norms cost two passes over the gradients in one step.
-
-        Args:
-            norms: Compute norms in the next step. The call after that step returns ``total/gradient_norm``,
-                ``total/residual_norm``, ``total/gain`` and those of each bucket.
-
-        Returns:
-            Plain numbers by key; empty if there was no step or there is a single rank.
-
-        Raises:
-            RuntimeError: Called between backward() and step().
-        """
-        exchange = self.exchange
-        return {} if exchange is None else exchange.worker.statistics(norms)
-
-    @property
-    def compression(self) -> Sparse:
-        """The configuration."""
-        return self._sparse
-
-    @property
-    def traffic(self) -> Traffic:
-        """Payload that this rank has sent and received so far, including parameters that are sent dense."""
-        return Traffic() if self._exchange is None else self._exchange.traffic
-
-
-_OVERRIDES = {
-    name: value
-    for part in (Gradients, _Optimizer)
-    for name, value in vars(part).items()
-    # Horovod's broadcast_optimizer_state recognizes its optimizers by __module__, which must stay Horovod's.
-    if name not in {"__dict__", "__weakref__", "__module__", "__doc__", "__annotations__"}
-}
+_OVERRIDES = functions_of(Exchanging, ExchangingGradients, Gradients, _Optimizer)
 
 
 def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod's

@@ -13,16 +13,16 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
 from horovod_sparse.frontends.arguments import check_devices, common_facts, names_of, parameter_facts, require_plain
+from horovod_sparse.frontends.base import Exchanging, functions_of
 from horovod_sparse.frontends.horovod.join import Use, let_join
 from horovod_sparse.frontends.local_sgd.outer import DILOCO, OuterSGD
 from horovod_sparse.frontends.local_sgd.rounds import Rounds, plain
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.transport.agreement import agree
 from horovod_sparse.transport.mpi import job
-from horovod_sparse.transport.traffic import Traffic
 
 
-class _Local(torch.optim.Optimizer):
+class _Local(Exchanging, torch.optim.Optimizer):
     """Functions that differ from the wrapped optimizer's; they override its class in the same way as Horovod's."""
 
     local_steps: int
@@ -75,7 +75,7 @@ class _Local(torch.optim.Optimizer):
             ValueError: The parameters differ between ranks.
         """
         plain(self).add_param_group(param_group)
-        names = names_of(self.param_groups, ())
+        names = names_of(self.param_groups)
         added = {p: names[p] for p in self.param_groups[-1]["params"]}
         try:
             transport = self._rounds.exchange.transport
@@ -105,44 +105,17 @@ class _Local(torch.optim.Optimizer):
             "copy the plain optimizer before it is wrapped"
         )
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch at its start; needed by schedules that depend on it.
-
-        Args:
-            epoch: Number of the epoch, from 0; the same on every rank.
-        """
-        self._rounds.epoch = epoch
-
-    def statistics(self, *, norms: bool = False) -> dict[str, float]:
-        """Return statistics of this rank's exchange since the last call, as for ``DistributedOptimizer``.
-
-        Args:
-            norms: Compute norms of differences and residuals at the end of the next round, for the call after it.
-        """
-        return self._rounds.exchange.worker.statistics(norms)
-
     @property
     def exchange(self) -> Rounds:
         """The rounds with their residuals: this rank's part of a checkpoint."""
         return self._rounds
-
-    @property
-    def compression(self) -> Sparse:
-        """The configuration."""
-        return self._rounds.compression
-
-    @property
-    def traffic(self) -> Traffic:
-        """Payload that this rank has sent and received so far."""
-        return self._rounds.exchange.traffic
 
     def _join(self) -> Callable[[], None]:
         return self._rounds.join()
 
 
 # By this __module__, Horovod's broadcast_optimizer_state knows that it must bypass step() to initialize the state.
-_OVERRIDES = {name: value for name, value in vars(_Local).items() if name not in {"__dict__", "__weakref__", "__doc__"}}
-_OVERRIDES["__module__"] = "horovod.torch.optimizer"
+_OVERRIDES = {**functions_of(Exchanging, _Local), "__module__": "horovod.torch.optimizer"}
 
 
 def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
@@ -204,7 +177,9 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
     names = names_of(optimizer.param_groups, named)
     local.local_steps = local_steps
     local._use = Use()
+    local._sparse = compression
     local._rounds = Rounds(local, names, compression, transport, outer, limits(stall_timeout, stall_abort), grad_scaler)
+    local._exchange = local._rounds.exchange
     local.register_step_post_hook(_beginning(weakref.ref(local._rounds)))
     if "horovod.torch" in sys.modules and transport.size == job().size:
         let_join(local)

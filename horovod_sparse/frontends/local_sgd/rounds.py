@@ -52,7 +52,6 @@ class Rounds:
         exchange: Exchange of the differences, with their residuals.
         stepped: Whether this rank has taken a step in this round.
         begun: Whether the optimizer has a state; the state of a new one must look empty.
-        epoch: The epoch in progress; None: not set.
     """
 
     def __init__(
@@ -70,7 +69,6 @@ class Rounds:
         self.begun = False
         self._optimizer = weakref.ref(optimizer)
         self._names: dict[torch.Tensor, str] = {}
-        self.epoch: int | None = None
         self._outer = outer
         self._grad_scaler = grad_scaler
         self._common: dict[torch.Tensor, torch.Tensor] = {}
@@ -118,7 +116,8 @@ class Rounds:
     def step_for(self, group: int) -> Step:
         """Return the default conditions: differences of parameters are updates, whatever the learning rate."""
         del group
-        return Step(epoch=self.epoch, idle=not self.stepped)
+        optimizer: Any = self._optimizer()
+        return Step(epoch=optimizer._epoch, idle=not self.stepped)
 
     def place_named(self, keys: Sequence[str]) -> None:
         """Create a bucket for parameters that were trained before a checkpoint; a collective call."""

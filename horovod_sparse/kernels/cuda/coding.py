@@ -12,12 +12,12 @@ from horovod_sparse.kernels import to_host
 from horovod_sparse.kernels.cuda.launch import (
     Module,
     blocks_for,
-    check_array,
-    check_indices,
+    check_dtype,
     check_real,
     instances,
     multiprocessors,
     real_of,
+    zeros,
 )
 from horovod_sparse.kernels.formats import check_own
 from horovod_sparse.kernels.types import MAX_SIZE, Array, Indices
@@ -35,14 +35,14 @@ _BLOCKS_PER_PROCESSOR = 8
 
 def encode_indices(indices: Indices) -> tuple[int, Array]:
     """Implement ``cpu.encode_indices``; synchronizes twice: for a sample of the indices, and for the length."""
-    gaps = check_indices(indices, "indices").size - 1
+    gaps = check_dtype(indices, "indices").size - 1
     if gaps < 1:
         return 0, cupy.empty(0, np.uint8)
     bits, span = _choose_bits(indices, gaps)
     lows = 8 * (-(-gaps * bits // 64))
     highs = 8 * (-(-(gaps + (span - gaps >> bits)) // 64))
-    coded = _zeros(lows + highs)
-    state, statuses = _state(1), _zeros(8 * blocks_for(gaps, _TILE))
+    coded = zeros(lows + highs, np.uint8)
+    state, statuses = zeros(_STATE.itemsize, np.uint8), zeros(blocks_for(gaps, _TILE), np.uint64)
     count, low_words, high_words = np.array([gaps, lows // 4, highs // 4], np.int64)
     _MODULE.launch("pack_lows", blocks_for(lows // 4), indices, count, np.int32(bits), coded, low_words)
     what = indices, count, np.int32(bits), state, statuses, coded[lows:], high_words
@@ -74,7 +74,7 @@ def _choose_bits(indices: Indices, gaps: int) -> tuple[int, int]:
 
 def decode_indices(coded: Array, count: int, first: int, bits: int, end: int) -> Indices:
     """Implement ``cpu.decode_indices``; synchronizes once, to validate the code."""
-    nbytes = _check_bytes(coded, "coded").size
+    nbytes = check_dtype(coded, "coded", np.uint8).size
     if not (1 <= count <= 8 * nbytes + 1 and 0 <= bits <= _MOST_BITS and 0 <= first < end <= MAX_SIZE):
         raise ValueError(f"coded indices: {count} from {first} to below {end}, with {bits} low bits in {nbytes} bytes")
     gaps = count - 1
@@ -86,15 +86,15 @@ def decode_indices(coded: Array, count: int, first: int, bits: int, end: int) ->
     indices[:1] = first
     if gaps == 0:
         return indices
-    state, ones = _state(2), cupy.empty(gaps, np.uint32)
+    state, ones = zeros(2 * _STATE.itemsize, np.uint8), cupy.empty(gaps, np.uint32)
     word_tiles, tiles = blocks_for(words), blocks_for(gaps, _TILE)
-    statuses = _zeros(8 * (word_tiles + tiles))
+    statuses = zeros(word_tiles + tiles, np.uint64)
     all_, low_words, high_words = np.array([gaps, lows // 4, words], np.int64)
     half = _STATE.itemsize
-    what = coded[lows:], high_words, all_, state[:half], statuses[: 8 * word_tiles], ones
+    what = coded[lows:], high_words, all_, state[:half], statuses[:word_tiles], ones
     _MODULE.launch("list_ones", word_tiles, *what)
     given = coded, low_words, all_, np.int32(bits), np.uint32(first), ones
-    _MODULE.launch("read_gaps", tiles, *given, state[half:], statuses[8 * word_tiles :], indices[1:])
+    _MODULE.launch("read_gaps", tiles, *given, state[half:], statuses[word_tiles:], indices[1:])
     listed, read = to_host(state).view(_STATE)
     if listed["count"] != gaps or listed["damaged"] or read["damaged"] or int(read["last"]) >= end:
         raise ValueError(f"coded indices: not a code of {count} indices below {end}")
@@ -103,7 +103,7 @@ def decode_indices(coded: Array, count: int, first: int, bits: int, end: int) ->
 
 def check_ascending(parts: Sequence[Indices], end: int) -> None:
     """Implement ``cpu.check_ascending``; synchronizes once."""
-    filled = [indices for indices in parts if check_indices(indices, "indices").size]
+    filled = [indices for indices in parts if check_dtype(indices, "indices").size]
     found = [part for x in filled for part in (x[1:] <= x[:-1], x[:1] < 0, x[-1:] >= end)]
     if found and to_host(np.concatenate(found).any()):
         raise ValueError(f"indices: must ascend from 0 to below {end}, without repeats")
@@ -112,10 +112,10 @@ def check_ascending(parts: Sequence[Indices], end: int) -> None:
 def key_range(values: Array) -> tuple[int, int]:
     """Implement ``cpu.key_range``; synchronizes once."""
     size = check_real(values, "values").size
-    found = _zeros(8)
+    found = zeros(2, np.int32)
     blocks = min(blocks_for(size, _TILE), _BLOCKS_PER_PROCESSOR * multiprocessors())
     _MODULE.launch(f"key_range<{real_of(values)}>", blocks, values, np.int64(size), found)
-    low, high = to_host(found).view(np.int32).tolist()
+    low, high = to_host(found).tolist()
     return (_INFINITE - low if high else 0), high
 
 
@@ -141,7 +141,7 @@ def encode_levels(values: Array, bits: int, top: int, shift: int) -> Array:
 def decode_levels(codes: Array, count: int, bits: int, top: int, shift: int, dtype: np.dtype[Any]) -> Array:
     """Implement ``cpu.decode_levels``; does not synchronize."""
     levels = _levels(bits, top, shift)
-    if _check_bytes(codes, "codes").size != blocks_for(count, 8 // bits):
+    if check_dtype(codes, "codes", np.uint8).size != blocks_for(count, 8 // bits):
         raise ValueError(f"codes: {codes.size} bytes do not hold {count} values")
     values: Array = cupy.empty(count, check_own(dtype))
     what = codes, np.int64(count), *levels, values
@@ -155,22 +155,3 @@ def _levels(bits: int, top: int, shift: int) -> tuple[Any, Any]:
     if not (16 <= shift <= 23 and 0 <= top < _INFINITE and top % (1 << shift) == 0):
         raise ValueError(f"top must be a multiple of 2^shift and finite, and shift 16 .. 23, not {top} and {shift}")
     return np.int32(top), np.int32(shift)
-
-
-def _check_bytes(array: Array, name: str) -> Array:
-    if check_array(array, name).dtype != np.uint8:
-        raise ValueError(f"{name}: dtype {array.dtype} is not uint8")
-    return array
-
-
-def _state(count: int) -> Array:
-    """Return zeroed kernel states, as bytes."""
-    return _zeros(count * _STATE.itemsize)
-
-
-def _zeros(nbytes: int) -> Array:
-    """Return zeroed bytes."""
-    zeros: Array = cupy.empty(nbytes, np.uint8)
-    if nbytes:
-        zeros.data.memset_async(0, nbytes)  # type: ignore[attr-defined]  # CuPy only
-    return zeros

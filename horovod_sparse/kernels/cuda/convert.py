@@ -11,7 +11,7 @@ from horovod_sparse.kernels.cuda.launch import (
     Module,
     address,
     blocks_for,
-    check_array,
+    check_dtype,
     check_real,
     real_of,
 )
@@ -70,9 +70,7 @@ def _launch(kernel: str, name: str, values: Array, *arguments: Any) -> None:
 
 
 def _check_message(message: Array, what: str, format_: np.dtype[Any]) -> Array:
-    if check_array(message, what).dtype != np.uint8:
-        raise ValueError(f"{what}: dtype {message.dtype} is not uint8")
-    if message.size % format_.itemsize:
+    if check_dtype(message, what, np.uint8).size % format_.itemsize:
         raise ValueError(f"{what}: {message.size} bytes are not a whole number of values of {format_.itemsize} bytes")
     if message.size and address(message) % format_.itemsize:
         raise ValueError(f"{what}: must be aligned to values of {format_.itemsize} bytes")

@@ -89,6 +89,13 @@ def _multiprocessors(device: int) -> int:
     return int(cupy.cuda.Device(device).attributes["MultiProcessorCount"])
 
 
+def zeros(count: int, dtype: Any) -> Any:
+    """Return a CuPy array of zeros, set without a kernel."""
+    array = cupy.empty(count, dtype)
+    array.data.memset_async(0, array.nbytes)
+    return array
+
+
 def instances(kernels: Sequence[str], options: Sequence[int]) -> list[str]:
     """Return the names of kernel instances for float and double, combined with each integer option."""
     return [f"{kernel}<{real}, {option}>" for kernel in kernels for real in _REALS.values() for option in options]
@@ -104,6 +111,11 @@ def _is_cupy(array: object) -> bool:
 def _is_unaligned(array: Array) -> bool:
     """Return whether the array is misaligned; a kernel that read it would invalidate the process's CUDA context."""
     return bool(array.size) and address(array) % array.itemsize != 0
+
+
+def _is_strided(array: Array) -> bool:
+    """Return whether ``check_array`` would accept a contiguous copy of the array, but not the array."""
+    return _is_cupy(array) and array.ndim == 1 and not array.flags.c_contiguous and not _is_unaligned(array)
 
 
 def check_array(array: Array, name: str) -> Array:
@@ -132,10 +144,10 @@ def check_real(array: Array, name: str) -> Array:
     return array
 
 
-def check_indices(array: Array, name: str) -> Array:
-    """Return the array if ``check_array`` accepts it and its dtype is int32."""
-    if check_array(array, name).dtype != np.int32:
-        raise ValueError(f"{name}: dtype {array.dtype} is not int32")
+def check_dtype(array: Array, name: str, dtype: Any = np.int32) -> Array:
+    """Return the array if ``check_array`` accepts it and its dtype is the given one."""
+    if check_array(array, name).dtype != dtype:
+        raise ValueError(f"{name}: dtype {array.dtype} is not {np.dtype(dtype)}")
     return array
 
 
@@ -143,16 +155,10 @@ def check_vector(indices: Any, values: Array, name: str) -> tuple[Array, Array]:
     """Return the indices and values of a sparse vector after checking dtypes and lengths."""
     if indices is None:
         raise ValueError(f"{name}: has no indices; pass a sparse vector")
-    indices, values = check_indices(indices, f"{name}: indices"), check_real(values, f"{name}: values")
+    indices, values = check_dtype(indices, f"{name}: indices"), check_real(values, f"{name}: values")
     if indices.size != values.size:
         raise ValueError(f"{name}: {indices.size} indices, but {values.size} values")
     return indices, values
-
-
-def check_same_dtype(array: Array, other: Array, name: str) -> None:
-    """Raise ValueError if two arrays differ in dtype."""
-    if array.dtype != other.dtype:
-        raise ValueError(f"{name}: dtype {array.dtype} is not {other.dtype}")
 
 
 def check_size(size: int, name: str = "size") -> None:
@@ -203,8 +209,9 @@ class Table:
         self.active, stop = 0, 0
         for number, (start, array) in enumerate(segments):
             name = f"segment {number}"
-            if not _is_cupy(array) or array.ndim != 1 or not array.flags.c_contiguous or _is_unaligned(array):
-                array = self._plain(array, name, writable)
+            if not writable and _is_strided(array):
+                array = cupy.ascontiguousarray(array)
+            check_array(array, name)
             if array.dtype not in _FORMATS:
                 raise ValueError(f"{name}: dtype {array.dtype} is not float32, float16, bfloat16 (uint16) or float64")
             if start < stop:
@@ -221,13 +228,6 @@ class Table:
             self.active += array.size
         self.device = upload(np.array(rows, _SEGMENT).view(np.uint8))
         self.count = np.int32(len(rows))
-
-    @staticmethod
-    def _plain(array: Array, name: str, writable: bool) -> Array:
-        if writable or not _is_cupy(array) or array.ndim != 1 or _is_unaligned(array):
-            return check_array(array, name)  # raises
-        copy: Array = cupy.ascontiguousarray(array)
-        return copy
 
 
 _Key: TypeAlias = tuple[int, int, bytes]

@@ -8,7 +8,7 @@ import numpy as np
 from horovod_sparse.kernels.cuda.launch import (
     Module,
     blocks_for,
-    check_array,
+    check_dtype,
     check_real,
     check_scale,
     check_seed,
@@ -56,7 +56,5 @@ def _code_bytes(size: int, bits: int) -> int:
 
 def _check_part(array: Array, length: int, dtype: type[np.generic], name: str) -> None:
     """Raise an error unless the array can be a result of ``quantize``."""
-    if check_array(array, name).dtype != dtype:
-        raise ValueError(f"{name}: dtype {array.dtype} is not {np.dtype(dtype)}")
-    if array.size != length:
+    if check_dtype(array, name, dtype).size != length:
         raise ValueError(f"{name}: has {array.size} elements, but the buffer needs {length}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cupy
 import numpy as np
@@ -13,16 +13,18 @@ from horovod_sparse.kernels.cuda.launch import (
     Module,
     Table,
     blocks_for,
-    check_indices,
+    check_dtype,
     check_real,
-    check_same_dtype,
     check_scale,
     check_vector,
     instances,
     multiprocessors,
     real_of,
 )
-from horovod_sparse.kernels.types import Array, Indices, Segments, Velocity
+from horovod_sparse.kernels.types import Accumulation, Array, Indices, Segments, Velocity
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _MODULE = Module(
     "select",
@@ -41,49 +43,27 @@ _BLOCKS_PER_PROCESSOR = 4
 
 
 def accumulate(
-    gradients: Segments,
-    buffer: Array,
-    scale: float = 1.0,
-    threads: int = 1,
-    *,
-    source: Array | None = None,
-    clear: bool = False,
-    velocity: Velocity | None = None,
+    gradients: Segments, buffer: Array, scale: float = 1.0, threads: int = 1, **options: Unpack[Accumulation]
 ) -> None:
     """Implement ``cpu.accumulate``; ``threads`` is ignored. Does not synchronize."""
     del threads
-    table = Table(gradients, check_real(buffer, "buffer").size, writable=clear)
+    table, what = _prepare(gradients, buffer, scale, **options)
     _MODULE.launch(
-        f"accumulate<{real_of(buffer)}, {int(velocity is not None)}>",
+        f"accumulate<{real_of(buffer)}, {int(what.values is not None)}>",
         min(blocks_for(buffer.size, _TILE), 16 * multiprocessors()),
-        *(
-            table.device,
-            table.count,
-            buffer,
-            np.int64(buffer.size),
-            *_AccumulateArgs.of(buffer, scale, source, clear, velocity),
-        ),
+        *(table.device, table.count, buffer, np.int64(buffer.size), *what),
     )
 
 
 def select(
-    gradients: Segments,
-    buffer: Array,
-    k: int,
-    scale: float = 1.0,
-    threads: int = 1,
-    *,
-    source: Array | None = None,
-    clear: bool = False,
-    velocity: Velocity | None = None,
+    gradients: Segments, buffer: Array, k: int, scale: float = 1.0, threads: int = 1, **options: Unpack[Accumulation]
 ) -> tuple[Indices, Array]:
     """Implement ``cpu.select``; does not synchronize, as the number of entries is known."""
     del threads
-    table = Table(gradients, check_real(buffer, "buffer").size, writable=clear)
-    what = _AccumulateArgs.of(buffer, scale, source, clear, velocity)
+    table, what = _prepare(gradients, buffer, scale, **options)
     k = _check_count(k, table.active)
     if k == 0:
-        accumulate(gradients, buffer, scale, source=source, clear=clear, velocity=velocity)
+        accumulate(gradients, buffer, scale, **options)
         return cupy.empty(0, np.int32), cupy.empty(0, buffer.dtype)
     sample = _Sample.of(table.active, k)
     selection = _Selection(table, buffer, sample.capacity)
@@ -100,15 +80,11 @@ def select_above(
     threshold: float,
     scale: float = 1.0,
     threads: int = 1,
-    *,
-    source: Array | None = None,
-    clear: bool = False,
-    velocity: Velocity | None = None,
+    **options: Unpack[Accumulation],
 ) -> tuple[Indices, Array]:
     """Implement ``cpu.select_above``; synchronizes once, for the number of entries."""
     del threads
-    table = Table(gradients, check_real(buffer, "buffer").size, writable=clear)
-    what = _AccumulateArgs.of(buffer, scale, source, clear, velocity)
+    table, what = _prepare(gradients, buffer, scale, **options)
     if not threshold >= 0:
         raise ValueError(f"threshold must be 0 or more, not {threshold}")
     key = _key(threshold, buffer)
@@ -133,7 +109,7 @@ def cut(indices: Indices, values: Array, k: int) -> tuple[tuple[Indices, Array],
 def take(gradients: Segments, buffer: Array, positions: Indices | None) -> Array:
     """Implement ``cpu.take``; does not synchronize, so positions are not checked: out of bounds returns 0."""
     table = Table(gradients, check_real(buffer, "buffer").size)
-    count = buffer.size if positions is None else check_indices(positions, "positions").size
+    count = buffer.size if positions is None else check_dtype(positions, "positions").size
     values: Array = cupy.empty(count, buffer.dtype)
     _MODULE.launch(
         f"take<{real_of(buffer)}>",
@@ -154,28 +130,33 @@ class _AccumulateArgs(NamedTuple):
     share: Any
     nesterov: Any
 
-    @classmethod
-    def of(
-        cls, buffer: Array, scale: float, source: Array | None, clear: bool, velocity: Velocity | None
-    ) -> _AccumulateArgs:
-        """Convert the arguments of ``accumulate`` after checking them."""
-        values, momentum, share, nesterov = velocity or (None, 0.0, 0.0, False)
-        return cls(
-            check_scale(scale, buffer),
-            _check_matching(source, buffer, "source"),
-            np.int32(clear),
-            _check_matching(values, buffer, "velocity"),
-            check_scale(momentum, buffer, "momentum"),
-            check_scale(share, buffer, "share"),
-            np.int32(nesterov),
-        )
+
+def _prepare(
+    gradients: Segments,
+    buffer: Array,
+    scale: float,
+    source: Array | None = None,
+    clear: bool = False,
+    velocity: Velocity | None = None,
+) -> tuple[Table, _AccumulateArgs]:
+    """Convert the arguments of ``accumulate`` after checking them."""
+    table = Table(gradients, check_real(buffer, "buffer").size, writable=clear)
+    values, momentum, share, nesterov = velocity or (None, 0.0, 0.0, False)
+    return table, _AccumulateArgs(
+        check_scale(scale, buffer),
+        _check_matching(source, buffer, "source"),
+        np.int32(clear),
+        _check_matching(values, buffer, "velocity"),
+        check_scale(momentum, buffer, "momentum"),
+        check_scale(share, buffer, "share"),
+        np.int32(nesterov),
+    )
 
 
 def _check_matching(array: Array | None, buffer: Array, name: str) -> Array | None:
     if array is None:
         return None
-    check_same_dtype(check_real(array, name), buffer, name)
-    if array.size != buffer.size:
+    if check_dtype(array, name, buffer.dtype).size != buffer.size:
         raise ValueError(f"{name}: {array.size} elements, but the buffer has {buffer.size}")
     return array
 

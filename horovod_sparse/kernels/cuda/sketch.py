@@ -10,9 +10,8 @@ import numpy as np
 from horovod_sparse.kernels.cuda.launch import (
     Module,
     blocks_for,
-    check_indices,
+    check_dtype,
     check_real,
-    check_same_dtype,
     check_scale,
     check_seed,
     check_size,
@@ -41,7 +40,7 @@ def sketch_length(size: int, ratio: float, rows: int) -> int:
 def sketch_update(sketch: Array, buffer: Array, delivered: Indices, rows: int, seed: int, carried: float = 0.0) -> None:
     """Implement ``cpu.sketch_update``; does not synchronize, so ``delivered`` is not checked to ascend."""
     groups = _check_sketch(sketch, buffer, rows)
-    check_indices(delivered, "delivered")
+    check_dtype(delivered, "delivered")
     key = check_seed(seed)
     if not math.isfinite(carried):
         raise ValueError(f"carried must be finite, not {carried}")
@@ -81,7 +80,7 @@ def _check_rows(rows: int) -> None:
 
 def _check_sketch(sketch: Array, buffer: Array, rows: int) -> int:
     """Return the number of groups of counters in a row of the sketch."""
-    check_same_dtype(check_real(sketch, "sketch"), check_real(buffer, "buffer"), "sketch")
+    check_dtype(sketch, "sketch", check_real(buffer, "buffer").dtype)
     _check_rows(rows)
     groups, rest = divmod(sketch.size, _LANES * rows)
     sections = _sections(buffer.size)

@@ -20,6 +20,7 @@ from horovod_sparse.kernels.cuda.launch import (
     multiprocessors,
     real_of,
     upload,
+    zeros,
 )
 from horovod_sparse.kernels.types import MAX_SIZE, Array, Moments, Segments
 
@@ -68,8 +69,7 @@ def count_reaching(
     low = np.full(most, np.inf, buffer.dtype)
     with np.errstate(over="ignore"):
         low[:number] = thresholds
-    counts = cupy.empty(most, np.int64)
-    counts.data.memset_async(0, counts.nbytes)
+    counts = zeros(most, np.int64)
     blocks = min(blocks_for(buffer.size, _COUNTED_TILE), _BLOCKS_PER_PROCESSOR * multiprocessors())
     _MODULE.launch(
         f"count_reaching<{real_of(buffer)}, {most}>",
@@ -159,8 +159,7 @@ def largest(gradients: Segments) -> float:
     table = Table(gradients, MAX_SIZE)
     if not table.active:
         return 0.0
-    found = cupy.empty(1, np.float64)
-    found.data.memset_async(0, found.nbytes)
+    found = zeros(1, np.float64)
     _MODULE.launch("find_largest", _parts(table, _SEARCHED_PART), table.device, table.count, found)
     magnitude = float(found.get()[0])
     return magnitude if math.isfinite(magnitude) else math.inf

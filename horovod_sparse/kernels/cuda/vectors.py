@@ -21,14 +21,14 @@ from horovod_sparse.kernels.cuda.launch import (
     Table,
     address,
     blocks_for,
-    check_indices,
+    check_dtype,
     check_real,
-    check_same_dtype,
     check_size,
     check_vector,
     multiprocessors,
     real_of,
     upload,
+    zeros,
 )
 from horovod_sparse.kernels.types import MAX_SIZE, Array, Indices, Segments
 
@@ -51,7 +51,7 @@ def add(indices: Indices | None, values: Array, buffer: Array) -> None:
     """Implement ``cpu.add``; entries outside of the buffer are ignored. Does not synchronize."""
     check_real(buffer, "buffer")
     indices, values = _check_sparse(indices, values)
-    check_same_dtype(values, buffer, "vector: values")
+    check_dtype(values, "vector: values", buffer.dtype)
     if indices is None and values.size != buffer.size:
         raise ValueError(f"vector: {values.size} values for all of {buffer.size} positions")
     blocks = blocks_for(values.size, _ELEMENTS)
@@ -81,7 +81,7 @@ def scatter(
 def exclude(indices: Indices, values: Array, others: Indices) -> tuple[Indices, Array]:
     """Implement ``cpu.exclude``; synchronizes once, for the number of remaining entries."""
     check_vector(indices, values, "vector")
-    check_indices(others, "others")
+    check_dtype(others, "others")
     if not indices.size or not others.size:
         return indices.copy(), values.copy()
     tiles = blocks_for(indices.size, _ELEMENTS)
@@ -126,8 +126,7 @@ def count_magnitudes(values: Array, prefix: int, shift: int, bits: int) -> NDArr
         raise ValueError(f"shift must be 0 .. {width - bits} for {bits} of {width} bits, not {shift}")
     if not 0 <= prefix < 1 << width:
         raise ValueError(f"prefix must have at most {width} bits, but is {prefix}")
-    counts: Array = cupy.empty(1 << bits, np.uint32)
-    counts.data.memset_async(0, counts.nbytes)  # type: ignore[attr-defined]  # CuPy only
+    counts = zeros(1 << bits, np.uint32)
     blocks = min(blocks_for(values.size, _ELEMENTS), _BLOCKS_PER_PROCESSOR * multiprocessors())
     digit = np.array([prefix], f"i{values.itemsize}")[0], np.int32(shift), np.int32(bits)
     _MODULE.launch(f"count<{real_of(values)}>", blocks, values, np.int64(values.size), *digit, counts)
@@ -173,7 +172,7 @@ def _check_vectors(vectors: Sequence[Any], size: int) -> list[tuple[Indices, Arr
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise ValueError(f"{name}: expected (indices, values), not {pair}")
         checked.append(check_vector(*pair, name))
-        check_same_dtype(pair[1], checked[0][1], f"{name}: values")
+        check_dtype(pair[1], f"{name}: values", checked[0][1].dtype)
     if not checked:
         raise ValueError("merge_sum needs at least one vector: the dtype of the sum is that of the first")
     return checked

@@ -170,7 +170,6 @@ class ndarray(numpy.lib.mixins.NDArrayOperatorsMixin):
     flags = property(lambda self: self._array.flags)
     data = property(lambda self: _Pointer(self._host.ctypes.data))  # what uses it finds what the stream has done
     device = property(lambda self: cuda.Device())
-    T = property(lambda self: ndarray._wrap(self._host.T))
 
     @property
     def base(self) -> ndarray | None:
@@ -261,7 +260,7 @@ def _like_numpy(name: str, waits: bool = False) -> Callable[..., Any]:
 
 
 for _name in (
-    "abs", "arange", "array_equal", "clip", "concatenate", "copyto", "cumsum", "einsum", "full", "isfinite", "isnan",
+    "abs", "arange", "array_equal", "clip", "concatenate", "copyto", "cumsum", "full", "isfinite", "isnan",
     "minimum", "maximum", "ones", "partition", "searchsorted", "sort", "where", "zeros",
 ):  # fmt: skip
     globals()[_name] = _like_numpy(_name)
@@ -290,19 +289,5 @@ def asarray(a: Any, dtype: Any = None) -> ndarray:
     return _copy(numpy.asarray(a, dtype))
 
 
-def array(a: Any, dtype: Any = None, copy: bool = True) -> ndarray:
-    return asarray(a, dtype).copy()
-
-
 def ascontiguousarray(a: ndarray, dtype: Any = None) -> ndarray:
     return _copy(numpy.ascontiguousarray(a._host, dtype)) if not a.flags.c_contiguous else asarray(a, dtype)
-
-
-def asnumpy(a: Any) -> numpy.ndarray:
-    return a.get() if isinstance(a, ndarray) else numpy.asarray(a)
-
-
-def get_array_module(*args: Any) -> Any:
-    import sys
-
-    return sys.modules[__name__] if builtins.any(isinstance(a, ndarray) for a in args) else numpy

@@ -17,14 +17,8 @@ class Stream:
 
     null: Any = None
 
-    def __init__(self, *_: Any, ptr: int = 0, **__: Any) -> None:
-        self.ptr = ptr
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
+    def __init__(self) -> None:
+        self.ptr = 0
 
     def synchronize(self) -> None:
         _count_wait()
@@ -82,8 +76,6 @@ class Device:
 
 class runtime:
     """The part of the CUDA runtime that is asked for."""
-
-    CUDARuntimeError = RuntimeError
 
     @staticmethod
     def getDeviceCount() -> int:

@@ -1,0 +1,26 @@
+"""Fixtures for tests of checkpoints on every rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from checkpointing import Training
+
+from horovod_sparse.checkpoint import Checkpoints
+
+
+@pytest.fixture
+def folder(comm, tmp_path):
+    """One folder for all ranks."""
+    return Path(comm.bcast(str(tmp_path))) / "checkpoints"
+
+
+@pytest.fixture
+def checkpoints(hvd, folder):
+    return Checkpoints(folder)
+
+
+@pytest.fixture
+def run(hvd, comm):
+    return Training("topka:density=0.05", comm.Get_rank()).train(1)
