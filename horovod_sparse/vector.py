@@ -66,10 +66,15 @@ class SparseVector:
         return SparseVector(indices, values, self.size)
 
     def plus(self, *others: SparseVector | None) -> SparseVector:
-        """Return the sum of vectors with indices, added in the given order; a single nonempty vector is not copied."""
+        """Return the sum of vectors, added in the given order; a single nonempty vector is not copied."""
         parts = [part for part in (self, *others) if part is not None and part.values.size]
         if len(parts) <= 1:
             return parts[0] if parts else self
+        if any(part.indices is None for part in parts):
+            total = np.zeros_like(self.values, shape=(self.size,))
+            for part in parts:
+                kernels_for(total).add(part.indices, part.values, total)
+            return SparseVector.full(total)
         indices, values = kernels_for(self.values).merge_sum([part.entries for part in parts], self.size)
         return SparseVector(indices, values, self.size)
 

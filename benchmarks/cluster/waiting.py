@@ -1,8 +1,9 @@
 """Step times of a training on an emulated cluster, compared with Horovod and with computing alone.
 
 A small CNN (1.2 million parameters) trains on random images. A contender is "alone" (one allreduce of 4 bytes per step
-instead of the gradients), "horovod", "horovod-fp16", or a configuration of ours; those of ours run once for each value
-of HOROVOD_SPARSE_WAIT. Contenders alternate, as the machine may be shared. Times are medians over the turns.
+instead of the gradients), "horovod", "horovod-fp16", "powersgd" (rank 4, DistributedDataParallel over Gloo), or a
+configuration of ours; those of ours run once for each value of HOROVOD_SPARSE_WAIT. Contenders alternate, as the
+machine may be shared. Times are medians over the turns; rounds of messages per step are counted for ours.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from horovod_sparse.cli.units import at_least, listed
 from horovod_sparse.transport.waiting import SETTING
 
 _WARMUP = 15
-_HOROVOD = ("alone", "horovod", "horovod-fp16")
+_PEERS = ("alone", "horovod", "horovod-fp16", "powersgd")
 
 
 def add_parser(commands: Any) -> None:
@@ -36,6 +37,7 @@ def add_parser(commands: Any) -> None:
     add = parser.add_argument
     add("--ranks", type=at_least(1), default=4, help="one on each node; all nodes share this machine's cores")
     add("--rates", type=listed(str), default="none,1gbit,100mbit", help="rates of the links")
+    add("--delays", type=listed(float), default="0", help="milliseconds that links add, one way")
     add("--contenders", type=listed(str), default="alone,horovod,horovod-fp16,recommended,topka", help="contenders")
     add("--waits", type=listed(str), default="spin,sleep", help=f"values of {SETTING} for configurations of ours")
     add("--batch-size", type=at_least(1), default=32, help="images per rank and step")
@@ -46,33 +48,37 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print a table for each rate."""
-    pairs = [(name, wait) for name in options.contenders for wait in (("",) if name in _HOROVOD else options.waits)]
-    with Cluster(options.ranks, options.rates[0]) as cluster:
-        for rate in options.rates:
-            cluster.set_rate(rate)
-            times: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
-            for _, (name, wait) in itertools.product(range(options.turns), pairs):
-                arguments = ["-m", "benchmarks.cluster.waiting", name, str(options.batch_size), str(options.steps)]
-                setting = ["-x", f"{SETTING}={wait or 'auto'}"]
-                output = cluster.python(options.ranks, arguments, setting)
-                times[name, wait].append(json.loads(output.splitlines()[-1]))
-            show(rate, options.ranks, times)
+    pairs = [(name, wait) for name in options.contenders for wait in (("",) if name in _PEERS else options.waits)]
+    for delay in options.delays:
+        with Cluster(options.ranks, options.rates[0], delay / 1000) as cluster:
+            for rate in options.rates:
+                cluster.set_rate(rate)
+                times: defaultdict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+                for _, (name, wait) in itertools.product(range(options.turns), pairs):
+                    arguments = ["-m", "benchmarks.cluster.waiting", name, str(options.batch_size), str(options.steps)]
+                    setting = ["-x", f"{SETTING}={wait or 'auto'}"]
+                    output = cluster.python(options.ranks, arguments, setting)
+                    times[name, wait].append(json.loads(output.splitlines()[-1]))
+                print(f"\n{rate}, {delay:g} ms one way, {options.ranks} ranks")
+                show(times)
     return 0
 
 
-def show(rate: str, ranks: int, times: dict[tuple[str, str], list[float]]) -> None:
-    """Print the milliseconds of a step: median over the turns, and the range."""
-    print(f"\n{rate}, {ranks} ranks\n{'ms a step':34}{'median':>8}{'least':>8}{'most':>8}")
+def show(times: dict[tuple[str, str], list[tuple[float, float]]]) -> None:
+    """Print the milliseconds of a step: median over the turns, and the range; and the rounds of messages."""
+    print(f"{'ms a step':34}{'median':>8}{'least':>8}{'most':>8}{'rounds':>8}")
     for (name, wait), results in times.items():
         label = f"{name} ({wait})" if wait else name
-        print(f"{label:34}{median(results):8.1f}{min(results):8.1f}{max(results):8.1f}", flush=True)
+        steps = [milliseconds for milliseconds, _ in results]
+        rounds = f"{results[0][1]:8.2f}" if results[0][1] else ""
+        print(f"{label:34}{median(steps):8.1f}{min(steps):8.1f}{max(steps):8.1f}{rounds}", flush=True)
 
 
 # --- under mpirun --------------------------------------------------------------------------------------------------
 
 
-def contender(name: str, batch: int, steps: int) -> float:
-    """Return the median milliseconds of a step on the slowest rank."""
+def contender(name: str, batch: int, steps: int) -> tuple[float, float]:
+    """Return the median milliseconds of a step on the slowest rank, and the rounds of a step; 0: not counted."""
     import horovod.torch as hvd
     import torch
     from torch.nn import functional as F  # noqa: N812 - the name everyone uses
@@ -86,8 +92,11 @@ def contender(name: str, batch: int, steps: int) -> float:
     model = fashion_cnn()
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     plain = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    if name == "powersgd":
+        model = power_sgd(model)
     wrappers: dict[str, Callable[[], Any]] = {
         "alone": lambda: plain,
+        "powersgd": lambda: plain,
         "horovod": lambda: hvd.DistributedOptimizer(plain, model.named_parameters()),
         "horovod-fp16": lambda: hvd.DistributedOptimizer(plain, model.named_parameters(), hvd.Compression.fp16),
     }
@@ -105,7 +114,24 @@ def contender(name: str, batch: int, steps: int) -> float:
         optimizer.step()
         if number >= 0:
             times.append(1e3 * (time.perf_counter() - begin))
-    return float(hvd.allreduce(torch.tensor(median(times)), op=hvd.Max, name="slowest"))
+        if number == -1 and hasattr(optimizer, "statistics"):
+            optimizer.statistics()
+    rounds = optimizer.statistics()["total/rounds"] / steps if hasattr(optimizer, "statistics") else 0
+    return float(hvd.allreduce(torch.tensor(median(times)), op=hvd.Max, name="slowest")), rounds
+
+
+def power_sgd(model: Any) -> Any:
+    """Return a model in DistributedDataParallel with its PowerSGD hook of rank 4."""
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    import horovod_sparse as hvs
+
+    hvs.ddp.init_process_group("gloo")
+    wrapped = DistributedDataParallel(model, bucket_cap_mb=1000)  # over Gloo the hook mixes up several buckets
+    state = PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
+    wrapped.register_comm_hook(state, powerSGD_hook)
+    return wrapped
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Dense allreduce: the baseline, and Auto's choice on fast networks."""
+"""Dense allreduce: the baseline, and Auto's choice on fast networks; in full precision, or in 16 or fewer bits."""
 
 from __future__ import annotations
 
@@ -7,31 +7,46 @@ from dataclasses import dataclass
 import numpy as np
 
 from horovod_sparse.collectives.base import Base
+from horovod_sparse.collectives.rounded import sum_rounded
 from horovod_sparse.kernels import kernels_for
 from horovod_sparse.rules import Exchange, SparseVector, Stateless
-from horovod_sparse.rules.options import RuleOptions
-from horovod_sparse.wire import Wire
+from horovod_sparse.rules.options import RuleOptions, one_of
+from horovod_sparse.wire import FORMATS
 
 
 class Dense(Stateless, Base):
-    """Sums complete buckets with one dense allreduce, 2 n (P-1)/P words; nothing is rounded or returned."""
+    """Sums complete buckets with one dense allreduce, 2 n (P-1)/P words; only rounding errors are returned."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(RuleOptions):
-        """No options: values are not rounded and there are no indices."""
+        """Options of the dense allreduce.
+
+        Attributes:
+            wire: Format of the values: "float32", "float16", "bfloat16", "log8" or "log4"; None: the bucket's dtype.
+                Each rank's values are rounded, and again the sums; the errors are returned.
+        """
 
         always_dense = True
-        wire = None  # fixed, not an option
         indices = "plain"  # fixed, not an option
+        wire: str | None = one_of(None, *FORMATS)
 
     def decide(self, size: int, k: int) -> bool:
         """Return True: sending all entries costs no more than sending some."""
         del size, k
         return True
 
-    def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
-        """Scatter the vector into a dense array and sum that; the total holds every position."""
-        del wire  # nothing is rounded
-        values = np.zeros(vector.size, vector.values.dtype, like=vector.values)
-        kernels_for(values).add(vector.indices, vector.values, values)
-        return self.allreduce(SparseVector.full(values), k)
+    def allreduce(self, vector: SparseVector, k: int) -> Exchange:
+        """Sum the ranks' vectors; one that has indices is written out first. The total holds every position."""
+        del k
+        values = vector.values
+        if vector.indices is not None:
+            values = np.zeros(vector.size, vector.values.dtype, like=vector.values)
+            kernels_for(values).add(vector.indices, vector.values, values)
+        rounded, error, wire = self._wire.round(values)
+        if not wire.format.rounds:
+            return Exchange(SparseVector.full(self._transport.allreduce(values)), vector.nothing())
+        total, part, error_of_sums = sum_rounded(self._transport, wire, rounded)
+        error = np.zeros_like(values) if error is None else error
+        if error_of_sums is not None:
+            error[part] += error_of_sums
+        return Exchange(SparseVector.full(total), SparseVector.full(error))

@@ -180,8 +180,12 @@ class Compression:
 
     @staticmethod
     def dense(**settings: Any) -> Sparse:
-        """Send everything in a dense allreduce, through the same buckets: the baseline of the sparse presets."""
-        return _preset(settings, density=1.0, sparsifier="topk", memory="none", collective="dense")
+        """Send everything in a dense allreduce, through the same buckets: the baseline of the sparse presets.
+
+        With ``wire="bfloat16"``, "float16" or "log8", values take 16 or 8 bits, and the residual keeps rounding errors.
+        """
+        memory = "none" if settings.get("wire") is None else "residual"
+        return _preset(settings, density=1.0, sparsifier="topk", memory=memory, collective="dense")
 
 
 def _preset(settings: dict[str, Any], **preset: Any) -> Sparse:

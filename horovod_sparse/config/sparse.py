@@ -60,7 +60,8 @@ class Sparse(RuleOptions):
         dense_below: Parameters with fewer elements are sent dense, in shared buckets: compression would save little
             there, and cost much.
         bucket_bytes: Maximum size of a bucket in bytes, except for a single larger gradient. Larger buckets need fewer
-            messages; smaller ones overlap more of the exchange with the backward pass.
+            messages; smaller ones overlap more of the exchange with the backward pass. None: 25 MiB if a fraction is
+            sent; if everything is sent, an eighth of the model, between 1 and 25 MiB.
 
     Raises:
         ValueError: A value is out of range, or two rules cannot be combined.
@@ -72,7 +73,7 @@ class Sparse(RuleOptions):
     collective: RuleOptions = field(default_factory=TopkA.Options)
     schedule: RuleOptions = field(default_factory=Constant.Options)
     dense_below: int = integer(1024)
-    bucket_bytes: int = integer(25 * 2**20, least=1)
+    bucket_bytes: int | None = integer(None, least=1)
 
     @classmethod
     def of(
@@ -132,16 +133,15 @@ class Sparse(RuleOptions):
     def k(self, size: int, density: float | None = None) -> int:
         """Return the number of entries to send out of ``size``: round(density * size), at least 1 unless size is 0.
 
-        Args:
-            size: Number of elements.
-            density: Density of the step; None: the configured one.
+        The density is that of the step; None: the configured one.
         """
         return min(size, max(1, round((self.density if density is None else density) * size)))
 
     @property
     def is_dense(self) -> bool:
-        """True if every entry is sent in every step and nothing is remembered."""
-        return self.collective.always_dense and self.memory.keeps_nothing
+        """True if every entry is sent in every step, nothing is rounded and nothing is remembered."""
+        exact = getattr(self.collective, "wire", None) is None
+        return exact and self.collective.always_dense and self.memory.keeps_nothing
 
     @property
     def replaces_momentum(self) -> bool:
@@ -162,10 +162,6 @@ class Sparse(RuleOptions):
         """Build the four rules of one bucket.
 
         The collective comes first: other ranks may wait in its constructor, and the rest may fail on one rank alone.
-
-        Args:
-            context: The bucket and the rank.
-            transport: ``Transport`` of the ranks that take part.
 
         Raises:
             ValueError: An option does not fit a bucket of this size.

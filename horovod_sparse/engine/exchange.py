@@ -15,7 +15,7 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Limits
 from horovod_sparse.engine.bucket import Bucket, Settings
-from horovod_sparse.engine.layout import Member, plan
+from horovod_sparse.engine.layout import Member, bucket_bytes_for, plan
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.rules import Step
@@ -107,7 +107,8 @@ class Exchange:
                 f"rank {self.transport.rank}: two parameters have the name {taken[0]!r}: give each its own name"
             )
         # The backward pass reaches the last layer first.
-        layouts = plan(members[::-1], self.compression.bucket_bytes, len(self.worker.buckets))
+        limit = self.compression.bucket_bytes or bucket_bytes_for(members, self.compression.collective.always_dense)
+        layouts = plan(members[::-1], limit, len(self.worker.buckets))
         with process.communicating(_CALL, self.transport):
             self.worker.add([Bucket(layout, self._settings, self.transport, self._shared) for layout in layouts])
 

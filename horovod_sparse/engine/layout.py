@@ -59,6 +59,10 @@ class Layout:
         return [segment.key for segment in self.segments]
 
 
+# The limits are those of DistributedDataParallel: its first bucket has 1 MiB, the others have 25.
+_LEAST_BYTES, _MOST_BYTES, _DENSE_BUCKETS = 1 << 20, 25 << 20, 8
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """A gradient that is to be assigned to a bucket.
@@ -96,6 +100,22 @@ class Member:
         return cls(key, size, parameter.dtype, parameter.device, group, together, size < least)
 
 
+def bucket_bytes_for(members: Sequence[Member], dense: bool) -> int:
+    """Return the limit of a bucket in bytes for a model.
+
+    If everything is sent, the first bucket shall be complete early in the backward pass, and the last one, whose
+    exchange nothing hides, shall be small. If a fraction is sent, the rounds of messages cost more than the bytes.
+
+    Args:
+        members: The gradients of the model.
+        dense: Whether everything is sent.
+    """
+    if not dense:
+        return _MOST_BYTES
+    nbytes = sum(member.size * real_dtype(member.dtype).itemsize for member in members)
+    return min(max(nbytes // _DENSE_BUCKETS, _LEAST_BYTES), _MOST_BYTES)
+
+
 def plan(members: Sequence[Member], bucket_bytes: int, first: int = 0) -> list[Layout]:
     """Assign gradients to buckets, in the order given.
 
@@ -105,7 +125,8 @@ def plan(members: Sequence[Member], bucket_bytes: int, first: int = 0) -> list[L
         first: Number of the first bucket.
 
     Returns:
-        The layouts in the order of exchange, which is the order in which the buckets are expected to be complete.
+        The layouts in the order of exchange, which is the order in which the buckets are expected to be complete, but
+        for the last one that is not always dense: it comes last.
 
     Raises:
         ValueError: A bucket would hold 2**31 elements or more.
@@ -124,6 +145,9 @@ def plan(members: Sequence[Member], bucket_bytes: int, first: int = 0) -> list[L
         current.nbytes += nbytes
         current.complete = expected
     in_order = sorted([*closed, *open_buckets.values()], key=lambda bucket: bucket.complete)
+    # Small parameters at the end wait for a round of messages less if they are sent together with the last bucket.
+    last = max((place for place, bucket in enumerate(in_order) if not bucket.members[0].dense), default=0)
+    in_order = [*in_order[:last], *in_order[last + 1 :], *in_order[last : last + 1]]
     return [_layout(number, bucket.members) for number, bucket in enumerate(in_order, first)]
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from horovod_sparse.kernels import copy_to_host, to_device, to_host
+from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.transport.slots import Slots
 from horovod_sparse.transport.traffic import RING_BYTES, Traffic
@@ -21,7 +22,7 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 _ALIGNMENT = 8
 # Up to one of these limits, in bytes per rank and in total, an allreduce gathers the arrays and each rank adds them.
 # This takes one round of messages instead of two.
-_GATHERED_SUM_BYTES, _GATHERED_SUM_TOTAL = 256, 1 << 14
+_GATHERED_SUM_BYTES, _GATHERED_SUM_TOTAL = 256, 1 << 15
 # In a slot, length and number of a message precede its bytes.
 _SLOT_HEADER_BYTES = 16
 
@@ -246,6 +247,14 @@ class Transport(ABC):
             self.traffic.rounds += 1
         return self.begin_allreduce(values).wait()
 
+    def allreduce_in_place(self, values: Array) -> None:
+        """Overwrite a floating-point array with its sum over the ranks, as ``allreduce``, without further arrays."""
+        if self.size > 1 and self._in_regions(values):
+            self.traffic.rounds += 1
+            self._sum_regions(values, values).wait()
+        else:
+            values[:] = self.allreduce(values)
+
     def begin_allreduce(self, values: Any) -> Sum:
         """Start to sum an array over the ranks, as ``allreduce``, while other messages are exchanged.
 
@@ -257,10 +266,15 @@ class Transport(ABC):
         """
         if self.size == 1:
             return Sum(values.copy)
-        total = values.nbytes * self.size
-        if total <= _GATHERED_SUM_TOTAL or (values.nbytes <= _GATHERED_SUM_BYTES and values.dtype.kind == "f"):
-            return self._sum_gathered(values)
-        return self._sum_integers(values) if values.dtype.kind in "iu" else self._sum_regions(values)
+        if values.dtype.kind in "iu" and values.nbytes * self.size > _GATHERED_SUM_TOTAL:
+            return self._sum_integers(values)
+        return (
+            self._sum_regions(values, np.empty_like(values)) if self._in_regions(values) else self._sum_gathered(values)
+        )
+
+    def _in_regions(self, values: Array) -> bool:
+        """Return whether a sum of floating-point numbers takes fewer bytes or fewer rounds."""
+        return values.dtype.kind == "f" and values.nbytes > max(_GATHERED_SUM_BYTES, _GATHERED_SUM_TOTAL // self.size)
 
     def _sum_integers(self, values: Any) -> Sum:
         total, others = copy_to_host(values), self.size - 1
@@ -293,22 +307,21 @@ class Transport(ABC):
 
         return Sum(finish)
 
-    def _sum_regions(self, values: Array) -> Sum:
-        """Add one region of the array on each rank in rank order, and gather the regions."""
+    def _sum_regions(self, values: Array, total: Array) -> Sum:
+        """Add one region of the array on each rank in rank order, and gather the regions in ``total``."""
         cuts = [rank * values.size // self.size * values.itemsize for rank in range(self.size + 1)]
         starts, lengths = cuts[:-1], [end - start for start, end in itertools.pairwise(cuts)]
         own_bytes, others = lengths[self.rank], self.size - 1
-        parts = self._swap(values.view(np.uint8), starts, lengths)
+        received = SCRATCH.lend(self.size * own_bytes, np.empty_like(values, dtype=np.uint8, shape=(0,)))
+        parts = self._swap(values.view(np.uint8), starts, lengths, received)
         self.traffic.both(values.nbytes - own_bytes, others * own_bytes, others)
 
         def finish() -> Array:
-            total = np.empty_like(values)
-            own = total.view(np.uint8)[cuts[self.rank] : cuts[self.rank + 1]].view(values.dtype)
-            for rank, part in enumerate(parts):
-                if rank == 0:
-                    own[:] = part.view(values.dtype)
-                else:
-                    own += part.view(values.dtype)
+            own = next(parts).view(values.dtype)
+            for part in parts:
+                own += part.view(values.dtype)
+            total.view(np.uint8)[cuts[self.rank] : cuts[self.rank + 1]] = own.view(np.uint8)
+            SCRATCH.give_back(received)
             self.traffic.rounds += 1
             self._gather(total.view(np.uint8), starts, lengths)
             self._count_gather(lengths)
@@ -442,8 +455,11 @@ class Transport(ABC):
         """Wait for the next message from a rank; return its length in bytes and the incoming message."""
 
     @abstractmethod
-    def _swap(self, message: Array, starts: Sequence[int], lengths: Sequence[int]) -> Iterator[Array]:
-        """Start sending part r of a message to rank r; the iterator waits for this rank's parts, in rank order."""
+    def _swap(self, message: Array, starts: Sequence[int], lengths: Sequence[int], received: Array) -> Iterator[Array]:
+        """Start sending part r of a message to rank r; the iterator waits for this rank's parts, in rank order.
+
+        They may be modified. The message may be once all are there; ``received`` has space for them.
+        """
 
     @abstractmethod
     def _gather(self, gathered: Array, starts: Sequence[int], lengths: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ class Traffic:
     """Payload of this rank, in bytes and messages, and rounds of messages.
 
     A round is a wait for messages that other ranks send only after they have received those of the round before. An
-    allgather counts as one, whatever its algorithm. Messages that travel beside those of another round add none.
+    allgather counts as one, whatever its algorithm. Messages in flight together with those of another round add none.
 
     Point-to-point messages are counted individually. A collective of the MPI library is counted as the algorithm that
     moves the fewest bytes; the library may run another algorithm.

@@ -1,4 +1,4 @@
-"""Dense: one MPI Allreduce of the whole bucket."""
+"""Dense: one allreduce of the whole bucket."""
 
 from __future__ import annotations
 

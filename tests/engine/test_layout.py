@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_sparse.engine.layout import Member, plan
+from horovod_sparse.engine.layout import Member, bucket_bytes_for, plan
 
 
 def members(sizes, dtype=torch.float32, **facts):
@@ -53,6 +53,13 @@ def test_buckets_come_in_the_order_in_which_they_are_complete():
     layers = [replace(one, dense=one.size == 10) for one in layers]
     kinds = [(bucket.size, bucket.group, bucket.dense) for bucket in plan(layers, 10**6)]
     assert kinds == [(100, 1, False), (30, 0, True), (200, 0, False)]
+
+
+@pytest.mark.parametrize(("millions", "dense", "mebibytes"), [(0.1, True, 1), (1, False, 25), (80, True, 25)])
+def test_what_is_sent_dense_starts_early_and_ends_with_a_small_bucket(millions, dense, mebibytes):
+    model = members([round(1e6 * millions / 10)] * 10)
+    assert bucket_bytes_for(model, dense) == mebibytes * 2**20
+    assert bucket_bytes_for(members([2**20] * 16), dense=True) == 8 * 2**20
 
 
 def test_more_elements_than_int32_counts_are_refused():

@@ -10,9 +10,9 @@ import numpy as np
 
 from horovod_sparse.engine.pipeline.base import PipelineBase
 from horovod_sparse.engine.pipeline.norms import Norms
-from horovod_sparse.kernels.types import Segments
+from horovod_sparse.kernels.scratch import SCRATCH
+from horovod_sparse.kernels.types import Array, Segments
 from horovod_sparse.rules import SparseVector, Step
-from horovod_sparse.transport.base import Sum
 
 
 class DensePipeline(PipelineBase):
@@ -21,41 +21,49 @@ class DensePipeline(PipelineBase):
     def begin(self, gradients: Segments, outputs: Segments, step: Step) -> Callable[[], None]:
         """Send the gradients of one step; return what ends the step, as ``run``.
 
-        The message travels beside those of other buckets that are exchanged before the step ends.
+        Other buckets may be exchanged in between; their messages are in flight at the same time.
         """
         self._start()
         try:
-            total = self._send(gradients, step)
+            self._enter("exchange", entries=self._context.size)
+            values = np.empty_like(self._context.like, shape=(self._context.size + 1,))
+            self._pack(gradients, step, values)
+            total = self._transport.begin_allreduce(values)
         finally:
             self._leave()
 
         def end() -> None:
             self._start()
             try:
-                self._receive(total, outputs, replace(step, gradients=gradients))
+                self._enter("exchange", entries=self._context.size)
+                self._finish(total.wait(), outputs, replace(step, gradients=gradients))
             finally:
                 self._leave()
 
         return end
 
     def _run(self, gradients: Segments, outputs: Segments, step: Step) -> None:
-        total = self._send(gradients, step)
-        self._transport.traffic.rounds += 1
-        self._receive(total, outputs, replace(step, gradients=gradients))
-
-    def _send(self, gradients: Segments, step: Step) -> Sum:
         size, like = self._context.size, self._context.like
         self._enter("exchange", entries=size)
-        # The element after the bucket counts the ranks that had a backward pass: no separate message.
-        values = np.zeros(size + 1, like.dtype, like=like)
-        self._kernels.accumulate(gradients, values[:size])
-        values[size] = not step.idle
-        return self._transport.begin_allreduce(values)
+        values = SCRATCH.lend(size + 1, like)
+        self._pack(gradients, step, values)
+        self._transport.allreduce_in_place(values)
+        self._finish(values, outputs, replace(step, gradients=gradients))
+        SCRATCH.give_back(values)
 
-    def _receive(self, sending: Sum, outputs: Segments, step: Step) -> None:
+    def _pack(self, gradients: Segments, step: Step, values: Array) -> None:
+        """Write the gradients, and whether this rank had a backward pass: the sum counts the ranks that had one."""
         size = self._context.size
-        self._enter("exchange", entries=size)
-        total = sending.wait()
+        if sum(array.size for _, array in gradients) == size and all(a.dtype == values.dtype for _, a in gradients):
+            for start, array in gradients:
+                values[start : start + array.size] = array
+        else:
+            values[:size] = 0
+            self._kernels.accumulate(gradients, values[:size])
+        values[size] = not step.idle
+
+    def _finish(self, total: Array, outputs: Segments, step: Step) -> None:
+        size = self._context.size
         if not total[size]:
             raise self._no_backward()
         if self._measuring:

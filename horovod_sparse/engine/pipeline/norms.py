@@ -33,9 +33,10 @@ class Norms:
 
     def returned(self, accumulator: Accumulator, returned: SparseVector) -> None:
         """Record what the exchange returned; some of it may be added to entries left in the accumulator."""
-        indices, values = returned.entries
+        values = returned.values
         if len(returned):
-            left = accumulator.buffer[indices].astype(np.float64)
+            left = accumulator.buffer if returned.indices is None else accumulator.buffer[returned.indices]
+            left = left.astype(np.float64)
             self._back = float((values * (2 * left + values)).sum()) / self._scale
 
     def note(self, counts: Counts) -> bool:

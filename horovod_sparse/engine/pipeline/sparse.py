@@ -121,8 +121,8 @@ class SparsePipeline(PipelineBase):
     def _run(self, gradients: Segments, outputs: Segments, step: Step) -> None:
         """Exchange the gradients of one step.
 
-        Whether all ranks have finite gradients is only known once all have been asked. If nothing else has changed in
-        the last steps, the question travels beside the exchange, which counts only if the answer is yes.
+        Whether the gradients of all ranks are finite is known after a message from each. If nothing else has changed in
+        the last steps, these messages are sent together with the exchange, whose result is used if all are finite.
         """
         self._enter("select")
         if self._context.undoable:
@@ -189,11 +189,11 @@ class SparsePipeline(PipelineBase):
         self.sent_dense = True
         dense = np.zeros(size, self._context.like.dtype, like=self._context.like)
         self._kernels.accumulate(gradients, dense)
-        exchange = self.collective.allreduce(SparseVector.full(dense), size)
+        total = SparseVector.full(self._transport.allreduce(dense))  # not rounded
         self.counts.nonfinite += 1
         self.counts.exchanged(size, size, size, size, "dense")
         self._enter("apply")
-        self._scatter(exchange.total, outputs)
+        self._scatter(total, outputs)
 
     def _send_sparse(
         self, gradients: Segments, outputs: Segments, step: Step, scales: _Scales, mine: Array, relies: bool
@@ -205,7 +205,7 @@ class SparsePipeline(PipelineBase):
             outputs: Arrays that receive the result.
             step: Conditions of the step.
             scales: Units of the step.
-            mine: What this rank tells the others: unsafe, working, elements, epochs.
+            mine: Numbers of this rank that are summed: unsafe, working, elements, epochs.
             relies: Whether the facts are those of the step before, so that ``mine`` is still to be summed.
         """
         safe = not mine[0]

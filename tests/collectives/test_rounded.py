@@ -1,0 +1,41 @@
+"""Dense exchanges in few bits, with error feedback: half or a quarter of the bytes, and nothing lost over time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from laws import everywhere, same_bits, summed
+from rules import LIKE
+
+from horovod_sparse.config import Compression, parse
+from horovod_sparse.engine.pipeline import pipeline_for
+from horovod_sparse.rules import Step
+
+pytestmark = pytest.mark.law
+SIZE = 10_000
+
+
+@pytest.mark.parametrize(("wire", "bits"), [("bfloat16", 16), ("float16", 16), ("log8", 8), ("log4", 4)])
+def test_what_rounding_takes_is_delivered_later(transport, wire, bits):
+    pipeline = pipeline_for(parse(f"dense:wire={wire}"), SIZE, LIKE, transport)
+    given, delivered, generator = np.zeros(SIZE), np.zeros(SIZE), np.random.default_rng(transport.rank)
+    steps = 300
+    for _ in range(steps):
+        gradient = generator.standard_normal(SIZE).astype(np.float32)
+        given += gradient
+        output = np.empty_like(gradient)
+        pipeline.run([(0, gradient)], [(0, output)], Step())
+        assert same_bits(transport, output)
+        delivered += output
+    held = pipeline.state_dict()["memory"]["residual"]
+    assert everywhere(transport, np.allclose(delivered + summed(transport, held), summed(transport, given), atol=1e-2))
+    assert everywhere(transport, np.abs(held).max() < 10)
+    ranks = transport.size
+    ideal = 2 * SIZE * bits / 8 * (ranks - 1) / ranks
+    assert everywhere(transport, ideal <= pipeline.traffic.bytes_sent / steps <= 1.05 * ideal + 64 * ranks)
+
+
+def test_without_a_format_nothing_is_rounded_or_remembered():
+    assert Compression.dense().is_dense
+    assert not Compression.dense(wire="bfloat16").is_dense
+    assert parse("dense:wire=bfloat16") == Compression.dense(wire="bfloat16")
