@@ -15,7 +15,7 @@ from horovod_sparse.kernels.types import Array
 from horovod_sparse.transport.base import Nodes, Receiving, Sending, Transport, nodes_of
 from horovod_sparse.transport.staging import CUDA_AWARE, IN_PLACE, Buffer, Path, path_for, staged
 from horovod_sparse.transport.traffic import RING_BYTES
-from horovod_sparse.transport.waiting import wait
+from horovod_sparse.transport.waiting import sleeps, wait
 
 # Messages are sent in pieces of this many bytes, all in flight together. From 64 KiB on, Open MPI's TCP asks the
 # receiver before it sends, and then moves data between two ranks in one direction at a time. If all ranks share memory,
@@ -29,15 +29,13 @@ _POSTS = 32758  # first of ten tags, one per mailbox; every MPI allows tags up t
 
 def complete(requests: Sequence[MPI.Request], pause: float = 0.0) -> None:
     """Wait until all requests are complete."""
-    pending = list(requests)
-
-    def poll() -> bool:
-        # One after the other: a test of all takes time for each, and every test moves the messages of all.
-        while pending and pending[-1].Test():
-            pending.pop()
-        return not pending
-
-    wait(poll, partial(MPI.Request.Waitall, requests), pause)
+    if not (pause or sleeps()):
+        wait(partial(MPI.Request.Testall, requests), partial(MPI.Request.Waitall, requests))
+        return
+    # One after the other: a test of all takes time for each, while a test of one moves the messages of all. And pauses
+    # begin short again after each, as the next piece of a message is near.
+    for request in requests:
+        wait(request.Test, request.Wait, pause)
 
 
 def announced(comm: MPI.Intracomm, rank: int, status: MPI.Status) -> MPI.Message:
