@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.wire import Wire, concatenate
+from horovod_sparse.wire import Wire
 
 if TYPE_CHECKING:
     from horovod_sparse.transport.base import Transport
@@ -45,7 +45,7 @@ def sum_rounded(transport: Transport, wire: Wire, values: Array) -> RoundedSum:
     rounded, error, wire = wire.round(sums)
     lengths = [wire.nbytes_all(count) for count in np.diff(cuts).tolist()]
     messages = transport.allgather(wire.pack_all(rounded, mine.start), lengths)
-    return RoundedSum(concatenate(wire.unpack_all(messages, values.size))[1], mine, error)
+    return RoundedSum(np.concatenate(wire.unpack_values(messages)), mine, error)
 
 
 def _swap(transport: Transport, wire: Wire, parts: Sequence[Array]) -> list[Array]:
@@ -56,7 +56,7 @@ def _swap(transport: Transport, wire: Wire, parts: Sequence[Array]) -> list[Arra
     transport.traffic.rounds += 1
     arrived = {rank: parts[rank]}
     for other in reversed(others):
-        arrived[other] = wire.unpack(transport.receive(other, parts[rank]).wait(), parts[rank].size)[1]
+        (arrived[other],) = wire.unpack_values([transport.receive(other, parts[rank]).wait()])
     for sending in sends:
         sending.wait()
     return [arrived[other] for other in range(transport.size)]

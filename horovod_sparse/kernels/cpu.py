@@ -52,19 +52,29 @@ def accumulate_moments(gradients: Segments, buffer: Array, scale: float = 1.0, t
 
 def narrow(values: Array, name: str, out: Array | None = None) -> Array:
     format_ = format_of(name, check_own(_flat(values, "values").dtype))
-    with np.errstate(over="ignore", invalid="ignore"):
-        if out is None:
-            return values.astype(format_, copy=False).view(np.uint8)
-        target = _viewed(out, "out", format_)
-        if target.size != values.size:
-            needed = values.size * format_.itemsize
-            raise ValueError(f"out: has {out.size} bytes, but {values.size} values in {name} need {needed}")
-        np.copyto(target, values, casting="unsafe")
+    if out is None:
+        if format_ == values.dtype:
+            return values.view(np.uint8)
+        out = np.empty(values.size * format_.itemsize, np.uint8)
+    target = _viewed(out, "out", format_)
+    if target.size != values.size:
+        needed = values.size * format_.itemsize
+        raise ValueError(f"out: has {out.size} bytes, but {values.size} values in {name} need {needed}")
+    if _has_kernel(values.dtype, format_):
+        _cpu.narrow(values, target.view(np.uint16), name == "bfloat16")
+    else:
+        with np.errstate(over="ignore", invalid="ignore"):
+            np.copyto(target, values, casting="unsafe")
     return out
 
 
 def widen(message: Array, name: str, dtype: np.dtype[Any]) -> Array:
-    stored = _viewed(message, "message", format_of(name, check_own(dtype)))
+    format_ = format_of(name, check_own(dtype))
+    stored = _viewed(message, "message", format_)
+    if _has_kernel(dtype, format_):
+        values = np.empty(stored.size, dtype)
+        _cpu.widen(stored.view(np.uint16), values, name == "bfloat16")
+        return values
     with np.errstate(invalid="ignore"):  # NaNs with any payload
         return stored.astype(dtype, copy=False)
 
@@ -73,6 +83,10 @@ def round_values(values: Array, name: str) -> tuple[Array, Array]:
     format_ = format_of(name, check_own(_flat(values, "values").dtype))
     if format_ == values.dtype:
         return values, np.zeros_like(values)
+    if _has_kernel(values.dtype, format_):
+        rounded, error = np.empty_like(values), np.empty_like(values)
+        _cpu.round_values(values, rounded, error, name == "bfloat16")
+        return rounded, error
     limit = largest_of(format_)
     with np.errstate(invalid="ignore"):  # infinity minus infinity
         rounded = np.clip(values, -limit, limit).astype(format_).astype(values.dtype)
@@ -81,6 +95,11 @@ def round_values(values: Array, name: str) -> tuple[Array, Array]:
     rounded[inexact] = np.where(np.isfinite(values[inexact]), 0, values[inexact])
     error[inexact] = np.where(np.isfinite(values[inexact]), values[inexact], 0)
     return rounded, error
+
+
+def _has_kernel(own: np.dtype[Any], format_: np.dtype[Any]) -> bool:
+    """Return whether a conversion is written in C++; NumPy rounds float64 once, to any format."""
+    return own == np.float32 and format_.itemsize == 2
 
 
 def _flat(array: Array, name: str) -> Array:

@@ -10,6 +10,7 @@ import ctypes
 import functools
 import logging
 import os
+import resource
 import sys
 import threading
 import time
@@ -26,8 +27,14 @@ _SPIN = 20e-6
 _FIRST_PAUSE, _LAST_PAUSE, _GROWTH = 10e-6, 50e-6, 1.5
 _PR_SET_TIMERSLACK = 29  # from linux/prctl.h
 
+# A process that is interrupted more often, per second, shares its cores: time slices last a few milliseconds. A process
+# with cores to itself is interrupted a few times per second.
+_INTERRUPTIONS, _OBSERVED = 50, 0.5  # the latter in seconds
+
 _LOG = logging.getLogger("horovod_sparse")
 _sleeps = False
+_observes = True  # whether interruptions may change that
+_last = (0.0, 0)  # time and number of interruptions at the last observation
 _thread = threading.local()
 _abandoned: list[Callable[[], object]] = []
 
@@ -35,17 +42,20 @@ _abandoned: list[Callable[[], object]] = []
 def choose(cores: float, threads: int, environment: Mapping[str, str] = os.environ) -> None:
     """Choose how this process waits. Once it has chosen to sleep, it keeps sleeping for other exchanges, too.
 
+    Processes of other jobs, or of ranks that another container hides, are noticed later, by interruptions.
+
     Args:
         cores: Cores of the node per rank, possibly a fraction.
         threads: Threads that this rank runs while it waits, including the waiting one.
         environment: Environment variables.
     """
-    global _sleeps
+    global _sleeps, _observes
     setting = environment.get(SETTING, "auto")
     if setting not in ("auto", "spin", "sleep"):
         _warn(setting)
         setting = "auto"
-    _sleeps = _sleeps or cores < threads if setting == "auto" else setting == "sleep"
+    _observes = setting == "auto"
+    _sleeps = _sleeps or cores < threads if _observes else setting == "sleep"
 
 
 @functools.cache
@@ -73,12 +83,28 @@ def wait(poll: Callable[[], T], block: Callable[[], T], pause: float = 0.0) -> T
         pause: Seconds between polls; 0: chosen here.
     """
     if not (pause or _sleeps):
-        return block()
+        done = block()
+        if _observes:
+            _observe(time.monotonic())
+        return done
     try:
         return _poll(poll, pause)
     except BaseException:
         keep_alive([poll])
         raise
+
+
+def _observe(now: float) -> None:
+    """Choose to sleep if other processes have interrupted this one often."""
+    global _sleeps, _last
+    then, before = _last
+    if now - then < _OBSERVED:
+        return
+    interruptions = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    _last = now, interruptions
+    # After a long time without an exchange, nothing is known about its share of the interruptions.
+    if now - then < 4 * _OBSERVED and interruptions - before > _INTERRUPTIONS * (now - then):
+        _sleeps = True
 
 
 def _poll(poll: Callable[[], T], pause: float) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
@@ -108,30 +109,40 @@ class Wire:
         Raises:
             ValueError: A message is damaged, or has another version or format.
         """
-        starts = to_host(np.concatenate([message[:HEADER_BYTES] for message in messages])).tobytes()
-        entries, plain, begin = [], [], 0
-        for message in messages:
-            stop = begin + min(message.size, HEADER_BYTES)
-            header = Header.unpack(starts[begin:stop], self.format.kind)
-            begin = stop
-            entry = self._read(header, message, end)
-            entries.append(entry)
+        entries, plain = [], []
+        for header, message in zip(self._headers(messages), messages, strict=True):
+            values, rest = self._read_values(header, message)
+            indices = _read_positions(header, rest, end)
+            entries.append((indices, values))
             if header.positions is Positions.PLAIN and header.count:
-                plain.append(entry[0])
+                plain.append(indices)
         if plain:
             kernels_for(plain[0]).check_ascending(plain, end)
         return entries
 
-    def _read(self, header: Header, message: Array, end: int) -> Entries:
-        """Return the entries of a message; plain indices are not checked yet."""
+    def unpack_values(self, messages: Sequence[Array]) -> list[Array]:
+        """Unpack the values of ``pack_all`` messages.
+
+        Raises:
+            ValueError: A message is damaged, or has another version or format.
+        """
+        headers = self._headers(messages)
+        return [self._read_values(header, message)[0] for header, message in zip(headers, messages, strict=True)]
+
+    def _headers(self, messages: Sequence[Array]) -> list[Header]:
+        starts = to_host(np.concatenate([message[:HEADER_BYTES] for message in messages])).tobytes()
+        ends = itertools.accumulate(min(message.size, HEADER_BYTES) for message in messages)
+        return [Header.unpack(starts[begin:end], self.format.kind) for begin, end in itertools.pairwise([0, *ends])]
+
+    def _read_values(self, header: Header, message: Array) -> tuple[Array, Array]:
+        """Return the values of a message, and the bytes of its positions."""
         format_, last = self.format, HEADER_BYTES + self.format.nbytes(header.count)
         if header.levels != format_.levels:
             format_ = format_.described(header.levels)
         begin = -(-last // _ALIGNMENT) * _ALIGNMENT
         if message.size < begin:
             raise ValueError(f"a message of {message.size} bytes is too short for {header.count} values")
-        indices = _read_positions(header, message[begin:], end)
-        return indices, format_.read(message[HEADER_BYTES:last], header.count)
+        return format_.read(message[HEADER_BYTES:last], header.count), message[begin:]
 
 
 def _read_positions(header: Header, part: Array, end: int) -> Indices:

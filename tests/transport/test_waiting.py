@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from horovod_sparse.transport import waiting
@@ -11,6 +13,8 @@ from horovod_sparse.transport.waiting import choose, sleeps, wait
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch):
     monkeypatch.setattr(waiting, "_sleeps", False)
+    monkeypatch.setattr(waiting, "_observes", True)
+    monkeypatch.setattr(waiting, "_last", (0.0, 0))
 
 
 @pytest.fixture
@@ -48,6 +52,27 @@ def test_another_exchange_does_not_end_the_sleep():
     choose(0.5, 2, {})
     choose(8, 2, {})
     assert sleeps()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "interruptions", "setting", "expected"),
+    [
+        (1, 300, "auto", True),
+        (1, 5, "auto", False),
+        (0.1, 300, "auto", False),
+        (60, 30_000, "auto", False),
+        (1, 300, "spin", False),
+    ],
+)
+def test_a_rank_that_others_interrupt_often_begins_to_sleep(monkeypatch, seconds, interruptions, setting, expected):
+    """Ranks of other containers share the cores, but are not known."""
+    choose(8, 2, {waiting.SETTING: setting})
+    clock, counts = iter([100.0, 100.0 + seconds]), iter([7, 7 + interruptions])
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(waiting.resource, "getrusage", lambda _: SimpleNamespace(ru_nivcsw=next(counts)))
+    for _ in range(2):
+        wait(lambda: True, lambda: True)
+    assert sleeps() == expected
 
 
 def test_messages_of_an_interrupted_wait_stay_alive(monkeypatch):

@@ -131,9 +131,45 @@ void py_add(py::handle indices, py::handle values, py::handle object) {
   });
 }
 
+// Calls work with a number of the 16-bit format.
+template <class Work> void with_format(bool bfloat16, const Work& work) {
+  bfloat16 ? work(BFloat16{}) : work(Half{});
+}
+
+using Floats = py::array_t<float, py::array::c_style>;
+using Words = py::array_t<std::uint16_t, py::array::c_style>;
+
+void py_narrow(const Floats& values, Words& out, bool bfloat16) {
+  const float* const from = values.data();
+  const auto count = std::size_t(values.size());
+  std::uint16_t* const to = out.mutable_data();
+  const py::gil_scoped_release release;
+  with_format(bfloat16, [&](auto format) { narrow(from, count, reinterpret_cast<decltype(format)*>(to)); });
+}
+
+void py_widen(const Words& words, Floats& out, bool bfloat16) {
+  const std::uint16_t* const from = words.data();
+  const auto count = std::size_t(words.size());
+  float* const to = out.mutable_data();
+  const py::gil_scoped_release release;
+  with_format(bfloat16, [&](auto format) { widen_all(reinterpret_cast<const decltype(format)*>(from), count, to); });
+}
+
+void py_round_values(const Floats& values, Floats& rounded, Floats& error, bool bfloat16) {
+  const float* const from = values.data();
+  const auto count = std::size_t(values.size());
+  float *const near = rounded.mutable_data(), *const left = error.mutable_data();
+  const py::gil_scoped_release release;
+  with_format(bfloat16, [&](auto format) { round_values<decltype(format)>(from, count, near, left); });
+}
+
 }  // namespace
 
 void define_vectors(py::module_& m) {
+  m.def("narrow", py_narrow, py::arg("values").noconvert(), py::arg("out").noconvert(), py::arg("bfloat16"));
+  m.def("widen", py_widen, py::arg("words").noconvert(), py::arg("out").noconvert(), py::arg("bfloat16"));
+  m.def("round_values", py_round_values, py::arg("values").noconvert(), py::arg("rounded").noconvert(),
+        py::arg("error").noconvert(), py::arg("bfloat16"));
   m.def("merge_sum", py_merge_sum, py::arg("vectors"), py::arg("size"));
   m.def("exclude", py_exclude, py::arg("indices"), py::arg("values"), py::arg("others"));
   m.def("count_magnitudes", py_count_magnitudes, py::arg("values"), py::arg("prefix"), py::arg("shift"),

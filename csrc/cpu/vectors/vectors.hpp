@@ -28,6 +28,11 @@ std::size_t exclude(const Sparse<Real>& vector, const std::int32_t* others, std:
 template <class Real>
 void scatter(const Sparse<Real>& vector, const std::vector<Tensor>& outputs, Real scale, bool cleared);
 
+// Conversions to and from Half and BFloat16, as `narrow`, `widen` and `round_values` of kernels/protocol.py.
+template <class Stored> void narrow(const float* values, std::size_t count, Stored* out);
+template <class Stored> void widen_all(const Stored* values, std::size_t count, float* out);
+template <class Stored> void round_values(const float* values, std::size_t count, float* rounded, float* error);
+
 // buffer[indices] += values
 template <class Real> void add(const Sparse<Real>& vector, Real* buffer);
 
