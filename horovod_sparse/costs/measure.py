@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _ROUNDS = 3  # the fastest one is the result
 _PINGS = 20  # short messages per round
 _BYTES = (1 << 16, 1 << 18, 1 << 20, 1 << 22)  # long messages, up to the longest that fits in _LONG_SECONDS
-_LONG_SECONDS = 0.4  # for all long messages of one measurement
-_ELEMENTS = 1 << 20
+_LONG_SECONDS = 0.1  # for all long messages of one measurement
+_ELEMENTS = 1 << 19
 _DENSITY = 0.01
 _VECTORS = 8  # vectors per sum
 _KERNEL_SECONDS = 0.005  # minimum per round: more than a time slice, as ranks may share cores

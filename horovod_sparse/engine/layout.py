@@ -146,7 +146,8 @@ def plan(members: Sequence[Member], bucket_bytes: int, first: int = 0) -> list[L
         current.complete = expected
     in_order = sorted([*closed, *open_buckets.values()], key=lambda bucket: bucket.complete)
     # Small parameters at the end wait for a round of messages less if they are sent together with the last bucket.
-    last = max((place for place, bucket in enumerate(in_order) if not bucket.members[0].dense), default=0)
+    selecting = [place for place, bucket in enumerate(in_order) if not bucket.members[0].dense]
+    last = selecting[-1] if selecting else len(in_order)
     in_order = [*in_order[:last], *in_order[last + 1 :], *in_order[last : last + 1]]
     return [_layout(number, bucket.members) for number, bucket in enumerate(in_order, first)]
 

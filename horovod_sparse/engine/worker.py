@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -69,6 +69,7 @@ class Worker:
         self._thread = process.background("horovod_sparse")
         self._exchanged: list[Bucket] = []  # in a step that has not been applied yet
         self._begun: list[Bucket] = []  # whose exchange has begun in this step
+        self._first = 0  # number of the first of those that were started last
         self._next = 0  # number of the bucket that starts next
         self._step = 0
         self._complete = 0  # ns; time of the last gradient of the step in progress
@@ -134,6 +135,7 @@ class Worker:
     def _run(self, jobs: Sequence[_Job]) -> None:
         # If only this rank failed, the others are still in that bucket: going on would wait forever.
         if self.failed is None:
+            self._first = jobs[0].bucket.layout.number
             try:
                 self._exchange(jobs)
             except BaseException as error:
@@ -144,25 +146,30 @@ class Worker:
     def _exchange(self, jobs: Sequence[_Job]) -> None:
         """Exchange buckets whose messages travel together: all but the last begin, the last is exchanged, they end."""
         ends: list[Callable[[], None]] = []
+        last = jobs[-1].collected
+        last.began = time.perf_counter_ns()  # of all of them
         try:
             with process.communicating():
                 for job in jobs:
                     self._running = job.bucket
                     self._begun.append(job.bucket)
-                    job.collected.began = time.perf_counter_ns()
                     if job is jobs[-1]:
                         job.bucket.exchange(job.collected, job.conditions)
                     else:
                         ends.append(job.bucket.start_exchange(job.collected, job.conditions))
-                jobs[-1].collected.ended = time.perf_counter_ns()
                 for job, end in zip(jobs[:-1], ends, strict=True):
                     self._running = job.bucket
                     end()
-                    job.collected.ended = time.perf_counter_ns()
+        except NoBackwardError:  # on all ranks
+            for end in ends:
+                with suppress(NoBackwardError):
+                    end()
+            raise
         except BaseException:
-            keep_alive(ends)  # messages are still under way
+            keep_alive(ends)  # messages are still in flight
             raise
         finally:
+            last.ended = time.perf_counter_ns()
             self._running = None
 
     def _clip(
@@ -243,7 +250,7 @@ class Worker:
         self._wait()
         if self._undoable:
             self._exchanged = self._begun
-        self.failed, self._begun, self._next = None, [], 0
+        self.failed, self._begun, self._next, self._first = None, [], 0, 0
         self._step += 1
         for bucket in self.buckets:
             bucket.begin(self._complete)
@@ -267,6 +274,7 @@ class Worker:
                         self._exchange([_Job(one, StepGradients(), partial(replace, steps[one])) for one in together])
                         first += len(together)
                     after_step()
+                    self._begun = []
                     self._step += 1
             except NoBackwardError:
                 ended(None)
@@ -305,7 +313,7 @@ class Worker:
         if self._joined:
             return sys.maxsize, 0
         if self.failed is not None:
-            return self._step, self._begun[-1].layout.number if self._begun else 0
+            return self._step, self._first
         return self._step, self._next
 
     def names(self, bucket: int) -> list[str]:

@@ -82,8 +82,9 @@ class SparseAllreduce:
     def __call__(self, array: Array, *, learning_rate: float = 1.0, epoch: int | None = None) -> Array:
         """Return the average of an array over the ranks; a collective call.
 
-        16-bit arrays are accumulated and summed in float32. If the array of any rank has NaN or Inf, all arrays are
-        sent dense, the mean on every rank includes these values, and the residuals are unchanged.
+        16-bit arrays are accumulated and summed in float32. If the array of a rank has NaN or Inf, it is sent dense,
+        and the mean on every rank includes these values. The residual of that rank is unchanged; the others may keep
+        their arrays in theirs for later steps.
 
         Args:
             array: NumPy or CuPy array of any shape with ``size`` elements, in float32, float64, float16 or (NumPy only)

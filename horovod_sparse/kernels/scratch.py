@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 
@@ -17,18 +18,15 @@ class Scratch:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._idle: list[Array] = []
+        self._idle: list[tuple[tuple[object, ...], Array]] = []  # kind, and array
 
     def lend(self, size: int, like: Array) -> Array:
         """Return an uninitialized array [size] with the dtype and on the device of ``like``."""
+        kind = _kind(like)
         with self._lock:
-            found = min(
-                (number for number, idle in enumerate(self._idle) if idle.size >= size and _kind(idle) == _kind(like)),
-                key=lambda number: self._idle[number].size,
-                default=None,
-            )
-            if found is not None:
-                return self._idle.pop(found)[:size]
+            fitting = [number for number, (own, idle) in enumerate(self._idle) if own == kind and idle.size >= size]
+            if fitting:
+                return self._idle.pop(min(fitting, key=lambda number: self._idle[number][1].size))[1][:size]
             if self._idle:  # replaced by the larger one
                 self._idle.pop(0)
         array: Array = np.empty_like(like, shape=(size,))
@@ -38,11 +36,16 @@ class Scratch:
         """Return an array from ``lend`` to the pool."""
         whole: Array = array if array.base is None else array.base
         with self._lock:
-            self._idle.append(whole)
+            self._idle.append((_kind(whole), whole))
 
 
-def _kind(array: Array) -> tuple[object, ...]:
-    return type(array), array.dtype, getattr(array, "device", None)  # NumPy 1 arrays have no ``device``
+def _kind(array: Any) -> tuple[object, ...]:
+    """Return what arrays that replace each other have in common: kernels of another stream may still use them."""
+    if isinstance(array, np.ndarray):
+        return np.ndarray, array.dtype
+    import cupy
+
+    return type(array), array.dtype, array.device, cupy.cuda.get_current_stream().ptr
 
 
 # Buckets are exchanged one at a time, so that a few arrays serve all of them.

@@ -31,7 +31,9 @@ def delivered(accumulator: Accumulator, vector: SparseVector, returned: SparseVe
         return np.concatenate([nothing, *ranges])
     indices, values = vector.entries
     there = values != 0
-    if len(vector) and len(returned):
+    if returned.indices is None:
+        there &= values != returned.values[indices]
+    elif len(vector) and len(returned):
         at = np.minimum(np.searchsorted(indices, returned.entries[0]), len(vector) - 1)
         whole = (indices[at] == returned.indices) & (values[at] == returned.values)
         there[at[whole]] = False

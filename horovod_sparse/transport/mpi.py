@@ -15,7 +15,7 @@ from horovod_sparse.kernels.types import Array
 from horovod_sparse.transport.base import Nodes, Receiving, Sending, Transport, nodes_of
 from horovod_sparse.transport.staging import CUDA_AWARE, IN_PLACE, Buffer, Path, path_for, staged
 from horovod_sparse.transport.traffic import RING_BYTES
-from horovod_sparse.transport.waiting import sleeps, wait
+from horovod_sparse.transport.waiting import keep_alive, sleeps, wait
 
 # Messages are sent in pieces of this many bytes, all in flight together. From 64 KiB on, Open MPI's TCP asks the
 # receiver before it sends, and then moves data between two ranks in one direction at a time. If all ranks share memory,
@@ -34,8 +34,12 @@ def complete(requests: Sequence[MPI.Request], pause: float = 0.0) -> None:
         return
     # One after the other: a test of all takes time for each, while a test of one moves the messages of all. And pauses
     # begin short again after each, as the next piece of a message is near.
-    for request in requests:
-        wait(request.Test, request.Wait, pause)
+    try:
+        for request in requests:
+            wait(request.Test, request.Wait, pause)
+    except BaseException:
+        keep_alive([partial(MPI.Request.Testall, requests)])
+        raise
 
 
 def announced(comm: MPI.Intracomm, rank: int, status: MPI.Status) -> MPI.Message:
@@ -142,10 +146,14 @@ class MPITransport(Transport):
                 complete(list(itertools.chain(*receives)))
                 receives = [[] for _ in lengths]
             arriving.close()
-            for rank, requests in enumerate(receives):
-                complete(requests)
-                yield received[own * rank : own * (rank + 1)]
-            complete(sends)
+            try:
+                for rank, requests in enumerate(receives):
+                    complete(requests)
+                    yield received[own * rank : own * (rank + 1)]
+                complete(sends)
+            except BaseException:
+                keep_alive([partial(MPI.Request.Testall, [*itertools.chain(*receives), *sends])])
+                raise
             leaving.close()
 
         return parts()

@@ -35,6 +35,18 @@ def test_what_rounding_takes_is_delivered_later(transport, wire, bits):
     assert everywhere(transport, ideal <= pipeline.traffic.bytes_sent / steps <= 1.05 * ideal + 64 * ranks)
 
 
+def test_a_node_may_sum_in_few_bits_before_momentum_is_masked(transport):
+    spec = "hierarchical:density=0.1,inner=dense,outer=dense,node_ranks=2,memory=momentum,masking=True,momentum=0.5"
+    pipeline = pipeline_for(parse(f"{spec},wire=bfloat16"), SIZE, LIKE, transport)
+    generator = np.random.default_rng(transport.rank)
+    for _ in range(20):
+        gradient = generator.standard_normal(SIZE).astype(np.float32)
+        output = np.empty_like(gradient)
+        pipeline.run([(0, gradient)], [(0, output)], Step())
+        assert same_bits(transport, output)
+        assert everywhere(transport, np.isfinite(output).all() and output.any())
+
+
 def test_without_a_format_nothing_is_rounded_or_remembered():
     assert Compression.dense().is_dense
     assert not Compression.dense(wire="bfloat16").is_dense

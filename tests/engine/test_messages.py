@@ -9,6 +9,7 @@ from states import same
 from training import agree, loss_of, mlp, snapshot, train, wrap
 
 from horovod_sparse.config import parse
+from horovod_sparse.transport import waiting
 
 pytestmark = pytest.mark.mpi
 
@@ -27,6 +28,20 @@ def test_small_parameters_take_no_round_of_their_own(hvd, comm):
     if comm.Get_size() > 1:
         assert everywhere(comm, [counted[f"{part}/rounds"] for part in ("total", "bucket0", "bucket1")] == [1, 0, 1])
     assert agree(comm, snapshot(model))
+
+
+def test_times_and_messages_of_a_step_without_backward_are_not_left_over(hvd, comm):
+    model, optimizer = build()
+    train(optimizer, model, comm.Get_rank(), range(4))
+    kept = len(waiting._abandoned)
+    optimizer.zero_grad()
+    if comm.Get_size() > 1:
+        with pytest.raises(RuntimeError, match="without backward"):
+            optimizer.step()
+    train(optimizer, model, comm.Get_rank(), [4])
+    times = {name: value for name, value in optimizer.statistics().items() if "seconds" in name}
+    assert everywhere(comm, all(0 <= value < 100 for value in times.values())), times
+    assert everywhere(comm, len(waiting._abandoned) <= kept + 1)  # the agreement
 
 
 def test_messages_that_travel_together_or_one_after_the_other_make_no_difference_to_the_bits(hvd, comm, monkeypatch):

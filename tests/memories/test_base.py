@@ -133,3 +133,5 @@ def test_a_dense_step_delivers_all_that_takes_part_unless_it_failed():
     whole = SparseVector.full(np.ones(10, np.float32))
     assert delivered(ACCUMULATOR, whole, whole.nothing()).tolist() == [1, 2, 3, 6, 7]
     assert delivered(ACCUMULATOR, whole, whole).tolist() == []
+    rounding = SparseVector.full(np.full(whole.size, 1e-3, np.float32))
+    assert delivered(ACCUMULATOR, whole, rounding).tolist() == [1, 2, 3, 6, 7]

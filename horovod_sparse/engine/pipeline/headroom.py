@@ -57,6 +57,7 @@ class Headroom:
             if not self._fits(0.0, factor):
                 self._empty()
             if not self._fits(gradients, factor):
+                self._held *= factor  # may be applied all the same
                 return False
         self._held = self._growth * (factor * self._held + gradients)
         return True

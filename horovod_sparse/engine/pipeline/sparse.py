@@ -149,7 +149,9 @@ class SparsePipeline(PipelineBase):
         if not facts.working:
             raise self._no_backward()
         if not unsafe:
-            self._stable = self.schedule.predictable and facts == self._facts and facts.elements > 0
+            # Without a memory, a selection that was sent in vain would be lost.
+            relies = self.schedule.predictable and not self._sparse.memory.keeps_nothing
+            self._stable = relies and facts == self._facts and facts.elements > 0
             self._facts = facts
         return bool(unsafe)
 
@@ -209,8 +211,8 @@ class SparsePipeline(PipelineBase):
             relies: Whether the facts are those of the step before, so that ``mine`` is still to be summed.
         """
         safe = not mine[0]
-        # If no rank had a backward pass, which is not known yet, the memory has to stay as it is.
-        taken = () if not safe or (relies and step.idle) else gradients
+        # If no rank had a backward pass, which is not known yet, velocities have to stay as they are.
+        taken = () if not safe or (relies and step.idle and self._sparse.replaces_momentum) else gradients
         others = _beyond(taken, outputs)
         step = replace(
             step,
