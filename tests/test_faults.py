@@ -29,8 +29,7 @@ TRAINING = (
 KILLS = (
     "kill:forward@1@2",
     "kill:backward@0@2",
-    "kill:select@1@14",
-    "kill:agree@0@7",
+    "kill:select@1@8",
     "kill:apply@0@7",
     "kill:update@1@2",
     "kill:rename@0@2",

@@ -187,7 +187,7 @@ def test_a_rank_that_sleeps_is_named_and_waited_for_and_one_that_stays_away_ends
     assert result.returncode != 0
     assert result.stdout.count("has made step 3") == 3, result.stderr  # the one that slept was waited for
     assert "has made step 4" not in result.stdout
-    between, within = "preempted(), before bucket 0 of step 3", "stage agree of bucket 0 (2.weight) in step 4"
+    between, within = "preempted(), before bucket 0 of step 3", "stage exchange of bucket 0 (2.weight) in step 4"
     asleep, stopped = "rank 1: missing, has not reached this call", "rank 2: missing, gives no answer"
     for rank, other, where, missing in [
         (0, 2, between, asleep),

@@ -140,6 +140,7 @@ class SparsePipeline(PipelineBase):
             if self._learn(self._context.consensus(mine)):
                 self._send_dense(gradients, outputs)
                 return
+            self._enter("select")
         self._send_sparse(gradients, outputs, step, scales, mine, relies)
 
     def _learn(self, sums: Array) -> bool:
@@ -223,7 +224,6 @@ class SparsePipeline(PipelineBase):
             clear=others is not None and not self._context.undoable,
             carry=scales.carry,
         )
-        self._enter("select")
         # The same on every rank, even if parameters are held on some ranks only.
         plan = self._plan(step, self._facts.elements // self._context.ranks)
         norms = Norms(step) if self._measuring else None
