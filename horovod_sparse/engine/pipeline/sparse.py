@@ -12,7 +12,7 @@ import numpy as np
 
 from horovod_sparse import metrics
 from horovod_sparse.config import Sparse
-from horovod_sparse.engine.pipeline.base import PipelineBase
+from horovod_sparse.engine.pipeline.base import NoBackwardError, PipelineBase
 from horovod_sparse.engine.pipeline.headroom import Headroom
 from horovod_sparse.engine.pipeline.norms import Norms
 from horovod_sparse.kernels.types import Array, Segments
@@ -245,8 +245,8 @@ class SparsePipeline(PipelineBase):
             exchange = self.collective.allreduce(sent, k)
             sums = mine if asked is None else asked.wait()
             unsafe = self._learn(sums) if relies else bool(sums[0])
-        except BaseException:
-            if asked is not None:
+        except BaseException as error:
+            if asked is not None and not isinstance(error, NoBackwardError):  # may be in flight
                 keep_alive([asked.wait])
             self.memory.close(accumulator, vector, vector)  # nothing was delivered: everything is kept
             raise
