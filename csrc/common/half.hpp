@@ -28,6 +28,21 @@ HVS_FUNCTION float widen(Half x) {
   return float_of(sign | (rest < 0x400 ? subnormal : normal) | quiet);
 }
 
+// The nearest value of the format, as the conversions round; for finite values that do not overflow.
+template <class Stored> HVS_FUNCTION float nearest(float x);
+
+template <> HVS_FUNCTION float nearest<BFloat16>(float x) {
+  const std::uint32_t bits = bits_of(x);
+  return float_of((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u);
+}
+
+template <> HVS_FUNCTION float nearest<Half>(float x) {
+  const std::uint32_t rest = bits_of(x) & 0x7fffffff;
+  const std::uint32_t subnormal = bits_of((float_of(rest) + 0.5f) - 0.5f);
+  const std::uint32_t normal = (rest + 0xfff + (rest >> 13 & 1)) & 0xffffe000u;
+  return float_of((bits_of(x) & 0x80000000u) | (rest < 0x38800000 ? subnormal : normal));
+}
+
 // Both conversions round to nearest, ties to even. NaN becomes a quiet NaN, overflow becomes infinity.
 HVS_FUNCTION BFloat16 to_bfloat16(float x) {
   const std::uint32_t bits = bits_of(x);

@@ -43,10 +43,9 @@ class Dense(Stateless, Base):
             values = np.zeros(vector.size, vector.values.dtype, like=vector.values)
             kernels_for(values).add(vector.indices, vector.values, values)
         rounded, error, wire = self._wire.round(values)
-        if not wire.format.rounds:
+        if error is None:
             return Exchange(SparseVector.full(self._transport.allreduce(values)), vector.nothing())
         total, part, error_of_sums = sum_rounded(self._transport, wire, rounded)
-        error = np.zeros_like(values) if error is None else error
         if error_of_sums is not None:
             error[part] += error_of_sums
         return Exchange(SparseVector.full(total), SparseVector.full(error))

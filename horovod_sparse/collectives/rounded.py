@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.wire import Wire
 
@@ -41,11 +43,13 @@ def sum_rounded(transport: Transport, wire: Wire, values: Array) -> RoundedSum:
     cuts = [rank * values.size // transport.size for rank in range(transport.size + 1)]
     parts = [slice(begin, end) for begin, end in itertools.pairwise(cuts)]
     mine = parts[transport.rank]
-    sums = functools.reduce(np.add, _swap(transport, wire, [values[part] for part in parts]))
+    first, *others = _swap(transport, wire, [values[part] for part in parts])
+    sums = functools.reduce(operator.iadd, others, first.copy())
     rounded, error, wire = wire.round(sums)
     lengths = [wire.nbytes_all(count) for count in np.diff(cuts).tolist()]
     messages = transport.allgather(wire.pack_all(rounded, mine.start), lengths)
-    return RoundedSum(np.concatenate(wire.unpack_values(messages)), mine, error)
+    total = np.concatenate(wire.unpack_values(messages), out=SCRATCH.empty(values.size, values))
+    return RoundedSum(total, mine, error)
 
 
 def _swap(transport: Transport, wire: Wire, parts: Sequence[Array]) -> list[Array]:

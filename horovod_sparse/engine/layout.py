@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -11,8 +12,7 @@ from horovod_sparse.engine.device import Device, device_of, real_dtype
 from horovod_sparse.kernels.types import MAX_SIZE
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(NamedTuple):
     """Positions start .. start + size of a bucket, which hold one flat gradient.
 
     Attributes:
@@ -63,14 +63,13 @@ class Layout:
 _LEAST_BYTES, _MOST_BYTES, _DENSE_BUCKETS = 1 << 20, 25 << 20, 8
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A gradient that is to be assigned to a bucket.
 
     Attributes:
         key: Name, the same on every rank and in every run.
         size: Number of elements.
-        dtype: Precision of the gradient.
+        dtype: Precision in which the gradient is accumulated and sent: float64 or float32.
         device: Device of the gradient.
         group: Index of the param group; -1: none.
         together: Members with the same number share a bucket, whatever its size; None: no such group.
@@ -97,7 +96,7 @@ class Member:
             least: Parameters with fewer elements are sent dense.
         """
         size = parameter.numel()
-        return cls(key, size, parameter.dtype, parameter.device, group, together, size < least)
+        return cls(key, size, real_dtype(parameter.dtype), parameter.device, group, together, size < least)
 
 
 def bucket_bytes_for(members: Sequence[Member], dense: bool) -> int:
@@ -112,7 +111,7 @@ def bucket_bytes_for(members: Sequence[Member], dense: bool) -> int:
     """
     if not dense:
         return _MOST_BYTES
-    nbytes = sum(member.size * real_dtype(member.dtype).itemsize for member in members)
+    nbytes = sum(member.size * member.dtype.itemsize for member in members)
     return min(max(nbytes // _DENSE_BUCKETS, _LEAST_BYTES), _MOST_BYTES)
 
 
@@ -133,11 +132,12 @@ def plan(members: Sequence[Member], bucket_bytes: int, first: int = 0) -> list[L
     """
     open_buckets: dict[tuple[object, ...], _Bucket] = {}
     closed: list[_Bucket] = []
+    kind: tuple[object, ...] = ()
     for expected, member in enumerate(members):
-        dtype = real_dtype(member.dtype)
-        kind = (dtype, member.device, member.group, member.together, member.dense)
-        nbytes = member.size * dtype.itemsize
-        current = open_buckets.setdefault(kind, _Bucket())
+        nbytes = member.size * member.dtype.itemsize
+        if member[2:] != kind:  # everything but key and size
+            kind = member[2:]
+            current = open_buckets.setdefault(kind, _Bucket())
         if current.members and member.together is None and current.nbytes + nbytes > bucket_bytes:
             closed.append(current)
             current = open_buckets[kind] = _Bucket()
@@ -179,5 +179,5 @@ def _layout(number: int, members: Sequence[Member]) -> Layout:
             f"bucket {number} ({keys}, ...) has {start} elements, more than {MAX_SIZE}: indices are int32; "
             "lower bucket_bytes, name smaller groups, or split the parameter"
         )
-    kind = members[0]
-    return Layout(number, tuple(segments), start, real_dtype(kind.dtype), kind.device, kind.group, kind.dense)
+    first = members[0]
+    return Layout(number, tuple(segments), start, first.dtype, first.device, first.group, first.dense)

@@ -14,6 +14,7 @@ import horovod_sparse.kernels._cpu as _cpu
 from horovod_sparse.kernels.formats import check_own, format_of
 from horovod_sparse.kernels.formats import largest as largest_of
 from horovod_sparse.kernels.protocol import Kernels
+from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array, Moments, Segments
 
 _typed = cast(Kernels, _cpu)
@@ -55,7 +56,7 @@ def narrow(values: Array, name: str, out: Array | None = None) -> Array:
     if out is None:
         if format_ == values.dtype:
             return values.view(np.uint8)
-        out = np.empty(values.size * format_.itemsize, np.uint8)
+        out = SCRATCH.empty(values.size * format_.itemsize, values, np.uint8)
     target = _viewed(out, "out", format_)
     if target.size != values.size:
         needed = values.size * format_.itemsize
@@ -72,7 +73,7 @@ def widen(message: Array, name: str, dtype: np.dtype[Any]) -> Array:
     format_ = format_of(name, check_own(dtype))
     stored = _viewed(message, "message", format_)
     if _has_kernel(dtype, format_):
-        values = np.empty(stored.size, dtype)
+        values = SCRATCH.empty(stored.size, message, dtype)
         _cpu.widen(stored.view(np.uint16), values, name == "bfloat16")
         return values
     with np.errstate(invalid="ignore"):  # NaNs with any payload
@@ -84,7 +85,7 @@ def round_values(values: Array, name: str) -> tuple[Array, Array]:
     if format_ == values.dtype:
         return values, np.zeros_like(values)
     if _has_kernel(values.dtype, format_):
-        rounded, error = np.empty_like(values), np.empty_like(values)
+        rounded, error = SCRATCH.empty(values.size, values), SCRATCH.empty(values.size, values)
         _cpu.round_values(values, rounded, error, name == "bfloat16")
         return rounded, error
     limit = largest_of(format_)

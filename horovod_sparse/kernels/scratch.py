@@ -1,52 +1,56 @@
-"""Scratch buffers of a bucket's size, needed only during a step and shared by all buckets."""
+"""Arrays of a bucket's size that are needed only during a step."""
 
 from __future__ import annotations
 
-import threading
+import weakref
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from horovod_sparse.kernels.types import Array
 
+# Below, the allocator of NumPy and the C library reuses memory itself.
+_LEAST_BYTES = 1 << 16
+
 
 class Scratch:
-    """Pool that lends arrays, and keeps the number that were lent at the same time.
+    """Pool of memory that is used again once no array refers to it, as CuPy's; for NumPy arrays.
 
-    Fresh memory costs a page fault every 4 KiB, which takes as long as the work done in it.
+    Fresh memory costs a page fault every 4 KiB, which takes longer than most of the work done in it. The pool keeps as
+    many blocks as were in use at the same time.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._idle: list[tuple[tuple[object, ...], Array]] = []  # kind, and array
+        self._idle: dict[int, NDArray[np.uint8]] = {}  # by id; single operations, as any thread may return memory
 
-    def lend(self, size: int, like: Array) -> Array:
-        """Return an uninitialized array [size] with the dtype and on the device of ``like``."""
-        kind = _kind(like)
-        with self._lock:
-            fitting = [number for number, (own, idle) in enumerate(self._idle) if own == kind and idle.size >= size]
-            if fitting:
-                return self._idle.pop(min(fitting, key=lambda number: self._idle[number][1].size))[1][:size]
-            if self._idle:  # replaced by the larger one
-                self._idle.pop(0)
-        array: Array = np.empty_like(like, shape=(size,))
-        return array[:size]
+    def empty(self, size: int, like: Any, dtype: Any = None) -> Array:
+        """Return an uninitialized array [size] on the device of ``like``.
 
-    def give_back(self, array: Array) -> None:
-        """Return an array from ``lend`` to the pool."""
-        whole: Array = array if array.base is None else array.base
-        with self._lock:
-            self._idle.append((_kind(whole), whole))
+        Args:
+            size: Number of elements.
+            like: Array on the same device.
+            dtype: Dtype; None: that of ``like``.
+        """
+        own = like.dtype if dtype is None else np.dtype(dtype)
+        if size * own.itemsize < _LEAST_BYTES or not isinstance(like, np.ndarray):
+            fresh: Array = np.empty_like(like, dtype=own, shape=(size,))
+            return fresh
+        block = self._block(size * own.itemsize)
+        # NumPy lets views of an array refer to this array, not to the block, so that it is deleted after all of them.
+        array: Array = np.frombuffer(block.data, own, size)
+        weakref.finalize(array, self._idle.__setitem__, id(block), block).atexit = False
+        return array
+
+    def _block(self, nbytes: int) -> NDArray[np.uint8]:
+        idle = sorted(self._idle.values(), key=len)
+        for block in idle:
+            if block.size >= nbytes and self._idle.pop(id(block), None) is not None:
+                return block
+        if idle:  # replaced by a larger one
+            self._idle.pop(id(idle[0]), None)
+        return np.empty(nbytes, np.uint8)
 
 
-def _kind(array: Any) -> tuple[object, ...]:
-    """Return what arrays that replace each other have in common: kernels of another stream may still use them."""
-    if isinstance(array, np.ndarray):
-        return np.ndarray, array.dtype
-    import cupy
-
-    return type(array), array.dtype, array.device, cupy.cuda.get_current_stream().ptr
-
-
-# Buckets are exchanged one at a time, so that a few arrays serve all of them.
+# Buckets are exchanged one at a time, so that a few blocks serve all of them.
 SCRATCH = Scratch()

@@ -36,7 +36,7 @@ class Contractive:
     def open(self, step: Step, scale: float) -> Accumulator:
         """Decode the error into the scratch buffer that all buckets share."""
         self._scale, self._step = scale, step.number
-        buffer = SCRATCH.lend(self._context.size, self._context.like)
+        buffer = SCRATCH.empty(self._context.size, self._context.like)
         self._error.decode(buffer, scale * (1 - self._beta))
         return Accumulator(buffer, step.gradients, clear=step.clear)
 
@@ -47,7 +47,6 @@ class Contractive:
         self._error.rescale(self._scale)
         gone = delivered(accumulator, vector, returned)
         self._error.update(accumulator.buffer, gone, 1 - self._beta, self._step)
-        SCRATCH.give_back(accumulator.buffer)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the compressed error, not copied."""

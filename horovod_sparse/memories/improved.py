@@ -64,7 +64,7 @@ class ImprovedContractive:
     def open(self, step: Step, scale: float) -> Accumulator:
         """Decode e + q into the scratch buffer that all buckets share."""
         self._scale, self._step = scale, step.number
-        buffer = SCRATCH.lend(self._context.size, self._context.like)
+        buffer = SCRATCH.empty(self._context.size, self._context.like)
         self._rest.decode(buffer, scale)
         if self._error is not None:
             self._error.decode(buffer, scale, add=True)
@@ -85,7 +85,6 @@ class ImprovedContractive:
         else:
             self._entries = self._take_entries(accumulator, 0 if vector.indices is None else len(vector), gone)
         self._rest.update(accumulator.buffer, gone, 1.0, self._step)
-        SCRATCH.give_back(accumulator.buffer)
 
     def _take_entries(self, accumulator: Accumulator, k: int, gone: Indices) -> SparseVector:
         """Take the k largest entries that q does not hold yet out of the buffer, except at the positions ``gone``."""

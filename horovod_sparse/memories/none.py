@@ -31,13 +31,12 @@ class NoMemory(Stateless):
     def open(self, step: Step, scale: float) -> Accumulator:
         """Accumulate the gradients only; scale 0 ignores the buffer's old content."""
         del scale
-        buffer = SCRATCH.lend(self._context.size, self._context.like)
+        buffer = SCRATCH.empty(self._context.size, self._context.like)
         return Accumulator(buffer, step.gradients, scale=0.0, clear=step.clear)
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
         """Drop the entries that were not sent or were returned."""
-        del vector, returned
-        SCRATCH.give_back(accumulator.buffer)
+        del accumulator, vector, returned
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the empty state."""

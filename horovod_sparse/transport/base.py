@@ -168,7 +168,7 @@ class Transport(ABC):
         for length in lengths:
             starts.append(end)
             end += -(-length // _ALIGNMENT) * _ALIGNMENT
-        gathered = np.empty(end, np.uint8, like=message)
+        gathered = SCRATCH.empty(end, message)
         parts = [gathered[start : start + length] for start, length in zip(starts, lengths, strict=True)]
         parts[self.rank][:] = message
         self.traffic.rounds += 1
@@ -269,7 +269,9 @@ class Transport(ABC):
         if values.dtype.kind in "iu" and values.nbytes * self.size > _GATHERED_SUM_TOTAL:
             return self._sum_integers(values)
         return (
-            self._sum_regions(values, np.empty_like(values)) if self._in_regions(values) else self._sum_gathered(values)
+            self._sum_regions(values, SCRATCH.empty(values.size, values))
+            if self._in_regions(values)
+            else self._sum_gathered(values)
         )
 
     def _in_regions(self, values: Array) -> bool:
@@ -312,7 +314,7 @@ class Transport(ABC):
         cuts = [rank * values.size // self.size * values.itemsize for rank in range(self.size + 1)]
         starts, lengths = cuts[:-1], [end - start for start, end in itertools.pairwise(cuts)]
         own_bytes, others = lengths[self.rank], self.size - 1
-        received = SCRATCH.lend(self.size * own_bytes, np.empty_like(values, dtype=np.uint8, shape=(0,)))
+        received = SCRATCH.empty(self.size * own_bytes, values, np.uint8)
         parts = self._swap(values.view(np.uint8), starts, lengths, received)
         self.traffic.both(values.nbytes - own_bytes, others * own_bytes, others)
 
@@ -321,7 +323,6 @@ class Transport(ABC):
             for part in parts:
                 own += part.view(values.dtype)
             total.view(np.uint8)[cuts[self.rank] : cuts[self.rank + 1]] = own.view(np.uint8)
-            SCRATCH.give_back(received)
             self.traffic.rounds += 1
             self._gather(total.view(np.uint8), starts, lengths)
             self._count_gather(lengths)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.transport.base import Nodes, Receiving, Sending, Transport, nodes_of
 from horovod_sparse.transport.staging import CUDA_AWARE, IN_PLACE, Buffer, Path, path_for, staged
@@ -113,7 +114,7 @@ class MPITransport(Transport):
         length = np.array([status.Get_count(MPI.BYTE)], np.int64)
         if length[0] == self._piece_bytes:  # more pieces may follow
             complete([self.comm.Irecv(length, rank, _LENGTH)])
-        message = np.empty(int(length[0]), np.uint8, like=like)
+        message = SCRATCH.empty(int(length[0]), like, np.uint8)
         (buffer,) = path_for(like).incoming([message])
         first, *others = self._pieces(buffer.array)
         requests = [incoming.Irecv([first, MPI.BYTE])]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +13,11 @@ from hypothesis import strategies as st
 from horovod_sparse.engine.layout import Member, bucket_bytes_for, plan
 
 
-def members(sizes, dtype=torch.float32, **facts):
-    return [Member(str(i), size, dtype, torch.device("cpu"), **{"group": 0, **facts}) for i, size in enumerate(sizes)]
+def members(sizes, dtype=torch.float32, group=0, together=None):
+    return [
+        Member.of(str(i), torch.empty(size, dtype=dtype, device="meta"), group, together)
+        for i, size in enumerate(sizes)
+    ]
 
 
 @given(sizes=st.lists(st.integers(1, 500), max_size=30), limit=st.integers(1, 3000))
@@ -50,7 +52,7 @@ def test_a_group_is_one_bucket_whatever_its_size():
 def test_buckets_come_in_the_order_in_which_they_are_complete():
     """The one of the small parameters waits for the first layer's, and no other bucket for it."""
     layers = [*members([10]), *members([100]), *members([10]), *members([100], group=1), *members([10, 100])]
-    layers = [replace(one, dense=one.size == 10) for one in layers]
+    layers = [one._replace(dense=one.size == 10) for one in layers]
     kinds = [(bucket.size, bucket.group, bucket.dense) for bucket in plan(layers, 10**6)]
     assert kinds == [(100, 1, False), (30, 0, True), (200, 0, False)]
 
@@ -64,4 +66,4 @@ def test_what_is_sent_dense_starts_early_and_ends_with_a_small_bucket(millions, 
 
 def test_more_elements_than_int32_counts_are_refused():
     with pytest.raises(ValueError, match=r"bucket 0 \(big.* has 2147483648 elements.* lower bucket_bytes"):
-        plan([Member("big", 2**31, torch.float32, torch.device("cpu"), 0)], 10**12)
+        plan([Member.of("big", torch.empty(2**31, device="meta"), 0)], 10**12)

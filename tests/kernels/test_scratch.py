@@ -1,4 +1,4 @@
-"""Scratch: the same arrays for all buckets, never lent twice at a time."""
+"""Scratch memory: used again, and never by two arrays at a time."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from rules import LIKE
 from horovod_sparse.kernels.scratch import Scratch
 
 
-def test_what_came_back_is_lent_again_where_it_fits_and_never_twice_at_a_time():
+def test_memory_is_used_again_where_it_fits_once_no_view_refers_to_it():
     scratch = Scratch()
-    small, large = scratch.lend(10, LIKE), scratch.lend(1000, LIKE)
+    small, large = scratch.empty(20_000, LIKE), scratch.empty(100_000, LIKE)
     assert not np.shares_memory(small, large)
-    scratch.give_back(large)
-    scratch.give_back(small)
-    again = scratch.lend(500, LIKE)
-    assert (again.size, again.dtype, np.shares_memory(again, large)) == (500, np.float32, True)
-    scratch.give_back(again)
-    assert scratch.lend(1001, LIKE).size == 1001
-    assert scratch.lend(100, np.zeros(0)).dtype == np.float64
+    place, view = large.ctypes.data, large[10:20].view(np.uint8)
+    del large
+    assert scratch.empty(50_000, LIKE).ctypes.data != place  # the view refers to it
+    del view
+    again = scratch.empty(40_000, LIKE, np.float64)
+    assert (again.size, again.dtype, again.ctypes.data) == (40_000, np.float64, place)
+    assert again.flags.writeable
+    assert not np.shares_memory(again, scratch.empty(40_000, LIKE))
 
 
-def test_no_more_arrays_are_kept_than_were_lent_at_the_same_time():
+def test_no_more_blocks_are_kept_than_were_in_use_at_the_same_time():
     scratch = Scratch()
-    for size in range(1, 100):
-        lent = [scratch.lend(size + more, LIKE) for more in range(2)]
-        assert not np.shares_memory(*lent)
-        for array in lent:
-            scratch.give_back(array)
+    for size in range(20_000, 120_000, 1000):
+        arrays = [scratch.empty(size + more, LIKE) for more in range(2)]
+        assert not np.shares_memory(*arrays)
+        del arrays
         assert len(scratch._idle) <= 2

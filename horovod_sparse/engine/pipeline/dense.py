@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from horovod_sparse.engine.pipeline.base import PipelineBase
 from horovod_sparse.engine.pipeline.norms import Norms
 from horovod_sparse.kernels.scratch import SCRATCH
@@ -26,7 +24,7 @@ class DensePipeline(PipelineBase):
         self._start()
         try:
             self._enter("exchange", entries=self._context.size)
-            values = np.empty_like(self._context.like, shape=(self._context.size + 1,))
+            values = SCRATCH.empty(self._context.size + 1, self._context.like)
             self._pack(gradients, step, values)
             total = self._transport.begin_allreduce(values)
         finally:
@@ -45,11 +43,10 @@ class DensePipeline(PipelineBase):
     def _run(self, gradients: Segments, outputs: Segments, step: Step) -> None:
         size, like = self._context.size, self._context.like
         self._enter("exchange", entries=size)
-        values = SCRATCH.lend(size + 1, like)
+        values = SCRATCH.empty(size + 1, like)
         self._pack(gradients, step, values)
         self._transport.allreduce_in_place(values)
         self._finish(values, outputs, replace(step, gradients=gradients))
-        SCRATCH.give_back(values)
 
     def _pack(self, gradients: Segments, step: Step, values: Array) -> None:
         """Write the gradients, and whether this rank had a backward pass: the sum counts the ranks that had one."""

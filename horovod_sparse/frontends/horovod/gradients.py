@@ -364,26 +364,25 @@ def _take_from_horovod(p: torch.Tensor, handle: Any) -> None:
 
 def _members(optimizer: Any, parameters: Sequence[torch.Tensor]) -> list[Member]:
     """Return the parameters that are exchanged in buckets, in rank 0's order."""
-    named = {optimizer._parameter_names[p]: p for p in parameters}
-    in_order = [named[name] for name in optimizer._exchange.order(list(named))]
-    group_of = {p: number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    together = _together(optimizer._groups, in_order)
+    mine = {optimizer._parameter_names[p]: p for p in parameters}
+    named = {name: mine[name] for name in optimizer._exchange.order(list(mine))}
+    # By id: the hash of a tensor is a Python function.
+    group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    together = _together(optimizer._groups, list(named.values()))
     least = optimizer._sparse.dense_below
     return [
-        Member.of(optimizer._parameter_names[p], p, group_of[p], together.get(p), least)
-        for p in in_order
+        Member.of(name, p, group_of[id(p)], together.get(id(p)), least)
+        for name, p in named.items()
         if p.is_floating_point() and p.numel()
     ]
 
 
-def _together(
-    groups: int | list[list[torch.Tensor]] | None, parameters: Sequence[torch.Tensor]
-) -> dict[torch.Tensor, int]:
-    """Return the number of the user's group for each parameter that is in one."""
+def _together(groups: int | list[list[torch.Tensor]] | None, parameters: Sequence[torch.Tensor]) -> dict[int, int]:
+    """Return the number of the user's group for the id of each parameter that is in one."""
     if not groups:
         return {}
     lists = groups if isinstance(groups, list) else split_list(list(parameters), groups)
-    return {p: number for number, group in enumerate(lists) for p in group}
+    return {id(p): number for number, group in enumerate(lists) for p in group}
 
 
 def _no_gradient(p: torch.Tensor, sparse: bool) -> torch.Tensor:
