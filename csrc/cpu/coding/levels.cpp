@@ -21,17 +21,24 @@ struct FindRange {
   }
 };
 
+constexpr std::size_t round_block = 512;
+
 struct Round {
   template <class Real>
   static HVS_INLINE void run(const Real* values, std::size_t count, Levels levels, Real* __restrict rounded,
                              Real* __restrict rest) {
-    for (std::size_t i = 0; i < count; ++i) {
-      const Real x = values[i];
-      const std::uint8_t code = level_code(levels, key_of(x), x < 0);
-      const Real near = Real(level_value(levels, code)), left = x - near;
-      const bool finite = x - x == 0, exact = x - left == near;
-      rounded[i] = !finite ? x : exact ? near : Real(0);
-      rest[i] = !finite ? Real(0) : exact ? left : x;
+    // Compilers do not vectorise a single loop.
+    std::uint8_t codes[round_block];
+    for (std::size_t first = 0; first < count; first += round_block) {
+      const std::size_t end = std::min(count, first + round_block);
+      for (std::size_t i = first; i < end; ++i) codes[i - first] = level_code(levels, key_of(values[i]), values[i] < 0);
+      for (std::size_t i = first; i < end; ++i) rounded[i] = Real(level_value(levels, codes[i - first]));
+      for (std::size_t i = first; i < end; ++i) {
+        const Real x = values[i], near = rounded[i], left = x - near;
+        const bool finite = x - x == 0, exact = x - left == near;
+        rounded[i] = !finite ? x : exact ? near : Real(0);
+        rest[i] = !finite ? Real(0) : exact ? left : x;
+      }
     }
   }
 };
