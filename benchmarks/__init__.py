@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
@@ -43,6 +44,42 @@ def interleaved(
     for _, (name, contender) in product(range(rounds), contenders):
         found[name].append(measure(contender))
     return found
+
+
+def print_on_rank_0(found: object) -> None:
+    """Print a result as JSON on rank 0; ``last_line`` reads it."""
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.Get_rank() == 0:
+        print(json.dumps(found), flush=True)
+
+
+def last_line(output: str) -> Any:
+    """Return the result in the last line of a program's output, as other lines may be warnings."""
+    return json.loads(output.splitlines()[-1])
+
+
+def power_sgd(model: Any, rank: int = 4, start: int = 2) -> tuple[Any, Any]:
+    """Return a model in DistributedDataParallel over Gloo with torch's PowerSGD hook, and the state of the hook.
+
+    All gradients form one bucket, because over Gloo the hook mixes up the collectives of several buckets.
+
+    Args:
+        model: The model.
+        rank: Rank of the approximation.
+        start: First step that is compressed.
+    """
+    import torch
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+    from horovod_sparse import ddp
+
+    if not torch.distributed.is_initialized():
+        ddp.init_process_group("gloo")
+    wrapped = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1 << 14)
+    state = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=start)
+    wrapped.register_comm_hook(state, powerSGD_hook)
+    return wrapped, state
 
 
 def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> str:

@@ -23,9 +23,6 @@ class Accumulator:
     element). Any other sparsifier calls ``settle()`` first and works on ``buffer``.
 
     Args:
-        buffer: Output for acc.
-        gradients: Gradients to add.
-        scale: Factor of the source; with 0 its content is ignored, even NaN.
         source: Array to scale; not modified. None: the buffer itself.
         clear: Whether the gradients' arrays may be set to zero.
         velocity: Momentum to apply to the gradients; None: no momentum.
@@ -33,7 +30,7 @@ class Accumulator:
     Attributes:
         buffer: Shape (n,), float32 or float64. Holds acc once settled.
         gradients: Gradients to add; once settled, only their ranges matter.
-        scale: Factor of the source.
+        scale: Factor of the source; with 0 its content is ignored, even NaN.
         settled: Whether the gradients have been added, so that ``buffer`` holds acc.
         size: Number of elements of the bucket.
         cleared: Whether the gradients' arrays were set to zero, which is done only if it takes no separate pass.
@@ -76,10 +73,8 @@ class Accumulator:
     def magnitude(self, vector: SparseVector) -> float:
         """Return the largest magnitude of all active elements, infinity if there is a NaN; settles.
 
-        If the largest values were taken while settling, only these are read. Otherwise this is a pass over the buffer.
-
-        Args:
-            vector: Entries that were taken.
+        If the largest values were taken while settling, only these are read. Otherwise this is a pass over the buffer
+        and ``vector``, the entries that were taken.
         """
         if self._largest is not None:
             return largest_magnitude(self._largest)
@@ -91,18 +86,14 @@ class Accumulator:
             self.settle()
         self._clear = False  # this kernel does not clear
         pending, options = self._pending()
-        moments: Moments = self._kernels.accumulate_moments(pending, self.buffer, options["scale"], threads)
-        return moments
+        return self._kernels.accumulate_moments(pending, self.buffer, options["scale"], threads)
 
     def sample(self, start: int, stride: int) -> Array:
-        """Return every stride-th active value of acc; settles only if there is momentum.
+        """Return every stride-th active value of acc, in the buffer's dtype; settles only if there is momentum.
 
         Args:
             start: First value, counted over the active elements; below the stride.
             stride: Distance between values, counted over the active elements.
-
-        Returns:
-            The values of acc, in the buffer's dtype.
         """
         if self._velocity is not None:
             self.settle()
@@ -110,8 +101,7 @@ class Accumulator:
             pending, scale, source = self._zeros(), 1.0, self.buffer
         else:
             pending, scale, source = self.gradients, self.scale, self.buffer if self._source is None else self._source
-        values: Array = self._kernels.sample(pending, source, scale, start, stride)
-        return values
+        return self._kernels.sample(pending, source, scale, start, stride)
 
     def count_reaching(self, thresholds: Sequence[float], threads: int = 1) -> list[int]:
         """Count the entries that ``take_above`` would take for each of at most 16 thresholds, in one pass; settles."""
@@ -131,8 +121,7 @@ class Accumulator:
             The scores, on the buffer's device, float64 [ceil(n / block)].
         """
         buffer = self.settle()
-        scores: Array = self._kernels.block_scores(self.gradients, buffer, block, threads)
-        return scores
+        return self._kernels.block_scores(self.gradients, buffer, block, threads)
 
     def take_largest(self, k: int, threads: int = 1) -> SparseVector:
         """Move the k largest magnitudes out of the buffer, fused with the pending accumulation.
@@ -152,15 +141,7 @@ class Accumulator:
         return SparseVector(indices, values, self.size)
 
     def take_above(self, threshold: float, threads: int = 1) -> SparseVector:
-        """Move all magnitudes of at least ``threshold`` out of the buffer, fused with the pending accumulation.
-
-        Args:
-            threshold: Threshold, 0 or more.
-            threads: Number of kernel threads; the result does not depend on it.
-
-        Returns:
-            The entries taken. Their positions in the buffer are 0 afterwards.
-        """
+        """Move all magnitudes that reach a threshold of 0 or more out of the buffer, as ``take_largest``."""
         first = not self.settled
         pending, options = self._pending()
         indices, values = self._kernels.select_above(pending, self.buffer, threshold, threads=threads, **options)
@@ -169,15 +150,12 @@ class Accumulator:
         return SparseVector(indices, values, self.size)
 
     def take_at(self, positions: Indices, shared: bool) -> SparseVector:
-        """Move the entries at given positions out of the buffer.
+        """Move the entries at given positions out of the buffer; return a vector with an entry for each of them.
 
         Args:
             positions: int32 [m], ascending and unique, on any device. Held positions keep their values in the buffer
                 and get an entry of 0.
             shared: Whether every rank takes the same positions.
-
-        Returns:
-            A vector with an entry for every given position.
         """
         buffer = self.settle()
         positions = to_device(positions, buffer)

@@ -82,11 +82,6 @@ class SparseVector:
         """Return the number of entries."""
         return int(self.values.size)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of indices and values: the cost of one uncoded copy of the vector on the wire."""
-        return int(self.values.nbytes + (0 if self.indices is None else self.indices.nbytes))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exchange:

@@ -36,17 +36,14 @@ class Training:
         plain = sgd(self.model, momentum=momentum)
         self.optimizer = wrap(self.model, chosen, plain, grad_scaler=self.scaler, **wrapping)
         self.scheduler = torch.optim.lr_scheduler.MultiStepLR(self.optimizer, [2, 5], gamma=0.5)
-        reseed(rank)
-        self.losses: list[float] = []
-
-    @property
-    def states(self) -> dict[str, Any]:
-        return {
+        self.states = {
             "model": self.model,
             "optimizer": self.optimizer,
             "scheduler": self.scheduler,
             "scaler": self.scaler,
         }
+        reseed(rank)
+        self.losses: list[float] = []
 
     def train(self, steps: int) -> Training:
         for _ in range(steps):

@@ -12,15 +12,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
+
+from processes import Mark, environments, terminate
 
 from mpitest import mpi_environment, quick_start
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SECOND = "second"  # name of the second node; the first is named like the machine
-_ADMINISTRATOR_PATH = "/usr/sbin:/sbin"
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "BOOT_FAIL")
 
 # Two nodes on one machine that claim eight processors each. The first also claims the GPUs for yoon2022.sbatch. A
@@ -31,8 +31,6 @@ SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmUser={user}
 SlurmdUser={user}
-AuthType=auth/munge
-CredType=cred/munge
 AuthInfo=socket={folder}/munge.socket,cred_expire=5
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -42,15 +40,9 @@ SlurmdSpoolDir={folder}/spool/%n
 StateSaveLocation={folder}/state
 TmpFS={folder}/tmp/%n
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SwitchType=switch/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=5,sched_interval=1,sched_min_interval=100000
-AccountingStorageType=accounting_storage/none
-JobAcctGatherType=jobacct_gather/none
-JobCompType=jobcomp/none
 MailProg=/bin/true
 ReturnToService=2
 KillWait=5
@@ -60,7 +52,6 @@ SlurmdParameters=config_overrides
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmctldParameters=preempt_send_user_signal
-JobRequeue=1
 GresTypes=gpu
 NodeName=DEFAULT CPUs=8 RealMemory=4000
 NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} Gres=gpu:8 Feature=a100 Weight=10
@@ -71,15 +62,11 @@ PartitionName=either Nodes={host},{second} MaxTime=INFINITE State=UP PriorityTie
 """
 
 
-def missing_programs() -> list[str]:
-    """Return the programs of SLURM and munge that this machine lacks."""
-    path = f"{os.environ.get('PATH', os.defpath)}:{_ADMINISTRATOR_PATH}"
-    programs = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "squeue", "sinfo")
-    return [program for program in programs if shutil.which(program, path=path) is None]
-
-
 class Cluster:
-    """Running SLURM cluster, as a context manager. Leaving it ends all jobs and daemons."""
+    """Running SLURM cluster, as a context manager. Leaving it ends all jobs and daemons.
+
+    Its programs are those of the machine: `tests/slurm/install.sh` installs them.
+    """
 
     def __init__(self) -> None:
         self.first = socket.gethostname().partition(".")[0]
@@ -91,19 +78,17 @@ class Cluster:
         variables = {**mpi_environment(), "PYTHONPATH": str(REPOSITORY)}
         self._environment = {
             **{name: value for name, value in quick_start(variables).items() if not name.startswith("SLURM")},
-            "PATH": f"{binaries}:{os.environ.get('PATH', os.defpath)}:{_ADMINISTRATOR_PATH}",
+            "PATH": f"{binaries}:{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin",
             "SLURM_CONF": str(self._folder / "slurm.conf"),
         }
 
     def __enter__(self) -> Cluster:
-        try:
+        with self._stack:
             self._start()
-        except BaseException:
-            self._stack.close()
-            raise
+            self._stack = self._stack.pop_all()
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def _start(self) -> None:
@@ -131,22 +116,24 @@ class Cluster:
     def _daemon(self, *command: str) -> None:
         with (self._folder / f"{command[0]}.output").open("ab") as log:
             self._daemons[command] = subprocess.Popen(command, env=self._environment, stdout=log, stderr=log)
-        self._stack.callback(_end, self._daemons[command])
+        self._stack.callback(terminate, self._daemons[command])
 
     def start_node(self, node: str) -> None:
         """Start a node's daemon and wait until jobs can run on the node."""
         self._daemon("slurmd", "-D", "-N", node)
         self._until(lambda: node in self._idle(), 30, f"node {node} to be idle")
 
-    def crash_node(self, node: str, text: str) -> None:
-        """Kill a node's daemon and every job with ``text`` in its environment; mark the node as down in SLURM."""
+    def crash_node(self, node: str, mark: Mark) -> None:
+        """Kill a node's daemon and the marked job; set the node's state in SLURM to down."""
         daemon = self._daemons["slurmd", "-D", "-N", node]
         daemon.kill()
         daemon.wait()
         # Each job step has a SLURM process that leads its session. Kill it first, so that it cannot report anything.
-        sessions = {os.getsid(pid) for pid in processes_with(text)}
-        for pid in sorted(pid for pid in _processes() if _session(pid) in sessions):
-            os.kill(pid, signal.SIGKILL)
+        sessions = {os.getsid(pid) for pid in mark.processes()}
+        for pid, _ in environments():
+            with suppress(ProcessLookupError):
+                if os.getsid(pid) in sessions:
+                    os.kill(pid, signal.SIGKILL)
         self.run("scontrol", "update", f"nodename={node}", "state=down", "reason=crash")
 
     def _idle(self) -> list[str]:
@@ -177,9 +164,9 @@ class Cluster:
             raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
         return done.stdout
 
-    def submit(self, script: str, log: Path, *options: str, **variables: str) -> str:
-        """Submit a script of slurm/ with variables in the environment; return the job ID."""
-        command = ("sbatch", "--parsable", f"--output={log}", *options, f"slurm/{script}")
+    def submit(self, job: str, log: Path, *options: str, **variables: str) -> str:
+        """Submit a script of slurm/, or ``--wrap=COMMAND``, with variables in the environment; return the job ID."""
+        command = ("sbatch", "--parsable", f"--output={log}", *options, job if job.startswith("-") else f"slurm/{job}")
         return self.run(*command, **variables).strip()
 
     def show(self, job: str) -> dict[str, str]:
@@ -207,29 +194,6 @@ def wait_until(condition: Callable[[], bool], limit: float, what: str) -> None:
         time.sleep(0.1)
 
 
-def processes_with(text: str) -> list[int]:
-    """Return the other processes on this machine that have a text in their environment."""
-    return [pid for pid in _processes() if pid != os.getpid() and text.encode() in _environment(pid)]
-
-
-def _processes() -> list[int]:
-    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
-
-
-def _environment(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:  # ended, or another user's
-        return b""
-
-
-def _session(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return None
-
-
 def _free_ports(count: int) -> list[int]:
     """Return unused TCP ports."""
     with ExitStack() as stack:
@@ -237,12 +201,3 @@ def _free_ports(count: int) -> list[int]:
         for one in sockets:
             one.bind(("127.0.0.1", 0))
         return [one.getsockname()[1] for one in sockets]
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

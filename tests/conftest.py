@@ -18,8 +18,6 @@ settings.register_profile("serial", derandomize=True, database=None, deadline=No
 ranks = {"phases": [Phase.explicit, Phase.generate], "suppress_health_check": list(HealthCheck)}
 settings.register_profile("ranks", settings.get_profile("serial"), **ranks)
 
-_counts = {"passed": 0, "skipped": 0}
-
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("ranks" if _over_mpi(config) else "serial")
@@ -50,18 +48,13 @@ def _over_mpi(config: pytest.Config) -> bool:
     return bool(config.getoption("--with-mpi", default=False))
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.skipped:
-        _counts["skipped"] += 1
-    elif report.when == "call" and report.passed:
-        _counts["passed"] += 1
-
-
 def pytest_sessionfinish(session: pytest.Session) -> None:
     if not _over_mpi(session.config) or session.config.getoption("collectonly"):
         return
-    if _counts["skipped"] or not _counts["passed"]:
-        print(f"\nMPI run failed: {_counts['passed']} tests passed, {_counts['skipped']} were skipped")
+    stats = session.config.pluginmanager.get_plugin("terminalreporter").stats
+    passed, skipped = (len(stats.get(outcome, ())) for outcome in ("passed", "skipped"))
+    if skipped or not passed:
+        print(f"\nMPI run failed: {passed} tests passed, {skipped} were skipped")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -14,7 +14,7 @@ import importlib
 import json
 import os
 import runpy
-import selectors
+import select
 import signal
 import socket
 import subprocess
@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 STUB = Path(__file__).parent / "programs" / "stub.py"
@@ -55,14 +54,11 @@ class ForkServer:
     def __enter__(self) -> ForkServer:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self._process = subprocess.Popen(self._program, env=self._environment, **pipes)
-        assert self._process.stdout is not None
         if self._process.stdout.readline() != b"ready\n":
             raise RuntimeError(f"the fork server ended with status {self._process.wait()}")
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+    def __exit__(self, *_: object) -> None:
         self._process.stdin.close()  # ends the server
         self._process.wait(60)
         self._process.stdout.close()
@@ -85,76 +81,52 @@ class ForkServer:
         return {int(path.name.removeprefix("rank-")): int(path.read_text()) for path in paths}
 
 
-class _Server:
-    """Server loop that forks on request. It has one thread, because threads do not survive a fork."""
+def serve(folder: Path) -> dict[str, Any]:
+    """Return a request, in the process forked for it. The server itself ends when its standard input closes.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._selector = selectors.DefaultSelector()
-        self._stubs: dict[int, tuple[socket.socket, int]] = {}  # by process ID: connection to the stub, and pidfd
-
-    def serve(self) -> dict[str, Any]:
-        """Return a request, in the process forked for it. The server itself ends when its standard input closes."""
-        with socket.socket(socket.AF_UNIX) as door:
-            door.bind(str(self._folder / "socket"))
-            door.listen(64)
-            self._selector.register(door, selectors.EVENT_READ)
-            self._selector.register(sys.stdin, selectors.EVENT_READ)
-            print("ready", flush=True)
-            while True:
-                for key, _ in self._selector.select():
-                    if key.fileobj is sys.stdin:
-                        for process in self._stubs:
-                            os.kill(process, signal.SIGKILL)
-                        os._exit(0)  # skips the teardown of the modules, which takes seconds
-                    if key.fileobj is not door:
-                        self._attend(key.data)
-                    elif (request := self._begin(door.accept()[0])) is not None:
-                        return request
-
-    def _begin(self, stub: socket.socket) -> dict[str, Any] | None:
-        """Fork; return the request in the new process, and None in this one."""
-        head, streams, _, _ = socket.recv_fds(stub, 8, 3)
-        with stub.makefile("rb") as content:
-            request: dict[str, Any] = json.loads(content.read(int.from_bytes(head, "big")))
-        process = os.fork()
-        if process == 0:
-            for number, stream in enumerate(streams):
-                os.dup2(stream, number)
-                os.close(stream)
+    It has one thread, because threads do not survive a fork.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the attendants
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "socket"))
+        listener.listen(64)
+        print("ready", flush=True)
+        while sys.stdin not in select.select([listener, sys.stdin], [], [])[0]:
+            stub, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                return _attend(stub, folder)
             stub.close()
-            for other, descriptor in self._stubs.values():
-                other.close()
-                os.close(descriptor)
-            self._selector.close()
-            return request
-        for stream in streams:
-            os.close(stream)
-        rank = self._folder / f"rank-{request['environment'].get('OMPI_COMM_WORLD_RANK', 0)}"
-        partial = self._folder / "new"
-        partial.write_text(str(process))
-        partial.rename(rank)
-        stub.sendall(f"{process}\n".encode())
-        descriptor = os.pidfd_open(process)
-        self._stubs[process] = stub, descriptor
-        self._selector.register(descriptor, selectors.EVENT_READ, process)
-        self._selector.register(stub, selectors.EVENT_READ, process)
-        return None
+    os._exit(0)  # skips the teardown of the modules, which takes seconds
 
-    def _attend(self, process: int) -> None:
-        """Handle the end of a process or of its stub."""
-        if process not in self._stubs:
-            return
-        stub, descriptor = self._stubs.pop(process)
-        self._selector.unregister(stub)
-        self._selector.unregister(descriptor)
-        if not os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            os.kill(process, signal.SIGKILL)
-        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-        with contextlib.suppress(OSError):
-            stub.sendall(f"{status}\n".encode())
+
+def _attend(stub: socket.socket, folder: Path) -> dict[str, Any]:
+    """Fork; return the request in the new process. This one ends when that process, the stub or the server ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    head, streams, _, _ = socket.recv_fds(stub, 8, 3)
+    with stub.makefile("rb") as content:
+        request: dict[str, Any] = json.loads(content.read(int.from_bytes(head, "big")))
+    process = os.fork()
+    if process == 0:
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+            os.close(stream)
         stub.close()
-        os.close(descriptor)
+        return request
+    for stream in streams:
+        os.close(stream)
+    rank = request["environment"].get("OMPI_COMM_WORLD_RANK", 0)
+    partial = folder / f"new-{rank}"
+    partial.write_text(str(process))
+    partial.rename(folder / f"rank-{rank}")
+    stub.sendall(f"{process}\n".encode())
+    ended = os.pidfd_open(process)
+    if ended not in select.select([ended, stub, sys.stdin], [], [])[0]:
+        os.kill(process, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    with contextlib.suppress(OSError):
+        stub.sendall(f"{status}\n".encode())
+    os._exit(0)
 
 
 def become(request: dict[str, Any]) -> None:
@@ -180,7 +152,7 @@ def main() -> None:
         importlib.import_module(module)
     if len(list(Path("/proc/self/task").iterdir())) > 1:
         raise RuntimeError(f"one of {', '.join(modules)} has started a thread, which would not survive a fork")
-    become(_Server(Path(folder)).serve())
+    become(serve(Path(folder)))
 
 
 if __name__ == "__main__":

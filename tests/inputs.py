@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import ml_dtypes
@@ -19,15 +20,11 @@ SPECIAL = [0.0, -0.0, 1.0, -1.0, np.nan, -np.nan, np.inf, -np.inf, 1e-40, -1e-45
 def supported_levels() -> list[str]:
     from horovod_sparse.kernels import cpu  # may be missing if only another device is tested
 
-    def supported(level: str) -> bool:
-        try:
+    before, levels = cpu.simd_level(), []
+    for level in ("avx512", "avx2", "portable"):
+        with suppress(ValueError):
             cpu.use_simd(level)
-        except ValueError:
-            return False
-        return True
-
-    before = cpu.simd_level()
-    levels = [level for level in ("avx512", "avx2", "portable") if supported(level)]
+            levels.append(level)
     cpu.use_simd(before)
     return levels
 

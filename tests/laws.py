@@ -21,25 +21,15 @@ from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.mpi import MPITransport
 
 __all__ = [
-    "LOGARITHMIC",
-    "NARROWER",
     "SHARED",
     "Case",
-    "cases",
     "check_exchange",
     "content",
     "dense",
     "digest",
     "digest_of",
-    "everywhere",
-    "examples",
-    "make",
     "own_vector",
     "placed",
-    "same_bits",
-    "sum_bytes",
-    "summed",
-    "thorough",
     "vector_of",
 ]
 

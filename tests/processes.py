@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import subprocess
 import time
 import uuid
 from pathlib import Path
@@ -24,15 +24,15 @@ class Mark:
 
     def processes(self) -> list[int]:
         """Return the IDs of all processes that carry the mark."""
-        return [pid for pid, environment in _environments() if environment.get(_VARIABLE) == self._value]
+        return [pid for pid, _ in self._marked()]
 
     def ranks(self) -> dict[int, int]:
         """Return the process IDs of the ranks, by rank, without processes that the ranks have started."""
-        found: dict[int, int] = {}
-        for pid, environment in _environments():
-            if environment.get(_VARIABLE) == self._value and _RANK in environment:
-                found.setdefault(int(environment[_RANK]), pid)
-        return found
+        found = [(int(environment[_RANK]), pid) for pid, environment in self._marked() if _RANK in environment]
+        return dict(reversed(found))  # the lowest process ID of each rank
+
+    def _marked(self) -> list[tuple[int, dict[bytes, bytes]]]:
+        return [found for found in environments() if found[1].get(_VARIABLE) == self._value]
 
     def gone(self, limit: float = 10) -> bool:
         """Wait up to ``limit`` seconds for all marked processes to end; return whether they have."""
@@ -44,7 +44,17 @@ class Mark:
         return True
 
 
-def _environments() -> list[tuple[int, dict[bytes, bytes]]]:
+def terminate(process: subprocess.Popen[bytes], limit: float = 20) -> None:
+    """Terminate a process that may have ended already; kill it after ``limit`` seconds."""
+    process.terminate()
+    try:
+        process.wait(limit)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def environments() -> list[tuple[int, dict[bytes, bytes]]]:
     """Return the environments of all readable processes, in the order of their IDs; zombies have none."""
     found = []
     for entry in sorted((path for path in Path("/proc").iterdir() if path.name.isdigit()), key=lambda p: int(p.name)):
@@ -55,13 +65,3 @@ def _environments() -> list[tuple[int, dict[bytes, bytes]]]:
         pairs = (pair.partition(b"=") for pair in content.split(b"\0"))
         found.append((int(entry.name), {name: value for name, _, value in pairs}))
     return found
-
-
-def resident_bytes(pid: int) -> int:
-    """Return the resident memory of a process in bytes."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def open_files(pid: int) -> int:
-    """Return the number of open file descriptors of a process."""
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))

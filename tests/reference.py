@@ -174,14 +174,8 @@ def block_scores(gradients: Segments, buffer: Array, block: int) -> Array:
     positions = active_positions(gradients)
     squares = np.zeros(len(buffer))
     squares[positions] = np.square(buffer[positions].astype(np.float64))
-    starts = range(0, len(buffer), block)
-    return np.array(
-        [
-            add_in_order([sum_in_lanes(squares[tile]) for tile in tiles(start, min(start + block, len(buffer)))])
-            for start in starts
-        ],
-        np.float64,
-    )
+    parts = [tiles(start, min(start + block, len(buffer))) for start in range(0, len(buffer), block)]
+    return np.array([add_in_order([sum_in_lanes(squares[tile]) for tile in part]) for part in parts], np.float64)
 
 
 def sample(gradients: Segments, buffer: Array, scale: float, start: int, stride: int) -> Array:
@@ -237,6 +231,11 @@ def widen(message: Array, name: str, dtype: Any) -> Array:
 def round_values(values: Array, name: str) -> tuple[Array, Array]:
     largest = float(ml_dtypes.finfo(wire_format(name)).max)
     rounded = widen(narrow(np.clip(values, -largest, largest), name), name, values.dtype)
+    return parted(values, rounded)
+
+
+def parted(values: Array, rounded: Array) -> tuple[Array, Array]:
+    """Return rounded values and their errors; a finite value whose error is not exact is all error."""
     error = values - rounded
     exact, finite = values - error == rounded, np.isfinite(values)
     rounded = np.where(exact, rounded, np.where(finite, 0, values))
@@ -250,8 +249,8 @@ def encode_indices(indices: Array) -> tuple[int, Array]:
     if len(indices) < 2:
         return 0, np.empty(0, np.uint8)
     gaps = np.diff(indices.astype(np.int64)) - 1
-    sample = gaps[:: -(-len(gaps) // 1024)]
     stride = -(-len(gaps) // 1024)
+    sample = gaps[::stride]
     unknown = max(int(gaps.sum()) - stride * int(sample.sum()), 0)
     costs = [len(gaps) * bits + stride * int((sample >> bits).sum()) + (unknown >> bits) for bits in range(25)]
     bits = int(np.argmin(costs))
@@ -317,11 +316,7 @@ def level_values(codes: Array, bits: int, top: int, shift: int, dtype: Any) -> A
 
 
 def round_levels(values: Array, bits: int, top: int, shift: int) -> tuple[Array, Array]:
-    rounded = level_values(level_codes(values, bits, top, shift), bits, top, shift, values.dtype)
-    error = values - rounded
-    exact, finite = values - error == rounded, np.isfinite(values)
-    rounded = np.where(exact, rounded, np.where(finite, 0, values))
-    return rounded.astype(values.dtype), np.where(exact, error, np.where(finite, values, 0)).astype(values.dtype)
+    return parted(values, level_values(level_codes(values, bits, top, shift), bits, top, shift, values.dtype))
 
 
 def encode_levels(values: Array, bits: int, top: int, shift: int) -> Array:

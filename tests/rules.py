@@ -15,23 +15,7 @@ from horovod_sparse.rules.testing.values import dense as written
 from horovod_sparse.rules.testing.values import eighths
 from horovod_sparse.vector import SparseVector
 
-__all__ = [
-    "LIKE",
-    "NOWHERE",
-    "SPREADS",
-    "assert_unbiased",
-    "eighths",
-    "held",
-    "made",
-    "normal",
-    "opened",
-    "passes",
-    "send",
-    "some",
-    "spread",
-    "take",
-    "written",
-]
+__all__ = ["eighths", "held", "opened", "send", "written"]
 
 Array = NDArray[Any]
 LIKE = np.zeros(0, np.float32)

@@ -30,15 +30,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tools")]
 
 from forkserver import TRAINING_MODULES, ForkServer  # noqa: E402
+from processes import terminate  # noqa: E402
 
-from horovod_sparse.checkpoint.errors import CheckpointError  # noqa: E402
 from horovod_sparse.checkpoint.folder import Folder  # noqa: E402
+from horovod_sparse.cli.checkpoint import list_folder  # noqa: E402
 from mpitest import mpi_environment, quick_start  # noqa: E402
 
 KEEP = 2
@@ -55,23 +55,14 @@ PATIENCE = 120.0  # seconds within which every run must end
 
 @dataclass
 class Training:
-    """Training in a folder, started and resumed.
-
-    Attributes:
-        folder: Folder of checkpoints, results and output.
-        arguments: Arguments of train.py.
-        ranks: World size.
-        server: Server that forks the ranks.
-        runs: Number of runs started so far.
-        broken: Descriptions of violated requirements.
-    """
+    """Training with checkpoints, results and output in a folder, started and resumed."""
 
     folder: Path
     arguments: tuple[str, ...]
     ranks: int
     server: ForkServer
     runs: int = 0
-    broken: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)  # descriptions of violated requirements
 
     @property
     def parameters(self) -> str | None:
@@ -96,16 +87,20 @@ class Training:
         train = [*self.server.stub, str(ROOT / "examples" / "train.py"), *TRAINING, *self.arguments]
         places = ["--checkpoint", str(self.folder / "checkpoints"), "--output", str(self.folder)]
         command = ["mpirun", "-n", str(self.ranks), *train, *places]
-        with output.open("wb") as sink, started(command, sink) as process:
-            start = time.monotonic()
-            while process.poll() is None:
-                seconds = time.monotonic() - start
-                if strike is not None:
-                    strike.attend(seconds, self.server.ranks)
-                if seconds > PATIENCE:
-                    return None
-                time.sleep(PERIOD)
-            return process.returncode
+        environment, start = quick_start(mpi_environment()), time.monotonic()
+        with output.open("wb") as sink:
+            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink)
+            try:
+                while process.poll() is None:
+                    seconds = time.monotonic() - start
+                    if strike is not None:
+                        strike.attend(seconds, self.server.ranks)
+                    if seconds > PATIENCE:
+                        return None
+                    time.sleep(PERIOD)
+            finally:
+                terminate(process)  # mpirun ends its ranks
+        return process.returncode
 
     def _outcome(self, status: int | None, output: str, strike: Strike | None) -> str:
         struck = strike.struck if strike else None
@@ -122,37 +117,10 @@ class Training:
         return "failed"
 
     def _damage(self) -> Iterator[str]:
-        folder = Folder(self.folder / "checkpoints")
-        steps = folder.steps()
-        if len(steps) > KEEP + 1:  # one more if killed before deleting the oldest
-            yield f"checkpoints of steps {steps}"
-        yield from filter(None, (damage_of(folder, step) for step in steps))
-
-
-def damage_of(folder: Folder, step: int) -> str:
-    """Return why a checkpoint cannot be loaded; empty if it can."""
-    try:
-        folder.manifest(step).verify(folder.place(step))
-    except (CheckpointError, OSError) as error:
-        return str(error)
-    return ""
-
-
-@contextlib.contextmanager
-def started(command: list[str], sink: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a program; at the end of the block, end it with its ranks."""
-    environment, streams = quick_start(mpi_environment()), {"stdout": sink, "stderr": subprocess.STDOUT}
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, **streams)
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.terminate()  # mpirun ends its ranks
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        rows = list_folder(Folder(self.folder / "checkpoints"), verify=True)
+        if len(rows) > KEEP + 1:  # one more if killed before deleting the oldest
+            yield f"checkpoints of steps {[step for step, *_ in rows]}"
+        yield from (state for *_, state in rows if state != "verified")
 
 
 class Strike:

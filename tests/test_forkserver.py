@@ -45,10 +45,6 @@ def job(tmp_path):
     assert mark.gone()
 
 
-def begun(process):
-    return [process.stdout.readline() for _ in range(3)]
-
-
 @pytest.mark.parametrize(("argument", "status"), [("pass", 0), ("fail", 7)])
 def test_ranks_meet_and_end_with_their_status(job, tmp_path, argument, status):
     _, process = job(argument)
@@ -58,28 +54,23 @@ def test_ranks_meet_and_end_with_their_status(job, tmp_path, argument, status):
     assert argument == "fail" or set(output.splitlines()) == expected
 
 
-def test_a_rank_that_is_killed_ends_the_job(job):
+@pytest.mark.parametrize(
+    ("strike", "passes"),
+    [
+        (lambda server, process: os.kill(server.ranks[1], signal.SIGKILL), False),
+        (lambda server, process: process.send_signal(signal.SIGUSR1), True),  # mpirun forwards it to all ranks
+        (lambda server, process: process.kill(), False),  # the stubs notice
+        (lambda server, process: server.__exit__(), False),
+    ],
+    ids=["a rank is killed", "a signal is passed on", "mpirun is killed", "the server ends"],
+)
+def test_no_rank_outlives_its_job_or_the_server(job, strike, passes):
     server, process = job("wait")
-    begun(process)
-    os.kill(server.ranks[1], signal.SIGKILL)
-    process.communicate(timeout=60)
-    assert process.returncode != 0
+    for _ in range(3):
+        process.stdout.readline()
     assert len(server.ranks) == 3
+    strike(server, process)
+    process.communicate(timeout=60)
+    assert (process.returncode == 0) == passes
     assert server.forget() == []
     assert server.ranks == {}
-
-
-def test_signals_are_passed_on(job):
-    _, process = job("wait")
-    begun(process)
-    process.send_signal(signal.SIGUSR1)  # mpirun forwards it to all ranks
-    process.communicate(timeout=60)
-    assert process.returncode == 0
-
-
-def test_no_rank_outlives_its_stub_or_the_server(job):
-    server, process = job("wait")
-    begun(process)
-    assert len(server.ranks) == 3
-    process.kill()  # the stubs notice
-    process.communicate(timeout=60)

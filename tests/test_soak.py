@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -32,6 +30,6 @@ def test_whoever_ends_it_ends_all_it_has_started(tmp_path):
         while len(mark.ranks()) < 3:  # stubs of the ranks
             assert process.poll() is None
             time.sleep(0.1)
-        os.kill(process.pid, signal.SIGTERM)
+        process.terminate()
         assert process.wait(60) == 143
     assert mark.gone()

@@ -56,15 +56,7 @@ def docstrings(path):
 
 def descriptions(path):
     """Return name and first line of every described argument and attribute in the docstrings of a file."""
-    for docstring in docstrings(path):
-        section = ""
-        for line in docstring.splitlines():
-            if re.fullmatch(r"(Args|Attributes|Raises|Returns|Yields):", line):
-                section = line
-            elif line and not line.startswith(" "):
-                section = ""
-            elif section in ("Args:", "Attributes:") and (match := re.match(r"    (\*{0,2}\w+): (.*)", line)):
-                yield match.groups()
+    return re.findall(r"^    (\*{0,2}[a-z_]\w*): (.*)", "\n".join(docstrings(path)), re.MULTILINE)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -137,11 +137,7 @@ class Given(nn.Module):
 
 
 def owed(optimizer: Any) -> float:
-    """Return the sum of this rank's residuals, as an update at this rank's world size; 0 if there are none.
-
-    Args:
-        optimizer: A wrapped optimizer, or a ``SparseState``.
-    """
+    """Return the sum of the residuals of a wrapped optimizer or ``SparseState`` as an update; 0 without any."""
     buckets = getattr(optimizer, "exchange", optimizer).state_dict()["buckets"]
     memories = [(bucket["unit"], bucket["memory"]) for bucket in buckets if "memory" in bucket]
     return sum(unit * memory["residual"].double().sum().item() for unit, memory in memories)
@@ -150,12 +146,7 @@ def owed(optimizer: Any) -> float:
 def conserved(comm: Any, model: Given, optimizer: Any, given: float, tolerance: float = 1e-3) -> bool:
     """Return whether every gradient is in the parameters or in a residual, as an update; a collective call.
 
-    Args:
-        comm: Communicator of the participating ranks.
-        model: The model on this rank.
-        optimizer: A wrapped optimizer, or a ``SparseState``.
-        given: Sum of this rank's gradients, each times its learning rate.
-        tolerance: Absolute tolerance.
+    ``given`` is the sum of this rank's gradients, each times its learning rate; the tolerance is absolute.
     """
     total = model.moved() + comm.allreduce(owed(optimizer))
     return everywhere(comm, abs(total - comm.allreduce(given) / comm.Get_size()) < tolerance)
@@ -190,15 +181,7 @@ Scenario = Callable[[Callable[..., Any], int], list[torch.Tensor]]
 
 
 def assert_parity(hvd: Any, comm: Any, scenario: Scenario, rtol: float = 1e-4, atol: float = 1e-6) -> None:
-    """Assert that our optimizer at density 1 matches Horovod's, with the same bits on every rank.
-
-    Args:
-        hvd: Horovod.
-        comm: Communicator of the participating ranks.
-        scenario: Scenario to run with both optimizers.
-        rtol: Relative tolerance, for sums in another order.
-        atol: Absolute tolerance.
-    """
+    """Assert that our optimizer at density 1 matches Horovod's, up to the order of sums, and that all ranks agree."""
     rank, everything = comm.Get_rank(), hvs.Compression.topka(**settings(density=1.0))
     stock = scenario(hvd.DistributedOptimizer, rank)
     ours = scenario(partial(hvs.DistributedOptimizer, compression=everything), rank)

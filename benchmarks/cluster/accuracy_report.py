@@ -18,19 +18,12 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Outcome:
-    """Training runs of one exchange at one rate.
-
-    Attributes:
-        rate: Rate of the links.
-        label: Label of the exchange.
-        records: Records of the training runs, one per seed.
-        target: Accuracy to reach, a fraction.
-    """
+    """Training runs of one exchange at one rate."""
 
     rate: str
     label: str
-    records: Sequence[Record]
-    target: float
+    records: Sequence[Record]  # one per seed
+    target: float  # accuracy to reach, a fraction
 
     def first(self, key: str) -> list[float]:
         """Return ``key`` of the first evaluation that reached the target, for each seed; infinity if none did."""

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks import subcommand
+from benchmarks import last_line, print_on_rank_0, subcommand
 from benchmarks.cluster.comparison import Cell, Row, as_json, plot, table, verdict
 from benchmarks.cluster.emulated import Cluster
 from horovod_sparse.cli.units import at_least, count, density, listed
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
 
 def measure(cluster: Cluster, rate: str, ranks: int, options: argparse.Namespace) -> list[Cell]:
     """Return the cells of one rate and number of ranks."""
-    found = json.loads(cluster.python(ranks, ["-m", "benchmarks.cluster.collectives"]).splitlines()[-1])
+    found = last_line(cluster.python(ranks, ["-m", "benchmarks.cluster.collectives"]))
     link, compute = Link(**found["link"]), Compute(**found["compute"])
     sparse = [name for name in options.algorithms if name != "dense"]
     rows = _bench(cluster, ranks, sparse, options, ["--iters", str(options.iters)]) if sparse else []
@@ -133,8 +133,8 @@ def _bench(
     return rows
 
 
-def print_link_and_compute() -> None:
-    """Print the cost model's inputs, measured on all ranks together, as JSON; runs under mpirun."""
+def link_and_compute() -> dict[str, Any]:
+    """Return the cost model's inputs, measured on all ranks together; runs under mpirun."""
     import numpy as np
     from mpi4py import MPI
 
@@ -143,9 +143,8 @@ def print_link_and_compute() -> None:
 
     transport = MPITransport(MPI.COMM_WORLD)
     link, compute = measure_link(transport), measure_compute(transport, np.empty(0, np.float32))
-    if transport.rank == 0:
-        print(json.dumps({"link": asdict(link), "compute": asdict(compute)}))
+    return {"link": asdict(link), "compute": asdict(compute)}
 
 
 if __name__ == "__main__":
-    print_link_and_compute()
+    print_on_rank_0(link_and_compute())

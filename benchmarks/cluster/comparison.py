@@ -16,43 +16,24 @@ NEAR = 1.2  # a choice within this factor of the fastest counts as good
 
 @dataclass(frozen=True)
 class Row:
-    """One algorithm in one cell; times in milliseconds, selection included.
-
-    Attributes:
-        algorithm: Name of the algorithm.
-        measured: Time of the slowest rank, median over the iterations.
-        best: Time of the slowest rank in the fastest iteration.
-        exchange: Time of the exchange alone, on the rank that arrived last and waited least.
-        predicted: Time predicted by the cost model.
-        wire_bytes: Bytes sent per rank, averaged over the ranks.
-    """
+    """One algorithm in one cell; times in milliseconds, selection included."""
 
     algorithm: str
-    measured: float
-    best: float
-    exchange: float
+    measured: float  # on the slowest rank, median over the iterations
+    best: float  # on the slowest rank, in the fastest iteration
+    exchange: float  # without the selection, on the rank that arrived last and waited least
     predicted: float
-    wire_bytes: float
+    wire_bytes: float  # sent per rank, averaged over the ranks
 
 
 @dataclass(frozen=True)
 class Cell:
-    """All algorithms at one rate, number of ranks and density.
-
-    Attributes:
-        rate: Rate of the links.
-        ranks: Number of ranks, each on a separate node.
-        density: k / size.
-        size: Elements of a vector.
-        link: Measured parameters of the link, in seconds.
-        compute: Measured compute costs of a rank, in seconds.
-        rows: Results of the algorithms.
-    """
+    """All algorithms at one rate, number of ranks and density; link and compute costs are measured, in seconds."""
 
     rate: str
-    ranks: int
+    ranks: int  # each on a separate node
     density: float
-    size: int
+    size: int  # elements of a vector
     link: Link
     compute: Compute
     rows: Sequence[Row]

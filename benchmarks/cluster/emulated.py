@@ -41,18 +41,11 @@ _MPI = {
 
 @dataclass(frozen=True)
 class Counters:
-    """Bytes of one node's data link.
+    """Bytes of one node's data link."""
 
-    Attributes:
-        sent: Payload that the node's open connections have sent and the receivers have acknowledged.
-        received: Payload that the node's open connections have received.
-        device_sent: Bytes sent by the device, including headers, acknowledgements and retransmissions.
-        device_received: Bytes received by the device, likewise.
-    """
-
-    sent: int
-    received: int
-    device_sent: int
+    sent: int  # payload of the open connections that the receivers have acknowledged
+    received: int  # payload of the open connections
+    device_sent: int  # including headers, acknowledgements and retransmissions
     device_received: int
 
 

@@ -29,17 +29,11 @@ _NO_IPV6 = ["sysctl", "-eqw", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf
 
 @dataclass(frozen=True)
 class Shaping:
-    """Traffic shaping of a link at one rate.
+    """Traffic shaping of a link at one rate."""
 
-    Attributes:
-        rate: Bits per second.
-        segment: Bytes of the largest packet that TCP passes to a link (GSO), which holds or releases it as a unit.
-        burst: Bytes that may pass at once after a pause, above the rate.
-    """
-
-    rate: int
-    segment: int
-    burst: int
+    rate: int  # bits per second
+    segment: int  # bytes of the largest packet that TCP passes to a link (GSO), which holds or releases it as a unit
+    burst: int  # bytes that may pass at once after a pause, above the rate
 
     @classmethod
     def at(cls, rate: str) -> Shaping:

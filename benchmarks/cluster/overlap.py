@@ -33,25 +33,15 @@ SCRIPT = str(Path(__file__).resolve().parents[2] / "examples" / "train.py")
 
 @dataclass(frozen=True)
 class Row:
-    """One run; times in milliseconds per step, averaged over the ranks.
-
-    Attributes:
-        run: Name of the run.
-        step: Step time, median over the steps.
-        backward: Time in the backward pass.
-        exchange: Time in the exchange, over all buckets.
-        hidden: Part of the exchange during the backward pass.
-        lost: Time that the script waited in synchronize().
-        loss: Mean loss over the last epoch's training images.
-    """
+    """One run; times in milliseconds per step, averaged over the ranks."""
 
     run: str
-    step: float
+    step: float  # median over the steps
     backward: float
-    exchange: float
-    hidden: float
-    lost: float
-    loss: float
+    exchange: float  # over all buckets
+    hidden: float  # part of the exchange during the backward pass
+    lost: float  # the script waited in synchronize()
+    loss: float  # mean over the last epoch's training images
 
 
 def add_parser(commands: Any) -> None:

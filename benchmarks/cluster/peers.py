@@ -10,7 +10,6 @@ include the headers of MPI's messages.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks import subcommand
+from benchmarks import last_line, power_sgd, print_on_rank_0, subcommand
 from benchmarks.cluster.collectives import RING
 from benchmarks.cluster.emulated import Cluster
 from benchmarks.cluster.network import DATA_NETWORK
@@ -40,19 +39,12 @@ _WARMUP = 3  # PowerSGD does not compress its first two rounds
 
 @dataclass(frozen=True)
 class Peer:
-    """One contender at one rate.
-
-    Attributes:
-        name: Name of the contender.
-        rate: Rate of the links.
-        milliseconds: Times of the slowest rank, one per round.
-        megabytes: MB sent per rank and round, averaged over ranks and rounds.
-    """
+    """One contender at one rate."""
 
     name: str
     rate: str
-    milliseconds: list[float]
-    megabytes: float
+    milliseconds: list[float]  # of the slowest rank, one per round
+    megabytes: float  # sent per rank and round, averaged over ranks and rounds
 
 
 def add_parser(commands: Any) -> None:
@@ -91,8 +83,7 @@ def run(options: argparse.Namespace) -> int:
 def measure(cluster: Cluster, name: str, rate: str, options: argparse.Namespace) -> Peer:
     """Run one contender and return its measurements."""
     arguments = ["-m", "benchmarks.cluster.peers", name, str(_side(options.parameters)), str(options.rounds)]
-    output = cluster.python(options.nodes, arguments, _OPTIONS.get(name, ()))
-    return Peer(name, rate, **json.loads(output.splitlines()[-1]))
+    return Peer(name, rate, **last_line(cluster.python(options.nodes, arguments, _OPTIONS.get(name, ()))))
 
 
 HEAD = f"{'':26}{'min ms':>10}{'median ms':>12}{'MB sent':>10}{'ring / min':>12}"
@@ -124,26 +115,22 @@ def ring(gradient: Array, comm: MPI.Intracomm) -> Round:
     return average
 
 
-def horovod_fp16(gradient: Array, comm: MPI.Intracomm) -> Round:
+def horovod_fp16(gradient: Array) -> Round:
     """Return a round of Horovod's allreduce with its float16 compressor."""
     import horovod.torch as hvd
     import torch
 
-    del comm
     hvd.init()
     tensor = torch.from_numpy(gradient)
     return lambda: hvd.allreduce(tensor, compression=hvd.Compression.fp16, name="matrix")
 
 
-def ddp(gradient: Array, comm: MPI.Intracomm, power: bool = False) -> Round:
+def ddp(gradient: Array, power: bool = False) -> Round:
     """Return a round of DDP: a backward pass with one bucket, optionally with the PowerSGD hook of rank 4."""
     import torch
-    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
     from horovod_sparse.frontends.ddp.process_group import init_process_group
 
-    del comm
-    init_process_group("gloo")
     side = math.isqrt(gradient.size)
     factor = torch.from_numpy(gradient).view(side, side)
 
@@ -155,11 +142,10 @@ def ddp(gradient: Array, comm: MPI.Intracomm, power: bool = False) -> Round:
         def forward(self) -> torch.Tensor:
             return (self.weight * factor).sum()
 
+    init_process_group("gloo")
     model = Product()
-    parallel = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=1 << 14)
-    if power:
-        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
-        parallel.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    plain = torch.nn.parallel.DistributedDataParallel
+    parallel = power_sgd(model)[0] if power else plain(model, bucket_cap_mb=1 << 14)
 
     def average() -> None:
         parallel().backward()
@@ -192,9 +178,9 @@ def contender(name: str, side: int, rounds: int) -> dict[str, Any]:
     gradient = initial.copy()
     known: dict[str, Callable[[], Round]] = {
         "ring": lambda: ring(gradient, comm),
-        "horovod-fp16": lambda: horovod_fp16(gradient, comm),
-        "ddp": lambda: ddp(gradient, comm),
-        "ddp-powersgd": lambda: ddp(gradient, comm, power=True),
+        "horovod-fp16": lambda: horovod_fp16(gradient),
+        "ddp": lambda: ddp(gradient),
+        "ddp-powersgd": lambda: ddp(gradient, power=True),
     }
     average = known[name]() if name in known else ours(name, gradient, comm)
     mine: list[float] = []
@@ -215,15 +201,5 @@ def contender(name: str, side: int, rounds: int) -> dict[str, Any]:
     return {"milliseconds": slowest, "megabytes": float(np.mean(comm.allgather(sent))) / rounds / 1e6}
 
 
-def main() -> None:
-    """Print what ``contender`` returns, as JSON, on rank 0."""
-    from mpi4py import MPI
-
-    name, side, rounds = sys.argv[1:]
-    found = contender(name, int(side), int(rounds))
-    if MPI.COMM_WORLD.Get_rank() == 0:
-        print(json.dumps(found), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    print_on_rank_0(contender(sys.argv[1], *map(int, sys.argv[2:])))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import time
 from collections import defaultdict
@@ -18,6 +17,7 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
+from benchmarks import last_line, power_sgd, print_on_rank_0, subcommand
 from benchmarks.cluster.emulated import Cluster
 from horovod_sparse.cli.units import at_least, listed
 from horovod_sparse.transport.waiting import SETTING
@@ -28,13 +28,8 @@ _PEERS = ("alone", "horovod", "horovod-fp16", "powersgd")
 
 def add_parser(commands: Any) -> None:
     """Add this subcommand."""
-    parser = commands.add_parser(
-        "waiting",
-        help="time training steps, compared with Horovod and with computing alone",
-        description=__doc__,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
+    about = "time training steps, compared with Horovod and with computing alone"
+    add = subcommand(commands, "waiting", about, __doc__, run).add_argument
     add("--ranks", type=at_least(1), default=4, help="one on each node; all nodes share this machine's cores")
     add("--rates", type=listed(str), default="none,1gbit,100mbit", help="rates of the links")
     add("--delays", type=listed(float), default="0", help="milliseconds that links add, one way")
@@ -43,7 +38,6 @@ def add_parser(commands: Any) -> None:
     add("--batch-size", type=at_least(1), default=32, help="images per rank and step")
     add("--steps", type=at_least(1), default=100, help="timed steps per turn")
     add("--turns", type=at_least(1), default=4, help="turns of each contender")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -57,8 +51,7 @@ def run(options: argparse.Namespace) -> int:
                 for _, (name, wait) in itertools.product(range(options.turns), pairs):
                     arguments = ["-m", "benchmarks.cluster.waiting", name, str(options.batch_size), str(options.steps)]
                     setting = ["-x", f"{SETTING}={wait or 'auto'}"]
-                    output = cluster.python(options.ranks, arguments, setting)
-                    times[name, wait].append(json.loads(output.splitlines()[-1]))
+                    times[name, wait].append(last_line(cluster.python(options.ranks, arguments, setting)))
                 print(f"\n{rate}, {delay:g} ms one way, {options.ranks} ranks")
                 show(times)
     return 0
@@ -93,7 +86,7 @@ def contender(name: str, batch: int, steps: int) -> tuple[float, float]:
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     plain = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     if name == "powersgd":
-        model = power_sgd(model)
+        model, _ = power_sgd(model)
     wrappers: dict[str, Callable[[], Any]] = {
         "alone": lambda: plain,
         "powersgd": lambda: plain,
@@ -120,29 +113,5 @@ def contender(name: str, batch: int, steps: int) -> tuple[float, float]:
     return float(hvd.allreduce(torch.tensor(median(times)), op=hvd.Max, name="slowest")), rounds
 
 
-def power_sgd(model: Any) -> Any:
-    """Return a model in DistributedDataParallel with its PowerSGD hook of rank 4."""
-    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-    from torch.nn.parallel import DistributedDataParallel
-
-    import horovod_sparse as hvs
-
-    hvs.ddp.init_process_group("gloo")
-    wrapped = DistributedDataParallel(model, bucket_cap_mb=1000)  # over Gloo the hook mixes up several buckets
-    state = PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
-    wrapped.register_comm_hook(state, powerSGD_hook)
-    return wrapped
-
-
-def main() -> None:
-    """Print what ``contender`` returns, as JSON, on rank 0."""
-    import horovod.torch as hvd
-
-    name, batch, steps = sys.argv[1:]
-    found = contender(name, int(batch), int(steps))
-    if hvd.rank() == 0:
-        print(json.dumps(found), flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    print_on_rank_0(contender(sys.argv[1], *map(int, sys.argv[2:])))

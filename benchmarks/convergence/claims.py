@@ -19,15 +19,10 @@ TARGET = {"accuracy": 0.15, "perplexity": 1.0}
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict of the records on a claim, for one task.
+    """Verdict of the records on a claim, for one task."""
 
-    Attributes:
-        word: HOLDS, CONTRADICTED or UNDECIDED.
-        numbers: Figures behind the verdict.
-    """
-
-    word: str
-    numbers: str
+    word: str  # HOLDS, CONTRADICTED or UNDECIDED
+    numbers: str  # the figures behind the verdict
 
 
 Check = Callable[[Results, str], Verdict]
@@ -35,17 +30,11 @@ Check = Callable[[Results, str], Verdict]
 
 @dataclass(frozen=True)
 class Claim:
-    """A published ordering.
+    """A published ordering."""
 
-    Attributes:
-        name: Ordering in words.
-        runs: Names of the compared runs.
-        check: Function that compares the runs on a task where all of them were measured.
-    """
-
-    name: str
-    runs: Sequence[str]
-    check: Check
+    name: str  # the ordering in words
+    runs: Sequence[str]  # names of the compared runs
+    check: Check  # compares the runs on a task where all of them were measured
 
     def verdicts(self, results: Results) -> Iterator[tuple[str, Verdict]]:
         """Yield each task that has all the runs, with its verdict."""

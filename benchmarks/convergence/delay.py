@@ -98,21 +98,14 @@ class Ages:
 
 @dataclass
 class Notes:
-    """Sums over one part of a training run.
+    """Sums over one part of a training run."""
 
-    Attributes:
-        new: Weight, and weight times age, of the gradients sent for the first time.
-        all: Weight, and weight times age, of all gradients sent.
-        held: Values of the column ``held``, one per worker and step.
-        updates: Length and cosine of each step's update.
-        paths: Sum of the updates, and sum of those of dense momentum.
-    """
-
+    # Weight, and weight times age: of the gradients sent for the first time, and of all that were sent.
     new: Array = field(default_factory=lambda: np.zeros(2))
     all: Array = field(default_factory=lambda: np.zeros(2))
-    held: list[float] = field(default_factory=list)
-    updates: list[tuple[float, float]] = field(default_factory=list)
-    paths: Any = 0.0
+    held: list[float] = field(default_factory=list)  # values of the column, one per worker and step
+    updates: list[tuple[float, float]] = field(default_factory=list)  # length and cosine of each step's update
+    paths: Any = 0.0  # sum of the updates, and sum of those of dense momentum
 
     def add(self, applied: Array, dense: Array) -> None:
         """Add a step's update and that of dense momentum."""

@@ -13,13 +13,11 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-from torch.nn.parallel import DistributedDataParallel
 
 import horovod_sparse as hvs
+from benchmarks import power_sgd
 from benchmarks.convergence.ahead import Ahead
 from benchmarks.convergence.runs import Run
-from horovod_sparse import ddp
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.control.report import limits
 from horovod_sparse.engine.bucket import Bucket
@@ -185,25 +183,18 @@ def _configuration(spec: str, bucket_bytes: int) -> Any:
 
 
 class PowerSGD:
-    """A model in torch's DistributedDataParallel with its PowerSGD hook (Vogels et al. 2019), over Gloo.
-
-    All gradients form one bucket, because over Gloo the hook mixes up the collectives of several buckets. ``rank`` is
-    that of the approximation.
-    """
+    """A model with torch's PowerSGD hook (Vogels et al. 2019); ``rank`` is that of the approximation."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> None:
-        if not torch.distributed.is_initialized():
-            ddp.init_process_group("gloo")
-        self.forward: nn.Module = DistributedDataParallel(model, bucket_cap_mb=1000)
-        self._state = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=POWERSGD_START)
-        self.forward.register_comm_hook(self._state, powerSGD_hook)
+        self.forward: nn.Module
+        self.forward, self._state = power_sgd(model, rank, POWERSGD_START)
         self.optimizer: Any = optimizer
         self.place: Place = nullcontext
         self._size = sum(parameter.numel() for parameter in model.parameters())
 
     def traffic(self, steps: int) -> tuple[float, float]:
         """Return the traffic as ``Exchanged.traffic`` does; ring allreduces sum float32 factors and small gradients."""
-        _, _, compressed = self._state.compression_stats()  # type: ignore[no-untyped-call]
+        _, _, compressed = self._state.compression_stats()
         entries = compressed + min(steps, POWERSGD_START) * self._size
         return ring(4 * entries, hvd.size()), float(entries)
 

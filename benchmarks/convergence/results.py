@@ -41,16 +41,10 @@ def read_records(path: Path) -> list[Record]:
 
 @dataclass(frozen=True)
 class Interval:
-    """Difference with its 90 % confidence interval, by Student's t over the seeds.
+    """Difference with its 90 % confidence interval, by Student's t over the seeds."""
 
-    Attributes:
-        middle: Mean over the seeds.
-        error: Standard error of the mean; infinite for a single seed.
-        seeds: Number of seeds.
-    """
-
-    middle: float
-    error: float
+    middle: float  # mean over the seeds
+    error: float  # standard error of the mean; infinite for a single seed
     seeds: int
 
     @classmethod
@@ -78,11 +72,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Results:
-    """All records.
-
-    Attributes:
-        records: Records as returned by ``train``, one for each task, run and seed.
-    """
+    """Records as returned by ``train``, one for each task, run and seed."""
 
     records: Sequence[Record]
 

@@ -21,41 +21,24 @@ RANKS = 4
 
 @dataclass(frozen=True)
 class Run:
-    """One configuration.
+    """One configuration."""
 
-    Attributes:
-        name: Name on the command line and in the report.
-        group: Group of runs that are shown together in the report.
-        spec: Compression in the syntax of ``hvs.parse``, with STEPS for the number of steps of the run. ``none``
-            and ``fp16`` are Horovod's own exchange, ``powersgd:rank=4`` is torch's hook of DistributedDataParallel.
-            Buckets are the task's, all parameters are compressed, and indices have 32 bits by default.
-        optimizer: ``momentum``: SGD with momentum; ``memory``: SGD with momentum in the memory; ``sgd``: SGD without
-            momentum; or ``adam``.
-        baseline: Name of the dense run to compare with. It has the same momentum, even where the memory applies it.
-        tasks: Names of the tasks to train on by default.
-        headline: Subset of ``tasks`` on which the run is about the project's main sources and has more seeds.
-        quick: Whether to train it on the small tasks.
-        seeds: Number of seeds on tasks outside ``headline``.
-        longer: Factor on the task's default number of steps.
-        local_steps: Local steps between two exchanges of parameters; 0: gradients are exchanged.
-        outer: Learning rate and momentum of the outer step after these exchanges.
-        ahead: Residuals that are included in the parameters while gradients are computed: ``own``, or the ranks'
-            ``mean``; empty: none.
-    """
-
-    name: str
-    group: str
+    name: str  # on the command line and in the report
+    group: str  # of runs that are shown together in the report
+    # Compression in the syntax of `hvs.parse`, with STEPS for the number of steps of the run. "none" and "fp16" are
+    # Horovod's own exchange, "powersgd:rank=4" is torch's hook of DistributedDataParallel. Buckets are the task's, all
+    # parameters are compressed, and indices have 32 bits by default.
     spec: str
-    optimizer: str = "momentum"
-    baseline: str = DENSE
-    tasks: Sequence[str] = LARGE
-    headline: Sequence[str] = ()
-    quick: bool = False
-    seeds: int = SEEDS
-    longer: int = 1
-    local_steps: int = 0
-    outer: tuple[float, float] = (1.0, 0.0)
-    ahead: str = ""
+    optimizer: str = "momentum"  # or "memory": SGD whose momentum the memory applies; "sgd": without momentum; "adam"
+    baseline: str = DENSE  # dense run to compare with; has the same momentum, even where the memory applies it
+    tasks: Sequence[str] = LARGE  # to train on by default
+    headline: Sequence[str] = ()  # those of the tasks where it is about the project's main sources and has more seeds
+    quick: bool = False  # whether to train it on the small tasks
+    seeds: int = SEEDS  # on tasks outside the headline
+    longer: int = 1  # factor on the task's default number of steps
+    local_steps: int = 0  # between two exchanges of parameters; 0: gradients are exchanged
+    outer: tuple[float, float] = (1.0, 0.0)  # learning rate and momentum of the outer step after these exchanges
+    ahead: str = ""  # residuals in the parameters while gradients are computed: "own", the ranks' "mean", or none
 
     @property
     def simulated(self) -> bool:
@@ -229,19 +212,11 @@ RUNS = {run.name: run for run in (*_ALL, *_GRID, *_LOCAL, *_PARTIAL)}
 
 @dataclass(frozen=True)
 class Job:
-    """One training run: a configuration on a task.
-
-    Attributes:
-        task: Name of the task.
-        run: The configuration.
-        seed: Seed of the parameters and of the order of the data, the same for all configurations.
-        steps: Optimizer steps.
-        ranks: World size.
-    """
+    """One training run: a configuration on a task."""
 
     task: str
     run: Run
-    seed: int
+    seed: int  # of the parameters and of the order of the data, the same for all configurations
     steps: int
     ranks: int = RANKS
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from timeit import timeit
 
@@ -28,34 +28,27 @@ TARGET = 3.0
 
 @dataclass(frozen=True)
 class Contender:
-    """Kernel, and loops that read and write the same memory."""
+    """Kernel, and the arrays that it reads, adds to and overwrites."""
 
     name: str
     run: Callable[[], object]
-    bound: Callable[[], object]
+    reads: Sequence[Array]
+    changes: Sequence[Array] = ()
+    writes: Sequence[Array] = ()
 
-
-def read(array: Array) -> None:
-    """Read all of an array's memory."""
-    cpu.largest([(0, array)])
-
-
-def write(array: Array) -> None:
-    """Write all of an array's memory."""
-    array.fill(1)
+    def bound(self) -> None:
+        """Read and write the same memory with simple loops."""
+        for array in self.reads:
+            cpu.largest([(0, array)])
+        for array in self.changes:
+            np.add(array, 1, out=array)
+        for array in self.writes:
+            array.fill(1)
 
 
 def sketching(gradient: Array, buffer: Array, ratio: float, rows: int) -> list[Contender]:
     """Return the contenders of the count sketch: adding to it, updating it, and querying it."""
     sketch = np.zeros(cpu.sketch_length(len(gradient), ratio, rows), np.float32)
-
-    def bound_of_update() -> None:
-        read(gradient)
-        np.add(sketch, 1, out=sketch)
-
-    def bound_of_query() -> None:
-        read(sketch)
-        write(buffer)
 
     def update(carried: float) -> Callable[[], None]:
         return lambda: cpu.sketch_update(sketch, gradient, delivered, rows, 1, carried)
@@ -64,9 +57,11 @@ def sketching(gradient: Array, buffer: Array, ratio: float, rows: int) -> list[C
     delivered = np.flatnonzero(np.arange(len(gradient)) % 25_600 < 256).astype(np.int32)
     label = f"ratio {ratio:g} rows {rows}"
     return [
-        Contender(f"add          {label}", update(0.0), bound_of_update),
-        Contender(f"update       {label}", update(1e-6), bound_of_update),
-        Contender(f"query        {label}", lambda: cpu.sketch_query(sketch, buffer, rows, 1), bound_of_query),
+        Contender(f"add          {label}", update(0.0), [gradient], changes=[sketch]),
+        Contender(f"update       {label}", update(1e-6), [gradient], changes=[sketch]),
+        Contender(
+            f"query        {label}", lambda: cpu.sketch_query(sketch, buffer, rows, 1), [sketch], writes=[buffer]
+        ),
     ]
 
 
@@ -74,18 +69,10 @@ def quantizing(gradient: Array, buffer: Array, bits: int) -> list[Contender]:
     """Return the contenders of quantization, which allocates its codes, and of dequantization."""
     codes, units = cpu.quantize(gradient, bits, 1)
     words = np.zeros(len(codes) // 4, np.float32)
-
-    def bound_of_quantize() -> None:
-        read(gradient)
-        write(words)
-
-    def bound_of_dequantize() -> None:
-        read(words)
-        write(buffer)
-
+    quantize, dequantize = f"quantize     bits {bits}", f"dequantize   bits {bits}"
     return [
-        Contender(f"quantize     bits {bits}", lambda: cpu.quantize(gradient, bits, 1), bound_of_quantize),
-        Contender(f"dequantize   bits {bits}", lambda: cpu.dequantize(codes, units, buffer, bits), bound_of_dequantize),
+        Contender(quantize, lambda: cpu.quantize(gradient, bits, 1), [gradient], writes=[words]),
+        Contender(dequantize, lambda: cpu.dequantize(codes, units, buffer, bits), [words], writes=[buffer]),
     ]
 
 

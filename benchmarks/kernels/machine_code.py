@@ -35,21 +35,13 @@ _LOAD = re.compile(r"ld\.(?:\w+\.)*?global(?:\.\w+)*?(?:\.v([248]))?\.[a-z](\d+)
 
 
 class Kernel(NamedTuple):
-    """Machine code of one kernel.
+    """Machine code of one kernel; all but the registers in bytes."""
 
-    Attributes:
-        name: Name with template arguments.
-        registers: Registers per thread.
-        spilled: Bytes of spill stores.
-        shared: Bytes of shared memory per block.
-        load: Bytes of the widest load from global memory.
-    """
-
-    name: str
-    registers: int
-    spilled: int
-    shared: int
-    load: int
+    name: str  # with template arguments
+    registers: int  # per thread
+    spilled: int  # by spill stores
+    shared: int  # memory per block
+    load: int  # the widest from global memory
 
     def occupancy(self, arch: str) -> float:
         """Return the share of a multiprocessor's warps that can be resident."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from horovod_sparse.checkpoint.checkpoints import Checkpoints
-    from horovod_sparse.checkpoint.errors import CheckpointError
+    from horovod_sparse.checkpoint.manifest import CheckpointError
     from horovod_sparse.checkpoint.preemption import on_preemption
     from horovod_sparse.checkpoint.restore import Restored
 
@@ -31,7 +31,7 @@ __all__ = ["CheckpointError", "Checkpoints", "Restored", "on_preemption"]
 
 # Imported lazily: `horovod-sparse checkpoint` must run where MPI does not start and torch is not installed.
 _MODULE_OF = {
-    "CheckpointError": "errors",
+    "CheckpointError": "manifest",
     "Checkpoints": "checkpoints",
     "Restored": "restore",
     "on_preemption": "preemption",

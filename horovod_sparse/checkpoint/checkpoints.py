@@ -13,9 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from horovod_sparse.checkpoint.errors import CheckpointError
 from horovod_sparse.checkpoint.folder import Folder
-from horovod_sparse.checkpoint.manifest import Manifest
+from horovod_sparse.checkpoint.manifest import CheckpointError, Manifest
 from horovod_sparse.checkpoint.parts import exchange_of, own_state, shared_state
 from horovod_sparse.checkpoint.restore import Restored, read, restore
 from horovod_sparse.checkpoint.staging import Staging
@@ -127,10 +126,7 @@ class Checkpoints:
             raise late
 
     def wait(self) -> str | None:
-        """Wait for the asynchronous save in progress.
-
-        Returns:
-            The checkpoint's digest; None if no save was in progress.
+        """Wait for the asynchronous save in progress; return the checkpoint's digest, or None if there was none.
 
         Raises:
             CheckpointError: The save failed. Raised on all ranks.

@@ -12,8 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from horovod_sparse.checkpoint import lock
-from horovod_sparse.checkpoint.errors import CheckpointError
-from horovod_sparse.checkpoint.manifest import Entry, Manifest
+from horovod_sparse.checkpoint.manifest import CheckpointError, Entry, Manifest
 
 _LOG = logging.getLogger("horovod_sparse")
 _NAME = re.compile(r"step-([0-9]{8,})")
@@ -148,15 +147,12 @@ class Folder:
 
     def intact(self, besides: int | None) -> Manifest | None:
         """Return the newest checkpoint whose files are all as saved, except the one of step ``besides``."""
-        others = (manifest for manifest in self.checkpoints() if manifest.step != besides)
-        return next((manifest for manifest in others if self._is_intact(manifest)), None)
-
-    def _is_intact(self, manifest: Manifest) -> bool:
-        try:
-            manifest.verify(self.place(manifest.step))
-        except (OSError, CheckpointError):
-            return False
-        return True
+        for manifest in self.checkpoints():
+            with suppress(OSError, CheckpointError):
+                if manifest.step != besides:
+                    manifest.verify(self.place(manifest.step))
+                    return manifest
+        return None
 
     def _readable(self, step: int, level: int = logging.WARNING) -> Manifest | None:
         try:

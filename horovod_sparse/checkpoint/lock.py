@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from horovod_sparse.checkpoint.errors import CheckpointError
+from horovod_sparse.checkpoint.manifest import CheckpointError
 
 NAME = "lock"
 _LOG = logging.getLogger("horovod_sparse")
@@ -42,7 +42,9 @@ def hold(folder: Path) -> None:
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, _myself().encode(), 0)
+        job = next((f", job {os.environ[name]}" for name in _JOB_VARIABLES if name in os.environ), "")
+        since = time.strftime("%Y-%m-%d %H:%M:%S %z")
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}{job}, since {since}\n".encode(), 0)
     except (BlockingIOError, PermissionError) as error:
         holder = os.pread(descriptor, _MOST_BYTES, 0).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
@@ -63,8 +65,3 @@ def hold(folder: Path) -> None:
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
-
-
-def _myself() -> str:
-    job = next((f", job {os.environ[name]}" for name in _JOB_VARIABLES if name in os.environ), "")
-    return f"process {os.getpid()} on {socket.gethostname()}{job}, since {time.strftime('%Y-%m-%d %H:%M:%S %z')}\n"

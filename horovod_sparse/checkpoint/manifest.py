@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import horovod_sparse
-from horovod_sparse.checkpoint.errors import CheckpointError
 
 NAME = "manifest.json"
 SHARED = "shared.pt"
@@ -22,6 +21,10 @@ _FORMAT = 2
 _MOST = 2**63 - 1  # maximum of any number in a manifest
 _HEAD_BYTES, _ENTRY_BYTES = 4096, 512  # maximum size of a manifest: fixed, and per file in its folder
 _HEXADECIMAL = frozenset("0123456789abcdef")
+
+
+class CheckpointError(RuntimeError):
+    """Failure to save or load a checkpoint; the message names rank, path, cause and remedy."""
 
 
 def shard(rank: int) -> str:

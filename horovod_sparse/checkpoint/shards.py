@@ -10,9 +10,8 @@ from typing import IO, Any, cast
 
 import torch
 
-from horovod_sparse.checkpoint.errors import CheckpointError
 from horovod_sparse.checkpoint.folder import naming
-from horovod_sparse.checkpoint.manifest import SHARED, Entry, Manifest, shard
+from horovod_sparse.checkpoint.manifest import SHARED, CheckpointError, Entry, Manifest, shard
 from horovod_sparse.engine.state import require_finite
 
 # Parts of each file, and their types.
@@ -21,11 +20,7 @@ _OWN = {"compression": dict | None, "generators": dict, "buffers": dict, "data":
 
 
 def write(folder: Path, name: str, content: dict[str, Any]) -> Entry:
-    """Write a file of an incomplete checkpoint, and sync it to disk.
-
-    Raises:
-        CheckpointError: The file cannot be written; the message names path and cause.
-    """
+    """Write a file of an incomplete checkpoint, and sync it to disk; raise CheckpointError if this fails."""
     path = folder / name
     with naming(path):
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,19 +46,15 @@ def read_own(manifest: Manifest, folder: Path, rank: int) -> dict[str, Any]:
     """
     content = _read(manifest, folder, shard(rank), _OWN)
     try:
-        _require_buckets(content["compression"])
+        buckets = [] if content["compression"] is None else content["compression"].get("buckets")
+        if not isinstance(buckets, list) or not all(
+            isinstance(bucket, dict) and "parameters" in bucket for bucket in buckets
+        ):
+            raise ValueError("compression holds no buckets: this is not a file of a checkpoint")
         require_finite(content["compression"], "compression")
     except ValueError as error:
         raise CheckpointError(f"{folder / shard(rank)}: {error}") from error
     return content
-
-
-def _require_buckets(compression: Any) -> None:
-    buckets = [] if compression is None else compression.get("buckets")
-    if not isinstance(buckets, list) or not all(
-        isinstance(bucket, dict) and "parameters" in bucket for bucket in buckets
-    ):
-        raise ValueError("compression holds no buckets: this is not a file of a checkpoint")
 
 
 def _read(manifest: Manifest, folder: Path, name: str, parts: dict[str, Any]) -> dict[str, Any]:
@@ -75,8 +66,7 @@ def _read(manifest: Manifest, folder: Path, name: str, parts: dict[str, Any]) ->
     fits = isinstance(content, dict) and content.keys() == parts.keys()
     if not fits or not all(isinstance(content[part], kind) for part, kind in parts.items()):
         raise CheckpointError(f"{folder / name} does not hold {', '.join(parts)}: it is not a file of a checkpoint")
-    parts_by_name: dict[str, Any] = content
-    return parts_by_name
+    return cast(dict[str, Any], content)
 
 
 class _Sink(io.RawIOBase):

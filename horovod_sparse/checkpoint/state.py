@@ -53,7 +53,11 @@ def require_loadable(value: Any, name: str, depth: int = _DEEPEST) -> None:
     The message names that part, starting with ``name``. ``depth`` is the number of levels of nesting allowed.
     """
     if type(value) is int:
-        _require_short(value, name)
+        if not _is_short(value):
+            raise ValueError(
+                f"{name} is an integer of {value.bit_length()} bits, but torch loads at most {8 * _LONGEST - 1}: save "
+                "it as a string, hex(value), and read it back with int(text, 16)"
+            )
     elif type(value) in _PLAIN or (type(value) in (torch.Tensor, nn.Parameter) and not vars(value)):
         return
     elif type(value) in (dict, OrderedDict, list, tuple):
@@ -83,14 +87,6 @@ def _shown(key: Any) -> str:
 
 def _is_short(value: int) -> bool:
     return value.bit_length() < 8 * _LONGEST  # one bit is the sign
-
-
-def _require_short(value: int, name: str) -> None:
-    if not _is_short(value):
-        raise ValueError(
-            f"{name} is an integer of {value.bit_length()} bits, but torch loads at most {8 * _LONGEST - 1}: save it "
-            "as a string, hex(value), and read it back with int(text, 16)"
-        )
 
 
 def _require_round_trip(value: Any, name: str) -> None:

@@ -7,9 +7,8 @@ import shutil
 from dataclasses import dataclass
 from typing import Any
 
-from horovod_sparse.checkpoint.errors import CheckpointError
 from horovod_sparse.checkpoint.folder import Folder
-from horovod_sparse.checkpoint.manifest import SHARED, Entry, shard
+from horovod_sparse.checkpoint.manifest import SHARED, CheckpointError, shard
 from horovod_sparse.checkpoint.shards import write
 from horovod_sparse.checkpoint.together import together, wait_for_all
 from horovod_sparse.control.lifecycle import process
@@ -49,7 +48,7 @@ def store(transport: Transport, folder: Folder, snapshot: Snapshot, keep: int, c
     Raises:
         CheckpointError: The checkpoint could not be written. Raised on all ranks, after partial files are removed.
     """
-    what, partial = failed(snapshot.step), folder.partial(snapshot.step, snapshot.token)
+    what, partial, digest = failed(snapshot.step), folder.partial(snapshot.step, snapshot.token), ""
     try:
         with together(transport, what, call):
             require_finite(snapshot.own["compression"], "compression")
@@ -59,26 +58,19 @@ def store(transport: Transport, folder: Folder, snapshot: Snapshot, keep: int, c
             files = {shard(transport.rank): write(partial, shard(transport.rank), snapshot.own)}
             if transport.rank == 0:
                 files[SHARED] = write(partial, SHARED, snapshot.shared)
-        return _complete(transport, folder, snapshot, files, keep, call)
+        with process.communicating(call, transport):
+            everyone = transport.allgather_object(files)
+        with together(transport, what, call):
+            if transport.rank == 0:
+                all_files = {name: entry for of_rank in everyone for name, entry in of_rank.items()}
+                digest = folder.complete(partial, snapshot.step, len(everyone), all_files).digest
+                folder.prune(keep)
+                _LOG.info("saved step %d to %s, digest %s", snapshot.step, folder.of(snapshot.step), digest)
     except CheckpointError:
         shutil.rmtree(partial, ignore_errors=True)
         with process.communicating(call, transport):
             wait_for_all(transport)  # another save must not begin while a rank is still cleaning up
         raise
-
-
-def _complete(
-    transport: Transport, folder: Folder, snapshot: Snapshot, files: dict[str, Entry], keep: int, call: str
-) -> str:
-    digest, partial = "", folder.partial(snapshot.step, snapshot.token)
-    with process.communicating(call, transport):
-        everyone = transport.gather_object(files)
-    with together(transport, failed(snapshot.step), call):
-        if everyone is not None:
-            all_files = {name: entry for of_rank in everyone for name, entry in of_rank.items()}
-            digest = folder.complete(partial, snapshot.step, len(everyone), all_files).digest
-            folder.prune(keep)
-            _LOG.info("saved step %d to %s, digest %s", snapshot.step, folder.of(snapshot.step), digest)
     with process.communicating(call, transport):
         known: str = transport.broadcast_object(digest)
     return known

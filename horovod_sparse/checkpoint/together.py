@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from horovod_sparse.checkpoint.errors import CheckpointError
+from horovod_sparse.checkpoint.manifest import CheckpointError
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.transport.base import Transport
 

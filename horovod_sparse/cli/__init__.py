@@ -11,14 +11,7 @@ _COMMANDS = (check, advise, bench, checkpoint, report)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the subcommand given by the arguments.
-
-    Args:
-        arguments: Command line without the program name; None: the one of this process.
-
-    Returns:
-        The exit status: 0 for success.
-    """
+    """Run the subcommand, and return the exit status, 0 for success; by default with this process's arguments."""
     parser = argparse.ArgumentParser(prog="horovod-sparse", description="Tools for sparse gradient exchange.")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in _COMMANDS:

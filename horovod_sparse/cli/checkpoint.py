@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from horovod_sparse.checkpoint.errors import CheckpointError
 from horovod_sparse.checkpoint.folder import Folder
+from horovod_sparse.checkpoint.manifest import CheckpointError
 from horovod_sparse.cli.units import at_least
 
 

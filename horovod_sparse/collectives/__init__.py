@@ -13,7 +13,7 @@ from horovod_sparse.collectives.oktopk import OkTopk
 from horovod_sparse.collectives.shared import SharedIndices
 from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
-from horovod_sparse.rules import BucketContext, Exchange, SparseVector
+from horovod_sparse.rules import BucketContext, Exchange, SparseVector, Stateful
 from horovod_sparse.rules.registry import Registry
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from horovod_sparse.transport.traffic import Traffic
 
 
-class Collective(Protocol):
+class Collective(Stateful, Protocol):
     """Sparse allreduce of one bucket, built from the bucket's context, a transport and the algorithm's options.
 
     Invariant: the vectors summed over the ranks = total + the returned vectors summed over the ranks. ``total`` has the
@@ -34,7 +34,6 @@ class Collective(Protocol):
     @property
     def traffic(self) -> Traffic:
         """Payload that this rank has sent and received so far."""
-        ...
 
     def decide(self, size: int, k: int) -> bool:
         """Decide how to exchange k of ``size`` entries; called before the selection, once in every sparse step.
@@ -42,7 +41,6 @@ class Collective(Protocol):
         Returns:
             Whether all ranks should send all entries instead, as a vector without indices.
         """
-        ...
 
     def allreduce(self, vector: SparseVector, k: int) -> Exchange:
         """Sum the ranks' vectors.
@@ -51,30 +49,10 @@ class Collective(Protocol):
             vector: Vector of this rank; not changed.
             k: Number of entries of the total, if the algorithm limits it; the same on every rank.
         """
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next step depends on. Arrays are not copied: see ``rules.snapshot``."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state from ``state_dict``."""
-        ...
 
 
 COLLECTIVES = Registry(
-    "collective",
-    Collective,
-    {
-        "topka": TopkA,
-        "topkdsa": TopkDSA,
-        "gtopk": GTopk,
-        "oktopk": OkTopk,
-        "shared": SharedIndices,
-        "hierarchical": Hierarchical,
-        "auto": Auto,
-        "dense": Dense,
-    },
+    "collective", Collective, [TopkA, TopkDSA, GTopk, OkTopk, SharedIndices, Hierarchical, Auto, Dense]
 )
 
 __all__ = [

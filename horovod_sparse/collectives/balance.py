@@ -15,16 +15,13 @@ if TYPE_CHECKING:
 
 
 def balance(transport: Transport, wire: Wire, vector: SparseVector, counts: Sequence[int]) -> SparseVector:
-    """Give every rank an equal share of the entries; all positions on a rank stay below those on the next rank.
+    """Return this rank's equal share of the entries; all positions on a rank stay below those on the next rank.
 
     Args:
         transport: Transport of the participating ranks.
         wire: Message format that does not round values.
         vector: Entries of this rank; their positions are above those on lower ranks.
         counts: Number of entries on every rank.
-
-    Returns:
-        The share of this rank.
     """
     entries = vector.entries
     rank, ranks = transport.rank, transport.size
@@ -49,11 +46,9 @@ def balance(transport: Transport, wire: Wire, vector: SparseVector, counts: Sequ
 def saving(counts: Sequence[int]) -> int:
     """Return by how many entries ``balance`` shortens the critical path of an allgather; negative if it lengthens it.
 
-    A ring allgather takes P-1 steps, each as long as its largest message: (P-1) max(counts) entries in total. After
-    balancing it is (P-1) times the mean. Balancing itself costs the most entries that any rank gives away or receives.
-
-    Args:
-        counts: Number of entries on every rank.
+    A ring allgather takes P-1 steps, each as long as its largest message: (P-1) max(counts) entries in total, with the
+    ranks' numbers of entries ``counts``. After balancing it is (P-1) times the mean. Balancing itself costs the most
+    entries that any rank gives away or receives.
     """
     ranks, (held, share) = len(counts), _bounds(counts)
     shares = np.diff(share)

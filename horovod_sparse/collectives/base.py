@@ -23,13 +23,7 @@ CODINGS = ("plain", "coded")
 
 
 class Base:
-    """Base class of the collectives; sums vectors without indices with a dense allreduce.
-
-    Args:
-        context: The bucket and the rank.
-        transport: Transport of the participating ranks.
-        options: The algorithm's options.
-    """
+    """Base class of the collectives; sums vectors without indices with a dense allreduce."""
 
     @dataclass(frozen=True, kw_only=True)
     class Options(RuleOptions):
@@ -61,12 +55,7 @@ class Base:
         return False
 
     def allreduce(self, vector: SparseVector, k: int) -> Exchange:
-        """Sum the ranks' vectors; vectors without indices are always summed with a dense allreduce.
-
-        Args:
-            vector: Vector of this rank; not changed. Either all ranks' vectors have indices or none has.
-            k: Number of entries of the total, if the algorithm limits it; the same on every rank.
-        """
+        """Sum the ranks' vectors; vectors without indices are always summed with a dense allreduce."""
         if vector.indices is None:
             return Exchange(SparseVector.full(self._transport.allreduce(vector.values)), vector.nothing())
         self._choose_coding(vector, k)

@@ -90,10 +90,9 @@ class Hierarchical(Base):
         if vector.indices is None:
             return super().allreduce(vector, k)
         self._choose_coding(vector, k)
-        of_node = self._inner.allreduce(vector, k)
+        of_node: Exchange = self._inner.allreduce(vector, k)
         if self._nodes == 1:
-            exchange: Exchange = of_node
-            return exchange
+            return of_node
         if self._outer is None:
             return Exchange(self._broadcast(self._wire, None, vector), of_node.returned)
         across = self._outer.allreduce(self._for_outer(of_node.total), k)

@@ -16,7 +16,7 @@ _DIGIT = 8  # bits per round
 
 
 def kth_magnitude(transport: Transport, values: Array, k: int, most: int) -> float:
-    """Return the exact k-th largest magnitude over all ranks; the same on every rank.
+    """Return the exact k-th largest magnitude over all ranks, the same on each; 0 if there are fewer than k values.
 
     Radix selection over histograms that are summed over the ranks: 256 counts in each of 4 rounds (float32). The paper
     gathers the values instead, up to P k of them. Counts have the narrowest integer type that fits. That is usually 4
@@ -27,9 +27,6 @@ def kth_magnitude(transport: Transport, values: Array, k: int, most: int) -> flo
         values: Values of this rank, float32 or float64, any number of them; NaN counts as the largest.
         k: Position in descending order, at least 1.
         most: Upper bound of the number of values on all ranks together.
-
-    Returns:
-        The magnitude; 0 if there are fewer than k values.
     """
     count = kernels_for(values).count_magnitudes
     integer = np.dtype(f"i{values.itemsize}")

@@ -6,7 +6,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,27 +18,17 @@ if TYPE_CHECKING:
     from horovod_sparse.transport.base import Transport
 
 
-class RoundedSum(NamedTuple):
-    """Result of ``sum_rounded``.
-
-    Attributes:
-        values: Rounded sums, bitwise identical on every rank.
-        part: Part of the array whose sums this rank has rounded.
-        error: Rounding errors of this part; None: nothing was rounded.
-    """
-
-    values: Array
-    part: slice
-    error: Array | None
-
-
-def sum_rounded(transport: Transport, wire: Wire, values: Array) -> RoundedSum:
+def sum_rounded(transport: Transport, wire: Wire, values: Array) -> tuple[Array, slice, Array | None]:
     """Sum arrays over the ranks, 2 n (P-1)/P words of the wire format.
 
     Args:
         transport: Transport of the participating ranks.
         wire: Wire that holds this rank's values exactly.
         values: Array of this rank [n], already rounded; the same length on every rank.
+
+    Returns:
+        The rounded sums, bitwise identical on every rank; the part of the array whose sums this rank has rounded; the
+        rounding errors of this part, None if nothing was rounded.
     """
     cuts = [rank * values.size // transport.size for rank in range(transport.size + 1)]
     parts = [slice(begin, end) for begin, end in itertools.pairwise(cuts)]
@@ -49,7 +39,7 @@ def sum_rounded(transport: Transport, wire: Wire, values: Array) -> RoundedSum:
     lengths = [wire.nbytes_all(count) for count in np.diff(cuts).tolist()]
     messages = transport.allgather(wire.pack_all(rounded, mine.start), lengths)
     total = np.concatenate(wire.unpack_values(messages), out=SCRATCH.empty(values.size, values))
-    return RoundedSum(total, mine, error)
+    return total, mine, error
 
 
 def _swap(transport: Transport, wire: Wire, parts: Sequence[Array]) -> list[Array]:

@@ -24,11 +24,7 @@ class SharedIndices(Stateless, Base):
         shared_indices = True
 
     def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
-        """Sum the values.
-
-        Raises:
-            ValueError: The vector is not marked as having the same indices on every rank.
-        """
+        """Sum the values; raise ValueError if the vector is not marked as having the same indices on every rank."""
         del k  # nothing is dropped
         if not vector.shared:
             raise ValueError(

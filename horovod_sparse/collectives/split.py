@@ -50,8 +50,7 @@ def split_reduce(transport: Transport, wire: Wire, vector: SparseVector, boundar
         sums.append(merge(wire.unpack_all([receiving.wait() for receiving in group], vector.size), vector.size))
     for sending in sends:
         sending.wait()
-    entries: Entries = merge(sums, vector.size)
-    return entries
+    return merge(sums, vector.size)
 
 
 def _regions(vector: SparseVector, boundaries: Array) -> list[Entries]:

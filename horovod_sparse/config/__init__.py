@@ -1,7 +1,5 @@
 """Configuration of the exchange. Importing it needs neither MPI nor torch."""
 
-from __future__ import annotations
-
 from horovod_sparse.config.presets import Compression
 from horovod_sparse.config.sparse import Sparse, register
 from horovod_sparse.config.text import parse

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from horovod_sparse.config.lookup import lookup
 from horovod_sparse.config.sparse import Sparse
 from horovod_sparse.rules.options import is_number
+from horovod_sparse.rules.registry import lookup
 
 
 def _schedule(tau: int, dense_steps: int, local: tuple[float, ...], total: tuple[float, ...]) -> dict[str, Any]:
@@ -94,8 +94,7 @@ class Compression:
             ValueError: A name is unknown or a value is out of range.
         """
         if published is not None:
-            lookup("published schedule", published, _PUBLISHED)
-            settings = {**_PUBLISHED[published], **settings}
+            settings = {**lookup("published schedule", published, _PUBLISHED), **settings}
         return _preset(settings, density=density, sparsifier="reusedtopk", collective="oktopk")
 
     @staticmethod

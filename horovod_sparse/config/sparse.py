@@ -7,11 +7,10 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
 from horovod_sparse.collectives import COLLECTIVES, Collective, TopkA
-from horovod_sparse.config.lookup import lookup
 from horovod_sparse.memories import MEMORIES, Memory, Residual
 from horovod_sparse.rules import ANYWHERE, BucketContext
 from horovod_sparse.rules.options import RuleOptions, integer, number
-from horovod_sparse.rules.registry import Registry
+from horovod_sparse.rules.registry import Registry, lookup
 from horovod_sparse.schedules import SCHEDULES, Constant, Schedule
 from horovod_sparse.sparsifiers import SPARSIFIERS, Sparsifier, TopK
 
@@ -22,7 +21,7 @@ _Rule = TypeVar("_Rule", bound=type)
 def register(kind: str, name: str) -> Callable[[_Rule], _Rule]:
     """Register a custom rule under a name that ``Sparse.of``, the presets and ``parse`` then accept.
 
-    Use it as a class decorator::
+    Use it as a class decorator, which returns the class unchanged::
 
         @hvs.register("sparsifier", "mine")
         class Mine: ...
@@ -33,9 +32,6 @@ def register(kind: str, name: str) -> Callable[[_Rule], _Rule]:
     Args:
         kind: "sparsifier", "memory", "collective" or "schedule".
         name: An identifier that no rule of this kind has.
-
-    Returns:
-        A decorator that returns the class unchanged.
 
     Raises:
         ValueError: The kind is unknown, the name is not an identifier or already used, or the class lacks a part of its

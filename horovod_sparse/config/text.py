@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from horovod_sparse.config.lookup import lookup
 from horovod_sparse.config.presets import Compression
+from horovod_sparse.rules.registry import lookup
 
 # Commas outside brackets: warmup_densities=(0.3,0.1) is one setting.
 _COMMA = re.compile(r",(?![^(\[]*[)\]])")

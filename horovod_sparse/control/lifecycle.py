@@ -12,7 +12,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import TracebackType
 from typing import Any
 
 from horovod_sparse.control.background import Background
@@ -142,12 +141,9 @@ class Lifecycle:
         return tuple({thread.call for thread in self._threads if thread.call and thread.busy})
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Replace a function of another library until ``close``. Does nothing if it is already replaced.
+        """Replace a function of another library, an attribute of ``owner``, by ``make(function)`` until ``close``.
 
-        Args:
-            owner: Module, class or object that has the function.
-            name: Attribute name of the function.
-            make: Returns the replacement for the original function.
+        Does nothing if it is already replaced.
         """
         if (id(owner), name) not in self._replaced:
             original = getattr(owner, name)
@@ -193,8 +189,8 @@ class Lifecycle:
         """
 
         def of_program(previous: Any) -> Any:
-            def report(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-                previous(kind, error, traceback)
+            def report(kind: type[BaseException], *details: Any) -> None:
+                previous(kind, *details)
                 self._abort_because_of(kind)
 
             return report

@@ -17,9 +17,6 @@ class Link:
 
     A rank is not queried again before it has answered. A stopped rank therefore accumulates at most one query of each
     other rank.
-
-    Args:
-        transport: Transport of the group.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -47,9 +44,9 @@ class Link:
     def talk(self, mine: Snapshot) -> None:
         """Receive answers, and answer the queries of other ranks with this process's snapshot."""
         for rank, _ in self._transport.poll(_ASKS):
-            self._transport.post(mine.pack(), rank, _ANSWERS)
+            self._transport.post(mine, rank, _ANSWERS)
         for rank, answer in self._transport.poll(_ANSWERS):
-            self._answers[rank] = time.monotonic(), Snapshot.unpack(answer)
+            self._answers[rank] = time.monotonic(), answer
             self._unanswered.discard(rank)
 
     def say_farewell(self, content: Any) -> None:

@@ -6,8 +6,8 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import astuple, dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import TypeAlias
 
 # Default seconds of waiting after which the job is ended: torch's timeout for NCCL. Hours of many nodes cost more than
 # a restart from a checkpoint.
@@ -109,16 +109,6 @@ class Snapshot:
 
     calls: tuple[str, ...]
     exchanges: Mapping[int, Progress]
-
-    def pack(self) -> Any:
-        """Return the snapshot as plain values, for a message."""
-        return self.calls, {number: astuple(progress) for number, progress in self.exchanges.items()}
-
-    @classmethod
-    def unpack(cls, content: Any) -> Snapshot:
-        """Return the snapshot that ``pack`` converted."""
-        calls, exchanges = content
-        return cls(calls, {number: Progress(*values) for number, values in exchanges.items()})
 
     @property
     def newest(self) -> int | None:

@@ -8,11 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from horovod_sparse.control.link import Link
 from horovod_sparse.control.report import Limits, Position, Progress, Snapshot, Wait, limits, of_optimizer
-from horovod_sparse.transport.base import Job, Transport
+from horovod_sparse.transport.base import Transport
+
+if TYPE_CHECKING:
+    from horovod_sparse.control.lifecycle import Lifecycle
 
 _LOG = logging.getLogger("horovod_sparse")
 ADVICE = "let every rank take the same number of steps (equal shares of the data, drop_last=True)"
@@ -55,28 +58,6 @@ class Call:
     name: str
     transport: Transport | None
     stalls: bool = True
-
-
-class Process(Protocol):
-    """Process as seen by its watch."""
-
-    @property
-    def job(self) -> Job:
-        """Job that the process belongs to."""
-
-    @property
-    def calls(self) -> list[Call]:
-        """Calls in which the program waits for other ranks."""
-
-    @property
-    def background_calls(self) -> tuple[str, ...]:
-        """Names of calls that this rank takes part in on background threads."""
-
-    def communicating(self) -> contextlib.AbstractContextManager[None]:
-        """Delay the shutdown of communication until the block ends."""
-
-    def abort(self, reason: str) -> None:
-        """Print the reason, and end all ranks."""
 
 
 @dataclass(frozen=True)
@@ -125,12 +106,9 @@ class Watch:
 
     If a wait is too long, it queries the other ranks. Their watches answer even while their programs are busy. If this
     rank waits for a rank that has left, it ends the job, because collectives of MPI would never return.
-
-    Args:
-        process: Process that knows the program's calls and can end the job.
     """
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Lifecycle) -> None:
         self._process = process
         self._lock = threading.RLock()
         self._world: Link | None = None
@@ -141,11 +119,7 @@ class Watch:
         self._end = threading.Event()
 
     def start(self, world: Transport | None = None) -> None:
-        """Start watching calls.
-
-        Args:
-            world: Private transport of all ranks; None: not created yet.
-        """
+        """Start watching calls, over the private transport of all ranks if it has been created."""
         with self._process.communicating(), self._lock:  # `close` is called at exit from now on
             if world is not None:
                 self._world = Link(world)

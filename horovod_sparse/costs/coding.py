@@ -23,11 +23,5 @@ def coded_bytes(density: float) -> float:
 
 
 def coding_pays(seconds_per_byte: float, seconds_per_entry: float, density: float) -> bool:
-    """Return whether coding indices takes less time than sending the bytes that it saves.
-
-    Args:
-        seconds_per_byte: Seconds per byte of the link.
-        seconds_per_entry: Seconds for encoding and decoding an index.
-        density: Fraction of positions that have an entry.
-    """
+    """Return whether encoding and decoding indices takes less time than sending the bytes that it saves."""
     return seconds_per_byte * (INDEX_BYTES - coded_bytes(density)) > seconds_per_entry

@@ -1,8 +1,9 @@
 """Measurements for the cost model: the link between the ranks of a communicator, and the compute costs of a rank.
 
-All ranks measure at the same time, as they later exchange: ranks that share a network card, a core or memory are
-measured while sharing it. Every rank gets the slowest rank's results, bit-identical on all ranks. Results are cached in
-the communicator, separately for each device: messages of a GPU may have to pass through host memory.
+All functions are collective operations. All ranks measure at the same time, as they later exchange: ranks that share a
+network card, a core or memory are measured while sharing it. Every rank gets the slowest rank's results, bit-identical
+on all ranks. Results are cached in the communicator, separately for each device: messages of a GPU may have to pass
+through host memory.
 """
 
 from __future__ import annotations
@@ -40,48 +41,30 @@ def measure_link(transport: Transport, like: Array = _HOST) -> Link:
     """Measure seconds per message and per byte while all ranks send and receive; both are 0 on one rank.
 
     Each rank sends to the rank almost half the world size ahead and receives from the rank at the same distance behind:
-    first short messages, then longer ones, in well under a second. Ranks of one node share its link to the other nodes,
-    and ``beta`` is that of one rank's share.
-
-    Args:
-        transport: Transport between the ranks. Collective: all ranks call this at the same point.
-        like: Array on the device that holds the messages.
+    first short messages, then longer ones, in well under a second. The device of ``like`` holds them. Ranks of one node
+    share its link to the other nodes, and ``beta`` is that of one rank's share.
     """
-    link: Link = transport.keep(f"link {_device(like)}", lambda: _measure_link(transport.channel(), like))
-    return link
+    return transport.keep(f"link {_device(like)}", lambda: _measure_link(transport.channel(), like))
 
 
 def measure_compute(transport: Transport, like: Array) -> Compute:
     """Measure seconds per element and per entry of the kernels, at a density of 1 %.
 
-    Args:
-        transport: Transport between the ranks. Collective: all ranks call this at the same point.
-        like: Array with the dtype (float32 or float64) and the device to measure.
+    The dtype, float32 or float64, and the device are those of ``like``.
     """
-    compute: Compute = transport.keep(
-        f"{like.dtype} {_device(like)}", lambda: _measure_compute(transport.channel(), like)
-    )
-    return compute
+    return transport.keep(f"{like.dtype} {_device(like)}", lambda: _measure_compute(transport.channel(), like))
 
 
 def measure_coding(transport: Transport, like: Array) -> float:
-    """Measure seconds per entry for encoding and decoding indices, at a density of 1 %.
-
-    Args:
-        transport: Transport between the ranks. Collective: all ranks call this at the same point.
-        like: Array on the device to measure.
-    """
-    seconds: float = transport.keep(f"coding {_device(like)}", lambda: _measure_coding(transport.channel(), like))
-    return seconds
+    """Measure seconds per entry for encoding and decoding indices on the device of ``like``, at a density of 1 %."""
+    return transport.keep(f"coding {_device(like)}", lambda: _measure_coding(transport.channel(), like))
 
 
 def coded_from(transport: Transport, like: Array, density: float) -> int:
     """Return the minimum number of entries for which coding a message's indices pays off; the same on every rank.
 
-    The link and the coding are measured once per communicator.
-
     Args:
-        transport: Transport between the ranks. Collective: all ranks call this at the same point.
+        transport: Transport between the ranks.
         like: Array on the device that holds the messages.
         density: Fraction of positions that have an entry.
     """

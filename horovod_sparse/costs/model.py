@@ -38,7 +38,7 @@ def predict(
     wire: float | None = None,
     indices: str | None = None,
 ) -> Cost:
-    """Predict the cost of one exchange.
+    """Predict the cost of one exchange; on one rank it consists of the selection only.
 
     Args:
         algorithm: Name from ALGORITHMS. On one node, "hierarchical" is TopkA.
@@ -51,9 +51,6 @@ def predict(
         node: Ranks per node and their link; None: one rank per node.
         wire: Bytes of a sparse vector's value on the wire; None: ``itemsize``.
         indices: "coded" or "plain"; None: the faster of the two.
-
-    Returns:
-        The cost. On one rank it consists of the selection only.
 
     Raises:
         ValueError: The algorithm is unknown or a number is out of range.

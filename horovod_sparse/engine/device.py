@@ -28,7 +28,6 @@ class Device(Protocol):
 
     def empty(self, dtype: torch.dtype) -> Array:
         """Return an empty array in float32 or float64, which determines device and dtype of arrays created like it."""
-        ...
 
     def array_of(self, tensor: torch.Tensor) -> Array:
         """Return a flat array that shares the memory of a contiguous tensor.
@@ -36,19 +35,15 @@ class Device(Protocol):
         Args:
             tensor: A tensor in float32, float64, float16 or bfloat16.
         """
-        ...
 
     def work(self, after: Iterable[Mark] = ()) -> AbstractContextManager[None]:
         """Return a context in which kernels and copies run concurrently with the caller's work, after the marks."""
-        ...
 
     def mark(self) -> Mark:
         """Return a mark after all work that this thread has submitted, inside or outside of ``work``."""
-        ...
 
     def follow(self, mark: Mark) -> None:
         """Order the work that this thread submits from now on after a mark, without waiting for it."""
-        ...
 
 
 class Host:

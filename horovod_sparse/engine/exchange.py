@@ -30,11 +30,9 @@ class Owner(Protocol):
 
     def step_for(self, group: int) -> Step:
         """Return the conditions that a param group sets in the step in progress; group -1 stands for none."""
-        ...
 
     def place_named(self, keys: Sequence[str]) -> None:
         """Create a bucket for gradients by their keys, where they have none; a collective call."""
-        ...
 
 
 class Exchange:

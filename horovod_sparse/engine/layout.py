@@ -86,15 +86,7 @@ class Member(NamedTuple):
 
     @classmethod
     def of(cls, key: str, parameter: torch.Tensor, group: int, together: int | None = None, least: int = 0) -> Member:
-        """Return the member for the gradient of a parameter.
-
-        Args:
-            key: Name of the gradient.
-            parameter: The parameter.
-            group: Index of its param group; -1: none.
-            together: Number of the group of members that share a bucket; None: no such group.
-            least: Parameters with fewer elements are sent dense.
-        """
+        """Return the member for the gradient of a parameter; with fewer than ``least`` elements, it is sent dense."""
         size = parameter.numel()
         return cls(key, size, real_dtype(parameter.dtype), parameter.device, group, together, size < least)
 

@@ -51,8 +51,7 @@ def _load(kind: type) -> Kernels:
 
 def to_host(array: Any) -> NDArray[Any]:
     """Return a NumPy array with the content of an array of any device; a NumPy array is returned as is."""
-    host: NDArray[Any] = array if isinstance(array, np.ndarray) else array.get()
-    return host
+    return array if isinstance(array, np.ndarray) else array.get()
 
 
 def copy_to_host(array: Any) -> NDArray[Any]:

@@ -103,18 +103,14 @@ def _has_kernel(own: np.dtype[Any], format_: np.dtype[Any]) -> bool:
     return own == np.float32 and format_.itemsize == 2
 
 
-def _flat(array: Array, name: str) -> Array:
-    if not _is_numpy(array):
+def _flat(array: Any, name: str) -> Array:
+    if not isinstance(array, np.ndarray):
         raise TypeError(f"{name}: expected a NumPy array, not {type(array)}")
     if array.ndim != 1:
         raise ValueError(f"{name}: expected one dimension, not {array.ndim}")
     if not array.flags.c_contiguous:
         raise ValueError(f"{name}: must be contiguous")
     return array
-
-
-def _is_numpy(array: object) -> bool:
-    return isinstance(array, np.ndarray)
 
 
 def _viewed(message: Array, what: str, format_: np.dtype[Any]) -> Array:

@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 
 FORMATS = {np.dtype(kind).name: np.dtype(kind) for kind in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)}
-NAMES = {format_: name for name, format_ in FORMATS.items()}
 
 
 def format_of(name: str, own: np.dtype[Any]) -> np.dtype[Any]:

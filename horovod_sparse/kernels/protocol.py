@@ -60,13 +60,7 @@ class Kernels(Protocol):
         the result is exact for every input. Magnitudes are ordered by the bits of the absolute value: NaN above
         infinity above every number. Ties go to the lower position.
 
-        Args:
-            gradients: Segments of any dtype, stride and alignment.
-            buffer: Overwritten, float32 or float64 [n].
-            k: Number of elements to move, capped at the number of positions inside the segments.
-            scale: See ``accumulate``.
-            threads: See ``accumulate``.
-            **options: See ``accumulate``.
+        Takes the arguments of ``accumulate`` and ``k``, which is capped at the number of positions inside the segments.
 
         Returns:
             indices: Selected positions, ascending and unique, int32 [min(k, positions inside the segments)].
@@ -88,17 +82,8 @@ class Kernels(Protocol):
         ordered as in ``select``, so NaN reaches every threshold. If memory for the entries runs out (MemoryError),
         nothing has been moved: the buffer holds the sum.
 
-        Args:
-            gradients: Segments of any dtype, stride and alignment.
-            buffer: Overwritten, float32 or float64 [n].
-            threshold: 0 or more, rounded to the buffer's dtype; 0 selects everything inside the segments.
-            scale: See ``accumulate``.
-            threads: See ``accumulate``.
-            **options: See ``accumulate``.
-
-        Returns:
-            indices: Selected positions, ascending and unique, int32.
-            values: Values moved from these positions, in the buffer's dtype.
+        Takes the arguments of ``accumulate``, and ``threshold``: 0 or more, rounded to the buffer's dtype; 0 selects
+        everything inside the segments. Returns indices and values as ``select``.
         """
 
     def cut(self, indices: Indices, values: Array, k: int) -> tuple[tuple[Indices, Array], tuple[Indices, Array]]:
@@ -110,9 +95,6 @@ class Kernels(Protocol):
             indices: int32.
             values: float32 or float64, one per index.
             k: Number of entries to select, capped at the number of entries.
-
-        Returns:
-            (indices, values) of the k largest, and (indices, values) of the rest.
         """
 
     def take(self, gradients: Segments, buffer: Array, positions: Indices | None) -> Array:
@@ -135,26 +117,14 @@ class Kernels(Protocol):
         """Accumulate, and compute the moments of the result inside the segments in the same pass.
 
         Every value is widened to float64 before it is multiplied or added. The order of the additions depends only on
-        the segments, so the sums are bit-identical for any number of threads and any instruction set.
-
-        Args:
-            gradients: Segments of any dtype, stride and alignment.
-            buffer: Modified in place, float32 or float64 [n].
-            scale: See ``accumulate``.
-            threads: See ``accumulate``.
-
-        Returns:
-            Moments of the values inside the segments.
+        the segments, so the sums are bit-identical for any number of threads and any instruction set. The arguments are
+        those of ``accumulate``.
         """
 
     def largest(self, gradients: Segments) -> float:
-        """Return the largest magnitude of all elements of the segments.
+        """Return the largest magnitude of all elements of the segments, which may overlap here.
 
-        Args:
-            gradients: Segments of any dtype, stride and alignment; they may overlap.
-
-        Returns:
-            The magnitude; 0 if there are no elements, infinity if any element is infinite or NaN.
+        It is 0 if there are no elements, and infinity if any element is infinite or NaN.
         """
 
     def block_scores(self, gradients: Segments, buffer: Array, block: int, threads: int = 1) -> NDArray[np.float64]:
@@ -295,21 +265,15 @@ class Kernels(Protocol):
             name: Format: "float64", "float32", "float16" or "bfloat16".
             out: Output, uint8 [n * itemsize of the format], aligned to this itemsize. None: a new array, or a view of
                 the values if the format is their dtype.
-
-        Returns:
-            The message, uint8.
         """
 
     def widen(self, message: Array, name: str, dtype: np.dtype[Any]) -> Array:
-        """Convert a message back to values.
+        """Convert a message back to values; they are a view of the message if the format is ``dtype``.
 
         Args:
             message: Output of ``narrow`` in the same format, aligned to the format's itemsize.
             name: Format of the message.
             dtype: Dtype of the result, float32 or float64; at least as wide as the format.
-
-        Returns:
-            The values; a view of the message if the format is ``dtype``.
         """
 
     def round_values(self, values: Array, name: str) -> tuple[Array, Array]:
@@ -345,7 +309,7 @@ class Kernels(Protocol):
         """
 
     def decode_indices(self, coded: NDArray[np.uint8], count: int, first: int, bits: int, end: int) -> Indices:
-        """Decode the output of ``encode_indices``.
+        """Decode the output of ``encode_indices``; raise ValueError if the bytes are not a code of such indices.
 
         Args:
             coded: The code, uint8.
@@ -356,26 +320,19 @@ class Kernels(Protocol):
 
         Returns:
             The indices, ascending and unique, int32 [count].
-
-        Raises:
-            ValueError: The bytes are not a code of such indices.
         """
 
     def check_ascending(self, parts: Sequence[Indices], end: int) -> None:
         """Raise ValueError unless the int32 indices of each part ascend in [0, end) without repeats."""
 
     def key_range(self, values: Array) -> tuple[int, int]:
-        """Return the smallest and the largest magnitude among the finite nonzero values.
+        """Return the smallest and the largest magnitude among the finite nonzero values, which are contiguous.
 
-        Args:
-            values: float32 or float64, contiguous.
-
-        Returns:
-            Both as the bits of a float32, to which float64 magnitudes are rounded; (0, 0) if there are no such values.
+        Both are the bits of a float32, to which float64 magnitudes are rounded; (0, 0) if there are no such values.
         """
 
     def round_levels(self, values: Array, bits: int, top: int, shift: int) -> tuple[Array, Array]:
-        """Split values into their nearest levels and the rounding errors, which sum exactly to the values.
+        """Split values into their nearest levels and the rounding errors, in their dtype, which sum exactly to them.
 
         With ``L = 2**(bits - 1) - 1``, the magnitudes of the levels are 0 and, for i = 1 .. L, the float32 numbers
         whose bits are ``top - (L - i) * 2**shift`` (0 where that is negative). This is a piecewise linear logarithm
@@ -388,9 +345,6 @@ class Kernels(Protocol):
             bits: Bits per code, 4 or 8.
             top: Bits of the largest level, a finite float32; a multiple of ``2**shift``.
             shift: 16 .. 23; the bits of adjacent levels differ by ``2**shift``.
-
-        Returns:
-            The levels and the errors, both in the dtype of the values.
         """
 
     def encode_levels(self, values: Array, bits: int, top: int, shift: int) -> NDArray[np.uint8]:
@@ -404,15 +358,9 @@ class Kernels(Protocol):
     def decode_levels(
         self, codes: NDArray[np.uint8], count: int, bits: int, top: int, shift: int, dtype: np.dtype[Any]
     ) -> Array:
-        """Decode the output of ``encode_levels``; infinity and NaN both become NaN.
+        """Decode the output of ``encode_levels`` for ``count`` values to float32 or float64.
 
-        Args:
-            codes: Output of ``encode_levels``.
-            count: Number of values.
-            bits: Bits per code, 4 or 8.
-            top: See ``round_levels``.
-            shift: See ``round_levels``.
-            dtype: Dtype of the result, float32 or float64.
+        Infinity and NaN both become NaN. ``bits``, ``top`` and ``shift`` are those of ``round_levels``.
         """
 
     # Stochastic quantization

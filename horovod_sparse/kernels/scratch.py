@@ -25,17 +25,10 @@ class Scratch:
         self._idle: dict[int, NDArray[np.uint8]] = {}  # by id; single operations, as any thread may return memory
 
     def empty(self, size: int, like: Any, dtype: Any = None) -> Array:
-        """Return an uninitialized array [size] on the device of ``like``.
-
-        Args:
-            size: Number of elements.
-            like: Array on the same device.
-            dtype: Dtype; None: that of ``like``.
-        """
+        """Return an uninitialized array [size] on the device of ``like`` and, by default, with its dtype."""
         own = like.dtype if dtype is None else np.dtype(dtype)
         if size * own.itemsize < _LEAST_BYTES or not isinstance(like, np.ndarray):
-            fresh: Array = np.empty_like(like, dtype=own, shape=(size,))
-            return fresh
+            return np.empty_like(like, dtype=own, shape=(size,))
         block = self._block(size * own.itemsize)
         # NumPy lets views of an array refer to this array, not to the block, so that it is deleted after all of them.
         array: Array = np.frombuffer(block.data, own, size)

@@ -12,12 +12,12 @@ from horovod_sparse.memories.momentum import MomentumCorrection
 from horovod_sparse.memories.none import NoMemory
 from horovod_sparse.memories.partial import Partial
 from horovod_sparse.memories.residual import Residual
-from horovod_sparse.rules import BucketContext, Step
+from horovod_sparse.rules import BucketContext, Stateful, Step
 from horovod_sparse.rules.registry import Registry
 from horovod_sparse.vector import SparseVector
 
 
-class Memory(Protocol):
+class Memory(Stateful, Protocol):
     """Error feedback of one bucket, built from the bucket's context and the memory's options.
 
     ``open`` starts a step and ``close`` ends it.
@@ -37,7 +37,6 @@ class Memory(Protocol):
 
     def open(self, step: Step, scale: float) -> Accumulator:
         """Start a step and return acc = scale * remembered + gradients, not yet summed."""
-        ...
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
         """End the step: remember what is left in the accumulator plus ``returned``.
@@ -47,15 +46,6 @@ class Memory(Protocol):
             vector: Entries that were sent.
             returned: Part of ``vector`` that no rank applies; it goes back into this memory.
         """
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next step depends on. Arrays are not copied: see ``rules.snapshot``."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state from ``state_dict``."""
-        ...
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return one state that holds the sum of several ranks' states, for a restart with another world size.
@@ -69,20 +59,10 @@ class Memory(Protocol):
         Raises:
             ValueError: A state does not fit this memory.
         """
-        ...
 
 
 MEMORIES = Registry(
-    "memory",
-    Memory,
-    {
-        "residual": Residual,
-        "none": NoMemory,
-        "conef": Contractive,
-        "partial": Partial,
-        "improved": ImprovedContractive,
-        "momentum": MomentumCorrection,
-    },
+    "memory", Memory, [Residual, NoMemory, Contractive, Partial, ImprovedContractive, MomentumCorrection]
 )
 
 __all__ = [

@@ -13,13 +13,10 @@ from horovod_sparse.vector import SparseVector
 
 
 def delivered(accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> Indices:
-    """Return the positions of the entries that were delivered, that is, not returned completely.
+    """Return the positions, int32 and ascending, of the entries that were delivered, that is, not returned completely.
 
     Takes the arguments of ``Memory.close``. Rounding for the wire returns a small part of many entries; such entries
-    count as delivered.
-
-    Returns:
-        int32, ascending. Zeros do not count: a vector with shared indices sends held positions as zeros.
+    count as delivered. Zeros do not: a vector with shared indices sends held positions as zeros.
     """
     if vector.indices is None:
         nothing = np.empty_like(vector.values, shape=(0,), dtype=np.int32)

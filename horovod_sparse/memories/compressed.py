@@ -1,57 +1,13 @@
-"""Parts of the memories that compress the error: their options and the protocol of error compressors."""
+"""Parts of the memories that compress the error: their options and the choice of the error compressor."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
-from horovod_sparse.kernels.types import Array, Indices
 from horovod_sparse.memories.quantize import Quantization
 from horovod_sparse.memories.sketch import CountSketch
 from horovod_sparse.rules import BucketContext
 from horovod_sparse.rules.options import RuleOptions, integer, number, one_of
-
-
-class ErrorCompressor(Protocol):
-    """Unbiased approximation of a vector of the bucket's size, in less memory than the vector.
-
-    Attributes:
-        carries: Whether ``update`` keeps the held vector and adds only the changes, instead of encoding the buffer.
-    """
-
-    carries: bool
-
-    def rescale(self, factor: float) -> None:
-        """Multiply the held vector by a factor; 0 clears it."""
-        ...
-
-    def decode(self, buffer: Array, factor: float, *, add: bool = False) -> None:
-        """Set the buffer to factor * the held vector, or add that to it."""
-        ...
-
-    def update(self, buffer: Array, delivered: Indices, carried: float, step: int) -> None:
-        """Replace the held vector by the buffer plus (1 - carried) * the held vector.
-
-        Args:
-            buffer: Shape (n,), which started as ``carried`` times the held vector. Left unchanged if ``carried`` is 1.
-            delivered: Positions delivered since then, int32, ascending; there the buffer holds what was returned.
-            carried: Share of the held vector that is in the buffer, in [0, 1].
-            step: Number of the step; seeds its random numbers.
-        """
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the compressed data, not copied."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state from ``state_dict``."""
-        ...
-
-    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Return a state that holds the sum of several, all with NumPy arrays; with none, that of a zero vector."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +41,10 @@ class CompressedOptions(RuleOptions):
         )
 
 
-def compressor_for(context: BucketContext, options: CompressedOptions, part: int = 0) -> ErrorCompressor:
+def compressor_for(context: BucketContext, options: CompressedOptions, part: int = 0) -> CountSketch | Quantization:
     """Create the error compressor that the options name; several in one bucket differ in ``part``.
+
+    An error compressor holds an unbiased approximation of a vector of the bucket's size, in less memory.
 
     Raises:
         ValueError: The bucket is too small for a sketch.

@@ -8,6 +8,7 @@ from typing import Any
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels.scratch import SCRATCH
+from horovod_sparse.kernels.types import Indices
 from horovod_sparse.memories.base import delivered
 from horovod_sparse.memories.compressed import CompressedOptions, compressor_for
 from horovod_sparse.rules import BucketContext, Step
@@ -46,7 +47,11 @@ class Contractive:
         accumulator.put_back(returned)
         self._error.rescale(self._scale)
         gone = delivered(accumulator, vector, returned)
+        self._set_apart(accumulator, vector, gone)
         self._error.update(accumulator.buffer, gone, 1 - self._beta, self._step)
+
+    def _set_apart(self, accumulator: Accumulator, vector: SparseVector, gone: Indices) -> None:
+        """Take what is stored separately out of the buffer; nothing here."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the compressed error, not copied."""

@@ -10,17 +10,16 @@ import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import kernels_for, to_device
-from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Indices
-from horovod_sparse.memories.base import delivered
 from horovod_sparse.memories.compressed import CompressedOptions, compressor_for
+from horovod_sparse.memories.conef import Contractive
 from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.rules.options import one_of
 from horovod_sparse.rules.states import require_positions
 from horovod_sparse.vector import SparseVector
 
 
-class ImprovedContractive:
+class ImprovedContractive(Contractive):
     """Improved contractive error feedback: p = g + e + q, where q' = C(p - D - e') compresses what e' misses of p - D.
 
     Version 1: e' = C(p - D), with a second error compressor. Version 2: e' = Q(p - D), the largest entries of the
@@ -51,51 +50,40 @@ class ImprovedContractive:
                     "compressor='quantize', or version=2"
                 )
 
-    replaces_momentum = False
-
     def __init__(self, context: BucketContext, options: Options) -> None:
-        self._context = context
-        self._scale, self._step = 1.0, 0  # of the current step
-        # e: an error compressor in version 1, entries in version 2.
-        self._error = compressor_for(context, options, part=1) if options.version == 1 else None
+        super().__init__(context, options)
+        # e: an error compressor in version 1, entries in version 2. The base class holds q.
+        self._first = compressor_for(context, options, part=1) if options.version == 1 else None
         self._entries = SparseVector.empty(context.size, context.like)
-        self._rest = compressor_for(context, options)  # q
 
     def open(self, step: Step, scale: float) -> Accumulator:
         """Decode e + q into the scratch buffer that all buckets share."""
-        self._scale, self._step = scale, step.number
-        buffer = SCRATCH.empty(self._context.size, self._context.like)
-        self._rest.decode(buffer, scale)
-        if self._error is not None:
-            self._error.decode(buffer, scale, add=True)
-        entries = self._entries
+        accumulator = super().open(step, scale)
+        buffer, entries = accumulator.buffer, self._entries
+        if self._first is not None:
+            self._first.decode(buffer, scale, add=True)
         kernels_for(buffer).add(entries.indices, entries.values * buffer.dtype.type(scale), buffer)
-        return Accumulator(buffer, step.gradients, clear=step.clear)
+        return accumulator
 
-    def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
-        """Compress the entries that were not sent or were returned, and then what this compression misses."""
-        accumulator.settle()
-        accumulator.put_back(returned)
-        gone = delivered(accumulator, vector, returned)
-        self._rest.rescale(self._scale)
-        if self._error is not None:
-            self._error.rescale(self._scale)
-            self._error.update(accumulator.buffer, gone, 1.0, self._step)
-            self._error.decode(accumulator.buffer, -1.0, add=True)
+    def _set_apart(self, accumulator: Accumulator, vector: SparseVector, gone: Indices) -> None:
+        """Compress the error as e, and leave what this misses in the buffer."""
+        if self._first is not None:
+            self._first.rescale(self._scale)
+            self._first.update(accumulator.buffer, gone, 1.0, self._step)
+            self._first.decode(accumulator.buffer, -1.0, add=True)
         else:
             self._entries = self._take_entries(accumulator, 0 if vector.indices is None else len(vector), gone)
-        self._rest.update(accumulator.buffer, gone, 1.0, self._step)
 
     def _take_entries(self, accumulator: Accumulator, k: int, gone: Indices) -> SparseVector:
         """Take the k largest entries that q does not hold yet out of the buffer, except at the positions ``gone``."""
         buffer = accumulator.buffer
         came_back = buffer[gone]
-        if self._rest.carries:
-            self._rest.decode(buffer, -1.0, add=True)
+        if self._error.carries:
+            self._error.decode(buffer, -1.0, add=True)
         buffer[gone] = 0
         entries = accumulator.take_largest(min(k, accumulator.size // 2))
-        if self._rest.carries:
-            self._rest.decode(buffer, 1.0, add=True)
+        if self._error.carries:
+            self._error.decode(buffer, 1.0, add=True)
         buffer[gone] = came_back
         return entries
 
@@ -103,10 +91,10 @@ class ImprovedContractive:
         """Return both parts of the error, not copied."""
         entries = self._entries
         return {
-            "error": {} if self._error is None else self._error.state_dict(),
+            "error": {} if self._first is None else self._first.state_dict(),
             "indices": entries.indices,
             "values": entries.values,
-            "rest": self._rest.state_dict(),
+            "rest": self._error.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -114,11 +102,11 @@ class ImprovedContractive:
         if state["indices"].size != state["values"].size:
             raise ValueError(f"{state['values'].size} values do not match {state['indices'].size} indices of entries")
         require_positions(state["indices"], self._context.size, "indices of entries")
-        if self._error is not None:
-            self._error.load_state_dict(state["error"])
+        if self._first is not None:
+            self._first.load_state_dict(state["error"])
         indices, values = (to_device(state[key].copy(), self._context.like) for key in ("indices", "values"))
         self._entries = SparseVector(indices, values, self._context.size)
-        self._rest.load_state_dict(state["rest"])
+        self._error.load_state_dict(state["rest"])
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Merge e and q separately; entries at the same position are added."""
@@ -126,8 +114,8 @@ class ImprovedContractive:
         nothing = SparseVector.empty(size, np.empty(0, self._context.like.dtype))
         entries = nothing.plus(*(SparseVector(state["indices"], state["values"], size) for state in states))
         return {
-            "error": {} if self._error is None else self._error.merge([state["error"] for state in states]),
+            "error": {} if self._first is None else self._first.merge([state["error"] for state in states]),
             "indices": entries.indices,
             "values": entries.values,
-            "rest": self._rest.merge([state["rest"] for state in states]),
+            "rest": self._error.merge([state["rest"] for state in states]),
         }

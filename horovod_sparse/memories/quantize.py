@@ -24,7 +24,7 @@ class Quantization:
         part: Number of this error compressor within its bucket; part of the seed.
     """
 
-    carries = False
+    carries = False  # ``update`` encodes the buffer
 
     def __init__(self, context: BucketContext, bits: int, seed: int, part: int) -> None:
         self._kernels = kernels_for(context.like)
@@ -50,7 +50,7 @@ class Quantization:
         self._kernels.dequantize(self._codes, self._scales, buffer, self._bits, factor * self._factor, add=add)
 
     def update(self, buffer: Array, delivered: Indices, carried: float, step: int) -> None:
-        """Encode the buffer, after adding (1 - carried) * the held vector to it."""
+        """Encode the buffer, after adding (1 - carried) * the held vector to it; arguments: see ``CountSketch``."""
         del delivered  # these entries have already left the buffer
         if carried != 1:
             self.decode(buffer, 1 - carried, add=True)

@@ -31,7 +31,7 @@ class CountSketch:
         ValueError: The bucket is too small for a sketch to save anything.
     """
 
-    carries = True
+    carries = True  # ``update`` adds only the changes to the held vector
 
     def __init__(self, context: BucketContext, saving: float, rows: int, seed: int, part: int) -> None:
         self._kernels = kernels_for(context.like)
@@ -63,8 +63,14 @@ class CountSketch:
         Values that were decoded and are still in the buffer stay in their counters: encoding them again would multiply
         every counter by the number of positions that share it. A delivered position gives up its share of its counter,
         the best estimate of what it held. A counter never gives up more than it holds.
+
+        Args:
+            buffer: Shape (n,), which started as ``carried`` times the held vector. Left unchanged if ``carried`` is 1.
+            delivered: Positions delivered since then, int32, ascending; there the buffer holds what was returned.
+            carried: Share of the held vector that is in the buffer, in [0, 1].
+            step: Number of the step; seeds its random numbers, if there are any.
         """
-        del step  # deterministic
+        del step
         self._kernels.sketch_update(self._counters, buffer, delivered, self._rows, self._seed, carried)
 
     def state_dict(self) -> dict[str, Any]:

@@ -26,7 +26,6 @@ import threading
 import time
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from horovod_sparse.metrics import ranges
@@ -88,9 +87,7 @@ class _Recorder:
     def __enter__(self) -> None:
         self._start = self._time.event()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._time.add(self._name, self._details, self._start, self._time.event())
 
 

@@ -68,9 +68,8 @@ class Counts:
 
     def add(self, other: Counts) -> None:
         """Add the counts of another bucket."""
-        for one in fields(self):
-            mine, theirs = getattr(self, one.name), getattr(other, one.name)
-            setattr(self, one.name, mine + theirs)
+        for count in fields(self):
+            setattr(self, count.name, getattr(self, count.name) + getattr(other, count.name))
 
 
 def statistics(buckets: Mapping[int, Counts]) -> dict[str, float]:

@@ -17,11 +17,9 @@ class Device(Protocol):
 
     def Event(self, *, enable_timing: bool) -> Any:  # noqa: N802 - torch's name
         """Return an event with ``record``, ``query``, ``synchronize`` and ``elapsed_time`` (ms), as in torch."""
-        ...
 
     def synchronize(self) -> None:
         """Wait until the device has completed all work."""
-        ...
 
 
 class _Launched(NamedTuple):

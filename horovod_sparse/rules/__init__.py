@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -29,6 +29,7 @@ __all__ = [
     "Momentum",
     "RuleOptions",
     "SparseVector",
+    "Stateful",
     "Stateless",
     "Step",
     "alone",
@@ -174,6 +175,16 @@ class Step:
         return self.epoch
 
 
+class Stateful(Protocol):
+    """A rule whose state belongs to a checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that the next step depends on. Arrays are not copied: see ``snapshot``."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load a state from ``state_dict``."""
+
+
 class Stateless:
     """A rule with an empty state, so that checkpoints need no special case."""
 
@@ -188,15 +199,12 @@ class Stateless:
 
 
 def snapshot(state: dict[str, Any], earlier: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return a copy of a ``state_dict`` that later steps do not change.
+    """Return a copy of a ``state_dict`` that later steps do not change, each array on its own device.
 
     Args:
         state: Nested dictionaries of arrays, on any device, and of values that never change in place.
         earlier: A copy that is no longer needed. Its arrays are reused where they fit, because fresh memory costs a
             page fault every 4 KiB.
-
-    Returns:
-        The copy, each array on its own device.
     """
     earlier = earlier or {}
     return {key: _copy(value, earlier.get(key)) for key, value in state.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -16,19 +16,26 @@ _Rule = TypeVar("_Rule", bound=type)
 RESERVED = ("density", "sparsifier", "memory", "collective", "schedule", "dense_below", "bucket_bytes")
 
 
+def lookup(what: str, name: Any, known: Mapping[str, Any], hint: str = "") -> Any:
+    """Return the value of a known name; raise ValueError for any other, which ``what`` describes in the message."""
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"unknown {what} {name!r}; known are: {', '.join(known)}{hint}")
+    return known[name]
+
+
 class Registry(Mapping[str, Any]):
     """The rules of one kind, by name.
 
     Args:
         kind: "sparsifier", "memory", "collective" or "schedule".
         protocol: Methods and attributes that a rule of this kind must have.
-        rules: Built-in rules.
+        rules: Built-in rules; the name of each is that of its module.
     """
 
-    def __init__(self, kind: str, protocol: type, rules: Mapping[str, type]) -> None:
+    def __init__(self, kind: str, protocol: type, rules: Iterable[type]) -> None:
         self.kind = kind
         self._protocol = protocol
-        self._rules: dict[str, type] = dict(rules)
+        self._rules = {rule.__module__.rpartition(".")[2]: rule for rule in rules}
 
     def __getitem__(self, name: str) -> Any:
         return self._rules[name]
@@ -40,24 +47,12 @@ class Registry(Mapping[str, Any]):
         return len(self._rules)
 
     def find(self, name: Any) -> Any:
-        """Return the rule with a name.
-
-        Raises:
-            ValueError: The name is unknown.
-        """
-        if not isinstance(name, str) or name not in self._rules:
-            raise ValueError(
-                f"unknown {self.kind} {name!r}; known are: {', '.join(self)}; a custom {self.kind} must be registered "
-                "first, on every rank (import its module)"
-            )
-        return self._rules[name]
+        """Return the rule with a name; raise ValueError if it is unknown."""
+        hint = f"; a custom {self.kind} must be registered first, on every rank (import its module)"
+        return lookup(self.kind, name, self._rules, hint)
 
     def name_of(self, options: Any) -> str:
-        """Return the name of the rule that options belong to.
-
-        Raises:
-            ValueError: The options belong to none of these rules.
-        """
+        """Return the name of the rule that options belong to; raise ValueError if it is none of these."""
         for name, rule in self._rules.items():
             if rule.Options is type(options):  # type: ignore[attr-defined]
                 return name
@@ -85,11 +80,7 @@ class Registry(Mapping[str, Any]):
         return add
 
     def check(self, rule: Any) -> None:
-        """Check that a class satisfies the protocol of this kind of rule.
-
-        Raises:
-            ValueError: A member is missing or unusable; the message names it.
-        """
+        """Raise ValueError, which names a missing or unusable member, unless a class satisfies the protocol."""
         if not isinstance(rule, type):
             raise ValueError(f"a {self.kind} must be a class, not {rule!r}")
         about = f"the {self.kind} {rule.__qualname__}"
@@ -97,7 +88,7 @@ class Registry(Mapping[str, Any]):
         for name in self._protocol.__annotations__:
             if not hasattr(rule, name):
                 raise ValueError(f"{about} lacks the attribute {name}: see {self._protocol.__qualname__}")
-        for name, expected in vars(self._protocol).items():
+        for name, expected in inspect.getmembers(self._protocol):
             if isinstance(expected, property) and not hasattr(rule, name):
                 raise ValueError(f"{about} lacks the property {name}: see {self._protocol.__qualname__}")
             if inspect.isfunction(expected) and (name == "__init__" or name[0] != "_"):

@@ -16,12 +16,9 @@ _MAY_BE_INFINITE = "schedule"  # the norms of a schedule are NaN until they are 
 
 
 def require_like(state: Any, own: Any, name: str = "state") -> None:
-    """Raise unless two states have the same structure: keys, lists, and dtype and ndim of arrays.
+    """Raise ValueError with the first difference in structure of two states: keys, lists, and dtype and ndim of arrays.
 
     Lengths and numbers are checked by the rule that loads them; only the rule knows which are valid.
-
-    Raises:
-        ValueError: The structures differ; the message names the first difference.
     """
     if isinstance(own, Mapping):
         if not isinstance(state, Mapping) or state.keys() != own.keys():
@@ -38,11 +35,7 @@ def require_like(state: Any, own: Any, name: str = "state") -> None:
 
 
 def require_finite(state: Any, name: str) -> None:
-    """Raise if a residual, unit or threshold in nested dicts and lists is not finite: it would stay so for good.
-
-    Raises:
-        ValueError: A number is infinite or NaN; the message names its key.
-    """
+    """Raise ValueError with the key of a residual, unit or threshold that is not finite: it would stay so for good."""
     if isinstance(state, Mapping):
         for key, value in state.items():
             if key != _MAY_BE_INFINITE:

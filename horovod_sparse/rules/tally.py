@@ -26,14 +26,11 @@ class StepSums(NamedTuple):
 
 
 class Tally:
-    """Sums over the buckets of one model, available when the next step begins.
+    """Sums of ``count`` numbers over the buckets of one model, available when the next step begins.
 
     During backward, the buckets of a model are exchanged one by one in the order of their numbers, each at most once in
     a step. The sums of a step are therefore incomplete until it ends. The first bucket of the next step reduces them
     over the ranks in one short message.
-
-    Args:
-        count: How many numbers each bucket adds.
     """
 
     def __init__(self, count: int) -> None:

@@ -98,7 +98,6 @@ class ReusedThreshold:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state that ``state_dict`` returned."""
         self.value = checked_number(state["value"], "value of the threshold")
-        self._k = checked_integer(state["k"], "k of the threshold")
-        self._left = checked_integer(state["left"], "left of the threshold")
-        self._exact = checked_integer(state["exact"], "exact of the threshold")
+        keys = ("k", "left", "exact")
+        self._k, self._left, self._exact = (checked_integer(state[key], f"{key} of the threshold") for key in keys)
         self._distrust = checked_integer(state["distrust"], "distrust of the threshold", least=1)

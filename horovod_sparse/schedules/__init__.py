@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from horovod_sparse.rules import BucketContext, Step
+from horovod_sparse.rules import BucketContext, Stateful, Step
 from horovod_sparse.rules.registry import Registry
 from horovod_sparse.schedules.accordion import Accordion
 from horovod_sparse.schedules.constant import Constant
@@ -13,7 +13,7 @@ from horovod_sparse.schedules.gravac import GraVAC
 from horovod_sparse.schedules.warmup import WarmUp
 
 
-class Schedule(Protocol):
+class Schedule(Stateful, Protocol):
     """Density of one bucket over time, built from the bucket's context, the configured density and the rule's options.
 
     All ranks make the same decisions, based on the step or on numbers that are averaged over the ranks.
@@ -35,7 +35,6 @@ class Schedule(Protocol):
 
         Called once in every step, except in those that are skipped because of gradients that are not finite.
         """
-        ...
 
     def choose(self, squares: Sequence[float], rest: Callable[[], float]) -> tuple[int | None, Sequence[float]]:
         """Choose between several candidates, once the entries of each are known on this rank.
@@ -47,26 +46,8 @@ class Schedule(Protocol):
         Returns:
             The index of the candidate to send, or None for everything, and the gains that the choice is based on.
         """
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next step depends on."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state from ``state_dict``."""
-        ...
 
 
-SCHEDULES = Registry(
-    "schedule",
-    Schedule,
-    {
-        "constant": Constant,
-        "warmup": WarmUp,
-        "gravac": GraVAC,
-        "accordion": Accordion,
-    },
-)
+SCHEDULES = Registry("schedule", Schedule, [Constant, WarmUp, GraVAC, Accordion])
 
 __all__ = ["SCHEDULES", "Accordion", "Constant", "GraVAC", "Schedule", "WarmUp"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.rules import BucketContext, Step
+from horovod_sparse.rules import BucketContext, Stateful, Step
 from horovod_sparse.rules.registry import Registry
 from horovod_sparse.sparsifiers.base import Base
 from horovod_sparse.sparsifiers.dgc import DGCSampling
@@ -21,7 +21,7 @@ from horovod_sparse.sparsifiers.topk import TopK
 from horovod_sparse.vector import SparseVector
 
 
-class Sparsifier(Protocol):
+class Sparsifier(Stateful, Protocol):
     """Selection rule of one bucket, built from the bucket's context and the rule's options.
 
     Invariant: acc before = acc after + vector. Selected entries leave the accumulator.
@@ -41,39 +41,18 @@ class Sparsifier(Protocol):
 
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
         """Move about k entries out of the accumulator; all ranks call this in the same step."""
-        ...
 
     def narrow(self, vector: SparseVector, k: int, step: Step) -> SparseVector:
         """Return about k entries of a vector that was taken in the same step; called only if ``narrows`` is true.
 
         Ranks with the same indices in the vector get the same indices in the result.
         """
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return everything that the next step depends on. Arrays are not copied: see ``rules.snapshot``."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state from ``state_dict``."""
-        ...
 
 
 SPARSIFIERS = Registry(
     "sparsifier",
     Sparsifier,
-    {
-        "topk": TopK,
-        "reusedtopk": ReusedTopK,
-        "randomblock": RandomBlock,
-        "randomk": RandomK,
-        "threshold": Threshold,
-        "gaussiank": GaussianK,
-        "dgc": DGCSampling,
-        "redsync": RedSync,
-        "stable": StableTopK,
-        "multilevel": MultiLevel,
-    },
+    [TopK, ReusedTopK, RandomBlock, RandomK, Threshold, GaussianK, DGCSampling, RedSync, StableTopK, MultiLevel],
 )
 
 __all__ = [

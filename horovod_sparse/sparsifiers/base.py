@@ -13,17 +13,7 @@ from horovod_sparse.vector import SparseVector
 
 
 class Base(Stateless):
-    """Base class of the sparsifiers.
-
-    Attributes:
-        shares_indices: Whether all ranks select the same positions, so that only values need to be sent.
-        replicated: Whether the state is the same on every rank, so that it can be loaded with another world size.
-        narrows: Whether ``narrow`` can reduce a vector to fewer entries.
-
-    Args:
-        context: The bucket and the rank.
-        options: The rule's options.
-    """
+    """Base class of the sparsifiers, with the attributes that most of them have."""
 
     shares_indices = False
     replicated = True

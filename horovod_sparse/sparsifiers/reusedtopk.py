@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.kernels.types import Array
 from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.rules.options import integer, number
 from horovod_sparse.rules.threshold import LOW, UP, ReusedThreshold
@@ -63,7 +62,7 @@ class ReusedTopK(Fused):
                 return vector
             threshold.failed()
             vector = self._exactly(k, vector, accumulator)
-        threshold.renew(_smallest(vector.values), k)
+        threshold.renew(float(np.abs(vector.values).min()) if len(vector) else 0.0, k)
         return vector
 
     def _exactly(self, k: int, vector: SparseVector, accumulator: Accumulator) -> SparseVector:
@@ -79,8 +78,3 @@ class ReusedTopK(Fused):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state from ``state_dict``."""
         self._threshold.load_state_dict(state)
-
-
-def _smallest(values: Array) -> float:
-    """Return the smallest magnitude; 0 if there are no values."""
-    return float(np.abs(values).min()) if values.size else 0.0

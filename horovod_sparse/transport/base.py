@@ -6,7 +6,7 @@ import itertools
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -15,6 +15,8 @@ from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.transport.slots import Slots
 from horovod_sparse.transport.traffic import RING_BYTES, Traffic
+
+T = TypeVar("T")
 
 # A longer message would overflow MPI's counts, which are C ints.
 MAX_MESSAGE_BYTES = 2**31 - 1
@@ -123,12 +125,9 @@ class Transport(ABC):
         return self.send_all([message], [rank], message)[0]
 
     def send_all(self, messages: Iterable[Array], ranks: Sequence[int], like: Array) -> list[Sending]:
-        """Start sending several messages. Messages on a GPU are synchronized once for all of them.
+        """Start sending a message to each of several ranks.
 
-        Args:
-            messages: One message per destination.
-            ranks: Destinations.
-            like: Array on the device of the messages.
+        Messages on a GPU are synchronized once for all of them. ``like`` is an array on their device.
 
         Raises:
             RuntimeError: A message is longer than ``MAX_MESSAGE_BYTES``.
@@ -141,12 +140,7 @@ class Transport(ABC):
         return message
 
     def receive(self, rank: int, like: Array) -> Receiving:
-        """Wait for the next message from a rank, of any length, and start receiving it.
-
-        Args:
-            rank: Source.
-            like: Array on the device that will hold the message.
-        """
+        """Wait for the next message from a rank, of any length, and start receiving it on the device of ``like``."""
         nbytes, receiving = self._receive(rank, like)
         self.traffic.receive(nbytes)
         return receiving
@@ -164,10 +158,8 @@ class Transport(ABC):
         self._check_length(max(lengths))
         if self.size == 1:
             return [message]
-        starts, end = [], 0
-        for length in lengths:
-            starts.append(end)
-            end += -(-length // _ALIGNMENT) * _ALIGNMENT
+        aligned = (-(-length // _ALIGNMENT) * _ALIGNMENT for length in lengths)
+        *starts, end = itertools.accumulate(aligned, initial=0)
         gathered = SCRATCH.empty(end, message)
         parts = [gathered[start : start + length] for start, length in zip(starts, lengths, strict=True)]
         parts[self.rank][:] = message
@@ -260,19 +252,14 @@ class Transport(ABC):
 
         All ranks start their operations in the same order. The first round is not counted in ``traffic``: it is the
         caller who knows whether it waits for that round alone.
-
-        Args:
-            values: One-dimensional array of integers or floating-point numbers; not modified.
         """
         if self.size == 1:
             return Sum(values.copy)
         if values.dtype.kind in "iu" and values.nbytes * self.size > _GATHERED_SUM_TOTAL:
             return self._sum_integers(values)
-        return (
-            self._sum_regions(values, SCRATCH.empty(values.size, values))
-            if self._in_regions(values)
-            else self._sum_gathered(values)
-        )
+        if self._in_regions(values):
+            return self._sum_regions(values, SCRATCH.empty(values.size, values))
+        return self._sum_gathered(values)
 
     def _in_regions(self, values: Array) -> bool:
         """Return whether a sum of floating-point numbers takes fewer bytes or fewer rounds."""
@@ -287,8 +274,7 @@ class Transport(ABC):
 
         def finish() -> Array:
             wait()
-            summed: Array = to_device(total, values)
-            return summed
+            return to_device(total, values)
 
         return Sum(finish)
 
@@ -304,8 +290,7 @@ class Transport(ABC):
             total = rows[0]
             for row in rows[1:]:
                 total += row
-            summed: Array = to_device(total, values)
-            return summed
+            return to_device(total, values)
 
         return Sum(finish)
 
@@ -329,27 +314,6 @@ class Transport(ABC):
             return total
 
         return Sum(finish)
-
-    def broadcast(self, message: Array, length: int) -> Array:
-        """Return rank 0's message. A collective operation.
-
-        Args:
-            message: Message on rank 0; on the other ranks, an array on the device that will hold the message.
-            length: Length of the message in bytes; the same on every rank.
-
-        Raises:
-            RuntimeError: The message is longer than ``MAX_MESSAGE_BYTES``. Raised on all ranks.
-        """
-        self._check_length(length)
-        if self.size == 1:
-            return message
-        if self.rank > 0:
-            message = np.empty(length, np.uint8, like=message)
-            self.traffic.receive(length)
-        self.traffic.rounds += 1
-        self._broadcast(message)
-        self.traffic.send(round(length * (self.size - 1) / self.size))
-        return message
 
     # Operations on Python objects, for construction, checkpoints and reports. Their traffic is not counted.
 
@@ -379,15 +343,6 @@ class Transport(ABC):
         self._broadcast(content)
         return item if self.rank == 0 else _decoded(content)
 
-    def gather_object(self, item: Any) -> list[Any] | None:
-        """Return every rank's object, in rank order, on rank 0 and None elsewhere. A collective operation."""
-        if self.rank > 0:
-            (sending,) = self._send_all([np.frombuffer(pickle.dumps(item), np.uint8)], [0], np.empty(0, np.uint8))
-            sending.wait()
-            return None
-        others = (self._receive(rank, np.empty(0, np.uint8))[1].wait() for rank in range(1, self.size))
-        return [item, *map(_decoded, others)]
-
     @abstractmethod
     def barrier(self, pause: float = 0.0) -> None:
         """Wait until all ranks have called this method.
@@ -412,14 +367,15 @@ class Transport(ABC):
         Args:
             node_ranks: Number of consecutive ranks that count as one node, at least 1; None: ranks that share memory.
         """
-        nodes: Nodes = self.keep(nodes_of(node_ranks), lambda: self._split(node_ranks))
+        nodes = self.keep(nodes_of(node_ranks), lambda: self._split(node_ranks))
         return Nodes(nodes.number, nodes.own.channel(), nodes.leaders and nodes.leaders.channel())
 
-    def keep(self, name: str, make: Callable[[], Any]) -> Any:
+    def keep(self, name: str, make: Callable[[], T]) -> T:
         """Return the object of this name that all channels of the connection share. The first call creates it."""
         if name not in self._kept:
             self._kept[name] = make()
-        return self._kept[name]
+        kept: T = self._kept[name]
+        return kept
 
     # Messages between control threads
 

@@ -16,9 +16,6 @@ def own_cores(transport: Transport) -> int:
 
     The result is at least 1 and at most OMP_NUM_THREADS, or ``torch.get_num_threads()`` if torch is loaded. The first
     call on a connection is a collective operation.
-
-    Args:
-        transport: Transport that keeps the result.
     """
     return max(1, min(int(_share(transport) + 1e-9), _limit(os.environ)))
 
@@ -44,8 +41,7 @@ def _share(transport: Transport) -> float:
         mine = _affinity()
         return share(mine, transport.by_node(None).own.allgather_object(mine))
 
-    cores: float = transport.keep("cores", collect)
-    return cores
+    return transport.keep("cores", collect)
 
 
 def share(mine: Iterable[int], everyones: Iterable[Iterable[int]]) -> float:
@@ -60,9 +56,7 @@ def share(mine: Iterable[int], everyones: Iterable[Iterable[int]]) -> float:
 
 
 def _affinity() -> list[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return sorted(os.sched_getaffinity(0))
-    return list(range(os.cpu_count() or 1))
+    return sorted(os.sched_getaffinity(0))
 
 
 def _limit(environment: Mapping[str, str]) -> int:

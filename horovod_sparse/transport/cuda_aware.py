@@ -44,8 +44,11 @@ def cuda_aware() -> bool:
     setting = os.environ.get(VARIABLE, "auto")
     if setting not in ("0", "1", "auto"):
         raise ValueError(f"{VARIABLE} must be 0, 1 or auto, not {setting!r}")
-    if setting == "1":
-        _try_out()
+    if setting == "1" and (reason := _why_not()):
+        raise RuntimeError(
+            f"{VARIABLE} is 1, but this MPI cannot send arrays in GPU memory: {reason}. Set it to 0 or unset it to "
+            "send messages through host memory, or use an MPI that was built with CUDA"
+        )
     return setting == "1" or (setting == "auto" and bool(ask_library()))
 
 
@@ -63,15 +66,6 @@ def mpi_libraries() -> list[str]:
     mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     pattern = re.compile(r"/libmpi(?!_?cxx|_mpifh|_use|fort)[^/]*[.]so[.0-9]*$")
     return sorted({os.path.realpath(name) for name in mapped if pattern.search(name)})
-
-
-def _try_out() -> None:
-    reason = _why_not()
-    if reason:
-        raise RuntimeError(
-            f"{VARIABLE} is 1, but this MPI cannot send arrays in GPU memory: {reason}. Set it to 0 or unset it to "
-            "send messages through host memory, or use an MPI that was built with CUDA"
-        )
 
 
 @functools.cache

@@ -9,7 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
 
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.transport.base import Nodes, Receiving, Sending, Transport
@@ -24,12 +26,7 @@ class RankFailedError(RuntimeError):
 
 
 class _Group:
-    """State shared by the ranks of a group.
-
-    Args:
-        members: Thread numbers of the group's ranks.
-        threads: All threads of ``run_ranks``.
-    """
+    """State shared by the ranks of a group, with the thread numbers ``members``."""
 
     def __init__(self, members: list[int], threads: _Threads) -> None:
         self.members = members
@@ -110,29 +107,26 @@ class _Threads:
 
 
 class InProcessTransport(Transport):
-    """Transport between threads; created by ``run_ranks``.
-
-    Args:
-        threads: All threads of ``run_ranks``.
-        group: Group of the ranks of this transport.
-        rank: Rank of this thread in the group.
-    """
+    """Transport between threads; created by ``run_ranks``."""
 
     def __init__(self, threads: _Threads, group: _Group, rank: int) -> None:
         super().__init__(rank, len(group.members), None)
         self._threads = threads
         self._group = group
 
-    def _start(self, operation: str, item: Any) -> Callable[[], list[Any]]:
-        """Start an operation; return what waits for all ranks' items, and raises if one is in another operation."""
+    def _start(self, operation: str, item: Any, use: Callable[[list[Any]], Any] = list) -> Callable[[], Any]:
+        """Start an operation; return what waits for all ranks' items and uses them.
+
+        It raises if a rank is in another operation.
+        """
         wait = self._group.start(self.rank, (operation, item))
 
-        def finish() -> list[Any]:
+        def finish() -> Any:
             everyones = wait()
             for rank, (theirs, _) in enumerate(everyones):
                 if theirs != operation:
                     raise RuntimeError(f"rank {self.rank} is in {operation}, but rank {rank} is in {theirs}")
-            return [theirs for _, theirs in everyones]
+            return use([theirs for _, theirs in everyones])
 
         return finish
 
@@ -140,11 +134,9 @@ class InProcessTransport(Transport):
 
     def _send_all(self, messages: Iterable[Array], ranks: Sequence[int], like: Array) -> list[Sending]:
         del like
-        return [self._send(message, rank) for message, rank in zip(messages, ranks, strict=True)]
-
-    def _send(self, message: Array, rank: int) -> Sending:
-        self._group.messages[self.rank, rank].put(message.copy())
-        return _SENT
+        for message, rank in zip(messages, ranks, strict=True):
+            self._group.messages[self.rank, rank].put(message.copy())
+        return [_Done()] * len(ranks)
 
     def _receive(self, rank: int, like: Array) -> tuple[int, Receiving]:
         del like
@@ -155,13 +147,17 @@ class InProcessTransport(Transport):
                 message = arrived.get(timeout=_POLL)
             if message is None and self._group.left() is not None and arrived.empty():
                 raise self._group.failure()
-        return message.nbytes, _Received(message)
+        return message.nbytes, _Done(message)
 
     def _swap(self, message: Array, starts: Sequence[int], lengths: Sequence[int], received: Array) -> Iterator[Array]:
         del received
         start, end = starts[self.rank], starts[self.rank] + lengths[self.rank]
         wait = self._start("a sum", message.copy())
-        return (theirs[start:end] for theirs in _later(wait))
+
+        def parts() -> Iterator[Array]:
+            yield from (theirs[start:end] for theirs in wait())
+
+        return parts()
 
     def _gather(self, gathered: Array, starts: Sequence[int], lengths: Sequence[int]) -> None:
         parts = [slice(start, start + length) for start, length in zip(starts, lengths, strict=True)]
@@ -170,23 +166,13 @@ class InProcessTransport(Transport):
             gathered[part] = everyones[rank]
 
     def _start_gather(self, rows: Array) -> Callable[[], None]:
-        wait = self._start("an allgather", rows[self.rank].copy())
-
-        def finish() -> None:
-            rows[:] = wait()
-
-        return finish
+        return self._start("an allgather", rows[self.rank].copy(), lambda everyones: np.copyto(rows, everyones))
 
     def _broadcast(self, message: Array) -> None:
         message[:] = self._start("a broadcast", message.copy() if self.rank == 0 else None)()[0]
 
     def _start_sum(self, values: Array) -> Callable[[], None]:
-        wait = self._start("a sum", values.copy())
-
-        def finish() -> None:
-            values[:] = sum(wait())
-
-        return finish
+        return self._start("a sum", values.copy(), lambda everyones: np.copyto(values, sum(everyones)))
 
     def barrier(self, pause: float = 0.0) -> None:
         """Wait until all ranks have called this method; ``pause`` is ignored."""
@@ -244,40 +230,17 @@ class InProcessTransport(Transport):
         return arrived
 
 
-def _later(wait: Callable[[], list[T]]) -> Iterator[T]:
-    """Yield the items of a list that is waited for when the first of them is needed."""
-    yield from wait()
+class _Done(NamedTuple):
+    """Message that has arrived, or was copied when it was sent."""
 
+    message: Any = None
 
-class _Sent:
-    """Outgoing message, already copied."""
-
-    def wait(self) -> None:
-        pass
-
-
-_SENT = _Sent()
-
-
-class _Received:
-    """Incoming message, already received."""
-
-    def __init__(self, message: Array) -> None:
-        self._message = message
-
-    def wait(self) -> Array:
-        return self._message
+    def wait(self) -> Any:
+        return self.message
 
 
 def run_ranks(size: int, program: Callable[[Transport], T]) -> list[T]:
-    """Run a program on threads that are the ranks of one group.
-
-    Args:
-        size: Number of ranks.
-        program: Function of the transport of its rank.
-
-    Returns:
-        Result of the program on each rank.
+    """Run a program on threads that are the ranks of one group, and return its result on each rank.
 
     Raises:
         BaseException: The error of the first rank that failed. Ranks that wait for others in a group with that rank

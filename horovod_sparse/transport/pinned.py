@@ -17,11 +17,7 @@ _BYTE = np.dtype(np.uint8)
 
 
 class Block:
-    """Block of pinned memory, with an event that marks the end of its last copy.
-
-    Args:
-        size: Size in bytes.
-    """
+    """Block of ``size`` bytes of pinned memory, with an event that marks the end of its last copy."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -26,10 +26,9 @@ class Slots:
         self._recent: deque[Sequence[int]] = deque(maxlen=_CALLS)  # lengths in the last calls
 
     def adapt(self, lengths: Sequence[int]) -> None:
-        """Choose the size for the next call: sufficient if lengths vary as in the last calls, and never wasteful.
+        """Choose the size for the next call, given the lengths of all ranks' messages in this call.
 
-        Args:
-            lengths: Lengths of all ranks' messages in this call.
+        It is sufficient if lengths vary as in the last calls, and never wasteful.
         """
         self._recent.append(lengths)
         longest, shortest = max(map(max, self._recent)), min(map(min, self._recent))

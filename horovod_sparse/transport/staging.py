@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,53 +21,33 @@ if TYPE_CHECKING:
     from horovod_sparse.transport.pinned import Block, Pool
 
 
-class Buffer(Protocol):
-    """Memory that MPI reads a message from, or writes it to.
+class Buffer:
+    """Memory that MPI reads a message from, or writes it to: the message itself.
 
     Attributes:
         array: Memory of the buffer (uint8).
     """
 
-    @property
-    def array(self) -> Array:
-        """Memory of the buffer (uint8)."""
+    def __init__(self, array: Array) -> None:
+        self.array = array
 
     def close(self) -> None:
         """Release the buffer, after copying a received message to its target on the current stream."""
 
 
-class _InPlace(NamedTuple):
-    """Buffer that is the message itself."""
-
-    array: Array
-
-    def close(self) -> None:
-        pass
-
-
-class Path(Protocol):
-    """Path of arrays to and from MPI: provides the buffers of messages."""
+class Path:
+    """Path of arrays to and from MPI: provides the buffers of messages. This one uses host arrays as buffers."""
 
     def outgoing(self, messages: Iterable[Array]) -> Iterable[Buffer]:
-        """Return buffers that hold the messages, ready to be sent."""
+        """Return buffers that hold the messages, lazily: the first may be sent before the last exists."""
+        return map(Buffer, messages)
 
     def incoming(self, targets: Iterable[Array]) -> Iterable[Buffer]:
         """Return buffers that receive messages for the targets."""
+        return map(Buffer, targets)
 
 
-class InPlace:
-    """Path that uses host arrays as buffers."""
-
-    def outgoing(self, messages: Iterable[Array]) -> Iterable[Buffer]:
-        """Return the messages lazily: the first may be sent before the last exists."""
-        return map(_InPlace, messages)
-
-    def incoming(self, targets: Iterable[Array]) -> Iterable[Buffer]:
-        """Return the targets."""
-        return map(_InPlace, targets)
-
-
-class CudaAware(InPlace):
+class CudaAware(Path):
     """Path that uses device arrays as buffers, after synchronizing the current stream.
 
     MPI ignores CUDA streams. Targets need the synchronization, too: a new array may reuse memory that kernels of a
@@ -76,18 +56,18 @@ class CudaAware(InPlace):
 
     def outgoing(self, messages: Iterable[Array]) -> Iterable[Buffer]:
         """Return the messages, after one synchronization for all of them."""
+        import cupy
+
         buffers = list(super().outgoing(messages))
-        _synchronize()
+        cupy.cuda.get_current_stream().synchronize()
         return buffers
 
     def incoming(self, targets: Iterable[Array]) -> Iterable[Buffer]:
         """Return the targets, after one synchronization for all of them."""
-        buffers = list(super().incoming(targets))
-        _synchronize()
-        return buffers
+        return self.outgoing(targets)
 
 
-class Staged:
+class Staged(Path):
     """Path that copies device arrays to and from pinned host memory, on the current stream."""
 
     def __init__(self) -> None:
@@ -110,7 +90,7 @@ class Staged:
         return [_Staged(self._pool(), target, arrives=True) for target in targets]
 
 
-class _Staged:
+class _Staged(Buffer):
     """Staging buffer in pinned memory.
 
     Args:
@@ -119,14 +99,12 @@ class _Staged:
         arrives: Whether the message is received: ``close`` then copies it to the array.
     """
 
-    __slots__ = ("_arrives", "_message", "_pool", "array", "block")
-
     def __init__(self, pool: Pool, message: Array, *, arrives: bool = False) -> None:
         self._pool = pool
         self._message = message
         self._arrives = arrives
         self.block: Block = pool.lend(message.nbytes)
-        self.array = self.block.view(message.nbytes)
+        super().__init__(self.block.view(message.nbytes))
 
     def close(self) -> None:
         if self._arrives:
@@ -134,15 +112,7 @@ class _Staged:
         self._pool.give_back(self.block)
 
 
-def _synchronize() -> None:
-    """Synchronize the current stream."""
-    import cupy
-
-    cupy.cuda.get_current_stream().synchronize()
-
-
-IN_PLACE, CUDA_AWARE = InPlace(), CudaAware()
-_staged = functools.cache(Staged)  # created on first use, as it needs CuPy
+IN_PLACE, CUDA_AWARE = Path(), CudaAware()
 
 
 def path_for(like: Any) -> Path:
@@ -157,6 +127,7 @@ def path_for(like: Any) -> Path:
     return CUDA_AWARE if cuda_aware() else staged()
 
 
+@functools.cache
 def staged() -> Path:
-    """Return the path through pinned host memory."""
-    return _staged()
+    """Return the path through pinned host memory; the first call needs CuPy."""
+    return Staged()

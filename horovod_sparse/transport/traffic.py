@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 # From this many bytes in total on, an allgather of P ranks takes P - 1 messages around a ring; below, log2 P messages.
 RING_BYTES = 1 << 18
@@ -44,8 +44,5 @@ class Traffic:
 
     def add(self, other: Traffic) -> None:
         """Add the counts of another part of the exchange."""
-        self.bytes_sent += other.bytes_sent
-        self.messages_sent += other.messages_sent
-        self.bytes_received += other.bytes_received
-        self.messages_received += other.messages_received
-        self.rounds += other.rounds
+        for counter in fields(self):
+            setattr(self, counter.name, getattr(self, counter.name) + getattr(other, counter.name))

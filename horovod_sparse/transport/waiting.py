@@ -11,7 +11,6 @@ import functools
 import logging
 import os
 import resource
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -125,6 +124,4 @@ def _poll(poll: Callable[[], T], pause: float) -> T:
 
 def _sleep_precisely() -> bool:
     """Let this thread's sleeps end on time; by default, Linux lets them end up to 50 us late."""
-    if sys.platform != "linux":
-        return False
     return bool(ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0) == 0)

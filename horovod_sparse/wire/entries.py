@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -21,20 +21,6 @@ Entries: TypeAlias = tuple[Indices, Array]
 NEVER = MAX_SIZE + 1
 
 _ALIGNMENT = 8
-
-
-class Rounding(NamedTuple):
-    """Rounded values and rounding errors, which sum exactly to the original values.
-
-    Attributes:
-        values: Values that the wire format represents exactly.
-        error: Rounding errors; None if nothing is rounded.
-        wire: Wire that packs these values, or some of them, without further rounding.
-    """
-
-    values: Array
-    error: Array | None
-    wire: Wire
 
 
 @dataclass(frozen=True)
@@ -59,10 +45,15 @@ class Wire:
         """The same wire for values that are sent without conversion."""
         return replace(self, format=Exact(self.format.own))
 
-    def round(self, values: Array) -> Rounding:
-        """Split values into values that the format represents and the rounding errors."""
+    def round(self, values: Array) -> tuple[Array, Array | None, Wire]:
+        """Split values into values that the format represents and the rounding errors, which sum exactly to the values.
+
+        Returns:
+            The rounded values; the errors, None if nothing is rounded; the wire that packs the rounded values, or some
+            of them, without further rounding.
+        """
         rounded, error, format_ = self.format.round(values)
-        return Rounding(rounded, error, replace(self, format=format_))
+        return rounded, error, replace(self, format=format_)
 
     def pack(self, entries: Entries) -> Array:
         """Pack entries into a message; exact for values that ``round`` returned together with this wire."""
@@ -121,11 +112,7 @@ class Wire:
         return entries
 
     def unpack_values(self, messages: Sequence[Array]) -> list[Array]:
-        """Unpack the values of ``pack_all`` messages.
-
-        Raises:
-            ValueError: A message is damaged, or has another version or format.
-        """
+        """Unpack the values of ``pack_all`` messages, as ``unpack_all``."""
         headers = self._headers(messages)
         return [self._read_values(header, message)[0] for header, message in zip(headers, messages, strict=True)]
 
@@ -148,14 +135,12 @@ class Wire:
 def _read_positions(header: Header, part: Array, end: int) -> Indices:
     """Return the positions from the last part of a message."""
     if header.positions is Positions.CODED:
-        decoded: Indices = kernels_for(part).decode_indices(part, header.count, header.first, header.bits, end)
-        return decoded
+        return kernels_for(part).decode_indices(part, header.count, header.first, header.bits, end)
     expected = 4 * header.count if header.positions is Positions.PLAIN else 0
     if part.size != expected or header.bits:
         raise ValueError(f"a message of {header.count} entries has {part.size} bytes of positions, not {expected}")
     if header.positions is Positions.PLAIN:
-        indices: Indices = part.view(np.int32)
-        return indices
+        return part.view(np.int32)
     if header.first + header.count > end:
         raise ValueError(f"a message has {header.count} positions from {header.first} on, but the vector has {end}")
     return np.arange(header.first, header.first + header.count, dtype=np.int32, like=part)

@@ -22,11 +22,8 @@ _LEAST_SHIFT = 16
 class Exact:
     """Format that stores values without conversion, and without a copy where possible.
 
-    Args:
-        own: Dtype of the values, float32 or float64.
-
     Attributes:
-        own: Dtype of the values.
+        own: Dtype of the values, float32 or float64.
         kind: Number of the format in messages.
         width: Bytes per value.
         levels: Parameters of the format in a message's header, ``top`` and ``shift``; (0, 0) if it has none.
@@ -54,21 +51,15 @@ class Exact:
 
     def write(self, values: Array) -> Array:
         """Return the values as bytes (uint8)."""
-        written: Array = values.view(np.uint8)
-        return written
+        return values.view(np.uint8)
 
     def read(self, part: Array, count: int) -> Array:
         """Return the values stored in bytes."""
         del count
-        values: Array = part.view(self.own)
-        return values
+        return part.view(self.own)
 
     def described(self, levels: tuple[int, int]) -> Exact:
-        """Return the format of a message with these levels in its header.
-
-        Raises:
-            ValueError: The levels are invalid for this format.
-        """
+        """Return the format of a message with these levels in its header; raise ValueError if they are invalid."""
         if levels != (0, 0):
             raise ValueError(f"a message has levels {levels}, but its format has none")
         return self
@@ -77,9 +68,8 @@ class Exact:
 class Narrow(Exact):
     """Format that rounds values to a narrower floating-point dtype.
 
-    Call ``round`` before ``write``: ``write`` rounds, too, but does not return the errors. Values beyond the largest
-    finite number of the format saturate at it. If the error itself would have to be rounded (float32 with float16: from
-    about 2**29 on), the rounded value is 0 and the error is the value. Infinity and NaN are unchanged.
+    Call ``round`` before ``write``: ``write`` rounds, too, but does not return the errors. ``Kernels.round_values``
+    describes the rounding.
 
     Args:
         own: Dtype of the values, float32 or float64.
@@ -98,14 +88,12 @@ class Narrow(Exact):
 
     def write(self, values: Array) -> Array:
         """Return the rounded values as bytes."""
-        written: Array = kernels_for(values).narrow(values, self._name)
-        return written
+        return kernels_for(values).narrow(values, self._name)
 
     def read(self, part: Array, count: int) -> Array:
         """Return the stored values in the dtype ``own``."""
         del count
-        values: Array = kernels_for(part).widen(part, self._name, self.own)
-        return values
+        return kernels_for(part).widen(part, self._name, self.own)
 
 
 class Logarithmic(Exact):
@@ -152,13 +140,11 @@ class Logarithmic(Exact):
 
     def write(self, values: Array) -> Array:
         """Return the values as codes."""
-        codes: Array = kernels_for(values).encode_levels(values, self._bits, *self.levels)
-        return codes
+        return kernels_for(values).encode_levels(values, self._bits, *self.levels)
 
     def read(self, part: Array, count: int) -> Array:
         """Return the values of the codes."""
-        values: Array = kernels_for(part).decode_levels(part, count, self._bits, *self.levels, self.own)
-        return values
+        return kernels_for(part).decode_levels(part, count, self._bits, *self.levels, self.own)
 
     def described(self, levels: tuple[int, int]) -> Exact:
         """Return the same format with the levels of a message; raise ValueError if they are invalid."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -28,10 +29,6 @@ def held(monkeypatch):
     monkeypatch.setattr(store, "write", patiently)
     yield event
     event.set()
-
-
-def fail(*_):
-    raise OSError("no space")
 
 
 def steps(folder):
@@ -100,7 +97,7 @@ def test_a_failure_is_told_at_once_and_by_the_next_call_which_saves(
     last = comm.Get_size() - 1
     with monkeypatch.context() as patched:
         if comm.Get_rank() == last:
-            patched.setattr(store, "write", fail)
+            patched.setattr(store, "write", Mock(side_effect=OSError("no space")))
         checkpoints.async_save(1, **run.states)
         message = f"step 1 could not be saved: rank {last}: no space"
         assert refusal(comm, checkpoints.wait) == message

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -71,10 +72,7 @@ def test_a_folder_that_was_deleted_and_made_again_is_locked_again(tmp_path):
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_is_told_once(tmp_path, monkeypatch, caplog, number):
-    def refuse(*_):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "lockf", refuse)
+    monkeypatch.setattr(fcntl, "lockf", Mock(side_effect=OSError(number, os.strerror(number))))
     lock.hold(tmp_path)
     lock.hold(tmp_path)
     (record,) = caplog.records
@@ -82,10 +80,7 @@ def test_a_file_system_without_locks_is_told_once(tmp_path, monkeypatch, caplog,
 
 
 def test_another_error_is_not_hidden(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(fcntl, "lockf", refuse)
+    monkeypatch.setattr(fcntl, "lockf", Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         lock.hold(tmp_path)
 

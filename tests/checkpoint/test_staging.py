@@ -8,15 +8,13 @@ import numpy as np
 import torch
 from states import same
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from horovod_sparse.checkpoint.staging import Staging
 
 
 def tensors(state):
-    if isinstance(state, torch.Tensor):
-        return [state]
-    values = state.values() if isinstance(state, dict) else state if isinstance(state, (list, tuple)) else ()
-    return [tensor for one in values for tensor in tensors(one)]
+    return [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
 
 
 def test_a_copy_is_equal_and_stays_so():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 from collections import Counter, OrderedDict, namedtuple
 
@@ -14,6 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from horovod_sparse.checkpoint import CheckpointError
+from horovod_sparse.checkpoint.manifest import SHARED, Manifest, shard
+from horovod_sparse.checkpoint.shards import read_own, write
 from horovod_sparse.checkpoint.state import buffers, generators, require_loadable, set_generators
 
 
@@ -51,6 +55,24 @@ def test_what_would_execute_code_is_named():
     require_loadable({"best": [1.0, torch.zeros(2), None, {"at": (1, "a")}], 3: nn.Parameter(torch.zeros(1))}, "data")
     with pytest.raises(ValueError, match=r"data\['best'\]\[1\]\['at'\] is of type .*Anything.*without executing code"):
         require_loadable({"best": [1.0, {"at": Anything()}]}, "data")
+
+
+class Code:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+def test_loading_executes_no_code(tmp_path):
+    content = {"compression": None, "generators": {}, "buffers": {}, "data": {"code": Code(tmp_path / "executed")}}
+    entry = write(tmp_path, shard(0), content)
+    with pytest.raises(CheckpointError, match=f"{shard(0)} cannot be read"):
+        read_own(Manifest(1, 1, 1, {shard(0): entry, SHARED: entry}), tmp_path, 0)
+    assert not (tmp_path / "executed").exists()
 
 
 @pytest.mark.parametrize("sign", [1, -1])

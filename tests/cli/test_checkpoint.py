@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+import shutil
 
 import launch
 import pytest
 
 from horovod_sparse.checkpoint.folder import Folder
-from horovod_sparse.checkpoint.manifest import Entry
+from horovod_sparse.checkpoint.shards import write
 from horovod_sparse.cli import main
 
 
@@ -20,10 +20,7 @@ def folder(tmp_path):
     for step in (20, 30, 10):
         contents = {"shared.pt": b"s" * 2**20, "rank-00000.pt": b"first", "rank-00001.pt": str(step).encode()}
         partial = folder.partial(step, "0123abcd")
-        partial.mkdir()
-        for name, content in contents.items():
-            (partial / name).write_bytes(content)
-        files = {name: Entry(len(one), hashlib.sha256(one).hexdigest()) for name, one in contents.items()}
+        files = {name: write(partial, name, {"content": content}) for name, content in contents.items()}
         folder.complete(partial, step, 2, files)
     return folder
 
@@ -43,7 +40,7 @@ def test_all_are_listed_newest_first(folder, capsys, arguments, state):
 
 
 def test_what_is_damaged_is_named(folder, capsys):
-    (folder.of(20) / "rank-00001.pt").write_bytes(b"02")
+    shutil.copy(folder.of(10) / "rank-00001.pt", folder.of(20))
     (folder.of(30) / "shared.pt").unlink()
     (folder.of(10) / "manifest.json").write_text("{")
     status, rows, _ = table(capsys, folder.path)

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from laws import NARROWER, Case, dense, digest_of, everywhere, make, own_vector, summed
 
-from horovod_sparse.collectives import COLLECTIVES
 from horovod_sparse.costs import measure
 from horovod_sparse.costs.network import Link
 from horovod_sparse.vector import SparseVector
@@ -82,9 +81,3 @@ def test_owners_round_what_they_sum(transport, rule):
     vector = own_vector(Case(2000, "same indices"), transport)
     total = make(transport, rule, wire="bfloat16").allreduce(vector, 500).total
     assert everywhere(transport, not np.any(total.values.view(np.uint32) & 0xFFFF))
-
-
-@pytest.mark.parametrize("rule", sorted(set(COLLECTIVES) - {"dense"}))
-def test_an_unknown_format_is_refused(rule):
-    with pytest.raises(ValueError, match="wire must be one of float32, float16, bfloat16, log8, log4, not 'float8'"):
-        COLLECTIVES[rule].Options.read({"wire": "float8"})

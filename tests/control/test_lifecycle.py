@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import launch
 import pytest
@@ -72,14 +73,6 @@ with process.communicating():
 """
 
 
-class Library:
-    """Another library, with a function to replace."""
-
-    @staticmethod
-    def double(x):
-        return 2 * x
-
-
 def test_mpi_is_finalized_only_when_no_thread_is_inside():
     result = launch.python("-c", FINALIZE)
     lines = result.stdout.splitlines()
@@ -93,7 +86,7 @@ def test_close_completes_what_is_in_progress_and_can_be_called_again():
 
 
 def test_a_function_is_replaced_once_and_given_back_unless_somebody_else_has_replaced_it():
-    lifecycle, library, other = Lifecycle(), Library(), Library()
+    lifecycle, (library, other) = Lifecycle(), (SimpleNamespace(double=lambda x: 2 * x) for _ in range(2))
     original = library.double
     for _ in range(2):
         lifecycle.replace(library, "double", lambda function: lambda x: function(x) + 1)

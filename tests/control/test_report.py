@@ -135,11 +135,6 @@ def test_two_ranks_that_wait_in_different_optimizers_do_not_contradict_each_othe
     assert others == {"rank 0: missing, waits in stage agree of bucket 0 of step 3"}
 
 
-def test_what_a_process_is_doing_survives_a_message():
-    mine = snapshot("preempted()", e1=(18, 0), e3=(0, 2, "agree"))
-    assert Snapshot.unpack(mine.pack()) == mine
-
-
 def test_a_rank_that_nobody_can_ask_yet_is_missed_all_the_same():
     where, others = reported(Wait(snapshot("DistributedOptimizer()"), None, "DistributedOptimizer()"), {})
     assert where == "DistributedOptimizer()"

@@ -1,4 +1,4 @@
-"""Accumulator on the device, and a sparsifier that takes whole blocks."""
+"""Accumulator on the device."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from devices import on_device, segments_on_device, to_host
 from inputs import assert_same_bits, normal
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.rules import BucketContext, Step
-from horovod_sparse.sparsifiers import StableTopK
 
 
 @pytest.mark.parametrize("settled", [False, True])
@@ -34,34 +32,3 @@ def test_an_accumulator_on_the_device(settled: bool) -> None:
     assert accumulator.count_reaching([2.0, 0.5]) == counts
     assert_same_bits(to_host(accumulator.block_scores(64)), reference.block_scores(segments, expected, 64))
     assert_same_bits(to_host(accumulator.buffer), expected)
-
-
-def test_stable_top_k_takes_the_same_on_both_devices() -> None:
-    """The scores are agreed upon on the host."""
-    size, block, k = 3001, 64, 600
-    gradients, seen = [normal(size, seed=step) for step in range(3)], []
-
-    def consensus(array):
-        seen.append(array)
-        return array
-
-    context = BucketContext(size, on_device(np.zeros(0, np.float32)), consensus=consensus)
-    sparsifier = StableTopK(context, StableTopK.Options(block=block, refresh=2))
-    residual, expected = on_device(np.zeros(size, np.float32)), np.zeros(size, np.float32)
-    for step, gradient in enumerate(gradients):
-        accumulator = Accumulator(residual, [(0, on_device(gradient))])
-        vector = sparsifier.take(accumulator, k, Step(number=step))
-        reference.accumulate([(0, gradient)], expected)
-        if step % 2 == 0:
-            scores = reference.block_scores([(0, expected)], expected, block)
-            assert_same_bits(seen[-1], scores)
-            blocks = np.sort(np.argsort(-scores, kind="stable")[: k // block])
-            positions = (blocks[:, None] * block + np.arange(block)).ravel()
-            positions = positions[positions < size]
-        assert_same_bits(to_host(vector.indices), positions.astype(np.int32))
-        assert_same_bits(to_host(vector.values), expected[positions])
-        expected[positions] = 0
-        assert_same_bits(to_host(residual), expected)
-    assert len(seen) == 2
-    state = sparsifier.state_dict()
-    sparsifier.load_state_dict({**state, "blocks": to_host(state["blocks"])})

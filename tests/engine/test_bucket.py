@@ -30,15 +30,6 @@ def test_held_parameters_are_written_but_not_read(monkeypatch, log):
     assert log == [(0, [0], 0.1)]
 
 
-def test_a_gradient_in_another_layout_comes_back_in_the_parameters(monkeypatch, log):
-    p = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    (bucket,), _ = recording_buckets(monkeypatch, log, [p])
-    given = torch.randn(2, 3, 4, 5)
-    (result,) = exchange(bucket, {"0": given.to(memory_format=torch.channels_last)})
-    assert torch.equal(result, given / 2)
-    assert result.is_contiguous(memory_format=torch.channels_last)
-
-
 def test_the_next_step_begins_empty_and_the_results_of_the_last_stay(monkeypatch, log):
     p = torch.zeros(10)
     (bucket,), _ = recording_buckets(monkeypatch, log, [p])

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import horovod.torch
 import numpy as np
@@ -103,17 +104,13 @@ def test_a_failed_save_is_a_warning(hvd, comm, shared, monkeypatch, capsys):
     if comm.Get_rank() == 0:
         taken.mkdir()
     comm.Barrier()
-    monkeypatch.setattr("horovod_sparse.checkpoint.folder.Folder.prepare", refuse)
+    monkeypatch.setattr("horovod_sparse.checkpoint.folder.Folder.prepare", Mock(side_effect=OSError("full")))
     result = comm.bcast(run(monkeypatch, shared, "on", "--checkpoint", str(taken), "--checkpoint-every", "7"))
     assert "parameters" in result
     if comm.Get_rank() == 0:
         assert (
             "train.py: warning: step 7 could not be saved: rank 0: full; training continues" in capsys.readouterr().out
         )
-
-
-def refuse(*_):
-    raise OSError("full")
 
 
 def test_a_place_in_the_data_on_other_ranks() -> None:

@@ -40,14 +40,16 @@ WITHOUT_HOROVOD = (
 
 
 Run = subprocess.CompletedProcess[str]
+Train = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def train(training_server: ForkServer) -> Callable[..., Run]:
-    """Runs train.py under mpirun."""
+def train(training_server: ForkServer, tmp_path: Path) -> Train:
+    """Runs train.py under mpirun; returns the results."""
 
-    def run(*arguments: str, ranks: int) -> Run:
-        return launch.python(str(TRAIN), *arguments, ranks=ranks, server=training_server)
+    def run(*arguments: str, ranks: int = 2) -> dict[str, Any]:
+        command = (str(TRAIN), *arguments, "--output", str(tmp_path))
+        return result(launch.python(*command, ranks=ranks, server=training_server), tmp_path)
 
     return run
 
@@ -59,16 +61,9 @@ def result(run: Run, output: Path) -> dict[str, Any]:
     return content
 
 
-def one_epoch(run: Run, output: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The run's results and those of its only epoch."""
-    content = result(run, output)
+def check_sparse_on_two_ranks(content: dict[str, Any], output: Path, *waits: str) -> dict[str, Any]:
+    """The only epoch, at density 0.01 with two passes of 16 images a step; every stage and ``waits`` took time."""
     (epoch,) = content["epochs"]
-    return content, epoch
-
-
-def check_sparse_on_two_ranks(run: Run, output: Path, *waits: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Results of an epoch at density 0.01 with two passes of 16 images a step; every stage and ``waits`` took time."""
-    content, epoch = one_epoch(run, output)
     assert content["ranks"] == 2
     assert content["steps_per_epoch"] == 719 // 32
     assert epoch["test_accuracy"] > 0.25
@@ -77,7 +72,7 @@ def check_sparse_on_two_ranks(run: Run, output: Path, *waits: str) -> tuple[dict
     assert all(stages[name] > 0 for name in ("forward", "backward", "select", "exchange", "apply", *waits))
     events = json.loads((output / "trace.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 1}
-    return content, epoch
+    return epoch
 
 
 def sends_a_hundredth(sent: float, content: dict[str, Any]) -> bool:
@@ -97,7 +92,8 @@ def test_a_single_process_learns(tmp_path: Path) -> None:
     board = tmp_path / "board"
     schedule = ("--warmup-epochs", "0", "--schedule", "constant")
     run = launch.python(str(TRAIN), "--epochs", "1", *schedule, "--tensorboard", str(board), "--output", str(tmp_path))
-    content, epoch = one_epoch(run, tmp_path)
+    content = result(run, tmp_path)
+    (epoch,) = content["epochs"]
     assert content["ranks"] == 1
     assert content["steps_per_epoch"] == 1437 // 32
     assert epoch["test_accuracy"] > 0.7
@@ -113,9 +109,9 @@ def test_a_single_process_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_two_ranks_train_sparse(train: Callable[..., Run], tmp_path: Path) -> None:
-    board = ("--tensorboard", str(tmp_path / "board"), "--output", str(tmp_path))
-    content, epoch = check_sparse_on_two_ranks(train(*SPARSE, *board, ranks=2), tmp_path, "synchronize")
+def test_two_ranks_train_sparse(train: Train, tmp_path: Path) -> None:
+    content = train(*SPARSE, "--tensorboard", str(tmp_path / "board"))
+    epoch = check_sparse_on_two_ranks(content, tmp_path, "synchronize")
     correct = epoch["test_accuracy"] * TEST_IMAGES
     assert correct == pytest.approx(round(correct), abs=1e-9), "every test image counts once"
     _, (record,) = read(tmp_path)
@@ -129,26 +125,26 @@ def test_two_ranks_train_sparse(train: Callable[..., Run], tmp_path: Path) -> No
 
 @pytest.mark.full
 @pytest.mark.parametrize("front_end", ["horovod", "ddp"])
-def test_two_ranks_train_with_mixed_precision(front_end: str, train: Callable[..., Run], tmp_path: Path) -> None:
+def test_two_ranks_train_with_mixed_precision(front_end: str, train: Train) -> None:
     settings = ("--frontend", front_end, "--amp", "--compression", "oktopk:density=0.05", "--clip", "5")
-    run = train(*settings, "--epochs", "1", "--warmup-epochs", "0", "--output", str(tmp_path), ranks=2)
-    assert one_epoch(run, tmp_path)[1]["test_accuracy"] > 0.4
+    (epoch,) = train(*settings, "--epochs", "1", "--warmup-epochs", "0")["epochs"]
+    assert epoch["test_accuracy"] > 0.4
 
 
 @pytest.mark.full
-def test_two_ranks_take_local_steps(train: Callable[..., Run], tmp_path: Path) -> None:
+def test_two_ranks_take_local_steps(train: Train) -> None:
     """The last round of an epoch ends early: 6 rounds of 22 steps."""
     arguments = ["--compression", "topka:density=0.01,indices=plain", "--local-steps", "4", "--clip", "5"]
-    arguments += ["--warmup-epochs", "0", "--epochs", "4"]
-    content = result(train(*arguments, "--output", str(tmp_path), ranks=2), tmp_path)
+    content = train(*arguments, "--warmup-epochs", "0", "--epochs", "4")
     assert content["steps_per_epoch"] == 22
     assert all(sends_a_hundredth(epoch["bytes_per_step"] * 22 / 6, content) for epoch in content["epochs"])
     assert content["epochs"][-1]["test_accuracy"] > 0.25
 
 
 @pytest.mark.full
-def test_two_ranks_train_dense_and_charge_a_ring(train: Callable[..., Run], tmp_path: Path) -> None:
-    content, epoch = one_epoch(train("--epochs", "1", "--output", str(tmp_path), ranks=2), tmp_path)
+def test_two_ranks_train_dense_and_charge_a_ring(train: Train, tmp_path: Path) -> None:
+    content = train("--epochs", "1")
+    (epoch,) = content["epochs"]
     assert epoch["bytes_per_step"] == 2 * 0.5 * 4 * content["parameter_count"]
     assert epoch["ms_per_step"]["select"] == 0
     _, (record,) = read(tmp_path)
@@ -240,12 +236,9 @@ def test_the_time_of_an_epoch_includes_what_the_device_still_does(monkeypatch: p
 
 @pytest.mark.full
 @pytest.mark.parametrize("compression", ["none", "topka:density=0.01"])
-def test_without_overlap_the_times_add_up_and_the_result_stays(
-    compression: str, train: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_without_overlap_the_times_add_up_and_the_result_stays(compression: str, train: Train) -> None:
     common = ["--compression", compression, "--epochs", "2", "--warmup-epochs", "0"]
-    beside = result(train(*common, "--output", str(tmp_path / "beside"), ranks=2), tmp_path / "beside")
-    after = result(train(*common, "--no-overlap", "--output", str(tmp_path / "after"), ranks=2), tmp_path / "after")
+    beside, after = train(*common), train(*common, "--no-overlap")
     assert after["parameters"] == beside["parameters"]
     stages = after["epochs"][-1]["ms_per_step"]
     exchange = sum(stages[stage] for stage in ("select", "agree", "exchange", "apply"))
@@ -257,7 +250,8 @@ def test_without_overlap_the_times_add_up_and_the_result_stays(
 def test_ddp_trains_sparse_without_horovod(tmp_path: Path) -> None:
     """The first of the two backward passes of a step exchanges nothing."""
     run = launch.python("-c", WITHOUT_HOROVOD, "--frontend", "ddp", *SPARSE, "--output", str(tmp_path), ranks=2)
-    content, _ = check_sparse_on_two_ranks(run, tmp_path)
+    content = result(run, tmp_path)
+    check_sparse_on_two_ranks(content, tmp_path)
     assert "horovod" not in content["versions"]
 
 
@@ -272,15 +266,9 @@ def test_ddp_trains_sparse_without_horovod(tmp_path: Path) -> None:
     ],
     ids=lambda settings: settings[0].partition(":")[0],
 )
-def test_both_front_ends_end_with_the_same_bits(
-    settings: tuple[str, ...], train: Callable[..., Run], tmp_path: Path
-) -> None:
+def test_both_front_ends_end_with_the_same_bits(settings: tuple[str, ...], train: Train) -> None:
     common = ["--epochs", "2", "--backward-passes-per-step", "2", "--warmup-epochs", "1", "--compression", *settings]
-    ends = []
-    for front_end in ("horovod", "ddp"):
-        output = tmp_path / front_end
-        ends.append(result(train(*common, "--frontend", front_end, "--output", str(output), ranks=3), output))
-    one, other = ends
+    one, other = ends = [train(*common, "--frontend", front_end, ranks=3) for front_end in ("horovod", "ddp")]
     assert one["parameters"] == other["parameters"]
     assert one["densities"] == other["densities"]
     for name in ("test_accuracy", "bytes_sent", "lr"):
@@ -292,12 +280,10 @@ def test_both_front_ends_end_with_the_same_bits(
 
 @pytest.mark.full
 @pytest.mark.timeout(450)
-def test_dense_and_at_density_1_both_front_ends_end_alike(train: Callable[..., Run], tmp_path: Path) -> None:
+def test_dense_and_at_density_1_both_front_ends_end_alike(train: Train) -> None:
     losses = {}
     for front_end, compression in (("horovod", "none"), ("ddp", "none"), ("ddp", "topka:density=1"), ("ddp", "fp16")):
-        output = tmp_path / f"{front_end}-{compression}"
-        arguments = ["--frontend", front_end, "--compression", compression, "--epochs", "2", "--output", str(output)]
-        (_, epoch) = result(train(*arguments, ranks=2), output)["epochs"]
+        _, epoch = train("--frontend", front_end, "--compression", compression, "--epochs", "2")["epochs"]
         losses[front_end, compression] = epoch["train_loss"]
     expected = losses["horovod", "none"]
     assert losses["ddp", "none"] == pytest.approx(expected, rel=1e-3)
@@ -308,6 +294,6 @@ def test_dense_and_at_density_1_both_front_ends_end_alike(train: Callable[..., R
 @pytest.mark.full
 def test_ddp_on_one_process(tmp_path: Path) -> None:
     arguments = ("--frontend", "ddp", "--warmup-epochs", "0", "--compression", "topka:density=0.01", "--epochs", "1")
-    _, epoch = one_epoch(launch.python(str(TRAIN), *arguments, "--output", str(tmp_path)), tmp_path)
+    (epoch,) = result(launch.python(str(TRAIN), *arguments, "--output", str(tmp_path)), tmp_path)["epochs"]
     assert epoch["test_accuracy"] > 0.7
     assert epoch["bytes_sent"] == 0

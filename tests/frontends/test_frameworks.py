@@ -9,15 +9,14 @@ import pytest
 from forkserver import TRAINING_MODULES, ForkServer
 
 PROGRAMS = Path(__file__).parents[1] / "programs"
-HOROVOD = ["lightning_horovod", "trainer_horovod"]
-DDP = ["lightning_ddp", "accelerate_ddp"]
 SETTINGS = [(), ("--accumulate", "2"), ("--clip", "0.1")]
 
 MODULES = (*TRAINING_MODULES, "accelerate", "lightning.pytorch", "transformers.trainer")
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(500)]
 
-each_program = pytest.mark.parametrize("program", HOROVOD + DDP)
+names = ["lightning_horovod", "trainer_horovod", "lightning_ddp", "accelerate_ddp"]
+each_program = pytest.mark.parametrize("program", names)
 each_setting = pytest.mark.parametrize("setting", SETTINGS, ids=["plain", "accumulate", "clip"])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
+from functools import partial
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def inner(model, kind, **more):
 
 @pytest.fixture
 def folder(comm, tmp_path):
-    return Path(comm.bcast(str(tmp_path)))
+    return comm.bcast(tmp_path)
 
 
 class Training:
@@ -171,21 +171,13 @@ def test_the_state_of_rank_0_reaches_new_ranks_by_horovods_broadcasts(hvd, comm,
         assert everywhere(comm, comm.Get_size() > 1 or same(theirs, snapshot(fresh)))
 
 
-def test_a_state_dict_loaded_on_every_rank_goes_on_bit_by_bit(hvd, comm):
-    """At density 1, where no residual is missing in it; a plain optimizer's state is taken, too."""
-    rank, model = comm.Get_rank(), mlp()
-    optimizer = wrap_local(model, EVERYTHING, inner(model, **ADAM), outer=hvs.OuterSGD())
-    train(optimizer, model, rank, range(6))
-    other = mlp()
-    other.load_state_dict(model.state_dict())
-    resumed = wrap_local(other, EVERYTHING, inner(other, **ADAM), outer=hvs.OuterSGD())
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    ends = [train(one, of, rank, range(6, 13)) for one, of in ((optimizer, model), (resumed, other))]
-    assert everywhere(comm, same(*ends))
-    plain = inner(other, **ADAM)
-    train(plain, other, rank, [0])
-    resumed.load_state_dict(plain.state_dict())
-    assert everywhere(comm, resumed.local_step == 0)
+def test_a_state_of_the_plain_optimizer_begins_a_round(hvd, comm):
+    model = mlp()
+    optimizer, plain = wrap_local(model, None, inner(model, **ADAM)), inner(model, **ADAM)
+    train(plain, model, comm.Get_rank(), [0])
+    train(optimizer, model, comm.Get_rank(), [0])
+    optimizer.load_state_dict(plain.state_dict())
+    assert everywhere(comm, optimizer.local_step == 0)
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
@@ -304,6 +296,15 @@ def refused(comm, match, **arguments):
         wrap_local(mlp(), **arguments)
 
 
+@pytest.mark.parametrize(
+    ("settings", "value"),
+    [({"lr": 0}, "0"), ({"lr": float("nan")}, "nan"), ({"momentum": 1.0}, "1.0"), ({"momentum": -0.1}, "-0.1")],
+)
+def test_a_setting_of_the_outer_step_out_of_range_is_named(settings, value):
+    with pytest.raises(ValueError, match=f"not {value}: .*DiLoCo"):
+        hvs.OuterSGD(**settings)
+
+
 def test_arguments_that_cannot_be_are_named_with_a_remedy(hvd, comm):
     refused(comm, "local_steps .* not 0", local_steps=0)
     refused(comm, "local_steps .* not 2.5", local_steps=2.5)
@@ -326,12 +327,11 @@ def test_arguments_that_differ_between_ranks_are_named(hvd, comm):
 @pytest.mark.parametrize("wrapper", ["stock", "distributed", "local"])
 def test_what_is_wrapped_already_is_refused(hvd, comm, wrapper):
     model = mlp()
-    kinds = {"stock": hvd.DistributedOptimizer, "distributed": lambda one: wrap(model, None, one), "local": None}
-    optimizer = sgd(model, momentum=0)
-    wrapped = kinds[wrapper](optimizer) if kinds[wrapper] else wrap_local(model, None, optimizer)
-    refused(comm, "wrapped by a .*plain one", optimizer=wrapped)
-    if wrapper == "local":
-        with pytest.raises(ValueError, match=r"wrapped by a LocalOptimizer .*plain one"):
-            wrap(model, None, wrapped)
-        with pytest.raises(TypeError, match="cannot be copied"):
+    kinds = {"distributed": partial(wrap, model, None), "local": partial(wrap_local, model, None)}
+    wrapped = kinds.get(wrapper, hvd.DistributedOptimizer)(sgd(model, momentum=0))
+    for again in (wrap, wrap_local):
+        with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: .*wrapped by a .*plain one"):
+            again(model, None, wrapped)
+    if wrapper in kinds:
+        with pytest.raises(TypeError, match=r"cannot be copied.*state_dict\(\)"):
             copy.deepcopy(wrapped)

@@ -35,23 +35,6 @@ def test_two_communicators_of_the_world_do_not_meet_each_others_messages(hvd, co
 
 
 @pytest.mark.mpi
-def test_a_process_set(hvd, comm):
-    ranks = comm.Get_size()
-    if ranks == 1:
-        return
-    chosen = list(range(1, ranks))
-    process_set = hvd.add_process_set(chosen)
-    ours = transport_of(process_set)
-    if hvd.rank() == 0:
-        assert ours is None
-    else:
-        assert (ours.rank, ours.size) == (process_set.rank(), ranks - 1)
-        assert ours.allgather_object(hvd.rank()) == chosen
-    comm.Barrier()
-    hvd.remove_process_set(process_set)
-
-
-@pytest.mark.mpi
 def test_no_message_meets_a_receive_of_the_program(hvd, comm, monkeypatch):
     """One for any message, from any rank, of the world: it would take what communicators are made with."""
     monkeypatch.setattr(process, "world", None)  # as in a program that begins

@@ -19,48 +19,35 @@ from horovod_sparse.checkpoint import Checkpoints
 pytestmark = pytest.mark.mpi
 
 
+DECAY, NESTEROV = {"weight_decay": 0.05}, {"nesterov": True, "masking": False}
 CASES = [
-    ("Horovod", {}, {}),
-    ("Horovod", {"nesterov": True, "masking": False}, {"weight_decay": 0.05}),
-    pytest.param("Horovod", {}, {"weight_decay": 0.05, "maximize": True}, marks=pytest.mark.full),
-    pytest.param("DDP", {"nesterov": True, "masking": False}, {"weight_decay": 0.05}, marks=pytest.mark.slow),
+    ("Horovod", {}, {}, {}),
+    ("Horovod", NESTEROV, DECAY, {}),
+    pytest.param("Horovod", {}, {**DECAY, "maximize": True}, {}, marks=pytest.mark.full),
+    pytest.param("DDP", NESTEROV, DECAY, {}, marks=pytest.mark.slow),
+    pytest.param("Horovod", {}, DECAY, {"backward_passes_per_step": 2}, marks=[pytest.mark.full, pytest.mark.slow]),
+    pytest.param("Horovod", {}, DECAY, {"groups": 2}, marks=[pytest.mark.full, pytest.mark.slow]),
 ]
 
 
-@pytest.mark.parametrize(("front_end", "options", "settings"), CASES, ids=str)
-def test_at_density_1_it_is_momentum_sgd(hvd, group, comm, front_end, options, settings):
+@pytest.mark.parametrize(("front_end", "options", "settings", "wrapping"), CASES, ids=str)
+def test_at_density_1_it_is_momentum_sgd(hvd, group, comm, front_end, options, settings, wrapping):
     """Whatever the learning rate does, for parameters of every size, on one rank, too, and with masking or without."""
-    loss = loss_of if not settings.get("maximize") else lambda *given: -loss_of(*given)
-    given = {"rate": falling, "loss": loss}
+    passes, sign = wrapping.get("backward_passes_per_step", 1), -1 if "maximize" in settings else 1
+
+    def loss(model, rank, step):
+        for number in range(1, passes):
+            (sign * loss_of(model, rank, passes * step + number)).backward()
+        return sign * loss_of(model, rank, passes * step)
+
+    given = {"rate": lambda step: falling(step) / passes, "loss": loss}
     expected = plain(comm, mlp(torch.float64), nesterov=options.get("nesterov", False), **given, **settings)
     model = mlp(torch.float64)
     compression = hvs.Compression.dgc(**WHOLE, **options)
-    replica, optimizer = FRONT_ENDS[front_end](model, compression, sgd(model, momentum=0, **settings))
+    replica, optimizer = FRONT_ENDS[front_end](model, compression, sgd(model, momentum=0, **settings), **wrapping)
     train_through(comm, replica, optimizer, **given)
     assert everywhere(comm, near(snapshot(model), expected))
     assert agree(comm, snapshot(model))
-
-
-@pytest.mark.slow
-@pytest.mark.full
-@pytest.mark.parametrize("passing", [{"backward_passes_per_step": 2}, {"groups": 2}], ids=str)
-def test_with_several_backward_passes_and_with_groups(hvd, comm, passing):
-    passes = passing.get("backward_passes_per_step", 1)
-
-    def loss(model, rank, step):
-        return sum(loss_of(model, rank, passes * step + number) for number in range(passes))
-
-    settings = {"weight_decay": 0.05, "rate": lambda step: falling(step) / passes}
-    expected = plain(comm, mlp(torch.float64), loss=loss, **settings)
-    model = mlp(torch.float64)
-    optimizer = wrap(model, hvs.Compression.dgc(**WHOLE), sgd(model, momentum=0, weight_decay=0.05), **passing)
-    for step in range(STEPS):
-        optimizer.param_groups[0]["lr"] = settings["rate"](step)
-        optimizer.zero_grad()
-        for number in range(passes):
-            loss_of(model, comm.Get_rank(), passes * step + number).backward()
-        optimizer.step()
-    assert everywhere(comm, near(snapshot(model), expected))
 
 
 def decayed(model, **settings):
@@ -138,9 +125,9 @@ def test_the_momentum_of_an_adaptive_optimizer(hvd, comm):
     assert agree(comm, snapshot(model))
 
 
-def test_a_frozen_parameter_is_not_moved_by_its_momentum(hvd, comm):
+def test_a_frozen_parameter_is_not_moved_by_its_residual_and_momentum(hvd, comm):
     model, rank = mlp(), comm.Get_rank()
-    optimizer = wrap(model, hvs.Compression.dgc(**WHOLE))
+    optimizer = wrap(model, hvs.Compression.dgc(**{**WHOLE, "density": 0.05}))
     for step in range(6):
         for p in (model[0].weight, model[4].bias):
             p.requires_grad_(not 2 <= step < 4)
@@ -266,16 +253,10 @@ def test_a_gradient_that_is_not_finite_is_not_clipped_and_changes_no_state_of_it
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("compression", "momentum"),
-    [("dgc:masking=False", 0.0), ("topka:memory=momentum", 0.9)],
-    ids=["of the compression", "of the optimizer"],
-)
-def test_below_density_1_every_gradient_is_delivered_ten_times(hvd, comm, compression, momentum):
+def test_below_density_1_every_gradient_is_delivered_ten_times(hvd, comm):
     """Momentum multiplies by 1 / (1 - m): what was delivered, what is held and what the velocities still owe."""
     model, rank, ranks = Given(torch.float64), comm.Get_rank(), comm.Get_size()
-    compression = hvs.parse(f"{compression},density=0.05,dense_below=100")
-    optimizer = wrap(model, compression, sgd(model, lr=1.0, momentum=momentum))
+    optimizer = wrap(model, hvs.parse("topka:memory=momentum,density=0.05,dense_below=100"), sgd(model, lr=1.0))
     train(optimizer, model, rank, range(200), Given.loss)
     given = model.total(rank, *range(200))
     owed = 9.0 * sum(state["momentum_buffer"].sum().item() for state in optimizer.state.values()) / ranks

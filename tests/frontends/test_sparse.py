@@ -8,7 +8,7 @@ import pytest
 import torch
 from laws import everywhere
 from states import same
-from training import Branches, Given, batch, conserved, loss_of, mlp, owed, sgd, train, wrap
+from training import Given, conserved, loss_of, mlp, owed, sgd, train, wrap
 
 pytestmark = pytest.mark.mpi
 
@@ -35,51 +35,6 @@ def test_every_gradient_is_in_the_parameters_or_in_a_residual(hvd, comm, dtype, 
     assert comm.Get_size() == 1 or owed(optimizer) != 0  # or the test would show nothing
 
 
-def test_the_order_of_hooks_does_not_change_a_bit(hvd, comm):
-    results = []
-    for orders in (("left right",), ("right left",), ("left right", "right left")):
-
-        def loss(model, rank, step, orders=orders):
-            return model(batch(rank, step)[0], orders[(rank + step) % len(orders)])
-
-        model = Branches()
-        results.append(train(wrap(model), model, comm.Get_rank(), range(4), loss))
-    assert everywhere(comm, same(results[1], results[0]) and same(results[2], results[0]))
-
-
-def test_a_frozen_parameter_is_not_moved_by_its_residual(hvd, comm):
-    model, rank = mlp(), comm.Get_rank()
-    optimizer = wrap(model)
-    train(optimizer, model, rank)
-    frozen = model[0].weight.requires_grad_(False)
-    before, left = frozen.clone(), owed(optimizer)
-    train(optimizer, model, rank)
-    assert everywhere(comm, torch.equal(frozen, before))
-    frozen.requires_grad_(True)
-    train(optimizer, model, rank)
-    assert everywhere(comm, not torch.equal(frozen, before))
-    assert everywhere(comm, comm.Get_size() == 1 or left != 0)
-
-
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(hvd, comm, tmp_path):
-    rank = comm.Get_rank()
-
-    def build():
-        model = mlp()
-        return model, wrap(model, optimizer=sgd(model))
-
-    model, optimizer = build()
-    train(optimizer, model, rank)
-    torch.save([model.state_dict(), optimizer.state_dict(), optimizer.compression_state_dict()], tmp_path / "state")
-    resumed, restored = build()
-    loaded = torch.load(tmp_path / "state", weights_only=True)
-    resumed.load_state_dict(loaded[0])
-    restored.load_state_dict(loaded[1])
-    restored.load_compression_state_dict(loaded[2])
-    pairs = ((optimizer, model), (restored, resumed))
-    assert everywhere(comm, same(*(train(*pair, rank, range(3, 6)) for pair in pairs)))
-
-
 def test_a_state_of_another_model_is_refused(hvd, comm):
     optimizer = wrap(mlp())
     state = {"buckets": [{"parameters": ["elsewhere"]}]}
@@ -103,15 +58,18 @@ def test_a_state_that_is_damaged_in_its_last_bucket_changes_no_bucket(hvd, comm)
     assert everywhere(comm, same(optimizer.compression_state_dict(), before))
 
 
-def test_residuals_are_not_read_during_an_exchange(hvd, comm):
+def test_residuals_and_statistics_are_not_read_during_an_exchange(hvd, comm):
     model = mlp()
     optimizer = wrap(model)
     loss_of(model, comm.Get_rank(), 0).backward()
     if comm.Get_size() > 1:
         with pytest.raises(RuntimeError, match="read it after step"):
             optimizer.compression_state_dict()
+        with pytest.raises(RuntimeError, match=r"between backward\(\) and step\(\)"):
+            optimizer.statistics()
     optimizer.step()
     optimizer.compression_state_dict()
+    assert everywhere(comm, comm.Get_size() == 1 or optimizer.statistics()["total/steps"] == 1)
 
 
 def test_the_exchange_runs_beside_the_backward_pass(hvd, comm, spans):

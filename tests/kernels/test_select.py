@@ -103,17 +103,25 @@ def many_small() -> list[tuple[int, Array]]:
     return [(40 * i, normal(i % 41, seed=i)) for i in range(1500)]
 
 
-# --- select --------------------------------------------------------------------------------------------------------
-
-
-SHARES = st.sampled_from([0.0, 1.0]) | st.floats(0, 1.2)
-
-
 @settings(max_examples=250)
-@given(case=accumulations(), share=SHARES, scale=SCALES, threads=THREADS, on=SOME)
-def test_select_small(case: Any, share: float, scale: float, threads: int, on: Any) -> None:
+@given(
+    case=accumulations(),
+    share=st.sampled_from([0.0, 1.0]) | st.floats(0, 1.2),
+    threshold=st.sampled_from(THRESHOLDS) | st.floats(0, 10),
+    scale=SCALES,
+    threads=THREADS,
+    on=SOME,
+)
+def test_small_buckets(case: Any, share: float, threshold: float, scale: float, threads: int, on: Any) -> None:
+    """Scale 0 ignores what was there, even NaN."""
     bucket, options = case
-    assert_parity("select", *bucket, part_of(bucket, share), scale, threads=[threads], on=on, **options)
+    how = {"threads": [threads], "on": on, **options}
+    assert_parity("accumulate", *bucket, scale, **how)
+    assert_parity("select", *bucket, part_of(bucket, share), scale, **how)
+    assert_parity("select_above", *bucket, threshold, scale, waiting=1, **how)
+
+
+# --- select --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -331,19 +339,6 @@ def test_samples_suffice(density: float, shape: Shape) -> None:
 # --- select_above --------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=250)
-@given(
-    case=accumulations(),
-    threshold=st.sampled_from(THRESHOLDS) | st.floats(0, 10),
-    scale=SCALES,
-    threads=THREADS,
-    on=SOME,
-)
-def test_select_above_small(case: Any, threshold: float, scale: float, threads: int, on: Any) -> None:
-    bucket, options = case
-    assert_parity("select_above", *bucket, threshold, scale, threads=[threads], waiting=1, on=on, **options)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", REALS, ids=str)
 def test_select_above_distributions(shape: Shape, dtype: Any) -> None:
@@ -359,18 +354,14 @@ def test_select_above_distributions(shape: Shape, dtype: Any) -> None:
         assert len(indices) > 0
 
 
-@pytest.mark.parametrize("threshold", [0.5, 3.0, 30.0])
+@pytest.mark.parametrize("threshold", [0.0, 0.5, 0.7, 2.5, 30.0])
 def test_select_above_many(threshold: float) -> None:
+    """On the device, the lowest thresholds leave more entries than there is room for candidates."""
     n = 1_000_017
     assert_parity("select_above", [(0, layered(n))], normal(n, seed=1), threshold, 0.7, threads=[1, 2, 3], on=CPU)
-
-
-@pytest.mark.parametrize("real", REALS, ids=str)
-@pytest.mark.parametrize("threshold", [0.0, 0.7, 2.5])
-def test_select_above_more_than_expected(real: Any, threshold: float) -> None:
-    """On the device, more entries than there is room for candidates."""
-    segments, buffer = [(0, normal(50_000)), (50_100, normal(5000))], normal(60_000, seed=1).astype(real)
-    assert_parity("select_above", segments, buffer, threshold, waiting=1, on=DEVICE)
+    segments, buffer = [(0, normal(50_000)), (50_100, normal(5000))], normal(60_000, seed=1)
+    for real in REALS:
+        assert_parity("select_above", segments, buffer.astype(real), threshold, waiting=1, on=DEVICE)
 
 
 @pytest.mark.skipif(not CPU, reason="about the CPU's memory")
@@ -379,13 +370,11 @@ def test_memory_that_grows_during_a_call(threads: int) -> None:
     """More entries than are kept from call to call, so that their memory starts small and grows."""
     n = 9_000_000
     gradient, buffer = normal(n), np.zeros(n, np.float32)
-    indices, values = CPU[0].kernels.select_above([(0, gradient)], buffer, 0.0, threads=threads)
-    assert np.array_equal(indices, np.arange(n))
-    assert np.array_equal(values, gradient)
-    assert not buffer.any()
-    indices, values = CPU[0].kernels.select_above([(0, gradient)], buffer, 0.1, threads=threads)
-    assert np.array_equal(indices, np.flatnonzero(np.abs(gradient) >= np.float32(0.1)))
-    assert np.array_equal(values, gradient[indices])
+    for threshold in (0.0, 0.1):
+        assert not buffer.any()
+        indices, values = CPU[0].kernels.select_above([(0, gradient)], buffer, threshold, threads=threads)
+        assert np.array_equal(indices, np.flatnonzero(np.abs(gradient) >= np.float32(threshold)))
+        assert np.array_equal(values, gradient[indices])
 
 
 @pytest.mark.parametrize(
@@ -488,14 +477,6 @@ def test_nan_moves_with_its_payload(real: Any) -> None:
 
 
 # --- accumulate ----------------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=200)
-@given(case=accumulations(), scale=SCALES, threads=THREADS, on=SOME)
-def test_accumulate(case: Any, scale: float, threads: int, on: Any) -> None:
-    """Scale 0 ignores what was there, even NaN."""
-    bucket, options = case
-    assert_parity("accumulate", *bucket, scale, threads=[threads], on=on, **options)
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.0, 1 / 3])

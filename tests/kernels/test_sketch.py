@@ -213,16 +213,14 @@ def test_seeds_and_rows_are_independent() -> None:
 # --- statistics over seeds -----------------------------------------------------------------------------------------
 
 TRIALS = 3000
-
-
-def many_estimates(x: Array, rows: int, ratio: float) -> Array:
-    return np.stack([estimates(x, rows, seed, ratio) for seed in range(TRIALS)])
+# One section has all the mass, and gets no more than its share of the counters.
+CONCENTRATED = np.append(normal(13_000), np.zeros(27_000, np.float32))
 
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_the_mean_estimate_is_the_element(rows: int) -> None:
     x = normal(1000).astype(np.float64)
-    result = many_estimates(x, rows, 0.5)
+    result = np.stack([estimates(x, rows, seed, 0.5) for seed in range(TRIALS)])
     errors = result.mean(0) - x
     deviations = errors / (result.std(0) / np.sqrt(TRIALS))
     assert np.abs(deviations).max() < 5
@@ -230,21 +228,11 @@ def test_the_mean_estimate_is_the_element(rows: int) -> None:
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5])
-@pytest.mark.parametrize("x", [normal(1000), normal(999) ** 5, np.eye(1, 1000, 7, np.float32)[0] + 1])
+@pytest.mark.parametrize("x", [normal(1000), normal(999) ** 5, np.eye(1, 1000, 7, np.float32)[0] + 1, CONCENTRATED])
 def test_the_variance_is_bounded_by_size_over_width(x: Array, ratio: float) -> None:
     """Of one row: the bound, and not far from it, or there would be fewer counters than claimed."""
-    squares = np.sum((many_estimates(x.astype(np.float64), 1, ratio) - x) ** 2, axis=1)
-    bound = len(x) / KERNELS.sketch_length(len(x), ratio, 1) * np.sum(x.astype(np.float64) ** 2)
-    room = 5 * squares.std() / np.sqrt(TRIALS)
+    x, trials = x.astype(np.float64), TRIALS if len(x) <= 1000 else 200
+    squares = np.array([np.sum((estimates(x, 1, seed, ratio) - x) ** 2) for seed in range(trials)])
+    bound = len(x) / KERNELS.sketch_length(len(x), ratio, 1) * np.sum(x**2)
+    room = 5 * squares.std() / np.sqrt(trials)
     assert 0.9 * bound - room < squares.mean() < bound + room
-
-
-def test_the_variance_is_bounded_section_by_section() -> None:
-    """One section with all the mass, which gets no more than its share of the counters."""
-    n, trials = 40_000, 200
-    x = np.zeros(n)
-    x[:13_000] = normal(13_000)
-    squares = np.array([np.sum((estimates(x, 1, seed, 0.1) - x) ** 2) for seed in range(trials)])
-    bound = n / KERNELS.sketch_length(n, 0.1, 1) * np.sum(x**2)
-    assert squares.mean() < 1.02 * bound + 5 * squares.std() / np.sqrt(trials)
-    assert squares.mean() > 0.9 * bound

@@ -155,10 +155,9 @@ def test_scatter_by_a_scale_beyond_the_values() -> None:
 # --- exclude -------------------------------------------------------------------------------------------------------
 
 
-def assert_excluded(indices: Array, values: Array, others: Array, on: Any = ALL) -> Vector:
+def assert_excluded(indices: Array, values: Array, others: Array, on: Any = ALL) -> Any:
     waiting = int(len(indices) > 0 and len(others) > 0)
-    kept: Vector = assert_parity("exclude", indices, values, others, waiting=waiting, on=on)
-    return kept
+    return assert_parity("exclude", indices, values, others, waiting=waiting, on=on)
 
 
 @settings(max_examples=60)
@@ -206,10 +205,9 @@ def test_exclude_reads_and_writes_nothing_beside_the_arrays(seed: int) -> None:
 # --- merge_sum -----------------------------------------------------------------------------------------------------
 
 
-def assert_merged(vectors: list[Vector], size: int, on: Any = ALL) -> Vector:
+def assert_merged(vectors: list[Vector], size: int, on: Any = ALL) -> Any:
     waiting = int(sum(len(indices) > 0 for indices, _ in vectors) > 1)
-    merged: Vector = assert_parity("merge_sum", vectors, size, waiting=waiting, on=on)
-    return merged
+    return assert_parity("merge_sum", vectors, size, waiting=waiting, on=on)
 
 
 @pytest.fixture(params=[(10, 10), (15, 15), (10, 15)], ids=["narrow", "wide", "as chosen"])
@@ -387,9 +385,8 @@ def width_of(dtype: Any) -> int:
     return 8 * np.dtype(dtype).itemsize - 1
 
 
-def assert_counted(values: Array, prefix: int, shift: int, bits: int, on: Any = ALL) -> Array:
-    counts: Array = assert_parity("count_magnitudes", values, prefix, shift, bits, waiting=1, on=on)
-    return counts
+def assert_counted(values: Array, prefix: int, shift: int, bits: int, on: Any = ALL) -> Any:
+    return assert_parity("count_magnitudes", values, prefix, shift, bits, waiting=1, on=on)
 
 
 @given(data=st.data(), dtype=st.sampled_from(REALS), bits=st.integers(1, 16), size=st.integers(0, 200), on=SOME)

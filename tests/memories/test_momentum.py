@@ -6,13 +6,12 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rules import eighths, made, normal, send
+from rules import eighths, made, send
 
 from horovod_sparse.memories import MomentumCorrection
-from horovod_sparse.rules import BucketContext, Momentum, Step
+from horovod_sparse.rules import Momentum, Step
 
 
 def state(memory):
@@ -79,28 +78,6 @@ def test_every_step_is_the_published_recursion(size, k, seed, form, own, masking
         if masking:
             velocity[indices[values != 0]] = 0
         assert np.array_equal(state(memory), (residual, velocity))
-
-
-@pytest.mark.parametrize("masking", [False, True], ids=["", "masking"])
-@pytest.mark.parametrize("form", FORMS, ids=str)
-def test_at_density_one_it_is_torchs_momentum(form, masking):
-    """Whatever the learning rate and the momentum do: torch's buffer is a gradient."""
-    parameter = torch.zeros(20, requires_grad=True, dtype=torch.float64)
-    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9, **form)
-    memory = made(MomentumCorrection, BucketContext(20, np.zeros(0)), masking=masking)
-    ours, before = np.zeros(20), 1.0
-    for seed in range(60):
-        gradient, rate = normal(seed, 20).astype(np.float64), (0.1, 0.01, 0.03)[seed // 20]
-        factor = (0.9, 0.8, 0.95)[seed % 3]
-        optimizer.param_groups[0].update(lr=rate, momentum=factor)
-        parameter.grad = torch.from_numpy(gradient.copy())
-        optimizer.step()
-        now = Step(number=seed, gradients=[(0, gradient)], momentum=momentum_of(factor, **form))
-        accumulator = memory.open(now, before / rate)
-        vector = accumulator.take_all()
-        memory.close(accumulator, vector, vector.nothing())
-        ours, before = ours - rate * vector.values, rate
-    np.testing.assert_allclose(ours, parameter.detach().numpy(), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("nesterov", [False, True], ids=["", "nesterov"])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from ddp_front_end import register
-from small_task import data, network, options, report
+from small_task import data, network, options, register, report
 from torch.utils.data import DataLoader, DistributedSampler
 
 import horovod_sparse as hvs

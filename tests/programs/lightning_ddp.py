@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import lightning_task
 import torch.distributed as dist
-from ddp_front_end import register
 from lightning.pytorch.strategies import DDPStrategy
-from small_task import options, report
+from small_task import options, register, report
 
 import horovod_sparse as hvs
 

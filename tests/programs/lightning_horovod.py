@@ -7,9 +7,8 @@ from typing import Any
 import horovod.torch as hvd
 import lightning_task
 import torch
-from horovod_door import clip, distribute
 from lightning.fabric.plugins.environments import LightningEnvironment
-from small_task import options, report
+from small_task import distribute, options, report
 
 
 class Learner(lightning_task.Learner):
@@ -22,7 +21,8 @@ class Learner(lightning_task.Learner):
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
     ) -> None:
         if gradient_clip_val:
-            clip(optimizer, self.net, gradient_clip_val)
+            optimizer.synchronize()  # step() must not exchange the gradients again
+            torch.nn.utils.clip_grad_norm_(self.net.parameters(), gradient_clip_val)
 
 
 def main() -> None:

@@ -1,4 +1,7 @@
-"""A task that is learned in a second, for the programs that hand the training to somebody else's trainer."""
+"""A task that is learned in a second, for the programs that hand the training to somebody else's trainer.
+
+``register`` and ``distribute`` make the exchange that the options ask for.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,15 @@ import argparse
 import hashlib
 import json
 import sys
+from types import MethodType
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
+
+import horovod_sparse as hvs
 
 SAMPLES, FEATURES = 192, 16
 
@@ -40,11 +48,37 @@ def network() -> nn.Module:
 
 def report(rank: int, net: nn.Module, steps: int) -> None:
     """Prints a digest of this rank's parameters, its loss on all samples and its number of steps, as a line of JSON."""
-    digest = hashlib.sha256()
-    for parameter in net.parameters():
-        digest.update(parameter.detach().numpy().tobytes())
+    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in net.parameters()))
     inputs, targets = data().tensors
     with torch.no_grad():
         loss = nn.functional.mse_loss(net(inputs), targets).item()
     line = json.dumps({"rank": rank, "digest": digest.hexdigest(), "loss": loss, "steps": steps})
     sys.stdout.write(f"\n{line}\n")
+
+
+def register(model: DistributedDataParallel, optimizer: torch.optim.Optimizer, options: argparse.Namespace) -> None:
+    """Registers the hook; without a compression, the exchange is DDP's own."""
+    if options.compression != "none":
+        state = hvs.ddp.SparseState(compression=hvs.parse(options.compression), optimizer=optimizer)
+        model.register_comm_hook(state, hvs.ddp.sparse_hook)
+
+
+def distribute(optimizer: torch.optim.Optimizer, net: nn.Module, options: argparse.Namespace) -> Any:
+    """Horovod's optimizer or ours, after rank 0's parameters have been sent to all."""
+    import horovod.torch as hvd
+
+    hvd.broadcast_parameters(net.state_dict(), root_rank=0)
+    arguments = {"named_parameters": net.named_parameters(), "backward_passes_per_step": options.accumulate}
+    if options.compression != "none":
+        return hvs.DistributedOptimizer(optimizer, compression=hvs.parse(options.compression), **arguments)
+    stock = hvd.DistributedOptimizer(optimizer, **arguments)
+    step = type(stock).step
+
+    def closure_first(optimizer: Any, closure: Any = None) -> Any:
+        """Horovod's step(closure) exchanges before the closure has computed the gradients: this one does afterwards."""
+        loss = None if closure is None else closure()
+        step(optimizer)
+        return loss
+
+    stock.step = MethodType(closure_first, stock)
+    return stock

@@ -8,10 +8,9 @@ from typing import Any
 
 import horovod.torch as hvd
 import torch
-from horovod_door import distribute
-from small_task import data, network, options, report
+from small_task import data, distribute, network, options, report
 from torch import nn
-from torch.utils.data import Dataset, DistributedSampler
+from torch.utils.data import DistributedSampler
 from transformers import Trainer, TrainingArguments
 
 
@@ -25,17 +24,6 @@ class Network(nn.Module):
     def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         outputs = self.net(inputs)
         return {"loss": nn.functional.mse_loss(outputs, labels), "logits": outputs}
-
-
-class Share(Dataset[dict[str, torch.Tensor]]):
-    """The samples, as the Trainer wants them."""
-
-    def __len__(self) -> int:
-        return len(data())
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        inputs, labels = data()[index]
-        return {"inputs": inputs, "labels": labels}
 
 
 class SharedTrainer(Trainer):
@@ -78,12 +66,8 @@ def main() -> None:
             report_to=[],
             disable_tqdm=True,
         )
-        trainer = SharedTrainer(
-            model,
-            arguments,
-            train_dataset=Share(),
-            optimizers=(optimizer, schedule),
-        )
+        samples = [{"inputs": inputs, "labels": labels} for inputs, labels in zip(*data().tensors, strict=True)]
+        trainer = SharedTrainer(model, arguments, train_dataset=samples, optimizers=(optimizer, schedule))
         trainer.train()
     report(hvd.rank(), model.net, trainer.state.global_step)
 

@@ -222,40 +222,6 @@ def test_where_no_candidate_has_the_gain_to_be_sent_the_lowest_is_settled_on(clo
     assert factors(schedules) == [10, 10]
 
 
-def test_over_hundreds_of_steps_the_raw_gain_bears_high_factors_and_the_accumulated_one_none(clock):
-    """Top-k with error feedback of noise with some signal: the residual outgrows the gradient."""
-    sent = simulated("gradient", clock)
-    assert sorted({*sent[41:]} - {10}) == [20, 40, 80]
-    assert set(sent[-100:]) == {80}
-    assert set(simulated("accumulated", clock)[41:]) == {None}
-
-
-def test_of_random_positions_more_and_more_are_left_out_with_the_eps_of_the_authors_code(clock):
-    """It compares norms, not their squares: a random half passes 0.7 there."""
-    sent = simulated("gradient", clock, random=True, eps=0.49)
-    windows = [sent[start + 20 : start + 40] for start in (0, 40, 80, 120)]
-    assert [max(set(window), key=window.count) for window in windows] == [10, 20, 40, 80]
-
-
-def simulated(gain, clock, size=400, count=500, random=False, **options):
-    """Factors that were sent; None: everything. A step takes longer where more is sent."""
-    schedules, residual, generator = build(gain=gain, window=40, **options), np.zeros(size), np.random.default_rng(1)
-    signal, sent = generator.standard_normal(size), []
-    for _ in range(count):
-        gradient = 0.3 * signal + generator.standard_normal(size)
-        acc = residual + gradient
-        order = generator.permutation(size) if random else np.argsort(-np.abs(acc))
-        densities = schedules[0].densities(Step(gradients=[(0, gradient)]))
-        parts = [order[: round(size * density)] for density in densities]
-        rest = np.sum(acc**2) - np.sum(acc[parts[0]] ** 2)
-        number, _ = schedules[0].choose([float(np.sum(acc[part] ** 2)) for part in parts], lambda rest=rest: rest)
-        residual = acc.copy()
-        residual[slice(None) if number is None else parts[number]] = 0
-        clock[0] += 1 + (1 if number is None else densities[number])
-        sent.append(None if number is None else round(1 / densities[number]))
-    return sent
-
-
 # --- state ---
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
-from cluster import REPOSITORY, Cluster, processes_with, wait_until
+from cluster import REPOSITORY, Cluster, wait_until
+from processes import Mark
 
 SMALL = {"EPOCHS": "1", "OMP_NUM_THREADS": "1"}
+NODES = ("--partition=either", "--nodes=2", "--ntasks-per-node=1")
+# The two nodes share a host name, so that Open MPI would look for shared memory between them.
+TCP = {"OMPI_MCA_btl": "self,tcp"}
+DDP = "python examples/train.py --frontend ddp --compression topka:density=0.01 --epochs 1 --warmup-epochs 0"
 
 # The signal lets the SLURM be ended; the other method would leave it running.
 pytestmark = pytest.mark.timeout(200, method="signal")
@@ -27,9 +33,8 @@ def test_bench_verifies_the_allreduces_on_two_nodes(cluster: Cluster, tmp_path: 
     job = cluster.submit(
         "bench.sbatch",
         log,
-        *("--partition=either", "--nodes=2", "--ntasks-per-node=1"),
-        # The two nodes share a host name, so that Open MPI would look for shared memory between them.
-        OMPI_MCA_btl="self,tcp",
+        *NODES,
+        **TCP,
         OUTPUT=str(output),
         ARGUMENTS="-b 64K -e 64K -n 2 -w 1 --algorithms topka,oktopk,dense",
     )
@@ -53,22 +58,43 @@ def test_failing_tests_fail_the_job(cluster: Cluster, tmp_path: Path) -> None:
 
 def test_a_training_runs_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
     log, output = tmp_path / "log", tmp_path / "run"
-    options = ("--partition=either", "--nodes=2", "--ntasks-per-node=1")
-    job = cluster.submit("train.sbatch", log, *options, OMPI_MCA_btl="self,tcp", OUTPUT=str(output), **SMALL)
+    job = cluster.submit("train.sbatch", log, *NODES, **TCP, OUTPUT=str(output), **SMALL)
     completed(cluster, job, log)
     assert cluster.show(job)["NumNodes"] == "2"
     assert json.loads((output / "result.json").read_text())["ranks"] == 2
 
 
+def test_srun_alone_starts_ddp_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    """No torchrun, no addresses and no ports."""
+    log, command = tmp_path / "log", f"srun --mpi=pmix {DDP} --output {tmp_path}"
+    job = cluster.submit(f"--wrap={command}", log, *NODES, **TCP, **SMALL)
+    completed(cluster, job, log)
+    assert cluster.show(job)["NumNodes"] == "2"
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["ranks"] == 2
+    assert "horovod" not in result["versions"]
+    assert result["epochs"][-1]["bytes_per_step"] < 0.2 * 4 * result["parameter_count"]
+
+
+def test_ranks_that_mpi_does_not_know_of_fail(cluster: Cluster, tmp_path: Path) -> None:
+    """Open MPI 4 says so itself; with an MPI that lets each of them begin alone, ``init_process_group`` does."""
+    log, command = tmp_path / "log", f"srun --mpi=none {DDP} --output {tmp_path}"
+    job = cluster.submit(f"--wrap={command}", log, *NODES, **TCP, **SMALL)
+    assert cluster.wait_for(job, limit=150) == "FAILED"
+    text = log.read_text()
+    assert "SLURM's PMIx support" in text or "SLURM_STEP_NUM_TASKS=2 says that several processes were started" in text
+    assert not (tmp_path / "result.json").exists()
+
+
 def test_a_cancelled_job_leaves_no_ranks(cluster: Cluster, tmp_path: Path) -> None:
-    marker = f"MARKER={tmp_path}"
-    variables = {"OUTPUT": str(tmp_path / "run"), "MARKER": str(tmp_path), "OMP_NUM_THREADS": "1", "EPOCHS": "1000"}
+    mark = Mark()
+    variables = {**SMALL, "OUTPUT": str(tmp_path / "run"), "EPOCHS": "1000", **mark.variables}
     job = cluster.submit("train.sbatch", tmp_path / "log", **variables)
     wait_until(lambda: (tmp_path / "run" / "checkpoints").exists(), 90, "the first checkpoint")
-    assert len(processes_with(marker)) >= 2
+    assert len(mark.processes()) >= 2
     cluster.run("scancel", job)
     assert cluster.wait_for(job, limit=30) == "CANCELLED"
-    wait_until(lambda: not processes_with(marker), 30, "the ranks to be gone")
+    assert mark.gone(30)
     assert cluster.show(job)["Restarts"] == "0"
 
 
@@ -148,3 +174,10 @@ def test_the_repository_may_be_elsewhere(cluster: Cluster, tmp_path: Path) -> No
     job = cluster.submit("sweep.sbatch", log, "--array=7", f"--chdir={tmp_path}", REPOSITORY=str(REPOSITORY))
     assert cluster.wait_for(f"{job}_7", limit=30) == "FAILED"
     assert "none for task 7" in log.read_text()
+
+
+def test_shellcheck_finds_nothing_to_say() -> None:
+    paths = [path for pattern in ("slurm/*.s*", "tools/*.sh", "tests/slurm/*.sh") for path in REPOSITORY.glob(pattern)]
+    command = ["shellcheck", "--external-sources", *paths]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -6,10 +6,10 @@ import json
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cluster import SECOND, Cluster, processes_with, wait_until
+from cluster import SECOND, Cluster, wait_until
+from processes import Mark
 
 # Long enough for something to happen after the first checkpoint.
 TRAINING = {
@@ -27,19 +27,13 @@ pytestmark = pytest.mark.timeout(400, method="signal")
 
 def parameters(output: Path) -> str:
     """Hash of the parameters that a run ended with."""
-    result: dict[str, Any] = json.loads((output / "result.json").read_text())
-    return str(result["parameters"])
+    return str(json.loads((output / "result.json").read_text())["parameters"])
 
 
 def at_first_checkpoint(output: Path) -> None:
     """Waits until a run has something to go on from."""
-    complete = re.compile(r"step-\d+")
     folder = output / "checkpoints"
-    wait_until(
-        lambda: folder.exists() and any(complete.fullmatch(path.name) for path in folder.iterdir()),
-        120,
-        f"a checkpoint in {folder}",
-    )
+    wait_until(lambda: any(folder.glob("step-????????")), 120, f"a checkpoint in {folder}")
 
 
 def stopped_at(log: Path) -> list[int]:
@@ -47,10 +41,10 @@ def stopped_at(log: Path) -> list[int]:
     return [int(step) for step in re.findall(r"preempted at step (\d+)", log.read_text())]
 
 
-def ranks(output: Path) -> list[int]:
+def ranks(mark: Mark) -> list[int]:
     """Processes that have become Python, if only just."""
     found = []
-    for pid in processes_with(f"OUTPUT={output}"):
+    for pid in mark.processes():
         with suppress(OSError):  # it has ended
             if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1:2] == [b"examples/train.py"]:
                 found.append(pid)
@@ -80,8 +74,7 @@ def test_a_job_of_higher_priority_preempts(cluster: Cluster, undisturbed: str, t
     log = tmp_path / "log"
     job = cluster.submit("train.sbatch", log, f"--signal={signal}", OUTPUT=str(tmp_path), **TRAINING)
     at_first_checkpoint(tmp_path)
-    whole_node = ("--partition=high", "--exclusive", f"--output={tmp_path / 'high'}")
-    urgent = cluster.run("sbatch", "--parsable", *whole_node, "--wrap=true").strip()
+    urgent = cluster.submit("--wrap=true", tmp_path / "high", "--partition=high", "--exclusive")
     assert cluster.wait_for(urgent, limit=60) == "COMPLETED"
     assert_continued(cluster, job, log, tmp_path, undisturbed)
     assert len(stopped_at(log)) == 1
@@ -100,8 +93,9 @@ def test_other_launchers_pass_the_signal_on(cluster: Cluster, undisturbed: str, 
 
 def test_a_signal_before_python_handles_it_is_not_lost(cluster: Cluster, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    job = cluster.submit("train.sbatch", log, OUTPUT=str(tmp_path), **TRAINING)
-    wait_until(lambda: len(ranks(tmp_path)) == 2, 60, "the ranks' processes")
+    mark = Mark()
+    job = cluster.submit("train.sbatch", log, OUTPUT=str(tmp_path), **TRAINING, **mark.variables)
+    wait_until(lambda: len(ranks(mark)) == 2, 60, "the ranks' processes")
     cluster.run("scancel", "--batch", "--signal=USR1", job)
     wait_until(lambda: cluster.show(job)["Restarts"] == "1", LIMIT, f"job {job} to be requeued")
     assert len(stopped_at(log)) == 1
@@ -120,11 +114,11 @@ def test_the_time_limit_is_announced(cluster: Cluster, tmp_path: Path) -> None:
 
 def test_a_node_that_goes_down(cluster: Cluster, undisturbed: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    variables = {**TRAINING, "OUTPUT": str(tmp_path), "MARKER": str(tmp_path)}
-    job = cluster.submit("train.sbatch", log, "--partition=either", **variables)
+    mark = Mark()
+    job = cluster.submit("train.sbatch", log, "--partition=either", OUTPUT=str(tmp_path), **TRAINING, **mark.variables)
     at_first_checkpoint(tmp_path)
     assert cluster.show(job)["NodeList"] == SECOND
-    cluster.crash_node(SECOND, f"MARKER={tmp_path}")
+    cluster.crash_node(SECOND, mark)
     try:
         assert_continued(cluster, job, log, tmp_path, undisturbed)
         assert cluster.show(job)["NodeList"] == cluster.first

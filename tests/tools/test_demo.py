@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from processes import Mark
@@ -96,11 +97,8 @@ def test_without_namespaces_the_demo_says_so_shows_this_machine_and_succeeds(tmp
 
 
 def test_what_fails_fails_the_demo(monkeypatch, capsys):
-    def fail(*_: object) -> None:
-        raise RuntimeError("no disk")
-
     monkeypatch.setattr(demo, "obstacle", lambda: "")
-    monkeypatch.setattr(demo, "train_slow", fail)
+    monkeypatch.setattr(demo, "train_slow", Mock(side_effect=RuntimeError("no disk")))
     assert demo.main([]) == 1
     assert "demo: no disk" in capsys.readouterr().err
 

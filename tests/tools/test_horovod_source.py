@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tarfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from stubs import put_program
@@ -133,9 +134,7 @@ def test_a_source_without_the_file_is_refused(tmp_path):
 
 
 def test_a_package_that_cannot_be_had_is_named_with_the_remedy(monkeypatch, tmp_path):
-    def fail(*arguments):
-        raise InstallError("No matching distribution found for horovod==0.28.1")
-
-    monkeypatch.setattr(horovod_source, "pip", fail)
+    missing = InstallError("No matching distribution found for horovod==0.28.1")
+    monkeypatch.setattr(horovod_source, "pip", Mock(side_effect=missing))
     with pytest.raises(InstallError, match=r"(?s)No matching distribution.*set PIP_FIND_LINKS.*0\.28\.1\.tar\.gz"):
         horovod_source.unpack(tmp_path)

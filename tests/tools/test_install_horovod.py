@@ -1,6 +1,8 @@
 """When the installer builds, when it takes the kept wheel, and when it does nothing."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -77,11 +79,8 @@ def test_a_build_that_does_not_work_is_an_error(monkeypatch, tmp_path):
     ],
 )
 def test_where_the_installed_horovod_came_from(source, expected, monkeypatch):
-    class Distribution:
-        def read_text(self, name):
-            return source if name == "direct_url.json" else None
-
-    monkeypatch.setattr(install_horovod.importlib.metadata, "distribution", lambda name: Distribution())
+    installed = SimpleNamespace(read_text={"direct_url.json": source}.get)
+    monkeypatch.setattr(install_horovod.importlib.metadata, "distribution", lambda name: installed)
     assert install_horovod.installed_from(Path("/elsewhere/horovod/0123abcd")) is expected
 
 
@@ -95,9 +94,7 @@ def test_horovodrun_finds_distutils_also_where_python_has_none(there, actions, m
 
 
 def test_an_error_ends_with_its_message_and_status_1(monkeypatch, capsys):
-    def fail():
-        raise InstallError("no mpicxx here. Run: module load openmpi")
-
-    monkeypatch.setattr(install_horovod, "check_writable", fail)
+    missing = InstallError("no mpicxx here. Run: module load openmpi")
+    monkeypatch.setattr(install_horovod, "check_writable", Mock(side_effect=missing))
     assert install_horovod.main([]) == 1
     assert "module load openmpi" in capsys.readouterr().err

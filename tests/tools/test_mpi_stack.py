@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,10 +42,7 @@ def started_with(start_file):
 @pytest.fixture
 def working(monkeypatch):
     """The MPI that the tests themselves run with."""
-    for folder in [str(SCRIPTS), *os.environ["PATH"].split(os.pathsep)]:
-        if Path(folder, "mpicxx").exists():
-            return mpi_stack._probe(Path(folder, "mpicxx"))
-    raise FileNotFoundError("mpicxx")
+    return mpi_stack._probe(Path(shutil.which("mpicxx", path=f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}")))
 
 
 def test_the_library_says_where_and_what_it_is(working):

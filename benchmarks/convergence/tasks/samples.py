@@ -40,35 +40,21 @@ Samples: TypeAlias = Windows | data.Images
 
 @dataclass(frozen=True)
 class Task:
-    """Model, data and the settings at which dense training works well.
-
-    Attributes:
-        name: Name of the task.
-        metric: ``accuracy`` or ``perplexity``, both of the test part.
-        build: Function that builds a model with torch's global generator.
-        load: Function that returns the training and the test part; its argument is the folder of the files, if the task
-            needs any. Indexed by the sample numbers of a batch, each part returns inputs and labels.
-        batch: Samples per rank and step.
-        lr: Peak learning rate of SGD with momentum.
-        plain_lr: Peak learning rate of SGD without momentum.
-        adam_lr: Peak learning rate of Adam.
-        weight_decay: Weight decay of all optimizers.
-        evaluations: Points of the learning curve.
-        bucket_bytes: Maximum size of a bucket. The default holds most of a model, as ranks that share cores wait long
-            for each other.
-    """
+    """Model, data and the settings at which dense training works well."""
 
     name: str
-    metric: str
-    build: Callable[[], nn.Module]
+    metric: str  # accuracy or perplexity, both of the test part
+    build: Callable[[], nn.Module]  # with torch's global generator
+    # Returns the training and the test part; its argument is the folder of the files, if the task needs any. Indexed by
+    # the sample numbers of a batch, each part returns inputs and labels.
     load: Callable[[Path], tuple[Samples, Samples]]
-    batch: int
-    lr: float
-    plain_lr: float
-    adam_lr: float = 1e-3
-    weight_decay: float = 0.0
-    evaluations: int = 5
-    bucket_bytes: int = 8 * 2**20
+    batch: int  # samples per rank and step
+    lr: float  # peak learning rate of SGD with momentum
+    plain_lr: float  # peak learning rate of SGD without momentum
+    adam_lr: float = 1e-3  # peak learning rate of Adam
+    weight_decay: float = 0.0  # of all optimizers
+    evaluations: int = 5  # points of the learning curve
+    bucket_bytes: int = 8 * 2**20  # holds most of a model, as ranks that share cores wait long for each other
 
     @property
     def rates(self) -> dict[str, float]:

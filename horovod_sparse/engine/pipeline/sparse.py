@@ -203,13 +203,8 @@ class SparsePipeline(PipelineBase):
     ) -> None:
         """Exchange a selection; if a rank's gradients turn out not to be safe to add, send only those, dense.
 
-        Args:
-            gradients: Gradients of this rank.
-            outputs: Arrays that receive the result.
-            step: Conditions of the step.
-            scales: Units of the step.
-            mine: Numbers of this rank that are summed: unsafe, working, elements, epochs.
-            relies: Whether the facts are those of the step before, so that ``mine`` is still to be summed.
+        ``mine`` are the numbers of this rank that are summed: unsafe, working, elements, epochs. If the step relies on
+        the facts of the step before, they are still to be summed.
         """
         safe = not mine[0]
         # If no rank had a backward pass, which is not known yet, velocities have to stay as they are.

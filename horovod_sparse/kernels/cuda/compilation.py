@@ -70,16 +70,7 @@ def load(name: str, kernels: Sequence[str]) -> dict[str, Any]:
 
 
 def compile_for(arch: str, name: str, kernels: Sequence[str]) -> Compiled:
-    """Compile a file; requires neither a GPU nor a driver.
-
-    Args:
-        arch: Compute capability, such as "90".
-        name: See ``load``.
-        kernels: See ``load``.
-
-    Raises:
-        RuntimeError: The code does not compile.
-    """
+    """Compile a file, as ``load``, for a compute capability such as "90"; requires neither a GPU nor a driver."""
     program = nvrtc.createProgram(source(name), f"{name}.cu", (), ())
     try:
         for kernel in kernels:
@@ -117,7 +108,8 @@ def _kept(name: str, kernels: Sequence[str], arch: str) -> Compiled:
     """Return the code from the cache; if it is not there, compile it and add it."""
     what = [source(name), *kernels, *OPTIONS, arch, str(nvrtc.getVersion())]
     key = hashlib.sha256("\0".join(what).encode()).hexdigest()
-    path = _folder() / f"horovod_sparse_{name}_{key}.cubin"
+    folder = Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")  # CuPy's
+    path = folder / f"horovod_sparse_{name}_{key}.cubin"
     compiled = _read(path)
     if compiled is None:
         compiled = compile_for(arch, name, kernels)
@@ -128,11 +120,6 @@ def _kept(name: str, kernels: Sequence[str], arch: str) -> Compiled:
                 "cannot cache compiled kernels in %s (%s): set CUPY_CACHE_DIR to a writable folder", path, error
             )
     return compiled
-
-
-def _folder() -> Path:
-    """Return CuPy's cache folder."""
-    return Path(os.environ.get("CUPY_CACHE_DIR") or Path.home() / ".cupy" / "kernel_cache")
 
 
 def _read(path: Path) -> Compiled | None:

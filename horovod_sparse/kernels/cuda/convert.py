@@ -7,14 +7,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from horovod_sparse.kernels.cuda.launch import (
-    Module,
-    address,
-    blocks_for,
-    check_dtype,
-    check_real,
-    real_of,
-)
+from horovod_sparse.kernels.cuda.launch import Module, address, blocks_for, check_dtype, check_real, real_of
 from horovod_sparse.kernels.formats import check_own, format_of, largest
 from horovod_sparse.kernels.types import Array
 

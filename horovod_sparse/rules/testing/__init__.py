@@ -9,8 +9,6 @@ is required::
         run_ranks(ranks, lambda transport: check_sparsifier(transport, FirstPositions, start=7))
 """
 
-from __future__ import annotations
-
 from horovod_sparse.rules.testing.collectives import Case, check_collective, check_exchange
 from horovod_sparse.rules.testing.memories import check_memory
 from horovod_sparse.rules.testing.schedules import check_schedule

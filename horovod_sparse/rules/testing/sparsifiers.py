@@ -82,16 +82,7 @@ def check_sparsifier(transport: Any, rule: Any, **options: Any) -> None:
 def take(
     build: Callable[[], Any], bucket: Bucket, generator: np.random.Generator
 ) -> tuple[list[str], list[SparseVector]]:
-    """Run three steps of a sparsifier.
-
-    Args:
-        build: Factory of the sparsifier for the bucket.
-        bucket: The test case.
-        generator: Random generator for the gradients.
-
-    Returns:
-        The violated laws, sorted, and the vector of each step.
-    """
+    """Run three steps of a sparsifier; return the violated laws, sorted, and the vector of each step."""
     sparsifier, failures, vectors = build(), set(), []
     buffer, active = _numbers(generator, bucket), np.zeros(bucket.size, bool)
     for start, stop in bucket.parts:

@@ -61,16 +61,19 @@ def log2(ranks):
 )
 @pytest.mark.parametrize("undoable", [False, True])
 def test_rounds_of_a_step(transport, settings, rounds, undoable):
-    """The first steps also wait for the agreement. Lengths of messages are the same in all steps."""
+    """The first steps also wait for the agreement; a restored pipeline learns the lengths of messages in one step."""
     pipeline, counted = build(transport, undoable=undoable, **settings), []
     gradient = np.random.default_rng(transport.rank).standard_normal(SIZE).astype(np.float32)  # without ties
-    for _ in range(STEADY + 3):
+    for number in range(STEADY + 3):
+        if number == STEADY + 1:
+            state, pipeline = pipeline.state_dict(), build(transport, undoable=undoable, **settings)
+            pipeline.load_state_dict(state)
         run(pipeline, gradient)
         pipeline.memory.state_dict()["residual"][:] = 0
         counted.append(int(transport.allgather_integers(pipeline.statistics(norms=False).rounds).max()))
     if transport.size > 1:
-        assert everywhere(transport, counted[-2:] == [rounds(transport.size)] * 2), counted
-        assert everywhere(transport, counted[0] > counted[-1]), counted
+        assert everywhere(transport, counted[STEADY] == counted[-1] == rounds(transport.size)), counted
+        assert everywhere(transport, counted[0] > counted[STEADY + 1] >= counted[-1]), counted
 
 
 @pytest.mark.parametrize("schedule", ["warmup", "accordion", "gravac"])
@@ -96,36 +99,13 @@ def test_a_gradient_that_is_not_finite_shows_and_poisons_nothing(transport, coll
         total = run(pipeline, bad)
         assert everywhere(transport, np.flatnonzero(~np.isfinite(total)).tolist() == [7, 400])
         assert same_bits(transport, total)
-        if undoable:
+        if undoable or memory == "none":  # all gradients are sent dense
             with np.errstate(invalid="ignore"):
                 assert everywhere(transport, np.array_equal(total, summed(transport, bad), equal_nan=True))
+        if undoable:
             assert everywhere(transport, content(pipeline.state_dict()) == before)
         for later in range(2):
             assert everywhere(transport, np.isfinite(run(pipeline, gradient_of(transport, 20 + later))).all())
-
-
-def test_without_a_memory_all_gradients_are_sent_dense_where_one_is_not_finite(transport):
-    pipeline = steady(transport, memory="none")
-    gradient = gradient_of(transport, 10)
-    if transport.rank == 0:
-        gradient[3] = np.nan
-    total = run(pipeline, gradient)
-    assert everywhere(transport, np.array_equal(total, summed(transport, gradient), equal_nan=True))
-
-
-@pytest.mark.parametrize("sparsifier", ["topk", "randomblock"])
-def test_what_others_selected_before_a_rank_said_no_is_not_lost(transport, sparsifier):
-    """The one whose gradients cannot be added sends them; the others keep theirs."""
-    pipeline = steady(transport, sparsifier=sparsifier, collective="shared" if sparsifier != "topk" else "topka")
-    for bad in (np.nan, np.inf, 3e38):
-        residual, gradient = pipeline.memory.state_dict()["residual"].copy(), gradient_of(transport, 10)
-        if transport.rank == 0:
-            gradient[3] = bad
-        total = run(pipeline, gradient)
-        kept = pipeline.memory.state_dict()["residual"]
-        sent = np.zeros_like(gradient) if transport.rank else gradient
-        assert everywhere(transport, np.array_equal(kept, residual + (gradient if transport.rank else 0)))
-        assert everywhere(transport, np.array_equal(total, summed(transport, sent), equal_nan=True))
 
 
 def test_a_change_of_the_elements_that_take_part_holds_from_the_next_step_on(transport):
@@ -141,25 +121,13 @@ def test_a_change_of_the_elements_that_take_part_holds_from_the_next_step_on(tra
     assert everywhere(transport, asked == expected), asked
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_step_without_backward_anywhere_changes_nothing_however_late_it_is_found_out(transport, momentum):
-    memory = {"memory": "momentum", "momentum": momentum} if momentum else {}
-    pipeline = steady(transport, **memory)
+@pytest.mark.parametrize(
+    "settings", [{}, {"memory": "momentum", "momentum": 0.9}, {"memory": "none", "collective": "dense"}], ids=str
+)
+def test_a_step_without_backward_anywhere_changes_nothing_however_late_it_is_found_out(transport, settings):
+    pipeline = steady(transport, **settings)
     before = content(pipeline.state_dict())
-    with pytest.raises(RuntimeError, match=f"rank {transport.rank}: .*without backward"):
+    with pytest.raises(RuntimeError, match=f"rank {transport.rank}: .*without backward.*call loss.backward"):
         run(pipeline, np.zeros(SIZE, np.float32), idle=True)
     assert everywhere(transport, content(pipeline.state_dict()) == before)
     assert everywhere(transport, np.isfinite(run(pipeline, gradient_of(transport, 9))).all())
-
-
-def test_a_state_continues_with_the_same_bits_and_rounds(transport):
-    one = steady(transport)
-    other = build(transport)
-    other.load_state_dict(one.state_dict())
-    one.statistics(norms=False)
-    for number in range(3):
-        totals = [run(pipeline, gradient_of(transport, 30 + number)) for pipeline in (one, other)]
-        assert everywhere(transport, np.array_equal(*totals))
-    rounds = [pipeline.statistics(norms=False).rounds for pipeline in (one, other)]
-    # The lengths of earlier messages are not kept.
-    assert everywhere(transport, rounds[0] <= rounds[1] <= rounds[0] + 1), rounds

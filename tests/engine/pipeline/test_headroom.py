@@ -21,6 +21,7 @@ from horovod_sparse.sparsifiers import SPARSIFIERS
 
 SIZE = 90
 SHARING = ("randomblock", "randomk", "stable")
+COMPRESSED = ("conef", "partial", "improved")
 OPTIONS = {
     "threshold": {"threshold": 16.0},
     "stable": {"block": 1, "refresh": 3},
@@ -39,6 +40,18 @@ ONCE = [
     *(("topk", one) for one in COLLECTIVES if one not in ("topka", "shared")),
     ("reusedtopk", "oktopk"),
     ("randomk", "hierarchical"),
+]
+CODES = {"compressor": "quantize"}
+CASES = [
+    *((*pair, {}) for pair in ONCE),
+    *(("topk", one, {"memory": memory}) for one in ("gtopk", "hierarchical") for memory in ("none", "momentum")),
+    *(("topk", one, {"memory": memory, **CODES}) for one in ("gtopk", "hierarchical") for memory in COMPRESSED),
+    *(("randomk", "shared", {"memory": memory, "saving": 0.01}) for memory in COMPRESSED),
+    *(
+        ("reusedtopk", one, {"wire": wire, "dtype": "float64" if wire == "float32" else "float32"})
+        for one in ("oktopk", "hierarchical", "topkdsa")
+        for wire in ("float16", "bfloat16", "float32")
+    ),
 ]
 # Of a step's elements, which come from these at random.
 NUMBERS = {
@@ -118,33 +131,10 @@ def assert_laws(transport, pipeline, steps, dtype="float32"):
 
 
 @pytest.mark.law
-@pytest.mark.parametrize(("sparsifier", "collective"), ONCE)
-def test_random_numbers_leave_finite_states_and_lose_nothing(transport, sparsifier, collective):
-    assert assert_laws(transport, build(transport, sparsifier, collective), 40 if thorough() else 10)
-
-
-@pytest.mark.law
-@pytest.mark.parametrize("collective", ["gtopk", "hierarchical"])
-@pytest.mark.parametrize("memory", [one for one in MEMORIES if one != "residual"])
-def test_random_numbers_leave_finite_memories(transport, memory, collective):
-    settings = {} if memory in ("none", "momentum") else {"compressor": "quantize"}
-    assert assert_laws(transport, build(transport, "topk", collective, memory, **settings), 40 if thorough() else 10)
-
-
-@pytest.mark.law
-@pytest.mark.parametrize("memory", ["conef", "partial", "improved"])
-def test_random_numbers_leave_finite_sketches(transport, memory):
-    settings = {"saving": 0.01} if memory != "improved" else {"saving": 0.01, "version": 2}
-    assert assert_laws(transport, build(transport, "randomk", "shared", memory, **settings), 40 if thorough() else 10)
-
-
-@pytest.mark.law
-@pytest.mark.parametrize("wire", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("collective", ["oktopk", "hierarchical", "topkdsa"])
-def test_random_numbers_survive_rounding_for_the_wire(transport, wire, collective):
-    dtype = "float64" if wire == "float32" else "float32"
-    pipeline = build(transport, "reusedtopk", collective, dtype=dtype, wire=wire)
-    assert assert_laws(transport, pipeline, 40 if thorough() else 10, dtype)
+@pytest.mark.parametrize(("sparsifier", "collective", "settings"), CASES, ids=str)
+def test_random_numbers_leave_finite_states_and_lose_nothing(transport, sparsifier, collective, settings):
+    pipeline = build(transport, sparsifier, collective, **settings)
+    assert assert_laws(transport, pipeline, 40 if thorough() else 10, settings.get("dtype", "float32"))
 
 
 @pytest.mark.full
@@ -160,7 +150,7 @@ def test_hundreds_of_steps_of_random_numbers_with_every_combination(transport, s
 def test_gradients_near_the_largest_float_are_sent_dense_and_leave_the_memory_alone(
     transport, caplog, sparsifier, collective, memory
 ):
-    settings = {"compressor": "quantize"} if memory in ("conef", "partial", "improved") else {}
+    settings = CODES if memory in COMPRESSED else {}
     pipeline = build(transport, sparsifier, collective, memory, **settings)
     plain = eighths(np.random.default_rng([5, transport.rank]), SIZE)
     run(pipeline, plain)

@@ -79,7 +79,8 @@ def test_gradients_that_are_no_outputs_stay_as_they_are(transport):
 
 @pytest.mark.law
 @pytest.mark.parametrize("undoable", [False, True])
-def test_an_exchange_that_fails_in_place_loses_nothing(transport, monkeypatch, undoable):
+@pytest.mark.parametrize("in_place", [False, True])
+def test_an_exchange_that_fails_loses_nothing(transport, monkeypatch, undoable, in_place):
     pipeline, gradient = build(transport, undoable), eighths(own(transport), SIZE)
     run(pipeline, [(0, gradient.copy())])
     before = pipeline.memory.state_dict()["residual"].copy()
@@ -89,7 +90,7 @@ def test_an_exchange_that_fails_in_place_loses_nothing(transport, monkeypatch, u
 
     monkeypatch.setattr(pipeline.collective, "allreduce", fail)
     with pytest.raises(OSError, match="down"):
-        run(pipeline, [(0, gradient.copy())])
+        run(pipeline, [(0, gradient.copy())], in_place=in_place)
     assert everywhere(transport, np.array_equal(pipeline.memory.state_dict()["residual"], before + gradient))
 
 
@@ -118,19 +119,6 @@ def test_steps_that_can_be_undone_have_the_same_bits_and_one_that_is_not_finite_
         totals = [run(pipeline, parameters(gradient, np.float32)) for pipeline in (one, other)]
         assert everywhere(transport, np.array_equal(*totals))
         assert everywhere(transport, content(one.state_dict()) == content(other.state_dict()))
-
-
-@pytest.mark.law
-@pytest.mark.parametrize("sparsifier", ["topk", "randomk", "dgc"])
-def test_what_overflows_only_when_it_is_added_up_is_not_kept(transport, sparsifier):
-    pipeline = build(transport, undoable=True, sparsifier=sparsifier)
-    run(pipeline, [(0, np.full(SIZE, 3e38 if transport.rank == 0 else 1.0, np.float32))])
-    before = pipeline.memory.state_dict()["residual"].copy()
-    with np.errstate(over="ignore"):
-        run(pipeline, [(0, np.full(SIZE, 3e38 if transport.rank == 0 else 1.0, np.float32))])
-    after = pipeline.memory.state_dict()["residual"]
-    assert everywhere(transport, np.array_equal(after, before))
-    assert everywhere(transport, bool(np.isfinite(after).all()))
 
 
 def test_the_state_before_a_step_is_kept_without_a_copy(transport):

@@ -21,49 +21,15 @@ from horovod_sparse.sparsifiers import SPARSIFIERS
 KINDS = {"sparsifier": SPARSIFIERS, "memory": MEMORIES, "collective": COLLECTIVES, "schedule": SCHEDULES}
 OPTIONS = sorted({one.name for rules in KINDS.values() for rule in rules.values() for one in fields(rule.Options)})
 PRESETS = [name for name in vars(Compression) if name[0] != "_" and name not in ("none", "fp16")]
+GOOD = ("1", "2", "3", "4", "8", "0.1", "0.5", "0.9", "True", "False", "float16", "quantize")
 # Texts as users, scripts and accidents write them.
 VALUES = (
-    *(
-        "0",
-        "1",
-        "2",
-        "3",
-        "4",
-        "8",
-        "64",
-        "0.1",
-        "0.5",
-        "0.9",
-        "1.5",
-        "2.0",
-        "True",
-        "False",
-        "None",
-        "-1",
-        "-0.5",
-        "1e-9",
-    ),
-    *(
-        "1e400",
-        "-1e400",
-        "nan",
-        "inf",
-        "9" * 20,
-        "9" * 400,
-        "10**400",
-        "''",
-        "'x'",
-        "[]",
-        "{}",
-        "()",
-        "b'x'",
-        "1j",
-        "[1, 2]",
-    ),
-    *("(0.5, 0.25)", "(" * 300, "\0", "x y", "float16", "bfloat16", "sketch", "quantize", "gradient", "accumulated"),
-    *("topka", "gtopk", "oktopk", "dense", "0x10", "1_000", "\u0663", "...", "lambda: 0", "__import__('os')"),
+    *GOOD,
+    *("0", "64", "1.5", "2.0", "None", "-1", "-0.5", "1e-9", "1e400", "-1e400", "nan", "inf", "9" * 20, "9" * 400),
+    *("10**400", "''", "'x'", "[]", "{}", "()", "b'x'", "1j", "[1, 2]", "(0.5, 0.25)", "(" * 300, "\0", "x y"),
+    *("bfloat16", "sketch", "gradient", "accumulated", "topka", "gtopk", "oktopk", "dense"),
+    *("0x10", "1_000", "\u0663", "...", "lambda: 0", "__import__('os')"),
 )
-GOOD = ("1", "2", "3", "4", "8", "0.1", "0.5", "0.9", "True", "False", "float16", "quantize")
 
 
 def fields_of(settings: dict[str, str]) -> list[Field[object]]:
