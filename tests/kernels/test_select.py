@@ -356,7 +356,7 @@ def test_select_above_distributions(shape: Shape, dtype: Any) -> None:
 
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 0.7, 2.5, 30.0])
 def test_select_above_many(threshold: float) -> None:
-    """On the device, the lowest thresholds leave more entries than there is room for candidates."""
+    """On the device, the lowest thresholds leave more candidates than memory holds."""
     n = 1_000_017
     assert_parity("select_above", [(0, layered(n))], normal(n, seed=1), threshold, 0.7, threads=[1, 2, 3], on=CPU)
     segments, buffer = [(0, normal(50_000)), (50_100, normal(5000))], normal(60_000, seed=1)

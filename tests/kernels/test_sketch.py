@@ -234,5 +234,5 @@ def test_the_variance_is_bounded_by_size_over_width(x: Array, ratio: float) -> N
     x, trials = x.astype(np.float64), TRIALS if len(x) <= 1000 else 200
     squares = np.array([np.sum((estimates(x, 1, seed, ratio) - x) ** 2) for seed in range(trials)])
     bound = len(x) / KERNELS.sketch_length(len(x), ratio, 1) * np.sum(x**2)
-    room = 5 * squares.std() / np.sqrt(trials)
-    assert 0.9 * bound - room < squares.mean() < bound + room
+    slack = 5 * squares.std() / np.sqrt(trials)
+    assert 0.9 * bound - slack < squares.mean() < bound + slack
