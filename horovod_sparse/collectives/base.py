@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from horovod_sparse.costs.measure import coded_from
+from horovod_sparse.kernels import kernels_for
 from horovod_sparse.rules import BucketContext, Exchange, SparseVector
 from horovod_sparse.rules.options import RuleOptions, one_of
 from horovod_sparse.transport.slots import Slots
@@ -42,6 +43,8 @@ class Base:
         self._transport = transport
         self._options = options
         self._wire = Wire.of(options.wire, context.like.dtype)
+        self._wired_for = -1  # k that the wire's coding was chosen for
+        self._kernels = kernels_for(context.like)
         self._slots = Slots()
 
     @property
@@ -65,11 +68,13 @@ class Base:
 
     def _choose_coding(self, vector: SparseVector, k: int) -> None:
         """Set the least number of entries whose indices are coded: forced or as measured, the same on all ranks."""
+        if k == self._wired_for:
+            return
         if self._options.indices is None:
             least = coded_from(self._transport, vector.values, min(k / vector.size, 1.0))
         else:
             least = 0 if self._options.indices == "coded" else NEVER
-        self._wire = replace(self._wire, coded_from=least)
+        self._wire, self._wired_for = replace(self._wire, coded_from=least), k
 
     def _round(self, vector: SparseVector) -> tuple[SparseVector, SparseVector | None, Wire]:
         """Round a vector with indices for the wire.
@@ -78,9 +83,10 @@ class Base:
             The rounded vector, the rounding errors (None if nothing is rounded), and the wire that holds the rounded
             values exactly.
         """
+        if not self._wire.format.rounds:
+            return vector, None, self._wire
         values, error, wire = self._wire.round(vector.values)
-        if error is None:
-            return vector, None, wire
+        assert error is not None
         lost = np.flatnonzero(error)
         return replace(vector, values=values), SparseVector(vector.entries[0][lost], error[lost], vector.size), wire
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.rounded import sum_rounded
-from horovod_sparse.kernels import kernels_for
 from horovod_sparse.rules import Exchange, SparseVector, Stateless
 from horovod_sparse.rules.options import RuleOptions, one_of
 from horovod_sparse.wire import FORMATS
@@ -41,7 +40,7 @@ class Dense(Stateless, Base):
         values = vector.values
         if vector.indices is not None:
             values = np.zeros(vector.size, vector.values.dtype, like=vector.values)
-            kernels_for(values).add(vector.indices, vector.values, values)
+            self._kernels.add(vector.indices, vector.values, values)
         rounded, error, wire = self._wire.round(values)
         if error is None:
             return Exchange(SparseVector.full(self._transport.allreduce(values)), vector.nothing())

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from horovod_sparse.collectives.base import Base
-from horovod_sparse.kernels import kernels_for
 from horovod_sparse.rules import Exchange, SparseVector, Stateless
 from horovod_sparse.wire import Wire
 
@@ -25,5 +24,5 @@ class TopkA(Stateless, Base):
         del k  # nothing is dropped
         messages, _ = self._transport.allgather_slots(wire.pack(vector.entries), self._slots)
         vectors = wire.unpack_all(messages, vector.size)
-        indices, values = kernels_for(vector.values).merge_sum(vectors, vector.size)
+        indices, values = self._kernels.merge_sum(vectors, vector.size)
         return Exchange(SparseVector(indices, values, vector.size, shared=True), vector.nothing())

@@ -147,11 +147,6 @@ class Step:
     carry: float = 1.0
     momentum: Momentum = Momentum()
 
-    @property
-    def unit(self) -> float:
-        """Factor that turns these gradients into an update."""
-        return self.learning_rate / self.loss_scale
-
     def square_norm(self) -> float:
         """Return the squared norm of the local gradients without the loss scale; one pass over them."""
         if not self.gradients:

@@ -158,8 +158,10 @@ class Transport(ABC):
         self._check_length(max(lengths))
         if self.size == 1:
             return [message]
-        aligned = (-(-length // _ALIGNMENT) * _ALIGNMENT for length in lengths)
-        *starts, end = itertools.accumulate(aligned, initial=0)
+        starts, end = [], 0
+        for length in lengths:
+            starts.append(end)
+            end += -(-length // _ALIGNMENT) * _ALIGNMENT
         gathered = SCRATCH.empty(end, message)
         parts = [gathered[start : start + length] for start, length in zip(starts, lengths, strict=True)]
         parts[self.rank][:] = message

@@ -13,10 +13,11 @@ from mpi4py import MPI
 
 from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array
+from horovod_sparse.transport import waiting
 from horovod_sparse.transport.base import Nodes, Receiving, Sending, Transport, nodes_of
 from horovod_sparse.transport.staging import CUDA_AWARE, IN_PLACE, Buffer, Path, path_for, staged
 from horovod_sparse.transport.traffic import RING_BYTES
-from horovod_sparse.transport.waiting import keep_alive, sleeps, wait
+from horovod_sparse.transport.waiting import keep_alive, wait
 
 # Messages are sent in pieces of this many bytes, all in flight together. From 64 KiB on, Open MPI's TCP asks the
 # receiver before it sends, and then moves data between two ranks in one direction at a time. If all ranks share memory,
@@ -30,7 +31,7 @@ _POSTS = 32758  # first of ten tags, one per mailbox; every MPI allows tags up t
 
 def complete(requests: Sequence[MPI.Request], pause: float = 0.0) -> None:
     """Wait until all requests are complete."""
-    if not (pause or sleeps()):
+    if not (pause or waiting.sleeps):
         wait(partial(MPI.Request.Testall, requests), partial(MPI.Request.Waitall, requests))
         return
     # One after the other: a test of all takes time for each, while a test of one moves the messages of all. And pauses

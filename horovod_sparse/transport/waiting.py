@@ -31,7 +31,7 @@ _PR_SET_TIMERSLACK = 29  # from linux/prctl.h
 _INTERRUPTIONS, _OBSERVED = 50, 0.5  # the latter in seconds
 
 _LOG = logging.getLogger("horovod_sparse")
-_sleeps = False
+sleeps = False  # whether this process sleeps while it waits
 _observes = True  # whether interruptions may change that
 _last = (0.0, 0)  # time and number of interruptions at the last observation
 _thread = threading.local()
@@ -48,24 +48,19 @@ def choose(cores: float, threads: int, environment: Mapping[str, str] = os.envir
         threads: Threads that this rank runs while it waits, including the waiting one.
         environment: Environment variables.
     """
-    global _sleeps, _observes
+    global sleeps, _observes
     setting = environment.get(SETTING, "auto")
     if setting not in ("auto", "spin", "sleep"):
         _warn(setting)
         setting = "auto"
     _observes = setting == "auto"
-    _sleeps = _sleeps or cores < threads if _observes else setting == "sleep"
+    sleeps = sleeps or cores < threads if _observes else setting == "sleep"
 
 
 @functools.cache
 def _warn(setting: str) -> None:
     """Warn once: every bucket makes a choice."""
     _LOG.warning("%s is %r, but must be auto, spin or sleep: using auto", SETTING, setting)
-
-
-def sleeps() -> bool:
-    """Return whether this process sleeps while it waits."""
-    return _sleeps
 
 
 def keep_alive(waits: Iterable[Callable[[], object]]) -> None:
@@ -81,7 +76,7 @@ def wait(poll: Callable[[], T], block: Callable[[], T], pause: float = 0.0) -> T
         block: Waits, and returns the same value. Called where the rank has the cores to spin.
         pause: Seconds between polls; 0: chosen here.
     """
-    if not (pause or _sleeps):
+    if not (pause or sleeps):
         done = block()
         if _observes:
             _observe(time.monotonic())
@@ -95,7 +90,7 @@ def wait(poll: Callable[[], T], block: Callable[[], T], pause: float = 0.0) -> T
 
 def _observe(now: float) -> None:
     """Choose to sleep if other processes have interrupted this one often."""
-    global _sleeps, _last
+    global sleeps, _last
     then, before = _last
     if now - then < _OBSERVED:
         return
@@ -103,7 +98,7 @@ def _observe(now: float) -> None:
     _last = now, interruptions
     # After a long time without an exchange, nothing is known about its share of the interruptions.
     if now - then < 4 * _OBSERVED and interruptions - before > _INTERRUPTIONS * (now - then):
-        _sleeps = True
+        sleeps = True
 
 
 def _poll(poll: Callable[[], T], pause: float) -> T:

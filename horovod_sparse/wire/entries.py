@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -118,8 +117,9 @@ class Wire:
 
     def _headers(self, messages: Sequence[Array]) -> list[Header]:
         starts = to_host(np.concatenate([message[:HEADER_BYTES] for message in messages])).tobytes()
-        ends = itertools.accumulate(min(message.size, HEADER_BYTES) for message in messages)
-        return [Header.unpack(starts[begin:end], self.format.kind) for begin, end in itertools.pairwise([0, *ends])]
+        # If a message is shorter than a header, at least the last one read here is incomplete.
+        begins = range(0, HEADER_BYTES * len(messages), HEADER_BYTES)
+        return [Header.unpack(starts[begin : begin + HEADER_BYTES], self.format.kind) for begin in begins]
 
     def _read_values(self, header: Header, message: Array) -> tuple[Array, Array]:
         """Return the values of a message, and the bytes of its positions."""

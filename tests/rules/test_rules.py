@@ -37,12 +37,6 @@ def test_a_mean_is_the_sum_by_the_number_of_ranks():
 # --- step ---
 
 
-def test_a_gradient_becomes_an_update_by_the_learning_rate_and_without_the_loss_scale():
-    assert Step().unit == 1.0
-    assert Step(learning_rate=0.1, loss_scale=1024.0).unit == 0.1 / 1024
-    assert Step(learning_rate=0.0).unit == 0.0
-
-
 def test_the_norm_is_that_of_the_gradients_without_the_loss_scale():
     gradients = [(0, np.full(2, 3, np.float32)), (5, np.full(1, 4, np.float16))]
     assert Step(loss_scale=2.0, gradients=gradients).square_norm() == (9 + 9 + 16) / 4

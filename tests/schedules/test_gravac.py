@@ -150,14 +150,6 @@ def test_ranks_that_idle_do_not_lower_the_averages():
     assert among_others[0]._search.gains == alone[0]._search.gains
 
 
-def test_an_idle_rank_adds_nothing_of_its_own():
-    schedules = build()
-    steps(schedules, (0.9, 0.8), 2)
-    before = schedules[0]._search.gains
-    steps(schedules, (50.0, 50.0), 3, idle=True)
-    assert schedules[0]._search.gains == pytest.approx(before)
-
-
 # --- the search ---
 
 

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from horovod_sparse.transport import waiting
-from horovod_sparse.transport.waiting import choose, sleeps, wait
+from horovod_sparse.transport.waiting import choose, wait
 
 
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch):
-    monkeypatch.setattr(waiting, "_sleeps", False)
+    monkeypatch.setattr(waiting, "sleeps", False)
     monkeypatch.setattr(waiting, "_observes", True)
     monkeypatch.setattr(waiting, "_last", (0.0, 0))
 
@@ -38,20 +38,20 @@ def pauses(monkeypatch):
 )
 def test_ranks_spin_where_they_have_a_core_more_than_they_compute_on(cores, threads, setting, expected):
     choose(cores, threads, {waiting.SETTING: setting})
-    assert sleeps() == expected
+    assert waiting.sleeps == expected
 
 
 def test_an_unknown_setting_is_named_and_ignored(caplog):
     for _ in range(2):
         choose(1, 2, {waiting.SETTING: "maybe"})
     assert caplog.text.count("HOROVOD_SPARSE_WAIT is 'maybe', but must be auto, spin or sleep") == 1
-    assert sleeps()
+    assert waiting.sleeps
 
 
 def test_another_exchange_does_not_end_the_sleep():
     choose(0.5, 2, {})
     choose(8, 2, {})
-    assert sleeps()
+    assert waiting.sleeps
 
 
 @pytest.mark.parametrize(
@@ -72,11 +72,11 @@ def test_a_rank_that_others_interrupt_often_begins_to_sleep(monkeypatch, seconds
     monkeypatch.setattr(waiting.resource, "getrusage", lambda _: SimpleNamespace(ru_nivcsw=next(counts)))
     for _ in range(2):
         wait(lambda: True, lambda: True)
-    assert sleeps() == expected
+    assert waiting.sleeps == expected
 
 
 def test_messages_of_an_interrupted_wait_stay_alive(monkeypatch):
-    monkeypatch.setattr(waiting, "_sleeps", True)
+    monkeypatch.setattr(waiting, "sleeps", True)
     monkeypatch.setattr(waiting, "_abandoned", [])
 
     def poll():
@@ -93,7 +93,7 @@ def test_who_spins_blocks_in_mpi(pauses):
 
 
 def test_pauses_grow_up_to_a_limit(monkeypatch, pauses):
-    monkeypatch.setattr(waiting, "_sleeps", True)
+    monkeypatch.setattr(waiting, "sleeps", True)
     assert wait(lambda: len(pauses) >= 10 and "done", lambda: pytest.fail("blocked")) == "done"
     assert pauses[0] == waiting._FIRST_PAUSE
     assert pauses == sorted(pauses)
@@ -101,7 +101,7 @@ def test_pauses_grow_up_to_a_limit(monkeypatch, pauses):
 
 
 def test_what_is_there_already_takes_no_pause(monkeypatch, pauses):
-    monkeypatch.setattr(waiting, "_sleeps", True)
+    monkeypatch.setattr(waiting, "sleeps", True)
     assert wait(lambda: "there", lambda: pytest.fail("blocked")) == "there"
     assert not pauses
 

@@ -45,7 +45,7 @@ class PipelineBase(ABC):
         self.counts = Counts()
         self._since = 0  # ns; start of the stage in progress; 0: none
         self._span: AbstractContextManager[None] | None = None
-        self._traced = False  # in the step in progress
+        self._traced = False  # as of the first stage of the step
         self._measuring = False  # norms of the next step are taken
         self._reported = Traffic()  # up to the last call of `statistics`
         self._rounds = 0  # up to that call, too
@@ -63,7 +63,6 @@ class PipelineBase(ABC):
         Raises:
             NoBackwardError: No rank had a backward pass. The memory is unchanged.
         """
-        self._start()
         try:
             self._run(gradients, outputs, step)
         finally:
@@ -101,15 +100,13 @@ class PipelineBase(ABC):
         counts.dense_bytes = counts.steps * share * self._context.size * self._context.like.itemsize
         return counts
 
-    def _start(self) -> None:
-        self._traced = metrics.active()
-        self._since = 0
-
     def _enter(self, stage: str, **details: Any) -> None:
         """Enter a stage of the step, and leave the one before it."""
         now = perf_counter_ns()
         if self._since:
             self.counts.nanoseconds[self.stage] += now - self._since
+        else:
+            self._traced = metrics.active()
         self._since, self.stage = now, stage
         if self._traced:
             if self._span is not None:
@@ -120,6 +117,7 @@ class PipelineBase(ABC):
     def _leave(self) -> None:
         if self._since:
             self.counts.nanoseconds[self.stage] += perf_counter_ns() - self._since
+        self._since = 0
         if self._span is not None:
             self._span.__exit__(None, None, None)
             self._span = None

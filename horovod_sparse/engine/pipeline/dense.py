@@ -21,7 +21,6 @@ class DensePipeline(PipelineBase):
 
         Other buckets may be exchanged in between; their messages are in flight at the same time.
         """
-        self._start()
         try:
             self._enter("exchange", entries=self._context.size)
             values = SCRATCH.empty(self._context.size + 1, self._context.like)
@@ -31,7 +30,6 @@ class DensePipeline(PipelineBase):
             self._leave()
 
         def end() -> None:
-            self._start()
             try:
                 self._enter("exchange", entries=self._context.size)
                 self._finish(total.wait(), outputs, replace(step, gradients=gradients))

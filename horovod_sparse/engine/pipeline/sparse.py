@@ -174,7 +174,7 @@ class SparsePipeline(PipelineBase):
         return False
 
     def _scales(self, step: Step) -> _Scales:
-        update, gradient = step.unit * self._factor, self._factor / step.loss_scale
+        update, gradient = step.learning_rate / step.loss_scale * self._factor, self._factor / step.loss_scale
         old = self._units
         carry = old.gradient / gradient if old.gradient > 0 and gradient > 0 else 1.0
         rescale = old.update / update if old.update > 0 and update > 0 else 1.0
