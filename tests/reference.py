@@ -43,9 +43,9 @@ def accumulate(
         here = slice(start, start + len(gradient))
         added = gradient.astype(buffer.dtype)
         if velocity is not None:
-            momentum, share = buffer.dtype.type(velocity.momentum), buffer.dtype.type(velocity.share)
+            momentum, share, fresh, weight = map(buffer.dtype.type, velocity[1:])
             u = velocity.values[here] = momentum * velocity.values[here] + share * added
-            added = added + momentum * u if velocity.nesterov else u
+            added = fresh * added + weight * u if fresh else u
         buffer[here] += added
         if clear:
             gradient[:] = 0

@@ -80,13 +80,14 @@ inline py::array as_beside(py::handle object, const py::array& buffer, Access ac
   return array;
 }
 
-// Converts None or (values, momentum, share, nesterov).
+// Converts None or (values, momentum, share, fresh, weight).
 template <class Real> Velocity<Real> as_velocity(py::handle object, const py::array& buffer) {
   if (object.is_none()) return {};
-  const auto [values, momentum, share, nesterov] = object.cast<std::tuple<py::object, double, double, bool>>();
+  const auto [values, momentum, share, fresh, weight] =
+      object.cast<std::tuple<py::object, double, double, double, double>>();
   const py::array array = as_beside(values, buffer, Access::write, "velocity");
   return {reinterpret_cast<Real*>(data_of(array)), Real(as_factor(momentum, "momentum")),
-          Real(as_factor(share, "share")), nesterov};
+          Real(as_factor(share, "share")), Real(as_factor(fresh, "fresh")), Real(as_factor(weight, "weight"))};
 }
 
 // as_step with a source array (None: the buffer), gradients that are set to zero if `clear`, and a velocity.

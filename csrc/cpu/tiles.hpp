@@ -72,14 +72,13 @@ template <class Real> Real take_scanned(const Tile<Real>& tile, Real scale, Key<
   return acc;
 }
 
-// Updates the velocity at the positions from `at` on. Returns what is to be added there: the velocity, or `room` with
-// Nesterov momentum.
+// Updates the velocity at the positions from `at` on. Returns what is to be added there: the velocity itself, or `room`.
 template <class Real>
 const Real* update(const Velocity<Real>& velocity, const Real* gradient, std::size_t at, std::size_t count,
                    Real* room) {
   Real* const u = velocity.values + at;
-  if (!velocity.nesterov) room = u;
-  loops<Real>().update_velocity(gradient, u, count, velocity.momentum, velocity.share, room);
+  if (velocity.fresh == 0) room = u;
+  loops<Real>().update_velocity(gradient, u, count, velocity, room);
   return room;
 }
 

@@ -128,8 +128,8 @@ HVS_FUNCTION std::int64_t sampled_number(std::uint32_t i, std::uint32_t strata, 
 template <class Real>
 __global__ void __launch_bounds__(block_threads)
     draw(const Segment* segments, int count, const Real* source, Real scale, Real* velocities, Real momentum,
-         Real share, int nesterov, std::int64_t active, int strata, Plan<Real>* plan, Real* sample) {
-  const Velocity<Real> velocity = {velocities, momentum, share, nesterov != 0};
+         Real share, Real fresh, Real weight, std::int64_t active, int strata, Plan<Real>* plan, Real* sample) {
+  const Velocity<Real> velocity = {velocities, momentum, share, fresh, weight};
   __shared__ std::uint32_t histogram[digit_bins];
   clear(histogram);
   const int i = blockIdx.x * block_threads + threadIdx.x;
@@ -183,8 +183,8 @@ template <class Real> __global__ void set_threshold(Plan<Real>* plan, Key<Real> 
 template <class Real, int moving>
 __global__ void __launch_bounds__(block_threads)
     accumulate(const Segment* segments, int count, Real* buffer, std::int64_t size, Real scale, const Real* source,
-               int clear, Real* velocities, Real momentum, Real share, int nesterov) {
-  const Velocity<Real> velocity = {velocities, momentum, share, nesterov != 0};
+               int clear, Real* velocities, Real momentum, Real share, Real fresh, Real weight) {
+  const Velocity<Real> velocity = {velocities, momentum, share, fresh, weight};
   const Step<Real> step = {segments, count, buffer, size, scale, source, clear != 0, velocity};
   for (std::int64_t tile = blockIdx.x; tile * tile_size < size; tile += gridDim.x) {
     Real acc[quads][quad];
@@ -196,9 +196,9 @@ __global__ void __launch_bounds__(block_threads)
 template <class Real, int moving>
 __global__ void __launch_bounds__(block_threads)
     sweep(const Segment* segments, int count, Real* buffer, std::int64_t size, Real scale, const Real* source,
-          int clear, Real* velocities, Real momentum, Real share, int nesterov, Plan<Real>* plan, Status* statuses,
+          int clear, Real* velocities, Real momentum, Real share, Real fresh, Real weight, Plan<Real>* plan, Status* statuses,
           std::int32_t* indices, Real* values, std::int64_t room) {
-  const Velocity<Real> velocity = {velocities, momentum, share, nesterov != 0};
+  const Velocity<Real> velocity = {velocities, momentum, share, fresh, weight};
   const Step<Real> step = {segments, count, buffer, size, scale, source, clear != 0, velocity};
   const std::int64_t tile = take_ticket(&plan->sweep_ticket), begin = tile * tile_size;
   const Key<Real> low = plan->low;

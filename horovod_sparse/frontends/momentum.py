@@ -147,12 +147,17 @@ class StepMomentum:
             buffer, share = torch.zeros_like(gradient), momentum.first
             self._new[p] = buffer
         buffer.mul_(m)
-        if momentum.nesterov:  # without dampening
+        if momentum.fresh:
+            fresh = momentum.fresh * share
             if dense:
-                buffer.add_(gradient)
+                buffer.add_(gradient, alpha=share)
+                if fresh != 1:
+                    gradient.mul_(fresh)
             if decay:
-                buffer.add_(p, alpha=decay)
-            gradient.add_(buffer, alpha=m)
+                buffer.add_(p, alpha=share * decay)
+            gradient.add_(buffer, alpha=momentum.weight)
+            if decay and fresh != 1:
+                gradient.add_(p, alpha=(fresh - 1) * decay)
             return
         if dense and share != 1:
             gradient.mul_(share)
@@ -207,7 +212,7 @@ def momentum_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> M
     be linear in the gradients.
     """
     if isinstance(optimizer, SGD):
-        return Momentum(float(group["momentum"]), bool(group["nesterov"]), 1 - float(group["dampening"]))
+        return Momentum(float(group["momentum"]), float(group["nesterov"]), 1 - float(group["dampening"]))
     if isinstance(optimizer, (Adam, AdamW)):
         beta = float(group["betas"][0])
         return Momentum(beta, share=1 - beta, first=1 - beta)

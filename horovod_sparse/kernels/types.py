@@ -21,19 +21,23 @@ Segments: TypeAlias = Sequence[tuple[int, Array]]
 
 
 class Velocity(NamedTuple):
-    """Momentum applied during accumulation: u <- momentum * u + share * gradient; u is added instead of the gradient.
+    """Momentum applied during accumulation: u <- momentum * u + share * gradient.
+
+    u is added instead of the gradient; if ``fresh`` is not 0, fresh * gradient + weight * u is added.
 
     Attributes:
         values: The velocity u in the dtype of the buffer, [n]; modified inside the segments.
         momentum: Finite factor on u, rounded to the buffer's dtype.
         share: Finite factor on the gradient, rounded to the buffer's dtype.
-        nesterov: Whether gradient + momentum * u is added instead of u.
+        fresh: Finite factor on the gradient in what is added, rounded likewise.
+        weight: Finite factor on u in what is added, rounded likewise; without effect if ``fresh`` is 0.
     """
 
     values: Array
     momentum: float
     share: float = 1.0
-    nesterov: bool = False
+    fresh: float = 0.0
+    weight: float = 1.0
 
 
 class Accumulation(TypedDict, total=False):

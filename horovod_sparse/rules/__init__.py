@@ -103,19 +103,27 @@ ANYWHERE = BucketContext(MAX_SIZE, np.empty(0, np.float32))
 
 @dataclass(frozen=True, slots=True)
 class Momentum:
-    """Momentum as torch defines it: u = factor * u + share * g, and u = first * g in the first step.
+    """Momentum in the form of Ma and Yarats (2019), "Quasi-hyperbolic momentum and Adam for deep learning".
+
+    As torch defines it, u = factor * u + share * g, and u = first * g in the first step. The update is
+    ``weight`` * u + ``fresh`` * share * g: in the long run, every gradient has the same weight whatever ``fresh`` is.
 
     Attributes:
         factor: Momentum factor m in [0, 1). 0 means no momentum; u is left unchanged.
-        nesterov: Whether the update is g + m u instead of u; ``share`` and ``first`` are then 1.
+        fresh: Weight of the newest gradient: 0 for SGD and Adam, 1 with Nesterov momentum, more for less memory.
         share: Weight of every gradient after the first: 1 - dampening for SGD, 1 - beta for Adam.
         first: Weight of the first gradient: 1 for SGD, 1 - beta for Adam.
     """
 
     factor: float = 0.0
-    nesterov: bool = False
+    fresh: float = 0.0
     share: float = 1.0
     first: float = 1.0
+
+    @property
+    def weight(self) -> float:
+        """Weight of u: ``factor`` with Nesterov momentum."""
+        return self.fresh * self.factor + (1 - self.fresh)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,9 @@ def hooks() -> Any:
     return _cpu
 
 
-MOMENTA = st.tuples(st.sampled_from([0.0, 0.5, 0.9]), st.sampled_from([1.0, 0.1, 0.0]), st.booleans())
+MOMENTA = st.tuples(
+    *(st.sampled_from(numbers) for numbers in ([0.0, 0.5, 0.9], [1.0, 0.1, 0.0], [0.0, 1.0, 4.0], [0.9, 0.6]))
+)
 
 
 @st.composite
@@ -77,7 +79,7 @@ OPTIONS: dict[str, Callable[[Array], dict[str, Any]]] = {
     "source": lambda x: {"source": x},
     "source, cleared": lambda x: {"source": x, "clear": True},
     "momentum": lambda x: {"velocity": Velocity(x, 0.9, 0.3), "clear": True},
-    "nesterov": lambda x: {"velocity": Velocity(x, 0.9, 0.3, nesterov=True), "clear": True},
+    "nesterov": lambda x: {"velocity": Velocity(x, 0.9, 0.3, fresh=4.0, weight=0.6), "clear": True},
 }
 
 

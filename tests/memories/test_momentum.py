@@ -19,13 +19,13 @@ def state(memory):
     return content["residual"], content["velocity"]
 
 
-def reference(residual, velocity, gradient, momentum, nesterov, share=1):
-    momentum = np.float32(momentum)
-    velocity = momentum * velocity + np.float32(share) * gradient
-    return residual + (gradient + momentum * velocity if nesterov else velocity), velocity
+def reference(residual, velocity, gradient, momentum, fresh, share=1):
+    velocity = np.float32(momentum) * velocity + np.float32(share) * gradient
+    weight = np.float32(1 - fresh * (1 - momentum))
+    return residual + weight * velocity + np.float32(fresh * share) * gradient, velocity
 
 
-FORMS = [{}, {"nesterov": True}, {"dampening": 0.5}, {"dampening": 1.0}]
+FORMS = [{}, {"fresh": 1.0}, {"fresh": 0.5}, {"dampening": 0.5}, {"dampening": 1.0}]
 # What a sparsifier may look at before it selects.
 LOOKS = [
     lambda accumulator, residual: True,
@@ -35,8 +35,8 @@ LOOKS = [
 ]
 
 
-def momentum_of(factor, nesterov=False, dampening=0.0):
-    return Momentum(factor, nesterov, 1 - dampening)
+def momentum_of(factor, fresh=0.0, dampening=0.0):
+    return Momentum(factor, fresh, 1 - dampening)
 
 
 @settings(max_examples=150)
@@ -64,7 +64,7 @@ def test_every_step_is_the_published_recursion(size, k, seed, form, own, masking
         step = Step(number=number, gradients=[(0, gradient)], momentum=Momentum() if own else momentum)
         if factor:
             share = momentum.share if number else 1
-            residual, velocity = reference(residual, velocity, gradient, factor, momentum.nesterov, share)
+            residual, velocity = reference(residual, velocity, gradient, factor, momentum.fresh, share)
         else:
             residual = residual + gradient
         accumulator = memory.open(step, 1.0)
@@ -80,13 +80,13 @@ def test_every_step_is_the_published_recursion(size, k, seed, form, own, masking
         assert np.array_equal(state(memory), (residual, velocity))
 
 
-@pytest.mark.parametrize("nesterov", [False, True], ids=["", "nesterov"])
-def test_the_velocity_follows_the_loss_scale_and_the_residual_its_unit(nesterov):
-    memory = made(MomentumCorrection, 4, momentum=0.5, nesterov=nesterov)
+@pytest.mark.parametrize("fresh", [0.0, 1.0])
+def test_the_velocity_follows_the_loss_scale_and_the_residual_its_unit(fresh):
+    memory = made(MomentumCorrection, 4, momentum=0.5, fresh=fresh)
     first, second = np.array([[8, 4, 2, 1], [16, 0, -8, 4]], np.float32)
     send(memory, first, 0)
     residual, velocity = state(memory)
-    expected = reference(4 * residual, 0.25 * velocity, second, 0.5, nesterov)
+    expected = reference(4 * residual, 0.25 * velocity, second, 0.5, fresh)
     accumulator = memory.open(Step(gradients=[(0, second)], carry=0.25), 4.0)
     assert np.array_equal(accumulator.settle(), expected[0])
     assert np.array_equal(state(memory), expected)

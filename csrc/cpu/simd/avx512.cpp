@@ -55,9 +55,9 @@ HVS_AVX512 void accumulate(const float* gradient, float* buffer, std::size_t n, 
   }
 }
 
-HVS_AVX512 void update_velocity(const float* gradient, float* velocity, std::size_t n, float momentum, float share,
+HVS_AVX512 void update_velocity(const float* gradient, float* values, std::size_t n, const Velocity<float>& how,
                                 float* added) {
-  update_velocity_lanes(gradient, velocity, n, momentum, share, added);
+  update_velocity_lanes(gradient, values, n, how, added);
 }
 
 HVS_AVX512 Sums measure(const float* gradient, float* buffer, std::size_t n, float scale) {

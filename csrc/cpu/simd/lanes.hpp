@@ -22,16 +22,17 @@ template <class Element, std::size_t width> struct Vector {
 
 // Loops::update_velocity, which compilers vectorise.
 template <class Real>
-HVS_INLINE void update_velocity_lanes(const Real* gradient, Real* velocity, std::size_t n, Real momentum, Real share,
+HVS_INLINE void update_velocity_lanes(const Real* gradient, Real* values, std::size_t n, const Velocity<Real>& how,
                                       Real* added) {
-  if (added == velocity) {
-    for (std::size_t i = 0; i < n; ++i) velocity[i] = momentum * velocity[i] + share * gradient[i];
+  const Real momentum = how.momentum, share = how.share, fresh = how.fresh, weight = how.weight;
+  if (added == values) {
+    for (std::size_t i = 0; i < n; ++i) values[i] = momentum * values[i] + share * gradient[i];
     return;
   }
   for (std::size_t i = 0; i < n; ++i) {
-    const Real u = momentum * velocity[i] + share * gradient[i];
-    velocity[i] = u;
-    added[i] = gradient[i] + momentum * u;
+    const Real u = momentum * values[i] + share * gradient[i];
+    values[i] = u;
+    added[i] = fresh * gradient[i] + weight * u;
   }
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "../common/bits.hpp"
+#include "../common/velocity.hpp"
 
 namespace hvs {
 
@@ -41,9 +42,8 @@ template <class Real> struct Loops {
   void (*widen_halves)(const char* halves, std::size_t n, Real* out);
   // buffer <- acc
   void (*accumulate)(const Real* gradient, Real* buffer, std::size_t n, Real scale);
-  // velocity <- u = momentum * velocity + share * gradient. `added` is the velocity itself or a separate array, which
-  // gets gradient + momentum * u.
-  void (*update_velocity)(const Real* gradient, Real* velocity, std::size_t n, Real momentum, Real share, Real* added);
+  // values <- u, as ``Velocity``. `added` is `values` or a separate array, which gets what is to be added.
+  void (*update_velocity)(const Real* gradient, Real* values, std::size_t n, const Velocity<Real>& how, Real* added);
   // buffer <- acc; returns its sums, with the same bits at every level.
   Sums (*measure)(const Real* gradient, Real* buffer, std::size_t n, Real scale);
   // The sum of squares, with the same bits at every level.

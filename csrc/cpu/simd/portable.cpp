@@ -21,8 +21,8 @@ template <class Real> void accumulate(const Real* gradient, Real* buffer, std::s
 }
 
 template <class Real>
-void update_velocity(const Real* gradient, Real* velocity, std::size_t n, Real momentum, Real share, Real* added) {
-  update_velocity_lanes(gradient, velocity, n, momentum, share, added);
+void update_velocity(const Real* gradient, Real* values, std::size_t n, const Velocity<Real>& how, Real* added) {
+  update_velocity_lanes(gradient, values, n, how, added);
 }
 
 template <class Real> Sums measure(const Real* gradient, Real* buffer, std::size_t n, Real scale) {

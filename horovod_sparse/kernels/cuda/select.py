@@ -120,7 +120,7 @@ def take(gradients: Segments, buffer: Array, positions: Indices | None) -> Array
 
 
 class _AccumulateArgs(NamedTuple):
-    """Arguments of the kernels that accumulate; ``values`` to ``nesterov`` describe the velocity."""
+    """Arguments of the kernels that accumulate; ``values`` to ``weight`` describe the velocity."""
 
     scale: Any
     source: Array | None
@@ -128,7 +128,8 @@ class _AccumulateArgs(NamedTuple):
     values: Array | None
     momentum: Any
     share: Any
-    nesterov: Any
+    fresh: Any
+    weight: Any
 
 
 def _prepare(
@@ -141,7 +142,7 @@ def _prepare(
 ) -> tuple[Table, _AccumulateArgs]:
     """Convert the arguments of ``accumulate`` after checking them."""
     table = Table(gradients, check_real(buffer, "buffer").size, writable=clear)
-    values, momentum, share, nesterov = velocity or (None, 0.0, 0.0, False)
+    values, momentum, share, fresh, weight = velocity or (None, 0.0, 0.0, 0.0, 1.0)
     return table, _AccumulateArgs(
         check_scale(scale, buffer),
         _check_matching(source, buffer, "source"),
@@ -149,7 +150,8 @@ def _prepare(
         _check_matching(values, buffer, "velocity"),
         check_scale(momentum, buffer, "momentum"),
         check_scale(share, buffer, "share"),
-        np.int32(nesterov),
+        check_scale(fresh, buffer, "fresh"),
+        check_scale(weight, buffer, "weight"),
     )
 
 
@@ -258,7 +260,7 @@ class _Selection:
             f"draw<{self._real}>",
             blocks_for(sample.strata),
             *(table.device, table.count, self._buffer if what.source is None else what.source, what.scale),
-            *(what.values, what.momentum, what.share, what.nesterov),
+            *(what.values, what.momentum, what.share, what.fresh, what.weight),
             *(np.int64(table.active), np.int32(sample.strata), self._plan, self._sample),
         )
         strata, low, high = np.array([sample.strata, sample.low, sample.high], np.int32)
