@@ -45,7 +45,7 @@ def accumulate(
         if velocity is not None:
             momentum, share, fresh, weight = map(buffer.dtype.type, velocity[1:])
             u = velocity.values[here] = momentum * velocity.values[here] + share * added
-            added = fresh * added + weight * u if fresh else u
+            added = u if (fresh, weight) == (0, 1) else fresh * added + weight * u
         buffer[here] += added
         if clear:
             gradient[:] = 0

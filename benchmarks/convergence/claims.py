@@ -185,6 +185,19 @@ CLAIMS: dict[str, Sequence[Claim]] = {
         ),
     ),
     "Momentum": (
+        near(
+            "fresh=0.4 at 1 % ends within 0.15 points or 1 % of Nesterov's",
+            "recommended-fresh",
+            "dense-nesterov",
+            TARGET,
+        ),
+        worse(
+            "dense training with the script's heavy-ball momentum ends behind fresh=0.4 at 1 %",
+            DENSE,
+            "recommended-fresh",
+        ),
+        worse("1 % with heavy-ball momentum ends behind fresh=0.4", "recommended", "recommended-fresh"),
+        worse("1 % with heavy-ball momentum ends behind fresh=0.4 at 0.2 %", "recommended", "recommended-0.2%-fresh"),
         worse("top-k with momentum after the selection ends behind", "topka", "momentum"),
         worse("masking costs accuracy", "momentum-masked", "momentum"),
         worse("dense first steps help", "momentum", "momentum-dense-first"),

@@ -29,7 +29,9 @@ class Run:
     # Horovod's own exchange, "powersgd:rank=4" is torch's hook of DistributedDataParallel. Buckets are the task's, all
     # parameters are compressed, and indices have 32 bits by default.
     spec: str
-    optimizer: str = "momentum"  # or "memory": SGD whose momentum the memory applies; "sgd": without momentum; "adam"
+    optimizer: str = (
+        "momentum"  # or "nesterov"; "memory": SGD whose momentum the memory applies; "sgd": without momentum; "adam"
+    )
     baseline: str = DENSE  # dense run to compare with; has the same momentum, even where the memory applies it
     tasks: Sequence[str] = LARGE  # to train on by default
     headline: Sequence[str] = ()  # those of the tasks where it is about the project's main sources and has more seeds
@@ -96,6 +98,17 @@ _ALL = (
         for percent in PERCENTS
     ),
     *(Run(f"powersgd-{rank}", "PowerSGD", f"powersgd:rank={rank}", **_EVERYWHERE) for rank in POWERSGD_RANKS),
+    *(
+        Run(
+            f"{recommended_name(percent)}-fresh",
+            "Momentum",
+            f"{_RECOMMENDED}{percent / 100:g},fresh=0.4",
+            **_EVERYWHERE,
+        )
+        for percent in (1, 0.2)
+    ),
+    Run("recommended-nesterov", "Momentum", f"{_RECOMMENDED}0.01,fresh=0.1", seeds=1),
+    Run("dense-nesterov", "Momentum", "none", "nesterov", **_EVERYWHERE),
     Run("momentum", "Momentum", "topka:density=0.01,memory=momentum", quick=True),
     Run("momentum-log8", "Momentum", "recommended:collective=topka,indices=coded,wire=log8,density=0.01", seeds=1),
     Run("momentum-masked", "Momentum", "topka:density=0.01,memory=momentum,masking=True"),
@@ -106,6 +119,7 @@ _ALL = (
         for whose in ("mean", "own")
     ),
     Run("recommended-adam", "Momentum with Adam", f"{_RECOMMENDED}0.01", **_BOTH_ADAM),
+    Run("recommended-fresh-adam", "Momentum with Adam", f"{_RECOMMENDED}0.01,fresh=0.4", **_BOTH_ADAM),
     Run("topka-adam", "Momentum with Adam", "topka:density=0.01", **_BOTH_ADAM),
     Run("momentum-adam", "Momentum with Adam", "topka:density=0.01,memory=momentum", **_BOTH_ADAM),
     Run("momentum-masked-adam", "Momentum with Adam", "topka:density=0.01,memory=momentum,masking=True", **_BOTH_ADAM),

@@ -44,7 +44,7 @@ SETTINGS = {
     "step": "",
     "with scaler": "",
     "with momentum": _MOMENTUM,
-    "nesterov": f"{_MOMENTUM},fresh=1",
+    "nesterov": f"{_MOMENTUM},nesterov=True",
 }
 
 

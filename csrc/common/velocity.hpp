@@ -1,5 +1,5 @@
-// Momentum before the selection: u <- momentum * u + share * gradient. Instead of the gradient, u is added, or if `fresh`
-// is not 0, fresh * gradient + weight * u. Products and sums are rounded separately.
+// Momentum before the selection: u <- momentum * u + share * gradient. Instead of the gradient, fresh * gradient +
+// weight * u is added, or u alone if that is meant. Products and sums are rounded separately.
 #pragma once
 
 #include "portable.hpp"
@@ -12,7 +12,9 @@ template <class Real> struct Velocity {
 
   HVS_FUNCTION Real updated(Real u, Real gradient) const { return momentum * u + share * gradient; }
   // Takes the updated u.
-  HVS_FUNCTION Real added(Real u, Real gradient) const { return fresh == 0 ? u : fresh * gradient + weight * u; }
+  HVS_FUNCTION Real added(Real u, Real gradient) const { return alone() ? u : fresh * gradient + weight * u; }
+  // Whether u is added as it is.
+  HVS_FUNCTION bool alone() const { return fresh == 0 && weight == 1; }
 };
 
 }  // namespace hvs

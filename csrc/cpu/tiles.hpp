@@ -77,7 +77,7 @@ template <class Real>
 const Real* update(const Velocity<Real>& velocity, const Real* gradient, std::size_t at, std::size_t count,
                    Real* room) {
   Real* const u = velocity.values + at;
-  if (velocity.fresh == 0) room = u;
+  if (velocity.alone()) room = u;
   loops<Real>().update_velocity(gradient, u, count, velocity, room);
   return room;
 }

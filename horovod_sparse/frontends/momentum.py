@@ -147,17 +147,12 @@ class StepMomentum:
             buffer, share = torch.zeros_like(gradient), momentum.first
             self._new[p] = buffer
         buffer.mul_(m)
-        if momentum.fresh:
-            fresh = momentum.fresh * share
+        if momentum.nesterov:  # without dampening
             if dense:
-                buffer.add_(gradient, alpha=share)
-                if fresh != 1:
-                    gradient.mul_(fresh)
+                buffer.add_(gradient)
             if decay:
-                buffer.add_(p, alpha=share * decay)
-            gradient.add_(buffer, alpha=momentum.weight)
-            if decay and fresh != 1:
-                gradient.add_(p, alpha=(fresh - 1) * decay)
+                buffer.add_(p, alpha=decay)
+            gradient.add_(buffer, alpha=m)
             return
         if dense and share != 1:
             gradient.mul_(share)
@@ -212,7 +207,7 @@ def momentum_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> M
     be linear in the gradients.
     """
     if isinstance(optimizer, SGD):
-        return Momentum(float(group["momentum"]), float(group["nesterov"]), 1 - float(group["dampening"]))
+        return Momentum(float(group["momentum"]), bool(group["nesterov"]), 1 - float(group["dampening"]))
     if isinstance(optimizer, (Adam, AdamW)):
         beta = float(group["betas"][0])
         return Momentum(beta, share=1 - beta, first=1 - beta)

@@ -23,14 +23,14 @@ Segments: TypeAlias = Sequence[tuple[int, Array]]
 class Velocity(NamedTuple):
     """Momentum applied during accumulation: u <- momentum * u + share * gradient.
 
-    u is added instead of the gradient; if ``fresh`` is not 0, fresh * gradient + weight * u is added.
+    fresh * gradient + weight * u is added instead of the gradient; by default u.
 
     Attributes:
         values: The velocity u in the dtype of the buffer, [n]; modified inside the segments.
         momentum: Finite factor on u, rounded to the buffer's dtype.
         share: Finite factor on the gradient, rounded to the buffer's dtype.
         fresh: Finite factor on the gradient in what is added, rounded likewise.
-        weight: Finite factor on u in what is added, rounded likewise; without effect if ``fresh`` is 0.
+        weight: Finite factor on u in what is added, rounded likewise.
     """
 
     values: Array

@@ -22,8 +22,9 @@ from horovod_sparse.vector import SparseVector
 class MomentumCorrection(Residual):
     """Momentum correction: u = m u + g and v = v + u, where u is the velocity and v the residual.
 
-    Entries are selected from v. In general, v = v + weight u + fresh g with weight = 1 - fresh (1 - m): fresh = 1 is
-    Nesterov momentum. In a step with momentum 0, v = v + g, and u is unchanged.
+    Entries are selected from v. With Nesterov momentum, v = v + g + m u. In a step with momentum 0, v = v + g, and u is
+    unchanged. Both are cases of quasi-hyperbolic momentum (Ma and Yarats, ICLR 2019), v = v + (1 - f) u + f / (1 - m)
+    g, in which every gradient has the same weight in the long run: f is 0, or 1 - m with Nesterov momentum.
 
     m is the wrapped optimizer's current momentum or a constant from the options; in both cases the optimizer applies no
     momentum. v is rescaled like every residual. u is a gradient, as in torch's SGD: it is rescaled with the loss scale,
@@ -37,8 +38,9 @@ class MomentumCorrection(Residual):
         Attributes:
             momentum: m, in [0, 1), for an optimizer without momentum; None: the optimizer's momentum, including
                 ``nesterov`` and ``dampening``.
-            fresh: Weight of the newest gradient, at most 1 / (1 - m): 0 for heavy-ball momentum, 1 for Nesterov's, more
-                for less memory; None: as the optimizer, or 0 with ``momentum``.
+            nesterov: Use Nesterov momentum; only with ``momentum``.
+            fresh: f, in [0, 1], in steps that send a selection: the larger, the less the memory of u. None: as in
+                dense steps, which have the form of the optimizer or of ``nesterov``.
             masking: Clear u where v was selected and delivered (factor masking), so that old directions fade sooner. u
                 is kept in dense steps, where no entry is delayed.
             max_norm: Front ends clip this rank's gradient of all parameters, without the loss scale, to a norm of
@@ -46,14 +48,24 @@ class MomentumCorrection(Residual):
         """
 
         momentum: float | None = number(None, lambda x: 0 <= x < 1, "in [0, 1)", hint="None uses the optimizer's")
-        fresh: float | None = number(None, lambda x: x >= 0, "at least 0", hint="None leaves it to the optimizer")
+        nesterov: bool = flag(False)
+        fresh: float | None = number(None, lambda x: 0 <= x <= 1, "in [0, 1]", hint="None keeps the momentum's form")
         masking: bool = flag(False)
         max_norm: float | None = number(None, lambda x: x > 0, "above 0", hint="None disables clipping")
+
+        def __post_init__(self) -> None:
+            """Check the fields, and that ``nesterov`` comes with ``momentum``."""
+            super().__post_init__()
+            if self.nesterov and self.momentum is None:
+                raise ValueError(
+                    "nesterov must be False, not True, where the optimizer's momentum is used: set nesterov=True in "
+                    "the optimizer, or also set momentum in the compression"
+                )
 
         @property
         def own(self) -> Momentum | None:
             """The momentum that these options set; None: the optimizer's is used."""
-            return None if self.momentum is None else Momentum(self.momentum, self.fresh or 0.0)
+            return None if self.momentum is None else Momentum(self.momentum, self.nesterov)
 
         def clip(self, norm: float, ranks: int) -> float:
             """Return the factor that clips a rank's gradient of this norm; 1 if it is small enough or not finite."""
@@ -75,9 +87,10 @@ class MomentumCorrection(Residual):
         if not momentum.factor:
             return super().open(step, scale)
         share = momentum.share if step.number else momentum.first
-        if self._fresh is not None:
-            momentum = replace(momentum, fresh=min(self._fresh, 1 / (1 - momentum.factor)))
-        velocity = Velocity(self._velocity, momentum.factor, share, momentum.fresh * share, momentum.weight)
+        fresh, weight = (1.0, momentum.factor) if momentum.nesterov else (0.0, 1.0)
+        if self._fresh is not None and not step.dense:
+            fresh, weight = self._fresh / (1 - momentum.factor), 1 - self._fresh
+        velocity = Velocity(self._velocity, momentum.factor, share, fresh * share, weight)
         return Accumulator(self._residual, step.gradients, scale, clear=step.clear, velocity=velocity)
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:

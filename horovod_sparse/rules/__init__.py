@@ -103,27 +103,19 @@ ANYWHERE = BucketContext(MAX_SIZE, np.empty(0, np.float32))
 
 @dataclass(frozen=True, slots=True)
 class Momentum:
-    """Momentum in the form of Ma and Yarats (2019), "Quasi-hyperbolic momentum and Adam for deep learning".
-
-    As torch defines it, u = factor * u + share * g, and u = first * g in the first step. The update is
-    ``weight`` * u + ``fresh`` * share * g: in the long run, every gradient has the same weight whatever ``fresh`` is.
+    """Momentum as torch defines it: u = factor * u + share * g, and u = first * g in the first step.
 
     Attributes:
         factor: Momentum factor m in [0, 1). 0 means no momentum; u is left unchanged.
-        fresh: Weight of the newest gradient: 0 for SGD and Adam, 1 with Nesterov momentum, more for less memory.
+        nesterov: Whether the update is g + m u instead of u; ``share`` and ``first`` are then 1.
         share: Weight of every gradient after the first: 1 - dampening for SGD, 1 - beta for Adam.
         first: Weight of the first gradient: 1 for SGD, 1 - beta for Adam.
     """
 
     factor: float = 0.0
-    fresh: float = 0.0
+    nesterov: bool = False
     share: float = 1.0
     first: float = 1.0
-
-    @property
-    def weight(self) -> float:
-        """Weight of u: ``factor`` with Nesterov momentum."""
-        return self.fresh * self.factor + (1 - self.fresh)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +134,7 @@ class Step:
             as a gradient, independent of the learning rate, and not as an update.
         carry: Factor that converts gradients of earlier steps to this step's loss scale and averaging factor.
         momentum: Momentum of the optimizer, for a memory that applies it instead.
+        dense: Whether it was decided to send every entry; set for the memory, once the density is known.
     """
 
     learning_rate: float = 1.0
@@ -154,6 +147,7 @@ class Step:
     scale_free: bool = False
     carry: float = 1.0
     momentum: Momentum = Momentum()
+    dense: bool = False
 
     def square_norm(self) -> float:
         """Return the squared norm of the local gradients without the loss scale; one pass over them."""

@@ -99,7 +99,7 @@ def test_a_value_of_a_wrong_type_or_out_of_range_is_refused_with_name_and_value(
             "sparsifier 'randomblock' and collective 'gtopk': .* all ranks, .* 'shared'",
         ),
         ("dgc:momentum=1", r"momentum must be in \[0, 1\), not 1"),
-        ("recommended:fresh=-1", "fresh must be at least 0, .*None leaves it to the optimizer"),
+        ("recommended:nesterov=True", "nesterov must be False, not True, where .*: set nesterov=True in the optimizer"),
         ("oktopk:tau_partition=0", "tau_partition must be an integer of at least 1, not 0"),
         ("oktopk:throttle=0", "throttle must be an integer of at least 1, not 0"),
         ("oktopk:global_low=3", r"global_low must be in \(0, 1\], not 3"),

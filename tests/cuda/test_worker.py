@@ -29,7 +29,7 @@ CONFIGURATIONS = [
     "topkdsa:density=0.1,sparsifier=redsync,indices=plain",
     "randomblock:density=0.05,wire=float16",
     "stable:density=0.1,block=16,refresh=2",
-    "topka:density=0.05,sparsifier=dgc,memory=momentum,momentum=0.9,fresh=4,indices=coded",
+    "topka:density=0.05,sparsifier=dgc,memory=momentum,momentum=0.9,fresh=0.4,indices=coded",
     "gravac:cf_min=4,sparsifier=randomk,collective=shared,window=2,eps=0.1,cf_max=1e6",
     "oktopk:density=0.05,memory=momentum,momentum=0.5,max_norm=1.0,schedule=accordion,indices=plain",
     "randomblock:density=0.05,memory=improved,rows=3,saving=0.5",

@@ -19,7 +19,7 @@ from horovod_sparse.checkpoint import Checkpoints
 pytestmark = pytest.mark.mpi
 
 
-DECAY, NESTEROV = {"weight_decay": 0.05}, {"fresh": 1.0, "masking": False}
+DECAY, NESTEROV = {"weight_decay": 0.05}, {"nesterov": True, "masking": False, "fresh": 0.4}
 CASES = [
     ("Horovod", {}, {}, {}),
     ("Horovod", NESTEROV, DECAY, {}),
@@ -41,7 +41,7 @@ def test_at_density_1_it_is_momentum_sgd(hvd, group, comm, front_end, options, s
         return sign * loss_of(model, rank, passes * step)
 
     given = {"rate": lambda step: falling(step) / passes, "loss": loss}
-    expected = plain(comm, mlp(torch.float64), nesterov=bool(options.get("fresh")), **given, **settings)
+    expected = plain(comm, mlp(torch.float64), nesterov=options.get("nesterov", False), **given, **settings)
     model = mlp(torch.float64)
     compression = hvs.Compression.dgc(**WHOLE, **options)
     replica, optimizer = FRONT_ENDS[front_end](model, compression, sgd(model, momentum=0, **settings), **wrapping)
@@ -152,7 +152,7 @@ def test_momentum_that_the_optimizer_gets_later_is_refused(hvd, comm):
 @pytest.mark.parametrize(
     ("spec", "momentum"),
     [
-        ("dgc:density=0.05,fresh=1", 0.0),
+        ("dgc:density=0.05,nesterov=True", 0.0),
         ("dgc:density=1.0", 0.0),
         ("topka:density=0.05,memory=momentum", 0.9),
         pytest.param("topka:density=1.0,memory=momentum", 0.9, marks=pytest.mark.full),

@@ -17,7 +17,7 @@ SIZE = 2000
 KINDS = [
     ("residual", {}, 0.0),
     ("momentum", {"momentum": 0.9}, 1e-6),
-    ("momentum", {"momentum": 0.9, "fresh": 4.0, "masking": True}, 1e-6),
+    ("momentum", {"momentum": 0.9, "fresh": 0.4, "masking": True}, 1e-6),
     ("none", {}, 0.0),
     ("conef", {}, 1e-6),
     ("conef", {"compressor": "quantize"}, 0.02),

@@ -21,11 +21,12 @@ def state(memory):
 
 def reference(residual, velocity, gradient, momentum, fresh, share=1):
     velocity = np.float32(momentum) * velocity + np.float32(share) * gradient
-    weight = np.float32(1 - fresh * (1 - momentum))
-    return residual + weight * velocity + np.float32(fresh * share) * gradient, velocity
+    newest = np.float32(fresh / (1 - momentum) * share) * gradient
+    return residual + (newest + np.float32(1 - fresh) * velocity), velocity
 
 
-FORMS = [{}, {"fresh": 1.0}, {"fresh": 0.5}, {"dampening": 0.5}, {"dampening": 1.0}]
+FORMS = [{}, {"nesterov": True}, {"dampening": 0.5}, {"dampening": 1.0}]
+FRESH = [None, 0.0, 0.25, 1.0]
 # What a sparsifier may look at before it selects.
 LOOKS = [
     lambda accumulator, residual: True,
@@ -35,8 +36,8 @@ LOOKS = [
 ]
 
 
-def momentum_of(factor, fresh=0.0, dampening=0.0):
-    return Momentum(factor, fresh, 1 - dampening)
+def momentum_of(factor, nesterov=False, dampening=0.0):
+    return Momentum(factor, nesterov, 1 - dampening)
 
 
 @settings(max_examples=150)
@@ -45,26 +46,29 @@ def momentum_of(factor, fresh=0.0, dampening=0.0):
     k=st.integers(0, 60),
     seed=st.integers(0, 2**31),
     form=st.sampled_from(FORMS),
+    fresh=st.sampled_from(FRESH),
+    dense=st.booleans(),
     own=st.booleans(),
     masking=st.booleans(),
     look=st.sampled_from(LOOKS),
     above=st.booleans(),
     returns=st.integers(0, 3),
 )
-def test_every_step_is_the_published_recursion(size, k, seed, form, own, masking, look, above, returns):
+def test_every_step_is_the_published_recursion(size, k, seed, form, fresh, dense, own, masking, look, above, returns):
     """With a momentum of its own, or with the optimizer's, which may change from step to step.
 
     Whatever looks at the accumulator first, the velocity changes once.
     """
     generator, own = np.random.default_rng(seed), own and "dampening" not in form
-    memory = made(MomentumCorrection, size, masking=masking, **({"momentum": 0.5, **form} if own else {}))
+    memory = made(MomentumCorrection, size, masking=masking, fresh=fresh, **({"momentum": 0.5, **form} if own else {}))
     residual = velocity = np.zeros(size, np.float32)
-    for number, factor in enumerate((0.5, 0.5, 0.5, 0.5) if own else (0.5, 0.25, 0.0, 0.5)):
+    for number, factor in enumerate((0.5, 0.5, 0.5, 0.5) if own else (0.5, 0.75, 0.0, 0.5)):
         gradient, momentum = 512 * eighths(generator, size), momentum_of(factor, **form)  # products stay exact
-        step = Step(number=number, gradients=[(0, gradient)], momentum=Momentum() if own else momentum)
+        step = Step(number=number, gradients=[(0, gradient)], momentum=Momentum() if own else momentum, dense=dense)
         if factor:
             share = momentum.share if number else 1
-            residual, velocity = reference(residual, velocity, gradient, factor, momentum.fresh, share)
+            now = momentum.nesterov * (1 - factor) if dense or fresh is None else fresh
+            residual, velocity = reference(residual, velocity, gradient, factor, now, share)
         else:
             residual = residual + gradient
         accumulator = memory.open(step, 1.0)
@@ -80,13 +84,13 @@ def test_every_step_is_the_published_recursion(size, k, seed, form, own, masking
         assert np.array_equal(state(memory), (residual, velocity))
 
 
-@pytest.mark.parametrize("fresh", [0.0, 1.0])
-def test_the_velocity_follows_the_loss_scale_and_the_residual_its_unit(fresh):
-    memory = made(MomentumCorrection, 4, momentum=0.5, fresh=fresh)
+@pytest.mark.parametrize("nesterov", [False, True], ids=["", "nesterov"])
+def test_the_velocity_follows_the_loss_scale_and_the_residual_its_unit(nesterov):
+    memory = made(MomentumCorrection, 4, momentum=0.5, nesterov=nesterov)
     first, second = np.array([[8, 4, 2, 1], [16, 0, -8, 4]], np.float32)
     send(memory, first, 0)
     residual, velocity = state(memory)
-    expected = reference(4 * residual, 0.25 * velocity, second, 0.5, fresh)
+    expected = reference(4 * residual, 0.25 * velocity, second, 0.5, 0.5 * nesterov)
     accumulator = memory.open(Step(gradients=[(0, second)], carry=0.25), 4.0)
     assert np.array_equal(accumulator.settle(), expected[0])
     assert np.array_equal(state(memory), expected)

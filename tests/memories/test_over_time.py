@@ -30,7 +30,7 @@ OPTIONS = {
     "partial": [{**one, "beta": beta} for one in SKETCHES + CODES for beta in (0.1, 0.5, 0.9)],
     "improved": [{**one, "version": 2} for one in SKETCHES + CODES] + [{**one, "version": 1} for one in CODES],
     "momentum": [
-        {"momentum": 0.9, "fresh": fresh, "masking": masking} for fresh in (0.0, 1.0, 4.0) for masking in (False, True)
+        {"momentum": 0.9, "fresh": fresh, "masking": masking} for fresh in (0.0, 0.1, 0.4) for masking in (False, True)
     ],
 }
 # Of the compressors; the others are in the full suite.
@@ -75,7 +75,7 @@ def momentum_of(options):
         if options["masking"]:
             velocity[sent] = 0
         velocity[:] = m * velocity + gradient
-        return (1 - options["fresh"] * (1 - m)) * velocity + options["fresh"] * gradient
+        return (1 - options["fresh"]) * velocity + options["fresh"] / (1 - m) * gradient
 
     return fed
 

@@ -59,4 +59,8 @@ class Task:
     @property
     def rates(self) -> dict[str, float]:
         """Peak learning rates by ``Run.optimizer``."""
-        return {"momentum": self.lr, "memory": self.lr, "sgd": self.plain_lr, "adam": self.adam_lr}
+        return {
+            **dict.fromkeys(("momentum", "nesterov", "memory"), self.lr),
+            "sgd": self.plain_lr,
+            "adam": self.adam_lr,
+        }

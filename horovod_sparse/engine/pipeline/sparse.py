@@ -221,6 +221,7 @@ class SparsePipeline(PipelineBase):
         )
         # The same on every rank, even if parameters are held on some ranks only.
         plan = self._plan(step, self._facts.elements // self._context.ranks)
+        step = replace(step, dense=plan.dense)
         norms = Norms(step) if self._measuring else None
         accumulator = self.memory.open(step, scales.memory)
         vector, density, k = self._take(accumulator, plan, step)
