@@ -21,6 +21,7 @@ from benchmarks.convergence.runs import (
     REFRESHES,
     STDLIB,
     grid_name,
+    heavy_name,
     recommended_name,
 )
 
@@ -29,6 +30,7 @@ _BELOW, _ABOVE, _BESIDE = ((0, -7), "center", "top"), ((0, 7), "center", "bottom
 _SIDES = {
     "dense": ((4, 5), "left", "bottom"),
     "recommended": ((-4, 4), "right", "bottom"),
+    "heavy ball": ((-4, 4), "right", "bottom"),
     "PowerSGD": ((7, 0), "left", "center"),
     "top-k": ((-3, 4), "right", "bottom"),
     "Ok-Topk": ((-7, 0), "right", "center"),
@@ -40,15 +42,15 @@ _CEILING = 60  # perplexity
 # Labels of runs that are shorter than their names.
 _NAMES = {
     grid_name(64, 5): "Stable Top-K",
-    **{recommended_name(percent): f"{percent:g} %" for percent in PERCENTS},
+    **{name(percent): f"{percent:g} %" for percent in PERCENTS for name in (recommended_name, heavy_name)},
     **{f"powersgd-{rank}": f"rank {rank}" for rank in POWERSGD_RANKS},
 }
 # Families with numbers as labels: the label of the last run also names the family.
-_NUMBERED = ("recommended", "PowerSGD")
+_NUMBERED = ("recommended", "heavy ball", "PowerSGD")
 # Positions of labels that differ from their family's.
 _PLACES = {
-    recommended_name(PERCENTS[-1]): _BELOW,
-    recommended_name(2): _ABOVE,
+    heavy_name(PERCENTS[-1]): _BELOW,
+    heavy_name(2): _ABOVE,
     "powersgd-4": ((4, -6), "center", "top"),
     "topka-1000": _BELOW,
     "oktopk-10%": _BESIDE,
@@ -57,6 +59,7 @@ _PLACES = {
 FAMILIES = {
     "dense": (DENSE, "fp16"),
     "recommended": tuple(map(recommended_name, PERCENTS)),
+    "heavy ball": tuple(map(heavy_name, PERCENTS)),
     "PowerSGD": tuple(f"powersgd-{rank}" for rank in reversed(POWERSGD_RANKS)),
     "top-k": ("topka-10", "topka", "topka-1000"),
     "Ok-Topk": ("oktopk-10%", "oktopk"),

@@ -68,6 +68,7 @@ _MOMENTUM_LONGER: dict[str, Any] = {"baseline": "dense-4x", "tasks": (STDLIB,), 
 _EVERYWHERE: dict[str, Any] = {"tasks": (*LARGE, CONFIRMATION), "headline": LARGE}
 # A fixed collective: auto would choose what is fastest on this single machine.
 _RECOMMENDED = "recommended:collective=topka,indices=coded,wire=log4,density="
+_HEAVY = _RECOMMENDED.replace(":", ":fresh=0,")
 PERCENTS = (10, 4, 2, 1, 0.5, 0.2, 0.1)
 POWERSGD_RANKS = (1, 2, 4, 8)
 # A rank of PowerSGD, and the density in percent at which the recommended preset must be as accurate with a third of the
@@ -90,36 +91,37 @@ def recommended_name(percent: float) -> str:
     return "recommended" if percent == 1 else f"recommended-{percent:g}%"
 
 
+def heavy_name(percent: float) -> str:
+    """Return the name of the recommended preset's run with heavy-ball momentum at a density."""
+    return f"heavy-{percent:g}%"
+
+
 _ALL = (
     Run(DENSE, "dense", "none", quick=True, **_EVERYWHERE),
     Run("fp16", "dense", "fp16"),
     *(
-        Run(recommended_name(percent), "Recommended", f"{_RECOMMENDED}{percent / 100:g}", **_EVERYWHERE)
+        Run(name(percent), "Recommended", f"{spec}{percent / 100:g}", **_EVERYWHERE)
+        for name, spec in ((recommended_name, _RECOMMENDED), (heavy_name, _HEAVY))
         for percent in PERCENTS
     ),
+    Run("dense-nesterov", "Recommended", "none", "nesterov", **_EVERYWHERE),
     *(Run(f"powersgd-{rank}", "PowerSGD", f"powersgd:rank={rank}", **_EVERYWHERE) for rank in POWERSGD_RANKS),
-    *(
-        Run(
-            f"{recommended_name(percent)}-fresh",
-            "Momentum",
-            f"{_RECOMMENDED}{percent / 100:g},fresh=0.4",
-            **_EVERYWHERE,
-        )
-        for percent in (1, 0.2)
-    ),
-    Run("recommended-nesterov", "Momentum", f"{_RECOMMENDED}0.01,fresh=0.1", seeds=1),
-    Run("dense-nesterov", "Momentum", "none", "nesterov", **_EVERYWHERE),
     Run("momentum", "Momentum", "topka:density=0.01,memory=momentum", quick=True),
-    Run("momentum-log8", "Momentum", "recommended:collective=topka,indices=coded,wire=log8,density=0.01", seeds=1),
+    Run(
+        "momentum-log8",
+        "Momentum",
+        "recommended:fresh=0,collective=topka,indices=coded,wire=log8,density=0.01",
+        seeds=1,
+    ),
     Run("momentum-masked", "Momentum", "topka:density=0.01,memory=momentum,masking=True"),
     Run("momentum-dense-first", "Momentum", "topka:density=0.01,memory=momentum,dense_steps=STEPS/20"),
     Run("momentum-oktopk", "Momentum", "oktopk:density=0.01,memory=momentum"),
     *(
-        Run(f"ahead-{whose}", "Ahead", f"{_RECOMMENDED}0.01", tasks=(STDLIB,), seeds=1, ahead=whose)
+        Run(f"ahead-{whose}", "Ahead", f"{_HEAVY}0.01", tasks=(STDLIB,), seeds=1, ahead=whose)
         for whose in ("mean", "own")
     ),
     Run("recommended-adam", "Momentum with Adam", f"{_RECOMMENDED}0.01", **_BOTH_ADAM),
-    Run("recommended-fresh-adam", "Momentum with Adam", f"{_RECOMMENDED}0.01,fresh=0.4", **_BOTH_ADAM),
+    Run("heavy-adam", "Momentum with Adam", f"{_HEAVY}0.01", **_BOTH_ADAM),
     Run("topka-adam", "Momentum with Adam", "topka:density=0.01", **_BOTH_ADAM),
     Run("momentum-adam", "Momentum with Adam", "topka:density=0.01,memory=momentum", **_BOTH_ADAM),
     Run("momentum-masked-adam", "Momentum with Adam", "topka:density=0.01,memory=momentum,masking=True", **_BOTH_ADAM),
@@ -169,6 +171,7 @@ _ALL = (
     Run("accordion", "Accordion", f"{_LOW},high_density=0.1,{_ACCORDION}", tasks=(), quick=True),
     Run("dense-4x", "Longer", "none", **_MOMENTUM_LONGER),
     Run("recommended-4x", "Longer", f"{_RECOMMENDED}0.01", **_MOMENTUM_LONGER),
+    Run("heavy-4x", "Longer", f"{_HEAVY}0.01", **_MOMENTUM_LONGER),
     Run("powersgd-4-4x", "Longer", "powersgd:rank=4", **_MOMENTUM_LONGER),
     Run("topka-4x", "Longer", "topka:density=0.01", **_MOMENTUM_LONGER),
     Run("oktopk-10%-4x", "Longer", "oktopk:density=0.1", **_MOMENTUM_LONGER),

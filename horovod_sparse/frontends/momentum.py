@@ -185,18 +185,27 @@ def apply_momentum(optimizer: torch.optim.Optimizer, sparse: Sparse, front_end: 
         optimizer.register_step_pre_hook(momentum.before)
         optimizer.register_step_post_hook(momentum.after)
         if sparse.takes_momentum_over:
-            _warn_of_late_momentum(optimizer)
+            _report(optimizer, sparse.momentum.fresh)
     _applied[optimizer].options = sparse.momentum
     if front_end is not None:
         _applied[optimizer].front_ends.add(front_end)
 
 
-def _warn_of_late_momentum(optimizer: torch.optim.Optimizer) -> None:
-    if has_momentum(optimizer) and not is_known(optimizer) and job().rank == 0:
+def _report(optimizer: torch.optim.Optimizer, fresh: float | None) -> None:
+    """Log what happens to an optimizer's momentum unless it stays as it is."""
+    if job().rank or not has_momentum(optimizer):
+        return
+    if not is_known(optimizer):
         _LOG.warning(
             "rank 0: momentum of %s is applied after the selection, as the compression can only take over that of SGD, "
             "Adam and AdamW: use one of these, or memory='residual'",
             type(optimizer).__name__,
+        )
+    elif fresh is not None:
+        _LOG.info(
+            "rank 0: in sparse steps, momentum m of %s has the form %g u + %g / (1 - m) g, where u is the velocity and "
+            "g the gradient: fresh=None keeps its own form",
+            *(type(optimizer).__name__, 1 - fresh, fresh),
         )
 
 

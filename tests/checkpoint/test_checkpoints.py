@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -83,6 +84,8 @@ def test_nothing_saved_is_nothing_loaded(comm, run, checkpoints):
     assert "holds no checkpoint of step 7; available: none" in refusal(
         comm, lambda: checkpoints.load(step=7, **run.states)
     )
+    message = refusal(comm, lambda: checkpoints.load(digest="ab" * 32, **run.states))
+    assert "holds nothing, not a checkpoint with digest" in message
 
 
 def test_the_last_ones_are_kept_and_the_newest_is_the_one_saved_last(comm, run, folder):
@@ -101,6 +104,11 @@ def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
+
+
+def tamper(shard: Path, change: Callable[[dict], object]) -> None:
+    torch.save(change(torch.load(shard, weights_only=True)), shard)
+    sign(shard.parent)
 
 
 def edit(path: Path, **changes) -> None:
@@ -145,14 +153,10 @@ def test_a_digest_tells_a_checkpoint_from_one_that_was_changed_and_signed_again(
     assert checkpoints.save(4, **run.states) != digest
     restored = checkpoints.load(step=3, digest=digest, **run.states)
     assert everywhere(comm, restored.digest == digest)
-    assert "not a checkpoint with digest" in refusal(comm, lambda: checkpoints.load(digest=digest, **run.states))
-
-    def change():
-        shard = folder / "step-00000003" / "rank-00000.pt"
-        torch.save({**torch.load(shard, weights_only=True), "data": {"evil": 1}}, shard)
-        sign(shard.parent)
-
-    on_rank_0(comm, change)
+    message = refusal(comm, lambda: checkpoints.load(digest=digest, **run.states))
+    assert re.search(f"holds step 4 with digest .*, not a checkpoint with digest {digest}", message)
+    shard = folder / "step-00000003" / "rank-00000.pt"
+    on_rank_0(comm, lambda: tamper(shard, lambda content: {**content, "data": {"evil": 1}}))
     assert everywhere(comm, checkpoints.load(step=3, **run.states).digest != digest)
     message = refusal(comm, lambda: checkpoints.load(step=3, digest=digest, **run.states))
     assert f"not a checkpoint with digest {digest}" in message
@@ -185,12 +189,7 @@ def test_a_shard_that_one_rank_alone_reads_is_refused_on_all(comm, run, checkpoi
         return
     checkpoints.save(3, **run.states)
     shard = folder / "step-00000003" / f"rank-{comm.Get_size() - 1:05d}.pt"
-
-    def tamper():
-        torch.save(change(torch.load(shard, weights_only=True)), shard)
-        sign(shard.parent)
-
-    on_rank_0(comm, tamper)
+    on_rank_0(comm, lambda: tamper(shard, change))
     refused = refusal(comm, lambda: checkpoints.load(**run.states))
     assert message in refused
     assert shard.name in refused

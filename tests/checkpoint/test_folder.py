@@ -104,12 +104,3 @@ def test_links_inside_a_checkpoint_are_refused_and_those_for_one_too(folder, tmp
     save(folder, 30)
     assert folder.choose(None).step == 30
     assert folder.choose(10).step == 10
-
-
-def test_a_digest_that_was_asked_for_is_found_or_refused(folder):
-    digest = folder.choose(10).digest
-    assert folder.choose(10, digest).step == 10
-    with pytest.raises(CheckpointError, match=f"holds step 20 with digest .*, not a checkpoint with digest {digest}"):
-        folder.choose(None, digest)
-    with pytest.raises(CheckpointError, match="holds nothing, not a checkpoint with digest"):
-        Folder(folder.path / "none").choose(None, digest)

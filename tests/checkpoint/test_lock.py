@@ -4,44 +4,30 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import multiprocessing
 import os
 import shutil
-import subprocess
-import sys
+import time
 from unittest.mock import Mock
 
 import pytest
 
 from horovod_sparse.checkpoint import CheckpointError, lock
 
-HOLD = """
-import sys
-from pathlib import Path
-from horovod_sparse.checkpoint import lock
-lock.hold(Path(sys.argv[1]))
-print("held", flush=True)
-sys.stdin.read()
-"""
 
-
-@pytest.fixture
-def other(tmp_path):
-    """Another process, which holds the lock until it is killed."""
-    program = [sys.executable, "-c", HOLD, str(tmp_path)]
-    env = {**os.environ, "SLURM_JOB_ID": "4711"}
-    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as process:
-        assert process.stdout.readline() == b"held\n"
-        yield process
-        process.kill()
-
-
-def test_another_process_is_named_until_it_is_killed(tmp_path, other):
+def test_another_process_is_named_until_it_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    fork = multiprocessing.get_context("fork")
+    held = fork.Event()
+    other = fork.Process(target=lambda: (lock.hold(tmp_path), held.set(), time.sleep(60)), daemon=True)
+    other.start()
+    assert held.wait(60)
     with pytest.raises(
         CheckpointError, match=rf"another job saves to {tmp_path} \(process {other.pid} on .*, job 4711"
     ):
         lock.hold(tmp_path)
     other.kill()
-    other.wait()
+    other.join()
     lock.hold(tmp_path)
     lock.hold(tmp_path)
     assert f"process {os.getpid()} on " in (tmp_path / "lock").read_text()

@@ -16,7 +16,7 @@ SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=str)
-def test_all_ranks_have_notice_at_the_same_step(hvd, comm, number):
+def test_all_ranks_have_notice_at_the_same_step_and_signals_their_former_effect_afterwards(hvd, comm, number):
     before = [signal.getsignal(one) for one in SIGNALS]
     with on_preemption() as preempted:
         steps = 0
@@ -29,13 +29,9 @@ def test_all_ranks_have_notice_at_the_same_step(hvd, comm, number):
     assert everywhere(comm, [signal.getsignal(one) for one in SIGNALS] == before)
     with on_preemption() as preempted:
         assert everywhere(comm, not preempted())
-
-
-def test_the_signals_have_their_former_effect_after_an_error(hvd, comm):
-    before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyError), on_preemption():
         raise KeyError
-    assert everywhere(comm, signal.getsignal(signal.SIGTERM) == before)
+    assert everywhere(comm, [signal.getsignal(one) for one in SIGNALS] == before)
 
 
 def test_a_save_during_which_notice_comes_is_completed(comm, run, checkpoints, monkeypatch):

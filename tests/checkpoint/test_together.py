@@ -11,22 +11,15 @@ pytestmark = pytest.mark.mpi
 
 
 @pytest.mark.parametrize(("error", "text"), [(ValueError("seven"), "seven"), (KeyError("a"), "KeyError('a')")])
-def test_an_error_on_the_last_rank_reaches_all(comm, transport, error, text):
-    last = comm.Get_size() - 1
+@pytest.mark.parametrize("who", ["the last", "all"])
+def test_errors_reach_all_ranks_and_are_shown_for_three_of_them(comm, transport, error, text, who):
+    failing = range(0 if who == "all" else comm.Get_size() - 1, comm.Get_size())
 
     def attempt():
         with together(transport, "it failed"):
-            if comm.Get_rank() == last:
+            if comm.Get_rank() in failing:
                 raise error
 
-    assert refusal(comm, attempt) == f"it failed: rank {last}: {text}"
-
-
-def test_errors_on_all_ranks_are_shown_for_three_of_them(comm, transport):
-    def attempt():
-        with together(transport, "it failed"):
-            raise ValueError("here")
-
-    shown = "; ".join(f"rank {rank}: here" for rank in range(min(3, comm.Get_size())))
-    more = f"; and {comm.Get_size() - 3} more ranks" if comm.Get_size() > 3 else ""
+    shown = "; ".join(f"rank {rank}: {text}" for rank in failing[:3])
+    more = f"; and {len(failing) - 3} more ranks" if len(failing) > 3 else ""
     assert refusal(comm, attempt) == f"it failed: {shown}{more}"

@@ -26,8 +26,10 @@ def advise(*arguments, capsys, folder):
 
 
 def test_a_slow_network_is_advised_to_send_sparse_but_never_random_blocks(capsys, tmp_path):
-    status, text, content = advise(*MODEL, *ETHERNET, capsys=capsys, folder=tmp_path)
+    path = tmp_path / "advice.png"
+    status, text, content = advise(*MODEL, *ETHERNET, "--plot", str(path), capsys=capsys, folder=tmp_path)
     assert status == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
     assert "Recommended: compression=hvs.Compression.recommended(density=0.01)" in text
     assert "25,600,000 parameters, k = 256,000; 64 ranks" in text
     assert content["recommended"] == "hvs.Compression.recommended(density=0.01)"
@@ -46,11 +48,21 @@ def test_the_recommended_line_is_a_configuration(algorithm, collective):
     assert eval(line, {"hvs": hvs}) == hvs.Compression.recommended(0.02, collective=collective)  # noqa: S307 - our own
 
 
-def test_dense_wins_over_a_sort_based_selection_on_nvlink(capsys, tmp_path):
-    _, text, content = advise(*VGG16, *NVLINK, capsys=capsys, folder=tmp_path)
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((*VGG16, *NVLINK), "2400 Gbit/s"),
+        ((*MODEL, "--bandwidth", "1Gbit", "--density", "1"), "No link is slow enough"),
+        (("--parameters", "1M", "--ranks", "1", *ETHERNET), "1 ranks"),
+    ],
+    ids=["a sort-based selection on NVLink", "the whole gradient", "one rank"],
+)
+def test_dense_is_recommended_where_sparse_does_not_win(arguments, said, capsys, tmp_path):
+    _, text, content = advise(*arguments, capsys=capsys, folder=tmp_path)
     assert content["costs"][0]["algorithm"] == "dense"
+    assert content["recommended"] == "hvd.Compression.none"
     assert "Recommended: compression=hvd.Compression.none" in text
-    assert "2400 Gbit/s" in text
+    assert said in text
 
 
 def test_nodes_with_several_gpus_may_reduce_among_themselves_first(capsys, tmp_path):
@@ -68,24 +80,6 @@ def test_what_applies_less_is_advised_where_it_is_twice_as_fast(ranks, collectiv
     _, _, content = advise(*model, "--ranks", ranks, capsys=capsys, folder=tmp_path)
     assert content["costs"][0]["algorithm"] == "hierarchical"
     assert content["recommended"] == f"hvs.Compression.recommended(density=0.01{collective})"
-
-
-def test_the_whole_gradient_is_not_worth_selecting(capsys, tmp_path):
-    dense = (*MODEL, "--bandwidth", "1Gbit", "--density", "1")
-    _, text, content = advise(*dense, capsys=capsys, folder=tmp_path)
-    assert content["recommended"] == "hvd.Compression.none"
-    assert "No link is slow enough" in text
-
-
-def test_a_plot_is_written(capsys, tmp_path):
-    path = tmp_path / "advice.png"
-    assert main(["advise", *MODEL, *ETHERNET, "--plot", str(path)]) == 0
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_one_rank_needs_no_exchange(capsys, tmp_path):
-    _, _, content = advise("--parameters", "1M", "--ranks", "1", *ETHERNET, capsys=capsys, folder=tmp_path)
-    assert content["recommended"] == "hvd.Compression.none"
 
 
 @pytest.mark.parametrize(

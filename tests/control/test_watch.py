@@ -81,17 +81,12 @@ def test_a_rank_that_ends_mpi_or_its_program_ends_the_job_with_its_name(way):
 
 
 @pytest.mark.full
-def test_an_uncaught_exception_in_a_helper_thread_does_not_end_the_job():
-    """In other threads, it does: see ``test_lifecycle.py``."""
-    status, errors = run("daemon")
-    assert status == 0
-    assert "KeyError: 'the data set is gone'" in errors
-
-
-@pytest.mark.full
-def test_a_rank_that_has_left_is_not_missed_in_a_call_that_concerns_others():
-    status, errors = run("some ranks")
+@pytest.mark.parametrize(("way", "said"), [("daemon", "KeyError: 'the data set is gone'"), ("some ranks", "")])
+def test_a_helper_threads_error_and_a_rank_missed_by_nobody_do_not_end_the_job(way, said):
+    """In other threads, an uncaught exception does: see ``test_lifecycle.py``."""
+    status, errors = run(way)
     assert status == 0, errors
+    assert said in errors
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,12 @@ def cifar10(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_digits_are_split_80_to_20_every_image_once_with_every_class_on_both_sides() -> None:
+def test_digits_are_split_80_to_20_alike_every_time_with_every_class_on_both_sides() -> None:
     from sklearn.datasets import load_digits
 
-    data = load("digits")
+    data, again = load("digits"), load("digits")
+    assert torch.equal(data.train.images, again.train.images)
+    assert torch.equal(data.test.labels, again.test.labels)
     assert (len(data.train), len(data.test)) == (1437, 360)
     assert (data.channels, data.side, data.classes) == (1, 8, 10)
     for part in (data.train, data.test):
@@ -36,12 +38,6 @@ def test_digits_are_split_80_to_20_every_image_once_with_every_class_on_both_sid
     both = torch.cat([data.train.images, data.test.images]).view(-1, 64).numpy()
     every = load_digits().data.astype(np.uint8)
     assert sorted(map(bytes, both)) == sorted(map(bytes, every))
-
-
-def test_digits_split_is_the_same_every_time() -> None:
-    first, second = (load("digits") for _ in range(2))
-    assert torch.equal(first.train.images, second.train.images)
-    assert torch.equal(first.test.labels, second.test.labels)
 
 
 def test_batches_are_normalised() -> None:
@@ -86,16 +82,17 @@ def test_missing_files_and_the_download_page_are_named(cifar10: Path) -> None:
     assert CIFAR10_PAGE in str(error.value)
 
 
-@pytest.mark.parametrize("size", [0, 1, CIFAR10_RECORD - 1, CIFAR10_RECORD + 1])
-def test_truncated_file_is_named(cifar10: Path, size: int) -> None:
-    (cifar10 / "data_batch_2.bin").write_bytes(bytes(size))
-    with pytest.raises(ValueError, match=rf"data_batch_2\.bin is truncated: {size} bytes"):
-        load(f"cifar10:{cifar10}")
-
-
-def test_file_of_another_format_is_named(cifar10: Path) -> None:
-    (cifar10 / "data_batch_4.bin").write_bytes(b"\x0a" + bytes(CIFAR10_RECORD - 1))
-    with pytest.raises(ValueError, match=r"data_batch_4\.bin holds the label 10"):
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        *((bytes(size), f"is truncated: {size} bytes") for size in (0, 1, CIFAR10_RECORD - 1, CIFAR10_RECORD + 1)),
+        (b"\x0a" + bytes(CIFAR10_RECORD - 1), "holds the label 10"),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_a_damaged_file_is_named(cifar10: Path, content: bytes, problem: str) -> None:
+    (cifar10 / "data_batch_2.bin").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"data_batch_2\.bin {problem}"):
         load(f"cifar10:{cifar10}")
 
 

@@ -156,6 +156,7 @@ def test_two_ranks_train_dense_and_charge_a_ring(train: Train, tmp_path: Path) -
     ("arguments", "message"),
     [
         (["--compression", "topk"], "train.py: unknown compression 'topk'; known are: "),
+        (["--rules", "nowhere"], "train.py: No module named 'nowhere'"),
         (["--data", "cifar10:nowhere"], "nowhere lacks data_batch_1.bin"),
         (["--device", "cuda"], "torch finds no GPU"),
         (["--frontend", "ddp", "--no-overlap"], "--no-overlap needs --frontend horovod"),

@@ -89,10 +89,12 @@ def test_decay_that_adam_adds_to_the_gradient_has_no_momentum(hvd, comm):
     assert everywhere(comm, torch.equal(end, expected) == (comm.Get_size() == 1))
 
 
-def test_the_settings_of_the_optimizer_are_the_users(hvd, comm):
+def test_the_settings_of_the_optimizer_are_the_users(hvd, comm, caplog):
     """Between steps, in a step's closure, and after a step that failed; OneCycleLR finds and changes them."""
     model, rank, seen = mlp(), comm.Get_rank(), []
-    optimizer = wrap(model, hvs.Compression.recommended(dense_below=100), sgd(model, weight_decay=0.05))
+    with caplog.at_level(logging.INFO, "horovod_sparse"):
+        optimizer = wrap(model, hvs.Compression.recommended(dense_below=100), sgd(model, weight_decay=0.05))
+    assert everywhere(comm, ("m of SGD has the form 0.6 u + 0.4 / (1 - m) g" in caplog.text) == (rank == 0))
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)
 
     def closure():

@@ -43,16 +43,13 @@ def test_sums_grow_and_ratios_follow(tmp_path):
     assert [one.name for one in tmp_path.iterdir()] == ["a.prom"]
 
 
-def test_labels_and_names_are_escaped(tmp_path):
+def test_labels_and_names_are_escaped_and_without_labels_there_are_no_braces(tmp_path):
     file = metrics.TextFile(tmp_path / "a.prom", job='a "b"\\\n')
     file.write({"total/my-own": 1}, **{"test loss": float("nan")})
     assert list(samples(tmp_path / "a.prom")) == [
         r'horovod_sparse_my_own_total{job="a \"b\"\\\n"}',
         r'horovod_sparse_test_loss{job="a \"b\"\\\n"}',
     ]
-
-
-def test_without_labels_there_are_no_braces(tmp_path):
     metrics.TextFile(tmp_path / "a.prom").write({"total/steps": 1})
     assert list(samples(tmp_path / "a.prom")) == ["horovod_sparse_steps_total"]
 

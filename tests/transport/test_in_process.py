@@ -36,37 +36,23 @@ def test_collectives_give_the_bits_of_mpi(transport, name):
     assert everywhere(transport, over_mpi == in_process[transport.rank])
 
 
-def fail(transport):
-    if transport.rank == 1:
-        raise ValueError("of rank 1")
-    return wait(transport)
-
-
-def leave(transport):
-    return None if transport.rank == 1 else wait(transport)
-
-
-def wait(transport):
-    transport.allreduce(np.ones(1000))
-    transport.receive((transport.rank + 1) % transport.size, np.empty(0, np.uint8))
-
-
 @pytest.mark.parametrize("size", [2, 3, 16])
-def test_an_error_of_one_rank_is_raised_and_nobody_waits(size):
-    begin = time.monotonic()
-    with pytest.raises(ValueError, match="of rank 1"):
-        run_ranks(size, fail)
-    with pytest.raises(RankFailedError, match="thread 1 has ended"):
-        run_ranks(size, leave)
-    assert time.monotonic() - begin < 5
-
-
-def test_a_rank_that_waits_for_a_message_notices_a_rank_that_has_ended():
+@pytest.mark.parametrize("wait", ["allreduce", "receive"])
+@pytest.mark.parametrize(("error", "raised"), [(None, RankFailedError), (ValueError("of rank 1"), ValueError)])
+def test_an_error_of_one_rank_is_raised_and_nobody_waits(size, wait, error, raised):
     def program(transport):
-        return None if transport.rank else transport.receive(1, np.empty(0, np.uint8))
+        if transport.rank != 1:
+            return (
+                transport.receive(1, np.empty(0, np.uint8)) if wait == "receive" else transport.allreduce(np.ones(1000))
+            )
+        if error:
+            raise error
+        return None
 
-    with pytest.raises(RankFailedError, match="thread 1 has ended"):
-        run_ranks(2, program)
+    begin = time.monotonic()
+    with pytest.raises(raised, match=str(error or "thread 1 has ended")):
+        run_ranks(size, program)
+    assert time.monotonic() - begin < 5
 
 
 def test_different_operations_are_an_error():

@@ -41,16 +41,10 @@ def test_ranks_spin_where_they_have_a_core_more_than_they_compute_on(cores, thre
     assert waiting.sleeps == expected
 
 
-def test_an_unknown_setting_is_named_and_ignored(caplog):
-    for _ in range(2):
-        choose(1, 2, {waiting.SETTING: "maybe"})
+def test_an_unknown_setting_is_named_and_ignored_and_another_exchange_does_not_end_the_sleep(caplog):
+    for cores in (1, 8):
+        choose(cores, 2, {waiting.SETTING: "maybe"})
     assert caplog.text.count("HOROVOD_SPARSE_WAIT is 'maybe', but must be auto, spin or sleep") == 1
-    assert waiting.sleeps
-
-
-def test_another_exchange_does_not_end_the_sleep():
-    choose(0.5, 2, {})
-    choose(8, 2, {})
     assert waiting.sleeps
 
 
@@ -92,18 +86,14 @@ def test_who_spins_blocks_in_mpi(pauses):
     assert not pauses
 
 
-def test_pauses_grow_up_to_a_limit(monkeypatch, pauses):
+def test_pauses_grow_up_to_a_limit_and_what_is_there_already_takes_none(monkeypatch, pauses):
     monkeypatch.setattr(waiting, "sleeps", True)
+    assert wait(lambda: "there", lambda: pytest.fail("blocked")) == "there"
+    assert not pauses
     assert wait(lambda: len(pauses) >= 10 and "done", lambda: pytest.fail("blocked")) == "done"
     assert pauses[0] == waiting._FIRST_PAUSE
     assert pauses == sorted(pauses)
     assert pauses[-1] == waiting._LAST_PAUSE
-
-
-def test_what_is_there_already_takes_no_pause(monkeypatch, pauses):
-    monkeypatch.setattr(waiting, "sleeps", True)
-    assert wait(lambda: "there", lambda: pytest.fail("blocked")) == "there"
-    assert not pauses
 
 
 def test_a_given_pause_is_kept_whatever_was_chosen(pauses):
