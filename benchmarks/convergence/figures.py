@@ -29,6 +29,7 @@ _BELOW, _ABOVE, _BESIDE = ((0, -7), "center", "top"), ((0, 7), "center", "bottom
 # Positions of a family's labels, chosen to avoid overlaps: offset in points, and alignment of the text.
 _SIDES = {
     "dense": ((4, 5), "left", "bottom"),
+    "dense-nesterov": ((-4, 4), "right", "bottom"),
     "recommended": ((-4, 4), "right", "bottom"),
     "heavy ball": ((-4, 4), "right", "bottom"),
     "PowerSGD": ((7, 0), "left", "center"),
@@ -58,6 +59,7 @@ _PLACES = {
 # The runs that a user would choose from, by family. All others are variants, which only the tables show.
 FAMILIES = {
     "dense": (DENSE, "fp16"),
+    "dense-nesterov": ("dense-nesterov",),
     "recommended": tuple(map(recommended_name, PERCENTS)),
     "heavy ball": tuple(map(heavy_name, PERCENTS)),
     "PowerSGD": tuple(f"powersgd-{rank}" for rank in reversed(POWERSGD_RANKS)),
@@ -76,7 +78,7 @@ def plot_overview(results: Results, task: str, path: Path) -> None:
     for number, (family, names) in enumerate(FAMILIES.items()):
         runs = [run for run in names if results.finals(task, run) and not results.diverged(task, run)]
         if runs:
-            _draw_family(axes, results, task, family, runs, "black" if family == "dense" else f"C{number}")
+            _draw_family(axes, results, task, family, runs, "black" if family.startswith("dense") else f"C{number}")
     metric = results.of(task, results.runs(task)[0])[0]["metric"]
     axes.set(xscale="log", xlabel="bytes sent by a rank in a step", ylabel=f"test {metric}", title=task)
     axes.xaxis.set_major_formatter(EngFormatter("B"))
