@@ -87,7 +87,7 @@ def plot_overview(results: Results, task: str, path: Path) -> None:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     else:
         axes.invert_yaxis()  # up is better in every figure
-    axes.margins(0.2, 0.1)
+    axes.margins(0.25, 0.1)
     axes.grid(which="both", alpha=0.25)
     figure.savefig(path, format="png", dpi=120)
 
