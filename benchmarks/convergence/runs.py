@@ -29,9 +29,8 @@ class Run:
     # Horovod's own exchange, "powersgd:rank=4" is torch's hook of DistributedDataParallel. Buckets are the task's, all
     # parameters are compressed, and indices have 32 bits by default.
     spec: str
-    optimizer: str = (
-        "momentum"  # or "nesterov"; "memory": SGD whose momentum the memory applies; "sgd": without momentum; "adam"
-    )
+    # "momentum", "nesterov", "memory" (SGD whose momentum the memory applies), "sgd" (without momentum), or "adam".
+    optimizer: str = "momentum"
     baseline: str = DENSE  # dense run to compare with; has the same momentum, even where the memory applies it
     tasks: Sequence[str] = LARGE  # to train on by default
     headline: Sequence[str] = ()  # those of the tasks where it is about the project's main sources and has more seeds

@@ -94,7 +94,8 @@ def optimizer_for(task: Task, job: Job, model: nn.Module) -> torch.optim.Optimiz
     lr, decay = task.rates[job.run.optimizer], task.weight_decay
     if job.run.optimizer == "adam":
         return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=decay, fused=True)
-    momentum, nesterov = 0.9 if job.run.optimizer in ("momentum", "nesterov") else 0.0, job.run.optimizer == "nesterov"
+    nesterov = job.run.optimizer == "nesterov"
+    momentum = 0.9 if nesterov or job.run.optimizer == "momentum" else 0.0
     return torch.optim.SGD(model.parameters(), lr, momentum, weight_decay=decay, nesterov=nesterov, fused=True)
 
 

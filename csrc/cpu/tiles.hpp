@@ -72,14 +72,14 @@ template <class Real> Real take_scanned(const Tile<Real>& tile, Real scale, Key<
   return acc;
 }
 
-// Updates the velocity at the positions from `at` on. Returns what is to be added there: the velocity itself, or `room`.
+// Updates the velocity at the positions from `at` on. Returns what is to be added there: the velocity or `scratch`.
 template <class Real>
 const Real* update(const Velocity<Real>& velocity, const Real* gradient, std::size_t at, std::size_t count,
-                   Real* room) {
+                   Real* scratch) {
   Real* const u = velocity.values + at;
-  if (velocity.alone()) room = u;
-  loops<Real>().update_velocity(gradient, u, count, velocity, room);
-  return room;
+  if (velocity.alone()) scratch = u;
+  loops<Real>().update_velocity(gradient, u, count, velocity, scratch);
+  return scratch;
 }
 
 // Processes the positions begin .. end in ascending order: calls active(tile) for each tile of the gradients, and
