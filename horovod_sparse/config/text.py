@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 from horovod_sparse.config.presets import Compression
 from horovod_sparse.rules.registry import lookup
 
+# Python 3.11's parser fails when threads meet in it (python/cpython#106905).
+_PARSER = threading.Lock()
 # Commas outside brackets: warmup_densities=(0.3,0.1) is one setting.
 _COMMA = re.compile(r",(?![^(\[]*[)\]])")
 
@@ -56,6 +59,7 @@ def _setting(item: str, spec: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise ValueError(f"{item!r} in {spec!r} is not of the form key=value")
     try:
-        return key.strip(), ast.literal_eval(value.strip())
+        with _PARSER:
+            return key.strip(), ast.literal_eval(value.strip())
     except (SyntaxError, ValueError, MemoryError, RecursionError):  # the last two: deeply nested brackets
         return key.strip(), value.strip()

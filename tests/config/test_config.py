@@ -6,6 +6,8 @@ import dataclasses
 import itertools
 import pickle
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -223,6 +225,28 @@ def test_both_parts_of_hierarchical_and_all_candidates_of_auto_get_their_setting
     assert (both.inner.wire, both.outer.wire, both.outer.throttle) == ("float16", "float16", 2)
     assert hvs.parse("gravac:cf_min=20").density == 1 / 20
     assert [one.wire for one in hvs.parse("auto:wire=float16").collective.candidates] == ["float16"] * 4
+
+
+PARSING = """
+import gc, time
+from concurrent.futures import ThreadPoolExecutor
+from horovod_sparse import parse
+
+def parsed(depth):
+    return parsed(depth - 1) if depth else [parse("topka:density=0.01,threads=2") for _ in range(200)]
+
+# The collector runs inside Python's parser, and lets in another thread, whose stack has another depth.
+gc.callbacks.append(lambda *_: time.sleep(1e-4))
+gc.set_threshold(10)
+with ThreadPoolExecutor(4) as pool:
+    print(len({one for every in pool.map(parsed, (0, 10, 20, 30)) for one in every}))
+"""
+
+
+def test_threads_may_parse_at_the_same_time():
+    # A new process: only one that has not parsed anything yet fails each time.
+    ended = subprocess.run([sys.executable, "-c", PARSING], capture_output=True, text=True, timeout=60)
+    assert (ended.stdout, ended.stderr) == ("1\n", "")
 
 
 def test_horovods_own_compressors_have_their_names():
