@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -53,6 +53,11 @@ class SparseVector:
         assert self.indices is not None
         largest, rest = kernels_for(self.values).cut(self.indices, self.values, k)
         return SparseVector(largest[0], largest[1], self.size), SparseVector(rest[0], rest[1], self.size)
+
+    def head(self, count: int) -> SparseVector:
+        """Return a copy of the first entries."""
+        indices, values = self.entries
+        return replace(self, indices=indices[:count].copy(), values=values[:count].copy())
 
     def part(self, places: Indices) -> SparseVector:
         """Return the entries with the given ascending entry numbers, which may be on any device."""

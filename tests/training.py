@@ -127,6 +127,10 @@ class Given(nn.Module):
     def loss(self, rank: int, step: int) -> torch.Tensor:
         return sum((p * g).sum() for p, g in zip(self.parameters(), self.gradients(rank, step), strict=True))
 
+    def forward(self, rank: int, step: int) -> torch.Tensor:
+        """Return the loss, for DDP."""
+        return self.loss(rank, step)
+
     def total(self, rank: int, *steps: int) -> float:
         """Return the sum of the gradients of some steps."""
         return sum(gradient.double().sum().item() for step in steps for gradient in self.gradients(rank, step))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import weakref
 from collections import Counter
@@ -20,13 +21,12 @@ from benchmarks.convergence.ahead import Ahead
 from benchmarks.convergence.runs import Run
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.control.report import limits
-from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.engine.layout import Member
+from horovod_sparse.frontends.base import ExchangingGradients
 from horovod_sparse.frontends.conditions import Conditions
 from horovod_sparse.frontends.momentum import apply_momentum
 from horovod_sparse.transport.base import Transport
-from horovod_sparse.transport.traffic import Traffic
 
 # torch's hook sends the gradients of the first steps dense.
 POWERSGD_START = 10
@@ -42,14 +42,14 @@ class Exchanged:
 
     Attributes:
         forward: Function from inputs to logits.
-        optimizer: Optimizer whose ``step`` follows the backward pass.
+        optimizers: Optimizers whose steps follow the backward pass.
         place: Function that returns the context in which to compute gradients.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         run: Run,
         spec: str,
         bucket_bytes: int,
@@ -64,18 +64,24 @@ class Exchanged:
         self._bytes = 4
         self._size = sum(parameter.numel() for parameter in model.parameters())
         self._sums: Counter[str] = Counter()
-        self.optimizer: Any
+        self.optimizers: list[Any] = list(optimizers)
+        self._exchanging: list[Any]
         if transport.job is None:
-            self.optimizer, self._exchanging = optimizer, Simulated(model, optimizer, compression, run, transport)
+            self._exchanging = [Simulated(model, one, compression, run, transport) for one in optimizers]
             return
         if run.local_steps:
-            named, outer = model.named_parameters(), hvs.OuterSGD(*run.outer)
-            self.optimizer = hvs.LocalOptimizer(optimizer, named, run.local_steps, compression, outer)
+            outer = hvs.OuterSGD(*run.outer)
+            self.optimizers = [
+                hvs.LocalOptimizer(one, named_parameters(model, one), run.local_steps, compression, outer)
+                for one in optimizers
+            ]
         else:
-            self.optimizer = hvs.DistributedOptimizer(optimizer, model.named_parameters(), compression)
-        self._exchanging = self.optimizer
+            self.optimizers = [
+                hvs.DistributedOptimizer(one, named_parameters(model, one), compression) for one in optimizers
+            ]
+        self._exchanging = self.optimizers
         if run.ahead:
-            self.place = Ahead(self.optimizer, run.ahead == "mean")
+            self.place = Ahead(self.optimizers[0], run.ahead == "mean")
         if compression is hvs.Compression.fp16:
             self._bytes = 2
 
@@ -86,7 +92,7 @@ class Exchanged:
         times the bytes of the gradients.
         """
         if self._sparse:
-            return float(self._exchanging.traffic.bytes_sent), self._counted("entries")
+            return float(sum(one.traffic.bytes_sent for one in self._exchanging)), self._counted("entries")
         entries = steps * self._size
         return ring(self._bytes * entries, self._ranks), float(entries)
 
@@ -95,10 +101,10 @@ class Exchanged:
         return self._counted(f"seconds_{stage}") if self._sparse else 0.0
 
     def _counted(self, name: str) -> float:
-        for key, value in self._exchanging.statistics().items():
+        for key, value in itertools.chain(*(one.statistics().items() for one in self._exchanging)):
             scope, _, counted = key.partition("/")
             if scope == "total":
-                self._sums[counted] += value  # type: ignore[assignment]
+                self._sums[counted] += value
         return float(self._sums[name])
 
     def residual_bytes(self) -> int:
@@ -108,10 +114,11 @@ class Exchanged:
         """
         if not self._sparse:
             return 0
-        return sum(_nbytes(bucket.get("memory")) for bucket in self._exchanging.exchange.state_dict()["buckets"])
+        buckets = itertools.chain(*(one.exchange.state_dict()["buckets"] for one in self._exchanging))
+        return sum(_nbytes(bucket.get("memory")) for bucket in buckets)
 
 
-class Simulated:
+class Simulated(ExchangingGradients):
     """Front end of a simulated rank: exchanges gradients before each step of a plain optimizer.
 
     Raises:
@@ -124,50 +131,43 @@ class Simulated:
         if not isinstance(compression, hvs.Sparse):
             raise ValueError(f"{run.name} cannot be simulated: train it without --simulate")
         self.param_groups = optimizer.param_groups
-        self.exchange_ranks = transport.size
         self._optimizer = optimizer
-        self._names: dict[Tensor, str] = {p: name for name, p in model.named_parameters()}
+        self._parameter_names = {p: name for name, p in named_parameters(model, optimizer)}
         owner = Conditions(weakref.proxy(self), compression, None, transport.rank)
         self.exchange = Exchange(compression, transport, owner, 1 / transport.size, None, limits(None, None))
+        self._exchange = self.exchange
         group_of = {p: number for number, group in enumerate(self.param_groups) for p in group["params"]}
         least = compression.dense_below
-        self.exchange.add([Member.of(name, p, group_of[p], least=least) for p, name in self._names.items()])
+        self.exchange.add([Member.of(name, p, group_of[p], least=least) for p, name in self._parameter_names.items()])
         optimizer.register_step_pre_hook(self._exchange_gradients)
         apply_momentum(optimizer, compression, self)
 
     def _exchange_gradients(self, *_: object) -> None:
         worker = self.exchange.worker
         with worker.completing():
-            for p, name in self._names.items():
+            for p, name in self._parameter_names.items():
                 bucket = worker.bucket_of(name)
                 if bucket is not None and p.grad is not None:
                     worker.put(bucket, name, p.grad)
             worker.collect()
-
-    def exchange_progress(self) -> tuple[int | None, bool]:
-        """Return no epoch, and False: every rank has a backward pass in every step."""
-        return None, False
 
     def optimizer_of(self, group: int) -> torch.optim.Optimizer:
         """Return the optimizer."""
         del group
         return self._optimizer
 
-    def bucket_of(self, parameter: Tensor) -> Bucket | None:
-        """Return the bucket of a parameter."""
-        return self.exchange.worker.bucket_of(self._names.get(parameter))
-
     def place_named(self, keys: Sequence[str]) -> None:
         """Do nothing: all parameters have buckets."""
 
-    @property
-    def traffic(self) -> Traffic:
-        """Payload that this rank has sent and received."""
-        return self.exchange.traffic
+    def between_steps(self) -> bool:
+        """Return True: the exchange is part of the step."""
+        return True
 
-    def statistics(self) -> dict[str, float]:
-        """Return the statistics since the last call."""
-        return self.exchange.worker.statistics(norms=False)
+
+def named_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
+    """Return names and parameters of a model that an optimizer trains."""
+    own = {p for group in optimizer.param_groups for p in group["params"]}
+    return [(name, p) for name, p in model.named_parameters() if p in own]
 
 
 def _configuration(spec: str, bucket_bytes: int) -> Any:
@@ -185,10 +185,10 @@ def _configuration(spec: str, bucket_bytes: int) -> Any:
 class PowerSGD:
     """A model with torch's PowerSGD hook (Vogels et al. 2019); ``rank`` is that of the approximation."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> None:
+    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], rank: int) -> None:
         self.forward: nn.Module
         self.forward, self._state = power_sgd(model, rank, POWERSGD_START)
-        self.optimizer: Any = optimizer
+        self.optimizers: list[Any] = list(optimizers)
         self.place: Place = nullcontext
         self._size = sum(parameter.numel() for parameter in model.parameters())
 
@@ -210,13 +210,18 @@ class PowerSGD:
 
 
 def exchange(
-    model: nn.Module, optimizer: torch.optim.Optimizer, run: Run, spec: str, bucket_bytes: int, transport: Transport
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    run: Run,
+    spec: str,
+    bucket_bytes: int,
+    transport: Transport,
 ) -> Exchanged | PowerSGD:
     """Return the exchange of a run; a collective call."""
     power = re.fullmatch(r"powersgd:rank=(\d+)", spec)
     if power and transport.job is not None:
-        return PowerSGD(model, optimizer, int(power[1]))
-    return Exchanged(model, optimizer, run, spec, bucket_bytes, transport)
+        return PowerSGD(model, optimizers, int(power[1]))
+    return Exchanged(model, optimizers, run, spec, bucket_bytes, transport)
 
 
 def ring(nbytes: float, ranks: int) -> float:

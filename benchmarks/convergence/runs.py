@@ -29,7 +29,8 @@ class Run:
     # Horovod's own exchange, "powersgd:rank=4" is torch's hook of DistributedDataParallel. Buckets are the task's, all
     # parameters are compressed, and indices have 32 bits by default.
     spec: str
-    # "momentum", "nesterov", "memory" (SGD whose momentum the memory applies), "sgd" (without momentum), or "adam".
+    # "momentum", "nesterov", "memory" (SGD whose momentum the memory applies), "sgd" (without momentum), "adam", or
+    # "muon" with Adam.
     optimizer: str = "momentum"
     baseline: str = DENSE  # dense run to compare with; has the same momentum, even where the memory applies it
     tasks: Sequence[str] = LARGE  # to train on by default
@@ -39,6 +40,7 @@ class Run:
     longer: int = 1  # factor on the task's default number of steps
     local_steps: int = 0  # between two exchanges of parameters; 0: gradients are exchanged
     outer: tuple[float, float] = (1.0, 0.0)  # learning rate and momentum of the outer step after these exchanges
+    rate: float = 1.0  # factor on the task's peak learning rate
     ahead: str = ""  # residuals in the parameters while gradients are computed: "own", the ranks' "mean", or none
 
     @property
@@ -251,6 +253,7 @@ class Job:
             "seed": self.seed,
             "spec": self.spec,
             "optimizer": run.optimizer,
+            **({"rate": run.rate} if run.rate != 1 else {}),
             "steps": self.steps,
             **local,
         }

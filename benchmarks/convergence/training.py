@@ -8,6 +8,7 @@ import itertools
 import math
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,11 +46,12 @@ def train(
         ``stages``: milliseconds per step in each of ``STAGES``, mean over the ranks. ``seconds``: time of all steps.
     """
     model = build(task, job) if model is None else model
-    optimizer = optimizer_for(task, job, model)
-    exchanged = exchange(model, optimizer, job.run, job.spec, task.bucket_bytes, transport)
+    optimizers = optimizers_for(task, job, model)
+    exchanged = exchange(model, optimizers, job.run, job.spec, task.bucket_bytes, transport)
     warmup = round(WARMUP * job.steps)
     # Steps, not a cosine: Accordion reacts to decays of the learning rate and must see one.
-    scheduler = LambdaLR(exchanged.optimizer, lambda step: learning_rate_factor("step", step, warmup, job.steps))
+    factor = partial(learning_rate_factor, "step", warmup=warmup, steps=job.steps)
+    schedulers = [LambdaLR(optimizer, factor) for optimizer in exchanged.optimizers]
     every = max(1, job.steps // task.evaluations)
     curve: list[dict[str, float]] = []
     losses: list[Tensor] = []
@@ -57,9 +59,10 @@ def train(
     order = batches(len(samples[0]), task.batch, job.seed, transport)
     for step, batch in enumerate(itertools.islice(order, job.steps), start=1):
         losses.append(train_step(exchanged, *samples[0][batch]))
-        scheduler.step()
+        for scheduler in schedulers:
+            scheduler.step()
         if job.run.local_steps and step == job.steps:
-            exchanged.optimizer.synchronize()  # the last round may be shorter; until here, ranks differ
+            exchanged.optimizers[0].synchronize()  # the last round may be shorter; until here, ranks differ
         if step % every == 0 or step == job.steps:
             seconds += time.perf_counter() - since
             loss = torch.stack(losses).mean().item()
@@ -84,19 +87,24 @@ def train(
         "curve": curve,
         "seconds": round(seconds, 1),
     }
-    del model, exchanged, scheduler
+    del model, exchanged, optimizers, scheduler, schedulers
     gc.collect()  # they reference each other, and the optimizer owns a thread
     return record
 
 
-def optimizer_for(task: Task, job: Job, model: nn.Module) -> torch.optim.Optimizer:
-    """Return the plain optimizer of a run; it is fused, as separate passes would take a fifth of a step."""
-    lr, decay = task.rates[job.run.optimizer], task.weight_decay
-    if job.run.optimizer == "adam":
-        return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=decay, fused=True)
-    nesterov = job.run.optimizer == "nesterov"
-    momentum = 0.9 if nesterov or job.run.optimizer == "momentum" else 0.0
-    return torch.optim.SGD(model.parameters(), lr, momentum, weight_decay=decay, nesterov=nesterov, fused=True)
+def optimizers_for(task: Task, job: Job, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return the plain optimizers of a run; they are fused, as separate passes would take a fifth of a step."""
+    kind, decay, parameters = job.run.optimizer, task.weight_decay, list(model.parameters())
+    lr = task.rates[kind] * job.run.rate
+    if kind == "adam":
+        return [torch.optim.AdamW(parameters, lr=lr, weight_decay=decay, fused=True)]
+    if kind == "muon":  # trains the matrices of the transformer's layers, AdamW everything else
+        inner = [p for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("layers.")]
+        others = [p for p in parameters if all(p is not one for one in inner)]
+        adam = torch.optim.AdamW(others, lr=task.rates["adam"], weight_decay=decay, fused=True)
+        return [torch.optim.Muon(inner, lr=lr, weight_decay=decay), adam]
+    momentum = 0.9 if kind in ("momentum", "nesterov") else 0.0
+    return [torch.optim.SGD(parameters, lr, momentum, weight_decay=decay, nesterov=kind == "nesterov", fused=True)]
 
 
 def batches(count: int, batch: int, seed: int, transport: Transport) -> Iterator[list[int]]:
@@ -114,11 +122,13 @@ def batches(count: int, batch: int, seed: int, transport: Transport) -> Iterator
 
 def train_step(exchanged: Exchanged | PowerSGD, inputs: Tensor, labels: Tensor) -> Tensor:
     """Run one update and return this rank's mean loss."""
-    exchanged.optimizer.zero_grad()
+    for optimizer in exchanged.optimizers:
+        optimizer.zero_grad()
     with exchanged.place():
         loss = F.cross_entropy(exchanged.forward(inputs).flatten(0, -2), labels.flatten())
         loss.backward()  # type: ignore[no-untyped-call]
-    exchanged.optimizer.step()
+    for optimizer in exchanged.optimizers:
+        optimizer.step()
     return loss.detach()
 
 

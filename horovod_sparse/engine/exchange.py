@@ -15,9 +15,12 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Limits
 from horovod_sparse.engine.bucket import Bucket, Settings
+from horovod_sparse.engine.device import device_of, real_dtype
 from horovod_sparse.engine.layout import Member, bucket_bytes_for, plan
+from horovod_sparse.engine.state import to_tensors
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.kernels import copy_to_host
+from horovod_sparse.kernels.types import Array
 from horovod_sparse.rules import Step
 from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.traffic import Traffic
@@ -35,6 +38,16 @@ class Owner(Protocol):
         """Create a bucket for gradients by their keys, where they have none; a collective call."""
 
 
+class Buffers(Protocol):
+    """Momentum buffers of optimizers, which belong to the state of an exchange that hands velocities over to them."""
+
+    def buffers(self) -> Mapping[str, torch.Tensor]:
+        """Return the buffers by the keys of the gradients, if they belong to the state."""
+
+    def load_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        """Load buffers, in the shape in which ``buffers`` returned them."""
+
+
 class Exchange:
     """Buckets of one model, the worker that exchanges them, and their state.
 
@@ -46,6 +59,7 @@ class Exchange:
         grad_scaler: The scaler that multiplies the loss.
         stall: Limits of the wait for a bucket.
         hold_zeros: Whether a gradient of zeros only means that its parameter took no part in the step.
+        buffers: Momentum buffers of the optimizers; None: they are no part of the state.
 
     Attributes:
         compression: The configuration.
@@ -64,12 +78,14 @@ class Exchange:
         grad_scaler: torch.amp.GradScaler | None,
         stall: Limits,
         hold_zeros: bool = False,
+        buffers: Buffers | None = None,
     ) -> None:
         self.compression = sparse
         self.transport = transport
         self.ranks = transport.size  # a rank that leaves ends MPI: not to be read later
         self.undoable = grad_scaler is not None and grad_scaler.is_enabled()
         self._owner = owner
+        self._buffers = buffers if sparse.takes_momentum_over else None
         self._settings = Settings(sparse, factor, self.undoable, hold_zeros)
         self._grad_scaler = grad_scaler
         self._shared: dict[type[Any], Any] = {}  # state that the rules of all buckets share
@@ -144,7 +160,13 @@ class Exchange:
             copy: Copies an array to the host.
         """
         self.worker.settle()
-        return self.worker.state_dict(copy)
+        state = self.worker.state_dict(copy)
+        buffers = {} if self._buffers is None else self._buffers.buffers()
+        for saved in state["buckets"]:
+            own = {key: _array_of(buffers[key]) for key in saved["parameters"] if key in buffers}
+            if own:
+                saved["buffers"] = to_tensors(own, copy)
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that ``state_dict`` returned on the same rank of the same world size; between steps.
@@ -155,6 +177,9 @@ class Exchange:
         self.worker.settle()
         self._grow(state)
         self.worker.load_state_dict(state)
+        if self._buffers is not None and self.worker.buckets:
+            saved = [bucket.get("buffers", {}) for bucket in state["buckets"]]
+            self._buffers.load_buffers({key: buffer for buffers in saved for key, buffer in buffers.items()})
 
     def _grow(self, state: Mapping[str, Any]) -> None:
         """Create buckets for parameters that had been trained when a state was saved, but not yet here."""
@@ -177,4 +202,12 @@ class Exchange:
         """
         self.worker.settle()
         self._grow(leader)
-        return self.worker.merge(states, leader)
+        merged, notes = self.worker.merge(states, leader)
+        for state, saved in zip(merged["buckets"], leader["buckets"], strict=False):
+            state.update({"buffers": saved["buffers"]} if "buffers" in saved else {})
+        return merged, notes
+
+
+def _array_of(tensor: torch.Tensor) -> Array:
+    """Return an array of the content of a tensor, in the precision in which gradients are exchanged."""
+    return device_of(tensor.device).array_of(tensor.detach().to(real_dtype(tensor.dtype)).contiguous())

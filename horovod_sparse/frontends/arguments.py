@@ -12,7 +12,7 @@ import horovod_sparse
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.report import limits
 from horovod_sparse.engine.device import device_of
-from horovod_sparse.frontends.momentum import has_momentum
+from horovod_sparse.frontends.optimizers import has_momentum
 from horovod_sparse.frontends.units import check_unit, unit_for
 from horovod_sparse.transport.cuda_aware import cuda_aware
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.exchange import Exchange
+from horovod_sparse.engine.layout import Segment
 from horovod_sparse.transport.traffic import Traffic
 
 # Attributes of a class that belong to itself. Horovod's broadcast_optimizer_state recognizes optimizers by __module__.
@@ -38,6 +39,12 @@ class FrontEnd(Protocol):
 
     def bucket_of(self, parameter: torch.Tensor) -> Bucket | None:
         """Return the bucket that exchanges the gradient of a parameter; None if there is none."""
+
+    def selected(self) -> Mapping[torch.Tensor, tuple[Bucket, Segment]]:
+        """Return bucket and segment of every parameter whose gradient is selected from, not sent dense."""
+
+    def between_steps(self) -> bool:
+        """Return whether no step is in progress."""
 
     def place_named(self, keys: Sequence[str]) -> None:
         """Create a bucket for parameters by their names, if they are known and have none; a collective call."""
@@ -102,6 +109,7 @@ class ExchangingGradients(Exchanging):
 
     _idle = False  # no backward pass in the step in progress
     _parameter_names: dict[torch.Tensor, str]  # keys of the parameters in the buckets
+    _selected: tuple[int, dict[torch.Tensor, tuple[Bucket, Segment]]] | None = None  # with the number of buckets
 
     def exchange_progress(self) -> tuple[int | None, bool]:
         """Return the epoch, and whether this rank had no backward pass in the step in progress."""
@@ -117,6 +125,20 @@ class ExchangingGradients(Exchanging):
         """Return the bucket that exchanges the gradient of a parameter."""
         assert self._exchange is not None
         return self._exchange.worker.bucket_of(self._parameter_names.get(parameter))
+
+    def selected(self) -> Mapping[torch.Tensor, tuple[Bucket, Segment]]:
+        """Return bucket and segment of every parameter whose gradient is selected from, not sent dense."""
+        buckets = [] if self._exchange is None else self._exchange.worker.buckets
+        if self._selected is None or self._selected[0] != len(buckets):
+            places = {
+                segment.key: (bucket, segment)
+                for bucket in buckets
+                if not bucket.layout.dense
+                for segment in bucket.layout.segments
+            }
+            parameters = {p: places[key] for p, key in self._parameter_names.items() if key in places}
+            self._selected = len(buckets), parameters
+        return self._selected[1]
 
 
 def functions_of(*classes: type) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +10,14 @@ import torch
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.frontends.base import FrontEnd
-from horovod_sparse.frontends.momentum import momentum_of
+from horovod_sparse.frontends.momentum import buffers_of, load_buffers
+from horovod_sparse.frontends.optimizers import momentum_of
 from horovod_sparse.frontends.units import ResidualUnits
 from horovod_sparse.rules import Momentum, Step
 
 
 class Conditions:
-    """``Owner`` of an exchange that reads the conditions of a step from a front end's param groups.
+    """``Owner`` and ``Buffers`` of an exchange, which reads the conditions of a step from the param groups.
 
     Args:
         front_end: The front end, or a weak proxy of it.
@@ -49,3 +50,11 @@ class Conditions:
     def place_named(self, keys: Sequence[str]) -> None:
         """Create a bucket for parameters by their names; a collective call."""
         self._front_end.place_named(keys)
+
+    def buffers(self) -> Mapping[str, torch.Tensor]:
+        """Return the momentum buffers that belong to the state of the exchange, by the keys of the gradients."""
+        return buffers_of(self._front_end)
+
+    def load_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        """Load momentum buffers, in any shape."""
+        load_buffers(self._front_end, buffers)

@@ -16,6 +16,7 @@ from horovod_sparse.memories.base import delivered, require_fit, total
 from horovod_sparse.memories.residual import Residual
 from horovod_sparse.rules import BucketContext, Momentum, Step
 from horovod_sparse.rules.options import RuleOptions, flag, number
+from horovod_sparse.rules.states import checked_flag
 from horovod_sparse.vector import SparseVector
 
 
@@ -26,9 +27,11 @@ class MomentumCorrection(Residual):
     unchanged. Both are cases of quasi-hyperbolic momentum (Ma and Yarats, ICLR 2019), v = v + (1 - f) u + f / (1 - m)
     g, in which every gradient has the same weight in the long run: f is 0, or 1 - m with Nesterov momentum.
 
-    m is the wrapped optimizer's current momentum or a constant from the options; in both cases the optimizer applies no
-    momentum. v is rescaled like every residual. u is a gradient, as in torch's SGD: it is rescaled with the loss scale,
-    but not with the learning rate.
+    m is a constant from the options or the wrapped optimizer's current momentum. v is rescaled like every residual. u
+    is a gradient, as in torch's SGD: it is rescaled with the loss scale, but not with the learning rate.
+
+    If m is the optimizer's, the optimizer applies it in dense steps, in which nothing is delayed. The memory then sends
+    gradients, in the first dense step those with which the optimizer arrives, over time, at what v and u still owe.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -78,6 +81,7 @@ class MomentumCorrection(Residual):
         super().__init__(replace(context, undoable=False), options)  # u changes in place, so an undo needs copies
         self._own, self._fresh, self._masking = options.own, options.fresh, options.masking
         self._velocity = np.zeros_like(self._residual)
+        self._of_gradients = False  # whether v holds gradients, to which the optimizer applies momentum, not updates
 
     def open(self, step: Step, scale: float) -> Accumulator:
         """Start a step; u is updated when the accumulator is summed."""
@@ -88,10 +92,29 @@ class MomentumCorrection(Residual):
             return super().open(step, scale)
         share = momentum.share if step.number else momentum.first
         fresh, weight = (1.0, momentum.factor) if momentum.nesterov else (0.0, 1.0)
-        if self._fresh is not None and not step.dense:
+        if self._fresh is not None and not (self._own and step.dense):
             fresh, weight = self._fresh / (1 - momentum.factor), 1 - self._fresh
+        if self._own is None:
+            scale *= self._converted(step.dense, momentum, weight)
+            if step.dense:
+                return super().open(step, scale)
         velocity = Velocity(self._velocity, momentum.factor, share, fresh * share, weight)
         return Accumulator(self._residual, step.gradients, scale, clear=step.clear, velocity=velocity)
+
+    def _converted(self, to_gradients: bool, momentum: Momentum, weight: float) -> float:
+        """Convert the memory between gradients and updates; return the factor on v.
+
+        Over time, a gradient x becomes the update share / (1 - m) x, and u the update weight * m / (1 - m) u.
+        """
+        if to_gradients == self._of_gradients:
+            return 1.0
+        self._of_gradients = to_gradients
+        factor = (1 - momentum.factor) / momentum.share
+        if not to_gradients:
+            return 1 / factor
+        self._residual += self._residual.dtype.type(weight * momentum.factor / (1 - momentum.factor)) * self._velocity
+        self._velocity[...] = 0
+        return factor
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
         """Add the returned entries to v; with masking, clear u at the delivered positions."""
@@ -100,15 +123,19 @@ class MomentumCorrection(Residual):
             self._velocity[delivered(accumulator, vector, returned)] = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the residual v and the velocity u, not copied."""
-        return {**super().state_dict(), "velocity": self._velocity}
+        """Return the residual v and the velocity u, not copied, and what v holds."""
+        return {**super().state_dict(), "velocity": self._velocity, "of_gradients": self._of_gradients}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Copy both into place; ValueError if their size or dtype differs."""
         require_fit(state["velocity"], self._velocity)
+        self._of_gradients = checked_flag(state["of_gradients"], "of_gradients")
         super().load_state_dict(state)
         self._velocity[...] = to_device(state["velocity"], self._velocity)
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Add up u and v over the states: the sums are what one rank with all gradients would hold."""
-        return {**super().merge(states), "velocity": total([state["velocity"] for state in states], self._velocity)}
+        velocity = total([state["velocity"] for state in states], self._velocity)
+        # The same on all ranks that have trained together.
+        of_gradients = any(state["of_gradients"] for state in states)
+        return {**super().merge(states), "velocity": velocity, "of_gradients": of_gradients}

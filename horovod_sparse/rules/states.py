@@ -44,7 +44,7 @@ def require_finite(state: Any, name: str) -> None:
         for index, value in enumerate(state):
             require_finite(value, f"{name}[{index}]")
     elif hasattr(state, "dtype") and hasattr(state, "min"):
-        if _is_floating(state) and not math.isfinite(largest_magnitude(state)):
+        if 0 not in state.shape and _is_floating(state) and not math.isfinite(largest_magnitude(state)):
             raise ValueError(f"{name} holds values that are not finite: resume from an earlier checkpoint")
     elif isinstance(state, numbers.Real) and not math.isfinite(state):
         raise ValueError(f"{name} is {state}, which is not finite: resume from an earlier checkpoint")

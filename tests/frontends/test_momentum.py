@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from trainings import FRONT_ENDS, STEPS, WHOLE, constant, falling, plain, train_
 
 import horovod_sparse as hvs
 from horovod_sparse.checkpoint import Checkpoints
+from horovod_sparse.schedules import Constant
 
 pytestmark = pytest.mark.mpi
 
@@ -252,17 +254,60 @@ def test_a_gradient_that_is_not_finite_is_not_clipped_and_changes_no_state_of_it
     assert everywhere(comm, all(residual.isfinite().all() for residual in residuals))
 
 
+@pytest.fixture
+def now_and_then_dense(own_rules):
+    @hvs.register("schedule", "alternating")
+    class Alternating(Constant):
+        """Sends everything for some steps, then a selection."""
+
+        @dataclass(frozen=True, kw_only=True)
+        class Options(Constant.Options):
+            """No further options."""
+
+        predictable = False
+
+        def _densities(self, step):
+            return (1.0 if step.number // 7 % 3 == 1 else 0.05,)
+
+
 @pytest.mark.slow
-def test_below_density_1_every_gradient_is_delivered_ten_times(hvd, comm):
-    """Momentum multiplies by 1 / (1 - m): what was delivered, what is held and what the velocities still owe."""
+@pytest.mark.parametrize("schedule", ["constant", "alternating"])
+@pytest.mark.parametrize("nesterov", [False, True], ids=["", "nesterov"])
+@pytest.mark.parametrize("fresh", [None, 0.4])
+def test_below_density_1_every_gradient_is_delivered_ten_times(
+    hvd, comm, now_and_then_dense, schedule, nesterov, fresh
+):
+    """Momentum multiplies by 1 / (1 - m): what was delivered, what is held and what velocities and buffers still owe.
+
+    Also if dense steps come between, and while a parameter is frozen, whose gradients are then none.
+    """
     model, rank, ranks = Given(torch.float64), comm.Get_rank(), comm.Get_size()
-    optimizer = wrap(model, hvs.parse("topka:memory=momentum,density=0.05,dense_below=100"), sgd(model, lr=1.0))
-    train(optimizer, model, rank, range(200), Given.loss)
-    given = model.total(rank, *range(200))
-    owed = 9.0 * sum(state["momentum_buffer"].sum().item() for state in optimizer.state.values()) / ranks
+    settings = {"density": 0.05, "dense_below": 0, "bucket_bytes": 1200, "schedule": schedule, "fresh": fresh}
+    compression = hvs.Compression.topka(memory="momentum", **settings)
+    optimizer = wrap(model, compression, sgd(model, lr=1.0, nesterov=nesterov))
+    given = 0.0
+    for step in range(200):
+        model.second.requires_grad_(not 50 <= step < 100)
+        train(optimizer, model, rank, [step], Given.loss)
+        learning = [p.requires_grad for p in model.parameters()]
+        given += sum(
+            one.sum().item() for one, learns in zip(model.gradients(rank, step), learning, strict=True) if learns
+        )
+        if step % 10 == 9 and ranks > 1:
+            owed = still_owed(optimizer, nesterov, 0.1 * nesterov if fresh is None else fresh)
+            total = comm.allreduce(model.moved() / ranks + owed / ranks)
+            assert everywhere(comm, total == pytest.approx(10 * comm.allreduce(given) / ranks, rel=1e-9))
+
+
+def still_owed(optimizer, nesterov, fresh):
+    """What this rank's memory and its share of the buffers will deliver in the long run."""
+    owed = 0.0
+    states = {name: optimizer.state[p] for p, name in optimizer._parameter_names.items()}
     for bucket in optimizer.compression_state_dict()["buckets"]:
-        if "memory" in bucket:
-            residual, velocity = (bucket["memory"][name].sum().item() for name in ("residual", "velocity"))
-            owed += (residual + 9.0 * velocity) / ranks
-    total = comm.allreduce(model.moved() / ranks + owed)
-    assert everywhere(comm, total == pytest.approx(10 * comm.allreduce(given) / ranks, rel=1e-9))
+        memory, handover = bucket["memory"], bucket["handover"]
+        buffers = sum(states[key]["momentum_buffer"].sum().item() for key in bucket["parameters"] if states[key])
+        ranks = optimizer.exchange_ranks
+        owed += memory["residual"].sum().item() * (10 if memory["of_gradients"] else 1)
+        owed += 9 * (1 - fresh) * memory["velocity"].sum().item()
+        owed += 9 * (0.9 if nesterov and handover["plain"] else 1) * (buffers - handover["values"].sum().item() / ranks)
+    return owed

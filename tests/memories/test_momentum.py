@@ -25,7 +25,15 @@ def reference(residual, velocity, gradient, momentum, fresh, share=1):
     return residual + (newest + np.float32(1 - fresh) * velocity), velocity
 
 
-FORMS = [{}, {"nesterov": True}, {"dampening": 0.5}, {"dampening": 1.0}]
+def converted(residual, velocity, to_gradients, momentum, share, weight):
+    """What the optimizer's momentum delivers of a gradient over time, and what the velocity delivers."""
+    factor = np.float32((1 - momentum) / share)
+    if not to_gradients:
+        return residual * (1 / factor), velocity
+    return factor * (residual + np.float32(weight * momentum / (1 - momentum)) * velocity), 0 * velocity
+
+
+FORMS = [{}, {"nesterov": True}, {"dampening": 0.5}]
 FRESH = [None, 0.0, 0.25, 1.0]
 # What a sparsifier may look at before it selects.
 LOOKS = [
@@ -47,7 +55,7 @@ def momentum_of(factor, nesterov=False, dampening=0.0):
     seed=st.integers(0, 2**31),
     form=st.sampled_from(FORMS),
     fresh=st.sampled_from(FRESH),
-    dense=st.booleans(),
+    dense=st.lists(st.booleans(), min_size=4, max_size=4),
     own=st.booleans(),
     masking=st.booleans(),
     look=st.sampled_from(LOOKS),
@@ -57,17 +65,25 @@ def momentum_of(factor, nesterov=False, dampening=0.0):
 def test_every_step_is_the_published_recursion(size, k, seed, form, fresh, dense, own, masking, look, above, returns):
     """With a momentum of its own, or with the optimizer's, which may change from step to step.
 
-    Whatever looks at the accumulator first, the velocity changes once.
+    Whatever looks at the accumulator first, the velocity changes once. In dense steps the optimizer applies its own
+    momentum, and the memory converts what it holds.
     """
     generator, own = np.random.default_rng(seed), own and "dampening" not in form
     memory = made(MomentumCorrection, size, masking=masking, fresh=fresh, **({"momentum": 0.5, **form} if own else {}))
     residual = velocity = np.zeros(size, np.float32)
+    plain = False
     for number, factor in enumerate((0.5, 0.5, 0.5, 0.5) if own else (0.5, 0.75, 0.0, 0.5)):
         gradient, momentum = 512 * eighths(generator, size), momentum_of(factor, **form)  # products stay exact
-        step = Step(number=number, gradients=[(0, gradient)], momentum=Momentum() if own else momentum, dense=dense)
+        settings = {"momentum": Momentum() if own else momentum, "dense": dense[number]}
+        step = Step(number=number, gradients=[(0, gradient)], **settings)
         if factor:
             share = momentum.share if number else 1
-            now = momentum.nesterov * (1 - factor) if dense or fresh is None else fresh
+            own_form = fresh is None or (own and dense[number])
+            now = momentum.nesterov * (1 - factor) if own_form else fresh
+            if not own and dense[number] != plain:
+                residual, velocity = converted(residual, velocity, dense[number], factor, momentum.share, 1 - now)
+            plain = dense[number] and not own
+        if factor and not plain:
             residual, velocity = reference(residual, velocity, gradient, factor, now, share)
         else:
             residual = residual + gradient

@@ -52,6 +52,7 @@ class Task:
     lr: float  # peak learning rate of SGD with momentum
     plain_lr: float  # peak learning rate of SGD without momentum
     adam_lr: float = 1e-3  # peak learning rate of Adam
+    muon_lr: float = 0.02  # peak learning rate of Muon
     weight_decay: float = 0.0  # of all optimizers
     evaluations: int = 5  # points of the learning curve
     bucket_bytes: int = 8 * 2**20  # holds most of a model, as ranks that share cores wait long for each other
@@ -63,4 +64,5 @@ class Task:
             **dict.fromkeys(("momentum", "nesterov", "memory"), self.lr),
             "sgd": self.plain_lr,
             "adam": self.adam_lr,
+            "muon": self.muon_lr,
         }

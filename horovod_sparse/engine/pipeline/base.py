@@ -31,7 +31,6 @@ class PipelineBase(ABC):
 
     Attributes:
         stage: The stage in progress, or the last one; read by other threads for reports.
-        sent_dense: Whether every entry was sent in the last step.
         counts: Counts since the last call of ``statistics``.
     """
 
@@ -41,7 +40,6 @@ class PipelineBase(ABC):
         self._factor = factor
         self._kernels = kernels_for(context.like)
         self.stage = "select"
-        self.sent_dense = True
         self.counts = Counts()
         self._since = 0  # ns; start of the stage in progress; 0: none
         self._span: AbstractContextManager[None] | None = None

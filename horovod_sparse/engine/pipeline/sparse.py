@@ -13,6 +13,7 @@ import numpy as np
 from horovod_sparse import metrics
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.pipeline.base import NoBackwardError, PipelineBase
+from horovod_sparse.engine.pipeline.handover import Handover
 from horovod_sparse.engine.pipeline.headroom import Headroom
 from horovod_sparse.engine.pipeline.norms import Norms
 from horovod_sparse.kernels.types import Array, Segments
@@ -23,6 +24,7 @@ from horovod_sparse.transport.traffic import Traffic
 from horovod_sparse.transport.waiting import keep_alive
 
 _LOG = logging.getLogger("horovod_sparse")
+_SAMPLE = 64  # entries
 
 
 class _Facts(NamedTuple):
@@ -84,12 +86,19 @@ class SparsePipeline(PipelineBase):
     no such scale; the last other unit remains in force. For a scale-free optimizer, the unit is 1 / loss scale *
     factor. Both units are remembered, so that a state can be continued with either.
 
+    If the memory applies the optimizer's momentum, total is a velocity, and the optimizer gets the gradient with which
+    its own momentum arrives at it: see ``Handover``.
+
     Args:
         sparse: The configuration.
         context: The bucket and the rank.
         transport: The ranks that take part.
         agreement: Channel for facts that the ranks must agree on, also used by ``context.consensus``.
         factor: Factor on the totals; 1/P averages.
+
+    Attributes:
+        handover: What the optimizer's own momentum holds of what was delivered.
+        sent: Some entries of the sum that the last step has delivered; None after a dense step.
     """
 
     def __init__(
@@ -107,6 +116,8 @@ class SparsePipeline(PipelineBase):
         self._algorithm = str(sparse.facts()["collective"]["of"])
         self.memory, self.sparsifier, self.collective, self.schedule = sparse.build(context, transport)
         self._headroom = Headroom(context, self.memory)
+        self.handover = Handover(context)
+        self.sent: SparseVector | None = None
 
     @property
     def traffic(self) -> Traffic:
@@ -138,7 +149,7 @@ class SparsePipeline(PipelineBase):
         if not relies:
             self._enter("agree")
             if self._learn(self._context.consensus(mine)):
-                self._send_dense(gradients, outputs)
+                self._send_dense(gradients, outputs, replace(step, carry=scales.carry))
                 return
             self._enter("select")
         self._send_sparse(gradients, outputs, step, scales, mine, relies)
@@ -181,7 +192,7 @@ class SparsePipeline(PipelineBase):
         memory = carry if step.scale_free else rescale
         return _Scales(_Units(update or old.update, gradient), carry, memory)
 
-    def _send_dense(self, gradients: Segments, outputs: Segments) -> None:
+    def _send_dense(self, gradients: Segments, outputs: Segments, step: Step) -> None:
         """Send the gradients without a selection, and leave the memory unchanged.
 
         NaN, Inf or a sum that overflows reaches every rank as in dense training, so that a GradScaler skips the step
@@ -189,10 +200,12 @@ class SparsePipeline(PipelineBase):
         """
         size = self._context.size
         self._enter("exchange", entries=size)
-        self.sent_dense = True
+        self.sent = None
         dense = np.zeros(size, self._context.like.dtype, like=self._context.like)
         self._kernels.accumulate(gradients, dense)
         total = SparseVector.full(self._transport.allreduce(dense))  # not rounded
+        self.handover.rescale(step.carry)
+        total = self.handover.gradient(total, step.momentum, dense=True)
         self.counts.nonfinite += 1
         self.counts.exchanged(size, size, size, size, "dense")
         self._enter("apply")
@@ -221,14 +234,15 @@ class SparsePipeline(PipelineBase):
         )
         # The same on every rank, even if parameters are held on some ranks only.
         plan = self._plan(step, self._facts.elements // self._context.ranks)
-        step = replace(step, dense=plan.dense)
+        # Where nothing takes part, as while all parameters are frozen, momentum stays where it is.
+        step = replace(step, dense=plan.dense if plan.elements else self.handover.plain)
         norms = Norms(step) if self._measuring else None
         accumulator = self.memory.open(step, scales.memory)
         vector, density, k = self._take(accumulator, plan, step)
         if norms is not None:
             norms.taken(accumulator, vector)
         self._units = scales.units
-        self.sent_dense = vector.indices is None
+        self.handover.rescale(scales.carry)
         self._note(density)
         if self._context.undoable:
             magnitude = accumulator.magnitude(vector)
@@ -252,7 +266,8 @@ class SparsePipeline(PipelineBase):
             else:
                 self.memory.close(accumulator, vector, vector)
                 gradients = () if safe else gradients  # those that are safe stay in the memory
-            self._send_dense(gradients, outputs)
+                step = replace(step, carry=1.0)
+            self._send_dense(gradients, outputs, step)
             return
         self._count(plan.elements, k, vector, exchange)
         if norms is not None:
@@ -261,12 +276,15 @@ class SparsePipeline(PipelineBase):
         self._enter("apply")
         self.memory.close(accumulator, vector, exchange.returned)
         self._steps += 1
+        momentum = step.momentum if step.number else replace(step.momentum, share=step.momentum.first)
+        total = self.handover.gradient(exchange.total, momentum, step.dense)
+        self.sent = None if total.indices is None else total.head(_SAMPLE)
         if not accumulator.cleared:
-            self._scatter(exchange.total, outputs)
+            self._scatter(total, outputs)
         else:
-            self._scatter(exchange.total, taken, cleared=True)
+            self._scatter(total, taken, cleared=True)
             if others:
-                self._scatter(exchange.total, others)
+                self._scatter(total, others)
 
     def _plan(self, step: Step, elements: int) -> _Plan:
         """Decide k, dense or sparse, and the algorithm, before anything is selected."""
@@ -311,6 +329,22 @@ class SparsePipeline(PipelineBase):
         """Return to the state before the last step."""
         self._restore(self._before)
 
+    @property
+    def gradient_unit(self) -> float:
+        """Factor that converts velocities and what was delivered to a mean gradient without the loss scale."""
+        return self._units.gradient
+
+    def forget_momentum(self) -> None:
+        """Drop the velocities, as the optimizer's momentum has been replaced; to be called between steps."""
+        self.handover.forget()
+        self.velocity[...] = 0
+
+    @property
+    def velocity(self) -> Array:
+        """Velocity of this rank, not copied; only if the memory applies momentum."""
+        velocity: Array = self.memory.state_dict()["velocity"]
+        return velocity
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the four rules on this rank, the units of the memory and the number of steps."""
         return {
@@ -323,6 +357,7 @@ class SparsePipeline(PipelineBase):
             "sparsifier": self.sparsifier.state_dict(),
             "collective": self.collective.state_dict(),
             "schedule": self.schedule.state_dict(),
+            "handover": self.handover.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -356,11 +391,13 @@ class SparsePipeline(PipelineBase):
         self.sparsifier.load_state_dict(state["sparsifier"])
         self.collective.load_state_dict(state["collective"])
         self.schedule.load_state_dict(state["schedule"])
+        self.handover.load_state_dict(state["handover"])
 
     def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """Return the state that continues those of another world size."""
         mine, notes = self.state_dict(), []
-        merged = {**mine, **{key: leader[key] for key in ("unit", "gradient_unit", "steps", "schedule")}}
+        kept = ("unit", "gradient_unit", "steps", "schedule", "handover")
+        merged = {**mine, **{key: leader[key] for key in kept}}
         merged |= {"facts": list(_Facts()), "stable": False}
         merged["memory"] = self.memory.merge([state["memory"] for state in states])
         if self.sparsifier.replicated:

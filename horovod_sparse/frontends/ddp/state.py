@@ -30,6 +30,7 @@ from horovod_sparse.frontends.arguments import (
     require_plain,
 )
 from horovod_sparse.frontends.base import ExchangingGradients
+from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.conditions import Conditions
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.momentum import apply_momentum
@@ -170,6 +171,7 @@ class SparseState(ExchangingGradients):
         self._optimizer = given
         for optimizer in self.optimizers:
             # Not in the first backward pass, which may already be inside the first step, in a closure.
+            warn_of_clipping(optimizer, self.compression, self)
             apply_momentum(optimizer, self.compression, None if self._exchange is None else self)
 
     @property
@@ -185,6 +187,11 @@ class SparseState(ExchangingGradients):
     def optimizer_of(self, group: int) -> torch.optim.Optimizer:
         """Return the optimizer of a param group."""
         return [optimizer for optimizer in self.optimizers for _ in optimizer.param_groups][group]
+
+    def between_steps(self) -> bool:
+        """Return True, after it has finished a step: nobody asks during backward()."""
+        self._between_steps()
+        return True
 
     def place_named(self, keys: Sequence[str]) -> None:
         """Do nothing: DDP exchanges all parameters that required gradients when it was constructed."""
@@ -271,7 +278,8 @@ class SparseState(ExchangingGradients):
             stall = limits(*self._stall)
             owner = Conditions(weakref.proxy(self), self.compression, self._residual_unit, transport.rank)
             factor, scaler = 1 / transport.size, self._grad_scaler
-            exchange = Exchange(self.compression, transport, owner, factor, scaler, stall, hold_zeros=True)
+            settings: dict[str, Any] = {"hold_zeros": True, "buffers": owner}
+            exchange = Exchange(self.compression, transport, owner, factor, scaler, stall, **settings)
             for optimizer in self.optimizers:
                 optimizer.register_step_post_hook(_confirmation(weakref.ref(exchange.worker)))
             self._exchange = exchange

@@ -20,6 +20,7 @@ from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.engine.layout import Member
 from horovod_sparse.frontends.arguments import parameter_facts
 from horovod_sparse.frontends.base import ExchangingGradients
+from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.conditions import Conditions
 from horovod_sparse.frontends.horovod.arguments import numbered, user_level
 from horovod_sparse.frontends.horovod.grad_scaler import exchange_before_unscaling
@@ -71,8 +72,10 @@ class Gradients(ExchangingGradients):
         if transport is not None:
             factor = 1.0 if of_horovod["op"] == hvd.Sum else 1.0 / transport.size
             owner = Conditions(weakref.proxy(self), sparse, residual_unit, transport.rank)
-            self._exchange = Exchange(sparse, transport, owner, factor, grad_scaler, stall)
+            self._exchange = Exchange(sparse, transport, owner, factor, grad_scaler, stall, buffers=owner)
         _Horovod.__init__(self, params, named_parameters, hvd.Compression.none, **of_horovod)
+        if self._exchange is not None:
+            warn_of_clipping(self, sparse, self)  # type: ignore[arg-type]
         apply_momentum(self, sparse, None if self._exchange is None else self)  # type: ignore[arg-type]
 
     def _register_hooks(self) -> None:
@@ -138,6 +141,10 @@ class Gradients(ExchangingGradients):
         """Return the optimizer of a param group."""
         del group
         return self
+
+    def between_steps(self) -> bool:
+        """Return whether no step is in progress."""
+        return not self._handles
 
     def place_named(self, keys: Sequence[str]) -> None:
         """Create a bucket for frozen parameters that were trained before a checkpoint; a collective call.

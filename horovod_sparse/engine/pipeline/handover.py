@@ -1,0 +1,82 @@
+"""Handover of velocities to an optimizer that applies its own momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from horovod_sparse.kernels import to_device
+from horovod_sparse.rules import BucketContext, Momentum, SparseVector
+from horovod_sparse.rules.states import checked_flag, require_positions
+
+
+class Handover:
+    """Turns delivered velocities into gradients with which the optimizer's own momentum arrives at them.
+
+    A memory that applies momentum before the selection delivers velocities D. The optimizer computes B <- m B + share *
+    gradient. With the *effective gradient* (D - m D') / share, where D' is what was delivered in the step before, its
+    buffer B goes from D' to D, and what else it holds (momentum of the weight decay, of dense steps or of a loaded
+    state) fades by m, as it should. In dense steps, the optimizer applies the momentum to plain gradients, and D = 0.
+
+    All values are sums over the ranks, as in the exchange.
+
+    Attributes:
+        plain: Whether the last gradient was a plain one, as in a dense step.
+        switched: Whether the one before was of the other kind.
+        held: What the optimizer's buffer holds of the delivered velocities after the last step, D.
+        before: What it held before that step, D'.
+    """
+
+    def __init__(self, context: BucketContext) -> None:
+        self.held = self._nothing = SparseVector.empty(context.size, context.like)
+        self.before = self._nothing
+        self.plain, self.switched = True, False
+
+    def rescale(self, factor: float) -> None:
+        """Multiply what the buffer holds, after a change of the loss scale."""
+        if factor != 1:
+            self.held = _times(self.held, factor)
+
+    def gradient(self, total: SparseVector, momentum: Momentum, dense: bool) -> SparseVector:
+        """Return the gradient for the optimizer.
+
+        Args:
+            total: Delivered velocities, or plain gradients in a dense step.
+            momentum: The optimizer's momentum in this step.
+            dense: Whether it is a dense step.
+        """
+        if not momentum.factor:  # the optimizer's buffer stays as it is
+            self.before, self.switched = self._nothing, False
+            return total
+        self.before, self.held = self.held, self._nothing if dense else total
+        self.plain, self.switched = dense, dense != self.plain
+        if dense:
+            return total.plus(_times(self.before, -momentum.factor / momentum.share))
+        effective = total.plus(_times(self.before, -momentum.factor))
+        return effective if momentum.share == 1 else _times(effective, 1 / momentum.share)
+
+    def forget(self) -> None:
+        """Note that the optimizer's buffer has been replaced, and holds nothing of what was delivered."""
+        self.held, self.plain = self._nothing, True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the buffer holds; an array of all positions has no indices."""
+        indices = self._nothing.indices if self.held.indices is None else self.held.indices
+        return {"indices": indices, "values": self.held.values, "plain": self.plain}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load it; ValueError if it does not fit the bucket."""
+        size = self.held.size
+        indices, values = (to_device(state[name], self._nothing.values) for name in ("indices", "values"))
+        full = values.size == size and not indices.size
+        if not full:
+            if indices.size != values.size:
+                raise ValueError(f"{indices.size} indices do not fit {values.size} values")
+            require_positions(indices, size, "indices of velocities")
+        self.plain = checked_flag(state["plain"], "plain")
+        self.held = SparseVector(None if full else indices, values, size)
+
+
+def _times(vector: SparseVector, factor: float) -> SparseVector:
+    return replace(vector, values=vector.values * vector.values.dtype.type(factor))

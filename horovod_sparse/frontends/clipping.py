@@ -1,0 +1,100 @@
+"""A warning about scripts that clip gradients after the exchange."""
+
+from __future__ import annotations
+
+import logging
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from horovod_sparse.config import Sparse
+from horovod_sparse.engine.bucket import Bucket
+from horovod_sparse.engine.pipeline.sparse import SparsePipeline
+from horovod_sparse.frontends.base import FrontEnd
+from horovod_sparse.transport.mpi import job
+
+_LOG = logging.getLogger("horovod_sparse")
+_INTERVAL = 50  # steps between two looks at a GPU, for which the host has to wait
+_LESS = 0.98  # a gradient in 16 bits may be this much smaller than what was exchanged
+_watches: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Watch] = weakref.WeakKeyDictionary()
+
+
+def warn_of_clipping(optimizer: torch.optim.Optimizer, sparse: Sparse, front_end: FrontEnd) -> None:
+    """Warn once, on rank 0, if exchanged gradients are clipped before an optimizer's step.
+
+    Dense gradients may be clipped. A selected entry is a sum over many steps, of which clipping would take a part away
+    for good. A constant factor, and one that a GradScaler divides by, are no clipping.
+
+    Args:
+        optimizer: The optimizer. Other hooks that change gradients must be registered later.
+        sparse: The configuration.
+        front_end: A front end that exchanges its gradients; held weakly.
+    """
+    if optimizer not in _watches:
+        _watches[optimizer] = _Watch(sparse)
+        optimizer.register_step_pre_hook(_watches[optimizer])
+    _watches[optimizer].front_ends.add(front_end)
+
+
+class _Watch:
+    def __init__(self, sparse: Sparse) -> None:
+        self.front_ends: weakref.WeakSet[FrontEnd] = weakref.WeakSet()
+        self._sparse = sparse
+        self._steps = 0
+        self._before: float | None = None  # factor in an earlier step
+        self._warned = False
+
+    def __call__(self, optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if self._warned or closure is not None:  # whose gradients are not there yet
+            return
+        self._steps += 1
+        for front_end in self.front_ends:
+            for p, (bucket, _) in front_end.selected().items():
+                if not p.is_cuda or self._steps % _INTERVAL == 1:
+                    self._compare(_factor(front_end, bucket) * _scale(optimizer))
+                break
+
+    def _compare(self, factor: float) -> None:
+        if not 0 < factor < _LESS:
+            return
+        before, self._before = self._before or factor, factor
+        octaves = math.log2(factor / before)
+        if abs(octaves - round(octaves)) > 0.01:
+            self._warned = True
+            if job().rank:
+                return
+            _LOG.warning(
+                "rank 0: gradients are clipped after the exchange, to %.2g of themselves in this step: their entries "
+                "are sums over about %.0f steps, and what is clipped of them is lost. Let the compression clip each "
+                "step's gradient before the exchange (memory='momentum', max_norm=1.0), and clip no longer in the "
+                "script (max_grad_norm=0 in a Trainer)",
+                *(factor, 1 / self._sparse.density),
+            )
+
+
+def _factor(front_end: FrontEnd, bucket: Bucket) -> float:
+    """Return what an entry of a bucket was multiplied by after the exchange; 1 if that is not known."""
+    pipeline = bucket.pipeline
+    assert isinstance(pipeline, SparsePipeline)
+    sent = pipeline.sent
+    if sent is None or not len(sent):
+        return 1.0
+    indices, values = sent.entries
+    place = int(abs(values).argmax())
+    index, expected = int(indices[place]), float(values[place]) * pipeline.gradient_unit
+    segment = next(one for one in bucket.layout.segments if index < one.start + one.size)
+    p = next(p for p, (_, one) in front_end.selected().items() if one is segment)
+    if p.grad is None or p.grad.is_sparse or not expected:
+        return 1.0
+    found = float(p.grad.flatten()[index - segment.start])
+    return found / expected
+
+
+def _scale(optimizer: torch.optim.Optimizer) -> float:
+    """Return the factor that undoes the loss scale on gradients that torch's kernel has yet to unscale."""
+    scale = getattr(optimizer, "grad_scale", None)
+    return 1.0 if scale is None else 1 / float(scale)

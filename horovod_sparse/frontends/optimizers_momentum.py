@@ -1,0 +1,218 @@
+"""Momentum that stays the optimizer's, although a memory applies it before the selection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch.optim import Adam, AdamW
+from torch.utils.dlpack import from_dlpack
+
+from horovod_sparse.engine.bucket import Bucket
+from horovod_sparse.engine.layout import Segment
+from horovod_sparse.engine.pipeline.handover import Handover
+from horovod_sparse.engine.pipeline.sparse import SparsePipeline
+from horovod_sparse.frontends.optimizers import coupled_decay, is_known
+from horovod_sparse.frontends.step_hooks import StepHooks
+from horovod_sparse.rules import SparseVector
+
+_Places: TypeAlias = Mapping[torch.Tensor, tuple[Bucket, Segment]]
+
+
+class OptimizersMomentum(StepHooks):
+    """Lets an optimizer apply its own momentum to effective gradients; see ``Handover``.
+
+    Two optimizers would see more in an effective gradient than there is. In a step that sends a selection, Nesterov's
+    form is therefore off, as the memory has applied it, and Adam computes its second moment from its first, which is
+    the delivered velocity.
+
+    After such a step, the optimizer's buffer holds what was delivered last: no momentum to go on with, unless the state
+    of the exchange goes on, too. The optimizer's ``state_dict()`` therefore holds this rank's velocity instead. The
+    buffer belongs to the state of the exchange, and is put back by the next step.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer)
+        self._name = "exp_avg" if isinstance(optimizer, (Adam, AdamW)) else "momentum_buffer"
+        self._kept: dict[torch.Tensor, torch.Tensor] = {}  # buffers to be put back
+        self._loaded: dict[torch.Tensor, torch.Tensor] = {}  # buffers of a state of the exchange
+        self._changed: list[tuple[dict[str, Any], dict[str, Any]]] = []  # groups, and their settings outside the step
+        self._added = 0  # groups added for the step
+        if is_known(optimizer):
+            optimizer.register_state_dict_pre_hook(self._show)
+            optimizer.register_load_state_dict_post_hook(self._forget)
+
+    # The step
+
+    def _apply(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._alone or not is_known(optimizer):
+            return
+        self._put(optimizer, self._kept)
+        self._kept.clear()
+        self._loaded.clear()
+        places = self._places()
+        for group in list(optimizer.param_groups):
+            selected = {p: places[p] for p in group["params"] if p in places}
+            for p, place in selected.items():
+                if p.grad is None:
+                    self._leave_out(optimizer, group, p, place)
+            if group.get("nesterov") and group["momentum"]:
+                self._turn_nesterov_off(optimizer, group, selected)
+            elif "betas" in group:
+                self._enter_first_moments(optimizer, group, selected)
+
+    def _restore(self, optimizer: torch.optim.Optimizer) -> None:
+        for group, settings in self._changed:
+            group.update(settings)
+        del optimizer.param_groups[len(optimizer.param_groups) - self._added :]
+        self._changed.clear()
+        self._added = 0
+
+    def _leave_out(
+        self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], p: torch.Tensor, place: tuple[Bucket, Segment]
+    ) -> None:
+        """Take what was delivered out of the buffer of a parameter without a step, as the exchange expects."""
+        bucket, segment = place
+        before, buffer = _handover(bucket).before, optimizer.state.get(p, {}).get(self._name)
+        if len(before) and buffer is not None:
+            delivered = _part(_tensors(before), segment, buffer)
+            buffer.sub_(delivered, alpha=_sign(group) * _pipeline(bucket).gradient_unit)
+
+    def _turn_nesterov_off(self, optimizer: torch.optim.Optimizer, group: dict[str, Any], selected: _Places) -> None:
+        """Turn it off for parameters whose velocities were sent; the others get a group of their own for this step."""
+        velocities: list[torch.Tensor] = []
+        others: list[torch.Tensor] = []
+        for p in group["params"]:
+            handover = _handover(selected[p][0]) if p in selected and not _is_sparse(p.grad) else None
+            (others if handover is None or handover.plain else velocities).append(p)
+            buffer = optimizer.state.get(p, {}).get(self._name)
+            if handover is not None and handover.switched and buffer is not None:
+                # Over time, Nesterov's form delivers m times as much of the buffer.
+                buffer.mul_(1 / group["momentum"] if handover.plain else group["momentum"])
+        if velocities:
+            self._changed.append((group, {"params": group["params"], "nesterov": True}))
+            optimizer.param_groups.append({**group, "params": others})
+            self._added += 1
+            group.update(params=velocities, nesterov=False)
+
+    def _enter_first_moments(
+        self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], selected: _Places
+    ) -> None:
+        """Set first moments to what the step will make of them, and gradients so that it does not change them again.
+
+        Adam then computes the second moment from the first. An effective gradient is a difference of velocities with
+        other entries in each step: its square means nothing.
+        """
+        beta, decay, sign = float(group["betas"][0]), coupled_decay(optimizer, group), _sign(group)
+        for p, (bucket, _) in selected.items():
+            handover, first, gradient = _handover(bucket), optimizer.state.get(p, {}).get(self._name), p.grad
+            if first is None or gradient is None or (handover.plain and not handover.switched):
+                continue
+            if decay:
+                gradient.add_(p, alpha=decay)
+            first.lerp_(gradient if sign > 0 else -gradient, 1 - beta)
+            torch.mul(first, sign, out=gradient)
+            if decay:
+                gradient.sub_(p, alpha=decay)
+
+    # The state
+
+    def _show(self, optimizer: torch.optim.Optimizer) -> None:
+        """Show this rank's velocities instead of what was delivered last, as the state is about to be returned."""
+        groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+        for front_end in self.front_ends:
+            if not front_end.between_steps():
+                continue
+            owed: dict[int, tuple[None, torch.Tensor]] = {}  # by number of the bucket
+            for p, group in groups.items():
+                bucket, segment = front_end.selected().get(p, (None, None))
+                buffer = optimizer.state.get(p, {}).get(self._name)
+                if bucket is None or segment is None or buffer is None or buffer.is_sparse or p in self._kept:
+                    continue
+                if _handover(bucket).plain:
+                    continue
+                number = bucket.layout.number
+                if number not in owed:
+                    owed[number] = None, _owed(_pipeline(bucket), front_end.exchange_ranks)
+                self._kept[p] = buffer
+                part = _part(owed[number], segment, buffer)
+                optimizer.state[p][self._name] = buffer.add(part, alpha=_sign(group))
+
+    def _forget(self, optimizer: torch.optim.Optimizer) -> None:
+        """Go on with the momentum of a state that was loaded, unless a state of the exchange has been loaded, too."""
+        self._kept.clear()
+        self._put(optimizer, self._loaded)
+        if not self._loaded:
+            for bucket, _ in self._places().values():
+                _pipeline(bucket).forget_momentum()
+
+    def buffers(self, optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, torch.Tensor]:
+        """Return the buffers that belong to the state of the exchange."""
+        found = {}
+        for p, (bucket, _) in self._places().items():
+            buffer = self._kept.get(p, optimizer.state.get(p, {}).get(self._name))
+            if buffer is not None and not buffer.is_sparse and not _handover(bucket).plain:
+                found[p] = buffer
+        return found
+
+    def load(self, optimizer: torch.optim.Optimizer, buffers: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        """Load buffers of a state of the exchange; the optimizer's state may be loaded before or after."""
+        self._kept.clear()
+        self._loaded = {p: buffer.to(p) for p, buffer in buffers.items()}
+        self._put(optimizer, self._loaded)
+
+    def _put(self, optimizer: torch.optim.Optimizer, buffers: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        for p, buffer in buffers.items():
+            if self._name in optimizer.state.get(p, {}) or self._name == "momentum_buffer":
+                optimizer.state[p][self._name] = buffer
+
+    def _places(self) -> _Places:
+        return {p: place for front_end in self.front_ends for p, place in front_end.selected().items()}
+
+
+def _pipeline(bucket: Bucket) -> SparsePipeline:
+    assert isinstance(bucket.pipeline, SparsePipeline)
+    return bucket.pipeline
+
+
+def _handover(bucket: Bucket) -> Handover:
+    return _pipeline(bucket).handover
+
+
+def _sign(group: Mapping[str, Any]) -> int:
+    """Return the sign with which gradients enter the buffer."""
+    return -1 if group.get("maximize") else 1
+
+
+def _is_sparse(gradient: torch.Tensor | None) -> bool:
+    return gradient is not None and gradient.is_sparse
+
+
+def _tensors(vector: SparseVector) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Return indices and values of a vector as tensors that share their memory."""
+    indices = None if vector.indices is None else from_dlpack(vector.indices)
+    return indices, from_dlpack(vector.values)
+
+
+def _part(vector: tuple[torch.Tensor | None, torch.Tensor], segment: Segment, like: torch.Tensor) -> torch.Tensor:
+    """Return a segment of a vector in shape and dtype of a tensor."""
+    indices, values = vector
+    start, end = segment.start, segment.start + segment.size
+    if indices is None:
+        return values[start:end].view(like.shape).to(like.dtype)
+    first, last = torch.searchsorted(indices, indices.new_tensor([start, end])).tolist()
+    part = values.new_zeros(segment.size)
+    part[indices[first:last].long() - start] = values[first:last]
+    return part.view(like.shape).to(like.dtype)
+
+
+def _owed(pipeline: SparsePipeline, ranks: int) -> torch.Tensor:
+    """Return the velocity of a rank, as if all ranks had it, less what was delivered last; as a mean gradient."""
+    owed = from_dlpack(pipeline.velocity) * ranks
+    indices, values = _tensors(pipeline.handover.held)
+    if indices is None:
+        owed -= values
+    else:
+        owed[indices.long()] -= values
+    return owed * pipeline.gradient_unit

@@ -1,0 +1,75 @@
+"""Hooks around an optimizer's steps, which prepare the exchanged gradients for it."""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+
+from horovod_sparse.engine.clipping import clip
+from horovod_sparse.frontends.base import FrontEnd
+
+
+class StepHooks(ABC):
+    """Hooks around the steps of an optimizer; a skipped step does not call them.
+
+    Attributes:
+        options: Options of the momentum, as in ``MomentumCorrection``.
+        front_ends: Front ends that exchange gradients of the optimizer; empty if this rank takes part in none.
+    """
+
+    options: Any
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.front_ends: weakref.WeakSet[FrontEnd] = weakref.WeakSet()
+        optimizer.register_step_pre_hook(self.before)
+        optimizer.register_step_post_hook(self.after)
+
+    def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Prepare the gradients before an optimizer's step, or after each evaluation of its closure."""
+        self._restore(optimizer)  # in case the last step failed
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._prepare(optimizer)
+            return None
+
+        def prepared() -> Any:
+            self._restore(optimizer)  # an optimizer may evaluate it more than once
+            loss = closure()
+            self._prepare(optimizer)
+            return loss
+
+        return args[:1], {**kwargs, "closure": prepared}
+
+    def after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Restore what was changed for an optimizer's step."""
+        self._restore(optimizer)
+
+    def _restore(self, optimizer: torch.optim.Optimizer) -> None:
+        """Undo temporary changes of the optimizer; by default there are none."""
+        del optimizer
+
+    @torch.no_grad()
+    def _prepare(self, optimizer: torch.optim.Optimizer) -> None:
+        overflow, scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
+        if overflow is not None and overflow.item():
+            return
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if scale is not None:  # a GradScaler that lets torch's kernel unscale
+            for gradient in gradients:
+                gradient.div_(scale)
+        if self._alone and self.options.max_norm is not None:  # with more ranks the worker has clipped them
+            clip(gradients, lambda norm: self.options.clip(norm, 1))
+        self._apply(optimizer)
+        if scale is not None:
+            for gradient in gradients:
+                gradient.mul_(scale)
+
+    @abstractmethod
+    def _apply(self, optimizer: torch.optim.Optimizer) -> None: ...
+
+    @property
+    def _alone(self) -> bool:
+        return all(front_end.exchange_ranks == 1 for front_end in self.front_ends)

@@ -1,0 +1,293 @@
+"""Momentum of the optimizer, applied by the memory: at density 1 it is torch's, and the script sees no difference."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from contextlib import nullcontext
+
+import pytest
+import torch
+from laws import everywhere
+from states import same
+from torch import nn
+from training import Branches, Given, agree, batch, closure_of, loss_of, means, mlp, near, sgd, snapshot, train, wrap
+from trainings import FRONT_ENDS, WHOLE, falling, train_plain, train_through
+
+import horovod_sparse as hvs
+
+pytestmark = pytest.mark.mpi
+
+EVERYTHING = hvs.Compression.topka(memory="momentum", **WHOLE)
+
+
+def adam(model, **settings):
+    return torch.optim.Adam(model.parameters(), **{"lr": 0.0, **settings})
+
+
+def adamw(model, **settings):
+    return torch.optim.AdamW(model.parameters(), **{"lr": 0.0, **settings})
+
+
+def shape_of(state):
+    """A state_dict with shapes in the place of tensors."""
+    if isinstance(state, dict):
+        return {key: shape_of(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [shape_of(value) for value in state]
+    return tuple(state.shape) if isinstance(state, torch.Tensor) else state
+
+
+def cycled(optimizer, step):
+    """What OneCycleLR does to the momentum; now and then there is none."""
+    momentum = 0.95 - 0.01 * (step % 11)
+    for group in optimizer.param_groups:
+        if "betas" in group:
+            group["betas"] = (momentum, 0.99)
+        else:
+            group["momentum"] = 0.0 if step % 50 == 49 and not group["nesterov"] else momentum
+
+
+COUPLED = {"weight_decay": 0.05}
+CASES = [
+    pytest.param("Horovod", sgd, {}, id="SGD"),
+    pytest.param("Horovod", sgd, {"nesterov": True, **COUPLED}, id="nesterov", marks=pytest.mark.full),
+    pytest.param(
+        "Horovod", sgd, {"dampening": 0.2, "maximize": True, **COUPLED}, id="dampening", marks=pytest.mark.full
+    ),
+    pytest.param("DDP", sgd, {"dampening": 0.2, "fused": True, **COUPLED}, id="DDP", marks=pytest.mark.slow),
+    pytest.param("Horovod", adamw, {"maximize": True}, id="AdamW"),
+    pytest.param("Horovod", adam, {"amsgrad": True}, id="Adam", marks=pytest.mark.full),
+    pytest.param("DDP", adam, COUPLED, id="DDP-Adam", marks=pytest.mark.full),
+]
+
+
+@pytest.mark.parametrize(("front_end", "make", "settings"), CASES)
+def test_at_density_1_it_is_the_optimizer_of_torch(hvd, group, comm, front_end, make, settings):
+    """Whatever learning rate and momentum do, for parameters of every size, and so are state and settings."""
+    sign = -1 if settings.get("maximize") else 1
+    given = {"rate": falling, "loss": lambda *at: sign * loss_of(*at), "steps": 110, "change": cycled}
+    model, ours = mlp(torch.float64), mlp(torch.float64)
+    expected = make(model, **settings)
+    train_plain(comm, model, expected, **given)
+    replica, optimizer = FRONT_ENDS[front_end](ours, EVERYTHING, make(ours, **settings))
+    train_through(comm, replica, optimizer, **given)
+    assert everywhere(comm, near(snapshot(ours), snapshot(model), 1e-8))
+    assert agree(comm, snapshot(ours))
+    assert everywhere(comm, shape_of(optimizer.state_dict()) == shape_of(expected.state_dict()))
+
+
+MAKES = [
+    pytest.param(sgd, {"nesterov": True, **COUPLED}, id="SGD"),
+    pytest.param(adam, COUPLED, id="Adam", marks=pytest.mark.full),
+    pytest.param(adamw, {}, id="AdamW", marks=pytest.mark.full),
+]
+
+
+def averaged(comm, model):
+    """Replace the gradients by their means, as a dense exchange does."""
+    learning = [p for p in model.parameters() if p.grad is not None]
+    for p, mean in zip(learning, means(comm, [p.grad for p in learning]), strict=True):
+        p.grad = mean
+
+
+def clipped(comm, front_end, make, settings):
+    """Return norms that a script sees which clips the exchanged gradient, and what it has trained."""
+    model, rank, norms = mlp(torch.float64), comm.Get_rank(), []
+    replica, optimizer = model, make(model, **{"lr": 0.01, **settings})
+    if front_end is not None:
+        replica, optimizer = FRONT_ENDS[front_end](model, EVERYTHING, optimizer)
+    for step in range(60):
+        closure_of(optimizer, replica, rank, step)()
+        if front_end is None:
+            averaged(comm, model)
+        elif front_end == "Horovod":
+            optimizer.synchronize()
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.4))
+        with optimizer.skip_synchronize() if front_end == "Horovod" else nullcontext():
+            optimizer.step()
+    return [torch.stack(norms), *snapshot(model)]
+
+
+@pytest.mark.parametrize(("make", "settings"), MAKES)
+def test_at_density_1_clipping_is_that_of_torch(hvd, group, comm, make, settings):
+    expected = clipped(comm, None, make, settings)
+    assert everywhere(comm, (expected[0] > 0.4).any() and (expected[0] < 0.4).any())
+    for front_end in FRONT_ENDS:
+        assert everywhere(comm, near(clipped(comm, front_end, make, settings), expected, 1e-8))
+
+
+@pytest.mark.parametrize(("make", "settings"), MAKES)
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_at_density_1_parameters_that_are_frozen_for_some_steps(hvd, group, comm, front_end, make, settings):
+    """With DDP they stand still. Horovod gives them gradients of zero, so that momentum and decay go on."""
+    model, ours, rank = mlp(torch.float64), mlp(torch.float64), comm.Get_rank()
+    optimizer = make(model, **{"lr": 0.01, **settings})
+    arguments = {} if front_end == "Horovod" else {"find_unused_parameters": True}
+    of_torch = make(ours, **{"lr": 0.01, **settings})
+    replica, wrapped = FRONT_ENDS[front_end](ours, EVERYTHING, of_torch, **arguments)
+    for step in range(40):
+        for one in (model, ours):
+            for p in (one[0].weight, one[4].bias):
+                p.requires_grad_(not 10 <= step < 20)
+        closure_of(optimizer, model, rank, step)()
+        averaged(comm, model)
+        for p in model.parameters():
+            if p.grad is None and front_end == "Horovod":
+                p.grad = torch.zeros_like(p)
+        optimizer.step()
+        train(wrapped, replica, rank, [step])
+    assert everywhere(comm, near(snapshot(ours), snapshot(model), 1e-8))
+
+
+def test_the_settings_of_the_optimizer_are_the_users(hvd, comm, caplog):
+    """Between steps, in a step's closure, and after a step that failed; OneCycleLR finds and changes them."""
+    model, rank, seen = mlp(), comm.Get_rank(), []
+    with caplog.at_level(logging.INFO, "horovod_sparse"):
+        optimizer = wrap(model, hvs.Compression.recommended(dense_below=100), sgd(model, weight_decay=0.05))
+    assert everywhere(comm, ("m of SGD has the form 0.6 u + 0.4 / (1 - m) g" in caplog.text) == (rank == 0))
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20)
+
+    def closure():
+        seen.append(optimizer.param_groups[0]["momentum"])
+        return closure_of(optimizer, model, rank, len(seen))()
+
+    for _ in range(10):
+        optimizer.step(closure)
+        seen.append(optimizer.param_groups[0]["momentum"])
+        scheduler.step()
+    assert everywhere(comm, seen[::2] == seen[1::2])
+    assert everywhere(comm, len(set(seen)) == 10)
+    optimizer.param_groups[0]["lr"] = "no number"
+    closure()
+    with pytest.raises((TypeError, ValueError)):
+        optimizer.step()
+    optimizer.param_groups[0]["lr"] = 0.1
+    optimizer.step(closure)
+    assert everywhere(comm, optimizer.param_groups[0]["momentum"] == seen[-1])
+
+
+@pytest.mark.parametrize("make", [sgd, pytest.param(adamw, marks=pytest.mark.full)])
+def test_below_density_1_every_rank_ends_with_the_same_bits(hvd, group, comm, make):
+    """Through both front ends, by one algorithm: auto measures, and may choose another one for each."""
+    settings = {"density": 0.05, "dense_below": 100, "bucket_bytes": 1200}
+    sparse, results = hvs.Compression.recommended(collective="topka", **settings), []
+    for front_end in FRONT_ENDS.values():
+        model = mlp()
+        replica, optimizer = front_end(model, sparse, make(model, weight_decay=0.05))
+        train_through(comm, replica, optimizer, steps=30, change=cycled)
+        results.append(snapshot(model))
+        assert agree(comm, results[-1])
+    assert everywhere(comm, comm.Get_size() == 1 or same(*results))
+    assert everywhere(comm, not near(results[0], snapshot(mlp()), 1e-3))
+
+
+@pytest.mark.parametrize(("make", "settings"), MAKES)
+def test_at_density_1_with_ddp_ranks_may_use_different_parameters(group, comm, make, settings):
+    rank, results = comm.Get_rank(), []
+    uses = ("left", "left right", "right")
+    for compression in (None, EVERYTHING):
+        model = Branches().double()
+        optimizer = make(model, **{"lr": 0.01, **settings})
+        replica = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+        if compression is not None:
+            replica.register_comm_hook(hvs.ddp.SparseState(compression, optimizer), hvs.ddp.sparse_hook)
+        for step in range(40):
+            optimizer.zero_grad()
+            use = uses[(rank + step) % 3] if step % 4 else "left"  # now and then nobody uses one
+            replica(batch(rank, step, torch.float64)[0], use).backward()
+            optimizer.step()
+        results.append(snapshot(model))
+    assert everywhere(comm, near(*results, 1e-8))
+
+
+# --- the state ---
+
+
+@pytest.mark.parametrize("make", [sgd, adam])
+def test_a_state_of_the_plain_optimizer_goes_on(hvd, comm, make):
+    """SGD's as if it had been wrapped from the beginning; on rank 0, from which the others get it."""
+    model, settings = mlp(torch.float64), {"weight_decay": 0.05}
+    optimizer = make(model, **settings)
+    train_plain(comm, model, optimizer, steps=20)
+    ours = mlp(torch.float64)
+    wrapped = wrap(ours, EVERYTHING, make(ours, **settings))
+    if comm.Get_rank() == 0:
+        wrapped.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    hvd.broadcast_optimizer_state(wrapped, root_rank=0)
+    assert everywhere(comm, same(shape_of(wrapped.state_dict()), shape_of(optimizer.state_dict())))
+    ours.load_state_dict(model.state_dict())
+    again = {"loss": lambda replica, rank, step: loss_of(replica, rank, step + 20), "steps": 20}
+    train_plain(comm, model, optimizer, **again)
+    train_through(comm, ours, wrapped, **again)
+    assert everywhere(comm, near(snapshot(ours), snapshot(model), 1e-8 if make is sgd else 0.2))
+
+
+SELECTED = hvs.Compression.recommended(collective="topka", density=0.05, dense_below=0)
+
+
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_the_state_of_the_optimizer_holds_the_velocity_of_the_rank(hvd, group, comm, make):
+    """Without a collective call, as a script calls it on rank 0 alone; and it changes nothing."""
+    rank, results = comm.Get_rank(), []
+    for looks, front_end in ((True, "Horovod"), (False, "Horovod"), (True, "DDP")):
+        model = Given(torch.float64)
+        replica, optimizer = FRONT_ENDS[front_end](model, SELECTED, make(model, lr=0.01))
+        velocities = [torch.zeros_like(p) for p in model.parameters()]
+        beta, share = (0.9, 1.0) if make is sgd else (0.9, 0.1)
+        for step in range(40):
+            train(optimizer, replica, rank, [step], given_loss)
+            for velocity, gradient in zip(velocities, model.gradients(rank, step), strict=True):
+                velocity.mul_(beta).add_(gradient, alpha=share)
+            if looks and (step % 7 == 0 or step == 39) and comm.Get_size() > 1:
+                found = optimizer.state_dict()["state"].values()
+                name = "momentum_buffer" if make is sgd else "exp_avg"
+                assert near([state[name] for state in found], velocities)
+        results.append(snapshot(model))
+    assert everywhere(comm, same(results[0], results[1]))
+    assert everywhere(comm, near(results[0], results[2]))
+
+
+def given_loss(replica, rank, step):
+    """The loss of ``Given``, in which only gradients of the rank occur."""
+    return replica(rank, step) if isinstance(replica, nn.parallel.DistributedDataParallel) else replica.loss(rank, step)
+
+
+@pytest.mark.parametrize("nesterov", [False, True], ids=["", "nesterov"])
+@pytest.mark.parametrize("to", ["ours", "torch"])
+@pytest.mark.parametrize("trained", ["ours", "torch"])
+def test_an_unchanged_script_resumes_with_momentum(hvd, comm, trained, to, nesterov):
+    """From a state of rank 0, without the state of the exchange: all of it is delivered, if no gradients follow."""
+    rank, models, optimizers = comm.Get_rank(), [], []
+    for kind in (trained, to):
+        models.append(Given(torch.float64))
+        optimizer = sgd(models[-1], lr=1.0, nesterov=nesterov)
+        optimizers.append(wrap(models[-1], SELECTED, optimizer) if kind == "ours" else optimizer)
+    train(optimizers[0], models[0], rank, range(30), Given.loss)
+    state = comm.bcast(optimizers[0].state_dict())
+    optimizers[1].load_state_dict(copy.deepcopy(state))
+    momentum = sum(one["momentum_buffer"].sum().item() for one in state["state"].values())
+    train(optimizers[1], models[1], rank, range(300), lambda model, rank, step: 0 * model.loss(rank, 0))
+    assert everywhere(comm, momentum != 0)
+    assert everywhere(comm, models[1].moved() == pytest.approx((8.1 if nesterov else 9) * momentum, rel=1e-6))
+
+
+# --- optimizers whose momentum stays theirs ---
+
+
+def test_momentum_that_cannot_be_taken_over_is_applied_after_the_selection(hvd, comm, caplog):
+    """As with the residual, and rank 0 says so; where there is none, there is nothing to say."""
+    results = []
+    for memory in ("residual", "momentum"):
+        model = mlp()
+        of_torch = torch.optim.RMSprop(model.parameters(), lr=0.01, momentum=0.9)
+        with caplog.at_level(logging.WARNING, "horovod_sparse"):
+            compression = hvs.Compression.topka(density=0.05, dense_below=100, memory=memory)
+            optimizer = wrap(model, compression, of_torch)
+        assert everywhere(comm, ("momentum of RMSprop" in caplog.text) == (memory == "momentum" and comm.rank == 0))
+        train_through(comm, model, optimizer, steps=5)
+        results.append(snapshot(model))
+    assert everywhere(comm, same(*results))
+    caplog.clear()
+    wrap(model := mlp(), compression, torch.optim.RMSprop(model.parameters()))
+    assert everywhere(comm, not caplog.text)
