@@ -4,6 +4,7 @@
     python -m benchmarks.convergence --headline             # only the rows about the main sources
     python -m benchmarks.convergence --minutes 60           # everything, but start no run after an hour
     python -m benchmarks.convergence --report runs/convergence    # only rewrite tables and figures
+    python -m benchmarks.convergence --validate --runs dense@0.7,dense@1.5 --output runs/rates    # compare rates
 
 Runs four ranks on this machine under one mpirun. With --simulate, any number of ranks run as threads of one process,
 with bit-identical results. Every finished run is appended to records.jsonl and is not repeated, so an interrupted
@@ -17,6 +18,7 @@ import argparse
 import itertools
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks import command_line
@@ -35,7 +37,13 @@ def build_parser() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help=f"{', '.join(SMALL)}, one seed, the most important runs")
     add("--headline", action="store_true", help="only the rows about the main sources, with all seeds")
     add("--tasks", type=_names(STEPS), help=f"tasks to train, out of {','.join(STEPS)}")
-    add("--runs", type=_names(RUNS), help=f"runs to train, out of {','.join(RUNS)}".replace("%", "%%"))
+    help_ = f"runs to train, with @ and a factor on the learning rate if wanted, out of {','.join(RUNS)}"
+    add("--runs", type=_names(RUNS), help=help_.replace("%", "%%"))
+    add(
+        "--validate",
+        action="store_true",
+        help="hold out the last tenth of the training part, and evaluate on it; use a separate --output folder",
+    )
     add("--seeds", type=at_least(1), help="maximum number of seeds per run")
     add("--steps", type=at_least(1), help="steps per run (default: the task's)")
     add("--ranks", type=at_least(1), default=RANKS, help="world size; use a separate --output folder for each")
@@ -62,7 +70,7 @@ def _names(known: Iterable[str]) -> Callable[[str], list[str]]:
     """Return a parser of comma-separated names."""
 
     def convert(name: str) -> str:
-        if name not in known:
+        if name.partition("@")[0] not in known:
             raise argparse.ArgumentTypeError(f"unknown name {name!r}; known are: {', '.join(known)}")
         return name
 
@@ -71,7 +79,7 @@ def _names(known: Iterable[str]) -> Callable[[str], list[str]]:
 
 def jobs(options: argparse.Namespace) -> list[Job]:
     """Return the requested jobs, sorted by seed so that early results cover all runs."""
-    runs = [RUNS[name] for name in options.runs or RUNS]
+    runs = [_run(name) for name in options.runs or RUNS]
     pairs = [(task, run) for task in options.tasks or STEPS for run in runs if _wanted(task, run, options)]
     return [
         Job(task, run, seed, options.steps or run.longer * STEPS[task], options.ranks)
@@ -79,6 +87,12 @@ def jobs(options: argparse.Namespace) -> list[Job]:
         if seed < min(_seeds(task, run, options), options.seeds or HEADLINE_SEEDS)
         and (run.simulated or not options.simulate)
     ]
+
+
+def _run(name: str) -> Run:
+    """Return the run of a name, possibly with a factor on the learning rate."""
+    known, _, factor = name.partition("@")
+    return replace(RUNS[known], name=name, rate=float(factor)) if factor else RUNS[known]
 
 
 def _wanted(task: str, run: Run, options: argparse.Namespace) -> bool:

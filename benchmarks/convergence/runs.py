@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import product, starmap
 from typing import Any
 
-DENSE, PLAIN, ADAM = "dense", "dense-plain", "dense-adam"
+DENSE, PLAIN, ADAM, MUON = "dense", "dense-plain", "dense-adam", "dense-muon"
 # Names of the tasks. The package tasks defines them; it imports torch.
 FASHION, STDLIB = "fashion-mnist", "stdlib"
 LARGE, SMALL = (FASHION, STDLIB), ("digits", "lstm", "transformer")
@@ -105,8 +105,13 @@ _ALL = (
         for name, spec in ((recommended_name, _RECOMMENDED), (heavy_name, _HEAVY))
         for percent in PERCENTS
     ),
+    Run("recommended-annealed", "Recommended", f"{_RECOMMENDED}0.01,schedule=annealed", seeds=1),
     Run("dense-nesterov", "Recommended", "none", "nesterov", **_EVERYWHERE),
     *(Run(f"powersgd-{rank}", "PowerSGD", f"powersgd:rank={rank}", **_EVERYWHERE) for rank in POWERSGD_RANKS),
+    *(
+        Run(f"powersgd-{rank}-nesterov", "PowerSGD", f"powersgd:rank={rank}", "nesterov", seeds=1)
+        for rank in POWERSGD_RANKS
+    ),
     Run("momentum", "Momentum", "topka:density=0.01,memory=momentum", quick=True),
     Run(
         "momentum-log8",
@@ -120,6 +125,14 @@ _ALL = (
     *(
         Run(f"ahead-{whose}", "Ahead", f"{_HEAVY}0.01", tasks=(STDLIB,), seeds=1, ahead=whose)
         for whose in ("mean", "own")
+    ),
+    *(
+        Run(name, "Muon", spec, "muon", MUON, tasks=(STDLIB,), seeds=1)
+        for name, spec in (
+            (MUON, "none"),
+            ("recommended-muon", f"{_RECOMMENDED}0.01"),
+            ("topka-muon", "topka:density=0.01,wire=log4,indices=coded"),
+        )
     ),
     Run("recommended-adam", "Momentum with Adam", f"{_RECOMMENDED}0.01", **_BOTH_ADAM),
     Run("heavy-adam", "Momentum with Adam", f"{_HEAVY}0.01", **_BOTH_ADAM),

@@ -19,7 +19,7 @@ from mpi4py import MPI
 from benchmarks.convergence.arguments import build_parser, jobs
 from benchmarks.convergence.results import read_records, records_path
 from benchmarks.convergence.runs import Job
-from benchmarks.convergence.tasks import TASKS, Samples
+from benchmarks.convergence.tasks import TASKS, Samples, held_out
 from benchmarks.convergence.training import Record, build, train
 from horovod_sparse.transport.in_process import run_ranks
 from horovod_sparse.transport.mpi import MPITransport
@@ -58,6 +58,8 @@ def train_all(options: argparse.Namespace, training: Training, shared: Callable[
     first = options.simulate or hvd.rank() == 0
     waiting: Sequence[Job] = [job for job in jobs(options) if not any(job.made(record) for record in records)]
     samples = {name: TASKS[name].load(options.fashion_mnist) for name in {job.task for job in waiting}}
+    if options.validate:
+        samples = {name: held_out(train, len(test)) for name, (train, test) in samples.items()}
     for number, job in enumerate(waiting, start=1):
         if shared(time.monotonic() > until):
             print(f"{len(waiting) - number + 1} runs are left for the next invocation") if first else None

@@ -53,10 +53,10 @@ class Compression:
     def recommended(density: float = 0.01, **settings: Any) -> Sparse:
         """Send the k largest entries after momentum, with values in 4 bits, over the collective that ``auto`` chooses.
 
-        The most accurate preset for the bytes that it sends. The momentum of ``torch.optim.SGD``, ``Adam`` and
-        ``AdamW`` is applied on each rank before the selection, and not in the optimizer's step. As entries that wait
-        act as momentum, too, 40 % of a gradient count at once: ``fresh=None`` keeps the form of the optimizer's
-        momentum instead. Other optimizers keep their momentum.
+        The most accurate preset for the bytes that it sends. The momentum of ``torch.optim.SGD``, ``Adam``, ``AdamW``
+        and ``Muon`` is applied on each rank before the selection. As entries that wait act as momentum, too, 40 % of a
+        gradient count at once: ``fresh=None`` keeps the form of the optimizer's momentum instead. The momentum of other
+        optimizers is applied after the exchange.
         """
         preset: dict[str, Any] = {"sparsifier": "topk", "memory": "momentum", "collective": "auto", "wire": "log4"}
         if settings.get("memory", "momentum") == "momentum":

@@ -75,7 +75,7 @@ def _report(optimizer: torch.optim.Optimizer, fresh: float | None) -> None:
         return
     if not is_known(optimizer):
         _LOG.warning(
-            "rank 0: momentum of %s is applied after the selection, as the compression can only take over that of SGD, "
+            "rank 0: momentum of %s is applied after the selection, as the compression only knows that of SGD, "
             "Adam and AdamW: use one of these, or memory='residual'",
             type(optimizer).__name__,
         )

@@ -80,7 +80,7 @@ class MomentumCorrection(Residual):
     def __init__(self, context: BucketContext, options: Options) -> None:
         super().__init__(replace(context, undoable=False), options)  # u changes in place, so an undo needs copies
         self._own, self._fresh, self._masking = options.own, options.fresh, options.masking
-        self._velocity = np.zeros_like(self._residual)
+        self._velocity = np.full_like(self._residual, 0)
         self._of_gradients = False  # whether v holds gradients, to which the optimizer applies momentum, not updates
 
     def open(self, step: Step, scale: float) -> Accumulator:

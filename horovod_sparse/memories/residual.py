@@ -32,9 +32,10 @@ class Residual:
     def __init__(self, context: BucketContext, options: Any) -> None:
         del options
         self.alternates = context.undoable
-        self._residual = np.zeros(context.size, context.like.dtype, like=context.like)
+        # Written here: the pages of np.zeros would be made in the first step.
+        self._residual = np.full(context.size, 0, context.like.dtype, like=context.like)
         # The residual before the last step. The next step writes into it, so that nothing has to be copied.
-        self._other = np.zeros_like(self._residual) if self.alternates else None
+        self._other = np.full_like(self._residual, 0) if self.alternates else None
 
     def open(self, step: Step, scale: float) -> Accumulator:
         """Accumulate in place on the residual, or into the second buffer; nothing is copied."""

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from horovod_sparse.rules import BucketContext, Stateful, Step
 from horovod_sparse.rules.registry import Registry
 from horovod_sparse.schedules.accordion import Accordion
+from horovod_sparse.schedules.annealed import Annealed
 from horovod_sparse.schedules.constant import Constant
 from horovod_sparse.schedules.gravac import GraVAC
 from horovod_sparse.schedules.warmup import WarmUp
@@ -48,6 +49,6 @@ class Schedule(Stateful, Protocol):
         """
 
 
-SCHEDULES = Registry("schedule", Schedule, [Constant, WarmUp, GraVAC, Accordion])
+SCHEDULES = Registry("schedule", Schedule, [Constant, WarmUp, Annealed, GraVAC, Accordion])
 
-__all__ = ["SCHEDULES", "Accordion", "Constant", "GraVAC", "Schedule", "WarmUp"]
+__all__ = ["SCHEDULES", "Accordion", "Annealed", "Constant", "GraVAC", "Schedule", "WarmUp"]

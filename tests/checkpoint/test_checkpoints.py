@@ -29,6 +29,7 @@ COMPRESSIONS = [
     "oktopk:density=0.05,tau_threshold=3,tau_partition=2",
     "randomk:density=0.05,memory=conef,compressor=quantize",
     "accordion:density=0.05,steps_per_epoch=2,interval=2",
+    "topka:density=0.05,schedule=annealed,interval=2",
     pytest.param("gravac:density=0.2,window=2,cf_max=1e6", marks=pytest.mark.full),
     pytest.param("auto:density=0.1,sparsifier=stable,block=8,refresh=3", marks=pytest.mark.full),
     pytest.param("topka:density=0.05,memory=momentum,momentum=0.9", marks=pytest.mark.full),

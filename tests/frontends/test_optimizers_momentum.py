@@ -77,6 +77,23 @@ def test_at_density_1_it_is_the_optimizer_of_torch(hvd, group, comm, front_end, 
     assert everywhere(comm, shape_of(optimizer.state_dict()) == shape_of(expected.state_dict()))
 
 
+if hasattr(torch.optim, "Muon"):  # since torch 2.9
+
+    def test_at_density_1_muon_has_its_own_momentum(hvd, group, comm):
+        """It orthogonalizes in bfloat16, so that rounding shows."""
+        rank, results = comm.Get_rank(), []
+        for compression in (None, hvs.Compression.topka(memory="momentum", density=1.0, dense_below=0)):
+            torch.manual_seed(1)
+            model = nn.Sequential(nn.Linear(12, 20, bias=False), nn.Tanh(), nn.Linear(20, 4, bias=False))
+            optimizer = torch.optim.Muon(model.parameters(), lr=0.02)
+            replica = nn.parallel.DistributedDataParallel(model)
+            if compression is not None:
+                replica.register_comm_hook(hvs.ddp.SparseState(compression, optimizer), hvs.ddp.sparse_hook)
+            results.append(train(optimizer, replica, rank, range(20)))
+        assert everywhere(comm, near(*results, 0.02))
+        assert agree(comm, results[1])
+
+
 MAKES = [
     pytest.param(sgd, {"nesterov": True, **COUPLED}, id="SGD"),
     pytest.param(adam, COUPLED, id="Adam", marks=pytest.mark.full),
@@ -226,22 +243,30 @@ def test_a_state_of_the_plain_optimizer_goes_on(hvd, comm, make):
 SELECTED = hvs.Compression.recommended(collective="topka", density=0.05, dense_below=0)
 
 
-@pytest.mark.parametrize("make", [sgd, adamw])
+def muon(model, **settings):
+    return torch.optim.Muon(model.parameters(), **settings)
+
+
+MUONS = [pytest.param(muon, marks=pytest.mark.full)] if hasattr(torch.optim, "Muon") else []
+
+
+@pytest.mark.parametrize("make", [sgd, adamw, *MUONS])
 def test_the_state_of_the_optimizer_holds_the_velocity_of_the_rank(hvd, group, comm, make):
     """Without a collective call, as a script calls it on rank 0 alone; and it changes nothing."""
     rank, results = comm.Get_rank(), []
     for looks, front_end in ((True, "Horovod"), (False, "Horovod"), (True, "DDP")):
         model = Given(torch.float64)
+        model.first = nn.Parameter(model.first.detach().view(30, 10))  # a matrix, as Muon takes no others
         replica, optimizer = FRONT_ENDS[front_end](model, SELECTED, make(model, lr=0.01))
         velocities = [torch.zeros_like(p) for p in model.parameters()]
-        beta, share = (0.9, 1.0) if make is sgd else (0.9, 0.1)
+        beta, share = {sgd: (0.9, 1.0), adamw: (0.9, 0.1), muon: (0.95, 0.05)}[make]
         for step in range(40):
             train(optimizer, replica, rank, [step], given_loss)
             for velocity, gradient in zip(velocities, model.gradients(rank, step), strict=True):
                 velocity.mul_(beta).add_(gradient, alpha=share)
             if looks and (step % 7 == 0 or step == 39) and comm.Get_size() > 1:
                 found = optimizer.state_dict()["state"].values()
-                name = "momentum_buffer" if make is sgd else "exp_avg"
+                name = "exp_avg" if make is adamw else "momentum_buffer"
                 assert near([state[name] for state in found], velocities)
         results.append(snapshot(model))
     assert everywhere(comm, same(results[0], results[1]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.convergence.tasks.images import fashion_cnn, read_digits, read_fashion
-from benchmarks.convergence.tasks.samples import Samples, Task, Windows
+from benchmarks.convergence.tasks.samples import Samples, Task, Windows, held_out
 from benchmarks.convergence.tasks.text import (
     WordLSTM,
     WordTransformer,
@@ -27,4 +27,4 @@ TASKS = {
     )
 }
 
-__all__ = ["TASKS", "Samples", "Task", "Windows"]
+__all__ = ["TASKS", "Samples", "Task", "Windows", "held_out"]

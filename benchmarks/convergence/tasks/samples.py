@@ -35,7 +35,27 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
         return windows[:, :-1], windows[:, 1:]
 
 
-Samples: TypeAlias = Windows | data.Images
+class Part(Dataset[tuple[Tensor, Tensor]]):
+    """Part of other samples, indexed by a list of numbers."""
+
+    def __init__(self, samples: Samples, numbers: range) -> None:
+        self._samples, self._numbers = samples, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, batch: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Return what the samples return."""
+        return self._samples[[self._numbers[number] for number in batch]]
+
+
+Samples: TypeAlias = Windows | data.Images | Part
+
+
+def held_out(samples: Samples, most: int) -> tuple[Samples, Samples]:
+    """Divide a training part: the first nine tenths to train on, and at most this number of the rest to evaluate."""
+    first, count = len(samples) * 9 // 10, len(samples)
+    return Part(samples, range(first)), Part(samples, range(first, count, max(1, (count - first) // most)))
 
 
 @dataclass(frozen=True)
