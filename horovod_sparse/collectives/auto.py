@@ -70,23 +70,25 @@ class Auto(Base):
         self._collectives: dict[str, Any] = {name: rule(context, transport, own) for (name, rule), own in parts}
         self.choice = "dense"
         self._decided = (0, 0)  # size and k of the current choice
+        self._known: dict[tuple[int, int], str] = {}  # choices so far
 
     def decide(self, size: int, k: int) -> bool:
         """Choose for this size and k, if they have changed, and return whether the choice is dense."""
         if (size, k) != self._decided and self._transport.size > 1:
-            self._choose(size, k)
+            if (size, k) not in self._known:
+                self._choose(size, k)
+            self.choice, self._decided = self._known[size, k], (size, k)
         return self.choice == "dense"
 
     def _choose(self, size: int, k: int) -> None:
-        first, self._decided = self._decided == (0, 0), (size, k)
         like, ranks = self._context.like, self._transport.size
         link, compute = measure_link(self._transport, like), measure_compute(self._transport, like)
         wire, indices = self._wire.format.width, self._options.indices
         costs = table(size, max(k, 1), ranks, link, compute, like.itemsize, wire=wire, indices=indices)
         best = choice(costs).algorithm
-        if self._transport.rank == 0 and (first or best != self.choice):
+        if self._transport.rank == 0 and (not self._known or best != self.choice):
             _LOG.info("%s", _explain(costs, best, size, k, ranks))
-        self.choice = best
+        self._known[size, k] = best
 
     def allreduce(self, vector: SparseVector, k: int) -> Exchange:
         """Sum the ranks' vectors with the chosen algorithm; if dense was chosen, use TopkA for vectors with indices."""

@@ -50,8 +50,11 @@ class Compression:
     fp16 = _OfHorovod()
 
     @staticmethod
-    def recommended(density: float = 0.01, **settings: Any) -> Sparse:
+    def recommended(density: float | None = None, **settings: Any) -> Sparse:
         """Send the k largest entries after momentum, with values in 4 bits, over the collective that ``auto`` chooses.
+
+        Without a density, the first hundred steps try several, and the largest that costs no time is used from then on;
+        on a fast network everything is sent, unrounded (see ``Measured``). Timing decides: two runs may differ.
 
         The most accurate preset for the bytes that it sends. The momentum of ``torch.optim.SGD``, ``Adam``, ``AdamW``
         and ``Muon`` is applied on each rank before the selection. As entries that wait act as momentum, too, 40 % of a
@@ -61,6 +64,8 @@ class Compression:
         preset: dict[str, Any] = {"sparsifier": "topk", "memory": "momentum", "collective": "auto", "wire": "log4"}
         if settings.get("memory", "momentum") == "momentum":
             preset["fresh"] = 0.4
+        if density is None:
+            density, preset["schedule"] = 0.01, "measured"
         return _preset(settings, density=density, **preset)
 
     @staticmethod

@@ -11,6 +11,7 @@ from horovod_sparse.schedules.accordion import Accordion
 from horovod_sparse.schedules.annealed import Annealed
 from horovod_sparse.schedules.constant import Constant
 from horovod_sparse.schedules.gravac import GraVAC
+from horovod_sparse.schedules.measured import Measured
 from horovod_sparse.schedules.warmup import WarmUp
 
 
@@ -49,6 +50,6 @@ class Schedule(Stateful, Protocol):
         """
 
 
-SCHEDULES = Registry("schedule", Schedule, [Constant, WarmUp, Annealed, GraVAC, Accordion])
+SCHEDULES = Registry("schedule", Schedule, [Constant, WarmUp, Annealed, Measured, GraVAC, Accordion])
 
-__all__ = ["SCHEDULES", "Accordion", "Annealed", "Constant", "GraVAC", "Schedule", "WarmUp"]
+__all__ = ["SCHEDULES", "Accordion", "Annealed", "Constant", "GraVAC", "Measured", "Schedule", "WarmUp"]

@@ -67,7 +67,10 @@ def test_a_value_of_a_wrong_type_or_out_of_range_is_refused_with_name_and_value(
         ("topka:density=2", r"density must be in \(0, 1\], not 2: 0.01 sends 1 % of the gradients"),
         ("topka:densty=0.1", "unknown option 'densty'; known are: bucket_bytes, .*threads"),
         ("topka:memory=residul", "unknown memory 'residul'; known are: residual, none"),
-        ("topka:schedule=later", "unknown schedule 'later'; known are: constant, warmup, annealed, gravac, accordion"),
+        (
+            "topka:schedule=later",
+            "unknown schedule 'later'; known are: constant, warmup, annealed, measured, gravac, accordion",
+        ),
         ("topka:density", "'density' in 'topka:density' is not of the form key=value"),
         ("oktopk:global_up=''", "global_up must be at least 1, not ''"),
         ("topka:threads=1025", "threads must be an integer of at most 1024, not 1025"),

@@ -42,8 +42,13 @@ CASES = {
 }
 
 
+def adamw(model):
+    return torch.optim.AdamW(model.parameters())
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
-@pytest.mark.parametrize("make", [sgd, lambda model: torch.optim.AdamW(model.parameters())], ids=["SGD", "AdamW"])
+@pytest.mark.parametrize("make", [sgd, pytest.param(adamw, marks=pytest.mark.full)])
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_that_are_clipped_after_a_selection_are_reported_once(
     hvd, group, comm, caplog, case, make, front_end

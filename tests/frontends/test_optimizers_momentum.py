@@ -134,6 +134,7 @@ def test_at_density_1_clipping_is_that_of_torch(hvd, group, comm, make, settings
         assert everywhere(comm, near(clipped(comm, front_end, make, settings), expected, 1e-8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "settings"), MAKES)
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 def test_at_density_1_parameters_that_are_frozen_for_some_steps(hvd, group, comm, front_end, make, settings):
@@ -199,6 +200,7 @@ def test_below_density_1_every_rank_ends_with_the_same_bits(hvd, group, comm, ma
     assert everywhere(comm, not near(results[0], snapshot(mlp()), 1e-3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "settings"), MAKES)
 def test_at_density_1_with_ddp_ranks_may_use_different_parameters(group, comm, make, settings):
     rank, results = comm.Get_rank(), []
@@ -278,6 +280,7 @@ def given_loss(replica, rank, step):
     return replica(rank, step) if isinstance(replica, nn.parallel.DistributedDataParallel) else replica.loss(rank, step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nesterov", [False, True], ids=["", "nesterov"])
 @pytest.mark.parametrize("to", ["ours", "torch"])
 @pytest.mark.parametrize("trained", ["ours", "torch"])

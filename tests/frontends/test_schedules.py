@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 
 import pytest
+import torch
 from laws import everywhere
-from training import agree, loss_of, mlp, settings, snapshot, train, wrap
+from training import agree, loss_of, mlp, settings, sgd, snapshot, train, wrap
 
 import horovod_sparse as hvs
 from horovod_sparse import metrics
@@ -49,8 +50,9 @@ GRAVAC = {"cf_max": 500, "window": 2, "collective": "oktopk", "sparsifier": "reu
         hvs.Compression.gravac(10, cf_max=100, window=3, eps=0.5, dense_below=0, bucket_bytes=1200),
         hvs.Compression.accordion(0.02, change=0.3, dense_below=0, bucket_bytes=1200, **ACCORDION),
         hvs.Compression.gravac(2, eps=0.9, dense_below=0, bucket_bytes=1200, **GRAVAC),
+        hvs.Compression.recommended(rounds=1, trial=2, dense_below=0, bucket_bytes=1200),
     ],
-    ids=["gravac", "accordion", "gravac with oktopk"],
+    ids=["gravac", "accordion", "gravac with oktopk", "measured"],
 )
 def test_ranks_with_different_gradients_decide_alike(hvd, comm, spans, compression):
     def loss(model, rank, step):
@@ -82,3 +84,22 @@ def test_gravac_decides_once_for_all_buckets_also_for_those_that_come_later(hvd,
             assert len({one["chosen"] for one in weighed}) == 1
             assert comm.bcast(weighed) == weighed
     assert agree(comm, snapshot(model))
+
+
+def test_densities_are_measured_where_a_scaler_skips_steps(hvd, comm, caplog):
+    """Of a step that is skipped nothing remains, its time included; every rank has the same bits in the end."""
+    model, rank = mlp(), comm.Get_rank()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    compression = hvs.Compression.recommended(rounds=2, trial=2, densities=(1, 0.05), dense_below=0)
+    with caplog.at_level(logging.INFO, "horovod_sparse"):
+        optimizer = wrap(model, compression, sgd(model), grad_scaler=scaler)
+        for step in range(40):
+            optimizer.zero_grad()
+            loss = loss_of(model, rank, step) * (torch.inf if step in (3, 6) and rank == 0 else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    decided = [message for message in caplog.messages if "is chosen; ms of a step by density" in message]
+    assert everywhere(comm, len(decided) == (rank == 0 and comm.Get_size() > 1))
+    assert agree(comm, snapshot(model))
+    assert everywhere(comm, all(p.isfinite().all() for p in model.parameters()))
