@@ -57,9 +57,9 @@ class Compression:
         on a fast network everything is sent, unrounded (see ``Measured``). Timing decides: two runs may differ.
 
         The most accurate preset for the bytes that it sends. The momentum of ``torch.optim.SGD``, ``Adam``, ``AdamW``
-        and ``Muon`` is applied on each rank before the selection. As entries that wait act as momentum, too, 40 % of a
-        gradient count at once: ``fresh=None`` keeps the form of the optimizer's momentum instead. The momentum of other
-        optimizers is applied after the exchange.
+        and ``Muon`` is applied on each rank before the selection. As delay acts as momentum, too, 40 % of every
+        gradient bypasses the velocity; ``fresh=None`` keeps the form of the optimizer's momentum instead. The momentum
+        of other optimizers is applied after the exchange.
         """
         preset: dict[str, Any] = {"sparsifier": "topk", "memory": "momentum", "collective": "auto", "wire": "log4"}
         if settings.get("memory", "momentum") == "momentum":
@@ -125,7 +125,7 @@ class Compression:
     def dgc(density: float = 0.001, **settings: Any) -> Sparse:
         """Send about k entries after momentum: those above a sampled threshold (Deep Gradient Compression).
 
-        The momentum is 0.9, and the optimizer must have none; ``momentum=None`` takes over the optimizer's instead.
+        The momentum is 0.9, and the optimizer must have none; ``momentum=None`` uses the optimizer's instead.
         With ``schedule="warmup"`` the density falls to its final value over the first epochs.
         """
         if settings.setdefault("memory", "momentum") == "momentum":

@@ -141,7 +141,7 @@ class Sparse(RuleOptions):
 
     @property
     def replaces_momentum(self) -> bool:
-        """True if the memory applies momentum instead of the optimizer."""
+        """True if the memory applies momentum before the selection, the optimizer's or its own."""
         return bool(self._rule("memory").replaces_momentum)
 
     @property

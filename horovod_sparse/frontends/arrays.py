@@ -290,7 +290,7 @@ def _configuration(compression: Any) -> Sparse:
         )
     if compression.takes_momentum_over:
         raise ValueError(
-            "momentum=None takes over the momentum of an optimizer, which arrays do not have: set momentum=0.9, or "
+            "momentum=None uses the momentum of an optimizer, which arrays do not have: set momentum=0.9, or "
             "memory='residual'"
         )
     return compression

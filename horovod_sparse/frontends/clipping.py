@@ -25,8 +25,8 @@ _watches: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Watch] = weakref.Wea
 def warn_of_clipping(optimizer: torch.optim.Optimizer, sparse: Sparse, front_end: FrontEnd) -> None:
     """Warn once, on rank 0, if exchanged gradients are clipped before an optimizer's step.
 
-    Dense gradients may be clipped. A selected entry is a sum over many steps, of which clipping would take a part away
-    for good. A constant factor, and one that a GradScaler divides by, are no clipping.
+    Dense gradients may be clipped. A selected entry is a sum over many steps, and clipping would drop a part of it for
+    good. A factor that is constant, or changes by powers of two as a loss scale does, does not count as clipping.
 
     Args:
         optimizer: The optimizer. Other hooks that change gradients must be registered later.
@@ -68,11 +68,11 @@ class _Watch:
             if job().rank:
                 return
             _LOG.warning(
-                "rank 0: gradients are clipped after the exchange, to %.2g of themselves in this step: their entries "
-                "are sums over about %.0f steps, and what is clipped of them is lost. Let the compression clip each "
-                "step's gradient before the exchange (memory='momentum', max_norm=1.0), and clip no longer in the "
-                "script (max_grad_norm=0 in a Trainer)",
-                *(factor, 1 / self._sparse.density),
+                "rank 0: gradients are clipped after the exchange, by a factor of %.2g in this step. Their entries are "
+                "sums over many steps, and what is clipped is lost. Stop clipping in the script (max_grad_norm=0 in "
+                "a Trainer), and let the compression clip each step's gradient before the exchange "
+                "(memory='momentum', max_norm=1.0)",
+                factor,
             )
 
 

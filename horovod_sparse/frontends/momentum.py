@@ -21,14 +21,15 @@ _applied: weakref.WeakKeyDictionary[torch.optim.Optimizer, StepHooks] = weakref.
 
 
 def apply_momentum(optimizer: torch.optim.Optimizer, sparse: Sparse, front_end: FrontEnd | None) -> None:
-    """Register step hooks that complete the momentum which the memory applies.
+    """Register the step hooks that momentum before the selection needs.
 
-    If it is the optimizer's, the optimizer gets effective gradients (see ``Handover``) and goes on applying it. If it
-    is the compression's own, the hooks apply it to what is sent dense and to the weight decay.
+    If the momentum is the optimizer's, the optimizer gets effective gradients (see ``Handover``) and keeps applying it.
+    If it is the compression's own, the hooks apply it to what is sent dense and to the weight decay.
 
     Args:
-        optimizer: An optimizer without momentum, unless the compression takes it over. An optimizer of another class
-            than ``SGD``, ``Adam`` and ``AdamW`` keeps its momentum, and rank 0 logs a warning.
+        optimizer: The optimizer; without momentum if the compression has its own. If the compression uses the
+            optimizer's, momentum of other classes than ``SGD``, ``Muon``, ``Adam`` and ``AdamW`` is applied after the
+            exchange, and rank 0 logs a warning.
         sparse: The configuration; nothing is done if it applies no momentum.
         front_end: The front end that exchanges the gradients, held weakly; None: this rank takes part in none. An
             optimizer of several models has several.
@@ -75,13 +76,13 @@ def _report(optimizer: torch.optim.Optimizer, fresh: float | None) -> None:
         return
     if not is_known(optimizer):
         _LOG.warning(
-            "rank 0: momentum of %s is applied after the selection, as the compression only knows that of SGD, "
-            "Adam and AdamW: use one of these, or memory='residual'",
+            "rank 0: momentum of %s is applied after the exchange, as the compression only knows that of SGD, Adam, "
+            "AdamW and Muon: use one of these, or memory='residual'",
             type(optimizer).__name__,
         )
     elif fresh is not None:
         _LOG.info(
             "rank 0: in sparse steps, momentum m of %s has the form %g u + %g / (1 - m) g, where u is the velocity and "
-            "g the gradient: fresh=None keeps its own form",
+            "g the gradient with the weight that it has in u: fresh=None keeps the optimizer's own form",
             *(type(optimizer).__name__, 1 - fresh, fresh),
         )

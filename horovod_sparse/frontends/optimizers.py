@@ -14,7 +14,7 @@ MUON: Any = getattr(torch.optim, "Muon", ())  # since torch 2.9
 
 
 def momentum_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Momentum:
-    """Return the momentum of a param group that a compression can take over.
+    """Return the momentum of a param group that a memory can apply before the selection; none if it is not known.
 
     This is the momentum of SGD and Muon and the first moment of Adam and AdamW. The momentum of other optimizers is not
     known to be linear in the gradients.

@@ -23,13 +23,13 @@ _Places: TypeAlias = Mapping[torch.Tensor, tuple[Bucket, Segment]]
 class OptimizersMomentum(StepHooks):
     """Lets an optimizer apply its own momentum to effective gradients; see ``Handover``.
 
-    Two optimizers would see more in an effective gradient than there is. In a step that sends a selection, Nesterov's
-    form is therefore off, as the memory has applied it, and Adam computes its second moment from its first, which is
-    the delivered velocity.
+    Nesterov's form and Adam's second moment would misread an effective gradient. In a step that sends a selection,
+    Nesterov's form is therefore off, as the memory has applied it, and Adam computes its second moment from its first,
+    which is the delivered velocity.
 
-    After such a step, the optimizer's buffer holds what was delivered last: no momentum to go on with, unless the state
-    of the exchange goes on, too. The optimizer's ``state_dict()`` therefore holds this rank's velocity instead. The
-    buffer belongs to the state of the exchange, and is put back by the next step.
+    After such a step, the optimizer's buffer holds what was delivered last. Without the state of the exchange, that is
+    no momentum to continue from, so the optimizer's ``state_dict()`` holds this rank's velocity instead. The buffer
+    itself is part of the state of the exchange, and the next step puts it back.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -99,10 +99,10 @@ class OptimizersMomentum(StepHooks):
     def _enter_first_moments(
         self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], selected: _Places
     ) -> None:
-        """Set first moments to what the step will make of them, and gradients so that it does not change them again.
+        """Update the first moments early, and pass them as gradients, so that Adam squares them.
 
-        Adam then computes the second moment from the first. An effective gradient is a difference of velocities with
-        other entries in each step: its square means nothing.
+        The step itself then leaves the first moments unchanged. The square of an effective gradient would mean nothing:
+        it is a difference of velocities with different entries.
         """
         beta, decay, sign = float(group["betas"][0]), coupled_decay(optimizer, group), _sign(group)
         for p, (bucket, _) in selected.items():

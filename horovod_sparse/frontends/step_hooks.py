@@ -13,7 +13,7 @@ from horovod_sparse.frontends.base import FrontEnd
 
 
 class StepHooks(ABC):
-    """Hooks around the steps of an optimizer; a skipped step does not call them.
+    """Hooks around the steps of an optimizer; in a step that a GradScaler skips, they change nothing.
 
     Attributes:
         options: Options of the momentum, as in ``MomentumCorrection``.

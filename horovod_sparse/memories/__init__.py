@@ -27,8 +27,8 @@ class Memory(Stateful, Protocol):
 
     Attributes:
         Options: Nested dataclass of the memory's options.
-        replaces_momentum: Whether the memory applies momentum, so that the optimizer applies none. ``Options`` then
-            derives from that of ``MomentumCorrection``: optimizers apply the same momentum to what is sent dense.
+        replaces_momentum: Whether the memory applies momentum before the selection. ``Options`` then derives from that
+            of ``MomentumCorrection``, so that what is sent dense gets the same momentum.
     """
 
     replaces_momentum: bool

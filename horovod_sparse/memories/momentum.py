@@ -30,8 +30,9 @@ class MomentumCorrection(Residual):
     m is a constant from the options or the wrapped optimizer's current momentum. v is rescaled like every residual. u
     is a gradient, as in torch's SGD: it is rescaled with the loss scale, but not with the learning rate.
 
-    If m is the optimizer's, the optimizer applies it in dense steps, in which nothing is delayed. The memory then sends
-    gradients, in the first dense step those with which the optimizer arrives, over time, at what v and u still owe.
+    If m is the optimizer's, the memory applies no momentum in dense steps, which delay nothing, and sends gradients. In
+    the first dense step after others, these include v and u, converted to gradients that the optimizer's momentum turns
+    into the same updates over time; u is then 0.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -42,10 +43,10 @@ class MomentumCorrection(Residual):
             momentum: m, in [0, 1), for an optimizer without momentum; None: the optimizer's momentum, including
                 ``nesterov`` and ``dampening``.
             nesterov: Use Nesterov momentum; only with ``momentum``.
-            fresh: f, in [0, 1], in steps that send a selection: the larger, the less the memory of u. None: as in
-                dense steps, which have the form of the optimizer or of ``nesterov``.
-            masking: Clear u where v was selected and delivered (factor masking), so that old directions fade sooner. u
-                is kept in dense steps, where no entry is delayed.
+            fresh: f, in [0, 1]: share of a gradient that bypasses u, in steps that send a selection. None: the form of
+                the optimizer or of ``nesterov``, as in dense steps.
+            masking: Clear u where v was selected and delivered (factor masking), so that old directions fade sooner.
+                Dense steps delay no entry, and mask nothing.
             max_norm: Front ends clip this rank's gradient of all parameters, without the loss scale, to a norm of
                 max_norm / sqrt(P); None: no clipping.
         """

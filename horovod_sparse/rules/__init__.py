@@ -133,7 +133,7 @@ class Step:
         scale_free: Whether the optimizer normalizes the scale of the gradients, as Adam does. The residual then counts
             as a gradient, independent of the learning rate, and not as an update.
         carry: Factor that converts gradients of earlier steps to this step's loss scale and averaging factor.
-        momentum: Momentum of the optimizer, for a memory that applies it instead.
+        momentum: Momentum of the optimizer, for a memory that applies it before the selection.
         dense: Whether it was decided to send every entry; set for the memory, once the density is known.
     """
 

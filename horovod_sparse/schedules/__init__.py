@@ -23,8 +23,8 @@ class Schedule(Stateful, Protocol):
     Attributes:
         Options: Nested dataclass of the schedule's options.
         weighs: Whether ``densities`` may return several candidates.
-        predictable: Whether the density depends on the number of the step alone, so that a step may begin before the
-            ranks have agreed on its epoch and on the elements that take part.
+        predictable: Whether the density depends neither on the epoch nor on the gradients of the step, so that a step
+            may begin before the ranks have agreed on its epoch and on the elements that take part.
     """
 
     weighs: bool

@@ -1,4 +1,4 @@
-"""Annealing: the density falls with the learning rate, as waiting costs accuracy only while the rate is high."""
+"""Annealing: the density falls with the learning rate, as a delay matters less when the rate is low."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Annealed(Constant):
 
         Attributes:
             floor: Smallest factor on the density, in (0, 1].
-            interval: Number of steps between two looks at the learning rate, each of which costs a message.
+            interval: Steps between readings of the learning rate; each costs a message per bucket.
         """
 
         floor: float = number(0.2, lambda x: 0 < x <= 1, "in (0, 1]")

@@ -1,4 +1,4 @@
-"""Measured density: the largest that costs no time, found by trying densities in the training."""
+"""Measured density: the largest that costs no time, found by trials during training."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _PATIENCE = 200  # steps until new trials may begin; doubled after each of them
 
 
 class Measured(Constant):
-    """Tries several densities in turns, and takes the largest whose steps are hardly longer than the shortest.
+    """Tries several densities in turn, and uses the largest whose steps take hardly longer than the shortest.
 
-    What counts is the time of whole steps: bytes that travel during the backward pass cost nothing. All buckets of a
+    Entire steps are timed, so bytes that travel during the backward pass cost nothing. All buckets of a
     model have the same density. If the step time changes later, because of other jobs on the network for example, the
     densities are tried again.
     """
@@ -35,10 +35,10 @@ class Measured(Constant):
         """Options of the trials.
 
         Attributes:
-            densities: Densities to try, any order; 1 sends everything. They replace the configured density.
-            max_exposed: Share of a step that the chosen density may take longer than the fastest one.
-            rounds: Number of times that each density is tried.
-            trial: Number of steps of each of them.
+            densities: Densities to try, in any order; 1 sends everything. They replace the configured density.
+            max_exposed: Step time of the chosen density over the shortest one, minus 1, at most.
+            rounds: Number of trials of each density.
+            trial: Number of steps of a trial.
         """
 
         densities: tuple[float, ...] = (1.0, 0.1, 0.03, 0.01, 0.002)
@@ -59,7 +59,8 @@ class Measured(Constant):
         self._trials: _Trials = context.shared.setdefault(_Trials, _Trials(options))
 
     def _densities(self, step: Step) -> Sequence[float]:
-        del step
+        if step.number < self._options.dense_steps:
+            return (1.0,)  # the trials start after these steps
         return (self._trials.begin(self._context),)
 
     def state_dict(self) -> dict[str, Any]:
@@ -130,7 +131,7 @@ class _Trials:
         density = self._options.densities[self._chosen]
         if context.rank == 0:
             table = ", ".join(f"{name}: {1000 * seconds:.1f}" for name, seconds in tried.items())
-            _LOG.info("density %g is chosen; ms of a step by density: %s", density, table)
+            _LOG.info("chose density %g; step time in ms by density: %s", density, table)
 
     def _note_window(self, context: BucketContext, seconds: float) -> None:
         self._since += _WINDOW
@@ -143,7 +144,7 @@ class _Trials:
             return
         if context.rank == 0:
             now, before = 1000 * seconds, 1000 * self._reference
-            _LOG.info("a step takes %.1f ms instead of %.1f: densities are tried again", now, before)
+            _LOG.info("a step takes %.1f ms instead of %.1f: trying the densities again", now, before)
         self._patience *= 2
         self._alive = list(range(len(self._options.densities)))
         self._times = [[] for _ in self._alive]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rules import LIKE
+from rules import LIKE, made
 
-from horovod_sparse.rules import BucketContext
+from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.schedules import Measured
 from horovod_sparse.schedules.measured import _Trials
 
@@ -89,6 +89,13 @@ def test_a_restored_schedule_goes_on_with_its_decisions(transport, at):
     training.trials.load_state_dict(state)
     assert training.trials.state_dict() == state
     assert training.train(110, 1.0, 20.0)[-1] == 0.03
+
+
+def test_trials_start_after_the_dense_steps():
+    context = BucketContext(10, LIKE)
+    schedule = made(Measured, context, 0.01, densities=(1.0, 0.1), dense_steps=3)
+    found = [schedule.densities(Step(number=number))[0] for number in range(7)]
+    assert found == [1.0, 1.0, 1.0, 0.1, 0.1, 0.1, 0.1]
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,18 @@ from horovod_sparse.rules.states import checked_flag, require_positions
 
 
 class Handover:
-    """Turns delivered velocities into gradients with which the optimizer's own momentum arrives at them.
+    """Turns delivered velocities into gradients from which the optimizer's own momentum reproduces them.
 
     A memory that applies momentum before the selection delivers velocities D. The optimizer computes B <- m B + share *
-    gradient. With the *effective gradient* (D - m D') / share, where D' is what was delivered in the step before, its
-    buffer B goes from D' to D, and what else it holds (momentum of the weight decay, of dense steps or of a loaded
-    state) fades by m, as it should. In dense steps, the optimizer applies the momentum to plain gradients, and D = 0.
+    gradient. The *effective gradient* (D - m D') / share, where D' was delivered in the step before, takes the buffer B
+    from D' to D. Anything else in B (momentum of the weight decay, of dense steps or of a loaded state) decays by m, as
+    it should. In dense steps D = 0, and the plain gradient is added.
 
     All values are sums over the ranks, as in the exchange.
 
     Attributes:
-        plain: Whether the last gradient was a plain one, as in a dense step.
-        switched: Whether the one before was of the other kind.
+        plain: Whether the optimizer last got plain gradients, as in a dense step.
+        switched: Whether it got the other kind in the step before.
         held: What the optimizer's buffer holds of the delivered velocities after the last step, D.
         before: What it held before that step, D'.
     """
@@ -61,12 +61,12 @@ class Handover:
         self.held, self.plain = self._nothing, True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the buffer holds; an array of all positions has no indices."""
+        """Return ``held`` and ``plain``; a vector of all positions is stored without indices."""
         indices = self._nothing.indices if self.held.indices is None else self.held.indices
         return {"indices": indices, "values": self.held.values, "plain": self.plain}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load it; ValueError if it does not fit the bucket."""
+        """Load a state from ``state_dict``; ValueError if it does not fit the bucket."""
         size = self.held.size
         indices, values = (to_device(state[name], self._nothing.values) for name in ("indices", "values"))
         full = values.size == size and not indices.size

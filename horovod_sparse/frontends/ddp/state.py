@@ -297,8 +297,8 @@ class SparseState(ExchangingGradients):
                 require_plain(optimizer)
             if self.compression.replaces_momentum and not self.optimizers:
                 raise ValueError(
-                    "the compression applies momentum, for small parameters in the optimizer's step: pass SparseState "
-                    "the optimizer, or set state.optimizer before the first backward pass"
+                    "the compression applies momentum, for which it needs the optimizer: pass the optimizer to "
+                    "SparseState, or set state.optimizer before the first backward pass"
                 )
             if self._grad_scaler is not None and self._grad_scaler.is_enabled() and len(self.optimizers) != 1:
                 raise ValueError(
