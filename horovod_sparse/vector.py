@@ -54,6 +54,10 @@ class SparseVector:
         largest, rest = kernels_for(self.values).cut(self.indices, self.values, k)
         return SparseVector(largest[0], largest[1], self.size), SparseVector(rest[0], rest[1], self.size)
 
+    def times(self, factor: float) -> SparseVector:
+        """Return the vector multiplied by a factor."""
+        return replace(self, values=self.values * self.values.dtype.type(factor))
+
     def head(self, count: int) -> SparseVector:
         """Return a copy of the first entries."""
         indices, values = self.entries

@@ -15,6 +15,7 @@ from horovod_sparse.engine.device import Mark, real_dtype
 from horovod_sparse.engine.layout import Layout, Segment
 from horovod_sparse.engine.pipeline import pipeline_for
 from horovod_sparse.engine.pipeline.dense import DensePipeline
+from horovod_sparse.engine.pipeline.sparse import SparsePipeline
 from horovod_sparse.engine.state import to_arrays, to_tensors
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.kernels.types import Segments
@@ -214,6 +215,12 @@ class Bucket:
     def follow(self, collected: StepGradients) -> None:
         """Order the work that this thread starts from now on after the results."""
         self._device.follow(collected.finished)
+
+    def replace_momentum(self) -> None:
+        """Note that the momentum of the optimizer has been replaced, as ``SparsePipeline.replace_momentum``."""
+        if isinstance(self.pipeline, SparsePipeline):
+            with self._device.work():
+                self.pipeline.replace_momentum()
 
     def undo(self) -> None:
         """Return to the state before the last step."""

@@ -148,6 +148,12 @@ class Exchange:
             counts = self.transport.allreduce(np.array(flags, np.int32))
         return [bool(count) for count in counts]
 
+    def average(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the mean of a float32 or float64 tensor over the ranks, on the host; a collective call."""
+        with process.communicating("step()", self.transport):
+            total = self.transport.allreduce(tensor.cpu().numpy())
+        return torch.from_numpy(total / self.ranks)
+
     @property
     def traffic(self) -> Traffic:
         """Payload that this rank has sent and received so far, including parameters that are sent dense."""

@@ -267,6 +267,7 @@ class Worker:
         steps = {bucket: replace(self._conditions(bucket.layout.group)(), idle=True) for bucket in self.buckets}
 
         def take_part() -> None:
+            taken = 0
             try:
                 while True:
                     first = 0
@@ -276,7 +277,11 @@ class Worker:
                     after_step()
                     self._begun = []
                     self._step += 1
+                    taken += 1
             except NoBackwardError:
+                # The optimizer of this rank has not followed.
+                for bucket in self.buckets if taken else ():
+                    bucket.replace_momentum()
                 ended(None)
             except BaseException as error:
                 ended(error)

@@ -11,6 +11,7 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.engine.layout import Segment
+from horovod_sparse.engine.pipeline.sparse import SparsePipeline
 from horovod_sparse.transport.traffic import Traffic
 
 # Attributes of a class that belong to itself. Horovod's broadcast_optimizer_state recognizes optimizers by __module__.
@@ -45,6 +46,12 @@ class FrontEnd(Protocol):
 
     def between_steps(self) -> bool:
         """Return whether no step is in progress."""
+
+    def settle(self) -> None:
+        """Undo a step that was exchanged but skipped."""
+
+    def average(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the mean of a tensor over the ranks; a collective call between two exchanges."""
 
     def place_named(self, keys: Sequence[str]) -> None:
         """Create a bucket for parameters by their names, if they are known and have none; a collective call."""
@@ -126,6 +133,20 @@ class ExchangingGradients(Exchanging):
         assert self._exchange is not None
         return self._exchange.worker.bucket_of(self._parameter_names.get(parameter))
 
+    def between_steps(self) -> bool:
+        """Return whether no step is in progress."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Undo a step that was exchanged but skipped."""
+        if self.between_steps() and self._exchange is not None:
+            self._exchange.worker.settle()
+
+    def average(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the mean of a contiguous tensor over the ranks; a collective call between two exchanges."""
+        assert self._exchange is not None
+        return self._exchange.average(tensor)
+
     def selected(self) -> Mapping[torch.Tensor, tuple[Bucket, Segment]]:
         """Return bucket and segment of every parameter whose gradient is selected from, not sent dense."""
         buckets = [] if self._exchange is None else self._exchange.worker.buckets
@@ -133,7 +154,7 @@ class ExchangingGradients(Exchanging):
             places = {
                 segment.key: (bucket, segment)
                 for bucket in buckets
-                if not bucket.layout.dense
+                if isinstance(bucket.pipeline, SparsePipeline)
                 for segment in bucket.layout.segments
             }
             parameters = {p: places[key] for p, key in self._parameter_names.items() if key in places}

@@ -28,10 +28,10 @@ def momentum_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> M
         return Momentum(float(group["momentum"]), bool(group["nesterov"]), share, share if begun else 1.0)
     if isinstance(optimizer, MUON):
         factor = float(group["momentum"])
-        return Momentum(factor, bool(group["nesterov"]), 1 - factor, 1 - factor)
+        return Momentum(factor, bool(group["nesterov"]), 1 - factor, 1 - factor, averages=True)
     if isinstance(optimizer, (Adam, AdamW)):
         beta = float(group["betas"][0])
-        return Momentum(beta, share=1 - beta, first=1 - beta)
+        return Momentum(beta, share=1 - beta, first=1 - beta, averages=True)
     return Momentum()
 
 

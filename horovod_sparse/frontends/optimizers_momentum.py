@@ -39,19 +39,18 @@ class OptimizersMomentum(StepHooks):
         self._loaded: dict[torch.Tensor, torch.Tensor] = {}  # buffers of a state of the exchange
         self._changed: list[tuple[dict[str, Any], dict[str, Any]]] = []  # groups, and their settings outside the step
         self._added = 0  # groups added for the step
+        self._applied: list[SparsePipeline] = []  # whose gradients the step in progress applies
         if is_known(optimizer):
             optimizer.register_state_dict_pre_hook(self._show)
-            optimizer.register_load_state_dict_post_hook(self._forget)
+            optimizer.register_load_state_dict_post_hook(self._replace)
 
     # The step
 
     def _apply(self, optimizer: torch.optim.Optimizer) -> None:
         if self._alone or not is_known(optimizer):
             return
-        self._put(optimizer, self._kept)
-        self._kept.clear()
-        self._loaded.clear()
-        places = self._places()
+        places = self._places(optimizer)
+        self._put_back(optimizer, places)
         for group in list(optimizer.param_groups):
             selected = {p: places[p] for p in group["params"] if p in places}
             for p, place in selected.items():
@@ -61,6 +60,33 @@ class OptimizersMomentum(StepHooks):
                 self._turn_nesterov_off(optimizer, group, selected)
             elif "betas" in group:
                 self._enter_first_moments(optimizer, group, selected)
+        self._applied = list({id(bucket): _pipeline(bucket) for bucket, _ in places.values()}.values())
+
+    def after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Note that the step was applied."""
+        super().after(optimizer)
+        for pipeline in self._applied:
+            pipeline.commit()
+        self._applied = []
+
+    def _put_back(self, optimizer: torch.optim.Optimizer, places: _Places) -> None:
+        """Put back buffers that were replaced to be shown; average those that have been loaded on any rank."""
+        replaced = {p: place for p, place in places.items() if _pipeline(place[0]).replaced}
+        self._put(optimizer, {p: buffer for p, buffer in self._kept.items() if p not in replaced})
+        self._kept.clear()
+        self._loaded.clear()
+        for front_end in self.front_ends:
+            own = {p: segment for p, (_, segment) in front_end.selected().items() if p in replaced}
+            in_order = sorted(own, key=lambda p: own[p].key)  # the same on every rank
+            buffers = [optimizer.state.get(p, {}).get(self._name) for p in in_order]
+            flat = [
+                torch.zeros(p.numel()) if one is None else one.flatten()
+                for p, one in zip(in_order, buffers, strict=True)
+            ]
+            if flat:
+                means = front_end.average(torch.cat([one.to("cpu", torch.float64) for one in flat]))
+                for p, mean in zip(in_order, torch.split(means, [p.numel() for p in in_order]), strict=True):
+                    self._put(optimizer, {p: _like(p, mean)})
 
     def _restore(self, optimizer: torch.optim.Optimizer) -> None:
         for group, settings in self._changed:
@@ -72,24 +98,26 @@ class OptimizersMomentum(StepHooks):
     def _leave_out(
         self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], p: torch.Tensor, place: tuple[Bucket, Segment]
     ) -> None:
-        """Take what was delivered out of the buffer of a parameter without a step, as the exchange expects."""
+        """Let the buffer of a parameter that gets no step hold what the exchange expects after a step."""
         bucket, segment = place
-        before, buffer = _handover(bucket).before, optimizer.state.get(p, {}).get(self._name)
-        if len(before) and buffer is not None:
-            delivered = _part(_tensors(before), segment, buffer)
-            buffer.sub_(delivered, alpha=_sign(group) * _pipeline(bucket).gradient_unit)
+        pipeline, buffer = _pipeline(bucket), optimizer.state.get(p, {}).get(self._name)
+        if buffer is not None and not buffer.is_sparse:
+            change = pipeline.handover.next.plus(pipeline.handover.held.times(-1))
+            buffer.add_(_part(_tensors(change), segment, buffer), alpha=_sign(group) * pipeline.gradient_unit)
 
     def _turn_nesterov_off(self, optimizer: torch.optim.Optimizer, group: dict[str, Any], selected: _Places) -> None:
         """Turn it off for parameters whose velocities were sent; the others get a group of their own for this step."""
         velocities: list[torch.Tensor] = []
         others: list[torch.Tensor] = []
         for p in group["params"]:
-            handover = _handover(selected[p][0]) if p in selected and not _is_sparse(p.grad) else None
-            (others if handover is None or handover.plain else velocities).append(p)
+            gathered = p.grad is not None and p.grad.is_sparse and not getattr(optimizer, "sparse_as_dense", False)
+            handover = _handover(selected[p][0]) if p in selected and not gathered else None
+            plain = handover is None or handover.plain != handover.switches
+            (others if plain else velocities).append(p)
             buffer = optimizer.state.get(p, {}).get(self._name)
-            if handover is not None and handover.switched and buffer is not None:
+            if handover is not None and handover.switches and buffer is not None:
                 # Over time, Nesterov's form delivers m times as much of the buffer.
-                buffer.mul_(1 / group["momentum"] if handover.plain else group["momentum"])
+                buffer.mul_(1 / group["momentum"] if plain else group["momentum"])
         if velocities:
             self._changed.append((group, {"params": group["params"], "nesterov": True}))
             optimizer.param_groups.append({**group, "params": others})
@@ -107,7 +135,7 @@ class OptimizersMomentum(StepHooks):
         beta, decay, sign = float(group["betas"][0]), coupled_decay(optimizer, group), _sign(group)
         for p, (bucket, _) in selected.items():
             handover, first, gradient = _handover(bucket), optimizer.state.get(p, {}).get(self._name), p.grad
-            if first is None or gradient is None or (handover.plain and not handover.switched):
+            if first is None or gradient is None or (handover.plain and not handover.switches):
                 continue
             if decay:
                 gradient.add_(p, alpha=decay)
@@ -120,6 +148,7 @@ class OptimizersMomentum(StepHooks):
 
     def _show(self, optimizer: torch.optim.Optimizer) -> None:
         """Show this rank's velocities instead of what was delivered last, as the state is about to be returned."""
+        self._restore(optimizer)  # in case the last step failed
         groups = {p: group for group in optimizer.param_groups for p in group["params"]}
         for front_end in self.front_ends:
             if not front_end.between_steps():
@@ -139,18 +168,19 @@ class OptimizersMomentum(StepHooks):
                 part = _part(owed[number], segment, buffer)
                 optimizer.state[p][self._name] = buffer.add(part, alpha=_sign(group))
 
-    def _forget(self, optimizer: torch.optim.Optimizer) -> None:
+    def _replace(self, optimizer: torch.optim.Optimizer) -> None:
         """Go on with the momentum of a state that was loaded, unless a state of the exchange has been loaded, too."""
         self._kept.clear()
         self._put(optimizer, self._loaded)
-        if not self._loaded:
-            for bucket, _ in self._places().values():
-                _pipeline(bucket).forget_momentum()
+        for front_end in self.front_ends:
+            front_end.settle()
+        for bucket, _ in self._places(optimizer).values():
+            bucket.replace_momentum()
 
     def buffers(self, optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, torch.Tensor]:
         """Return the buffers that belong to the state of the exchange."""
         found = {}
-        for p, (bucket, _) in self._places().items():
+        for p, (bucket, _) in self._places(optimizer).items():
             buffer = self._kept.get(p, optimizer.state.get(p, {}).get(self._name))
             if buffer is not None and not buffer.is_sparse and not _handover(bucket).plain:
                 found[p] = buffer
@@ -158,8 +188,9 @@ class OptimizersMomentum(StepHooks):
 
     def load(self, optimizer: torch.optim.Optimizer, buffers: Mapping[torch.Tensor, torch.Tensor]) -> None:
         """Load buffers of a state of the exchange; the optimizer's state may be loaded before or after."""
-        self._kept.clear()
-        self._loaded = {p: buffer.to(p) for p, buffer in buffers.items()}
+        for p, buffer in buffers.items():
+            self._kept.pop(p, None)
+            self._loaded[p] = _like(p, buffer)
         self._put(optimizer, self._loaded)
 
     def _put(self, optimizer: torch.optim.Optimizer, buffers: Mapping[torch.Tensor, torch.Tensor]) -> None:
@@ -167,8 +198,9 @@ class OptimizersMomentum(StepHooks):
             if self._name in optimizer.state.get(p, {}) or self._name == "momentum_buffer":
                 optimizer.state[p][self._name] = buffer
 
-    def _places(self) -> _Places:
-        return {p: place for front_end in self.front_ends for p, place in front_end.selected().items()}
+    def _places(self, optimizer: torch.optim.Optimizer) -> _Places:
+        places = {p: place for front_end in self.front_ends for p, place in front_end.selected().items()}
+        return {p: places[p] for group in optimizer.param_groups for p in group["params"] if p in places}
 
 
 def _pipeline(bucket: Bucket) -> SparsePipeline:
@@ -185,8 +217,9 @@ def _sign(group: Mapping[str, Any]) -> int:
     return -1 if group.get("maximize") else 1
 
 
-def _is_sparse(gradient: torch.Tensor | None) -> bool:
-    return gradient is not None and gradient.is_sparse
+def _like(p: torch.Tensor, content: torch.Tensor) -> torch.Tensor:
+    """Return a copy in shape, dtype and memory format of a parameter."""
+    return torch.empty_like(p, requires_grad=False).copy_(content.view(p.shape))
 
 
 def _tensors(vector: SparseVector) -> tuple[torch.Tensor | None, torch.Tensor]:

@@ -89,7 +89,7 @@ class MomentumCorrection(Residual):
         if step.carry != 1:
             self._velocity *= self._velocity.dtype.type(step.carry)
         momentum = self._own or step.momentum
-        if not momentum.factor:
+        if not (momentum.factor or momentum.averages):
             return super().open(step, scale)
         share = momentum.share if step.number else momentum.first
         fresh, weight = (1.0, momentum.factor) if momentum.nesterov else (0.0, 1.0)

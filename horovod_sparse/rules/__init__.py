@@ -110,12 +110,15 @@ class Momentum:
         nesterov: Whether the update is g + m u instead of u; ``share`` and ``first`` are then 1.
         share: Weight of every gradient after the first: 1 - dampening for SGD, 1 - beta for Adam.
         first: Weight of the first gradient: 1 for SGD, 1 - beta for Adam.
+        averages: Whether the optimizer's buffer is an average, which a factor of 0 overwrites, as with Adam. SGD leaves
+            its buffer unchanged then.
     """
 
     factor: float = 0.0
     nesterov: bool = False
     share: float = 1.0
     first: float = 1.0
+    averages: bool = False
 
 
 @dataclass(frozen=True, slots=True)

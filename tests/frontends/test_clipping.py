@@ -37,6 +37,7 @@ CASES = {
     "without momentum": (hvs.Compression.topka(density=0.05, dense_below=100), clip, True),
     "by value": (SELECTED, clip_values, True),
     "scaled": (SELECTED, scale, False),
+    "dense": (hvs.Compression.dense(dense_below=100), clip, False),
     "unchanged": (SELECTED, lambda model, step: None, False),
     "at density 1": (hvs.Compression.topka(memory="momentum", **WHOLE), clip, False),
 }

@@ -319,3 +319,107 @@ def test_momentum_that_cannot_be_taken_over_is_applied_after_the_selection(hvd, 
     caplog.clear()
     wrap(model := mlp(), compression, torch.optim.RMSprop(model.parameters()))
     assert everywhere(comm, not caplog.text)
+
+
+# --- what goes wrong, and what scripts do with states ---
+
+
+@pytest.mark.parametrize("kind", ["join", "own states", "rank 0"])
+def test_ranks_agree_after_momentum_was_replaced(hvd, comm, kind):
+    """By a broadcast after hvd.join(), by a state that each rank loads, and by one that rank 0 loads and broadcasts."""
+    model, rank = mlp(torch.float64), comm.Get_rank()
+    optimizer = wrap(model, SELECTED, sgd(model))
+    train(optimizer, model, rank, range(10))
+    state = copy.deepcopy(optimizer.state_dict())
+    train(optimizer, model, rank, range(10, 20 + 3 * rank * (kind == "join")))
+    if kind == "join":
+        hvd.join()
+        hvd.broadcast_parameters(model.state_dict(), root_rank=comm.Get_size() - 1)
+    if kind == "own states" or (kind == "rank 0" and rank == 0):
+        optimizer.load_state_dict(state)
+    if kind != "own states":
+        hvd.broadcast_optimizer_state(optimizer, root_rank=comm.Get_size() - 1 if kind == "join" else 0)
+    assert agree(comm, train(optimizer, model, rank, range(30, 40)))
+
+
+@pytest.mark.parametrize("skip", ["the step", "a gradient"])
+def test_a_gradient_that_is_dropped_after_the_exchange_leaves_the_rest_right(hvd, comm, skip):
+    """What was delivered in it is lost, as in any training, and nothing else."""
+    model, rank = Given(torch.float64), comm.Get_rank()
+    compression = hvs.Compression.topka(memory="momentum", density=0.05, dense_below=0)
+    optimizer = wrap(model, compression, sgd(model, lr=1.0))
+    lost = dict.fromkeys(model.parameters(), 0.0)
+    for step in range(250):
+        closure_of(optimizer, model, rank, step, Given.loss if step < 10 else nothing)()
+        optimizer.synchronize()
+        if step == 5:
+            for p, (bucket, segment) in optimizer.selected().items():
+                indices, values = bucket.pipeline.handover.next.entries
+                inside = (indices >= segment.start) & (indices < segment.start + segment.size)
+                lost[p] = bucket.pipeline.gradient_unit * values[inside].sum()
+        if step == 5 and skip == "a gradient":
+            model.second.grad, lost[model.first] = None, 0.0
+        with optimizer.skip_synchronize():
+            if step != 5 or skip == "a gradient":
+                optimizer.step()
+    given = comm.allreduce(model.total(rank, *range(10))) / comm.Get_size()
+    assert agree(comm, snapshot(model))
+    assert everywhere(comm, model.moved() == pytest.approx(10 * given - sum(lost.values()), rel=1e-6))
+
+
+def nothing(model, rank, step):
+    return 0 * model.loss(rank, step)
+
+
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_a_state_of_the_exchange_is_loaded_as_a_copy_in_the_parameters_format(hvd, comm, make):
+    rank, ends = comm.Get_rank(), []
+
+    def loss(model, rank, step):
+        generator = torch.Generator().manual_seed(100 * rank + step)
+        return model(torch.randn(2, 4, 6, 6, generator=generator)).square().mean()
+
+    def made():
+        torch.manual_seed(3)
+        model = nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last)
+        return model, wrap(model, SELECTED, make(model, lr=0.01, fused=True))
+
+    model, optimizer = made()
+    train(optimizer, model, rank, range(10), loss)
+    states = [copy.deepcopy(one.state_dict()) for one in (model, optimizer)]
+    exchange = optimizer.compression_state_dict()
+    for _ in range(2):
+        other, resumed = made()
+        other.load_state_dict(states[0])
+        resumed.load_compression_state_dict(exchange)
+        resumed.load_state_dict(copy.deepcopy(states[1]))
+        ends.append(train(resumed, other, rank, range(10, 20), loss))
+    assert everywhere(comm, same(train(optimizer, model, rank, range(10, 20), loss), ends[0]))
+    assert everywhere(comm, same(*ends))
+
+
+def test_momentum_may_be_zero_for_some_steps_with_adam(hvd, comm):
+    """Its first moment is then the gradient, and the exchange knows it."""
+    model, rank = Given(torch.float64), comm.Get_rank()
+    optimizer = wrap(model, SELECTED, adamw(model, lr=0.01))
+    for step in range(12):
+        optimizer.param_groups[0]["betas"] = (0.0 if step in (5, 6) else 0.9, 0.99)
+        train(optimizer, model, rank, [step], Given.loss)
+        for p, (bucket, segment) in optimizer.selected().items():
+            held, unit = bucket.pipeline.handover.held, bucket.pipeline.gradient_unit
+            dense = torch.zeros(bucket.layout.size, dtype=torch.float64)
+            dense[torch.from_numpy(held.indices).long()] = unit * torch.from_numpy(held.values)
+            part = dense[segment.start : segment.start + segment.size].view(p.shape)
+            assert torch.allclose(optimizer.state[p]["exp_avg"], part, atol=1e-12)
+
+
+def test_a_step_that_fails_leaves_the_param_groups_as_they_are_in_the_state(hvd, comm):
+    model = mlp()
+    optimizer = wrap(model, SELECTED, sgd(model, nesterov=True))
+    train(optimizer, model, comm.Get_rank(), range(3))
+    optimizer.param_groups[0]["lr"] = torch.tensor([0.1, 0.2])
+    closure_of(optimizer, model, comm.Get_rank(), 3)()
+    with pytest.raises((RuntimeError, ValueError, TypeError)):
+        optimizer.step()
+    groups = optimizer.state_dict()["param_groups"]
+    assert everywhere(comm, len(groups) == 1 and groups[0]["nesterov"] and len(groups[0]["params"]) == 6)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from horovod_sparse.kernels import to_device
@@ -21,44 +20,49 @@ class Handover:
 
     All values are sums over the ranks, as in the exchange.
 
+    What the buffer holds changes only with a step of the optimizer, which may be skipped: see ``commit``.
+
     Attributes:
+        held: What the optimizer's buffer holds of the delivered velocities, D'.
+        next: What it holds after the optimizer's next step, D.
         plain: Whether the optimizer last got plain gradients, as in a dense step.
-        switched: Whether it got the other kind in the step before.
-        held: What the optimizer's buffer holds of the delivered velocities after the last step, D.
-        before: What it held before that step, D'.
+        switches: Whether it gets the other kind in its next step.
     """
 
     def __init__(self, context: BucketContext) -> None:
-        self.held = self._nothing = SparseVector.empty(context.size, context.like)
-        self.before = self._nothing
-        self.plain, self.switched = True, False
+        self.held = self.next = self._nothing = SparseVector.empty(context.size, context.like)
+        self.plain, self.switches = True, False
 
     def rescale(self, factor: float) -> None:
         """Multiply what the buffer holds, after a change of the loss scale."""
         if factor != 1:
-            self.held = _times(self.held, factor)
+            self.held = self.held.times(factor)
 
     def gradient(self, total: SparseVector, momentum: Momentum, dense: bool) -> SparseVector:
-        """Return the gradient for the optimizer.
+        """Return the gradient for the optimizer's next step.
 
         Args:
             total: Delivered velocities, or plain gradients in a dense step.
             momentum: The optimizer's momentum in this step.
             dense: Whether it is a dense step.
         """
-        if not momentum.factor:  # the optimizer's buffer stays as it is
-            self.before, self.switched = self._nothing, False
+        if not (momentum.factor or momentum.averages):  # the optimizer's buffer stays as it is
+            self.next, self.switches = self.held, False
             return total
-        self.before, self.held = self.held, self._nothing if dense else total
-        self.plain, self.switched = dense, dense != self.plain
+        self.next, self.switches = self._nothing if dense else total, dense != self.plain
         if dense:
-            return total.plus(_times(self.before, -momentum.factor / momentum.share))
-        effective = total.plus(_times(self.before, -momentum.factor))
-        return effective if momentum.share == 1 else _times(effective, 1 / momentum.share)
+            return total.plus(self.held.times(-momentum.factor / momentum.share))
+        effective = total.plus(self.held.times(-momentum.factor))
+        return effective if momentum.share == 1 else effective.times(1 / momentum.share)
+
+    def commit(self) -> None:
+        """Note that the optimizer has applied the last gradient."""
+        self.held, self.plain, self.switches = self.next, self.plain != self.switches, False
 
     def forget(self) -> None:
         """Note that the optimizer's buffer has been replaced, and holds nothing of what was delivered."""
-        self.held, self.plain = self._nothing, True
+        self.held = self.next = self._nothing
+        self.plain, self.switches = True, False
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``held`` and ``plain``; a vector of all positions is stored without indices."""
@@ -75,8 +79,5 @@ class Handover:
                 raise ValueError(f"{indices.size} indices do not fit {values.size} values")
             require_positions(indices, size, "indices of velocities")
         self.plain = checked_flag(state["plain"], "plain")
-        self.held = SparseVector(None if full else indices, values, size)
-
-
-def _times(vector: SparseVector, factor: float) -> SparseVector:
-    return replace(vector, values=vector.values * vector.values.dtype.type(factor))
+        self.held = self.next = SparseVector(None if full else indices, values, size)
+        self.switches = False

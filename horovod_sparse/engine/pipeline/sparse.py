@@ -25,6 +25,7 @@ from horovod_sparse.transport.waiting import keep_alive
 
 _LOG = logging.getLogger("horovod_sparse")
 _SAMPLE = 64  # entries
+_REPLACED = 1 << 32  # added to the first of the numbers that are summed, which counts ranks in its lower bits
 
 
 class _Facts(NamedTuple):
@@ -98,6 +99,7 @@ class SparsePipeline(PipelineBase):
 
     Attributes:
         handover: What the optimizer's own momentum holds of what was delivered.
+        replaced: Whether any rank's momentum was replaced before the last step.
         sent: Some entries of the sum that the last step has delivered; None after a dense step.
     """
 
@@ -118,6 +120,9 @@ class SparsePipeline(PipelineBase):
         self._headroom = Headroom(context, self.memory)
         self.handover = Handover(context)
         self.sent: SparseVector | None = None
+        self.replaced = False
+        self._replaced_here = False  # on this rank, since the last step of the optimizer
+        self._loaded = False  # a state, since the last step
 
     @property
     def traffic(self) -> Traffic:
@@ -144,7 +149,8 @@ class SparsePipeline(PipelineBase):
         safe = self._context.undoable or self._can_add(gradients, elements, max(scales.carry, scales.memory))
         # A rank in `hvd.join()` does not know the epoch and gets it from working ranks. 0 stands for none.
         epoch = 0 if step.idle or step.epoch is None else step.epoch + 1
-        mine = np.array([not safe, not step.idle, elements, epoch], np.int64)
+        first = (not safe) + _REPLACED * self._replaced_here
+        mine = np.array([first, not step.idle, elements, epoch], np.int64)
         relies = self._stable
         if not relies:
             self._enter("agree")
@@ -156,7 +162,12 @@ class SparsePipeline(PipelineBase):
 
     def _learn(self, sums: Array) -> bool:
         """Learn the facts from their sums; return True, with nothing changed, if a rank's gradients are not safe."""
-        unsafe, *numbers = sums.tolist()
+        first, *numbers = sums.tolist()
+        unsafe, self.replaced = first % _REPLACED, first >= _REPLACED
+        if self.replaced:
+            self.handover.forget()
+            if not self._replaced_here:
+                self.velocity[...] = 0
         facts = _Facts(*numbers)
         if not facts.working:
             raise self._no_backward()
@@ -219,7 +230,7 @@ class SparsePipeline(PipelineBase):
         ``mine`` are the numbers of this rank that are summed: unsafe, working, elements, epochs. If the step relies on
         the facts of the step before, they are still to be summed.
         """
-        safe = not mine[0]
+        safe = not mine[0] % _REPLACED
         # If no rank had a backward pass, which is not known yet, velocities have to stay as they are.
         taken = () if not safe or (relies and step.idle and self._sparse.replaces_momentum) else gradients
         others = _beyond(taken, outputs)
@@ -247,14 +258,14 @@ class SparsePipeline(PipelineBase):
         if self._context.undoable:
             magnitude = accumulator.magnitude(vector)
             safe = self._headroom.holds(magnitude) or self._too_large(magnitude)
-            mine[0] = not safe
+            mine[0] += (not safe) - mine[0] % _REPLACED
         self._enter("exchange", entries=vector.values.size)
         asked = self._agreement.begin_allreduce(mine) if relies or self._context.undoable else None
         try:
             sent = vector if safe else replace(vector, values=np.zeros_like(vector.values))
             exchange = self.collective.allreduce(sent, k)
             sums = mine if asked is None else asked.wait()
-            unsafe = self._learn(sums) if relies else bool(sums[0])
+            unsafe = self._learn(sums) if relies else bool(sums[0] % _REPLACED)
         except BaseException as error:
             if asked is not None and not isinstance(error, NoBackwardError):  # may be in flight
                 keep_alive([asked.wait])
@@ -334,10 +345,19 @@ class SparsePipeline(PipelineBase):
         """Factor that converts velocities and what was delivered to a mean gradient without the loss scale."""
         return self._units.gradient
 
-    def forget_momentum(self) -> None:
-        """Drop the velocities, as the optimizer's momentum has been replaced; to be called between steps."""
-        self.handover.forget()
-        self.velocity[...] = 0
+    def replace_momentum(self) -> None:
+        """Note that the optimizer's momentum has been replaced, unless this pipeline has loaded a state that fits it.
+
+        The velocity is dropped. In the next step all ranks learn of it.
+        """
+        if self._sparse.takes_momentum_over and not self._loaded:
+            self.velocity[...] = 0
+            self._replaced_here = True
+
+    def commit(self) -> None:
+        """Note that the optimizer has applied the last step."""
+        self.handover.commit()
+        self._replaced_here = self._loaded = False
 
     @property
     def velocity(self) -> Array:
@@ -374,6 +394,7 @@ class SparsePipeline(PipelineBase):
             require_like(mine, own)
             require_finite(mine, "state")
             self._restore(mine)
+            self._loaded, self._replaced_here = True, False
         except Exception as error:  # a custom rule may raise anything
             self._restore(before)
             raise ValueError(

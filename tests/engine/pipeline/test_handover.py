@@ -38,22 +38,30 @@ def made():
     kinds=st.lists(st.sampled_from(["some", "all", "dense step"]), min_size=1, max_size=200),
     dampening=st.sampled_from([0.0, 0.5]),
     loaded=st.booleans(),
+    averages=st.booleans(),
 )
-def test_the_buffer_is_what_was_delivered_and_a_rest_that_fades(seed, kinds, dampening, loaded):
-    """Whatever the momentum does, also where there is none for a step, and over restarts; the rest gets dense steps."""
+def test_the_buffer_is_what_was_delivered_and_a_rest_that_fades(seed, kinds, dampening, loaded, averages):
+    """Whatever the momentum does, where there is none for a step, where steps are skipped, and over restarts.
+
+    The rest gets dense steps.
+    """
     generator, handover = np.random.default_rng(seed), made()
     buffer = generator.standard_normal(SIZE) * loaded
     rest = buffer.copy()
     for kind in kinds:
         factor = generator.choice([0.0, 0.5, 0.9, 0.95])
-        momentum = Momentum(factor, share=1 - dampening)
+        momentum = Momentum(factor, share=1 - dampening, averages=averages)
         scale, total = generator.choice([1.0, 1.0, 4.0]), delivered(generator, "all" if kind == "dense step" else kind)
         handover.rescale(scale)  # as if the loss scale had changed
         buffer, rest = scale * buffer, scale * rest
         gradient = written(handover.gradient(total, momentum, kind == "dense step"))
-        if not factor:
+        if not factor and not averages:
             assert np.array_equal(gradient, written(total))
+            handover.commit()
             continue
+        if generator.random() < 0.1:  # a step that the optimizer does not apply
+            continue
+        handover.commit()
         buffer = factor * buffer + momentum.share * gradient
         rest = factor * rest + (momentum.share * written(total) if kind == "dense step" else 0)
         held = np.zeros(SIZE) if kind == "dense step" else written(total)
