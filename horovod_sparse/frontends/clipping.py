@@ -14,6 +14,7 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.pipeline.sparse import SparsePipeline
 from horovod_sparse.frontends.base import FrontEnd
+from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.transport.mpi import job
 
 _LOG = logging.getLogger("horovod_sparse")
@@ -83,7 +84,7 @@ def _factor(front_end: FrontEnd, bucket: Bucket) -> float:
     sent = pipeline.sent
     if sent is None or not len(sent):
         return 1.0
-    indices, values = sent.entries
+    indices, values = map(copy_to_host, sent.entries)
     place = int(abs(values).argmax())
     index, expected = int(indices[place]), float(values[place]) * pipeline.gradient_unit
     segment = next(one for one in bucket.layout.segments if index < one.start + one.size)

@@ -7,7 +7,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch.optim import Adam, AdamW
-from torch.utils.dlpack import from_dlpack
 
 from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.layout import Segment
@@ -15,9 +14,11 @@ from horovod_sparse.engine.pipeline.handover import Handover
 from horovod_sparse.engine.pipeline.sparse import SparsePipeline
 from horovod_sparse.frontends.optimizers import coupled_decay, is_known
 from horovod_sparse.frontends.step_hooks import StepHooks
+from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.rules import SparseVector
 
-_Places: TypeAlias = Mapping[torch.Tensor, tuple[Bucket, Segment]]
+_Place: TypeAlias = tuple[Bucket, Segment]
+_Places: TypeAlias = Mapping[torch.Tensor, _Place]
 
 
 class OptimizersMomentum(StepHooks):
@@ -53,9 +54,7 @@ class OptimizersMomentum(StepHooks):
         self._put_back(optimizer, places)
         for group in list(optimizer.param_groups):
             selected = {p: places[p] for p in group["params"] if p in places}
-            for p, place in selected.items():
-                if p.grad is None:
-                    self._leave_out(optimizer, group, p, place)
+            self._leave_out(optimizer, group, {p: place for p, place in selected.items() if p.grad is None})
             if group.get("nesterov") and group["momentum"]:
                 self._turn_nesterov_off(optimizer, group, selected)
             elif "betas" in group:
@@ -78,7 +77,7 @@ class OptimizersMomentum(StepHooks):
         for front_end in self.front_ends:
             own = {p: segment for p, (_, segment) in front_end.selected().items() if p in replaced}
             in_order = sorted(own, key=lambda p: own[p].key)  # the same on every rank
-            buffers = [optimizer.state.get(p, {}).get(self._name) for p in in_order]
+            buffers = [self._buffer(optimizer, p) for p in in_order]
             flat = [
                 torch.zeros(p.numel()) if one is None else one.flatten()
                 for p, one in zip(in_order, buffers, strict=True)
@@ -96,14 +95,18 @@ class OptimizersMomentum(StepHooks):
         self._added = 0
 
     def _leave_out(
-        self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], p: torch.Tensor, place: tuple[Bucket, Segment]
+        self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], parameters: Mapping[torch.Tensor, _Place]
     ) -> None:
-        """Let the buffer of a parameter that gets no step hold what the exchange expects after a step."""
-        bucket, segment = place
-        pipeline, buffer = _pipeline(bucket), optimizer.state.get(p, {}).get(self._name)
-        if buffer is not None and not buffer.is_sparse:
-            change = pipeline.handover.next.plus(pipeline.handover.held.times(-1))
-            buffer.add_(_part(_tensors(change), segment, buffer), alpha=_sign(group) * pipeline.gradient_unit)
+        """Let the buffers of parameters that get no step hold what the exchange expects after a step."""
+        changes: dict[int, tuple[torch.Tensor | None, torch.Tensor]] = {}  # by number of the bucket
+        for p, (bucket, segment) in parameters.items():
+            buffer, number, handover = self._buffer(optimizer, p), bucket.layout.number, _handover(bucket)
+            if buffer is None or buffer.is_sparse or not (len(handover.next) or len(handover.held)):
+                continue
+            if number not in changes:
+                changes[number] = _tensors(bucket, handover.next.plus(handover.held.times(-1)))
+            change = _part(changes[number], segment, buffer)
+            buffer.add_(change, alpha=_sign(group) * _pipeline(bucket).gradient_unit)
 
     def _turn_nesterov_off(self, optimizer: torch.optim.Optimizer, group: dict[str, Any], selected: _Places) -> None:
         """Turn it off for parameters whose velocities were sent; the others get a group of their own for this step."""
@@ -114,7 +117,7 @@ class OptimizersMomentum(StepHooks):
             handover = _handover(selected[p][0]) if p in selected and not gathered else None
             plain = handover is None or handover.plain != handover.switches
             (others if plain else velocities).append(p)
-            buffer = optimizer.state.get(p, {}).get(self._name)
+            buffer = self._buffer(optimizer, p)
             if handover is not None and handover.switches and buffer is not None:
                 # Over time, Nesterov's form delivers m times as much of the buffer.
                 buffer.mul_(1 / group["momentum"] if plain else group["momentum"])
@@ -134,7 +137,7 @@ class OptimizersMomentum(StepHooks):
         """
         beta, decay, sign = float(group["betas"][0]), coupled_decay(optimizer, group), _sign(group)
         for p, (bucket, _) in selected.items():
-            handover, first, gradient = _handover(bucket), optimizer.state.get(p, {}).get(self._name), p.grad
+            handover, first, gradient = _handover(bucket), self._buffer(optimizer, p), p.grad
             if first is None or gradient is None or (handover.plain and not handover.switches):
                 continue
             if decay:
@@ -156,14 +159,14 @@ class OptimizersMomentum(StepHooks):
             owed: dict[int, tuple[None, torch.Tensor]] = {}  # by number of the bucket
             for p, group in groups.items():
                 bucket, segment = front_end.selected().get(p, (None, None))
-                buffer = optimizer.state.get(p, {}).get(self._name)
+                buffer = self._buffer(optimizer, p)
                 if bucket is None or segment is None or buffer is None or buffer.is_sparse or p in self._kept:
                     continue
                 if _handover(bucket).plain:
                     continue
                 number = bucket.layout.number
                 if number not in owed:
-                    owed[number] = None, _owed(_pipeline(bucket), front_end.exchange_ranks)
+                    owed[number] = _owed(bucket, front_end.exchange_ranks)
                 self._kept[p] = buffer
                 part = _part(owed[number], segment, buffer)
                 optimizer.state[p][self._name] = buffer.add(part, alpha=_sign(group))
@@ -181,7 +184,7 @@ class OptimizersMomentum(StepHooks):
         """Return the buffers that belong to the state of the exchange."""
         found = {}
         for p, (bucket, _) in self._places(optimizer).items():
-            buffer = self._kept.get(p, optimizer.state.get(p, {}).get(self._name))
+            buffer = self._kept.get(p, self._buffer(optimizer, p))
             if buffer is not None and not buffer.is_sparse and not _handover(bucket).plain:
                 found[p] = buffer
         return found
@@ -197,6 +200,10 @@ class OptimizersMomentum(StepHooks):
         for p, buffer in buffers.items():
             if self._name in optimizer.state.get(p, {}) or self._name == "momentum_buffer":
                 optimizer.state[p][self._name] = buffer
+
+    def _buffer(self, optimizer: torch.optim.Optimizer, p: torch.Tensor) -> torch.Tensor | None:
+        buffer: torch.Tensor | None = optimizer.state.get(p, {}).get(self._name)
+        return buffer
 
     def _places(self, optimizer: torch.optim.Optimizer) -> _Places:
         places = {p: place for front_end in self.front_ends for p, place in front_end.selected().items()}
@@ -222,30 +229,31 @@ def _like(p: torch.Tensor, content: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(p, requires_grad=False).copy_(content.view(p.shape))
 
 
-def _tensors(vector: SparseVector) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Return indices and values of a vector as tensors that share their memory."""
-    indices = None if vector.indices is None else from_dlpack(vector.indices)
-    return indices, from_dlpack(vector.values)
+def _tensors(bucket: Bucket, vector: SparseVector) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Return copies of the indices and values of a vector on the host."""
+    with bucket.work(bucket.collected):
+        indices = None if vector.indices is None else torch.from_numpy(copy_to_host(vector.indices))
+        return indices, torch.from_numpy(copy_to_host(vector.values))
 
 
 def _part(vector: tuple[torch.Tensor | None, torch.Tensor], segment: Segment, like: torch.Tensor) -> torch.Tensor:
-    """Return a segment of a vector in shape and dtype of a tensor."""
+    """Return a segment of a vector in shape, dtype and device of a tensor."""
     indices, values = vector
     start, end = segment.start, segment.start + segment.size
     if indices is None:
-        return values[start:end].view(like.shape).to(like.dtype)
-    first, last = torch.searchsorted(indices, indices.new_tensor([start, end])).tolist()
-    part = values.new_zeros(segment.size)
-    part[indices[first:last].long() - start] = values[first:last]
-    return part.view(like.shape).to(like.dtype)
-
-
-def _owed(pipeline: SparsePipeline, ranks: int) -> torch.Tensor:
-    """Return the velocity of a rank, as if all ranks had it, less what was delivered last; as a mean gradient."""
-    owed = from_dlpack(pipeline.velocity) * ranks
-    indices, values = _tensors(pipeline.handover.held)
-    if indices is None:
-        owed -= values
+        part = values[start:end]
     else:
-        owed[indices.long()] -= values
-    return owed * pipeline.gradient_unit
+        first, last = torch.searchsorted(indices, indices.new_tensor([start, end])).tolist()
+        part = values.new_zeros(segment.size)
+        part[indices[first:last].long() - start] = values[first:last]
+    return part.view(like.shape).to(like)
+
+
+def _owed(bucket: Bucket, ranks: int) -> tuple[None, torch.Tensor]:
+    """Return the velocity of a rank, as if all ranks had it, less what was delivered last; as a mean gradient."""
+    pipeline = _pipeline(bucket)
+    _, velocity = _tensors(bucket, SparseVector.full(pipeline.velocity))
+    indices, values = _tensors(bucket, pipeline.handover.held)
+    owed = velocity * ranks
+    owed[slice(None) if indices is None else indices.long()] -= values
+    return None, owed * pipeline.gradient_unit

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import to_device
-from horovod_sparse.memories.base import require_fit, total
+from horovod_sparse.memories.base import require_fit, total, zeros
 from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.rules.options import RuleOptions
 from horovod_sparse.vector import SparseVector
@@ -32,10 +30,9 @@ class Residual:
     def __init__(self, context: BucketContext, options: Any) -> None:
         del options
         self.alternates = context.undoable
-        # Written here: the pages of np.zeros would be made in the first step.
-        self._residual = np.full(context.size, 0, context.like.dtype, like=context.like)
+        self._residual = zeros(context)
         # The residual before the last step. The next step writes into it, so that nothing has to be copied.
-        self._other = np.full_like(self._residual, 0) if self.alternates else None
+        self._other = zeros(context) if self.alternates else None
 
     def open(self, step: Step, scale: float) -> Accumulator:
         """Accumulate in place on the residual, or into the second buffer; nothing is copied."""

@@ -60,12 +60,13 @@ def values(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().cpu().flatten() for p in model.parameters()])
 
 
+@pytest.mark.parametrize("memory", ["residual", "momentum"])
 def test_training_is_the_same_as_on_the_host(
-    hvd: Any, comm: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    hvd: Any, comm: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch, memory: str
 ) -> None:
-    ours = values(train(device, 5, dense_below=0)[0])
+    ours = values(train(device, 5, dense_below=0, memory=memory)[0])
     monkeypatch.undo()
-    expected = values(train(torch.device("cpu"), 5, dense_below=0)[0])
+    expected = values(train(torch.device("cpu"), 5, dense_below=0, memory=memory)[0])
     # A GPU's own forward and backward pass are rounded differently.
     assert everywhere(comm, torch.equal(ours, expected) if emulated() else torch.allclose(ours, expected, atol=0.01))
 
@@ -81,14 +82,16 @@ def test_mixed_precision_trains(hvd: Any, comm: Any, device: torch.device) -> No
     assert everywhere(comm, all(bool(torch.isfinite(one).all()) for one in residuals))
 
 
+@pytest.mark.parametrize("memory", ["residual", "momentum"])
 def test_the_state_moves_between_devices(
-    hvd: Any, comm: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+    hvd: Any, comm: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch, memory: str
 ) -> None:
     """It holds tensors of the CPU, and either device takes it."""
-    _, ours = train(device, 3, dense_below=0)
+    _, ours = train(device, 3, dense_below=0, memory=memory)
+    assert everywhere(comm, len(ours.state_dict()["state"]) == 4)
     state = ours.compression_state_dict()
     if emulated():
         monkeypatch.undo()
-    _, other = train(torch.device("cpu"), 0, dense_below=0)
+    _, other = train(torch.device("cpu"), 0, dense_below=0, memory=memory)
     other.load_compression_state_dict(state)
     assert everywhere(comm, str(other.compression_state_dict()) == str(state))
