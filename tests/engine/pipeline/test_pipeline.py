@@ -132,7 +132,7 @@ def test_without_memory_the_rest_is_dropped(transport):
     ("settings", "decisions", "reused"),
     [
         ({"schedule": "gravac", "cf_max": 40.0, "eps": 0.1}, [100], 4),
-        ({"schedule": "warmup", "warmup_densities": (0.1, 0.05, 0.1), "steps_per_epoch": 1}, [100, 50, 100], 3),
+        ({"schedule": "warmup", "warmup_densities": (0.1, 0.05, 0.1), "steps_per_epoch": 1}, [100, 50], 3),
     ],
     ids=["gravac", "warmup"],
 )
