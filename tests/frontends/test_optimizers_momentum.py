@@ -120,7 +120,7 @@ def clipped(comm, front_end, make, settings):
             averaged(comm, model)
         elif front_end == "Horovod":
             optimizer.synchronize()
-        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.4))
+        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.6))
         with optimizer.skip_synchronize() if front_end == "Horovod" else nullcontext():
             optimizer.step()
     return [torch.stack(norms), *snapshot(model)]
@@ -129,7 +129,7 @@ def clipped(comm, front_end, make, settings):
 @pytest.mark.parametrize(("make", "settings"), MAKES)
 def test_at_density_1_clipping_is_that_of_torch(hvd, group, comm, make, settings):
     expected = clipped(comm, None, make, settings)
-    assert everywhere(comm, (expected[0] > 0.4).any() and (expected[0] < 0.4).any())
+    assert everywhere(comm, (expected[0] > 0.6).any() and (expected[0] < 0.6).any())
     for front_end in FRONT_ENDS:
         assert everywhere(comm, near(clipped(comm, front_end, make, settings), expected, 1e-8))
 
