@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from horovod_sparse.config import Sparse
 from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.pipeline.sparse import SparsePipeline
 from horovod_sparse.frontends.base import FrontEnd
@@ -23,7 +22,7 @@ _LESS = 0.98  # a gradient in 16 bits may be this much smaller than what was exc
 _watches: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Watch] = weakref.WeakKeyDictionary()
 
 
-def warn_of_clipping(optimizer: torch.optim.Optimizer, sparse: Sparse, front_end: FrontEnd) -> None:
+def warn_of_clipping(optimizer: torch.optim.Optimizer, front_end: FrontEnd) -> None:
     """Warn once, on rank 0, if exchanged gradients are clipped before an optimizer's step.
 
     Dense gradients may be clipped. A selected entry is a sum over many steps, and clipping would drop a part of it for
@@ -31,19 +30,17 @@ def warn_of_clipping(optimizer: torch.optim.Optimizer, sparse: Sparse, front_end
 
     Args:
         optimizer: The optimizer. Other hooks that change gradients must be registered later.
-        sparse: The configuration.
         front_end: A front end that exchanges its gradients; held weakly.
     """
     if optimizer not in _watches:
-        _watches[optimizer] = _Watch(sparse)
+        _watches[optimizer] = _Watch()
         optimizer.register_step_pre_hook(_watches[optimizer])
     _watches[optimizer].front_ends.add(front_end)
 
 
 class _Watch:
-    def __init__(self, sparse: Sparse) -> None:
+    def __init__(self) -> None:
         self.front_ends: weakref.WeakSet[FrontEnd] = weakref.WeakSet()
-        self._sparse = sparse
         self._steps = 0
         self._before: float | None = None  # factor in an earlier step
         self._warned = False

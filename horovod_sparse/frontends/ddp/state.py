@@ -171,7 +171,7 @@ class SparseState(ExchangingGradients):
         self._optimizer = given
         for optimizer in self.optimizers:
             # Not in the first backward pass, which may already be inside the first step, in a closure.
-            warn_of_clipping(optimizer, self.compression, self)
+            warn_of_clipping(optimizer, self)
             apply_momentum(optimizer, self.compression, None if self._exchange is None else self)
 
     @property

@@ -75,7 +75,7 @@ class Gradients(ExchangingGradients):
             self._exchange = Exchange(sparse, transport, owner, factor, grad_scaler, stall, buffers=owner)
         _Horovod.__init__(self, params, named_parameters, hvd.Compression.none, **of_horovod)
         if self._exchange is not None:
-            warn_of_clipping(self, sparse, self)  # type: ignore[arg-type]
+            warn_of_clipping(self, self)  # type: ignore[arg-type]
         apply_momentum(self, sparse, None if self._exchange is None else self)  # type: ignore[arg-type]
 
     def _register_hooks(self) -> None:
