@@ -38,21 +38,22 @@ class Handover:
         if factor != 1:
             self.held = self.held.times(factor)
 
-    def gradient(self, total: SparseVector, momentum: Momentum, dense: bool) -> SparseVector:
+    def gradient(self, total: SparseVector, momentum: Momentum, dense: bool, carry: float = 1.0) -> SparseVector:
         """Return the gradient for the optimizer's next step.
 
         Args:
             total: Delivered velocities, or plain gradients in a dense step.
             momentum: The optimizer's momentum in this step.
             dense: Whether it is a dense step.
+            carry: Factor on what the buffer holds in this step; unlike ``rescale``, it is not remembered.
         """
         if not (momentum.factor or momentum.averages):  # the optimizer's buffer stays as it is
             self.next, self.switches = self.held, False
             return total
         self.next, self.switches = self._nothing if dense else total, dense != self.plain
         if dense:
-            return total.plus(self.held.times(-momentum.factor / momentum.share))
-        effective = total.plus(self.held.times(-momentum.factor))
+            return total.plus(self.held.times(-momentum.factor * carry / momentum.share))
+        effective = total.plus(self.held.times(-momentum.factor * carry))
         return effective if momentum.share == 1 else effective.times(1 / momentum.share)
 
     def commit(self) -> None:

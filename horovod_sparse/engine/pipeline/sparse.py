@@ -215,8 +215,8 @@ class SparsePipeline(PipelineBase):
         dense = np.zeros(size, self._context.like.dtype, like=self._context.like)
         self._kernels.accumulate(gradients, dense)
         total = SparseVector.full(self._transport.allreduce(dense))  # not rounded
-        self.handover.rescale(step.carry)
-        total = self.handover.gradient(total, step.momentum, dense=True)
+        # The units stay those of the memory, which does not change.
+        total = self.handover.gradient(total, step.momentum, dense=True, carry=step.carry)
         self.counts.nonfinite += 1
         self.counts.exchanged(size, size, size, size, "dense")
         self._enter("apply")
