@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from horovod_sparse.kernels import kernels_for, largest_magnitude, to_device
+from horovod_sparse.kernels import kernels_for, largest_magnitude, packed, to_device
+from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array, Indices, Moments, Segments, Velocity
 from horovod_sparse.vector import SparseVector
 
@@ -26,6 +27,7 @@ class Accumulator:
         source: Array to scale; not modified. None: the buffer itself.
         clear: Whether the gradients' arrays may be set to zero.
         velocity: Momentum to apply to the gradients; None: no momentum.
+        empty: Whether the buffer is known to hold zeros only, and is the source.
 
     Attributes:
         buffer: Shape (n,), float32 or float64. Holds acc once settled.
@@ -45,6 +47,7 @@ class Accumulator:
         source: Array | None = None,
         clear: bool = False,
         velocity: Velocity | None = None,
+        empty: bool = False,
     ) -> None:
         self.buffer = buffer
         self.gradients = gradients
@@ -55,6 +58,7 @@ class Accumulator:
         self._source = source
         self._clear = clear
         self._velocity = velocity
+        self._empty = empty
         self._largest: Array | None = None  # values taken while settling; they include the largest
         self._kernels = kernels_for(buffer)
 
@@ -174,6 +178,9 @@ class Accumulator:
 
     def take_all(self) -> SparseVector:
         """Move everything except held positions out of the buffer, and return it as a vector without indices."""
+        if self._empty and not self.settled:
+            self.settled = True  # what was added is taken again, so the zeros need not be read or written
+            return SparseVector.full(packed(self.gradients, SCRATCH.empty(self.size, self.buffer)))
         buffer = self.settle()
         values = self._kernels.take(self.gradients, buffer, None)
         return SparseVector.full(values)

@@ -54,7 +54,8 @@ class Compression:
         """Send the k largest entries after momentum, with values in 4 bits, over the collective that ``auto`` chooses.
 
         Without a density, the first hundred steps try several, and the largest that costs no time is used from then on;
-        on a fast network everything is sent, unrounded (see ``Measured``). Timing decides: two runs may differ.
+        on a fast network everything is sent (see ``Measured``). Timing decides, so two runs may differ, unless the
+        second repeats the decisions of the first.
 
         The most accurate preset for the bytes that it sends. The momentum of ``torch.optim.SGD``, ``Adam``, ``AdamW``
         and ``Muon`` is applied on each rank before the selection. As delay acts as momentum, too, 40 % of every

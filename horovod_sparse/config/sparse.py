@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
-from horovod_sparse.collectives import COLLECTIVES, Collective, TopkA
+from horovod_sparse.collectives import COLLECTIVES, Collective, Dense, TopkA
 from horovod_sparse.memories import MEMORIES, Memory, Residual
 from horovod_sparse.rules import ANYWHERE, BucketContext
 from horovod_sparse.rules.options import RuleOptions, integer, number
@@ -165,6 +165,10 @@ class Sparse(RuleOptions):
         collective = self._make("collective", context, transport)
         memory, sparsifier = self._make("memory", context), self._make("sparsifier", context)
         return memory, sparsifier, collective, self._make("schedule", context, self.density)
+
+    def rounded(self, wire: str, context: BucketContext, transport: Any) -> Collective:
+        """Build the collective of dense steps in which values are rounded to a format."""
+        return Dense(context, transport, Dense.Options(wire=wire))
 
     def facts(self) -> dict[str, Any]:
         """Return everything that can change a result, as plain values; equal for equal configurations.

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_sparse.kernels.protocol import Kernels
-from horovod_sparse.kernels.types import Array
+from horovod_sparse.kernels.types import Array, Segments
 
 if TYPE_CHECKING:
     from horovod_sparse.kernels import cpu, cuda
@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     _CPU: Kernels = cpu
     _CUDA: Kernels = cuda
 
-__all__ = ["Kernels", "copy_to_host", "cpu", "cuda", "kernels_for", "largest_magnitude", "to_device", "to_host"]
+__all__ = [
+    "Kernels",
+    "copy_to_host",
+    "cpu",
+    "cuda",
+    "kernels_for",
+    "largest_magnitude",
+    "packed",
+    "to_device",
+    "to_host",
+]
 
 _kernels: dict[type, Kernels] = {}  # by the type of the array
 
@@ -63,6 +73,17 @@ def copy_to_host(array: Any) -> NDArray[Any]:
 def to_device(array: Any, like: Array) -> Array:
     """Return the content of a NumPy array on the device of another array; on the host, the array itself."""
     return np.asarray(array, like=like)
+
+
+def packed(gradients: Segments, values: Array) -> Array:
+    """Write gradients into an array of the bucket's size and dtype, with zeros in the gaps, and return it."""
+    if sum(array.size for _, array in gradients) == values.size and all(a.dtype == values.dtype for _, a in gradients):
+        for start, array in gradients:
+            values[start : start + array.size] = array
+    else:
+        values[...] = 0
+        kernels_for(values).accumulate(gradients, values)
+    return values
 
 
 def largest_magnitude(array: Array) -> float:

@@ -111,6 +111,7 @@ class MomentumCorrection(Residual):
         factor = (1 - momentum.factor) / momentum.share
         if not to_gradients:
             return 1 / factor
+        self._empty = False
         self._residual += self._residual.dtype.type(weight * momentum.factor / (1 - momentum.factor)) * self._velocity
         self._velocity[...] = 0
         return factor

@@ -31,20 +31,22 @@ class Residual:
         del options
         self.alternates = context.undoable
         self._residual = zeros(context)
+        self._empty = True  # whether it is known to be zero; false where that is not known
         # The residual before the last step. The next step writes into it, so that nothing has to be copied.
         self._other = zeros(context) if self.alternates else None
 
     def open(self, step: Step, scale: float) -> Accumulator:
         """Accumulate in place on the residual, or into the second buffer; nothing is copied."""
         if self._other is None:
-            return Accumulator(self._residual, step.gradients, scale, clear=step.clear)
+            return Accumulator(self._residual, step.gradients, scale, clear=step.clear, empty=self._empty)
         return Accumulator(self._other, step.gradients, scale, source=self._residual, clear=step.clear)
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
         """Add the returned entries; those that were not selected are already in place."""
-        del vector
         accumulator.settle()
         accumulator.put_back(returned)
+        everything = vector.indices is None and not len(returned)
+        self._empty = everything and (self._empty or accumulator.active_size == accumulator.size)
         self._swap()
 
     def _swap(self) -> None:
@@ -62,6 +64,7 @@ class Residual:
         else:
             require_fit(state["residual"], self._residual)
             self._residual[...] = to_device(state["residual"], self._residual)
+            self._empty = False
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Add up the residuals."""

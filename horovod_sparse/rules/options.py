@@ -110,6 +110,16 @@ def one_of(default: Any, *choices: Any, hint: str = "") -> Any:
     return _option(default, is_valid, lambda _: f"one of {', '.join(map(str, choices))}", hint)
 
 
+def text(default: str | None, *, free: bool = False) -> Any:
+    """Declare an option that is a string and not empty; None is allowed if it is the default.
+
+    Args:
+        default: Default value.
+        free: Whether the option cannot change a result.
+    """
+    return _option(default, lambda value: isinstance(value, str) and value != "", lambda _: "a string", free=free)
+
+
 def is_number(value: object) -> bool:
     """Return whether a value is a finite number and not a bool."""
     # An integer may be too large for a float.

@@ -23,6 +23,7 @@ class Constant(Stateless):
 
         dense_steps: int = integer(0)
 
+    dense_wire: str | None = None
     weighs = False
     predictable = True
 

@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
-from collections.abc import Sequence
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from horovod_sparse.rules import BucketContext, Step
-from horovod_sparse.rules.options import integer, is_number, number
+from horovod_sparse.rules.options import flag, integer, is_number, number, text
 from horovod_sparse.rules.states import checked_integer, checked_number, checked_numbers
 from horovod_sparse.schedules.constant import Constant
 
 _LOG = logging.getLogger("horovod_sparse")
-_HOPELESS = 1.5  # a density that takes this many times the least time is not tried again, and no larger one is
+_HOPELESS = 1.5  # a candidate that takes this many times the least time is not tried again
+_CERTAIN = 3  # rounds in which a candidate must be too slow, or fast enough, for an early decision
 _DRIFT = 1.3  # ratio of two step times that leads to new trials
 _WINDOW = 50  # steps over which a step time is taken after the trials
-_PATIENCE = 200  # steps until new trials may begin; doubled after each of them
+_PROBE = 4  # windows until a larger candidate is tried once; doubled after each
+_WIRES = ("log8", "float16")  # of everything, rounded
+_CREDIT, _SHARE = 300, 0.01  # number of trial steps always allowed, and share of all steps besides
+
+
+class Candidate(NamedTuple):
+    """Content of the messages of a step.
+
+    Attributes:
+        density: Fraction of the entries.
+        wire: Format to which values are rounded at density 1; None: not rounded there.
+    """
+
+    density: float
+    wire: str | None = None
+
+    def __str__(self) -> str:
+        """Return the density, or "dense" and the format."""
+        return f"{self.density:g}" if self.density < 1 else "_".join(["dense", *([self.wire] if self.wire else [])])
 
 
 class Measured(Constant):
@@ -36,15 +59,21 @@ class Measured(Constant):
 
         Attributes:
             densities: Densities to try, in any order; 1 sends everything. They replace the configured density.
+            rounded: Also try everything rounded to 16 and to 8 bits, if densities include 1.
             max_exposed: Step time of the chosen density over the shortest one, minus 1, at most.
-            rounds: Number of trials of each density.
             trial: Number of steps of a trial.
+            trial_steps: Number of steps of the trials together, unless one round of them needs more.
+            record: File into which rank 0 writes the decisions, one JSON object per line; None: none.
+            decisions: File of decisions to repeat, instead of trials; None: none.
         """
 
         densities: tuple[float, ...] = (1.0, 0.1, 0.03, 0.01, 0.002)
+        rounded: bool = flag(True)
         max_exposed: float = number(0.05, lambda x: x >= 0, "at least 0")
-        rounds: int = integer(5, least=1)
         trial: int = integer(4, least=2, hint="the first step of a trial is not counted")
+        trial_steps: int = integer(100, least=1)
+        record: str | None = text(None, free=True)
+        decisions: str | None = text(None)
 
         def __post_init__(self) -> None:
             """Check the fields and the densities."""
@@ -54,14 +83,26 @@ class Measured(Constant):
                 raise ValueError(f"densities must be numbers in (0, 1], as in (1,0.1,0.01), not {given!r}")
             object.__setattr__(self, "densities", tuple(sorted(set(given))))
 
+        @property
+        def candidates(self) -> list[Candidate]:
+            """Candidates, by the accuracy expected of them, ascending."""
+            selections = [Candidate(density) for density in self.densities if density < 1]
+            if 1 not in self.densities:
+                return selections
+            return [*selections, *(Candidate(1.0, wire) for wire in _WIRES if self.rounded), Candidate(1.0)]
+
     def __init__(self, context: BucketContext, density: float, options: Options) -> None:
         super().__init__(context, density, options)
-        self._trials: _Trials = context.shared.setdefault(_Trials, _Trials(options))
+        if _Trials not in context.shared:
+            context.shared[_Trials] = _Trials(options)
+        self._trials: _Trials = context.shared[_Trials]
 
     def _densities(self, step: Step) -> Sequence[float]:
+        self.dense_wire = None
         if step.number < self._options.dense_steps:
             return (1.0,)  # the trials start after these steps
-        return (self._trials.begin(self._context),)
+        density, self.dense_wire = self._trials.begin(self._context)
+        return (density,)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the model's trials; the same in every bucket between two steps."""
@@ -73,105 +114,226 @@ class Measured(Constant):
 
 
 class _Trials:
-    """Trials of the densities of a model, shared by all its buckets.
+    """Trials of the candidates of a model, shared by all its buckets.
+
+    Candidates are tried in rounds, first selections, from the smallest density up, then everything, last everything
+    rounded. A round's trials follow each other closely, so times are compared as ratios within a round.
 
     Args:
         options: Options of the schedule.
         clock: Returns the time in seconds.
     """
 
-    def __init__(self, options: Measured.Options, clock: Any = time.perf_counter) -> None:
+    def __init__(self, options: Measured.Options, clock: Callable[[], float] = time.perf_counter) -> None:
         self._options, self._clock = options, clock
-        self._chosen = 0  # density in use, and on trial while there is one
-        self._alive = list(range(len(options.densities)))  # densities on trial, ascending; empty: it has been decided
-        self._times: list[list[float]] = [[] for _ in self._alive]  # of steps, by density and round; equal on all ranks
+        self._candidates = options.candidates
+        self._replay = _Replay(options.decisions, self._candidates) if options.decisions else None
+        self._chosen = 0  # the decision
+        self._current = self._order[0]  # candidate in use: a trial's or the decision
+        self._alive = self._order  # candidates on trial, in the order of trials; empty: it has been decided
+        self._times: list[list[float]] = [[] for _ in self._candidates]  # of steps, by round; equal on all ranks
         self._reference = 0.0  # step time after the last trials; 0: not known
         self._drifted = 0  # windows in a row with another step time
-        self._since, self._patience = 0, _PATIENCE  # steps since the last trials, and until the next ones
+        self._windows, self._probe = 0, _PROBE  # windows since the last trial, and until the next probe
+        self._steps, self._tried = 0, 0  # steps so far, and those of them that were trials
+        self._history: list[list[int]] = []  # number of the step, and candidate used from there on
         self._periods: list[float] = []  # of this rank, in the trial or window in progress
         self._last, self._began = math.inf, math.nan  # number of the latest bucket, and begin of the step
 
-    def begin(self, context: BucketContext) -> float:
-        """Return the density of a step; every bucket calls this once in a step, on all ranks. A collective call."""
+    @property
+    def _order(self) -> list[int]:
+        dense = [index for index, one in enumerate(self._candidates) if one.density == 1]
+        return [*range(len(self._candidates) - len(dense)), *reversed(dense)]
+
+    @property
+    def _trying(self) -> bool:
+        return bool(self._alive) or self._current != self._chosen
+
+    def begin(self, context: BucketContext) -> Candidate:
+        """Return what a step sends; every bucket calls this once in a step, on all ranks. A collective call."""
         first, self._last = context.bucket <= self._last, context.bucket
-        if first:
-            now = self._clock()
-            if math.isfinite(self._began):  # else it is the first step, or the first of a resumed run
-                self._periods.append(now - self._began)
-            self._began = now
-            if len(self._periods) == (self._options.trial if self._alive else _WINDOW):
-                # A trial's first step includes the change of the density. The median ignores evaluations.
-                mine = median(self._periods[1:])
-                self._periods = []
-                (self._note_trial if self._alive else self._note_window)(context, context.mean([mine])[0])
-        return self._options.densities[self._chosen]
+        if first and self._replay is not None:
+            self._current = self._replay.at(self._steps, context)
+            self._steps += 1
+        elif first:
+            self._begin(context)
+        return self._candidates[self._current]
+
+    def _begin(self, context: BucketContext) -> None:
+        now = self._clock()
+        if math.isfinite(self._began):  # else it is the first step, or the first of a resumed run
+            self._periods.append(now - self._began)
+        self._began = now
+        if len(self._periods) == (self._options.trial if self._trying else _WINDOW):
+            # A trial's first step includes the change of the density. The median ignores evaluations.
+            mine = median(self._periods[1:])
+            self._periods = []
+            seconds = context.mean([mine])[0]
+            if self._alive:
+                self._note_trial(context, seconds)
+            elif self._trying:
+                self._note_probe(context, seconds)
+            else:
+                self._note_window(context, seconds)
+        if not self._history or self._history[-1][1] != self._current:
+            self._history.append([self._steps, self._current])
+            if self._options.record and context.rank == 0:
+                _write(Path(self._options.record), [(at, self._candidates[index]) for at, index in self._history])
+        self._steps += 1
+        if self._trying:
+            self._tried += 1
+            context.events["trial_steps"] += 1
 
     def _note_trial(self, context: BucketContext, seconds: float) -> None:
-        first_round = not self._times[self._chosen]
-        self._times[self._chosen].append(seconds)
-        least = min(median(times) for times in self._times if times)
-        place = self._alive.index(self._chosen)
-        if first_round and seconds > _HOPELESS * least:
-            self._alive = self._alive[: max(place, 1)]  # larger densities would take even longer
-            place = len(self._alive) - 1
-        if place + 1 < len(self._alive):
-            self._chosen = self._alive[place + 1]
-        elif len(self._times[self._alive[0]]) < self._options.rounds and len(self._alive) > 1:
-            self._chosen = self._alive[0]
+        place, times = self._alive.index(self._current), self._times[self._current]
+        times.append(seconds)
+        remaining = self._alive[place + 1 :]
+        if len(times) == 1 and seconds > _HOPELESS * min(every[0] for every in self._times if every):
+            if self._candidates[self._current].density < 1:
+                remaining = []  # larger selections would take longer still, and everything even more so
+            self._alive = [*self._alive[:place], *remaining]
+        if remaining:
+            self._current = remaining[0]
         else:
-            self._decide(context)
+            self._end_round(context)
 
-    def _decide(self, context: BucketContext) -> None:
-        times = {index: median(self._times[index]) for index in self._alive}
-        limit = (1 + self._options.max_exposed) * min(times.values())
-        self._chosen = max(index for index in self._alive if times[index] <= limit)
-        self._alive, self._reference, self._drifted, self._since = [], 0.0, 0, 0
+    def _end_round(self, context: BucketContext) -> None:
+        ratios, limit = self._ratios(), 1 + self._options.max_exposed
+        certain = len(self._times[self._alive[0]]) >= _CERTAIN
+        if certain:
+            self._alive = [index for index in self._alive if min(ratios[index]) <= limit]
+            certain = len(self._alive) == 1 or max(ratios[max(self._alive)]) <= limit
+        trials = sum(map(len, self._times)) + len(self._alive)  # including those of another round
+        if certain or trials * self._options.trial > self._options.trial_steps:
+            self._decide(context, max(index for index in self._alive if median(ratios[index]) <= limit))
+        else:
+            self._current = self._alive[0]
+
+    def _ratios(self) -> dict[int, list[float]]:
+        """Return the step times of each candidate relative to those of the fastest one, by round."""
+        fastest = min(self._alive, key=lambda index: median(self._times[index]))
+        return {
+            index: [own / other for own, other in zip(self._times[index], self._times[fastest], strict=True)]
+            for index in self._alive
+        }
+
+    def _decide(self, context: BucketContext, chosen: int) -> None:
+        self._chosen = self._current = chosen
+        self._alive, self._reference, self._drifted, self._windows = [], 0.0, 0, 0
         context.events["decisions"] += 1
-        tried = {f"{self._options.densities[index]:g}": median(all_) for index, all_ in enumerate(self._times) if all_}
-        density = self._options.densities[self._chosen]
+        measured = {str(one): median(times) for one, times in zip(self._candidates, self._times, strict=True) if times}
+        context.events.update({f"trial_seconds_{name}": seconds for name, seconds in measured.items()})
         if context.rank == 0:
-            table = ", ".join(f"{name}: {1000 * seconds:.1f}" for name, seconds in tried.items())
-            _LOG.info("chose density %g; step time in ms by density: %s", density, table)
+            table = ", ".join(f"{name}: {1000 * seconds:.1f}" for name, seconds in measured.items())
+            _LOG.info("chose density %s; step time in ms by density: %s", self._candidates[chosen], table)
 
     def _note_window(self, context: BucketContext, seconds: float) -> None:
-        self._since += _WINDOW
+        self._windows += 1
         if not self._reference:
             self._reference = seconds
             return
         drifts = not self._reference / _DRIFT < seconds < self._reference * _DRIFT
         self._drifted = self._drifted + 1 if drifts else 0
-        if self._drifted < 2 or self._since < self._patience:  # one window may be an accident
-            return
+        if self._drifted >= 2 and self._affordable(self._options.trial_steps):  # one window may be an accident
+            self._start(context, f"a step takes {1000 * seconds:.1f} ms instead of {1000 * self._reference:.1f}")
+        elif not drifts and self._windows >= self._probe and self._affordable(self._options.trial):
+            larger = range(self._chosen + 1, len(self._candidates))
+            self._current = next(iter(larger), self._chosen)
+            self._windows, self._probe = 0, 2 * self._probe
+
+    def _affordable(self, steps: int) -> bool:
+        return self._tried + steps <= _CREDIT + _SHARE * self._steps
+
+    def _note_probe(self, context: BucketContext, seconds: float) -> None:
+        probed, self._current = self._current, self._chosen
+        if seconds <= (1 + self._options.max_exposed) * self._reference and self._affordable(self._options.trial_steps):
+            self._start(context, f"a step at density {self._candidates[probed]} takes {1000 * seconds:.1f} ms")
+
+    def _start(self, context: BucketContext, why: str) -> None:
         if context.rank == 0:
-            now, before = 1000 * seconds, 1000 * self._reference
-            _LOG.info("a step takes %.1f ms instead of %.1f: trying the densities again", now, before)
-        self._patience *= 2
-        self._alive = list(range(len(self._options.densities)))
-        self._times = [[] for _ in self._alive]
-        self._chosen = 0
+            _LOG.info("%s: trying the densities again", why)
+        self._alive = self._order
+        self._times = [[] for _ in self._candidates]
+        self._current, self._probe = self._alive[0], _PROBE
 
     def state_dict(self) -> dict[str, Any]:
         """Return decisions and measurements that all ranks share; a trial in progress is repeated."""
         return {
             "chosen": self._chosen,
+            "current": self._current,
             "alive": list(self._alive),
             "times": [list(times) for times in self._times],
             "reference": self._reference,
             "drifted": self._drifted,
-            "since": self._since,
-            "patience": self._patience,
+            "windows": self._windows,
+            "probe": self._probe,
+            "steps": self._steps,
+            "tried": self._tried,
+            "history": [list(entry) for entry in self._history],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state from ``state_dict``; ValueError if a value is invalid."""
-        count = len(self._options.densities)
-        indices = [state["chosen"], *state["alive"]]
+        count = len(self._candidates)
+        used = [index for _, index in state["history"]]
+        indices = [state["chosen"], state["current"], *state["alive"], *used]
         fits = all(checked_integer(index, "index of a density") < count for index in indices)
         if not fits or len(state["times"]) != count:
             raise ValueError(f"the state of measured densities does not fit {count} of them: {state!r:.200}")
         times = [checked_numbers(one, "times of measured", finite=True) for one in state["times"]]
-        numbers = [checked_integer(state[name], f"{name} of measured") for name in ("drifted", "since", "patience")]
+        names = ("drifted", "windows", "probe", "steps", "tried")
+        numbers = [checked_integer(state[name], f"{name} of measured") for name in names]
+        history = [[checked_integer(at, "step of a decision"), int(index)] for at, index in state["history"]]
         self._reference = checked_number(state["reference"], "reference of measured", finite=True)
-        self._chosen, self._alive, self._times = int(state["chosen"]), [int(one) for one in state["alive"]], times
-        self._drifted, self._since, self._patience = numbers
+        self._chosen, self._current, *_ = map(int, indices)
+        self._alive, self._times, self._history = [int(one) for one in state["alive"]], times, history
+        self._drifted, self._windows, self._probe, self._steps, self._tried = numbers
         self._periods, self._last, self._began = [], math.inf, math.nan
+
+
+class _Replay:
+    """Decisions of an earlier training, from the file that it recorded.
+
+    Args:
+        path: The file.
+        candidates: What the schedule may use.
+
+    Raises:
+        ValueError: The file cannot be read, or does not fit the candidates.
+    """
+
+    def __init__(self, path: str, candidates: list[Candidate]) -> None:
+        self._path, self._checked = path, False
+        try:
+            content = Path(path).read_text()
+            entries = [json.loads(line) for line in content.splitlines()]
+            self._steps = [checked_integer(entry["step"], "step") for entry in entries]
+            self._used = [candidates.index(Candidate(entry["density"], entry["wire"])) for entry in entries]
+            if not entries or self._steps[0] != 0 or self._steps != sorted(set(self._steps)):
+                raise ValueError("the steps must start at 0 and ascend")
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"decisions={path!r} cannot be repeated: pass a file that a training with the same densities and "
+                f"rounded wrote with record=..., readable on every rank: {error!r}"
+            ) from error
+        self._digest = float(zlib.crc32(content.encode()) % (1 << 20))
+
+    def at(self, step: int, context: BucketContext) -> int:
+        """Return the candidate of a step. A collective call the first time: the ranks compare their files."""
+        if not self._checked:
+            self._checked = True
+            mean, mean_square = context.mean([self._digest, self._digest**2])
+            if mean_square != mean**2:
+                raise ValueError(f"rank {context.rank}: the ranks have different files decisions={self._path!r}")
+        return self._used[bisect_right(self._steps, step) - 1]
+
+
+def _write(path: Path, history: Sequence[tuple[int, Candidate]]) -> None:
+    """Write the decisions so far into a file, which is never incomplete; a failure is reported once per decision."""
+    lines = [json.dumps({"step": step, "density": one.density, "wire": one.wire}) for step, one in history]
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        temporary.write_text("\n".join(lines) + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        _LOG.warning("decisions cannot be recorded in %s: %s", path, error)

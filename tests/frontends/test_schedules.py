@@ -50,7 +50,7 @@ GRAVAC = {"cf_max": 500, "window": 2, "collective": "oktopk", "sparsifier": "reu
         hvs.Compression.gravac(10, cf_max=100, window=3, eps=0.5, dense_below=0, bucket_bytes=1200),
         hvs.Compression.accordion(0.02, change=0.3, dense_below=0, bucket_bytes=1200, **ACCORDION),
         hvs.Compression.gravac(2, eps=0.9, dense_below=0, bucket_bytes=1200, **GRAVAC),
-        hvs.Compression.recommended(rounds=1, trial=2, dense_below=0, bucket_bytes=1200),
+        hvs.Compression.recommended(trial_steps=1, trial=2, dense_below=0, bucket_bytes=1200),
     ],
     ids=["gravac", "accordion", "gravac with oktopk", "measured"],
 )
@@ -90,7 +90,7 @@ def test_densities_are_measured_where_a_scaler_skips_steps(hvd, comm, caplog):
     """Of a step that is skipped nothing remains, its time included; every rank has the same bits in the end."""
     model, rank = mlp(), comm.Get_rank()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    compression = hvs.Compression.recommended(rounds=2, trial=2, densities=(1, 0.05), dense_below=0)
+    compression = hvs.Compression.recommended(trial_steps=8, trial=2, rounded=False, densities=(1, 0.05), dense_below=0)
     with caplog.at_level(logging.INFO, "horovod_sparse"):
         optimizer = wrap(model, compression, sgd(model), grad_scaler=scaler)
         for step in range(40):
@@ -103,3 +103,23 @@ def test_densities_are_measured_where_a_scaler_skips_steps(hvd, comm, caplog):
     assert everywhere(comm, len(decided) == (rank == 0 and comm.Get_size() > 1))
     assert agree(comm, snapshot(model))
     assert everywhere(comm, all(p.isfinite().all() for p in model.parameters()))
+
+
+def test_a_run_that_repeats_recorded_decisions_has_the_same_bits(hvd, comm, tmp_path):
+    path = str(comm.bcast(tmp_path) / "decisions.jsonl")
+    settings = {"collective": "topka", "dense_below": 0, "trial": 2, "densities": (1, 0.2, 0.05)}
+    ends = []
+    for option in ("record", "decisions"):
+        model = mlp()
+        compression = hvs.Compression.recommended(**settings, **{option: path})
+        optimizer = wrap(model, compression, sgd(model, momentum=0.9))
+        for step in range(40):
+            optimizer.zero_grad()
+            loss_of(model, comm.Get_rank(), step).backward()
+            optimizer.step()
+        comm.Barrier()  # rank 0 has written all decisions
+        ends.append(snapshot(model))
+        decided = optimizer.statistics().get("total/decisions", 0)
+        assert comm.bcast(decided) == (option == "record" and comm.Get_size() > 1)
+    assert everywhere(comm, all(torch.equal(*pair) for pair in zip(*ends, strict=True)))
+    assert agree(comm, ends[1])

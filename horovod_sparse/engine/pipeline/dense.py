@@ -8,6 +8,7 @@ from typing import Any
 
 from horovod_sparse.engine.pipeline.base import PipelineBase
 from horovod_sparse.engine.pipeline.norms import Norms
+from horovod_sparse.kernels import packed
 from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array, Segments
 from horovod_sparse.rules import SparseVector, Step
@@ -48,14 +49,8 @@ class DensePipeline(PipelineBase):
 
     def _pack(self, gradients: Segments, step: Step, values: Array) -> None:
         """Write the gradients, and whether this rank had a backward pass: the sum counts the ranks that had one."""
-        size = self._context.size
-        if sum(array.size for _, array in gradients) == size and all(a.dtype == values.dtype for _, a in gradients):
-            for start, array in gradients:
-                values[start : start + array.size] = array
-        else:
-            values[:size] = 0
-            self._kernels.accumulate(gradients, values[:size])
-        values[size] = not step.idle
+        packed(gradients, values[:-1])
+        values[-1] = not step.idle
 
     def _finish(self, total: Array, outputs: Segments, step: Step) -> None:
         size = self._context.size

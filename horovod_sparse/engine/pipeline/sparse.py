@@ -55,12 +55,14 @@ class _Plan(NamedTuple):
         densities: Densities of the candidates, descending.
         ks: Number of entries of each candidate.
         dense: Whether everything is sent instead.
+        wire: Format to which values are then rounded; None: not rounded.
     """
 
     elements: int
     densities: Sequence[float]
     ks: list[int]
     dense: bool
+    wire: str | None
 
 
 class _Units(NamedTuple):
@@ -117,6 +119,7 @@ class SparsePipeline(PipelineBase):
         self._stable = False  # whether the facts have not changed since the step before, and may be relied upon
         self._algorithm = str(sparse.facts()["collective"]["of"])
         self.memory, self.sparsifier, self.collective, self.schedule = sparse.build(context, transport)
+        self._rounded: dict[str, Any] = {}  # by format
         self._headroom = Headroom(context, self.memory)
         self.handover = Handover(context)
         self.sent: SparseVector | None = None
@@ -263,7 +266,7 @@ class SparsePipeline(PipelineBase):
         asked = self._agreement.begin_allreduce(mine) if relies or self._context.undoable else None
         try:
             sent = vector if safe else replace(vector, values=np.zeros_like(vector.values))
-            exchange = self.collective.allreduce(sent, k)
+            exchange = self._collective(plan.wire).allreduce(sent, k)
             sums = mine if asked is None else asked.wait()
             unsafe = self._learn(sums) if relies else bool(sums[0] % _REPLACED)
         except BaseException as error:
@@ -280,7 +283,7 @@ class SparsePipeline(PipelineBase):
                 step = replace(step, carry=1.0)
             self._send_dense(gradients, outputs, step)
             return
-        self._count(plan.elements, k, vector, exchange)
+        self._count(plan, k, vector, exchange)
         if norms is not None:
             norms.returned(accumulator, exchange.returned)
             self._measuring = not norms.note(self.counts)
@@ -302,7 +305,15 @@ class SparsePipeline(PipelineBase):
         densities = self.schedule.densities(step)
         ks = [self._sparse.k(elements, density) for density in densities]
         dense = 0 < elements <= ks[0] or self.collective.decide(self._context.size, ks[0])
-        return _Plan(elements, densities, ks, dense)
+        return _Plan(elements, densities, ks, dense, self.schedule.dense_wire if densities[0] == 1 else None)
+
+    def _collective(self, wire: str | None) -> Any:
+        """Return the configured collective, or the one that rounds everything to a format."""
+        if wire is None:
+            return self.collective
+        if wire not in self._rounded:
+            self._rounded[wire] = self._sparse.rounded(wire, self._context, self._transport)
+        return self._rounded[wire]
 
     def _take(self, accumulator: Accumulator, plan: _Plan, step: Step) -> tuple[SparseVector, float, int]:
         """Take entries out of the accumulator; return them with their density and k."""
@@ -331,10 +342,12 @@ class SparsePipeline(PipelineBase):
             _LOG.info("bucket %d, step %d: density %.3g", self._context.bucket, self._steps, density)
         self._density = density
 
-    def _count(self, active: int, k: int, vector: SparseVector, exchange: Exchange) -> None:
-        algorithm = "dense" if vector.indices is None else getattr(self.collective, "choice", self._algorithm)
+    def _count(self, plan: _Plan, k: int, vector: SparseVector, exchange: Exchange) -> None:
+        algorithm = "_".join(["dense", plan.wire] if plan.wire else ["dense"])
+        if vector.indices is not None:
+            algorithm = getattr(self.collective, "choice", self._algorithm)
         entries, totals = vector.values.size, exchange.total.values.size
-        self.counts.exchanged(active, min(k, active), entries, totals, algorithm)
+        self.counts.exchanged(plan.elements, min(k, plan.elements), entries, totals, algorithm)
 
     def undo(self) -> None:
         """Return to the state before the last step."""

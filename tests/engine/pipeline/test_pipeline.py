@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+import laws
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from laws import content, everywhere, same_bits, sum_bytes, summed, thorough
 from reference_step import SELECT, Held, accumulate, exchange
 from rules import LIKE, eighths
@@ -267,6 +270,65 @@ def test_every_combination_goes_on_with_the_same_bits_after_a_restart_and_after_
         totals = [run(pipeline, gradient.copy(), learning_rate=0.2) for pipeline in (one, other)]
         assert everywhere(transport, np.array_equal(*totals))
         assert everywhere(transport, content(one.state_dict()) == content(other.state_dict()))
+
+
+class Script:
+    """Schedule that sends what a list says, step by step."""
+
+    def __init__(self, sends):
+        self._sends = iter(sends)
+        self.predictable, self.weighs, self.dense_wire = True, False, None
+
+    def densities(self, step):
+        density, self.dense_wire = next(self._sends)
+        return (density,)
+
+    def state_dict(self):
+        return {}
+
+
+SENDS = [(1.0, None), (1.0, "float16"), (1.0, "log8"), (0.1, None), (0.01, None)]
+
+
+@pytest.mark.law
+@laws.examples(30)
+@given(sends=st.lists(st.sampled_from(SENDS), min_size=1, max_size=40), held=st.booleans(), seed=st.integers(0, 1000))
+def test_nothing_is_lost_where_steps_are_dense_rounded_or_sparse_in_turn(transport, sends, held, seed):
+    """Whether the memory is empty, so that gradients need not pass through it, or not; with held positions as well."""
+    pipeline = build(transport, 300, memory="residual", collective="topka")
+    pipeline.schedule = Script(sends)
+    generator, given_, total = own(transport, seed), np.zeros(300), np.zeros(300)
+    for number, (density, wire) in enumerate(sends):
+        gradient = eighths(generator, 300, 8)
+        start = 100 * (held and number % 3 == 1 and transport.rank == 0)
+        output = np.zeros(300, np.float32)
+        pipeline.run([(start, gradient[start:])], [(0, output)], Step())
+        given_[start:] += gradient[start:]
+        total += output
+        assert same_bits(transport, output)
+        if density == 1 and not wire and not held:
+            assert everywhere(transport, not remembered(pipeline).any())
+    kept = summed(transport, remembered(pipeline))
+    assert everywhere(transport, np.array_equal(total + kept, summed(transport, given_)))
+    dense = {wire: sends.count((1.0, wire)) for wire in (None, "float16", "log8")}
+    counted = {"dense" if wire is None else f"dense_{wire}": count for wire, count in dense.items()}
+    assert {name: pipeline.counts.events[f"steps_{name}"] for name in counted} == counted
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("put", ["float16 gradients", "gaps", "several"])
+def test_gradients_that_bypass_an_empty_memory_arrive_as_through_it(transport, put):
+    through, past = (build(transport, 300, 1.0) for _ in range(2))
+    through.memory._empty = False
+    gradient = eighths(own(transport), 300, 8).astype(np.float16 if put == "float16 gradients" else np.float32)
+    cuts = {"gaps": [(10, 50), (80, 300)], "several": [(0, 120), (120, 300)]}.get(put, [(0, 300)])
+    segments = [(begin, gradient[begin:end].copy()) for begin, end in cuts]
+    outputs = [np.full(300, np.nan, np.float32) for _ in range(2)]
+    for pipeline, output in zip((through, past), outputs, strict=True):
+        pipeline.run(segments, [(0, output)], Step())
+    assert everywhere(transport, np.array_equal(*outputs))
+    assert everywhere(transport, not remembered(past).any() and not remembered(through).any())
+    assert past.memory._empty
 
 
 @pytest.mark.law
