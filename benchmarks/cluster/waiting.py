@@ -11,19 +11,17 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-import time
 from collections import defaultdict
-from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-from benchmarks import last_line, power_sgd, print_on_rank_0, subcommand
+from benchmarks import last_line, print_on_rank_0, subcommand
+from benchmarks.cluster.contenders import PEERS
 from benchmarks.cluster.emulated import Cluster
 from horovod_sparse.cli.units import at_least, listed
 from horovod_sparse.transport.waiting import SETTING
 
 _WARMUP, _TRIALS = 15, 120  # steps before the timed ones; more where the density is measured in the training
-_PEERS = ("alone", "horovod", "horovod-fp16", "powersgd")
 
 
 def add_parser(commands: Any) -> None:
@@ -42,7 +40,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print a table for each rate."""
-    pairs = [(name, wait) for name in options.contenders for wait in (("",) if name in _PEERS else options.waits)]
+    pairs = [(name, wait) for name in options.contenders for wait in (("",) if name in PEERS else options.waits)]
     for delay in options.delays:
         with Cluster(options.ranks, options.rates[0], delay / 1000) as cluster:
             for rate in options.rates:
@@ -70,50 +68,22 @@ def show(times: dict[tuple[str, str], list[tuple[float, float]]]) -> None:
 # --- under mpirun --------------------------------------------------------------------------------------------------
 
 
-def contender(name: str, batch: int, steps: int) -> tuple[float, float]:
+def contender(name: str, samples: int, steps: int) -> tuple[float, float]:
     """Return the median milliseconds of a step on the slowest rank, and the rounds of a step; 0: not counted."""
-    import horovod.torch as hvd
-    import torch
-    from torch.nn import functional as F  # noqa: N812 - the name everyone uses
-
     import horovod_sparse as hvs
-    from benchmarks.convergence.tasks.images import fashion_cnn
+    from benchmarks.cluster.stepping import Training, slowest
     from horovod_sparse.schedules import Measured
 
-    hvd.init()
-    torch.set_num_threads(1)
-    torch.manual_seed(hvd.rank())
-    model = fashion_cnn()
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    plain = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    if name == "powersgd":
-        model, _ = power_sgd(model)
-    wrappers: dict[str, Callable[[], Any]] = {
-        "alone": lambda: plain,
-        "powersgd": lambda: plain,
-        "horovod": lambda: hvd.DistributedOptimizer(plain, model.named_parameters()),
-        "horovod-fp16": lambda: hvd.DistributedOptimizer(plain, model.named_parameters(), hvd.Compression.fp16),
-    }
-    ours = lambda: hvs.DistributedOptimizer(plain, model.named_parameters(), hvs.parse(name))  # noqa: E731
-    optimizer = wrappers.get(name, ours)()
-    images, labels = torch.randn(batch, 1, 28, 28), torch.randint(10, (batch,))
-    flag = torch.zeros(1)
-    times = []
-    sparse = getattr(optimizer, "compression", None)
-    measured = isinstance(sparse, hvs.Sparse) and isinstance(sparse.schedule, Measured.Options)
-    for number in range(-(_TRIALS if measured else _WARMUP), steps):
-        begin = time.perf_counter()
-        optimizer.zero_grad()
-        F.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
-        if name == "alone":
-            hvd.allreduce_(flag, name="flag")
-        optimizer.step()
-        if number >= 0:
-            times.append(1e3 * (time.perf_counter() - begin))
-        if number == -1 and hasattr(optimizer, "statistics"):
-            optimizer.statistics()
-    rounds = optimizer.statistics()["total/rounds"] / steps if hasattr(optimizer, "statistics") else 0
-    return float(hvd.allreduce(torch.tensor(median(times)), op=hvd.Max, name="slowest")), rounds
+    measured = name not in PEERS and isinstance(hvs.parse(name).schedule, Measured.Options)
+    training = Training("cnn", name, samples)
+    for _ in range(_TRIALS if measured else _WARMUP):
+        training.step()
+    counting = hasattr(training.optimizer, "statistics")
+    if counting:
+        training.optimizer.statistics()
+    times = [training.step() for _ in range(steps)]
+    rounds = training.optimizer.statistics()["total/rounds"] / steps if counting else 0
+    return slowest(1e3 * median(times)), rounds
 
 
 if __name__ == "__main__":

@@ -1,0 +1,97 @@
+"""Training steps that the benchmarks time on every rank: a model, and a contender that exchanges its gradients."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import horovod.torch as hvd
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - the name everyone uses
+
+import horovod_sparse as hvs
+from benchmarks import power_sgd
+from benchmarks.cluster.contenders import ALONE, FP16, HOROVOD, POWERSGD
+from benchmarks.convergence.tasks.images import fashion_cnn
+from benchmarks.convergence.tasks.text import STDLIB_VOCABULARY, WINDOW, stdlib_transformer
+
+
+class Model(NamedTuple):
+    """A model, and a function that makes inputs and targets for a number of samples."""
+
+    make: Callable[[], nn.Module]
+    batch: Callable[[int], tuple[Tensor, Tensor]]
+    samples: int  # per rank and step
+
+
+def _wide() -> nn.Module:
+    """Return a network of 25 million parameters that computes little."""
+    hidden = [nn.Sequential(nn.Linear(2240, 2240), nn.ReLU()) for _ in range(5)]
+    return nn.Sequential(*hidden, nn.Linear(2240, 10))
+
+
+MODELS = {
+    "cnn": Model(fashion_cnn, lambda count: (torch.randn(count, 1, 28, 28), torch.randint(10, (count,))), 32),
+    "transformer": Model(
+        stdlib_transformer,
+        lambda count: (
+            torch.randint(STDLIB_VOCABULARY, (count, WINDOW)),
+            torch.randint(STDLIB_VOCABULARY, (count, WINDOW)),
+        ),
+        4,
+    ),
+    "wide": Model(_wide, lambda count: (torch.randn(count, 2240), torch.randint(10, (count,))), 8),
+}
+
+
+class Training:
+    """Training of a model on random data with one contender, under mpirun.
+
+    Args:
+        model: Name of the model.
+        contender: One of the peers of ``contenders``, or a configuration of ours.
+        samples: Samples per rank and step; None: the model's own number.
+
+    Attributes:
+        optimizer: The optimizer, ours if the contender is a configuration.
+    """
+
+    def __init__(self, model: str, contender: str, samples: int | None = None) -> None:
+        hvd.init()
+        torch.set_num_threads(1)
+        torch.manual_seed(hvd.rank())
+        made = MODELS[model]
+        self._model = made.make()
+        hvd.broadcast_parameters(self._model.state_dict(), root_rank=0)
+        plain = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
+        named = list(self._model.named_parameters())
+        if contender == POWERSGD:
+            self._model, _ = power_sgd(self._model)
+        wrappers: dict[str, Callable[[], Any]] = {
+            ALONE: lambda: plain,
+            POWERSGD: lambda: plain,
+            HOROVOD: lambda: hvd.DistributedOptimizer(plain, named),
+            FP16: lambda: hvd.DistributedOptimizer(plain, named, hvd.Compression.fp16),
+        }
+        ours = lambda: hvs.DistributedOptimizer(plain, named, hvs.parse(contender))  # noqa: E731
+        self.optimizer = wrappers.get(contender, ours)()
+        self._inputs, self._targets = made.batch(samples or made.samples)
+        self._flag = torch.zeros(1) if contender == ALONE else None
+
+    def step(self) -> float:
+        """Train one step and return its seconds on this rank."""
+        begin = time.perf_counter()
+        self.optimizer.zero_grad()
+        outputs = self._model(self._inputs).flatten(0, -2)
+        F.cross_entropy(outputs, self._targets.flatten()).backward()  # type: ignore[no-untyped-call]
+        if self._flag is not None:
+            hvd.allreduce_(self._flag, name="flag")
+        self.optimizer.step()
+        return time.perf_counter() - begin
+
+
+def slowest(number: float) -> float:
+    """Return the largest number of all ranks."""
+    return float(hvd.allreduce(torch.tensor(number, dtype=torch.float64), op=hvd.Max, name="slowest"))
