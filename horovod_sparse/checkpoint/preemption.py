@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from horovod_sparse.control.lifecycle import process
-from horovod_sparse.frontends.members import transport_of
+from horovod_sparse.frontends.members import job, transport_of
 from horovod_sparse.transport.base import Transport
-from horovod_sparse.transport.mpi import job
 
 
 @contextmanager

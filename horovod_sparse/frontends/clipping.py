@@ -13,8 +13,8 @@ import torch
 from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.pipeline.sparse import SparsePipeline
 from horovod_sparse.frontends.base import FrontEnd
+from horovod_sparse.frontends.members import job
 from horovod_sparse.kernels import copy_to_host
-from horovod_sparse.transport.mpi import job
 
 _LOG = logging.getLogger("horovod_sparse")
 _INTERVAL = 50  # steps between two looks at a GPU, for which the host has to wait

@@ -10,11 +10,11 @@ import torch
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.frontends.base import FrontEnd
+from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.optimizers import has_momentum, is_known
 from horovod_sparse.frontends.optimizers_momentum import OptimizersMomentum
 from horovod_sparse.frontends.own_momentum import OwnMomentum
 from horovod_sparse.frontends.step_hooks import StepHooks
-from horovod_sparse.transport.mpi import job
 
 _LOG = logging.getLogger("horovod_sparse")
 _applied: weakref.WeakKeyDictionary[torch.optim.Optimizer, StepHooks] = weakref.WeakKeyDictionary()

@@ -1,50 +1,83 @@
-"""torch's default process group for ranks that mpirun or srun has started."""
+"""torch's default process group for ranks that mpirun, srun or torchrun has started."""
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from mpi4py import MPI
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from horovod_sparse.frontends.members import require_threads
+from horovod_sparse.frontends.members import mpi_members
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_LOG = logging.getLogger("horovod_sparse")
 
 
 def init_process_group(backend: str | None = None, **settings: Any) -> None:
-    """Initialize torch's default process group with all MPI ranks; a collective call.
+    """Initialize torch's default process group with all ranks; a collective call.
 
-    Start the script with mpirun or srun instead of torchrun. Sets ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``,
-    ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``, which scripts may read. The rendezvous is at rank 0's
-    ``MASTER_ADDR``, by default its host name, and at a free port.
+    Under torchrun, this is ``torch.distributed.init_process_group``. Otherwise the ranks are those of MPI. It then sets
+    ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``LOCAL_WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``, which scripts
+    may read. The rendezvous is at rank 0's ``MASTER_ADDR``, by default its host name, and at a free port.
 
     Args:
         backend: Backend of the group, which carries everything that is not compressed: DDP's first broadcast and its
-            buffers. None: nccl if every node has a GPU for each of its ranks, otherwise gloo.
+            buffers. None: nccl if each rank has its own GPU, otherwise gloo, with a warning if ranks share GPUs; under
+            torchrun, torch's default.
         **settings: Further arguments of ``torch.distributed.init_process_group``, such as ``timeout``.
 
     Raises:
-        RuntimeError: A launcher other than MPI's has started several processes, or MPI lacks ``MPI_THREAD_MULTIPLE``.
+        RuntimeError: A launcher that neither MPI nor torch knows has started several processes, or MPI is missing or
+            lacks ``MPI_THREAD_MULTIPLE``.
     """
-    comm = MPI.COMM_WORLD
+    if distributed.is_torchelastic_launched():
+        distributed.init_process_group(backend, **settings)
+        return
+    over_mpi = mpi_members()
+    comm: MPI.Intracomm = over_mpi.MPI.COMM_WORLD
     _require_launcher(comm)
-    require_threads()
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    over_mpi.require_threads()
+    node: Any = comm.Split_type(over_mpi.MPI.COMM_TYPE_SHARED)
     rank, ranks, local_rank, local_ranks = comm.Get_rank(), comm.Get_size(), node.Get_rank(), node.Get_size()
-    node.Free()
     variables = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_ranks}
     os.environ.update({name: str(value) for name, value in variables.items()})
-    backend = backend or _backend(comm, local_ranks)
+    chosen = _backend(comm, node)
+    node.Free()
     store = _store(comm, one_node=local_ranks == ranks)
-    distributed.init_process_group(backend, store=store, rank=rank, world_size=ranks, **settings)
+    distributed.init_process_group(backend or chosen, store=store, rank=rank, world_size=ranks, **settings)
 
 
-def _backend(comm: MPI.Intracomm, local_ranks: int) -> str:
-    enough = torch.cuda.is_available() and torch.cuda.device_count() >= local_ranks
-    return "nccl" if comm.allreduce(enough and distributed.is_nccl_available(), MPI.LAND) else "gloo"
+def _backend(comm: MPI.Intracomm, node: MPI.Intracomm) -> str:
+    """Return nccl if each rank has its own GPU, otherwise gloo; warn on nodes where ranks share one."""
+    gpus = node.allgather(_gpu(node.Get_rank()))
+    of_its_own = None not in gpus and len(set(gpus)) == len(gpus)
+    if not of_its_own and any(gpus) and node.Get_rank() == 0:
+        _LOG.warning(
+            "rank %d: %d ranks of node %s have %d GPUs, so torch's process group uses Gloo, which is slow for what is "
+            "not compressed: start one rank per GPU (srun --ntasks-per-node and --gpus-per-task=1)",
+            comm.Get_rank(),
+            len(gpus),
+            socket.gethostname(),
+            len(set(gpus) - {None}),
+        )
+    everywhere = comm.allgather(of_its_own and distributed.is_nccl_available())
+    return "nccl" if all(everywhere) else "gloo"
+
+
+def _gpu(local_rank: int) -> str | None:
+    """Return the identity of the GPU that a rank uses, by convention; None: it has none."""
+    if not torch.cuda.is_available():
+        return None
+    # One task per GPU (`--gpus-per-task=1`) sees a single device, which differs from task to task.
+    device = local_rank % torch.cuda.device_count()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", (visible, device)))  # without: torch < 2.4
 
 
 def _store(comm: MPI.Intracomm, one_node: bool) -> TCPStore:
@@ -68,5 +101,5 @@ def _require_launcher(comm: MPI.Intracomm) -> None:
         if started.isdigit() and int(started) > 1:
             raise RuntimeError(
                 f"{variable}={started} says that several processes were started, but MPI knows only this one: start "
-                "the program with mpirun, or with srun --mpi=pmix (`srun --mpi=list` shows the choices), not torchrun"
+                "the program with mpirun, torchrun, or srun --mpi=pmix (`srun --mpi=list` shows the choices)"
             )

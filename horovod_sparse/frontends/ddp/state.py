@@ -32,12 +32,11 @@ from horovod_sparse.frontends.arguments import (
 from horovod_sparse.frontends.base import ExchangingGradients
 from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.conditions import Conditions
-from horovod_sparse.frontends.members import transport_of
+from horovod_sparse.frontends.members import job, transport_of
 from horovod_sparse.frontends.momentum import apply_momentum
 from horovod_sparse.frontends.units import check_unit
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.transport.agreement import agree
-from horovod_sparse.transport.mpi import job
 
 
 class _Delivery:

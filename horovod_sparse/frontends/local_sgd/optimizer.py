@@ -17,9 +17,8 @@ from horovod_sparse.frontends.base import Exchanging, functions_of
 from horovod_sparse.frontends.horovod.join import Use, let_join
 from horovod_sparse.frontends.local_sgd.outer import DILOCO, OuterSGD
 from horovod_sparse.frontends.local_sgd.rounds import Rounds, plain
-from horovod_sparse.frontends.members import transport_of
+from horovod_sparse.frontends.members import job, transport_of
 from horovod_sparse.transport.agreement import agree
-from horovod_sparse.transport.mpi import job
 
 
 class _Local(Exchanging, torch.optim.Optimizer):

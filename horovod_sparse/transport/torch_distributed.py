@@ -1,0 +1,447 @@
+"""Transport over torch.distributed, for ranks that torchrun or another launcher without MPI has started.
+
+Host arrays travel over Gloo, in connections that only this package uses: the order of its messages does not depend on
+the collectives of DDP or of the script. Collectives of device arrays run on NCCL, without copies, where each rank has
+its own GPU. Messages between two ranks always go through host memory: in NCCL, a message whose receiver has not asked
+for it yet would block those behind it. Control messages go through the store of the job.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import pickle
+import queue
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from pathlib import Path as File
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import distributed
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.distributed_c10d import ProcessGroupGloo, _get_default_store
+from torch.utils.dlpack import from_dlpack
+
+from horovod_sparse.kernels.scratch import SCRATCH
+from horovod_sparse.kernels.types import Array
+from horovod_sparse.transport.base import Nodes, Receiving, Sending, Transport
+from horovod_sparse.transport.cuda_aware import VARIABLE
+from horovod_sparse.transport.staging import IN_PLACE, Buffer, Path, staged
+
+# Gloo matches messages by tag: lengths of messages, messages, parts of collectives.
+_LENGTH, _MESSAGE, _PART = 1, 2, 3
+# No wait ends by itself: the watch reports stalls and ends them, and a process that dies closes its connections.
+_FOREVER = timedelta(days=365)
+_PATIENCE = 1.0  # seconds to wait for the store
+
+
+class TorchJob:
+    """Job of all ranks of torch's default process group.
+
+    Attributes:
+        mail: Mailboxes of all ranks.
+
+    Raises:
+        RuntimeError: This version of torch, or the store of the process group, lacks what mailboxes need.
+    """
+
+    # Connections are private, so that `destroy_process_group` in the script does not close them.
+    finalized = False
+
+    def __init__(self) -> None:
+        self.rank: int = distributed.get_rank()
+        self.size: int = distributed.get_world_size()
+        self._of_group: Any = _get_default_store()  # rank 0 may serve it: kept until this process ends
+        self._made = Counter[tuple[int, ...]]()
+        try:
+            mail = self.store("mail")
+            mail.queue_len("probe")
+        except (AttributeError, RuntimeError) as error:
+            raise RuntimeError(
+                f"rank {self.rank}: the store of torch {torch.__version__}'s process group has no queues, which "
+                "horovod_sparse needs without MPI: use torch 2.8 or newer, and initialize the process group from the "
+                "environment that torchrun sets, or with init_method='tcp://...'"
+            ) from error
+        self.mail = _Mail(mail)
+
+    def store(self, name: str) -> Any:
+        """Return a separate client of the job's store: a client that waits blocks its other users."""
+        return PrefixStore(f"horovod_sparse/{name}", self._of_group.clone())
+
+    def name_of(self, members: Sequence[int]) -> str:
+        """Return a name for the next connection of some ranks, all of which call this equally often."""
+        key = tuple(members)
+        self._made[key] += 1
+        return f"{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.{self._made[key]}"
+
+    def on_finalize(self, call: Callable[[], None]) -> None:
+        """Do nothing: communication is not shut down before the process ends."""
+
+    def abort(self) -> None:
+        """End this process. Its launcher ends the others, or those notice that its connections are closed."""
+        os._exit(1)
+
+
+@functools.cache
+def job() -> TorchJob:
+    """Return the job that this process belongs to; torch's default process group must be initialized."""
+    return TorchJob()
+
+
+class _Mail:
+    """Mailboxes in a store. A thread waits for the store, because the process that serves it may be stopped.
+
+    After the store is gone, nothing is sent or arrives.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._arrived: dict[str, queue.SimpleQueue[bytes]] = {}
+        self._operations: queue.SimpleQueue[tuple[Future[None], Callable[[], None]]] = queue.SimpleQueue()
+        self._last = Future[None]()
+        self._last.set_result(None)
+        threading.Thread(target=self._run, name="horovod_sparse_mail", daemon=True).start()
+
+    def put(self, box: str, content: bytes) -> None:
+        """Put a message into a mailbox."""
+        self._do(lambda: self._store.queue_push(box, content))
+
+    def take(self, box: str) -> list[bytes]:
+        """Return the messages that have arrived in a mailbox."""
+        arrived = self._arrived.setdefault(box, queue.SimpleQueue())
+        if self._last.done():
+            self._do(partial(self._fetch, box, arrived))
+        contents = []
+        with suppress(queue.Empty):
+            while True:
+                contents.append(arrived.get_nowait())
+        return contents
+
+    def _fetch(self, box: str, arrived: queue.SimpleQueue[bytes]) -> None:
+        while self._store.queue_len(box):
+            arrived.put(self._store.queue_pop(box, block=False))
+
+    def _do(self, operation: Callable[[], None]) -> None:
+        """Do an operation on the thread; wait for it unless the thread has been busy for long."""
+        before, self._last = self._last, Future[None]()
+        self._operations.put((self._last, operation))
+        if before.done():
+            with suppress(TimeoutError):
+                self._last.result(_PATIENCE)
+
+    def _run(self) -> None:
+        lost = False
+        while True:
+            done, operation = self._operations.get()
+            try:
+                if not lost:
+                    operation()
+            except RuntimeError:
+                lost = True
+            done.set_result(None)
+
+
+class _Connection:
+    """Connections among some ranks of the job, in which messages are matched; shared by the channels of a transport.
+
+    Args:
+        members: World ranks of the members.
+        name: Name that no other connection of any of these ranks has.
+    """
+
+    def __init__(self, members: Sequence[int], name: str) -> None:
+        self.members = list(members)
+        self.name = name
+        self.rank = self.members.index(job().rank)
+        self.to_itself = queue.SimpleQueue[Array]()
+        self.parts = 0  # number of times that parts were derived
+        self._lock = threading.Lock()
+        self._gloo: Any = None
+
+    @property
+    def gloo(self) -> Any:
+        """Gloo's connections; the first use is collective."""
+        with self._lock:
+            if self._gloo is None:
+                store = job().store(self.name)
+                self._gloo = ProcessGroupGloo(store, self.rank, len(self.members), _FOREVER)
+        return self._gloo
+
+    def part(self, ranks: Sequence[int], name: str = "") -> TorchTransport:
+        """Return a connected transport of some members, given by their ranks here, each with the same name."""
+        members = [self.members[rank] for rank in ranks]
+        return TorchTransport(_Connection(members, f"{self.name}.{self.parts}{name}")).connect()
+
+
+class TorchTransport(Transport):
+    """Transport among ranks of torch's default process group.
+
+    Args:
+        connection: Connection of the ranks.
+    """
+
+    def __init__(self, connection: _Connection) -> None:
+        super().__init__(connection.rank, len(connection.members), job())
+        self._connection = connection
+
+    @classmethod
+    def of(cls, members: Sequence[int]) -> TorchTransport:
+        """Return a transport of the ranks with these world ranks, in this order; all of them call this together.
+
+        Before ``connect``, it only reaches mailboxes.
+        """
+        return cls(_Connection(members, job().name_of(members)))
+
+    def connect(self) -> TorchTransport:
+        """Connect all ranks, and return this transport. A collective operation."""
+        if self.size > 1:
+            _ = self._connection.gloo
+        return self
+
+    # Operations on arrays
+
+    def _send_all(self, messages: Iterable[Array], ranks: Sequence[int], like: Array) -> list[Sending]:
+        buffers = _path(like).outgoing(messages)
+        return [self._send(buffer, rank) for buffer, rank in zip(buffers, ranks, strict=True)]
+
+    def _send(self, buffer: Buffer, rank: int) -> Sending:
+        if rank == self.rank:  # Gloo has no connection of a rank to itself
+            self._connection.to_itself.put(buffer.array.copy())
+            return _Message([], buffer, buffer.array)
+        length = np.array([buffer.array.nbytes], np.int64)
+        sends = [self._to(rank, length, _LENGTH), self._to(rank, buffer.array, _MESSAGE)]
+        return _Message(sends, buffer, buffer.array)
+
+    def _receive(self, rank: int, like: Array) -> tuple[int, Receiving]:
+        length = np.empty(1, np.int64)
+        own = self._connection.to_itself.get() if rank == self.rank else None
+        if own is None:
+            self._from(rank, length, _LENGTH)()
+        else:
+            length[0] = own.nbytes
+        message = SCRATCH.empty(int(length[0]), like, np.uint8)
+        (buffer,) = _path(like).incoming([message])
+        if own is None:
+            return message.nbytes, _Message([self._from(rank, buffer.array, _MESSAGE)], buffer, message)
+        buffer.array[:] = own
+        return message.nbytes, _Message([], buffer, message)
+
+    def _swap(self, message: Array, starts: Sequence[int], lengths: Sequence[int], received: Array) -> Iterator[Array]:
+        own = lengths[self.rank]
+        parts = [received[own * rank : own * (rank + 1)] for rank in range(self.size)]
+        nccl = self._nccl(message)
+        if nccl is not None:
+            into, out_of = from_dlpack(received), from_dlpack(message)
+            work = nccl.alltoall_base(into, out_of, [own] * self.size, list(lengths))
+            return _after(work, parts)
+        path = _path(message)
+        (leaving,), (arriving,) = path.outgoing([message]), path.incoming([received])
+        slots = [arriving.array[own * rank : own * (rank + 1)] for rank in range(self.size)]
+        leaves = [leaving.array[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+        slots[self.rank][:] = leaves[self.rank]
+        receives = self._from_all(slots)
+        sends = self._to_all(leaves)
+
+        def arrived() -> Iterator[Array]:
+            if arriving.array is not received:  # staged: one copy to the device after all parts have arrived
+                for wait in receives:
+                    wait()
+                receives[:] = [_nothing] * self.size
+            arriving.close()
+            for wait, part in zip(receives, parts, strict=True):
+                wait()
+                yield part
+            for wait in sends:
+                wait()
+            leaving.close()
+
+        return arrived()
+
+    def _gather(self, gathered: Array, starts: Sequence[int], lengths: Sequence[int]) -> None:
+        cuts = [slice(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+        nccl = self._nccl(gathered)
+        if nccl is not None:
+            parts = [from_dlpack(gathered[cut]) for cut in cuts]
+            nccl.allgather([parts], [parts[self.rank]]).wait()
+            return
+        path = _path(gathered)
+        (own,), (target,) = path.outgoing([gathered[cuts[self.rank]]]), path.incoming([gathered])
+        if target.array is not gathered:
+            target.array[cuts[self.rank]] = own.array
+        self._gather_parts([target.array[cut] for cut in cuts])()
+        target.close()
+        own.close()
+
+    def _start_gather(self, rows: Array) -> Callable[[], None]:
+        return self._gather_parts(list(rows))
+
+    def _gather_parts(self, parts: Sequence[Array]) -> Callable[[], None]:
+        """Start gathering host arrays in place; each rank has filled its own."""
+        waits = [*self._from_all(parts), *self._to_all([parts[self.rank]] * self.size)]
+
+        def finish() -> None:
+            for wait in waits:
+                wait()
+
+        return finish
+
+    def _broadcast(self, message: Array) -> None:
+        path = _path(message)
+        (buffer,) = path.outgoing([message]) if self.rank == 0 else path.incoming([message])
+        waits = self._to_all([buffer.array] * self.size) if self.rank == 0 else [self._from(0, buffer.array, _PART)]
+        for wait in waits:
+            wait()
+        buffer.close()
+
+    def _start_sum(self, values: Array) -> Callable[[], None]:
+        rows = np.empty((self.size, values.size), values.dtype)
+        rows[self.rank] = values
+        wait = self._start_gather(rows)
+
+        def finish() -> None:
+            wait()
+            np.sum(rows, axis=0, dtype=values.dtype, out=values)
+
+        return finish
+
+    def barrier(self, pause: float = 0.0) -> None:
+        """Wait until all ranks have called this method; ``pause`` is ignored, as waiting in Gloo takes no core."""
+        del pause
+        self._start_gather(np.empty((self.size, 1), np.uint8))()
+
+    def _to_all(self, arrays: Sequence[Array]) -> list[Callable[[], None]]:
+        """Start sending an array to each other rank; each rank begins with another destination."""
+        ranks = [(self.rank + distance) % self.size for distance in range(1, self.size)]
+        return [self._to(rank, arrays[rank], _PART) for rank in ranks]
+
+    def _from_all(self, arrays: Sequence[Array]) -> list[Callable[[], None]]:
+        """Start receiving an array from each other rank; return what waits for each rank's, in rank order."""
+        ranks = range(self.size)
+        return [_nothing if rank == self.rank else self._from(rank, arrays[rank], _PART) for rank in ranks]
+
+    def _to(self, rank: int, array: Array, tag: int) -> Callable[[], None]:
+        return self._start(self._connection.gloo.send, rank, array, tag)
+
+    def _from(self, rank: int, array: Array, tag: int) -> Callable[[], None]:
+        return self._start(self._connection.gloo.recv, rank, array, tag)
+
+    def _start(self, operation: Callable[..., Any], rank: int, array: Array, tag: int) -> Callable[[], None]:
+        """Start an operation with a rank, and return what waits for it; both raise errors that name the rank."""
+        failed = partial(_lost, self.members[self.rank], self.members[rank])
+        try:
+            work = operation([torch.from_numpy(array.view(np.uint8))], rank, tag)
+        except RuntimeError as error:
+            raise failed() from error
+
+        def wait() -> None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise failed() from error
+
+        return wait
+
+    def _nccl(self, like: Any) -> Any:
+        """Return NCCL's process group if collectives of such arrays run on it; the first call is collective."""
+        return None if isinstance(like, np.ndarray) else self.keep("nccl", lambda: self._connect_gpus(like.device.id))
+
+    def _connect_gpus(self, device: int) -> Any:
+        """Return a process group of NCCL; None if a rank has none, or shares its GPU, which NCCL refuses."""
+        usable = distributed.is_nccl_available() and os.environ.get(VARIABLE) != "0"
+        gpus = self.allgather_object(str(torch.cuda.get_device_properties(device).uuid) if usable else None)
+        if None in gpus or len(set(gpus)) < self.size:
+            return None
+        store, kind = job().store(f"{self._connection.name}/nccl"), distributed.ProcessGroupNCCL
+        return kind(store, self.rank, self.size, kind.Options())
+
+    # Groups and shared objects
+
+    def channel(self) -> TorchTransport:
+        """Return a transport of the same ranks over the same connection, with a separate traffic counter."""
+        channel = TorchTransport(self._connection)
+        channel._kept = self._kept
+        return channel
+
+    def duplicate(self) -> TorchTransport:
+        """Return a transport of the same ranks over a separate connection. A collective operation."""
+        self._connection.parts += 1
+        return self._connection.part(range(self.size))
+
+    def _split(self, node_ranks: int | None) -> Nodes:
+        if node_ranks is None:
+            nodes = self.allgather_object(_node())
+        else:
+            nodes = [rank // node_ranks for rank in range(self.size)]
+        firsts = [nodes.index(node) for node in dict.fromkeys(nodes)]
+        own = [rank for rank, node in enumerate(nodes) if node == nodes[self.rank]]
+        self._connection.parts += 1
+        of_node = self._connection.part(own, f".{own[0]}")
+        return Nodes(len(firsts), of_node, self._connection.part(firsts, ".first") if self.rank in firsts else None)
+
+    # Messages between control threads
+
+    @property
+    def members(self) -> list[int]:
+        """World ranks of the group's members, by rank in the group."""
+        return self._connection.members
+
+    def post(self, content: Any, rank: int, kind: int) -> None:
+        """Put an object into a mailbox of a rank, without waiting for that rank."""
+        job().mail.put(self._box(rank, kind), pickle.dumps((self.rank, content)))
+
+    def poll(self, kind: int) -> list[tuple[int, Any]]:
+        """Return source and content of each object that has arrived in a mailbox. Never blocks."""
+        arrived = job().mail.take(self._box(self.rank, kind))
+        return [pickle.loads(content) for content in arrived]  # noqa: S301 - from a rank of the same job
+
+    def _box(self, rank: int, kind: int) -> str:
+        return f"{self._connection.name}/{rank}/{kind}"
+
+
+class _Message(NamedTuple):
+    """Message in flight, in either direction."""
+
+    waits: Sequence[Callable[[], None]]
+    buffer: Buffer
+    message: Array
+
+    def wait(self) -> Any:
+        for wait in self.waits:
+            wait()
+        self.buffer.close()
+        return self.message
+
+
+def _path(like: Any) -> Path:
+    """Return the path to Gloo, which reaches host memory only."""
+    return IN_PLACE if isinstance(like, np.ndarray) else staged()
+
+
+def _nothing() -> None:
+    """Wait for nothing."""
+
+
+def _after(work: Any, parts: Sequence[Array]) -> Iterator[Array]:
+    """Yield parts that are complete after an operation on the device."""
+    work.wait()
+    yield from parts
+
+
+def _node() -> tuple[str, str]:
+    """Return what all processes of a node, and no others, have in common; containers of a machine are nodes."""
+    return File("/proc/sys/kernel/random/boot_id").read_text(), socket.gethostname()
+
+
+def _lost(rank: int, other: int) -> RuntimeError:
+    return RuntimeError(
+        f"rank {rank}: rank {other} of {job().size} has closed its connection: it has left the program or died"
+    )
