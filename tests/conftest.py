@@ -8,6 +8,7 @@ from typing import Any
 import launch  # must be imported before MPI starts
 import pytest
 import rank_threads
+import torch_ranks
 from forkserver import TRAINING_MODULES, ForkServer
 from hypothesis import HealthCheck, Phase, settings
 
@@ -36,7 +37,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave tests of benchmarks and tools to `make test-ci`, and run tests that take a transport on every rank."""
+    """Leave tests of benchmarks and tools to `make test-ci`, and run tests that take a transport on every rank.
+
+    Under torchrun, leave out tests that need Horovod.
+    """
+    if torch_ranks.launched():
+        items[:] = [item for item in items if "hvd" not in getattr(item, "fixturenames", ())]
     for item in items:
         if item.path.parent.name in ("benchmarks", "tools"):
             item.add_marker(pytest.mark.full)
@@ -61,6 +67,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 @pytest.fixture(scope="session")
 def comm() -> Any:
     """Private communicator of all ranks."""
+    if torch_ranks.launched():
+        from torch import distributed
+
+        from horovod_sparse.frontends.members import transport_of
+
+        distributed.init_process_group("gloo")
+        return torch_ranks.Comm(transport_of())
     from mpi4py import MPI
 
     return MPI.COMM_WORLD.Dup()
@@ -68,9 +81,11 @@ def comm() -> Any:
 
 @pytest.fixture(scope="session")
 def transport(request: pytest.FixtureRequest) -> Any:
-    """Transport of MPI under mpirun; otherwise the world size, in place of which each thread gets a transport."""
+    """Transport of processes under a launcher; otherwise the world size, for which each thread gets a transport."""
     if not _over_mpi(request.config):
         return request.param
+    if torch_ranks.launched():
+        return request.getfixturevalue("comm").transport
     from horovod_sparse.transport.mpi import MPITransport
 
     return MPITransport(request.getfixturevalue("comm"))

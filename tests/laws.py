@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import rank_threads
+import torch_ranks
 from hypothesis import settings
 from hypothesis import strategies as st
 from mpi4py import MPI
@@ -32,6 +34,8 @@ __all__ = [
     "placed",
     "vector_of",
 ]
+
+Ranks: TypeAlias = Transport | MPI.Intracomm | torch_ranks.Comm
 
 # Wire formats that round, and the dtypes of the values that they encode.
 NARROWER = [("float16", "float32"), ("bfloat16", "float32"), ("float32", "float64")]
@@ -61,18 +65,20 @@ def sum_bytes(transport: Transport, nbytes: int) -> float:
     return (ranks - 1) * nbytes if gathered else 2 * nbytes * (ranks - 1) / ranks
 
 
-def everywhere(ranks: Transport | MPI.Intracomm, holds: bool) -> bool:
+def everywhere(ranks: Ranks, holds: bool) -> bool:
     """Return whether a condition holds on all ranks; a collective call."""
     return values.everywhere(_transport(ranks), holds)
 
 
-def same_bits(ranks: Transport | MPI.Intracomm, *arrays: Any) -> bool:
+def same_bits(ranks: Ranks, *arrays: Any) -> bool:
     """Return whether arrays have the same bits on all ranks; a collective call."""
     return values.same_bits(_transport(ranks), *arrays)
 
 
-def _transport(ranks: Transport | MPI.Intracomm) -> Transport:
-    return MPITransport(ranks) if isinstance(ranks, MPI.Intracomm) else ranks
+def _transport(ranks: Ranks) -> Transport:
+    if isinstance(ranks, MPI.Intracomm):
+        return MPITransport(ranks)
+    return ranks.transport if isinstance(ranks, torch_ranks.Comm) else ranks
 
 
 def cases(dtype: str | None = None, most: int = 50_000) -> st.SearchStrategy[Case]:
@@ -94,7 +100,8 @@ def thorough() -> bool:
     That is the smallest one that covers all cases: it is odd, leaves remainders, needs a fold before a binary tree, and
     fills one and a half nodes.
     """
-    return (rank_threads.sizes or (MPI.COMM_WORLD.Get_size(),)) == (3,)
+    launched = int(os.environ["WORLD_SIZE"]) if torch_ranks.launched() else MPI.COMM_WORLD.Get_size()
+    return (rank_threads.sizes or (launched,)) == (3,)
 
 
 def examples(most: int) -> settings:

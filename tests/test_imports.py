@@ -69,13 +69,18 @@ def test_torch_horovod_and_mpi_stay_where_they_belong():
     loaded = {(package(path), name.partition(".")[0]) for path, name, checking, _ in IMPORTS if not checking}
     users = {framework: {one for one, name in loaded if name == framework} for framework in ("torch", "mpi4py")}
     assert users == {
-        "torch": {"engine", "frontends", "checkpoint"},
+        "torch": {"transport", "engine", "frontends", "checkpoint"},
         "mpi4py": {"transport", "frontends", "cli"},
     }
+    of_transport = {(str(path), name) for path, name, *_ in IMPORTS if package(path) == "transport"}
+    assert {path for path, name in of_transport if name == "torch"} == {"transport/torch_distributed.py"}
+    # DDP under torchrun needs no MPI: mpi4py is imported late, or in modules that are.
+    early = {str(path) for path, name, checking, local in IMPORTS if name == "mpi4py" and not checking and not local}
+    assert {path for path in early if not path.startswith("cli")} == {"transport/mpi.py", "frontends/mpi_members.py"}
     # One front end is Horovod's. Elsewhere Horovod is imported late, for process sets and its own compressors.
     of_horovod = {(str(path), local) for path, name, _, local in IMPORTS if name.partition(".")[0] == "horovod"}
     front_end = {(f"frontends/horovod/{name}.py", False) for name in ("optimizer", "gradients", "arguments")}
-    late = {(f"{name}.py", True) for name in ("frontends/horovod/join", "frontends/members", "config/presets")}
+    late = {(f"{name}.py", True) for name in ("frontends/horovod/join", "frontends/mpi_members", "config/presets")}
     assert of_horovod == front_end | late
     by_rules = {name for path, name, checking, _ in IMPORTS if package(path) in (*RULES, "costs") and not checking}
     assert {name for name in by_rules if name.startswith("horovod_sparse.transport")} <= {
@@ -121,11 +126,11 @@ ADVISE = ["advise", "--parameters", "25.6M", "--ranks", "64", "--bandwidth", "10
         (
             "horovod_sparse",
             "horovod_sparse.ddp.SparseState, horovod_sparse.checkpoint.Checkpoints, horovod_sparse.LocalOptimizer",
-            "horovod",
+            "horovod mpi4py",
         ),
         ("horovod_sparse.engine.pipeline", AVERAGE, "torch horovod"),
     ],
-    ids=["package", "parse", "advise", "stages", "without Horovod", "arrays"],
+    ids=["package", "parse", "advise", "stages", "front ends", "arrays"],
 )
 def test_what_is_not_needed_is_not_loaded(names, statement, forbidden):
     result = launch.python("-c", CODE, forbidden, names, statement)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runner of pytest under mpirun, for each of several world sizes, with a hard time limit.
+"""Runner of pytest under mpirun or torchrun, for each of several world sizes, with a hard time limit.
 
 Rank 0 writes to the terminal, the other ranks to files. A failing rank ends the run; then the last lines of these
 files are shown.
@@ -20,39 +20,45 @@ from pathlib import Path
 _STARTUP = Path(__file__).resolve().parents[1] / "tests" / "startup"
 
 # Variables in which launchers pass the rank to a process, available before MPI is initialized.
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID", "RANK")
 
-# `-m mpi4py` calls MPI_Abort if pytest fails: otherwise the other ranks would wait for this one forever.
-# The thread method of the time limit also works inside MPI calls.
+# `-m mpi4py` calls MPI_Abort if pytest fails: otherwise the other ranks would wait for this one forever. torchrun ends
+# them by itself. The thread method of the time limit also works inside MPI calls.
+_OVER_MPI = ("-m", "mpi4py")
 _PYTEST = (
-    *(sys.executable, "-m", "mpi4py", "-m", "pytest", "--with-mpi", "--exitfirst", "-p", "no:cacheprovider"),
+    *("-m", "pytest", "--with-mpi", "--exitfirst", "-p", "no:cacheprovider"),
     *("--timeout=60", "--timeout-method=thread"),
 )
+
+# Commands that are followed by the number of ranks and the program.
+MPIRUN = ("mpirun", "-n")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python", "--nproc-per-node")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run pytest at each world size, up to the first failure, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", required=True, help="world sizes, with one run for each")
+    parser.add_argument("--torchrun", action="store_true", help="start the ranks with torchrun instead of mpirun")
     parser.add_argument("--limit", type=float, default=1200, help="seconds after which a run is ended")
     parser.add_argument("pytest", nargs="*", help="pytest's arguments, after --")
     options = parser.parse_args(arguments)
-    if shutil.which("mpirun") is None:
+    if not options.torchrun and shutil.which("mpirun") is None:
         print("mpirun is not on PATH: run `make venv`, or load the module of your MPI", file=sys.stderr)
         return 1
-    return 0 if all(passes(ranks, options.pytest, options.limit) for ranks in options.ranks) else 1
+    launcher = TORCHRUN if options.torchrun else MPIRUN
+    return 0 if all(passes(ranks, options.pytest, options.limit, launcher) for ranks in options.ranks) else 1
 
 
-def passes(ranks: int, arguments: Sequence[str], limit: float) -> bool:
+def passes(ranks: int, arguments: Sequence[str], limit: float, launcher: Sequence[str] = MPIRUN) -> bool:
     """Run pytest on `ranks` ranks; return whether all of them passed within `limit` seconds."""
-    title = f"{ranks} rank{'s' if ranks > 1 else ''}"
+    title = f"{ranks} rank{'s' if ranks > 1 else ''}{' of torchrun' if launcher == TORCHRUN else ''}"
     print(f"\n== {title}: pytest {' '.join(arguments)}", flush=True)
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mpitest-") as folder:
         # mpirun gives rank 0 a pseudo-terminal, so pytest would use colours even if the output is not a terminal.
         color = f"--color={'yes' if sys.stdout.isatty() else 'no'}"
-        rank_program = [sys.executable, __file__, "--as-rank", folder, color, *arguments]
-        error = launch(["mpirun", "-n", str(ranks), *rank_program], limit)
+        error = launch([*launcher, str(ranks), sys.executable, __file__, "--as-rank", folder, color, *arguments], limit)
         if error:
             show_ends(Path(folder))
     print(f"== {title}: {error or 'passed'} after {time.monotonic() - start:.0f} s", flush=True)
@@ -109,7 +115,8 @@ def as_rank(folder: str, arguments: Sequence[str]) -> None:
         os.dup2(output, sys.stdout.fileno())
         os.dup2(output, sys.stderr.fileno())
     # Each rank has private temporary files: pytest cleans up old ones, and ranks that do so at once would conflict.
-    os.execv(sys.executable, [*_PYTEST, f"--basetemp={folder}/files of rank {rank}", *arguments])
+    runner = [sys.executable, *(() if "TORCHELASTIC_RUN_ID" in os.environ else _OVER_MPI), *_PYTEST]
+    os.execv(sys.executable, [*runner, f"--basetemp={folder}/files of rank {rank}", *arguments])
 
 
 if __name__ == "__main__":

@@ -268,7 +268,7 @@ class Watch:
                 self._farewells[rank] = _Farewell(time.monotonic(), started, calls)
 
     def _has_left(self, rank: int) -> str:
-        return f"rank {rank} of {self._process.job.size} has left the program or shut MPI down"
+        return f"rank {rank} of {self._process.job.size} has left the program or ended communication"
 
 
 def _default_limits() -> Limits:

@@ -16,7 +16,7 @@ from horovod_sparse.transport.mpi import MPITransport
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 FULL = pytest.mark.full
-LEFT = "rank 1 of 3 has left the program or shut MPI down"
+LEFT = "rank 1 of 3 has left the program or ended communication"
 
 FINALIZE = """
 import threading, time

@@ -62,7 +62,7 @@ if rank != 1 or way == "daemon":
         waited_for.barrier()
 """
 LEFT = (
-    "rank 1 of 3 has left the program or shut MPI down, but the call waits for it: "
+    "rank 1 of 3 has left the program or ended communication, but the call waits for it: "
     "let every rank take the same number of steps"
 )
 LIMITS = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "3"}

@@ -15,6 +15,9 @@ def group(comm: Any) -> Iterator[None]:
 
     from horovod_sparse import ddp
 
+    if distributed.is_initialized():  # under torchrun, where it belongs to `comm`
+        yield
+        return
     ddp.init_process_group()
     yield
     distributed.destroy_process_group()

@@ -32,7 +32,6 @@ from training import (
 
 import horovod_sparse as hvs
 from horovod_sparse.checkpoint import Checkpoints
-from horovod_sparse.frontends.ddp import process_group
 
 pytestmark = pytest.mark.mpi
 
@@ -536,9 +535,3 @@ def test_an_error_in_the_exchange_is_raised_by_backward_and_training_goes_on(gro
     train(optimizer, replica, rank, range(2))
     assert everywhere(comm, not same(snapshot(model), before))
     assert agree(comm, snapshot(model))
-
-
-def test_without_threads_of_mpi_nothing_is_begun(comm, monkeypatch):
-    monkeypatch.setattr(process_group.require_threads.__globals__["MPI"], "Query_thread", lambda: 2)
-    with pytest.raises(RuntimeError, match=r"thread level 2.*MPI_THREAD_MULTIPLE"):
-        hvs.ddp.init_process_group()

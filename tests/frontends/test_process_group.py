@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -98,7 +100,7 @@ def test_several_nodes_meet_at_the_name_of_the_first(environment):
 @pytest.mark.parametrize(("variable", "value"), [("WORLD_SIZE", "2"), ("SLURM_STEP_NUM_TASKS", "16")])
 def test_a_process_of_several_that_mpi_does_not_know_is_refused(environment, asked, variable, value):
     environment.setenv(variable, value)
-    with pytest.raises(RuntimeError, match=rf"^{variable}={value} says .*mpirun, or with srun --mpi=pmix .*torchrun"):
+    with pytest.raises(RuntimeError, match=rf"^{variable}={value} says .*mpirun, torchrun, or srun --mpi=pmix "):
         init_process_group()
     assert not asked
     assert "MASTER_PORT" not in os.environ
@@ -114,11 +116,77 @@ def test_a_process_alone_needs_no_launcher(environment, asked, value):
     assert os.environ["WORLD_SIZE"] == "1"
 
 
+def test_under_torchrun_the_process_group_is_torchs_own(environment, asked):
+    """Also where MPI knows this process only."""
+    environment.setenv("TORCHELASTIC_RUN_ID", "a run")
+    environment.setenv("WORLD_SIZE", "4")
+    init_process_group("gloo", timeout=timedelta(seconds=5))
+    assert asked == [(("gloo",), {"timeout": timedelta(seconds=5)})]
+    assert "MASTER_PORT" not in os.environ
+
+
+@pytest.mark.mpi
+def test_without_threads_of_mpi_nothing_is_begun(comm, monkeypatch):
+    monkeypatch.setattr(MPI, "Query_thread", lambda: 2)
+    with pytest.raises(RuntimeError, match=r"thread level 2.*MPI_THREAD_MULTIPLE"):
+        init_process_group()
+
+
+class Ranks:
+    """Stands in for the communicators of a node's ranks and of all ranks, on rank 0."""
+
+    def __init__(self, everyones):
+        self.everyones = everyones
+
+    def Get_rank(self):  # noqa: N802 - as in MPI
+        return 0
+
+    def allgather(self, mine):
+        assert mine == self.everyones[0]
+        return self.everyones
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Lets torch see GPUs by their UUIDs."""
+
+    def install(*uuids):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(uuids))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid=uuids[device]))
+        monkeypatch.setattr(distributed, "is_nccl_available", lambda: True)
+
+    return install
+
+
 @pytest.mark.parametrize(
-    ("devices", "built", "expected"), [(0, True, "gloo"), (1, True, "gloo"), (2, True, "nccl"), (2, False, "gloo")]
+    ("visible", "local_rank", "identity"),
+    [([], 0, None), (["a"], 0, "a"), (["c"], 2, "c"), (["a", "b", "c", "d"], 2, "c"), (["a", "b"], 2, "a")],
+    ids=["none", "one rank", "gpus-per-task=1", "all GPUs of the node", "fewer GPUs than ranks"],
 )
-def test_nccl_where_each_rank_of_a_node_has_a_gpu(monkeypatch, devices, built, expected):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: devices > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
-    monkeypatch.setattr(distributed, "is_nccl_available", lambda: built)
-    assert process_group._backend(MPI.COMM_WORLD, local_ranks=2) == expected
+def test_a_rank_uses_the_gpu_of_its_local_rank_among_those_that_it_sees(gpus, visible, local_rank, identity):
+    gpus(*visible)
+    assert process_group._gpu(local_rank) == identity
+
+
+@pytest.mark.parametrize(
+    ("of_node", "of_other_nodes", "expected", "warning"),
+    [
+        (["a", "b"], [True], "nccl", None),
+        (["a", "b"], [False], "gloo", None),
+        (["a", "a"], [True], "gloo", "rank 0: 2 ranks of node .* have 1 GPUs, so .* Gloo.*gpus-per-task=1"),
+        (["a", None], [True], "gloo", "rank 0: 2 ranks of node .* have 1 GPUs"),
+        ([None, None], [False], "gloo", None),
+    ],
+)
+def test_nccl_where_no_rank_shares_its_gpu(gpus, caplog, of_node, of_other_nodes, expected, warning):
+    gpus(*filter(None, of_node[:1]))
+    own = None not in of_node and len(set(of_node)) == len(of_node)
+    assert process_group._backend(Ranks([own, *of_other_nodes]), Ranks(of_node)) == expected
+    assert (len(caplog.messages) == 1 and re.search(warning, caplog.text)) if warning else not caplog.messages
+
+
+def test_without_nccl_gpus_use_gloo(gpus, monkeypatch):
+    gpus("a")
+    monkeypatch.setattr(distributed, "is_nccl_available", lambda: False)
+    assert process_group._backend(Ranks([False]), Ranks(["a"])) == "gloo"
