@@ -33,12 +33,15 @@ class Horovod:
 
     Attributes:
         exchange: Wrapped optimizer; holds the statistics of a sparse exchange.
+        comm: Communicator of all ranks, for ``metrics.export``.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
-        import horovod.torch as hvd  # imported here, as the DDP front end does not need it
+        import horovod.torch as hvd  # imported here, as the DDP front end does not need them
+        from mpi4py import MPI
 
         hvd.init()
+        self.comm = MPI.COMM_WORLD
         self._hvd = hvd
         self._args = args
         self.rank, self.size, self.local_rank = hvd.rank(), hvd.size(), hvd.local_rank()
@@ -111,10 +114,12 @@ class DDP:
 
     Attributes:
         exchange: State of the hook, with the statistics of a sparse exchange; None if the exchange is dense.
+        comm: Communicator of all ranks, for ``metrics.export``.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
-        hvs.ddp.init_process_group()  # sparse: distributed.init_process_group() in a plain script, under torchrun
+        hvs.ddp.init_process_group()  # distributed.init_process_group() in a script that needs torchrun
+        self.comm = self
         atexit.register(distributed.destroy_process_group)
         self._args = args
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
@@ -155,6 +160,12 @@ class DDP:
         total = tensor.to(self._args.device, copy=True)  # NCCL requires device tensors
         distributed.all_reduce(total)
         return total.cpu()
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        """Return the objects of all ranks on the rank ``root``."""
+        gathered: list[Any] | None = [None] * self.size if self.rank == root else None
+        distributed.gather_object(sendobj, gathered, dst=root)
+        return gathered
 
 
 FrontEnd = Horovod | DDP

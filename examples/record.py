@@ -10,10 +10,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import mpi4py
 import numpy as np
 import torch
-from mpi4py import MPI
 from torch import nn
 from watch import Watch, plain
 
@@ -166,7 +164,7 @@ class Recorder:
     def write(self) -> None:
         """Write ``result.json``, and with --trace ``trace.json`` with the last epoch; a collective call."""
         if self._args.trace:
-            metrics.export(self._args.output / "trace.json", MPI.COMM_WORLD)
+            metrics.export(self._args.output / "trace.json", self._front_end.comm)
         if self._front_end.rank == 0:
             result = {
                 "configuration": {key: plain(value) for key, value in vars(self._args).items()},
@@ -191,15 +189,15 @@ def digest(model: nn.Module) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions and the machine type that the results of a run depend on."""
-    horovod = sys.modules.get("horovod")  # optional
+    horovod, mpi4py, mpi = (sys.modules.get(name) for name in ("horovod", "mpi4py", "mpi4py.MPI"))  # optional
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         **({"horovod": horovod.__version__} if horovod else {}),
         "horovod_sparse": horovod_sparse.__version__,
-        "mpi4py": mpi4py.__version__,
-        "mpi": MPI.Get_library_version().strip("\0").splitlines()[0],
+        **({"mpi4py": mpi4py.__version__} if mpi4py else {}),
+        **({"mpi": mpi.Get_library_version().strip("\0").splitlines()[0]} if mpi else {}),
         "machine": platform.machine(),
     }
 

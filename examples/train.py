@@ -5,8 +5,8 @@
     horovod-sparse report runs/dense runs/topka --output runs
 
 Lines marked "sparse" enable sparse gradients. Apart from them and the timing, this is a plain training script.
-``frontends.py`` contains what differs between Horovod and DistributedDataParallel (``--frontend ddp``). Each run writes
-``result.json`` and ``statistics.jsonl``.
+``frontends.py`` contains what differs between Horovod and DistributedDataParallel (``--frontend ddp``, also under
+torchrun). Each run writes ``result.json`` and ``statistics.jsonl``.
 """
 
 from __future__ import annotations

@@ -70,10 +70,10 @@ def comm() -> Any:
     if torch_ranks.launched():
         from torch import distributed
 
-        from horovod_sparse.frontends.members import transport_of
+        from horovod_sparse.transport.torch_distributed import TorchTransport
 
         distributed.init_process_group("gloo")
-        return torch_ranks.Comm(transport_of())
+        return torch_ranks.Comm(TorchTransport.of(range(distributed.get_world_size())).connect())
     from mpi4py import MPI
 
     return MPI.COMM_WORLD.Dup()

@@ -3,8 +3,9 @@
     with ForkServer(folder, ["torch"]) as server:
         subprocess.run(["mpirun", "-n", "3", *server.stub, "program.py", "--option"])
 
-mpirun starts stubs (`programs/stub.py`), and the server forks a process for each stub. The process has the environment,
-working directory and standard streams of the stub, and runs the program as if Python had been started with it.
+mpirun or torchrun starts stubs (`programs/stub.py`), and the server forks a process for each stub. The process has the
+environment, working directory and standard streams of the stub, and runs the program as if Python had been started with
+it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import torch_ranks
 
 STUB = Path(__file__).parent / "programs" / "stub.py"
 # Modules that examples/train.py imports, at startup or later.
@@ -115,7 +118,8 @@ def _attend(stub: socket.socket, folder: Path) -> dict[str, Any]:
         return request
     for stream in streams:
         os.close(stream)
-    rank = request["environment"].get("OMPI_COMM_WORLD_RANK", 0)
+    environment = request["environment"]
+    rank = environment.get("OMPI_COMM_WORLD_RANK") or environment.get("RANK", 0)
     partial = folder / f"new-{rank}"
     partial.write_text(str(process))
     partial.rename(folder / f"rank-{rank}")
@@ -134,7 +138,7 @@ def become(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
-    if "mpi4py.MPI" in sys.modules:
+    if "mpi4py.MPI" in sys.modules and not torch_ranks.launched():
         sys.modules["mpi4py.MPI"].Init_thread()
     program, *_ = sys.argv = request["arguments"]
     sys.path[0] = str(Path(program).parent)

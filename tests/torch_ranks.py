@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from horovod_sparse.transport.base import Transport
+if TYPE_CHECKING:
+    from horovod_sparse.transport.base import Transport
 
 
 def launched() -> bool:

@@ -21,10 +21,12 @@ _INSTALL_MULTIPLE = "use an MPI built with MPI_THREAD_MULTIPLE, such as Open MPI
 # Title of the items that each use needs; the keys are the values of `Item.needed`.
 _TITLES = {
     "training": "Required for training:",
-    "Horovod": "Required for the Horovod optimizer (hvs.DistributedOptimizer):",
     "DDP": "Required for DDP (hvs.ddp):",
+    "MPI": "Required for MPI's launchers (mpirun, srun, horovodrun) in place of torchrun:",
+    "Horovod": "Required for the Horovod optimizer (hvs.DistributedOptimizer), besides MPI:",
     "": "Optional:",
 }
+_NEEDS = {"Horovod": ("training", "MPI", "Horovod"), "DDP": ("training", "DDP")}
 # By whether Horovod and DDP can run.
 _SUMMARIES = {
     (True, True): "Training can run here, with Horovod (hvs.DistributedOptimizer) and with DDP (hvs.ddp).",
@@ -41,7 +43,7 @@ class Item:
     Attributes:
         name: Name of the component.
         found: Whether the component is available.
-        needed: "training", "Horovod" or "DDP", whichever cannot run without the component; "" if it is optional.
+        needed: "training", "DDP", "MPI" or "Horovod", whichever cannot run without the component; "" if it is optional.
         detail: Version or other facts, or why the component was not found.
         remedy: What to do if the component was not found; may be empty.
     """
@@ -69,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the report; return 0 if training can run on this machine, with Horovod or DDP, and 1 otherwise."""
     facts = run_all(options.timeout)
     items = examine(facts)
-    ready = {front_end: can_run(front_end, items) for front_end in ("Horovod", "DDP")}
+    ready = {front_end: can_run(front_end, items) for front_end in _NEEDS}
     if options.json:
         about = {"version": _package_version(), "python": platform.python_version(), "ready": ready}
         print(json.dumps({**about, "items": [asdict(item) for item in items], "facts": facts}, indent=2))
@@ -80,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
 
 def can_run(front_end: str, items: list[Item]) -> bool:
     """Return whether everything that training with "Horovod" or "DDP" needs was found."""
-    return all(item.found for item in items if item.needed in ("training", front_end))
+    return all(item.found for item in items if item.needed in _NEEDS[front_end])
 
 
 def report(items: list[Item]) -> str:
@@ -124,8 +126,8 @@ def _mpi(mpi: Facts, horovod: Facts) -> list[Item]:
     found = mpi.get("error") or f"{mpi['version']} (MPI {mpi['standard']}), through mpi4py {mpi['mpi4py']}"
     cuda = {True: "yes", False: "no", None: "unknown"}[mpi.get("cuda_aware")]
     return [
-        Item("MPI", "error" not in mpi, "training", found, _INSTALL_MPI),
-        Item("thread level", level == "MULTIPLE", "training", level, _INSTALL_MULTIPLE),
+        Item("MPI", "error" not in mpi, "MPI", found, _INSTALL_MPI),
+        Item("thread level", level == "MULTIPLE", "MPI", level, _INSTALL_MULTIPLE),
         Item("one MPI library in Horovod and mpi4py", len(libraries) == 1, "Horovod", loaded, _INSTALL_HOROVOD),
         Item("CUDA-aware MPI", cuda == "yes", "", cuda, "not needed: data is copied through pinned memory"),
     ]

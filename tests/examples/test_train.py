@@ -1,4 +1,4 @@
-"""train.py as a user starts it: as one process and under mpirun, through Horovod and DistributedDataParallel."""
+"""train.py as a user starts it: as one process, under mpirun and torchrun, through both front ends."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,10 +32,10 @@ SPARSE = (
     *("--compression", "topka:density=0.01,indices=plain", "--epochs", "1", "--warmup-epochs", "0"),
     *("--clip", "5", "--batch-size", "16", "--backward-passes-per-step", "2", "--trace"),
 )
-# train.py where Horovod is not installed.
-WITHOUT_HOROVOD = (
-    f"import runpy, sys; sys.modules['horovod'] = None; sys.path[0] = {str(TRAIN.parent)!r}; "
-    f"runpy.run_path({str(TRAIN)!r}, run_name='__main__')"
+# train.py where some modules are not installed.
+WITHOUT = (
+    "import runpy, sys; sys.modules |= dict.fromkeys(sys.argv[1].split()); del sys.argv[1]; "
+    f"sys.path[0] = {str(TRAIN.parent)!r}; runpy.run_path({str(TRAIN)!r}, run_name='__main__')"
 )
 
 
@@ -45,11 +45,11 @@ Train = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def train(training_server: ForkServer, tmp_path: Path) -> Train:
-    """Runs train.py under mpirun; returns the results."""
+    """Runs train.py under mpirun, or torchrun with options; returns the results."""
 
-    def run(*arguments: str, ranks: int = 2) -> dict[str, Any]:
+    def run(*arguments: str, ranks: int = 2, torchrun: Sequence[str] | None = None) -> dict[str, Any]:
         command = (str(TRAIN), *arguments, "--output", str(tmp_path))
-        return result(launch.python(*command, ranks=ranks, server=training_server), tmp_path)
+        return result(launch.python(*command, ranks=ranks, torchrun=torchrun, server=training_server), tmp_path)
 
     return run
 
@@ -248,12 +248,16 @@ def test_without_overlap_the_times_add_up_and_the_result_stays(compression: str,
 
 
 @pytest.mark.full
-def test_ddp_trains_sparse_without_horovod(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("torchrun", "missing"), [(None, "horovod"), ((), "horovod mpi4py")], ids=["mpirun", "torchrun"]
+)
+def test_ddp_trains_sparse_without_horovod(tmp_path: Path, torchrun: Sequence[str] | None, missing: str) -> None:
     """The first of the two backward passes of a step exchanges nothing."""
-    run = launch.python("-c", WITHOUT_HOROVOD, "--frontend", "ddp", *SPARSE, "--output", str(tmp_path), ranks=2)
-    content = result(run, tmp_path)
+    arguments = ("--frontend", "ddp", *SPARSE, "--output", str(tmp_path))
+    content = result(launch.python("-c", WITHOUT, missing, *arguments, ranks=2, torchrun=torchrun), tmp_path)
     check_sparse_on_two_ranks(content, tmp_path)
     assert "horovod" not in content["versions"]
+    assert ("mpi" in content["versions"]) == (torchrun is None)
 
 
 @pytest.mark.full
@@ -267,16 +271,21 @@ def test_ddp_trains_sparse_without_horovod(tmp_path: Path) -> None:
     ],
     ids=lambda settings: settings[0].partition(":")[0],
 )
-def test_both_front_ends_end_with_the_same_bits(settings: tuple[str, ...], train: Train) -> None:
+def test_both_front_ends_and_transports_end_with_the_same_bits(settings: tuple[str, ...], train: Train) -> None:
     common = ["--epochs", "2", "--backward-passes-per-step", "2", "--warmup-epochs", "1", "--compression", *settings]
-    one, other = ends = [train(*common, "--frontend", front_end, ranks=3) for front_end in ("horovod", "ddp")]
-    assert one["parameters"] == other["parameters"]
-    assert one["densities"] == other["densities"]
-    for name in ("test_accuracy", "bytes_sent", "lr"):
-        assert [epoch[name] for epoch in one["epochs"]] == [epoch[name] for epoch in other["epochs"]]
-    # MPI and Gloo add the ranks' losses in different orders.
-    losses = [[epoch[name] for epoch in end["epochs"] for name in ("train_loss", "test_loss")] for end in ends]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+    one, *others = (
+        train(*common, "--frontend", front_end, ranks=3, torchrun=torchrun)
+        for front_end, torchrun in (("horovod", None), ("ddp", None), ("ddp", ()))
+    )
+    losses = [epoch[name] for epoch in one["epochs"] for name in ("train_loss", "test_loss")]
+    for other in others:
+        assert one["parameters"] == other["parameters"]
+        assert one["densities"] == other["densities"]
+        for name in ("test_accuracy", "bytes_sent", "lr"):
+            assert [epoch[name] for epoch in one["epochs"]] == [epoch[name] for epoch in other["epochs"]]
+        # MPI and Gloo add the ranks' losses in different orders.
+        of_other = [epoch[name] for epoch in other["epochs"] for name in ("train_loss", "test_loss")]
+        assert of_other == pytest.approx(losses, rel=1e-12)
 
 
 @pytest.mark.full

@@ -174,8 +174,13 @@ def test_a_rank_uses_the_gpu_of_its_local_rank_among_those_that_it_sees(gpus, vi
     [
         (["a", "b"], [True], "nccl", None),
         (["a", "b"], [False], "gloo", None),
-        (["a", "a"], [True], "gloo", "rank 0: 2 ranks of node .* have 1 GPUs, so .* Gloo.*gpus-per-task=1"),
-        (["a", None], [True], "gloo", "rank 0: 2 ranks of node .* have 1 GPUs"),
+        (
+            ["a", "a"],
+            [True],
+            "gloo",
+            r"rank 0: the 2 ranks of node .* have only 1 GPU\(s\), so .* Gloo.*gpus-per-task=1",
+        ),
+        (["a", None], [True], "gloo", r"rank 0: the 2 ranks of node .* have only 1 GPU"),
         ([None, None], [False], "gloo", None),
     ],
 )

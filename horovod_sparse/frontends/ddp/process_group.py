@@ -59,8 +59,8 @@ def _backend(comm: MPI.Intracomm, node: MPI.Intracomm) -> str:
     of_its_own = None not in gpus and len(set(gpus)) == len(gpus)
     if not of_its_own and any(gpus) and node.Get_rank() == 0:
         _LOG.warning(
-            "rank %d: %d ranks of node %s have %d GPUs, so torch's process group uses Gloo, which is slow for what is "
-            "not compressed: start one rank per GPU (srun --ntasks-per-node and --gpus-per-task=1)",
+            "rank %d: the %d ranks of node %s have only %d GPU(s), so torch's process group uses Gloo, which is slow "
+            "for what is not compressed: start one rank per GPU (srun --gpus-per-task=1)",
             comm.Get_rank(),
             len(gpus),
             socket.gethostname(),
