@@ -15,7 +15,9 @@ MODULES = (*TRAINING_MODULES, "accelerate", "lightning.pytorch", "transformers.t
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(500)]
 
+# Programs, and the launchers of those that do not need MPI.
 names = ["lightning_horovod", "trainer_horovod", "lightning_ddp", "accelerate_ddp"]
+names += ["lightning_ddp by torchrun", "accelerate_ddp by torchrun"]
 each_program = pytest.mark.parametrize("program", names)
 each_setting = pytest.mark.parametrize("setting", SETTINGS, ids=["plain", "accumulate", "clip"])
 
@@ -27,7 +29,9 @@ def trained(tmp_path_factory):
 
         @functools.cache
         def run(program, *arguments):
-            done = launch.python(str(PROGRAMS / f"{program}.py"), *arguments, ranks=2, limit=200, server=server)
+            program, _, launcher = program.partition(" by ")
+            settings = {"ranks": 2, "torchrun": () if launcher else None, "limit": 200, "server": server}
+            done = launch.python(str(PROGRAMS / f"{program}.py"), *arguments, **settings)
             assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
             reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank"')]
             assert sorted(report["rank"] for report in reports) == [0, 1]

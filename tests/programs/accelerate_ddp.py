@@ -1,4 +1,4 @@
-"""Trains with Accelerate, whose DDP exchange is its own or sparse: start it with mpirun."""
+"""Trains with Accelerate, whose DDP exchange is its own or sparse: start it with mpirun or torchrun."""
 
 from __future__ import annotations
 

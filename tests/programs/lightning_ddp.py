@@ -1,4 +1,4 @@
-"""Trains with Lightning's DDP strategy, whose exchange is DDP's own or sparse: start it with mpirun."""
+"""Trains with Lightning's DDP strategy, whose exchange is DDP's own or sparse: start it with mpirun or torchrun."""
 
 from __future__ import annotations
 
