@@ -34,8 +34,8 @@ marked = $(sort $(shell grep -rl --include='test_*.py' 'mark\.$(1)' $(2)))
 LAWS = $(call marked,law,--exclude-dir=cuda tests)
 UNDER_MPIRUN = $(call marked,mpi,tests)
 FRONT_ENDS = $(patsubst %,tests/frontends/test_%.py,ddp optimizer scripts)
-# Without an MPI launcher: the transport, its bits, and DDP.
-OVER_TORCH = tests/transport/test_base.py tests/transport/test_in_process.py tests/frontends/test_ddp.py
+# Tests of the transport over torch.distributed.
+OF_TORCH = $(addprefix tests/transport/test_,base.py in_process.py torch_distributed.py)
 # Each file runs in one process, so that its fixtures are created once. (loadgroup of pytest-xdist 3.8 has no effect
 # with pytest 9.2.)
 SERIAL = python -m pytest -n $(WORKERS) --dist loadfile
@@ -83,8 +83,7 @@ test-ci: $(TOOLS)  ## run what CI adds to `make test`: tests marked full, more w
 	$(MPITEST) --ranks 3 -- -m '(mpi or law) and not nightly' $(sort $(UNDER_MPIRUN) $(LAWS))
 	$(MPITEST) --ranks 1 -- -m '$(OTHERS)' $(UNDER_MPIRUN)
 	$(MPITEST) --ranks 4 -- -m '(mpi or law) and not slow and $(QUICK)' $(FRONT_ENDS) tests/transport
-	$(MPITEST) --torchrun --ranks 1 4 -- -m '(mpi or law) and $(QUICK)' $(OVER_TORCH)
-	$(MPITEST) --torchrun --ranks 2 -- -m 'law and $(QUICK)' tests/collectives
+	$(MPITEST) --torchrun --ranks 1 2 4 -- -m 'law and $(QUICK)' $(OF_TORCH) tests/collectives/test_laws.py
 
 test-nightly: $(TOOLS)  ## run what a release must pass: random kills, packages, every architecture, up to 16 ranks
 	$(SERIAL) -m 'not mpi and nightly'
@@ -107,7 +106,7 @@ test-laws: $(TOOLS)  ## test transport and collectives on threads, at world size
 
 test-mpi: $(TOOLS)  ## run the tests under mpirun, and DDP under torchrun; the transports, with device arrays, at 3 ranks
 	$(MPITEST) --ranks 3 -- -m '(mpi or law) and $(QUICK)' tests/transport
-	$(MPITEST) --torchrun --ranks 3 -- -m '(mpi or law) and $(QUICK)' $(OVER_TORCH)
+	$(MPITEST) --torchrun --ranks 3 -- -m '(mpi or law) and $(QUICK)' $(OF_TORCH) tests/frontends/test_ddp.py
 	$(MPITEST) --ranks $(RANKS) -- -m '$(OTHERS)' $(UNDER_MPIRUN)
 
 test-cuda:  ## test on a GPU: identical bits, ranks that share the GPU, memcheck, racecheck (needs no Horovod, no venv)

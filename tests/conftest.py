@@ -39,10 +39,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave tests of benchmarks and tools to `make test-ci`, and run tests that take a transport on every rank.
 
-    Under torchrun, leave out tests that need Horovod.
+    Under torchrun, leave out tests that need Horovod; elsewhere, those of the transport over torch.distributed.
     """
-    if torch_ranks.launched():
-        items[:] = [item for item in items if "hvd" not in getattr(item, "fixturenames", ())]
+    needless = "hvd" if torch_ranks.launched() else "torch_transport"
+    items[:] = [item for item in items if needless not in getattr(item, "fixturenames", ())]
     for item in items:
         if item.path.parent.name in ("benchmarks", "tools"):
             item.add_marker(pytest.mark.full)
@@ -89,6 +89,12 @@ def transport(request: pytest.FixtureRequest) -> Any:
     from horovod_sparse.transport.mpi import MPITransport
 
     return MPITransport(request.getfixturevalue("comm"))
+
+
+@pytest.fixture(scope="session")
+def torch_transport(comm: Any) -> Any:
+    """Transport over torch.distributed; tests that take it run under torchrun only."""
+    return comm.transport
 
 
 @pytest.fixture(scope="session")

@@ -73,7 +73,10 @@ def test_torch_horovod_and_mpi_stay_where_they_belong():
         "mpi4py": {"transport", "frontends", "cli"},
     }
     of_transport = {(str(path), name) for path, name, *_ in IMPORTS if package(path) == "transport"}
-    assert {path for path, name in of_transport if name == "torch"} == {"transport/torch_distributed.py"}
+    assert {path for path, name in of_transport if name == "torch"} == {
+        "transport/torch_distributed.py",
+        "transport/torch_job.py",
+    }
     # DDP under torchrun needs no MPI: mpi4py is imported late, or in modules that are.
     early = {str(path) for path, name, checking, local in IMPORTS if name == "mpi4py" and not checking and not local}
     assert {path for path in early if not path.startswith("cli")} == {"transport/mpi.py", "frontends/mpi_members.py"}

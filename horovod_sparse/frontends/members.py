@@ -10,7 +10,7 @@ from typing import Any
 from torch import distributed
 
 from horovod_sparse.control.lifecycle import process
-from horovod_sparse.transport import torch_distributed
+from horovod_sparse.transport import torch_job
 from horovod_sparse.transport.base import Job, Transport
 from horovod_sparse.transport.torch_distributed import TorchTransport
 
@@ -40,7 +40,7 @@ def transport_of(members: Any = None) -> Transport | None:
     if not _over_torch(members):
         transport: Transport | None = mpi_members().transport_of(members)
         return transport
-    process.join(torch_distributed.job())
+    process.join(torch_job.job())
     if process.world is None:
         process.world = TorchTransport.of_job()
         process.watch.start(process.world)
@@ -51,7 +51,7 @@ def transport_of(members: Any = None) -> Transport | None:
 
 def job() -> Job:
     """Return the job that this process belongs to."""
-    own: Job = torch_distributed.job() if _over_torch(None) else mpi_members().job()
+    own: Job = torch_job.job() if _over_torch(None) else mpi_members().job()
     return own
 
 

@@ -1,0 +1,99 @@
+"""What the transport over torch.distributed has besides the laws: its use of NCCL, nodes, lost connections."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from laws import everywhere, summed
+from torch import distributed
+
+from horovod_sparse.transport import torch_distributed
+from horovod_sparse.transport.torch_distributed import TorchTransport
+
+pytestmark = pytest.mark.mpi
+
+
+class OverGloo:
+    """Stands in for a process group of NCCL, which also gathers tensors of different lengths."""
+
+    def __init__(self, gloo, size):
+        self.gloo, self.size, self.calls = gloo, size, []
+
+    def alltoall_base(self, *arguments):
+        self.calls.append("alltoall")
+        return self.gloo.alltoall_base(*arguments)
+
+    def allgather(self, outputs, inputs):
+        self.calls.append("allgather")
+        options = distributed.BroadcastOptions()
+        for rank, output in enumerate(outputs[0]):
+            options.rootRank = rank
+            work = self.gloo.broadcast([output], options)
+            work.wait()
+        return work
+
+
+@pytest.mark.parametrize("size", [5, 4099, 100_001])
+def test_collectives_on_nccl_have_the_bits_of_those_through_the_host(torch_transport, monkeypatch, size):
+    """Here on host arrays: what NCCL is called with."""
+    transport, generator = torch_transport.duplicate(), np.random.default_rng(torch_transport.rank)
+    nccl = OverGloo(transport._connection.gloo, transport.size)
+    values = generator.standard_normal(size)
+    lengths = [8 * (size + rank) for rank in range(transport.size)]
+    message = generator.integers(0, 256, lengths[transport.rank], np.uint8)
+    expected = transport.allreduce(values), transport.allgather(message, lengths)
+    monkeypatch.setattr(TorchTransport, "_nccl", lambda self, like: nccl)
+    total, everyones = transport.allreduce(values), transport.allgather(message, lengths)
+    assert everywhere(torch_transport, total.tobytes() == expected[0].tobytes())
+    assert everywhere(torch_transport, all(map(np.array_equal, everyones, expected[1])))
+    calls = ["allgather"] if size == 5 else ["alltoall", "allgather", "allgather"]
+    assert nccl.calls == (calls if transport.size > 1 else [])
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("without", [False, True])
+def test_nccl_is_used_where_each_rank_has_it_and_its_own_gpu(torch_transport, monkeypatch, shared, without):
+    rank, size = torch_transport.rank, torch_transport.size
+    gpu = type("Properties", (), {"uuid": "the only one" if shared else f"GPU {rank}"})
+    kind = type("Group", (), {"Options": dict, "__init__": lambda self, *arguments: None})
+    monkeypatch.setattr(torch_distributed.torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(distributed, "is_nccl_available", lambda: not (without and rank == size - 1))
+    monkeypatch.setattr(distributed, "ProcessGroupNCCL", kind, raising=False)
+    found = torch_transport.duplicate()._connect_gpus(0)
+    assert everywhere(torch_transport, (found is None) == (without or (shared and size > 1)))
+    monkeypatch.setenv("HOROVOD_SPARSE_CUDA_AWARE", "0" if rank == 0 else "auto")
+    assert everywhere(torch_transport, torch_transport.duplicate()._connect_gpus(0) is None)
+
+
+def test_ranks_of_a_machine_with_one_name_make_a_node(torch_transport, monkeypatch):
+    monkeypatch.setattr(torch_distributed.socket, "gethostname", lambda: f"node {torch_transport.rank // 2}")
+    nodes, size = torch_transport.duplicate().by_node(None), torch_transport.size
+    assert everywhere(torch_transport, nodes.number == -(-size // 2))
+    assert sum(nodes.own.allgather_object(1)) == nodes.own.size
+    assert summed(torch_transport, nodes.leaders is not None) == nodes.number
+
+
+def test_transports_of_other_ranks_at_the_same_time_do_not_meet(torch_transport):
+    rank, size = torch_transport.rank, torch_transport.size
+    parity = TorchTransport.of(range(rank % 2, size, 2)).connect()
+    reverse = TorchTransport.of(range(size)[::-1]).connect()
+    assert everywhere(torch_transport, parity.allgather_object(rank) == list(range(rank % 2, size, 2)))
+    assert everywhere(torch_transport, reverse.allgather_object(rank) == list(range(size))[::-1])
+    assert everywhere(torch_transport, reverse.members == list(range(size))[::-1])
+
+
+def test_an_operation_that_fails_names_the_rank(torch_transport, monkeypatch):
+    if torch_transport.size == 1:
+        return
+    transport, other = torch_transport.duplicate(), (torch_transport.rank + 1) % torch_transport.size
+
+    class Closed:
+        """Stands in for Gloo after a connection was closed."""
+
+        def recv(self, *_):
+            raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(transport._connection, "_gloo", Closed())
+    with pytest.raises(RuntimeError, match=rf"rank {transport.rank}: rank {other} of {transport.size} has closed"):
+        transport.receive(other, np.empty(0, np.uint8))
+    torch_transport.barrier()
