@@ -36,7 +36,7 @@ def test_every_link_leads_somewhere(path):
             assert anchor in headings(target), link
 
 
-# Written by hand for Sphinx; their turn comes with their next revision.
+# The index has the tables of contents; the others still use roles and definition lists.
 SPHINX = {"docs/ddp.md", "docs/index.md", "docs/performance.md", "docs/results.md"}
 LINKED = sorted({ROOT / link.partition("#")[0] for link in LINK.findall(README) if link.startswith("docs/")})
 
