@@ -99,7 +99,8 @@ def check(words, variables, monkeypatch):
     elif program == "torchrun":
         from torch.distributed.run import get_args_parser
 
-        parsed = get_args_parser().parse_known_args(arguments)[0]
+        parsed, unknown = get_args_parser().parse_known_args(arguments)
+        assert not unknown
         check(["python", parsed.training_script, *parsed.training_script_args], variables, monkeypatch)
     elif program == "horovod-sparse":
         run("horovod_sparse.cli", arguments, monkeypatch, call="main")
