@@ -26,7 +26,7 @@ STAMP := $(VENV)/.horovod_sparse
 TOOLS := $(VENV)/.horovod_sparse_dev
 # The environment's programs come first: ninja, cmake, horovodrun and mpirun (the machine's mpirun if it has MPI).
 export PATH := $(BIN):$(PATH)
-SOURCES := $(filter-out tools/mpitest.py tools/demo%,$(wildcard pyproject.toml setup.py tools/*.py)) \
+SOURCES := $(filter-out tools/mpitest.py tools/release.py tools/demo%,$(wildcard pyproject.toml setup.py tools/*.py)) \
            $(shell find csrc -type f 2>/dev/null)
 # Files with tests marked `law` import neither torch nor horovod. Other files are not collected: on every rank, that
 # would take as long as the tests.
@@ -48,8 +48,8 @@ SANITIZED = tests/cuda tests/kernels -m 'not mpi and $(QUICK)' --ignore tests/ke
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help venv demo test test-ci test-nightly lint types test-serial test-laws test-mpi test-cuda test-slurm docs wheel bench \
-        clean
+.PHONY: help venv demo test test-ci test-nightly lint types test-serial test-laws test-mpi test-cuda test-slurm docs wheel \
+        release bench clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -131,6 +131,13 @@ wheel: $(TOOLS)  ## build the packages in dist: source, and a wheel that install
 	  { echo "The wheel does not fit $(PLATFORM): build it where compiler and glibc are older, such as in the image" \
 	         "of manylinux_2_28, or allow a newer one, as in: make wheel PLATFORM=manylinux_2_39_x86_64" >&2; exit 1; }
 	mv build/packages/*.tar.gz dist/
+
+release: $(TOOLS)  ## check version, changelog, tag and packages of a release; run test-nightly last
+	python tools/release.py
+	rm -rf dist
+	$(MAKE) wheel
+	python tools/release.py --packages
+	$(MAKE) test-nightly
 
 bench: $(STAMP)  ## run the benchmarks of the kernels (about two minutes)
 	python -m benchmarks.kernels.selection

@@ -42,7 +42,11 @@ def auto() -> None:
         axes.loglog(gbits, milliseconds, label=name)
     best = [1e3 * choice(table(ELEMENTS, ELEMENTS // 100, 8, link, COMPUTE)).total for link in links]
     axes.loglog(gbits, best, color="black", lw=7, alpha=0.15, solid_capstyle="butt", label="the choice")
-    axes.set(xlabel="bandwidth in Gbit/s", ylabel="predicted ms", title="8 ranks, 20 µs a message, density 1 %")
+    axes.set(
+        xlabel="bandwidth in Gbit/s",
+        ylabel="predicted milliseconds of an exchange",
+        title="8 ranks, 20 µs a message, density 1 %",
+    )
     axes.set_xticks([0.1, 1, 10, 100, 1000], ["0.1", "1", "10", "100", "1000"])
     axes.grid(which="major", alpha=0.3)
     axes.legend(ncols=2)

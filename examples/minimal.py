@@ -14,7 +14,7 @@ hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 optimizer = hvs.DistributedOptimizer(
     torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9),
     named_parameters=model.named_parameters(),
-    compression=hvs.Compression.topka(density=0.01),
+    compression=hvs.Compression.recommended(density=0.01, collective="topka"),
 )
 for step in range(1, 101):
     labels = torch.randint(10, (32,))

@@ -9,7 +9,7 @@ In a Horovod script, replace ``hvd.DistributedOptimizer`` and choose a compressi
     optimizer = hvs.DistributedOptimizer(
         optimizer,
         named_parameters=model.named_parameters(),
-        compression=hvs.Compression.topka(density=0.01),
+        compression=hvs.Compression.recommended(),
     )
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from horovod_sparse.frontends.local_sgd.outer import OuterSGD
     from horovod_sparse.rules import SparseVector
 
-__version__ = "0.1.0"
+__version__ = "0.9.0"
 
 __all__ = [
     "Compression",

@@ -45,7 +45,7 @@ def test_the_source_package_has_every_source_what_a_developer_needs_and_nothing_
         names = {name.partition("/")[2] for name in archive.getnames()}
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.*")}
     assert {Path(name).suffix for name in sources} == {".hpp", ".cpp", ".cu", ".cuh"}
-    expected = {"LICENSE", "README.md", "Makefile", "setup.py", "pyproject.toml", "tests/conftest.py"}
+    expected = {"LICENSE", "README.md", "Makefile", "setup.py", "pyproject.toml", "tests/conftest.py", "CITATION.cff"}
     installer = {f"tools/{name}" for name in ("install_horovod.py", "install_torch.py", "toolchain.sh", "demo.py")}
     assert sources | expected | installer <= names
     assert not [name for name in names if name.endswith((".so", ".pyc"))]

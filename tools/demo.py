@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.cluster.collectives import RING
 from benchmarks.cluster.emulated import Cluster, obstacle
-from benchmarks.cluster.network import bits_per_second
+from benchmarks.cluster.network import bits_per_second, written
 from examples.progress import progress_bar
 from tools.demo_report import Run, meaning, plot, table
 from tools.mpitest import mpi_environment
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with progress_bar((1 if lacking else 2) * len(RUNS) * _SHARE, show=True) as bar:
             bar.bar_format = "{percentage:3.0f} %|{bar}| {elapsed}, {remaining} left{postfix}"
             if not lacking:
-                runs[f"{RANKS} nodes, {options.link}"] = train_slow(options, bar)
+                runs[f"{RANKS} nodes, {written(options.link)}"] = train_slow(options, bar)
             runs["this machine"] = train_here(options, bar)
     except KeyboardInterrupt:
         return 130
@@ -52,7 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"demo: {error}", file=sys.stderr)
         return 1
     print(f"\n{table(runs)}\n")
-    print(f"sparse is --compression {RUNS['sparse']}. On this machine, ranks communicate through shared memory.")
+    print(
+        f"sparse is --compression {RUNS['sparse']}: without a density, the preset would spend most of these short "
+        "runs\non measuring one. On this machine, ranks communicate through shared memory."
+    )
     if not lacking:
         place, slow = next(iter(runs.items()))
         print(meaning(slow["dense"], bits_per_second(options.link)))

@@ -118,15 +118,18 @@ def plot(runs: Sequence[Run], place: str, path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter, PercentFormatter
 
+    colours = {"dense": "black", "fp16": "grey"}
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     time, traffic = figure.subplots(1, 2, sharey=True)
-    for number, run in enumerate(runs):
+    for run in runs:
         steps = run.content["steps_per_epoch"]
         seconds = list(
             itertools.accumulate(steps * epoch["ms_per_step"]["step"] / 1e3 for epoch in run.content["epochs"])
         )
         for axes, places in ((time, seconds), (traffic, run.curve("bytes_sent"))):
-            axes.plot(places, run.curve("test_accuracy"), color=f"C{number}", label=run.name, linewidth=2)
+            axes.plot(
+                places, run.curve("test_accuracy"), color=colours.get(run.name, "C3"), label=run.name, linewidth=2
+            )
     time.set(title=f"{place}: accuracy over time", xlabel="seconds of training", ylabel="test accuracy")
     traffic.set(title="accuracy over traffic", xlabel="bytes sent by a rank", xscale="log")
     traffic.xaxis.set_major_formatter(EngFormatter("B"))

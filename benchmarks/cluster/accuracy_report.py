@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from benchmarks import markdown
+from benchmarks.cluster.network import written
 
 Record = Mapping[str, Any]
 
@@ -69,7 +69,7 @@ def table(found: Sequence[Outcome]) -> str:
         seconds = outcome.first("seconds")
         reached = math.isfinite(mean(seconds))
         cells = [
-            _written(outcome.rate),
+            written(outcome.rate),
             f"{outcome.label} ({len(seconds)})",
             _spread(seconds, "{:.0f}") if reached else f"not reached by {seconds.count(math.inf)}",
             f"{baseline / mean(seconds):.1f}" if reached and math.isfinite(baseline) else "",
@@ -79,11 +79,6 @@ def table(found: Sequence[Outcome]) -> str:
         ]
         rows.append(cells)
     return markdown(heads, rows, left=2)
-
-
-def _written(rate: str) -> str:
-    """Return a rate in the usual notation: 100 Mbit/s for 100mbit."""
-    return re.sub(r"([\d.]+)([kmg])bit", lambda part: f"{part[1]} {part[2].upper().replace('K', 'k')}bit/s", rate)
 
 
 def _spread(numbers: Sequence[float], form: str) -> str:
@@ -114,15 +109,16 @@ def plot(found: Sequence[Outcome], path: Path) -> None:
             axes.plot(dots, [place] * len(dots), "o", color="black", markersize=3)
             text = f"{length:.0f} s, {mean(outcome.first('bytes_sent')) / 1e6:,.0f} MB" if reached else "not reached"
             axes.annotate(
-                f"{text}, ends at {mean(outcome.finals):.1%}",
+                f"{text}, ends at {100 * mean(outcome.finals):.1f} %",
                 (max(length, *dots) if dots else length, place),
                 xytext=(6, 0),
                 textcoords="offset points",
                 verticalalignment="center",
             )
-        axes.set(title=f"links of {_written(rate)}", xlabel=f"seconds of training to {found[0].target:.0%} accuracy")
+        goal = f"{100 * found[0].target:.4g} % test accuracy"
+        axes.set(title=f"links of {written(rate)}", xlabel=f"seconds of training until {goal}")
         axes.set_yticks(range(len(labels)), labels)
-        axes.margins(x=0.7)  # space for the labels next to the bars
+        axes.margins(x=0.5)  # space for the labels next to the bars
         axes.set_xlim(left=0)
         axes.spines[["top", "right"]].set_visible(False)
         axes.invert_yaxis()
@@ -130,5 +126,7 @@ def plot(found: Sequence[Outcome], path: Path) -> None:
 
 
 def _colour(label: str) -> str:
-    """Return the color of an exchange: grey for those of Horovod and DDP."""
+    """Return the color of an exchange: grey for those of Horovod and DDP, its own for the recommended preset."""
+    if label.startswith("recommended"):
+        return "C3"
     return "darkgrey" if label.startswith(("Horovod", "DDP")) else "C0"

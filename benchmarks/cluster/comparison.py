@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.cluster.network import written
 from horovod_sparse.costs.model import Compute
 from horovod_sparse.costs.network import Link
 
@@ -136,8 +137,8 @@ def plot(cells: Sequence[Cell], path: Path) -> None:
         ends = [min(times) / 1.5, max(times) * 1.5]
         axes.plot(ends, ends, color="grey", linewidth=1)
         axes.fill_between(ends, [end / NEAR for end in ends], [end * NEAR for end in ends], color="grey", alpha=0.2)
-        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal", title=f"links of {rate}")
-        axes.set(xlabel="predicted time in ms", ylabel="measured time in ms (larger dots: more ranks)")
+        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal", title=f"links of {written(rate)}")
+        axes.set(xlabel="predicted milliseconds", ylabel="measured milliseconds (larger dots: more ranks)")
         axes.grid(which="both", alpha=0.3)
         axes.legend()
     figure.savefig(path, format="png", dpi=120)

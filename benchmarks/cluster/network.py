@@ -58,6 +58,11 @@ def bits_per_second(rate: str) -> int:
     return bits
 
 
+def written(rate: str) -> str:
+    """Return a rate in the usual notation: 100 Mbit/s for ``100mbit``; other texts unchanged."""
+    return re.sub(r"([\d.]+)([kmg])bit", lambda part: f"{part[1]} {part[2].upper().replace('K', 'k')}bit/s", rate)
+
+
 def data_address(number: int) -> str:
     """Return a node's address on the data network."""
     return f"10.77.0.{number + 1}"

@@ -11,7 +11,7 @@ from benchmarks import markdown
 from benchmarks.convergence.claims import CLAIMS, Claim
 from benchmarks.convergence.figures import plot_grid, plot_overview
 from benchmarks.convergence.results import Interval, Results, read_records, records_path
-from benchmarks.convergence.runs import BETAS, PARTIAL, RUNS, SIZES, SMALL, partial_name
+from benchmarks.convergence.runs import BETAS, CONFIRMATION, PARTIAL, RUNS, SIZES, SMALL, partial_name
 
 _NOTHING = "Not measured yet."
 # Markers of a page, around the report of a source.
@@ -22,7 +22,7 @@ def report(folder: Path, page: Path | None = None) -> str:
     """Write the tables and the figures of a folder's records; return the tables.
 
     Args:
-        folder: Folder of ``records.jsonl``. Receives the figures; small tasks get one only if there are no others.
+        folder: Folder of ``records.jsonl``. Receives the figures; the small tasks' only if there are no others.
         page: Page that receives the tables, between the markers of each source; None: ``report.md`` in the folder.
 
     Raises:
@@ -38,7 +38,7 @@ def report(folder: Path, page: Path | None = None) -> str:
         (folder / "report.md").write_text(text)
     else:
         page.write_text(filled(page.read_text(), parts))
-    decisive = [task for task in results.tasks if task not in SMALL] or results.tasks
+    decisive = [task for task in results.tasks if task not in (*SMALL, CONFIRMATION)] or results.tasks
     for task in filter(results.runs, decisive):
         plot_overview(results, task, folder / f"{task}.png")
     plot_grid(results, folder / "grid.png")

@@ -28,8 +28,8 @@ def draw(runs: Sequence[Run]) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    figure = Figure(figsize=(13, 8), layout="constrained")
-    (loss_of_bytes, accuracy, loss), (density, norms, stages) = figure.subplots(2, 3)
+    figure = Figure(figsize=(10, 11), layout="constrained")
+    (loss_of_bytes, accuracy), (loss, density), (norms, stages) = figure.subplots(3, 2)
     for number, run in enumerate(runs):
         style: dict[str, Any] = {
             "color": f"C{number}",
@@ -44,11 +44,11 @@ def draw(runs: Sequence[Run]) -> Figure:
         density.plot(*run.curve("total/density_asked"), linestyle=":", **style)
         norms.plot(*run.curve("total/residual_norm"), **style)
         norms.plot(*run.curve("total/gradient_norm"), linestyle=":", **style)
-    loss_of_bytes.set(title="Training loss over traffic", xlabel="bytes sent by a rank")
-    accuracy.set(title="Accuracy over traffic", xlabel="bytes sent by a rank")
-    loss.set(title="Loss (solid: training, dotted: test)", xlabel="step")
-    density.set(title="Density (solid: achieved, dotted: requested)", xlabel="step")
-    norms.set(title="Norm (solid: residual, dotted: gradient)", xlabel="step")
+    loss_of_bytes.set(title="Loss over traffic", xlabel="bytes sent by a rank", ylabel="training loss")
+    accuracy.set(title="Accuracy over traffic", xlabel="bytes sent by a rank", ylabel="test accuracy")
+    loss.set(title="Loss (solid: training, dotted: test)", xlabel="step", ylabel="loss")
+    density.set(title="Density (solid: sent, dotted: requested)", xlabel="step", ylabel="share of the gradient entries")
+    norms.set(title="Norm (solid: residual, dotted: gradient)", xlabel="step", ylabel="L2 norm")
     for axes in (loss_of_bytes, accuracy):
         _logarithmic(axes, "x")
         axes.xaxis.set_major_formatter(EngFormatter("B"))
@@ -91,7 +91,9 @@ def _draw_stages(axes: Any, runs: Sequence[Run]) -> None:
         if ms["whole step"] is not None:
             axes.hlines(ms["whole step"], number - 0.42, number + 0.42, "black")
     axes.set_xticks(range(len(runs)), [run.name for run in runs])
-    axes.set(title="Step time (left: main thread, right: exchange thread; line: total)", ylabel="ms")
+    axes.set(
+        title="Time of a step (line: total)", xlabel="left: main thread, right: exchange thread", ylabel="milliseconds"
+    )
     axes.set_ylim(0, 1.35 * (axes.get_ylim()[1] or 1.0))  # leaves space for the legend above the bars
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)

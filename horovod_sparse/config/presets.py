@@ -71,7 +71,7 @@ class Compression:
 
     @staticmethod
     def topka(density: float = 0.01, **settings: Any) -> Sparse:
-        """Send the k largest entries of each rank to all ranks (SparCML): simple, and good up to about 16 ranks."""
+        """Send the k largest entries of each rank to all ranks (SparCML); the bytes grow with the world size."""
         return _preset(settings, density=density, sparsifier="topk", collective="topka")
 
     @staticmethod
@@ -182,7 +182,7 @@ class Compression:
     def auto(density: float = 0.01, **settings: Any) -> Sparse:
         """Send the k largest entries over the collective predicted to be fastest; everything if dense is faster.
 
-        Network and kernels are measured in the first step, in under a second.
+        Network and kernels are measured in the first step, in about a second.
         """
         return _preset(settings, density=density, sparsifier="topk", collective="auto")
 

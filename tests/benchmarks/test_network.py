@@ -90,3 +90,8 @@ def test_a_nodes_name_is_its_address_on_the_control_network():
     lines = network.hosts_file(["n0", "n1"]).splitlines()
     control, data = ["10.77.0.129 n0", "10.77.0.130 n1"], ["10.77.0.1 n0-data", "10.77.0.2 n1-data"]
     assert lines == ["127.0.0.1 localhost", *control, *data]
+
+
+@pytest.mark.parametrize(("rate", "text"), [("100mbit", "100 Mbit/s"), ("2.5gbit", "2.5 Gbit/s"), ("none", "none")])
+def test_a_rate_is_written_in_the_usual_notation(rate, text):
+    assert network.written(rate) == text

@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def output(script: str, page: str, *options: str, ranks: int, torchrun: Sequence[str] | None = None) -> str:
     """Run a script that a page includes; return what it prints."""
-    assert f"```{{literalinclude}} ../examples/{script}\n" in (ROOT / "docs" / page).read_text()
+    code = (ROOT / "examples" / script).read_text()
+    assert f"```python\n{code}```" in (ROOT / "docs" / page).read_text()
     done = launch.python(*options, str(ROOT / "examples" / script), ranks=ranks, torchrun=torchrun)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

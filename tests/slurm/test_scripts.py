@@ -57,6 +57,13 @@ def test_the_container_copies_files_that_exist() -> None:
     assert not [source for source in sources if not (REPOSITORY / source).exists()]
 
 
+def test_the_documented_build_arguments_of_the_container_exist() -> None:
+    known = re.findall(r"^ +(\w+)=", section("arguments"), re.MULTILINE)
+    named = set(re.findall(r"--build-arg (\w+)=", (REPOSITORY / "docs/cluster.md").read_text()))
+    assert named == set(known)
+    assert not [name for name in known if f"{{{{ {name} }}}}" not in (SLURM / "apptainer.def").read_text()]
+
+
 def settings(**variables: str) -> subprocess.CompletedProcess[str]:
     """Return the environment that env.sh leaves."""
     return bash("-c", "source slurm/env.sh && env", **variables)

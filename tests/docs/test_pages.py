@@ -1,0 +1,55 @@
+"""Pages link to what exists, and those that the README links to read well as plain Markdown on a code host."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pages import PAGES, ROOT
+
+FILES = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "SECURITY.md"]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+README = (ROOT / "README.md").read_text()
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+def headings(path):
+    """Return the anchors of a page, as code hosts and MyST form them."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    labels = re.findall(r"^\((\S+)\)=$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles} | set(labels)
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_every_link_leads_somewhere(path):
+    for link in LINK.findall(re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = path.parent / file if file else path
+        assert target.exists(), link
+        if anchor and target.suffix == ".md":
+            assert anchor in headings(target), link
+
+
+# The index has the tables of contents; the others still use roles and definition lists.
+SPHINX = {"docs/index.md", "docs/performance.md", "docs/results.md"}
+LINKED = sorted({ROOT / link.partition("#")[0] for link in LINK.findall(README) if link.startswith("docs/")})
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in LINKED if path.suffix == ".md" and name(path) not in SPHINX], ids=name
+)
+def test_pages_of_the_readme_need_no_sphinx(path):
+    assert not re.findall(r"\{[a-z]+\}`|^```\{[a-z-]+\}.*|^: ", path.read_text(), re.MULTILINE)
+
+
+def test_the_first_page_and_the_quick_start_are_short():
+    assert len(README.split()) <= 900
+    assert len((ROOT / "docs/quickstart.md").read_text().split()) <= 1500
+    before_the_first_run = README.split() + (ROOT / "docs/start.md").read_text().split()
+    assert len(before_the_first_run) <= 2500
