@@ -20,10 +20,11 @@ from horovod_sparse.cli.units import at_least, bandwidth, count, density, second
 from horovod_sparse.costs.model import Compute, break_even_bandwidth
 from horovod_sparse.costs.network import Link, Node
 
-# Default of --memory-bandwidth: about what the kernels reach on one CPU core, and on an A100 (not measured).
+# Default of --memory-bandwidth. CPU: what one core reached, with momentum before the selection. GPU: that of an A100,
+# divided by 1.3, as the kernels move more than they must; not measured.
 _MEMORY = {"cpu": "25GB", "gpu": "1.5TB"}
-# Bytes per element that selecting moves: gradient, residual and velocity are read and written. Half of it without
-# momentum and without a selection.
+# Bytes per element that must be moved: gradient, residual and velocity are read and written where entries are selected;
+# gradient and residual are read, and the residual written, where everything is sent.
 _SELECT_BYTES, _ACCUMULATE_BYTES = 24, 12
 # Work per entry, index or value, as the bytes that move in the same time; from the times of one CPU core.
 _MERGE_BYTES, _CUT_BYTES, _CODE_BYTES, _CONVERT_BYTES = 125, 125, 75, 75
@@ -71,13 +72,7 @@ def run(options: argparse.Namespace) -> int:
     if problem:
         options.parser.error(problem)
     plan = read(options)
-    dense = predictions.dense_rows(plan)
-    if options.density is None:
-        sparse = predictions.preset_rows(plan)
-        chosen = predictions.chosen_density(plan, sparse)
-    else:
-        sparse = predictions.collective_rows(plan, options.density)
-        chosen = predictions.chosen_collective(plan, options.density, sparse)
+    dense, (sparse, chosen) = predictions.dense_rows(plan), predictions.sparse_rows(plan, options.density)
     rows = [*dense, *sparse]
     first = predictions.hardly_slower(rows)[0]  # the most precise of them: rows are in this order
     best = first.code if first in dense else code(chosen, options.density)
@@ -97,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
         content = {"plan": asdict(plan), "rows": found, "chosen": chosen and chosen.compression, "recommended": best}
         options.json.write_text(json.dumps({**content, "bandwidths": marked}, indent=2) + "\n")
     if options.plot:
-        draw(plan, marked, options.plot)
+        draw(plan, options.density, marked, options.plot)
     return 0
 
 
@@ -211,14 +206,14 @@ def verdict(plan: Plan, density: float, even: float) -> str:
     return f"If nothing hides the exchange, a density of {density:g} {bandwidths}."
 
 
-def draw(plan: Plan, marked: dict[str, float], path: Path) -> None:
+def draw(plan: Plan, density: float | None, marked: dict[str, float], path: Path) -> None:
     """Plot predicted exchange times over a range of bandwidths around the marked ones."""
     low, high = min(marked.values()) / 30, max(marked.values()) * 30
     speeds = [low * (high / low) ** (step / 60) for step in range(61)]
     curves: dict[str, tuple[list[float], list[float]]] = {}
     for speed in speeds:
         there = plan.at(speed)
-        for row in (*predictions.dense_rows(there), *predictions.preset_rows(there)):
+        for row in (*predictions.dense_rows(there), *predictions.sparse_rows(there, density)[0]):
             x, y = curves.setdefault(row.compression, ([], []))
             x.append(speed / _GBIT)
             y.append(1e3 * row.cost.total)

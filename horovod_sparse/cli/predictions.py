@@ -115,35 +115,28 @@ def dense_rows(plan: Plan) -> list[Row]:
     return [_row(plan, *names, 1.0, cost, parts) for names, cost in costs.items()]
 
 
-def preset_rows(plan: Plan) -> list[Row]:
-    """Return the rows of the densities that `recommended` tries, with the collectives that it takes; largest first."""
-    return [
-        _sparse_row(plan, density, choice(_costs(plan, density, LARGEST)))
-        for density in sorted(preset().schedule.densities, reverse=True)
-    ]
+def sparse_rows(plan: Plan, density: float | None) -> tuple[list[Row], Row | None]:
+    """Return rows of `recommended`, and the one that is chosen.
 
-
-def collective_rows(plan: Plan, density: float) -> list[Row]:
-    """Return the rows of `recommended` at one density with each collective, fastest first."""
-    costs = [cost for cost in _costs(plan, density, plan.collectives) if cost.algorithm != "dense"]
-    return [_sparse_row(plan, density, cost, f",collective={cost.algorithm}") for cost in costs]
-
-
-def chosen_density(plan: Plan, rows: Sequence[Row]) -> Row | None:
-    """Return the row that `recommended` chooses by measuring steps; None if the computing time is not known."""
-    return max(hardly_slower(rows), key=lambda row: row.density) if plan.computing else None
+    Without a density, there is a row for each density that it tries, the largest first, with the collective that it
+    takes. It chooses by the times of steps: none is chosen if their computing time is not known. With a density, there
+    is a row for each collective, fastest first. The one that is worth what it leaves out is chosen; none if dense is
+    faster than all.
+    """
+    if density is None:
+        densities = sorted(preset().schedule.densities, reverse=True)
+        rows = [_sparse_row(plan, one, choice(_costs(plan, one, LARGEST))) for one in densities]
+        return rows, hardly_slower(rows)[0] if plan.computing else None
+    costs = _costs(plan, density, plan.collectives)
+    rows = [_sparse_row(plan, density, cost, f",collective={cost.algorithm}") for cost in costs]
+    rows = [row for row in rows if row.cost.algorithm != "dense"]
+    return rows, next((row for row in rows if row.cost.algorithm == choice(costs).algorithm), None)
 
 
 def hardly_slower(rows: Sequence[Row]) -> list[Row]:
     """Return the rows whose steps take hardly longer than the shortest, as the preset's ``max_exposed`` has it."""
     limit = (1 + preset().schedule.max_exposed) * min(row.step for row in rows)
     return [row for row in rows if row.step <= limit]
-
-
-def chosen_collective(plan: Plan, density: float, rows: Sequence[Row]) -> Row | None:
-    """Return the row of the collective that is worth what it leaves out; None if dense is faster than all."""
-    best = choice(_costs(plan, density, plan.collectives)).algorithm
-    return next((row for row in rows if row.cost.algorithm == best), None)
 
 
 def _costs(plan: Plan, density: float, collectives: Sequence[str]) -> list[Cost]:

@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from horovod_sparse.costs.coding import INDEX_BYTES, coded_bytes
 from horovod_sparse.costs.network import Messages, Network
 
+# Passes over a bucket that is rounded, besides conversions: its residual and its errors are added, the average written.
+_PASSES = 5
 # Time of a conversion to 16 bits, as a part of the time of a conversion to levels.
 _SHORT_FLOAT = 1 / 3
 # Exchanges of a split that are in flight together, by default (option ``throttle``).
@@ -113,16 +115,24 @@ class Problem:
         """Return the bytes of an entry if the bucket has ``entries`` entries."""
         return (coded_bytes(entries / self.size) if self.coded else INDEX_BYTES) + self.wire
 
+    @property
+    def rounds(self) -> bool:
+        """Whether values are rounded for the wire."""
+        return self.wire < self.itemsize
+
     def converting(self, written: float, read: float) -> float:
         """Return the seconds for rounding and encoding ``written`` values and decoding ``read`` values."""
-        if self.wire >= self.itemsize:
-            return 0.0
-        return self.compute.convert * (written + read) / 2 * (_SHORT_FLOAT if self.wire == 2 else 1.0)
+        convert = self.compute.convert * (_SHORT_FLOAT if self.wire == 2 else 1.0)
+        return convert * (written + read) / 2 if self.rounds else 0.0
 
     def coding(self, written: float, read: float) -> float:
-        """Return the seconds for encoding ``written`` entries and decoding ``read`` entries: indices and values."""
+        """Return the seconds for encoding ``written`` entries and decoding ``read`` entries: indices and values.
+
+        The rounding errors of entries are collected, and merged with what else returns.
+        """
         indices = self.compute.code * (written + read) / 2 if self.coded else 0.0
-        return indices + self.converting(written, read)
+        errors = 2 * self.compute.merge * written if self.rounds else 0.0
+        return indices + self.converting(written, read) + errors
 
     @property
     def selection(self) -> float:
@@ -168,7 +178,7 @@ def _rounded(problem: Problem, network: Network) -> Cost:
     cost = _sum("rounded", problem, network, problem.wire)
     size, ranks = problem.size, network.ranks
     coding = problem.converting(size + size / ranks, size * network.others + size)
-    return replace(cost, merging=cost.merging + coding)
+    return replace(cost, selection=_PASSES * cost.selection, merging=cost.merging + coding)
 
 
 def _sum(algorithm: str, problem: Problem, network: Network, width: float) -> Cost:

@@ -141,7 +141,7 @@ def _measure_compute(transport: Transport, like: Array) -> Compute:
     k = round(_DENSITY * _ELEMENTS)
     vectors = [_entries(generator, k, like) for _ in range(_VECTORS)]
     entries = sum(values.size for _, values in vectors)
-    half = vectors[0][1].size // 2
+    values = gradient[: _ELEMENTS // 4]
 
     def seconds(run: Callable[[], object]) -> float:
         return _repeated(transport, run, buffer)
@@ -153,17 +153,18 @@ def _measure_compute(transport: Transport, like: Array) -> Compute:
     def merge() -> None:
         kernels.scatter(*kernels.merge_sum(vectors, _ELEMENTS), [(0, gradient)], cleared=True)
 
-    def convert() -> None:
-        rounded, _ = kernels.round_levels(gradient, *_LEVELS)
-        kernels.decode_levels(kernels.encode_levels(rounded, *_LEVELS), _ELEMENTS, *_LEVELS, like.dtype)
+    def convert() -> None:  # as wire/values.py
+        kernels.key_range(values)
+        rounded, _ = kernels.round_levels(values, *_LEVELS)
+        kernels.decode_levels(kernels.encode_levels(rounded, *_LEVELS), values.size, *_LEVELS, like.dtype)
 
     return Compute(
-        convert=seconds(convert) / _ELEMENTS,
+        convert=seconds(convert) / values.size,
         accumulate=seconds(lambda: kernels.accumulate([(0, gradient)], buffer)) / _ELEMENTS,
         select=seconds(select) / _ELEMENTS,
         reduce=_reduce_seconds(transport, like) if transport.size > 1 else 0.0,
         merge=seconds(merge) / entries,
-        cut=seconds(lambda: kernels.cut(*vectors[0], half)) / vectors[0][1].size,
+        cut=seconds(lambda: kernels.cut(*vectors[0], k // 2)) / vectors[0][1].size,
         code=measure_coding(transport, like),
     )
 

@@ -90,6 +90,13 @@ def test_a_dense_allreduce_rounds_values_and_sums_and_reads_both(ranks, passes):
     assert predict("rounded", N, N, ranks, ETHERNET, converting).merging == 0  # full precision
 
 
+@pytest.mark.parametrize("algorithm", LARGEST)
+def test_rounding_errors_of_sparse_vectors_are_merged_with_what_returns(algorithm):
+    merging = Compute(0, 0, 0, merge=1.0)
+    full, short = (predict(algorithm, N, K, 8, ETHERNET, merging, wire=wire).merging for wire in (4, 0.5))
+    assert short >= full + 2 * K
+
+
 @pytest.mark.parametrize(
     ("algorithm", "ranks", "rounds"),
     [
