@@ -117,7 +117,7 @@ class Problem:
 
     @property
     def rounds(self) -> bool:
-        """Whether values are rounded for the wire."""
+        """True if values are rounded for the wire."""
         return self.wire < self.itemsize
 
     def converting(self, written: float, read: float) -> float:

@@ -195,9 +195,10 @@ def _entries(generator: np.random.Generator, k: int, like: Array) -> tuple[Array
 
 
 def _seconds(transport: Transport, run: Callable[[], object], repeat: int = 1, at: Array = _HOST) -> float:
-    """Measure seconds per call in each rank's fastest round, and return the slowest rank's result on every rank.
+    """Measure seconds per call on the slowest rank, in the fastest round; the same on every rank.
 
-    A round ends when the device of the array ``at`` has completed all work.
+    A rank that starts a round late finds the others' messages there, so its own fastest round would be too fast. A
+    round ends when the device of the array ``at`` has completed all work.
     """
     rounds = []
     to_host(at[:1])
@@ -208,4 +209,4 @@ def _seconds(transport: Transport, run: Callable[[], object], repeat: int = 1, a
             run()
         to_host(at[:1])
         rounds.append((time.perf_counter() - begin) / repeat)
-    return float(max(transport.allgather_object(min(rounds))))
+    return float(min(map(max, zip(*transport.allgather_object(rounds), strict=True))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import numpy as np
@@ -116,6 +117,15 @@ def test_the_slowest_rank_counts_on_every_rank(transport):
     seconds = measure._seconds(transport.channel(), lambda: time.sleep(0.02 if last else 0), repeat=2)
     assert 0.02 <= seconds < 0.5
     assert everywhere(transport, transport.broadcast_object(seconds) == seconds)
+
+
+def test_a_round_takes_as_long_as_on_its_slowest_rank(transport):
+    """Another rank is slow in each round, so that each has a fast one."""
+    calls = itertools.count()
+    seconds = measure._seconds(
+        transport.channel(), lambda: time.sleep(0.02 if next(calls) % transport.size == transport.rank else 0)
+    )
+    assert everywhere(transport, seconds >= 0.02)
 
 
 def test_all_ranks_send_and_receive_alike(fresh, monkeypatch):
