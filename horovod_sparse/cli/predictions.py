@@ -128,8 +128,7 @@ def sparse_rows(plan: Plan, density: float | None) -> tuple[list[Row], Row | Non
         rows = [_sparse_row(plan, one, choice(_costs(plan, one, LARGEST))) for one in densities]
         return rows, hardly_slower(rows)[0] if plan.computing else None
     costs = _costs(plan, density, plan.collectives)
-    rows = [_sparse_row(plan, density, cost, f",collective={cost.algorithm}") for cost in costs]
-    rows = [row for row in rows if row.cost.algorithm != "dense"]
+    rows = [_sparse_row(plan, density, cost, cost.algorithm) for cost in costs if cost.algorithm != "dense"]
     return rows, next((row for row in rows if row.cost.algorithm == choice(costs).algorithm), None)
 
 
@@ -146,9 +145,10 @@ def _costs(plan: Plan, density: float, collectives: Sequence[str]) -> list[Cost]
     return table(**arguments, algorithms=algorithms, wire=WIDTHS[preset().collective.wire])
 
 
-def _sparse_row(plan: Plan, density: float, cost: Cost, setting: str = "") -> Row:
-    code = f"hvs.Compression.recommended(density={density:g})"
-    return _row(plan, f"recommended:density={density:g}{setting}", code, density, cost, plan.parts(dense=False))
+def _sparse_row(plan: Plan, density: float, cost: Cost, collective: str = "") -> Row:
+    text = f"recommended:density={density:g}" + f",collective={collective}" * bool(collective)
+    code = f"hvs.Compression.recommended(density={density:g}{f', {collective=}' if collective else ''})"
+    return _row(plan, text, code, density, cost, plan.parts(dense=False))
 
 
 def _row(plan: Plan, compression: str, code: str, density: float, cost: Cost, parts: int) -> Row:

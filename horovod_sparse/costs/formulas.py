@@ -4,7 +4,7 @@ Bandwidth terms are those of Li and Hoefler, "Near-Optimal Sparse Allreduce for 
 2022), Table 1. Latency terms count the messages that this package's collectives wait for one after the other.
 Selection and merging, which the table leaves out, are added. No overlap between the parts is assumed.
 
-The formulas for a training step: from the gradients of a bucket to their average in the same place.
+A cost is that of one step of a bucket, from its gradients to their average in the same place.
 
 Units: seconds, bytes, elements (positions of a bucket) and entries (index and value: 8 bytes or 2 words in float32).
 """
@@ -20,7 +20,7 @@ from horovod_sparse.costs.network import Messages, Network
 
 # Passes over a bucket that is rounded, besides conversions: its residual and its errors are added, the average written.
 _PASSES = 5
-# Time of a conversion to 16 bits, as a part of the time of a conversion to levels.
+# Time of a conversion to a shorter floating-point number, as a part of the time of a conversion to levels.
 _SHORT_FLOAT = 1 / 3
 # Exchanges of a split that are in flight together, by default (option ``throttle``).
 _THROTTLE = 4
@@ -116,14 +116,14 @@ class Problem:
         return (coded_bytes(entries / self.size) if self.coded else INDEX_BYTES) + self.wire
 
     @property
-    def rounds(self) -> bool:
+    def rounded(self) -> bool:
         """True if values are rounded for the wire."""
         return self.wire < self.itemsize
 
     def converting(self, written: float, read: float) -> float:
         """Return the seconds for rounding and encoding ``written`` values and decoding ``read`` values."""
-        convert = self.compute.convert * (_SHORT_FLOAT if self.wire == 2 else 1.0)
-        return convert * (written + read) / 2 if self.rounds else 0.0
+        convert = self.compute.convert * (_SHORT_FLOAT if self.wire >= 2 else 1.0)
+        return convert * (written + read) / 2 if self.rounded else 0.0
 
     def coding(self, written: float, read: float) -> float:
         """Return the seconds for encoding ``written`` entries and decoding ``read`` entries: indices and values.
@@ -131,7 +131,7 @@ class Problem:
         The rounding errors of entries are collected, and merged with what else returns.
         """
         indices = self.compute.code * (written + read) / 2 if self.coded else 0.0
-        errors = 2 * self.compute.merge * written if self.rounds else 0.0
+        errors = 2 * self.compute.merge * written if self.rounded else 0.0
         return indices + self.converting(written, read) + errors
 
     @property
