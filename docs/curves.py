@@ -10,7 +10,7 @@ from horovod_sparse.costs.network import Link
 
 ELEMENTS = 25_000_000
 # Round figures of one core of a server.
-COMPUTE = Compute(select=0.6e-9, accumulate=0.4e-9, reduce=0.4e-9, merge=5e-9, cut=25e-9)
+COMPUTE = Compute(select=0.6e-9, accumulate=0.4e-9, reduce=0.4e-9, merge=5e-9, cut=5e-9)
 
 
 def volume() -> None:

@@ -13,6 +13,7 @@ from horovod_sparse.costs.model import Compute
 from horovod_sparse.costs.network import Link
 
 NEAR = 1.2  # a choice within this factor of the fastest counts as good
+CLOSE = 1.5  # a prediction within this factor of the measured time counts as close
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ def verdict(cells: Sequence[Cell]) -> dict[str, Any]:
     for cell in cells:
         for row in cell.rows:
             errors.setdefault(row.algorithm, []).append(row.measured / row.predicted)
+    close = [1 / CLOSE <= ratio <= CLOSE for ratios in errors.values() for ratio in ratios]
     return {
         "cells": len(cells),
         "good": len(good),
@@ -103,6 +105,7 @@ def verdict(cells: Sequence[Cell]) -> dict[str, Any]:
             for cell in cells
             if cell.loss > NEAR
         ],
+        f"share of predictions within a factor of {CLOSE}": sum(close) / len(close),
         "measured to predicted, median": {name: median(ratios) for name, ratios in errors.items()},
     }
 
@@ -122,7 +125,7 @@ def as_json(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 
 def plot(cells: Sequence[Cell], path: Path) -> None:
-    """Draw measured over predicted times in a PNG, with one panel per rate."""
+    """Draw measured over predicted times in a PNG, with one panel per rate and what its sides mean."""
     from matplotlib.figure import Figure
 
     rates = list(dict.fromkeys(cell.rate for cell in cells))
@@ -139,6 +142,9 @@ def plot(cells: Sequence[Cell], path: Path) -> None:
         axes.fill_between(ends, [end / NEAR for end in ends], [end * NEAR for end in ends], color="grey", alpha=0.2)
         axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal", title=f"links of {written(rate)}")
         axes.set(xlabel="predicted milliseconds", ylabel="measured milliseconds (larger dots: more ranks)")
+        side: dict[str, Any] = {"transform": axes.transAxes, "style": "italic", "color": "dimgrey"}
+        axes.text(0.03, 0.97, "above the line: slower than predicted", **side, va="top")
+        axes.text(0.97, 0.03, "below the line: faster than predicted", **side, ha="right")
         axes.grid(which="both", alpha=0.3)
-        axes.legend()
+        axes.legend(loc="lower right", bbox_to_anchor=(1, 0.06))
     figure.savefig(path, format="png", dpi=120)

@@ -1,7 +1,7 @@
-"""`horovod-sparse advise`: Predict the time of each exchange on a cluster, and recommend a compression.
+"""`horovod-sparse advise`: Predict exchange and step times of the compressions on a cluster, and recommend one.
 
-The cost model is that of Li and Hoefler (PPoPP 2022, Table 1), plus selecting and merging. It covers one exchange of
-all gradients, and models neither overlap with the backward pass nor convergence.
+The cost model is that of Li and Hoefler (PPoPP 2022, Table 1), plus selecting, merging and converting. With --compute,
+it covers the overlap with the backward pass, too. Nothing is measured, and convergence is not modelled.
 """
 
 from __future__ import annotations
@@ -9,46 +9,29 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from horovod_sparse.cli import plot
+from horovod_sparse.cli import plot, predictions
+from horovod_sparse.cli.predictions import Plan, Row
 from horovod_sparse.cli.units import at_least, bandwidth, count, density, seconds
-from horovod_sparse.costs.model import LARGEST, Compute, Cost, break_even_bandwidth, choice, predict, table
+from horovod_sparse.costs.model import Compute, break_even_bandwidth
 from horovod_sparse.costs.network import Link, Node
 
-# Accumulating and selecting reads gradient and residual, and writes the residual, in float32.
-_BYTES_PER_ELEMENT = 12
-# Conservative for one server core; `python -m benchmarks.kernels.selection` measures a machine.
-_SELECT_BANDWIDTH = "20GB"
-# Per entry, on one server core.
-_MERGE_SECONDS = 5e-9
-_CUT_SECONDS = 25e-9
-_CODE_SECONDS = 3e-9
+# Default of --memory-bandwidth. CPU: what one core reached, with momentum before the selection. GPU: that of an A100,
+# divided by 1.3, as the kernels move more than they must; not measured.
+_MEMORY = {"cpu": "25GB", "gpu": "1.5TB"}
+# Bytes per element that must be moved: gradient, residual and velocity are read and written where entries are selected;
+# gradient and residual are read, and the residual written, where everything is sent.
+_SELECT_BYTES, _ACCUMULATE_BYTES = 24, 12
+# Work per entry, index or value, as the bytes that move in the same time; from the times of one CPU core.
+_MERGE_BYTES, _CUT_BYTES, _CODE_BYTES, _CONVERT_BYTES = 125, 125, 75, 75
+# A round of messages of a GPU: copies and synchronization. Bandwidth of such a copy: PCIe 4.0 x16.
+_HOST_ROUND, _HOST_BANDWIDTH = 50e-6, 25e9
+_USUAL = 0.01  # density of the break-even point if none is given
 _GBIT = 1e9 / 8
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Input of a prediction; the attributes are arguments of ``costs.model.predict``."""
-
-    size: int
-    k: int
-    ranks: int
-    link: Link
-    compute: Compute
-    itemsize: int
-    node: Node | None
-
-    @property
-    def candidates(self) -> tuple[str, ...]:
-        """Sparse algorithms that can be recommended."""
-        return LARGEST if self.node is None else (*LARGEST, "hierarchical")
-
-    def at(self, bytes_per_second: float) -> Plan:
-        """Return the same plan with another bandwidth."""
-        return replace(self, link=Link(self.link.alpha, 1 / bytes_per_second))
 
 
 def add_parser(subparsers: Any) -> None:
@@ -61,18 +44,21 @@ def add_parser(subparsers: Any) -> None:
     link = "bandwidth of a node's link per second, such as 10Gbit or 1.2GB"
     add("--bandwidth", type=bandwidth, required=True, help=link)
     add("--latency", type=seconds, default="5us", help="latency of a message between nodes (default: 5us)")
-    add("--density", type=density, default="0.01", help="fraction of the gradients to send (default: 0.01)")
+    computing = "time of a step without exchange, such as 120ms: predicts step times and the choice of the preset, too"
+    add("--compute", type=seconds, default=0.0, metavar="TIME", help=computing)
+    compared = "compare the collectives at this density, instead of the densities that `recommended` tries"
+    add("--density", type=density, help=compared)
     add("--gpus-per-node", type=at_least(1), default=1, metavar="G", help="ranks that share a node's link (default: 1)")
     inner = "bandwidth inside a node, per direction (default: 100GB)"
     add("--inner-bandwidth", type=bandwidth, default="100GB", help=inner)
     add("--inner-latency", type=seconds, default="2us", help="latency of a message inside a node (default: 2us)")
-    add(
-        "--select-bandwidth",
-        type=bandwidth,
-        default=_SELECT_BANDWIDTH,
-        help=f"memory bandwidth of the selection, which moves {_BYTES_PER_ELEMENT} bytes per element (default: "
-        f"{_SELECT_BANDWIDTH}, one core)",
+    add("--device", choices=tuple(_MEMORY), default="cpu", help="where the gradients are (default: cpu)")
+    memory = f"memory bandwidth of the kernels (default: {_MEMORY['cpu']}, one core; GPU: {_MEMORY['gpu']}, an A100)"
+    add("--memory-bandwidth", type=bandwidth, help=memory)
+    measured = (
+        "bus bandwidth of Horovod's own dense allreduce, such as 90GB: busbw of nccl-tests (default: that of MPI)"
     )
+    add("--dense-bandwidth", type=bandwidth, help=measured)
     add("--json", type=Path, metavar="FILE", help="write the prediction to FILE")
     add("--plot", type=Path, metavar="FILE.png", help="plot time over bandwidth to FILE.png")
     parser.set_defaults(run=run, parser=parser)
@@ -86,102 +72,157 @@ def run(options: argparse.Namespace) -> int:
     if problem:
         options.parser.error(problem)
     plan = read(options)
-    costs = table(**vars(plan), algorithms=("dense", *plan.candidates))
-    random = predict("shared", **vars(plan))
-    even = break_even_bandwidth(**vars(plan), algorithms=plan.candidates)
-    best = recommendation(choice(costs), options.density)
-    recommended = f"Recommended: compression={best}"
-    print("\n".join([head(plan), "", *rows(costs, random), "", recommended, verdict(plan, even)]))
+    dense, (sparse, chosen) = predictions.dense_rows(plan), predictions.sparse_rows(plan, options.density)
+    rows = [*dense, *sparse]
+    first = predictions.hardly_slower(rows)[0]  # the most precise of them: rows are in this order
+    best = first.code if first in dense else code(chosen, options.density)
+    remarks = about_dense(plan, options.device, chosen, rows)
+    if first in sparse or not plan.computing:
+        remarks += about_steps(plan, sparse)
+    marked = {"this link": plan.bandwidth}
+    if plan.dense_bandwidth is None:
+        of = options.density or _USUAL
+        even = break_even(plan, of)
+        remarks.append(verdict(plan, of, even))
+        if 0 < even < math.inf:
+            marked["break-even"] = even
+    print("\n".join([head(plan), "", *lines(rows, chosen, plan), "", f"Recommended: compression={best}", *remarks]))
     if options.json:
-        content = {
-            "plan": asdict(plan),
-            "costs": [{**asdict(cost), "total": cost.total} for cost in (*costs, random)],
-            "recommended": best,
-            "break_even_bandwidth": even if math.isfinite(even) else None,  # null: sparse wins at every bandwidth
-        }
-        options.json.write_text(json.dumps(content, indent=2) + "\n")
+        found = [{**asdict(row), "exchange": row.cost.total} for row in rows]
+        content = {"plan": asdict(plan), "rows": found, "chosen": chosen and chosen.compression, "recommended": best}
+        options.json.write_text(json.dumps({**content, "bandwidths": marked}, indent=2) + "\n")
     if options.plot:
-        draw(plan, even, options.plot)
+        draw(plan, options.density, marked, options.plot)
     return 0
 
 
 def read(options: argparse.Namespace) -> Plan:
     """Return the plan for a command line. If all ranks fit on one node, its inner link connects them."""
-    size = options.parameters
-    select = _BYTES_PER_ELEMENT / options.select_bandwidth
-    # The sums of the dense allreduce are free: GPUs add while the next chunk is in flight. This favours dense.
+    gpu = options.device == "gpu"
+    memory = options.memory_bandwidth or bandwidth(_MEMORY[options.device])
+    # The sums of a dense allreduce are free: they are formed while the next part is in flight. This favours dense.
     compute = Compute(
-        select=select, accumulate=select, reduce=0.0, merge=_MERGE_SECONDS, cut=_CUT_SECONDS, code=_CODE_SECONDS
+        select=_SELECT_BYTES / memory,
+        accumulate=_ACCUMULATE_BYTES / memory,
+        reduce=0.0,
+        merge=_MERGE_BYTES / memory,
+        cut=_CUT_BYTES / memory,
+        code=_CODE_BYTES / memory,
+        convert=_CONVERT_BYTES / memory,
+        wait=_HOST_ROUND if gpu else 0.0,
     )
-    outer = Link(options.latency, 1 / options.bandwidth)
-    inner = Link(options.inner_latency, 1 / options.inner_bandwidth)
+    staging = 2 / _HOST_BANDWIDTH if gpu else 0.0
+    outer = Link(options.latency, 1 / options.bandwidth + staging)
+    inner = Link(options.inner_latency, 1 / options.inner_bandwidth + staging)
     alone = options.ranks <= options.gpus_per_node
     node = None if alone or options.gpus_per_node == 1 else Node(options.gpus_per_node, inner)
-    k = max(1, round(options.density * size))
     link = inner if alone and options.gpus_per_node > 1 else outer
-    return Plan(size, k, options.ranks, link, compute, itemsize=4, node=node)
+    size, dense, computing = options.parameters, options.dense_bandwidth, options.compute
+    return Plan(size, options.ranks, link, compute, node, staging, dense, computing)
 
 
-def recommendation(best: Cost, density: float) -> str:
-    """Return the code for ``compression``; the preset finds every algorithm on its own except the hierarchical one."""
-    if best.algorithm == "dense":
-        return "hvd.Compression.none"
-    collective = ", collective='hierarchical'" if best.algorithm == "hierarchical" else ""
-    return f"hvs.Compression.recommended(density={density:g}{collective})"
+def code(chosen: Row | None, density: float | None) -> str:
+    """Return the preset's code: without a density it measures, and it finds every collective but the hierarchical."""
+    settings = [] if density is None else [f"density={density:g}"]
+    if density is not None and chosen is not None and chosen.cost.algorithm == "hierarchical":
+        settings.append("collective='hierarchical'")
+    return f"hvs.Compression.recommended({', '.join(settings)})"
 
 
 def head(plan: Plan) -> str:
-    """Return a line that describes the model and the cluster."""
+    """Return a line that describes the cluster."""
     nodes = "" if plan.node is None else f" on {math.ceil(plan.ranks / plan.node.ranks)} nodes"
-    link = f"{_gbit(1 / plan.link.beta)} and {1e6 * plan.link.alpha:g} us per message"
-    return f"{plan.size:,} parameters, k = {plan.k:,}; {plan.ranks} ranks{nodes}, links of {link}"
+    link = f"{_gbit(plan.bandwidth)} and {1e6 * plan.link.alpha:g} us per message"
+    computing = f", {1e3 * plan.computing:g} ms to compute a step" if plan.computing else ""
+    return f"{plan.size:,} parameters; {plan.ranks} ranks{nodes}, links of {link}{computing}"
 
 
-def rows(costs: list[Cost], random: Cost) -> list[str]:
-    """Return the lines of the table, fastest first, followed by the random selection, which is never recommended."""
-    names = ("compression", "ms", "selection", "bandwidth", "latency", "merging", "MB sent", "speedup")
-    dense = next(cost.total for cost in costs if cost.algorithm == "dense")
-    lines = [f"{names[0]:14}" + "".join(name.rjust(11) for name in names[1:])]
-    for cost in (*costs, replace(random, algorithm="randomblock *")):
-        parts = (cost.total, cost.selection, cost.bandwidth, cost.latency, cost.merging)
-        cells = "".join(f"{1e3 * part:11.3f}" for part in parts)
-        lines.append(f"{cost.algorithm:14}{cells}{cost.nbytes / 1e6:11.3f}{_ratio(cost.total, dense):>11}")
-    return [
-        *lines,
-        "* selects at random: the cheapest exchange, but training converges more slowly. Never recommended.",
-    ]
+def lines(rows: Sequence[Row], chosen: Row | None, plan: Plan) -> list[str]:
+    """Return the lines of the table; times are in milliseconds."""
+    times = ("exchange", "exposed", "step") if plan.computing else ("exchange",)
+    parts = ("selection", "bandwidth", "latency", "merging")
+    width = max(len(row.compression) for row in rows)
+    heads = "".join(f"{name:>10}" for name in (*times, *parts)) + f"{'rounds':>7}{'MB sent':>9}{'speedup':>8}"
+    found = [f"{'compression':{width}}  {'algorithm':12}{heads}"]
+    for row in rows:
+        seconds = {"exchange": row.cost.total, "exposed": row.exposed, "step": row.step, **asdict(row.cost)}
+        cells = "".join(f"{1e3 * seconds[name]:10.2f}" for name in (*times, *parts))
+        cells += f"{row.cost.rounds:7}{row.cost.nbytes / 1e6:9.2f}{_ratio(rows[0].step, row.step):>8}"
+        mark = "  <- chosen" if row == chosen else ""
+        found.append(f"{row.compression:{width}}  {row.cost.algorithm:12}{cells}{mark}")
+    return found
 
 
-def verdict(plan: Plan, even: float) -> str:
+def about_dense(plan: Plan, device: str, chosen: Row | None, rows: Sequence[Row]) -> list[str]:
+    """Return lines on whose dense exchange is whose, where Horovod's may be that of NCCL."""
+    through = "MPI through host memory" if device == "gpu" else "MPI"
+    if plan.dense_bandwidth is None:
+        remark = (
+            f"All rows are priced for {through}. If your Horovod uses NCCL, none and fp16 are faster: give "
+            "--dense-bandwidth, the busbw of all_reduce_perf (nccl-tests)."
+        )
+        return [remark] if device == "gpu" else []
+    remark = f"none and fp16 are priced at --dense-bandwidth. What this package sends dense travels by {through}"
+    if chosen is not None and chosen.density == 1 and chosen.step > rows[0].step:
+        remark += (
+            f", and `recommended` would do so here: {1e3 * chosen.step:.3g} ms instead of {1e3 * rows[0].step:.3g}"
+        )
+    return [f"{remark}."]
+
+
+def about_steps(plan: Plan, rows: Sequence[Row]) -> list[str]:
+    """Ask for the computing time, or propose local steps if no density leaves less than half of a step exposed."""
+    if not plan.computing:
+        return ["Give --compute TIME to see what a step takes, and which density `recommended` chooses."]
+    least = min(rows, key=lambda row: row.step)
+    if least.exposed <= least.step / 2:
+        return []
+    # Nothing hides an exchange between local steps; it shall take no longer than they do.
+    steps = 2 ** math.ceil(math.log2(least.cost.total / plan.computing))
+    local = (
+        f"compression=hvs.Compression.auto(density={least.density:g}, wire={predictions.preset().collective.wire!r})"
+    )
+    waits = f"Even at a density of {least.density:g}, ranks wait for {least.exposed / least.step:.0%} of a step."
+    instead = f"hvs.LocalOptimizer(..., local_steps={steps}, {local})"
+    return [f"{waits} Local steps exchange less often (docs/local-steps.md): {instead}"]
+
+
+def break_even(plan: Plan, density: float) -> float:
+    """Return the bandwidth below which a sparse exchange is faster than Horovod's over the same link; see the model."""
+    width = predictions.WIDTHS[predictions.preset().collective.wire]
+    even = break_even_bandwidth(**plan.bucket(density), algorithms=plan.collectives, wire=width) if density < 1 else 0.0
+    if not 0 < even < math.inf:
+        return even
+    return 1 / (1 / even - plan.staging) if 1 / even > plan.staging else math.inf
+
+
+def verdict(plan: Plan, density: float, even: float) -> str:
     """Return a line with the bandwidths at which a sparse exchange is faster than dense."""
     if even == 0:
-        return "No link is slow enough for sparse to win: it sends no fewer bytes than dense."
+        return f"No link is slow enough for a density of {density:g} to win: it sends no fewer bytes than dense."
     if even == math.inf:
-        return "Sparse wins at every bandwidth."
-    return f"Sparse wins below {_gbit(even)}, dense above; this link has {_gbit(1 / plan.link.beta)}."
+        return f"A density of {density:g} wins at every bandwidth."
+    bandwidths = f"wins below {_gbit(even)}, dense above; this link has {_gbit(plan.bandwidth)}"
+    return f"If nothing hides the exchange, a density of {density:g} {bandwidths}."
 
 
-def draw(plan: Plan, even: float, path: Path) -> None:
-    """Plot predicted times over a range of bandwidths around this link and the break-even point."""
-    mine = 1 / plan.link.beta
-    marked = {"this link": mine}
-    if 0 < even < math.inf:
-        marked["break-even"] = even
+def draw(plan: Plan, density: float | None, marked: dict[str, float], path: Path) -> None:
+    """Plot predicted exchange times over a range of bandwidths around the marked ones."""
     low, high = min(marked.values()) / 30, max(marked.values()) * 30
     speeds = [low * (high / low) ** (step / 60) for step in range(61)]
-    curves = {
-        name: (
-            [speed / _GBIT for speed in speeds],
-            [1e3 * predict(name, **vars(plan.at(speed))).total for speed in speeds],
-        )
-        for name in ("dense", *plan.candidates)
-    }
-    title = f"{plan.size:,} parameters, {plan.ranks} ranks, k = {plan.k:,}"
-    lines = {name: x / _GBIT for name, x in marked.items()}
-    plot.save(path, title, "bandwidth in Gbit/s", "predicted time in ms", curves, lines)
+    curves: dict[str, tuple[list[float], list[float]]] = {}
+    for speed in speeds:
+        there = plan.at(speed)
+        for row in (*predictions.dense_rows(there), *predictions.sparse_rows(there, density)[0]):
+            x, y = curves.setdefault(row.compression, ([], []))
+            x.append(speed / _GBIT)
+            y.append(1e3 * row.cost.total)
+    title = f"{plan.size:,} parameters, {plan.ranks} ranks"
+    marks = {name: speed / _GBIT for name, speed in marked.items()}
+    plot.save(path, title, "bandwidth in Gbit/s", "predicted time of the exchange in ms", curves, marks)
 
 
-def _ratio(seconds: float, dense: float) -> str:
+def _ratio(dense: float, seconds: float) -> str:
     return f"{dense / seconds:.2f}x" if seconds > 0 else "-"
 
 

@@ -14,7 +14,7 @@ from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
 from horovod_sparse.costs.formulas import Cost
 from horovod_sparse.costs.measure import measure_compute, measure_link
-from horovod_sparse.costs.model import ALGORITHMS, choice, table
+from horovod_sparse.costs.model import choice, table
 from horovod_sparse.rules import BucketContext, Exchange, SparseVector
 from horovod_sparse.rules.options import RuleOptions
 from horovod_sparse.rules.states import checked_integer
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("horovod_sparse")
 _CANDIDATES: dict[str, type[Base]] = {"topka": TopkA, "topkdsa": TopkDSA, "gtopk": GTopk, "oktopk": OkTopk}
+_CHOICES = ("dense", *_CANDIDATES)
 
 
 class Auto(Base):
@@ -104,8 +105,8 @@ class Auto(Base):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load a state from ``state_dict``; its choice is kept until size or k change."""
-        if state["choice"] not in ALGORITHMS:
-            raise ValueError(f"choice of auto must be one of {', '.join(ALGORITHMS)}, not {state['choice']!r:.100}")
+        if state["choice"] not in _CHOICES:
+            raise ValueError(f"choice of auto must be one of {', '.join(_CHOICES)}, not {state['choice']!r:.100}")
         size, k = (checked_integer(number, "decided of auto") for number in state["decided"])
         self.choice, self._decided = state["choice"], (size, k)
         for name, collective in self._collectives.items():

@@ -4,6 +4,8 @@ Bandwidth terms are those of Li and Hoefler, "Near-Optimal Sparse Allreduce for 
 2022), Table 1. Latency terms count the messages that this package's collectives wait for one after the other.
 Selection and merging, which the table leaves out, are added. No overlap between the parts is assumed.
 
+A cost is that of one step of a bucket, from its gradients to their average in the same place.
+
 Units: seconds, bytes, elements (positions of a bucket) and entries (index and value: 8 bytes or 2 words in float32).
 """
 
@@ -16,18 +18,29 @@ from dataclasses import dataclass, replace
 from horovod_sparse.costs.coding import INDEX_BYTES, coded_bytes
 from horovod_sparse.costs.network import Messages, Network
 
+# Passes over a bucket that is rounded, besides conversions: its residual and its errors are added, the average written.
+_PASSES = 5
+# Time of a conversion to a shorter floating-point number, as a part of the time of a conversion to levels.
+_SHORT_FLOAT = 1 / 3
+# Exchanges of a split that are in flight together, by default (option ``throttle``).
+_THROTTLE = 4
+# Sums of a histogram for Ok-Topk's exact threshold, and bytes of a rank's histogram (collectives/magnitude.py).
+_HISTOGRAMS, _HISTOGRAM_BYTES = 4, 1024
+
 
 @dataclass(frozen=True)
 class Compute:
     """Compute costs of a rank, in seconds.
 
     Attributes:
-        select: Accumulation and selection, per element of the bucket.
+        select: Accumulation and selection at a low density, per element of the bucket.
         accumulate: Adding the gradient to the residual without selection, per element of the bucket.
-        reduce: Dense allreduce beyond the time of its bytes and messages, per element added.
-        merge: Summing sparse vectors, per input entry.
+        reduce: Dense allreduce beyond the time of its bytes and messages, and writing the average, per element added.
+        merge: Summing sparse vectors and writing the average, per input entry.
         cut: Keeping the larger half of a vector, per entry of the vector.
         code: Encoding and decoding an index, per entry.
+        convert: Rounding a value to levels of 8 or 4 bits, encoding and decoding it, per value.
+        wait: Waiting for a round of messages beyond the link's latency, per round: between a GPU and the host.
     """
 
     select: float
@@ -36,6 +49,8 @@ class Compute:
     merge: float
     cut: float = 0.0
     code: float = 0.0
+    convert: float = 0.0
+    wait: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -47,8 +62,9 @@ class Cost:
         selection: Time to select the entries.
         bandwidth: Time for the bytes.
         latency: Time for the messages.
-        merging: Time to sum the received entries and to code indices.
+        merging: Time to sum the received entries, and to code indices and values.
         nbytes: Bytes that leave a rank; if several ranks share a node, bytes that leave the node over its link.
+        rounds: Number of rounds of messages; see ``Traffic``. The agreement shares the first one.
     """
 
     algorithm: str
@@ -57,11 +73,17 @@ class Cost:
     latency: float
     merging: float
     nbytes: float
+    rounds: int = 0
 
     @property
     def total(self) -> float:
         """The sum of the parts."""
         return self.selection + self.bandwidth + self.latency + self.merging
+
+    def times(self, count: int) -> Cost:
+        """Return the cost of ``count`` such exchanges, one after the other."""
+        names = ("selection", "bandwidth", "latency", "merging", "nbytes", "rounds")
+        return replace(self, **{name: count * getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True)
@@ -93,14 +115,29 @@ class Problem:
         """Return the bytes of an entry if the bucket has ``entries`` entries."""
         return (coded_bytes(entries / self.size) if self.coded else INDEX_BYTES) + self.wire
 
+    @property
+    def rounded(self) -> bool:
+        """True if values are rounded for the wire."""
+        return self.wire < self.itemsize
+
+    def converting(self, written: float, read: float) -> float:
+        """Return the seconds for rounding and encoding ``written`` values and decoding ``read`` values."""
+        convert = self.compute.convert * (_SHORT_FLOAT if self.wire >= 2 else 1.0)
+        return convert * (written + read) / 2 if self.rounded else 0.0
+
     def coding(self, written: float, read: float) -> float:
-        """Return the seconds for encoding ``written`` indices and decoding ``read`` indices."""
-        return self.compute.code * (written + read) / 2 if self.coded else 0.0
+        """Return the seconds for encoding ``written`` entries and decoding ``read`` entries: indices and values.
+
+        The rounding errors of entries are collected, and merged with what else returns.
+        """
+        indices = self.compute.code * (written + read) / 2 if self.coded else 0.0
+        errors = 2 * self.compute.merge * written if self.rounded else 0.0
+        return indices + self.converting(written, read) + errors
 
     @property
     def selection(self) -> float:
-        """Seconds for the selection."""
-        return self.compute.select * self.size
+        """Seconds for the selection: one pass over the bucket, and the exact ranking of the candidates."""
+        return self.compute.select * self.size + self.compute.cut * self.k
 
     def union(self, ranks: int) -> float:
         """Return the expected number of distinct positions that ``ranks`` ranks select: n (1 - (1 - k/n)^ranks).
@@ -111,24 +148,51 @@ class Problem:
         return self.size * -math.expm1(ranks * math.log1p(-density)) if density < 1 else self.size
 
 
-def _cost(algorithm: str, selection: float, steps: Sequence[Messages], merging: float) -> Cost:
+def _cost(
+    algorithm: str, problem: Problem, selection: float, steps: Sequence[Messages], merging: float, rounds: int
+) -> Cost:
     bandwidth, latency = sum(step.bandwidth for step in steps), sum(step.latency for step in steps)
+    latency += problem.compute.wait * rounds
     # With several nodes, the last step uses the link between nodes.
     nbytes = sum(step.nbytes for step in steps if step.link == steps[-1].link)
-    return Cost(algorithm, selection, bandwidth, latency, merging, nbytes)
+    return Cost(algorithm, selection, bandwidth, latency, merging, nbytes, rounds)
+
+
+def _horovod(problem: Problem, network: Network) -> Cost:
+    """Return the cost of Horovod's dense allreduce: 2 n (P-1)/P words, which leave each node once.
+
+    Conversions to 16 bits are left out, which favours Horovod.
+    """
+    steps = network.allreduce(problem.size * problem.wire)
+    merging = problem.compute.reduce * problem.size * network.others
+    return _cost("horovod", problem, 0.0, steps, merging, rounds=2)
 
 
 def _dense(problem: Problem, network: Network) -> Cost:
-    """Return the cost of a dense allreduce: 2 n (P-1)/P words, no selection; merging is the summation."""
+    """Return the cost of this package's dense allreduce: 2 n (P-1)/P words, no selection; merging is the summation."""
+    return _sum("dense", problem, network, problem.itemsize)
+
+
+def _rounded(problem: Problem, network: Network) -> Cost:
+    """Return the cost of a dense allreduce of rounded values: 2 n (P-1)/P of them, and of the sums, rounded again."""
+    cost = _sum("rounded", problem, network, problem.wire)
+    size, ranks = problem.size, network.ranks
+    coding = problem.converting(size + size / ranks, size * network.others + size)
+    return replace(cost, selection=_PASSES * cost.selection, merging=cost.merging + coding)
+
+
+def _sum(algorithm: str, problem: Problem, network: Network, width: float) -> Cost:
+    """Return the cost of a sum of the bucket with values of ``width`` bytes."""
+    steps = network.sum(problem.size * width)
     merging = problem.compute.reduce * problem.size * network.others
-    return _cost("dense", 0.0, network.allreduce(problem.size * problem.itemsize), merging)
+    return _cost(algorithm, problem, problem.compute.accumulate * problem.size, steps, merging, len(steps))
 
 
 def _shared(problem: Problem, network: Network) -> Cost:
     """Return the cost of shared indices: 2 k (P-1)/P words, a dense allreduce of k values without selection."""
-    merging = problem.compute.reduce * problem.k * network.others
-    selection = problem.compute.accumulate * problem.size
-    return _cost("shared", selection, network.allreduce(problem.k * problem.wire), merging)
+    steps = network.sum(problem.k * problem.wire)
+    merging = problem.compute.reduce * problem.k * network.others + problem.converting(problem.k, 2 * problem.k)
+    return _cost("shared", problem, problem.compute.accumulate * problem.size, steps, merging, len(steps))
 
 
 def _topka(problem: Problem, network: Network) -> Cost:
@@ -136,7 +200,7 @@ def _topka(problem: Problem, network: Network) -> Cost:
     entries = problem.k * network.ranks
     steps = network.allgather(problem.entry * entries)  # in slots: lengths travel with the entries
     merging = problem.compute.merge * entries + problem.coding(problem.k, entries)
-    return _cost("topka", problem.selection, steps, merging)
+    return _cost("topka", problem, problem.selection, steps, merging, rounds=1)
 
 
 def _topkdsa(problem: Problem, network: Network) -> Cost:
@@ -147,10 +211,12 @@ def _topkdsa(problem: Problem, network: Network) -> Cost:
     """
     union = problem.union(network.ranks)
     gathered = min(problem.entry_at(union) * union, problem.wire * problem.size)
-    steps = [*network.direct(problem.entry * problem.k), *network.counts(), *network.allgather(gathered)]
+    # In slots: lengths travel with the sums.
+    steps = [*network.direct(problem.entry * problem.k), *network.allgather(gathered)]
     merging = problem.compute.merge * (2 * problem.k + union / 4)
     merging += problem.coding(problem.k + union / network.ranks, problem.k + union)
-    return _cost("topkdsa", problem.selection, steps, merging)
+    rounds = _groups(network.ranks) + 1
+    return _cost("topkdsa", problem, problem.selection, steps, merging, rounds)
 
 
 def _gtopk(problem: Problem, network: Network) -> Cost:
@@ -161,23 +227,30 @@ def _gtopk(problem: Problem, network: Network) -> Cost:
     steps = 2 * network.tree(problem.entry * problem.k)
     each_level = 2 * problem.k * (problem.compute.merge + problem.compute.cut)
     coding = problem.coding(problem.k, problem.k * (network.levels + 1))
-    return _cost("gtopk", problem.selection, steps, each_level * network.levels + coding)
+    merging = each_level * network.levels + coding
+    return _cost("gtopk", problem, problem.selection, steps, merging, rounds=2 * network.levels)
 
 
 def _oktopk(problem: Problem, network: Network, selected: float | None = None) -> Cost:
     """Return the cost of Ok-Topk: 4 k (P-1)/P words, 2 k to the owners and 2 k gathered.
 
-    Left out: balancing a skewed result (at most 2 k (P-1)/P more), outdated regions, and the computation of thresholds
-    and regions every 32 steps or less often. Entries are merged twice, as in TopkDSA. Comparing the sums with the
-    threshold and finding the returned entries takes the same time again; joining the gathered entries takes as long as
-    merging them once.
+    Every step is charged for an exact threshold, which is needed while magnitudes change; one that still holds saves
+    its four sums of a histogram. Left out: balancing a skewed result (at most 2 k (P-1)/P more), outdated regions, and
+    new regions. Entries are merged twice, as in TopkDSA. Comparing the sums with the threshold and finding the returned
+    entries takes half of that time again; joining the gathered entries takes as long as merging them once.
     """
     entries = problem.k if selected is None else selected
-    gathered = network.allgather(problem.entry * problem.k)
-    steps = [*network.direct(problem.entry * entries), *network.counts(), *gathered]
-    merging = problem.compute.merge * (4 * entries + problem.k)
+    split, gathered = network.direct(problem.entry * entries), network.allgather(problem.entry * problem.k)
+    steps = [*split, *(_HISTOGRAMS * network.counts(_HISTOGRAM_BYTES)), *network.counts(), *gathered]
+    merging = problem.compute.merge * (3 * entries + problem.k)
     merging += problem.coding(entries + problem.k / network.ranks, entries + problem.k)
-    return _cost("oktopk", problem.selection, steps, merging)
+    rounds = _groups(network.ranks) + _HISTOGRAMS + 2
+    return _cost("oktopk", problem, problem.selection, steps, merging, rounds)
+
+
+def _groups(ranks: int) -> int:
+    """Return the rounds in which a rank sends to all others, a few at a time."""
+    return -(-(ranks - 1) // _THROTTLE)
 
 
 def _hierarchical(problem: Problem, network: Network) -> Cost:
@@ -188,7 +261,7 @@ def _hierarchical(problem: Problem, network: Network) -> Cost:
     leaders = Network(math.ceil(network.ranks / network.node.ranks), network.link)
     inner = _topka(problem, inside)
     outer = _oktopk(problem, leaders, selected=problem.union(inside.ranks))
-    broadcast = _cost("", 0.0, inside.tree(problem.entry * problem.k), 0.0)
+    broadcast = _cost("", problem, 0.0, inside.tree(problem.entry * problem.k), 0.0, rounds=inside.levels)
     parts = (inner, outer, broadcast)
     return replace(
         outer,
@@ -196,11 +269,14 @@ def _hierarchical(problem: Problem, network: Network) -> Cost:
         bandwidth=sum(part.bandwidth for part in parts),
         latency=sum(part.latency for part in parts),
         merging=sum(part.merging for part in parts),
+        rounds=sum(part.rounds for part in parts),
     )
 
 
 FORMULAS: dict[str, Callable[[Problem, Network], Cost]] = {
+    "horovod": _horovod,
     "dense": _dense,
+    "rounded": _rounded,
     "topka": _topka,
     "topkdsa": _topkdsa,
     "gtopk": _gtopk,

@@ -28,8 +28,10 @@ _ROUNDS = 3  # the fastest one is the result
 _PINGS = 20  # short messages per round
 _BYTES = (1 << 16, 1 << 18, 1 << 20, 1 << 22)  # long messages, up to the longest that fits in _LONG_SECONDS
 _LONG_SECONDS = 0.1  # for all long messages of one measurement
-_ELEMENTS = 1 << 19
+_ELEMENTS = 1 << 22  # gradient and residual exceed a core's share of the cache, as after a backward pass
 _DENSITY = 0.01
+_LOW_DENSITY = 0.001  # of the selection: what more entries take is priced per entry
+_LEVELS = (4, 0x41000000, 23)  # bits and levels of log4, up to 8: as good as any for the time of a conversion
 _VECTORS = 8  # vectors per sum
 _KERNEL_SECONDS = 0.005  # minimum per round: more than a time slice, as ranks may share cores
 # Minimum number of entries; below it, the calls that code the indices cost more than they save.
@@ -48,7 +50,7 @@ def measure_link(transport: Transport, like: Array = _HOST) -> Link:
 
 
 def measure_compute(transport: Transport, like: Array) -> Compute:
-    """Measure seconds per element and per entry of the kernels, at a density of 1 %.
+    """Measure seconds per element, per entry and per value of the kernels, as the steps of a bucket call them.
 
     The dtype, float32 or float64, and the device are those of ``like``.
     """
@@ -117,7 +119,7 @@ def _message_seconds(transport: Transport, nbytes: int, like: Array, repeat: int
 def _reduce_seconds(transport: Transport, like: Array) -> float:
     """Measure seconds per element of a dense allreduce beyond the time of its bytes and messages.
 
-    This covers the sums, and the part of the link's bandwidth that the library's algorithm does not use.
+    This covers the sums and writing the average, and the part of the link's bandwidth that the exchange does not use.
     """
     network = Network(transport.size, measure_link(transport, like))
     nbytes, seconds = _longest(lambda nbytes: _allreduce_seconds(transport, nbytes, like))
@@ -127,7 +129,8 @@ def _reduce_seconds(transport: Transport, like: Array) -> float:
 
 def _allreduce_seconds(transport: Transport, nbytes: int, like: Array) -> float:
     values = np.zeros(nbytes // like.itemsize, like.dtype, like=like)
-    return _seconds(transport, lambda: transport.allreduce(values), 1, values)
+    scatter = kernels_for(like).scatter
+    return _seconds(transport, lambda: scatter(None, transport.allreduce(values), [(0, values)]), 1, values)
 
 
 def _measure_compute(transport: Transport, like: Array) -> Compute:
@@ -138,17 +141,30 @@ def _measure_compute(transport: Transport, like: Array) -> Compute:
     k = round(_DENSITY * _ELEMENTS)
     vectors = [_entries(generator, k, like) for _ in range(_VECTORS)]
     entries = sum(values.size for _, values in vectors)
-    half = vectors[0][1].size // 2
+    values = gradient[: _ELEMENTS // 4]
 
     def seconds(run: Callable[[], object]) -> float:
         return _repeated(transport, run, buffer)
 
+    def select() -> None:
+        kernels.largest([(0, gradient)])
+        kernels.select([(0, gradient)], buffer, round(_LOW_DENSITY * _ELEMENTS), clear=True)
+
+    def merge() -> None:
+        kernels.scatter(*kernels.merge_sum(vectors, _ELEMENTS), [(0, gradient)], cleared=True)
+
+    def convert() -> None:  # as wire/values.py
+        kernels.key_range(values)
+        rounded, _ = kernels.round_levels(values, *_LEVELS)
+        kernels.decode_levels(kernels.encode_levels(rounded, *_LEVELS), values.size, *_LEVELS, like.dtype)
+
     return Compute(
-        select=seconds(lambda: kernels.select([(0, gradient)], buffer, k)) / _ELEMENTS,
+        convert=seconds(convert) / values.size,
         accumulate=seconds(lambda: kernels.accumulate([(0, gradient)], buffer)) / _ELEMENTS,
+        select=seconds(select) / _ELEMENTS,
         reduce=_reduce_seconds(transport, like) if transport.size > 1 else 0.0,
-        merge=seconds(lambda: kernels.merge_sum(vectors, _ELEMENTS)) / entries,
-        cut=seconds(lambda: kernels.cut(*vectors[0], half)) / vectors[0][1].size,
+        merge=seconds(merge) / entries,
+        cut=seconds(lambda: kernels.cut(*vectors[0], k // 2)) / vectors[0][1].size,
         code=measure_coding(transport, like),
     )
 
@@ -179,9 +195,10 @@ def _entries(generator: np.random.Generator, k: int, like: Array) -> tuple[Array
 
 
 def _seconds(transport: Transport, run: Callable[[], object], repeat: int = 1, at: Array = _HOST) -> float:
-    """Measure seconds per call in each rank's fastest round, and return the slowest rank's result on every rank.
+    """Measure seconds per call on the slowest rank, in the fastest round; the same on every rank.
 
-    A round ends when the device of the array ``at`` has completed all work.
+    A rank that starts a round late finds the others' messages there, so its own fastest round would be too fast. A
+    round ends when the device of the array ``at`` has completed all work.
     """
     rounds = []
     to_host(at[:1])
@@ -192,4 +209,4 @@ def _seconds(transport: Transport, run: Callable[[], object], repeat: int = 1, a
             run()
         to_host(at[:1])
         rounds.append((time.perf_counter() - begin) / repeat)
-    return float(max(transport.allgather_object(min(rounds))))
+    return float(min(map(max, zip(*transport.allgather_object(rounds), strict=True))))

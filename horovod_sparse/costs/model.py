@@ -41,7 +41,8 @@ def predict(
     """Predict the cost of one exchange; on one rank it consists of the selection only.
 
     Args:
-        algorithm: Name from ALGORITHMS. On one node, "hierarchical" is TopkA.
+        algorithm: Name from ALGORITHMS. "dense" is the sum of this package, "rounded" the one with ``wire``, "horovod"
+            that of Horovod. On one node, "hierarchical" is TopkA.
         size: Elements n of the vector.
         k: Number of entries that each rank selects, 1 .. n.
         ranks: World size P.
@@ -49,7 +50,7 @@ def predict(
         compute: Compute costs of a rank.
         itemsize: Bytes of an element.
         node: Ranks per node and their link; None: one rank per node.
-        wire: Bytes of a sparse vector's value on the wire; None: ``itemsize``.
+        wire: Bytes of a value on the wire; None: ``itemsize``. "dense" does not round.
         indices: "coded" or "plain"; None: the faster of the two.
 
     Raises:
@@ -64,7 +65,7 @@ def predict(
     pays = coding_pays(link.beta, compute.code, k / size) if indices is None else indices == "coded"
     problem = Problem(size, k, compute, itemsize, wire or itemsize, pays)
     cost = FORMULAS[algorithm](problem, Network(ranks, link, node))
-    return cost if ranks > 1 else replace(cost, merging=0.0)  # nothing arrives
+    return cost if ranks > 1 else replace(cost, latency=0.0, merging=0.0, rounds=0)  # nothing arrives
 
 
 def table(
@@ -90,7 +91,7 @@ def choice(costs: Sequence[Cost]) -> Cost:
     Algorithms that apply only k entries of the sum count with twice their time.
 
     Args:
-        costs: Costs from ``table``, including dense.
+        costs: Costs from ``table``, including "dense".
     """
     faster = itertools.takewhile(lambda cost: cost.algorithm != "dense", costs)
     weights = dict.fromkeys(_CUTTING, _HANDICAP)
@@ -106,8 +107,9 @@ def break_even_bandwidth(
     itemsize: int = 4,
     node: Node | None = None,
     algorithms: Iterable[str] = LARGEST,
+    wire: float | None = None,
 ) -> float:
-    """Return the bandwidth in bytes/s below which the best of the algorithms beats the dense allreduce.
+    """Return the bandwidth in bytes/s below which the best of the algorithms beats Horovod's dense allreduce.
 
     Every cost is linear in the seconds per byte, so each algorithm, with coded or plain indices, breaks even with dense
     at one bandwidth at most. See ``predict`` for the arguments; only the latency of the link is used.
@@ -116,15 +118,15 @@ def break_even_bandwidth(
         The bandwidth; infinity if an algorithm wins at any bandwidth, 0 if none sends less than dense.
     """
 
-    def line(algorithm: str, indices: str) -> tuple[float, float]:
+    def line(algorithm: str, indices: str, width: float | None = wire) -> tuple[float, float]:
         """Return the seconds at infinite bandwidth, and the slope over the seconds per byte."""
         start, unit = (
-            predict(algorithm, size, k, ranks, Link(link.alpha, beta), compute, itemsize, node, indices=indices)
+            predict(algorithm, size, k, ranks, Link(link.alpha, beta), compute, itemsize, node, width, indices)
             for beta in (0.0, 1.0)
         )
         return start.total, unit.bandwidth - start.bandwidth
 
-    dense, slope = line("dense", "plain")
+    dense, slope = line("horovod", "plain", width=None)
     lines = itertools.starmap(line, itertools.product(algorithms, ("plain", "coded")))
     gains = [(start - dense, slope - per_byte) for start, per_byte in lines]
     return max((gain / loss if loss > 0 else math.inf for loss, gain in gains if gain > 0), default=0.0)

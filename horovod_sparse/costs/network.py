@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from horovod_sparse.transport.traffic import RING_BYTES
 
+# Up to this total, a sum gathers the arrays of all ranks (transport/base.py).
+_GATHERED_BYTES = 1 << 15
+
 
 @dataclass(frozen=True)
 class Link:
@@ -74,9 +77,10 @@ class Network:
         self.others = (ranks - 1) / ranks  # fraction of a vector that other ranks own
         self.levels = (ranks - 1).bit_length()  # ceil(log2 P)
 
-    def counts(self) -> list[Messages]:
-        """Return the steps of an allgather of one number per rank."""
-        return [Messages(8 * (self.ranks - 1), self.levels, self.link)]
+    def counts(self, nbytes: float = 8) -> list[Messages]:
+        """Return the steps of gathering one number per rank, or of summing some: if gathering takes more, MPI sums."""
+        gathers = nbytes * self.ranks <= _GATHERED_BYTES
+        return [Messages(nbytes * (self.ranks if gathers else 2) * self.others, self.levels, self.link)]
 
     def allgather(self, nbytes: float) -> list[Messages]:
         """Return the steps of an allgather of ``nbytes`` in total: a ring, which leaves each node once."""
@@ -86,6 +90,12 @@ class Network:
     def allreduce(self, nbytes: float) -> list[Messages]:
         """Return the steps of a dense allreduce of ``nbytes``: bytes of a ring, messages of halving and doubling."""
         return [Messages(2 * nbytes * self.others, 2 * self.levels, self.link)]
+
+    def sum(self, nbytes: float) -> list[Messages]:
+        """Return the steps of this package's dense sum: of regions, which are then gathered, or of short arrays."""
+        if nbytes * self.ranks <= _GATHERED_BYTES:
+            return [Messages(nbytes * (self.ranks - 1), self.levels, self.link)]
+        return [*self.direct(nbytes), *self.allgather(nbytes)]
 
     def direct(self, nbytes: float) -> list[Messages]:
         """Return the steps of sending every other rank its region of ``nbytes``; ranks of a node share its link."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from matplotlib.axes import Axes
 
 from benchmarks.cluster.comparison import Cell, Row, as_json, plot, table, verdict
 from horovod_sparse.costs.model import Compute
@@ -47,6 +48,11 @@ def test_the_error_of_the_predictions_is_told():
     assert errors["oktopk"] == pytest.approx((40 / 30 + 100 / 95) / 2)
 
 
+def test_predictions_within_a_factor_of_one_and_a_half_are_close():
+    off = cell({"dense": (151, 100), "topka": (149, 100), "oktopk": (100, 149), "gtopk": (100, 151)})
+    assert verdict([off])["share of predictions within a factor of 1.5"] == 0.5
+
+
 def test_the_table_holds_every_time_and_marks_the_choice():
     lines = table([RIGHT]).splitlines()
     assert "8 ranks" in lines[1]
@@ -63,6 +69,13 @@ def test_the_file_holds_every_cell():
     assert read["rows"][2]["measured"] == 40
 
 
-def test_the_figure_is_written(tmp_path):
+def test_the_figure_says_which_side_of_the_line_is_slower(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Axes, "text", lambda axes, x, y, text, **style: drawn.append((x < 0.5, y > 0.5, text)))
     plot([RIGHT, NEAR, MISSED], tmp_path / "figure.png")
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    aid = [
+        (True, True, "above the line: slower than predicted"),
+        (False, False, "below the line: faster than predicted"),
+    ]
+    assert drawn == 2 * aid  # in the panel of each rate

@@ -23,7 +23,7 @@ HIERARCHIES = [
 CONFIGURATIONS = [(name, {}) for name in COLLECTIVES if name != "hierarchical"]
 CONFIGURATIONS += [("oktopk", {"throttle": 1, "tau_threshold": 1, "tau_partition": 1})]
 CONFIGURATIONS += [("hierarchical", settings) for settings in HIERARCHIES[: None if thorough() else 2]]
-COMPUTE = Compute(select=0.4e-9, accumulate=0.3e-9, reduce=0.3e-9, merge=3e-9, code=3e-9)
+COMPUTE = Compute(select=0.6e-9, accumulate=0.3e-9, reduce=0.3e-9, merge=3e-9, code=3e-9)
 LINKS = {"slow": Link(50e-6, 8e-9), "fast": Link(1e-6, 8e-13)}  # 1 Gbit/s, 10 Tbit/s
 
 

@@ -18,16 +18,16 @@ ETHERNET = Link(alpha=25e-6, beta=8 / 1e9)
 
 
 def words(algorithm, ranks, k=K, size=N):
-    """Words of 4 bytes that a rank sends, but for the counts of entries."""
+    """Words of 4 bytes that a rank sends, but for Ok-Topk's counts of entries and histograms."""
     nbytes = predict(algorithm, size, k, ranks, ETHERNET, IDLE, indices="plain").nbytes
-    counts = 8 * (ranks - 1) if algorithm in {"oktopk", "topkdsa"} else 0
-    return (nbytes - counts) / 4
+    histograms = 4 * (1024 * (ranks - 1) if ranks <= 32 else 2048 * (ranks - 1) / ranks)
+    return (nbytes - (8 * (ranks - 1) + histograms if algorithm == "oktopk" else 0)) / 4
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16, 64, 256, 1024, 4096])
 def test_bandwidth_is_that_of_table_1(ranks):
     others = (ranks - 1) / ranks
-    assert words("dense", ranks) == pytest.approx(2 * N * others)
+    assert words("dense", ranks) == words("horovod", ranks) == pytest.approx(2 * N * others)
     assert words("topka", ranks) == pytest.approx(2 * K * (ranks - 1))
     assert 4 * K * others * 0.9 <= words("topkdsa", ranks) <= (2 * K + N) * others * (1 + 1e-9)
     assert words("gtopk", ranks) == pytest.approx(4 * K * math.log2(ranks))
@@ -38,13 +38,15 @@ def test_bandwidth_is_that_of_table_1(ranks):
 @pytest.mark.parametrize(
     ("algorithm", "ranks", "messages"),
     [
-        ("dense", 8, 6),  # 2 log P
+        ("horovod", 8, 6),  # 2 log P
+        ("dense", 8, 7 + 7),  # to the owners, ring
+        ("rounded", 8, 7 + 7),
         ("topka", 8, 7),  # ring
-        ("topkdsa", 8, 7 + 3 + 7),  # to the owners, counts, ring
-        ("oktopk", 8, 7 + 3 + 7),
+        ("topkdsa", 8, 7 + 7),
+        ("oktopk", 8, 7 + 4 * 3 + 3 + 7),  # to the owners, four histograms, counts, ring
         ("gtopk", 8, 6),
         ("gtopk", 5, 6),  # a tree for 5 ranks is as deep as one for 8
-        ("shared", 8, 6),
+        ("shared", 8, 7 + 7),
     ],
 )
 def test_latency_counts_the_messages_that_follow_each_other(algorithm, ranks, messages):
@@ -65,23 +67,65 @@ def test_fill_in_is_what_independent_selections_give(density, ranks):
 )
 def test_values_of_16_bits_save_a_quarter_of_an_entry_and_half_of_what_has_no_index(algorithm, k, factor):
     full, half = (predict(algorithm, N, k, 8, ETHERNET, IDLE, wire=wire, indices="plain").nbytes for wire in (None, 2))
-    assert half == pytest.approx(factor * full, rel=1e-4)
+    assert half == pytest.approx(factor * full, rel=5e-3)
 
 
-def test_an_entry_of_float64_has_twelve_bytes_and_a_dense_allreduce_knows_no_format():
+def test_an_entry_of_float64_has_twelve_bytes_and_only_rounded_dense_exchanges_know_a_format():
     single, double = (
         predict("gtopk", N, K, 8, ETHERNET, IDLE, itemsize=size, indices="plain").nbytes for size in (4, 8)
     )
     assert double == 1.5 * single
     assert predict("dense", N, K, 8, ETHERNET, IDLE, wire=2) == predict("dense", N, K, 8, ETHERNET, IDLE)
+    dense = predict("dense", N, N, 8, ETHERNET, IDLE)
+    for algorithm, wire in (("rounded", 2), ("rounded", 1), ("horovod", 2)):
+        assert predict(algorithm, N, N, 8, ETHERNET, IDLE, wire=wire).nbytes == dense.nbytes * wire / 4
+
+
+@pytest.mark.parametrize(("ranks", "passes"), [(2, 1.5), (8, 1.5), (64, 1.5)])
+def test_a_dense_allreduce_rounds_values_and_sums_and_reads_both(ranks, passes):
+    """Written: n values and n / P sums; read: n (P-1) / P values and n sums. A conversion is one of each."""
+    converting = Compute(0, 0, 0, 0, convert=1.0)
+    assert predict("rounded", N, N, ranks, ETHERNET, converting, wire=1).merging == pytest.approx(passes * N)
+    assert predict("rounded", N, N, ranks, ETHERNET, converting, wire=2).merging == pytest.approx(passes * N / 3)
+    assert predict("rounded", N, N, ranks, ETHERNET, converting).merging == 0  # full precision
+
+
+@pytest.mark.parametrize("algorithm", LARGEST)
+def test_rounding_errors_of_sparse_vectors_are_merged_with_what_returns(algorithm):
+    merging = Compute(0, 0, 0, merge=1.0)
+    full, short = (predict(algorithm, N, K, 8, ETHERNET, merging, wire=wire).merging for wire in (4, 0.5))
+    assert short >= full + 2 * K
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "ranks", "rounds"),
+    [
+        ("dense", 8, 2),
+        ("rounded", 8, 2),
+        ("shared", 8, 2),
+        ("topka", 8, 1),
+        ("topkdsa", 5, 1 + 1),  # four exchanges at a time
+        ("topkdsa", 6, 2 + 1),
+        ("gtopk", 8, 6),
+        ("oktopk", 5, 1 + 4 + 1 + 1),
+    ],
+)
+def test_every_round_of_messages_is_waited_for(algorithm, ranks, rounds):
+    waiting = Compute(0, 0, 0, 0, wait=1.0)
+    cost = predict(algorithm, N, K, ranks, Link(0, 0), waiting)
+    assert cost.rounds == cost.latency == rounds
+    assert cost.times(3).latency == 3 * rounds
 
 
 def test_dense_selects_nothing_and_shared_indices_are_not_searched_for():
     searching = Compute(select=1.0, accumulate=0, reduce=0, merge=0, cut=0)
-    assert [name for name in ALGORITHMS if predict(name, N, K, 8, ETHERNET, searching).selection] == [
-        *LARGEST,
-        "hierarchical",
-    ]
+    found = {name for name in ALGORITHMS if predict(name, N, K, 8, ETHERNET, searching).selection}
+    assert found == {*LARGEST, "hierarchical"}
+
+
+def test_what_is_selected_is_ranked():
+    ranking = Compute(select=0, accumulate=0, reduce=0, merge=0, cut=1.0)
+    assert predict("topka", N, K, 8, ETHERNET, ranking).selection == K
 
 
 @pytest.mark.parametrize("algorithm", LARGEST)

@@ -38,6 +38,15 @@ def test_short_messages_and_trees_take_log_p_steps(ranks, levels):
     assert sum(step.nbytes for step in of.tree(BLOCK)) == levels * BLOCK
 
 
+@pytest.mark.parametrize(("ranks", "gathers"), [(1, True), (2, True), (32, True), (33, False), (64, False)])
+def test_short_sums_gather_everything_on_few_ranks(ranks, gathers):
+    of = Network(ranks, OUTER)
+    (step,) = of.counts(1024)
+    assert step.messages == of.levels
+    assert step.nbytes == pytest.approx(1024 * (ranks - 1) if gathers else 2048 * (ranks - 1) / ranks)
+    assert of.sum(1024) == ([step] if gathers else [*of.direct(1024), *of.allgather(1024)])
+
+
 @pytest.mark.parametrize("per_node", [2, 3, 4])
 @pytest.mark.parametrize("nodes", [2, 3, 4])
 def test_ranks_of_a_node_send_directly_over_its_one_link(per_node, nodes):

@@ -1,0 +1,60 @@
+"""Rows of `horovod-sparse advise`: configurations, their costs bucket by bucket, and the choice of the preset."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import horovod_sparse as hvs
+from horovod_sparse.cli.predictions import Plan, dense_rows, preset, sparse_rows
+from horovod_sparse.costs.model import Compute, predict
+from horovod_sparse.costs.network import Link, Node
+
+CORE = Compute(select=1e-9, accumulate=0.5e-9, reduce=0, merge=5e-9, cut=5e-9, code=3e-9, convert=3e-9)
+NODE = Node(4, Link(2e-6, 1e-11))
+
+
+def plan(size=25_000_000, ranks=16, gbit=10.0, computing=0.0, node=None):
+    return Plan(size, ranks, Link(5e-6, 8e-9 / gbit), CORE, node, computing=computing)
+
+
+@pytest.mark.parametrize("density", [None, 0.01])
+def test_every_row_is_a_configuration_in_text_and_in_python(density):
+    for row in (*dense_rows(plan()), *sparse_rows(plan(node=NODE), density)[0]):
+        if row.code.startswith("hvs."):
+            assert eval(row.code, {"hvs": hvs}) == hvs.parse(row.compression)  # noqa: S307 - our own
+        else:
+            assert row.code == f"hvd.Compression.{row.compression}"
+
+
+def test_a_model_is_exchanged_bucket_by_bucket():
+    """25 million elements: 4 buckets of up to 25 MiB, or 8 where everything is sent."""
+    rows = {row.compression: row for row in (*dense_rows(plan()), *sparse_rows(plan(), 0.01)[0])}
+    arguments = {"ranks": 16, "link": Link(5e-6, 0.8e-9), "compute": CORE, "wire": 1.0}
+    rounded = predict("rounded", size=3_125_000, k=3_125_000, **arguments)
+    assert rows["dense:wire=log8"].cost.total == pytest.approx(8 * rounded.total)
+    topka = predict("topka", size=6_250_000, k=62_500, **{**arguments, "wire": 0.5})
+    assert rows["recommended:density=0.01,collective=topka"].cost.total == pytest.approx(4 * topka.total)
+
+
+@given(gbit=st.floats(0.001, 1000), computing=st.floats(1e-3, 10), size=st.integers(10**5, 10**9))
+def test_the_preset_chooses_the_largest_density_that_costs_no_time(gbit, computing, size):
+    here = plan(size=size, gbit=gbit, computing=computing)
+    rows, chosen = sparse_rows(here, None)
+    every = [*rows, *(row for row in dense_rows(here) if row.cost.algorithm == "rounded")]
+    limit = (1 + preset().schedule.max_exposed) * min(row.step for row in every)
+    assert chosen.step <= limit
+    assert all(row.step > limit for row in every if row.density > chosen.density)
+    assert chosen in rows or rows[0].step > limit  # not rounded if it need not be
+    assert sorted(row.density for row in rows) == sorted(preset().schedule.densities)
+
+
+def test_without_a_computing_time_no_density_is_chosen():
+    assert sparse_rows(plan(), None)[1] is None
+    assert sparse_rows(plan(), 0.01)[1] is not None
+
+
+def test_everything_is_sent_by_a_dense_allreduce():
+    assert sparse_rows(plan(), None)[0][0].cost.algorithm == "dense"
+    assert sparse_rows(plan(), 1.0) == ([], None)
