@@ -72,11 +72,8 @@ def test_torch_horovod_and_mpi_stay_where_they_belong():
         "torch": {"transport", "engine", "frontends", "checkpoint"},
         "mpi4py": {"transport", "frontends", "cli"},
     }
-    of_transport = {(str(path), name) for path, name, *_ in IMPORTS if package(path) == "transport"}
-    assert {path for path, name in of_transport if name == "torch"} == {
-        "transport/torch_distributed.py",
-        "transport/torch_job.py",
-    }
+    of_torch = {path.stem for path, name, *_ in IMPORTS if package(path) == "transport" and name == "torch"}
+    assert of_torch == {"torch_distributed", "torch_job"}
     # DDP under torchrun needs no MPI: mpi4py is imported late, or in modules that are.
     early = {str(path) for path, name, checking, local in IMPORTS if name == "mpi4py" and not checking and not local}
     assert {path for path in early if not path.startswith("cli")} == {"transport/mpi.py", "frontends/mpi_members.py"}
