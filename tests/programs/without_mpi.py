@@ -1,9 +1,9 @@
 """Trains with DDP under torchrun, where neither mpi4py nor Horovod can be imported; rank 1 fails if it is told to.
 
-    without_mpi.py none|exit|raise|kill|sleep|stop SPEC [FOLDER]
+    without_mpi.py none|exit|raise|kill|sleep|stop[@STEP] SPEC [FOLDER]
 
-The fault happens in step 5, in the first attempt of torchrun only. With a folder, the training resumes from its newest
-checkpoint, and saves one every second step.
+The fault happens in step 5, or another, in the first attempt of torchrun only. With a folder, the training resumes from
+its newest checkpoint, and saves one every second step.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from horovod_sparse.control import watch  # noqa: E402
 watch._PERIOD, watch._PATIENCE = 0.2, 1.5  # looks often, and waits less for an answer
 STEPS = 10
 FAULTS = {
+    "none": lambda: None,
     "exit": lambda: sys.exit(0),
     "raise": lambda: {}["the data set is gone"],
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -55,7 +56,8 @@ def main(fault, spec, folder=None):
     model = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 10))
     replica = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    state = hvs.ddp.SparseState(hvs.parse(spec), optimizer, model.named_parameters(), stall_timeout=2, stall_abort=4)
+    limits = {"stall_timeout": 2, "stall_abort": 4} if fault in ("sleep", "stop") else {}
+    state = hvs.ddp.SparseState(hvs.parse(spec), optimizer, model.named_parameters(), **limits)
     replica.register_comm_hook(state, hvs.ddp.sparse_hook)
     checkpoints, first, notes = None, 0, []
     if folder is not None:
@@ -63,8 +65,9 @@ def main(fault, spec, folder=None):
         restored = checkpoints.load(model=model, optimizer=optimizer, exchange=state)
         if restored is not None:
             first, notes = restored.step, restored.notes
+    fault, _, at = fault.partition("@")
     for step in range(first, STEPS):
-        if step == 5 and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and fault != "none":
+        if step == int(at or 5) and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             FAULTS[fault]()
         generator = torch.Generator().manual_seed(100 * step + rank)
         x = torch.randn(8, 20, generator=generator)
