@@ -1,0 +1,274 @@
+"""Exchange of the gradients of one model between replicas of its shards."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.autograd import Variable
+
+from horovod_sparse.config import Sparse
+from horovod_sparse.control.lifecycle import process
+from horovod_sparse.control.report import limits
+from horovod_sparse.engine.device import real_dtype
+from horovod_sparse.engine.exchange import Exchange
+from horovod_sparse.engine.layout import Member
+from horovod_sparse.frontends.arguments import check_optimizers, common_facts, optimizers_in, require_own
+from horovod_sparse.frontends.base import ForOptimizers
+from horovod_sparse.frontends.clipping import warn_of_clipping
+from horovod_sparse.frontends.conditions import Conditions
+from horovod_sparse.frontends.fsdp.model import gradient_of, parameters_of, require_replicas, shard_facts
+from horovod_sparse.frontends.members import transport_of
+from horovod_sparse.frontends.momentum import apply_momentum
+from horovod_sparse.frontends.shards import shard_of
+from horovod_sparse.frontends.step_hooks import confirm_steps
+from horovod_sparse.frontends.units import check_unit
+from horovod_sparse.kernels import copy_to_host
+from horovod_sparse.transport.agreement import agree
+
+# Key of the counts of ranks that have a gradient, one for each parameter. They are exchanged like small parameters, on
+# the host: most steps do not read them.
+_USED = "ranks with a gradient"
+
+
+class ReplicaExchange(ForOptimizers):
+    """Exchange of the gradients of one FSDP2 model with its replicas; made by ``sparse_all_reduce``.
+
+    FSDP2 calls the hooks that are registered with ``register_post_accumulate_grad_hook`` as soon as it has reduced a
+    parameter's gradient over the shards. They submit this rank's shard, and the end of ``backward()`` waits for the
+    results.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        group: distributed.ProcessGroup,
+        compression: Sparse,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+        grad_scaler: torch.amp.GradScaler | None,
+        residual_unit: str | None,
+        stall_timeout: float | None,
+        stall_abort: float | None,
+    ) -> None:
+        self._sparse = compression
+        self._unchecked: Callable[[], nn.Module | None] = weakref.ref(model)  # until the first step
+        self.optimizers = optimizers_in(optimizer)
+        self._parameters: dict[str, nn.Parameter] = {}  # that are exchanged
+        self._frozen: dict[str, nn.Parameter] = {}
+        self._submitted: set[str] = set()  # in the backward pass in progress
+        transport = transport_of(group)
+        assert transport is not None
+        with process.communicating("sparse_all_reduce()", transport):
+            agree(transport, self._facts(model, group, grad_scaler, residual_unit, (stall_timeout, stall_abort)))
+        owner = Conditions(weakref.proxy(self), compression, residual_unit, transport.rank)
+        factor, stall = 1 / transport.size, limits(stall_timeout, stall_abort)
+        self._exchange = Exchange(compression, transport, owner, factor, grad_scaler, stall, buffers=owner)
+        self._parameter_names = {p: name for name, p in self._parameters.items()}
+        self._exchange.add(self._members())
+        if self._exchange.ranks > 1:
+            for name, p in self._parameters.items():
+                p.register_post_accumulate_grad_hook(partial(self._reduced, name))
+        for one in self.optimizers:
+            confirm_steps(one, self._exchange.worker)
+            warn_of_clipping(one, self)
+            apply_momentum(one, compression, self)
+
+    def _facts(
+        self,
+        model: nn.Module,
+        group: distributed.ProcessGroup,
+        grad_scaler: torch.amp.GradScaler | None,
+        residual_unit: str | None,
+        stall: tuple[float | None, float | None],
+    ) -> dict[str, Any] | Exception:
+        """Return the facts that must be the same on every replica, or the error that this rank found in them."""
+        compression = self.compression
+        try:
+            named = parameters_of(model)
+            require_replicas(named, group)
+            self._parameters = {name: p for name, p in named.items() if p.requires_grad}
+            self._frozen = {name: p for name, p in named.items() if not p.requires_grad}
+            check_optimizers(compression, self.optimizers, grad_scaler, "pass optimizer to sparse_all_reduce")
+            require_own(self.optimizers, self._parameters.values(), {p: name for name, p in named.items()})
+            facts = common_facts(compression, named.items(), *stall, residual_unit, self.optimizers)
+            return {**facts, "shard": shard_facts(self._parameters)}
+        except ValueError as error:
+            return ValueError(f"rank {distributed.get_rank()}: {error}")
+
+    def _members(self) -> list[Member]:
+        """Return the gradients in the order of the forward pass."""
+        group_of = {p: number for number, group in enumerate(self.param_groups) for p in group["params"]}
+        used = Member(_USED, len(self._parameters), torch.float32, torch.device("cpu"), -1, dense=True)
+        return [used] + [
+            Member(
+                name,
+                size,
+                real_dtype(p.dtype),
+                p.device,
+                group_of.get(p, -1),
+                dense=p.numel() < self.compression.dense_below,
+            )
+            for name, p in self._parameters.items()
+            if (size := shard_of(p).numel())
+        ]
+
+    def between_steps(self) -> bool:
+        """Return whether no backward pass is in progress."""
+        return not self._submitted
+
+    def place_named(self, keys: Sequence[str]) -> None:
+        """Do nothing: only parameters that required gradients at construction are exchanged."""
+
+    def _reduced(self, name: str, p: torch.Tensor) -> None:
+        """Submit this rank's shard of a gradient that FSDP has just reduced; the hook of a parameter."""
+        if name in self._submitted:
+            raise RuntimeError(
+                f"rank {distributed.get_rank()}: FSDP reduced the gradient of {name} more than once in a backward "
+                "pass, as its module runs several times in a forward pass: call fully_shard on the module that "
+                "contains all these calls instead. Or a backward pass before this one failed"
+            )
+        if not self._submitted:
+            Variable._execution_engine.queue_callback(self._backward_done)
+        self._submitted.add(name)
+        assert p.grad is not None
+        self._submit(name, shard_of(p.grad))
+
+    def _submit(self, key: str, shard: torch.Tensor, hold: bool = False) -> None:
+        assert self._exchange is not None
+        worker = self._exchange.worker
+        bucket = worker.bucket_of(key)
+        if bucket is not None:  # None: this rank holds no element of the parameter
+            worker.put(bucket, key, shard, hold)
+
+    def _backward_done(self) -> None:
+        """Queue the end of the step again, behind FSDP's callback, which reduces the last gradients."""
+        Variable._execution_engine.queue_callback(self._complete_step)
+
+    @torch.no_grad()
+    def _complete_step(self) -> None:
+        """Wait for the results at the end of a backward pass."""
+        assert self._exchange is not None
+        try:
+            self._check_model()
+            with self._exchange.worker.completing():
+                missing = self._submit_missing()
+                used = torch.tensor([float(name in self._submitted) for name in self._parameters])
+                self._submit(_USED, used)
+                self._exchange.worker.collect()
+            if missing:
+                anywhere = dict(zip(self._parameters, used.tolist(), strict=True))
+                for name, shard in missing.items():
+                    if anywhere[name]:
+                        self._parameters[name].grad = gradient_of(self._parameters[name], shard)
+        finally:
+            self._submitted.clear()
+
+    def _submit_missing(self) -> dict[str, torch.Tensor]:
+        """Submit what this backward pass has not reduced; return the arrays of parameters without a gradient.
+
+        Other replicas may have gradients of these parameters. Their residuals on this rank are kept for later steps.
+        """
+        missing = {}
+        for name, p in self._parameters.items():
+            if name in self._submitted:
+                continue
+            if p.grad is None:
+                missing[name] = torch.zeros_like(shard_of(p))
+                self._submit(name, missing[name], hold=True)
+            else:  # of an earlier backward pass
+                self._submitted.add(name)
+                self._submit(name, shard_of(p.grad))
+        return missing
+
+    def _check_model(self) -> None:
+        """Raise RuntimeError if a parameter learns whose gradient is not exchanged."""
+        learning = [name for name, p in self._frozen.items() if p.requires_grad]
+        model, self._unchecked = self._unchecked, lambda: None
+        if (of_model := model()) is not None:
+            known = {*self._parameters.values(), *self._frozen.values()}
+            learning += [name for name, p in of_model.named_parameters() if p not in known]
+        if learning:
+            raise RuntimeError(
+                f"rank {distributed.get_rank()}: the gradient of {learning[0]} is not exchanged, as it was frozen or "
+                "another object when sparse_all_reduce was called: call it when all parameters are on their device "
+                "and those to be trained require gradients; freeze some of them afterwards"
+            )
+
+    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
+        """Return a copy of everything that the exchange remembers on this rank; call it after ``optimizer.step()``.
+
+        The state differs between ranks, and every rank must save its own.
+
+        Args:
+            copy: Copies an array to the host.
+
+        Returns:
+            Numbers, strings, lists and tensors only, so that ``torch.load(..., weights_only=True)`` can read it.
+        """
+        assert self._exchange is not None
+        return self._exchange.state_dict(copy)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state that ``state_dict`` returned on the same rank, with the same numbers of replicas and shards.
+
+        Raises:
+            ValueError: The state belongs to another model, sharding, bucket size or configuration.
+        """
+        assert self._exchange is not None
+        self._exchange.load_state_dict(state)
+
+
+def sparse_all_reduce(
+    model: nn.Module,
+    group: distributed.ProcessGroup,
+    compression: Sparse,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    *,
+    grad_scaler: torch.amp.GradScaler | None = None,
+    residual_unit: str | None = None,
+    stall_timeout: float | None = None,
+    stall_abort: float | None = None,
+) -> ReplicaExchange:
+    """Average the gradients of an FSDP2 model over its replicas with a sparse exchange.
+
+    Shard the model over the ranks of one replica, such as those of a node, with a mesh of one dimension. FSDP then
+    averages gradients over the shards, dense. From now on, ``backward()`` also averages each rank's shard over the
+    replicas: sparse, with error feedback, during the rest of the backward pass, and with the same bits on every
+    replica. The replicas must start with the same parameters.
+
+    A collective call of the ranks of the group, which compares model, configuration and optimizers.
+
+    Args:
+        model: The model, after ``fully_shard`` and with its parameters on their device.
+        group: The ranks that hold the same shard: ``mesh.get_group("replicate")``.
+        compression: A ``Sparse``, usually from ``hvs.Compression`` or ``hvs.parse``.
+        optimizer: The optimizer of the model, or a list of several, as for ``SparseState``.
+        grad_scaler: The scaler of the loss, as for ``DistributedOptimizer``; needs exactly one optimizer.
+        residual_unit: "update" or "gradient", as for ``DistributedOptimizer``; None: by each optimizer's class.
+        stall_timeout: Seconds before a stall is reported, as for ``DistributedOptimizer``.
+        stall_abort: Seconds before a stall ends all ranks, as for ``DistributedOptimizer``.
+
+    Returns:
+        The exchange, with its state and statistics. The model keeps it alive.
+
+    Raises:
+        TypeError: The group is not a process group, or the optimizer is not a torch optimizer.
+        ValueError: The model is not sharded by FSDP2, or over ranks of the group, as with a mesh of two dimensions; an
+            argument is out of range; or the replicas differ.
+    """
+    if not isinstance(compression, Sparse):
+        raise ValueError(
+            f"unknown compression {compression!r}: pass hvs.Compression.topka(density=0.01) or similar; for a dense "
+            "exchange pass fully_shard the mesh of both dimensions instead"
+        )
+    if not isinstance(group, distributed.ProcessGroup):
+        raise TypeError(f"group must be a process group, not {group!r:.200}: pass mesh.get_group('replicate')")
+    if distributed.get_rank(group) < 0:
+        raise ValueError(f"rank {distributed.get_rank()} is not in the group: pass mesh.get_group('replicate')")
+    limits(stall_timeout, stall_abort)
+    check_unit(residual_unit)
+    return ReplicaExchange(model, group, compression, optimizer, grad_scaler, residual_unit, stall_timeout, stall_abort)
