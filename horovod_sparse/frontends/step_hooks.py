@@ -65,11 +65,17 @@ class StepHooks(ABC):
             for gradient in gradients:
                 gradient.div_(scale)
         if self._alone and self.options.max_norm is not None:  # with more ranks the worker has clipped them
-            clip(gradients, lambda norm: self.options.clip(norm, 1))
+            clip(gradients, lambda norm: self.options.clip(self._total(norm), 1))
         self._apply(optimizer)
         if scale is not None:
             for gradient in gradients:
                 gradient.mul_(scale)
+
+    def _total(self, norm: float) -> float:
+        """Return the norm over all shards, if the front end has a sharded model."""
+        for front_end in self.front_ends:
+            norm = front_end.total_norm(norm)
+        return norm
 
     @abstractmethod
     def _apply(self, optimizer: torch.optim.Optimizer) -> None: ...

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import distributed, nn
 from torch.autograd import Variable
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
@@ -17,7 +21,7 @@ from horovod_sparse.control.report import limits
 from horovod_sparse.engine.device import real_dtype
 from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.engine.layout import Member
-from horovod_sparse.frontends.arguments import check_optimizers, common_facts, optimizers_in, require_own
+from horovod_sparse.frontends.arguments import check_devices, check_optimizers, common_facts, optimizers_in, require_own
 from horovod_sparse.frontends.base import ForOptimizers
 from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.conditions import Conditions
@@ -29,10 +33,13 @@ from horovod_sparse.frontends.step_hooks import confirm_steps
 from horovod_sparse.frontends.units import check_unit
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.transport.agreement import agree
+from horovod_sparse.transport.base import Transport
 
 # Key of the counts of ranks that have a gradient, one for each parameter. They are exchanged like small parameters, on
-# the host: most steps do not read them.
-_USED = "ranks with a gradient"
+# the host, as most steps do not read them. The unit of the counts is small, to be no part of a norm of gradients.
+_USED, _ONE = "ranks with a gradient", 2.0**-64
+
+_exchanging: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules whose parameters have hooks
 
 
 class ReplicaExchange(ForOptimizers):
@@ -55,22 +62,37 @@ class ReplicaExchange(ForOptimizers):
         stall_abort: float | None,
     ) -> None:
         self._sparse = compression
-        self._unchecked: Callable[[], nn.Module | None] = weakref.ref(model)  # until the first step
+        self._model: weakref.ref[nn.Module] | None = weakref.ref(model)  # until the first step has checked it
         self.optimizers = optimizers_in(optimizer)
-        self._parameters: dict[str, nn.Parameter] = {}  # that are exchanged
-        self._frozen: dict[str, nn.Parameter] = {}
+        self._parameters: dict[str, DTensor] = {}  # that are exchanged
+        self._frozen: dict[str, torch.Tensor] = {}
         self._submitted: set[str] = set()  # in the backward pass in progress
+        self._begun = False  # whether that pass will call _complete_step
         transport = transport_of(group)
         assert transport is not None
         with process.communicating("sparse_all_reduce()", transport):
             agree(transport, self._facts(model, group, grad_scaler, residual_unit, (stall_timeout, stall_abort)))
-        owner = Conditions(weakref.proxy(self), compression, residual_unit, transport.rank)
+        _exchanging.update(model.modules())
+        self._shards = self._transport_of_shards()
+        me = weakref.proxy(self)
+        owner = Conditions(me, compression, residual_unit, transport.rank)
         factor, stall = 1 / transport.size, limits(stall_timeout, stall_abort)
-        self._exchange = Exchange(compression, transport, owner, factor, grad_scaler, stall, buffers=owner)
+        self._exchange = Exchange(
+            compression,
+            transport,
+            owner,
+            factor,
+            grad_scaler,
+            stall,
+            buffers=owner,
+            total_norm=lambda norm: me.total_norm(norm),
+        )
         self._parameter_names = {p: name for name, p in self._parameters.items()}
         self._exchange.add(self._members())
         if self._exchange.ranks > 1:
-            for name, p in self._parameters.items():
+            model.register_forward_hook(self._forwarded)
+            trainable: Mapping[str, Any] = self._parameters
+            for name, p in trainable.items():
                 p.register_post_accumulate_grad_hook(partial(self._reduced, name))
         for one in self.optimizers:
             confirm_steps(one, self._exchange.worker)
@@ -88,13 +110,15 @@ class ReplicaExchange(ForOptimizers):
         """Return the facts that must be the same on every replica, or the error that this rank found in them."""
         compression = self.compression
         try:
-            named = parameters_of(model)
-            require_replicas(named, group)
-            self._parameters = {name: p for name, p in named.items() if p.requires_grad}
-            self._frozen = {name: p for name, p in named.items() if not p.requires_grad}
+            self._parameters, self._frozen = parameters_of(model)
+            if not _exchanging.isdisjoint(model.modules()):
+                raise ValueError("sparse_all_reduce was called for this model before: call it once for each model")
+            require_replicas(self._parameters, group)
+            check_devices({p.device for p in self._parameters.values()})
+            self._require_one_mesh()
             check_optimizers(compression, self.optimizers, grad_scaler, "pass optimizer to sparse_all_reduce")
-            require_own(self.optimizers, self._parameters.values(), {p: name for name, p in named.items()})
-            facts = common_facts(compression, named.items(), *stall, residual_unit, self.optimizers)
+            require_own(self.optimizers, self._parameters.values(), {p: name for name, p in self._parameters.items()})
+            facts = common_facts(compression, self._parameters.items(), *stall, residual_unit, self.optimizers)
             return {**facts, "shard": shard_facts(self._parameters)}
         except ValueError as error:
             return ValueError(f"rank {distributed.get_rank()}: {error}")
@@ -116,12 +140,51 @@ class ReplicaExchange(ForOptimizers):
             if (size := shard_of(p).numel())
         ]
 
+    @property
+    def _clips(self) -> bool:
+        momentum = self.compression.momentum
+        return momentum is not None and momentum.max_norm is not None
+
+    def _require_one_mesh(self) -> None:
+        """Raise ValueError if gradients are clipped by a norm that the ranks of one mesh cannot compute."""
+        meshes = {p.device_mesh for p in self._parameters.values()}
+        if self._clips and (len(meshes) > 1 or any(mesh.ndim > 1 for mesh in meshes)):
+            raise ValueError(
+                f"max_norm={self.compression.momentum.max_norm} needs all parameters on one mesh of one dimension, "
+                f"not on {', '.join(map(str, meshes))}: set max_norm=None"
+            )
+
+    def _transport_of_shards(self) -> Transport | None:
+        """Return a transport of the ranks that hold a complete model together, if gradients are clipped by norm."""
+        if not self._clips:
+            return None
+        return transport_of(next(iter(self._parameters.values())).device_mesh.get_group())
+
+    def total_norm(self, norm: float) -> float:
+        """Return the norm of all shards' gradients; a collective call of the ranks that hold them."""
+        assert self._shards is not None
+        with process.communicating("clipping", self._shards):
+            return math.sqrt(self._shards.allreduce(np.array([norm]) ** 2)[0])
+
     def between_steps(self) -> bool:
         """Return whether no backward pass is in progress."""
         return not self._submitted
 
     def place_named(self, keys: Sequence[str]) -> None:
         """Do nothing: only parameters that required gradients at construction are exchanged."""
+
+    def _forwarded(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Let the backward pass end with the step; the forward hook of the model."""
+        del module, inputs
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
+
+    def _backward_begins(self, gradient: torch.Tensor) -> None:
+        """Queue the end of the step in the outermost backward pass: reentrant checkpointing runs others inside it."""
+        del gradient
+        self._begun = True
+        Variable._execution_engine.queue_callback(self._backward_ends)
 
     def _reduced(self, name: str, p: torch.Tensor) -> None:
         """Submit this rank's shard of a gradient that FSDP has just reduced; the hook of a parameter."""
@@ -131,8 +194,8 @@ class ReplicaExchange(ForOptimizers):
                 "pass, as its module runs several times in a forward pass: call fully_shard on the module that "
                 "contains all these calls instead. Or a backward pass before this one failed"
             )
-        if not self._submitted:
-            Variable._execution_engine.queue_callback(self._backward_done)
+        if not (self._begun or self._submitted):  # the model's output is of an unknown type, or only a part of it ran
+            Variable._execution_engine.queue_callback(self._backward_ends)
         self._submitted.add(name)
         assert p.grad is not None
         self._submit(name, shard_of(p.grad))
@@ -144,7 +207,7 @@ class ReplicaExchange(ForOptimizers):
         if bucket is not None:  # None: this rank holds no element of the parameter
             worker.put(bucket, key, shard, hold)
 
-    def _backward_done(self) -> None:
+    def _backward_ends(self) -> None:
         """Queue the end of the step again, behind FSDP's callback, which reduces the last gradients."""
         Variable._execution_engine.queue_callback(self._complete_step)
 
@@ -152,13 +215,19 @@ class ReplicaExchange(ForOptimizers):
     def _complete_step(self) -> None:
         """Wait for the results at the end of a backward pass."""
         assert self._exchange is not None
+        self._begun = False
+        if not self._submitted:  # gradients are accumulated, or the step is complete
+            return
         try:
-            self._check_model()
+            self._require_exchanged()
             with self._exchange.worker.completing():
                 missing = self._submit_missing()
-                used = torch.tensor([float(name in self._submitted) for name in self._parameters])
+                used = torch.tensor([_ONE * (name in self._submitted) for name in self._parameters])
                 self._submit(_USED, used)
                 self._exchange.worker.collect()
+            if self._model is not None:
+                self._model = None
+                self._require_same_start()
             if missing:
                 anywhere = dict(zip(self._parameters, used.tolist(), strict=True))
                 for name, shard in missing.items():
@@ -184,19 +253,28 @@ class ReplicaExchange(ForOptimizers):
                 self._submit(name, shard_of(p.grad))
         return missing
 
-    def _check_model(self) -> None:
-        """Raise RuntimeError if a parameter learns whose gradient is not exchanged."""
-        learning = [name for name, p in self._frozen.items() if p.requires_grad]
-        model, self._unchecked = self._unchecked, lambda: None
-        if (of_model := model()) is not None:
+    def _require_exchanged(self) -> None:
+        """Raise RuntimeError if a parameter is trained whose gradient is not exchanged."""
+        trained = [name for name, p in self._frozen.items() if p.requires_grad]
+        if self._model is not None and (model := self._model()) is not None:
             known = {*self._parameters.values(), *self._frozen.values()}
-            learning += [name for name, p in of_model.named_parameters() if p not in known]
-        if learning:
+            trained += [name for name, p in model.named_parameters() if p not in known]
+        if trained:
             raise RuntimeError(
-                f"rank {distributed.get_rank()}: the gradient of {learning[0]} is not exchanged, as it was frozen or "
-                "another object when sparse_all_reduce was called: call it when all parameters are on their device "
-                "and those to be trained require gradients; freeze some of them afterwards"
+                f"rank {distributed.get_rank()}: the gradient of {trained[0]} is not exchanged, as the parameter was "
+                "frozen or another object when sparse_all_reduce was called: call it when all parameters are on their "
+                "device and those to be trained require gradients; freeze some of them afterwards"
             )
+
+    def _require_same_start(self) -> None:
+        """Raise ValueError if the replicas begin with different parameters; a collective call in the first step."""
+        assert self._exchange is not None
+        sums = tuple(
+            (name, int(shard_of(p).contiguous().view(torch.uint8).sum(dtype=torch.int64)))
+            for name, p in self._parameters.items()
+        )
+        with process.communicating("the first step", self._exchange.transport):
+            agree(self._exchange.transport, {"sum of the bytes of a parameter before the first step": sums})
 
     def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
         """Return a copy of everything that the exchange remembers on this rank; call it after ``optimizer.step()``.
@@ -220,6 +298,25 @@ class ReplicaExchange(ForOptimizers):
         """
         assert self._exchange is not None
         self._exchange.load_state_dict(state)
+
+    def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """Return the state that continues those of another number of replicas; a collective call.
+
+        The sum of the residuals over the replicas is unchanged. The number of shards must be the same.
+
+        Args:
+            states: States of this rank's shard that this rank takes over; may be empty. Each of the old states must go
+                to one rank.
+            leader: State of this shard on the first of the old replicas.
+
+        Returns:
+            A state for ``load_state_dict``, and notes on what was not carried over.
+
+        Raises:
+            ValueError: A state belongs to another model, sharding, bucket size or configuration.
+        """
+        assert self._exchange is not None
+        return self._exchange.merge(states, leader)
 
 
 def sparse_all_reduce(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,14 +11,14 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
 
 
-def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters of an FSDP2 model by name, in the order in which the forward pass gathers them.
+def parameters_of(model: nn.Module) -> tuple[dict[str, DTensor], dict[str, torch.Tensor]]:
+    """Return the trainable and the frozen parameters of an FSDP2 model by name, as the forward pass gathers them.
 
     FSDP gathers and reduces the parameters of a module together, without those of the FSDP modules inside it. The
     outermost module comes first: its gradients are the last ones of the backward pass, also those of its last layer.
 
     Raises:
-        ValueError: A parameter that requires gradients is not sharded by FSDP2.
+        ValueError: A trainable parameter is not sharded by FSDP2.
     """
     unit_of: dict[nn.Parameter, int] = {}
     for number, module in enumerate(model.modules()):  # outer modules come before those inside
@@ -31,20 +31,25 @@ def parameters_of(model: nn.Module) -> dict[str, nn.Parameter]:
             unit_of.update(dict.fromkeys(module.parameters(), number))
     if not unit_of:
         raise ValueError(
-            f"no module of this {type(model).__name__} is sharded by FSDP2: call fully_shard(model, mesh=mesh['shard']) "
-            "first, or use hvs.ddp for a model that is not sharded"
+            f"no module of this {type(model).__name__} is sharded by FSDP2: call fully_shard(model, "
+            "mesh=mesh['shard']) first, or use hvs.ddp for a model that is not sharded"
         )
-    named = dict(model.named_parameters())
-    for name, p in named.items():
-        if p.requires_grad and not (p in unit_of and isinstance(p, DTensor)):
+    trainable: dict[str, DTensor] = {}
+    frozen: dict[str, torch.Tensor] = {}
+    for name, p in sorted(model.named_parameters(), key=lambda pair: unit_of.get(pair[1], -1)):
+        if not p.requires_grad:
+            frozen[name] = p
+        elif p in unit_of and isinstance(p, DTensor):
+            trainable[name] = p
+        else:
             raise ValueError(
                 f"{name} is not sharded by FSDP2, which would leave its gradients to each rank: call "
                 "fully_shard(model, mesh=mesh['shard']) on the outermost module without ignored_params, or freeze it"
             )
-    return dict(sorted(named.items(), key=lambda pair: unit_of.get(pair[1], -1)))
+    return trainable, frozen
 
 
-def require_replicas(parameters: Mapping[str, nn.Parameter], group: distributed.ProcessGroup) -> None:
+def require_replicas(parameters: Mapping[str, DTensor], group: distributed.ProcessGroup) -> None:
     """Check that the other ranks of a group hold none of this model's shards, but other copies of this rank's shards.
 
     Raises:
@@ -53,7 +58,7 @@ def require_replicas(parameters: Mapping[str, nn.Parameter], group: distributed.
     """
     replicas = set(distributed.get_process_group_ranks(group))
     for name, p in parameters.items():
-        ours = replicas.intersection(_ranks_of(p))
+        ours = replicas.intersection(p.device_mesh.mesh.flatten().tolist())
         if len(ours) > 1 and any(placement.is_replicate() for placement in p.placements):
             raise ValueError(
                 f"{name} is replicated in FSDP's own mesh {p.device_mesh}, over which FSDP averages dense gradients "
@@ -66,7 +71,7 @@ def require_replicas(parameters: Mapping[str, nn.Parameter], group: distributed.
             )
 
 
-def shard_facts(parameters: Mapping[str, nn.Parameter]) -> tuple[tuple[Any, ...], ...]:
+def shard_facts(parameters: Mapping[str, DTensor]) -> tuple[tuple[Any, ...], ...]:
     """Return what must be the same on all replicas: how each parameter is sharded, and which shard this rank holds."""
     return tuple(
         (name, str(p.placements), tuple(p.device_mesh.shape), tuple(p.device_mesh.get_coordinate() or ()))
@@ -74,11 +79,6 @@ def shard_facts(parameters: Mapping[str, nn.Parameter]) -> tuple[tuple[Any, ...]
     )
 
 
-def _ranks_of(p: Any) -> Iterable[int]:
-    ranks: list[int] = p.device_mesh.mesh.flatten().tolist()
-    return ranks
-
-
-def gradient_of(p: Any, shard: torch.Tensor) -> torch.Tensor:
+def gradient_of(p: DTensor, shard: torch.Tensor) -> torch.Tensor:
     """Return a gradient of a sharded parameter from this rank's shard of it."""
     return DTensor.from_local(shard, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
