@@ -283,20 +283,24 @@ class Checkpointed(nn.Module):
         return {"output": [self.last(x)]}
 
 
-@pytest.mark.parametrize("reentrant", [None, False, True], ids=str)
-def test_activation_checkpointing(comm, mesh, reentrant):
-    def loss(model, rank, step):
-        x = torch.randn(8, 12, generator=torch.Generator().manual_seed(1000 * rank + step))
-        return model(x)["output"][0].square().mean()
+def loss_of_checkpointed(model, rank, step):
+    x = torch.randn(8, 12, generator=torch.Generator().manual_seed(1000 * rank + step))
+    return model(x)["output"][0].square().mean()
 
+
+@pytest.mark.parametrize("reentrant", [None, False, True], ids=str)
+def test_activation_checkpointing_and_layers_that_run_twice(comm, mesh, reentrant):
     results = []
     for compression in (None, EVERYTHING):
         model = Checkpointed(reentrant)
-        shard(model, mesh if compression is None else mesh["shard"], model.blocks)
+        if not reentrant:
+            model.blocks[1] = model.blocks[0]
+        layers = list(dict.fromkeys(model.blocks))
+        shard(model, mesh if compression is None else mesh["shard"], layers)
         optimizer = sgd(model)
         if compression is not None:
             exchanged(model, mesh, compression, optimizer)
-        train(optimizer, model, comm.Get_rank(), range(4), loss)
+        train(optimizer, model, comm.Get_rank(), range(4), loss_of_checkpointed)
         results.append(full(model))
     assert everywhere(comm, near(*results, 1e-4))
 
@@ -503,16 +507,16 @@ def test_what_cannot_be_exchanged_fails_in_the_backward_pass(comm, mesh):
     frozen[0].weight.requires_grad_(True)
     fails(comm, f"rank {rank}: the gradient of 0.weight is not exchanged", lambda: loss_of(frozen, rank, 1).backward())
 
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.first, self.inner = nn.Linear(12, 12), nn.Linear(12, 12)
+    def interrupt(*_):
+        raise KeyError("interrupted")
 
-        def forward(self, x):
-            return self.inner(self.inner(self.first(x)))
-
-    twice = shard(Twice(), mesh["shard"])
-    exchanged(twice, mesh, SPARSE, None)
-    x = torch.ones(1, 12)
-    fails(comm, f"rank {rank}: FSDP reduced the gradient of inner.* more than once", lambda: twice(x).sum().backward())
+    model = shard(mlp(), mesh["shard"])
+    exchanged(model, mesh, SPARSE, None)
+    loss_of(model, rank, 0).backward()
+    handle = model[1].register_full_backward_hook(interrupt)
+    with pytest.raises(KeyError, match="interrupted"):
+        loss_of(model, rank, 1).backward()
+    handle.remove()
+    model.reset_iter_state()
+    again = f"rank {rank}: FSDP reduced the gradient of 4.weight more than once .*start again"
+    fails(comm, again, lambda: loss_of(model, rank, 1).backward())

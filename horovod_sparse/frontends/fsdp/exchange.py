@@ -62,12 +62,12 @@ class ReplicaExchange(ForOptimizers):
         stall_abort: float | None,
     ) -> None:
         self._sparse = compression
-        self._model: weakref.ref[nn.Module] | None = weakref.ref(model)  # until the first step has checked it
         self.optimizers = optimizers_in(optimizer)
         self._parameters: dict[str, DTensor] = {}  # that are exchanged
         self._frozen: dict[str, torch.Tensor] = {}
         self._submitted: set[str] = set()  # in the backward pass in progress
         self._begun = False  # whether that pass will call _complete_step
+        self._compared = False  # whether the replicas have compared their parameters
         transport = transport_of(group)
         assert transport is not None
         with process.communicating("sparse_all_reduce()", transport):
@@ -191,8 +191,8 @@ class ReplicaExchange(ForOptimizers):
         if name in self._submitted:
             raise RuntimeError(
                 f"rank {distributed.get_rank()}: FSDP reduced the gradient of {name} more than once in a backward "
-                "pass, as its module runs several times in a forward pass: call fully_shard on the module that "
-                "contains all these calls instead. Or a backward pass before this one failed"
+                "pass: a module that several activation checkpoints run needs use_reentrant=False; after a backward "
+                "pass that failed, start again from a checkpoint"
             )
         if not (self._begun or self._submitted):  # the model's output is of an unknown type, or only a part of it ran
             Variable._execution_engine.queue_callback(self._backward_ends)
@@ -219,14 +219,14 @@ class ReplicaExchange(ForOptimizers):
         if not self._submitted:  # gradients are accumulated, or the step is complete
             return
         try:
-            self._require_exchanged()
+            self._require_frozen()
             with self._exchange.worker.completing():
                 missing = self._submit_missing()
                 used = torch.tensor([_ONE * (name in self._submitted) for name in self._parameters])
                 self._submit(_USED, used)
                 self._exchange.worker.collect()
-            if self._model is not None:
-                self._model = None
+            if not self._compared:
+                self._compared = True
                 self._require_same_start()
             if missing:
                 anywhere = dict(zip(self._parameters, used.tolist(), strict=True))
@@ -253,17 +253,14 @@ class ReplicaExchange(ForOptimizers):
                 self._submit(name, shard_of(p.grad))
         return missing
 
-    def _require_exchanged(self) -> None:
+    def _require_frozen(self) -> None:
         """Raise RuntimeError if a parameter is trained whose gradient is not exchanged."""
         trained = [name for name, p in self._frozen.items() if p.requires_grad]
-        if self._model is not None and (model := self._model()) is not None:
-            known = {*self._parameters.values(), *self._frozen.values()}
-            trained += [name for name, p in model.named_parameters() if p not in known]
         if trained:
             raise RuntimeError(
                 f"rank {distributed.get_rank()}: the gradient of {trained[0]} is not exchanged, as the parameter was "
-                "frozen or another object when sparse_all_reduce was called: call it when all parameters are on their "
-                "device and those to be trained require gradients; freeze some of them afterwards"
+                "frozen when sparse_all_reduce was called: call it while all parameters to be trained require "
+                "gradients, and freeze some of them afterwards"
             )
 
     def _require_same_start(self) -> None:
