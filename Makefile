@@ -33,7 +33,7 @@ SOURCES := $(filter-out tools/mpitest.py tools/demo%,$(wildcard pyproject.toml s
 marked = $(sort $(shell grep -rl --include='test_*.py' 'mark\.$(1)' $(2)))
 LAWS = $(call marked,law,--exclude-dir=cuda tests)
 UNDER_MPIRUN = $(call marked,mpi,tests)
-FRONT_ENDS = $(patsubst %,tests/frontends/test_%.py,ddp optimizer scripts)
+FRONT_ENDS = $(patsubst %,tests/frontends/test_%.py,ddp fsdp optimizer scripts)
 # Each file runs in one process, so that its fixtures are created once. (loadgroup of pytest-xdist 3.8 has no effect
 # with pytest 9.2.)
 SERIAL = python -m pytest -n $(WORKERS) --dist loadfile

@@ -123,9 +123,10 @@ ADVISE = ["advise", "--parameters", "25.6M", "--ranks", "64", "--bandwidth", "10
             "horovod_sparse.ddp.SparseState, horovod_sparse.checkpoint.Checkpoints, horovod_sparse.LocalOptimizer",
             "horovod",
         ),
+        ("horovod_sparse", "horovod_sparse.fsdp.sparse_all_reduce", "horovod"),
         ("horovod_sparse.engine.pipeline", AVERAGE, "torch horovod"),
     ],
-    ids=["package", "parse", "advise", "stages", "without Horovod", "arrays"],
+    ids=["package", "parse", "advise", "stages", "without Horovod", "FSDP without Horovod", "arrays"],
 )
 def test_what_is_not_needed_is_not_loaded(names, statement, forbidden):
     result = launch.python("-c", CODE, forbidden, names, statement)
