@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
+import weakref
 from functools import partial
 
 import pytest
@@ -312,7 +315,9 @@ def test_gradients_can_be_clipped_after_the_backward_pass(comm, mesh):
     assert agree(comm, ours)
 
 
-def test_each_replica_clips_its_gradient_by_the_norm_over_its_shards(comm, mesh):
+@pytest.mark.parametrize("replicas", ["", "one"])
+def test_each_replica_clips_its_gradient_by_the_norm_over_its_shards(comm, mesh, replicas):
+    mesh = mesh_of(comm, comm.Get_size()) if replicas else mesh
     most, rank, replicas, shards = 0.05, comm.Get_rank(), mesh["replicate"].size(), mesh["shard"].size()
     model, reference = mlp(), mlp()
     optimizer = sgd(shard(model, mesh["shard"]), momentum=0, lr=1)
@@ -392,6 +397,41 @@ def test_buckets_follow_the_fsdp_modules(comm, mesh):
     assert everywhere(comm, layers == ["blocks.2", "blocks.1", "blocks.0", "last", "first"])
 
 
+def test_uneven_and_empty_shards(comm, mesh):
+    def make():
+        torch.manual_seed(7)
+        return nn.Sequential(nn.Linear(12, 25), nn.Tanh(), nn.Linear(25, 1))
+
+    def loss(model, rank, step):
+        return model(torch.full((2, 12), 0.1 * (rank + step + 1))).square().sum()
+
+    expected, _ = trained(comm, mesh, make=make, loss=loss)
+    for compression in (EVERYTHING, DENSE["small parameters"]):
+        ours, _ = trained(comm, mesh, compression, make=make, loss=loss)
+        assert everywhere(comm, near(ours, expected, 1e-4))
+    sparse, _ = trained(comm, mesh, single("recommended"), make=make, loss=loss)
+    assert agree(comm, sparse)
+
+
+def test_recommended_without_a_density(comm, mesh):
+    """Ranks with different shards may choose different densities."""
+    ours, _ = trained(comm, mesh, hvs.Compression.recommended(dense_below=0), steps=12)
+    assert agree(comm, ours)
+
+
+@pytest.mark.full
+def test_a_compiled_model(comm, mesh):
+    results = []
+    for compiled in (False, True):
+        model = shard(mlp(), mesh["shard"])
+        optimizer = sgd(model)
+        exchange = exchanged(model, mesh, SPARSE, optimizer)
+        train(optimizer, torch.compile(model, backend="eager") if compiled else model, comm.Get_rank())
+        results.append([full(model), exchange.traffic.bytes_sent])
+    assert everywhere(comm, near(results[0][0], results[1][0], 1e-5))
+    assert everywhere(comm, results[0][1] == results[1][1])
+
+
 def test_one_replica_exchanges_nothing(comm, group):
     mesh = mesh_of(comm, comm.Get_size())
     expected, _ = trained(comm, mesh)
@@ -462,6 +502,8 @@ def test_bad_input_is_refused_on_every_rank(comm, mesh):
     refused(comm, ValueError, f"rank {rank}: no module of this Sequential is sharded by FSDP2", plain, mesh)
     one = FullyShardedDataParallel(mlp(), process_group=mesh.get_group("shard"), device_id=torch.device("cpu"))
     refused(comm, ValueError, f"rank {rank}: .*FSDP1.*fully_shard", one, mesh)
+    done = shard(mlp().requires_grad_(False), mesh["shard"])
+    refused(comm, ValueError, f"rank {rank}: no parameter requires gradients", done, mesh)
     part = mlp()
     fully_shard(part[0], mesh=mesh["shard"])
     refused(comm, ValueError, f"rank {rank}: 2.weight is not sharded by FSDP2", part, mesh)
@@ -520,3 +562,23 @@ def test_what_cannot_be_exchanged_fails_in_the_backward_pass(comm, mesh):
     model.reset_iter_state()
     again = f"rank {rank}: FSDP reduced the gradient of 4.weight more than once .*start again"
     fails(comm, again, lambda: loss_of(model, rank, 1).backward())
+
+
+@pytest.mark.parametrize("replicas", ["", "one"])
+def test_the_exchange_lives_as_long_as_the_model(comm, mesh, replicas):
+    mesh = mesh_of(comm, comm.Get_size()) if replicas else mesh
+    model = shard(mlp(), mesh["shard"])
+    optimizer = sgd(model)
+    exchange = weakref.ref(exchanged(model, mesh, SPARSE, optimizer))
+    train(optimizer, model, comm.Get_rank())
+    gc.collect()
+    assert everywhere(comm, exchange() is not None)
+    del model, optimizer
+    gc.collect()
+    assert everywhere(comm, exchange() is None)
+
+
+def test_an_older_torch_is_refused_by_name(comm, group, monkeypatch):
+    monkeypatch.delattr("torch.distributed.fsdp.FSDPModule")
+    with pytest.raises(ImportError, match=r"needs FSDP2 of torch 2\.6 or later, and this is torch 2\."):
+        importlib.reload(importlib.import_module("horovod_sparse.frontends.fsdp.model"))

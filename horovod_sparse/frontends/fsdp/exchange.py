@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,8 @@ from horovod_sparse.transport.base import Transport
 # the host, as most steps do not read them. The unit of the counts is small, to be no part of a norm of gradients.
 _USED, _ONE = "ranks with a gradient", 2.0**-64
 
-_exchanging: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # modules whose parameters have hooks
+# Exchanges by the modules of their models, which keep them alive.
+_exchanges: weakref.WeakKeyDictionary[nn.Module, ReplicaExchange] = weakref.WeakKeyDictionary()
 
 
 class ReplicaExchange(ForOptimizers):
@@ -72,7 +72,7 @@ class ReplicaExchange(ForOptimizers):
         assert transport is not None
         with process.communicating("sparse_all_reduce()", transport):
             agree(transport, self._facts(model, group, grad_scaler, residual_unit, (stall_timeout, stall_abort)))
-        _exchanging.update(model.modules())
+        _exchanges.update(dict.fromkeys(model.modules(), self))
         self._shards = self._transport_of_shards()
         me = weakref.proxy(self)
         owner = Conditions(me, compression, residual_unit, transport.rank)
@@ -93,7 +93,7 @@ class ReplicaExchange(ForOptimizers):
             model.register_forward_hook(self._forwarded)
             trainable: Mapping[str, Any] = self._parameters
             for name, p in trainable.items():
-                p.register_post_accumulate_grad_hook(partial(self._reduced, name))
+                p.register_post_accumulate_grad_hook(_hook(me, name))
         for one in self.optimizers:
             confirm_steps(one, self._exchange.worker)
             warn_of_clipping(one, self)
@@ -111,7 +111,7 @@ class ReplicaExchange(ForOptimizers):
         compression = self.compression
         try:
             self._parameters, self._frozen = parameters_of(model)
-            if not _exchanging.isdisjoint(model.modules()):
+            if any(module in _exchanges for module in model.modules()):
                 raise ValueError("sparse_all_reduce was called for this model before: call it once for each model")
             require_replicas(self._parameters, group)
             check_devices({p.device for p in self._parameters.values()})
@@ -314,6 +314,15 @@ class ReplicaExchange(ForOptimizers):
         """
         assert self._exchange is not None
         return self._exchange.merge(states, leader)
+
+
+def _hook(exchange: ReplicaExchange, name: str) -> Callable[[torch.Tensor], None]:
+    """Return the hook of a parameter; the exchange is a weak proxy, as garbage collection does not see torch's hooks."""
+
+    def hook(p: torch.Tensor) -> None:
+        exchange._reduced(name, p)
+
+    return hook
 
 
 def sparse_all_reduce(

@@ -7,8 +7,12 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
+
+try:
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.distributed.tensor import DTensor
+except ImportError as error:
+    raise ImportError(f"hvs.fsdp needs FSDP2 of torch 2.6 or later, and this is torch {torch.__version__}") from error
 
 
 def parameters_of(model: nn.Module) -> tuple[dict[str, DTensor], dict[str, torch.Tensor]]:
@@ -18,7 +22,7 @@ def parameters_of(model: nn.Module) -> tuple[dict[str, DTensor], dict[str, torch
     outermost module comes first: its gradients are the last ones of the backward pass, also those of its last layer.
 
     Raises:
-        ValueError: A trainable parameter is not sharded by FSDP2.
+        ValueError: A trainable parameter is not sharded by FSDP2, or there is none.
     """
     unit_of: dict[nn.Parameter, int] = {}
     for number, module in enumerate(model.modules()):  # outer modules come before those inside
@@ -46,6 +50,8 @@ def parameters_of(model: nn.Module) -> tuple[dict[str, DTensor], dict[str, torch
                 f"{name} is not sharded by FSDP2, which would leave its gradients to each rank: call "
                 "fully_shard(model, mesh=mesh['shard']) on the outermost module without ignored_params, or freeze it"
             )
+    if not trainable:
+        raise ValueError("no parameter requires gradients: call sparse_all_reduce before parameters are frozen")
     return trainable, frozen
 
 
