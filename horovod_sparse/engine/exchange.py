@@ -59,8 +59,8 @@ class Exchange:
         stall: Limits of the wait for a bucket.
         hold_zeros: Whether a gradient of zeros only means that its parameter took no part in the step.
         buffers: Momentum buffers of the optimizers; None: they are no part of the state.
-        total_norm: Returns the norm of the gradients of a complete model from that of the gradients on this rank, if
-            the model is sharded; called on the worker thread.
+        total_norm: Returns the norm of a model's gradients from that of the gradients on this rank, on the worker
+            thread; by default they are the same.
 
     Attributes:
         compression: The configuration.

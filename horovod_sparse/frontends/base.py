@@ -53,9 +53,6 @@ class FrontEnd(Protocol):
     def average(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the mean of a tensor over the ranks; a collective call between two exchanges."""
 
-    def total_norm(self, norm: float) -> float:
-        """Return the norm of the gradients of a complete model from that of the gradients on this rank."""
-
     def place_named(self, keys: Sequence[str]) -> None:
         """Create a bucket for parameters by their names, if they are known and have none; a collective call."""
 
@@ -149,10 +146,6 @@ class ExchangingGradients(Exchanging):
         """Return the mean of a contiguous tensor over the ranks; a collective call between two exchanges."""
         assert self._exchange is not None
         return self._exchange.average(tensor)
-
-    def total_norm(self, norm: float) -> float:
-        """Return the norm of the gradients of a complete model: this rank has all of them, unless it is sharded."""
-        return norm
 
     def selected(self) -> Mapping[torch.Tensor, tuple[Bucket, Segment]]:
         """Return bucket and segment of every parameter whose gradient is selected from, not sent dense."""

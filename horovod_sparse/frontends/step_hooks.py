@@ -11,7 +11,7 @@ import torch
 from horovod_sparse.engine.clipping import clip
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.frontends.base import FrontEnd
-from horovod_sparse.frontends.shards import shard_of
+from horovod_sparse.frontends.shards import shard_of, total_norm
 
 
 class StepHooks(ABC):
@@ -58,24 +58,17 @@ class StepHooks(ABC):
         overflow, scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
         if overflow is not None and overflow.item():
             return
-        gradients = [
-            shard_of(p.grad) for group in optimizer.param_groups for p in group["params"] if p.grad is not None
-        ]
+        given = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [shard_of(gradient) for gradient in given]
         if scale is not None:  # a GradScaler that lets torch's kernel unscale
             for gradient in gradients:
                 gradient.div_(scale)
         if self._alone and self.options.max_norm is not None:  # with more ranks the worker has clipped them
-            clip(gradients, lambda norm: self.options.clip(self._total(norm), 1))
+            clip(gradients, lambda norm: self.options.clip(total_norm(norm, given), 1))
         self._apply(optimizer)
         if scale is not None:
             for gradient in gradients:
                 gradient.mul_(scale)
-
-    def _total(self, norm: float) -> float:
-        """Return the norm over all shards, if the front end has a sharded model."""
-        for front_end in self.front_ends:
-            norm = front_end.total_norm(norm)
-        return norm
 
     @abstractmethod
     def _apply(self, optimizer: torch.optim.Optimizer) -> None: ...

@@ -85,7 +85,7 @@ class ReplicaExchange(ForOptimizers):
             grad_scaler,
             stall,
             buffers=owner,
-            total_norm=lambda norm: me.total_norm(norm),
+            total_norm=lambda norm: me._total_norm(norm),
         )
         self._parameter_names = {p: name for name, p in self._parameters.items()}
         self._exchange.add(self._members())
@@ -160,8 +160,8 @@ class ReplicaExchange(ForOptimizers):
             return None
         return transport_of(next(iter(self._parameters.values())).device_mesh.get_group())
 
-    def total_norm(self, norm: float) -> float:
-        """Return the norm of all shards' gradients; a collective call of the ranks that hold them."""
+    def _total_norm(self, norm: float) -> float:
+        """Return the norm of all shards' gradients, on the worker thread; a collective call of their ranks."""
         assert self._shards is not None
         with process.communicating("clipping", self._shards):
             return math.sqrt(self._shards.allreduce(np.array([norm]) ** 2)[0])
@@ -317,7 +317,7 @@ class ReplicaExchange(ForOptimizers):
 
 
 def _hook(exchange: ReplicaExchange, name: str) -> Callable[[torch.Tensor], None]:
-    """Return the hook of a parameter; the exchange is a weak proxy, as garbage collection does not see torch's hooks."""
+    """Return the hook of a parameter; with a weak proxy, as garbage collection does not see what torch's hooks hold."""
 
     def hook(p: torch.Tensor) -> None:
         exchange._reduced(name, p)
