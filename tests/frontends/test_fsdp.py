@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import time
 import weakref
 
 import pytest
@@ -395,6 +396,18 @@ def test_buckets_follow_the_fsdp_modules(comm, mesh):
     names = [name for bucket in exchange.state_dict()["buckets"] for name in bucket["parameters"]]
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name))
     assert everywhere(comm, layers == ["blocks.2", "blocks.1", "blocks.0", "last", "first"])
+
+
+def test_the_exchange_begins_during_the_backward_pass(comm, mesh):
+    if mesh["replicate"].size() == 1:
+        return
+    model = shard(mlp(), mesh["shard"])
+    optimizer = sgd(model)
+    exchange = exchanged(model, mesh, single("topka"), optimizer)
+    model[1].register_full_backward_hook(lambda *_: time.sleep(0.1))  # the first layer follows
+    train(optimizer, model, comm.Get_rank(), range(3))
+    statistics = exchange.statistics()
+    assert everywhere(comm, statistics["bucket0/seconds_hidden"] > 0)
 
 
 def test_uneven_and_empty_shards(comm, mesh):
