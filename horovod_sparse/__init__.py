@@ -23,7 +23,7 @@ from horovod_sparse import metrics
 if TYPE_CHECKING:
     from horovod_sparse import checkpoint
     from horovod_sparse.config import Compression, Sparse, parse, register
-    from horovod_sparse.frontends import ddp
+    from horovod_sparse.frontends import ddp, fsdp
     from horovod_sparse.frontends.arrays import SparseAllreduce
     from horovod_sparse.frontends.horovod.optimizer import DistributedOptimizer
     from horovod_sparse.frontends.local_sgd.optimizer import LocalOptimizer
@@ -42,6 +42,7 @@ __all__ = [
     "SparseVector",
     "checkpoint",
     "ddp",
+    "fsdp",
     "metrics",
     "parse",
     "register",
@@ -49,7 +50,7 @@ __all__ = [
 
 # Loaded on first use: `horovod-sparse check` must run where MPI does not start, and collectives where neither torch nor
 # Horovod is installed.
-_MODULES = {"checkpoint": "checkpoint", "ddp": "frontends.ddp"}
+_MODULES = {"checkpoint": "checkpoint", "ddp": "frontends.ddp", "fsdp": "frontends.fsdp"}
 _MODULE_OF = {
     "Compression": "config",
     "Sparse": "config",

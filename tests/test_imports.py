@@ -128,9 +128,10 @@ ADVISE = ["advise", "--parameters", "25.6M", "--ranks", "64", "--bandwidth", "10
             "horovod_sparse.ddp.SparseState, horovod_sparse.checkpoint.Checkpoints, horovod_sparse.LocalOptimizer",
             "horovod mpi4py",
         ),
+        ("horovod_sparse", "horovod_sparse.fsdp.sparse_all_reduce", "horovod mpi4py"),
         ("horovod_sparse.engine.pipeline", AVERAGE, "torch horovod"),
     ],
-    ids=["package", "parse", "advise", "stages", "front ends", "arrays"],
+    ids=["package", "parse", "advise", "stages", "front ends", "FSDP", "arrays"],
 )
 def test_what_is_not_needed_is_not_loaded(names, statement, forbidden):
     result = launch.python("-c", CODE, forbidden, names, statement)

@@ -65,6 +65,11 @@ def require_loadable(value: Any, name: str, depth: int = _DEEPEST) -> None:
             raise ValueError(f"{name:.200} is nested more than {_DEEPEST} levels deep, or contains itself: flatten it")
         for part, suffix in _parts(value):
             require_loadable(part, f"{name}{suffix}", depth - 1)
+    elif hasattr(value, "to_local"):
+        raise ValueError(
+            f"{name} is a DTensor, of which each rank holds a shard: save a sharded model and its optimizer with "
+            "torch.distributed.checkpoint, and exchange.state_dict() of each rank with torch.save"
+        )
     else:
         _require_round_trip(value, name)
 

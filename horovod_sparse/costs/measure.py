@@ -2,7 +2,7 @@
 
 All functions are collective operations. All ranks measure at the same time, as they later exchange: ranks that share a
 network card, a core or memory are measured while sharing it. Every rank gets the slowest rank's results, bit-identical
-on all ranks. Results are cached in the communicator, separately for each device: messages of a GPU may have to pass
+on all ranks. Results are cached in the connection, separately for each device: messages of a GPU may have to pass
 through host memory.
 """
 
@@ -46,7 +46,7 @@ def measure_link(transport: Transport, like: Array = _HOST) -> Link:
     first short messages, then longer ones, in well under a second. The device of ``like`` holds them. Ranks of one node
     share its link to the other nodes, and ``beta`` is that of one rank's share.
     """
-    return transport.keep(f"link {_device(like)}", lambda: _measure_link(transport.channel(), like))
+    return transport.measured(f"link {_device(like)}", lambda: _measure_link(transport.channel(), like))
 
 
 def measure_compute(transport: Transport, like: Array) -> Compute:
@@ -54,12 +54,12 @@ def measure_compute(transport: Transport, like: Array) -> Compute:
 
     The dtype, float32 or float64, and the device are those of ``like``.
     """
-    return transport.keep(f"{like.dtype} {_device(like)}", lambda: _measure_compute(transport.channel(), like))
+    return transport.measured(f"{like.dtype} {_device(like)}", lambda: _measure_compute(transport.channel(), like))
 
 
 def measure_coding(transport: Transport, like: Array) -> float:
     """Measure seconds per entry for encoding and decoding indices on the device of ``like``, at a density of 1 %."""
-    return transport.keep(f"coding {_device(like)}", lambda: _measure_coding(transport.channel(), like))
+    return transport.measured(f"coding {_device(like)}", lambda: _measure_coding(transport.channel(), like))
 
 
 def coded_from(transport: Transport, like: Array, density: float) -> int:

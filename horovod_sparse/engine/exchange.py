@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,6 +59,8 @@ class Exchange:
         stall: Limits of the wait for a bucket.
         hold_zeros: Whether a gradient of zeros only means that its parameter took no part in the step.
         buffers: Momentum buffers of the optimizers; None: they are no part of the state.
+        total_norm: Returns the norm of a model's gradients from that of the gradients on this rank, on the worker
+            thread; by default they are the same.
 
     Attributes:
         compression: The configuration.
@@ -79,6 +80,7 @@ class Exchange:
         stall: Limits,
         hold_zeros: bool = False,
         buffers: Buffers | None = None,
+        total_norm: Callable[[float], float] = float,
     ) -> None:
         self.compression = sparse
         self.transport = transport
@@ -90,9 +92,13 @@ class Exchange:
         self._grad_scaler = grad_scaler
         self._shared: dict[type[Any], Any] = {}  # state that the rules of all buckets share
         momentum = sparse.momentum
+
+        def factor_for(norm: float) -> float:
+            factor: float = momentum.clip(total_norm(norm), self.ranks)
+            return factor
+
         clips = momentum is not None and momentum.max_norm is not None
-        factor_for = partial(momentum.clip, ranks=self.ranks) if clips else None
-        self.worker = Worker(self._conditions, self.undoable, factor_for)
+        self.worker = Worker(self._conditions, self.undoable, factor_for if clips else None)
         if self.ranks > 1 and transport.job is not None:  # ranks that are threads end together
             process.abort_on_error()
             with process.communicating(_CALL, transport):

@@ -75,6 +75,35 @@ def check_sparse(compression: Sparse, optimizers: Sequence[torch.optim.Optimizer
         check_devices({p.device for group in optimizer.param_groups for p in group["params"]})
 
 
+def check_optimizers(
+    compression: Sparse,
+    optimizers: Sequence[torch.optim.Optimizer],
+    grad_scaler: torch.amp.GradScaler | None,
+    remedy: str,
+) -> None:
+    """Check the optimizers that a front end takes instead of wrapping one.
+
+    Args:
+        compression: The configuration.
+        optimizers: The optimizers.
+        grad_scaler: The scaler of the loss, if any.
+        remedy: How to pass an optimizer, for the message.
+
+    Raises:
+        ValueError: As in ``check_sparse``; an optimizer exchanges gradients itself; or an optimizer is missing.
+    """
+    check_sparse(compression, optimizers)
+    for optimizer in optimizers:
+        require_plain(optimizer)
+    if compression.replaces_momentum and not optimizers:
+        raise ValueError(f"the compression applies momentum, for which it needs the optimizer: {remedy}")
+    if grad_scaler is not None and grad_scaler.is_enabled() and len(optimizers) != 1:
+        raise ValueError(
+            f"a grad_scaler needs exactly one optimizer, which shows whether a step was skipped, not "
+            f"{len(optimizers)}: {remedy}"
+        )
+
+
 def optimizers_in(given: Any) -> list[torch.optim.Optimizer]:
     """Return the optimizers in an argument that takes one, several in a list or tuple, or None.
 
@@ -157,9 +186,9 @@ def require_own(
         if foreign and (missing or len(foreign) == len(numbered)):
             others = [f"{names.get(p, 'a parameter')} {tuple(p.shape)} of the model is in none" for p in missing[:1]]
             raise ValueError(
-                f"the optimizer {type(optimizer).__name__} is not the one of this DDP model: "
+                f"the optimizer {type(optimizer).__name__} is not the one of this model: "
                 + ", and ".join([f"its {numbered[foreign[0]]} {tuple(foreign[0].shape)} is not in the model", *others])
-                + ": pass SparseState the optimizers that were created with the parameters of this model"
+                + ": pass the optimizers that were created with the parameters of this model"
             )
 
 

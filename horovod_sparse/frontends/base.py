@@ -162,6 +162,25 @@ class ExchangingGradients(Exchanging):
         return self._selected[1]
 
 
+class ForOptimizers(ExchangingGradients):
+    """Functions of front ends that take the optimizers of a model instead of wrapping one.
+
+    Attributes:
+        optimizers: The optimizers.
+    """
+
+    optimizers: list[torch.optim.Optimizer]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The param groups of all optimizers."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
+
+    def optimizer_of(self, group: int) -> torch.optim.Optimizer:
+        """Return the optimizer of a param group."""
+        return [optimizer for optimizer in self.optimizers for _ in optimizer.param_groups][group]
+
+
 def functions_of(*classes: type) -> dict[str, Any]:
     """Return the attributes that classes define, for a class that is built at run time; later classes override."""
     return {name: value for part in classes for name, value in vars(part).items() if name not in _OWN}

@@ -14,6 +14,7 @@ from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.pipeline.sparse import SparsePipeline
 from horovod_sparse.frontends.base import FrontEnd
 from horovod_sparse.frontends.members import job
+from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.kernels import copy_to_host
 
 _LOG = logging.getLogger("horovod_sparse")
@@ -88,7 +89,7 @@ def _factor(front_end: FrontEnd, bucket: Bucket) -> float:
     p = next(p for p, (_, one) in front_end.selected().items() if one is segment)
     if p.grad is None or p.grad.is_sparse or not expected:
         return 1.0
-    found = float(p.grad.flatten()[index - segment.start])
+    found = float(shard_of(p.grad).flatten()[index - segment.start])
     return found / expected
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +16,8 @@ from horovod_sparse.transport.base import Job, Transport
 from horovod_sparse.transport.torch_distributed import TorchTransport
 
 _CALL = "creation of connections"
+# Measurements of each connection made so far, by the world ranks of its members.
+_measured: dict[tuple[int, ...], list[Mapping[str, Any]]] = {}
 
 
 def transport_of(members: Any = None) -> Transport | None:
@@ -37,12 +40,21 @@ def transport_of(members: Any = None) -> Transport | None:
     """
     if members == distributed.GroupMember.NON_GROUP_MEMBER:  # what new_group() returns on ranks outside of the group
         return None
-    if not _over_torch(members):
-        transport: Transport | None = mpi_members().transport_of(members)
-        return transport
+    transport: Transport | None = (
+        _transport_over_torch(members) if _over_torch(members) else mpi_members().transport_of(members)
+    )
+    if transport is not None:
+        earlier = _measured.setdefault(tuple(transport.members), [])
+        with process.communicating(_CALL, transport):
+            earlier.append(transport.inherit(earlier))
+    return transport
+
+
+def _transport_over_torch(members: Any) -> TorchTransport:
+    """Return a new transport over torch.distributed; a collective call of the members."""
     process.join(torch_job.job())
     if process.world is None:
-        process.world = TorchTransport.of_job()
+        process.world = TorchTransport.of(range(distributed.get_world_size()))
         process.watch.start(process.world)
     transport = TorchTransport.of(distributed.get_process_group_ranks(members))
     with process.communicating(_CALL, transport):

@@ -60,11 +60,7 @@ def buffers_of(front_end: FrontEnd) -> dict[str, torch.Tensor]:
 
 def load_buffers(front_end: FrontEnd, buffers: Mapping[str, torch.Tensor]) -> None:
     """Load momentum buffers by the keys of the gradients; they may be flat."""
-    given = {
-        p: buffers[segment.key].view(p.shape)
-        for p, (_, segment) in front_end.selected().items()
-        if segment.key in buffers
-    }
+    given = {p: buffers[segment.key] for p, (_, segment) in front_end.selected().items() if segment.key in buffers}
     for optimizer, known in _optimizers_of(front_end).items():
         own = {p for group in optimizer.param_groups for p in group["params"]}
         known.load(optimizer, {p: buffer for p, buffer in given.items() if p in own})

@@ -13,6 +13,7 @@ from horovod_sparse.engine.layout import Segment
 from horovod_sparse.engine.pipeline.handover import Handover
 from horovod_sparse.engine.pipeline.sparse import SparsePipeline
 from horovod_sparse.frontends.optimizers import coupled_decay, is_known
+from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.step_hooks import StepHooks
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.rules import SparseVector
@@ -77,14 +78,15 @@ class OptimizersMomentum(StepHooks):
         for front_end in self.front_ends:
             own = {p: segment for p, (_, segment) in front_end.selected().items() if p in replaced}
             in_order = sorted(own, key=lambda p: own[p].key)  # the same on every rank
+            sizes = [own[p].size for p in in_order]
             buffers = [self._buffer(optimizer, p) for p in in_order]
             flat = [
-                torch.zeros(p.numel()) if one is None else one.flatten()
-                for p, one in zip(in_order, buffers, strict=True)
+                torch.zeros(size) if one is None else shard_of(one).flatten()
+                for size, one in zip(sizes, buffers, strict=True)
             ]
             if flat:
                 means = front_end.average(torch.cat([one.to("cpu", torch.float64) for one in flat]))
-                for p, mean in zip(in_order, torch.split(means, [p.numel() for p in in_order]), strict=True):
+                for p, mean in zip(in_order, torch.split(means, sizes), strict=True):
                     self._put(optimizer, {p: _like(p, mean)})
 
     def _restore(self, optimizer: torch.optim.Optimizer) -> None:
@@ -105,8 +107,8 @@ class OptimizersMomentum(StepHooks):
                 continue
             if number not in changes:
                 changes[number] = _tensors(bucket, handover.next.plus(handover.held.times(-1)))
-            change = _part(changes[number], segment, buffer)
-            buffer.add_(change, alpha=_sign(group) * _pipeline(bucket).gradient_unit)
+            shard = shard_of(buffer)
+            shard.add_(_part(changes[number], segment, shard), alpha=_sign(group) * _pipeline(bucket).gradient_unit)
 
     def _turn_nesterov_off(self, optimizer: torch.optim.Optimizer, group: dict[str, Any], selected: _Places) -> None:
         """Turn it off for parameters whose velocities were sent; the others get a group of their own for this step."""
@@ -140,12 +142,13 @@ class OptimizersMomentum(StepHooks):
             handover, first, gradient = _handover(bucket), self._buffer(optimizer, p), p.grad
             if first is None or gradient is None or (handover.plain and not handover.switches):
                 continue
+            first, gradient, parameter = shard_of(first), shard_of(gradient), shard_of(p)
             if decay:
-                gradient.add_(p, alpha=decay)
+                gradient.add_(parameter, alpha=decay)
             first.lerp_(gradient if sign > 0 else -gradient, 1 - beta)
             torch.mul(first, sign, out=gradient)
             if decay:
-                gradient.sub_(p, alpha=decay)
+                gradient.sub_(parameter, alpha=decay)
 
     # The state
 
@@ -168,8 +171,9 @@ class OptimizersMomentum(StepHooks):
                 if number not in owed:
                     owed[number] = _owed(bucket, front_end.exchange_ranks)
                 self._kept[p] = buffer
-                part = _part(owed[number], segment, buffer)
-                optimizer.state[p][self._name] = buffer.add(part, alpha=_sign(group))
+                optimizer.state[p][self._name] = shown = buffer.clone()
+                shard = shard_of(shown)
+                shard.add_(_part(owed[number], segment, shard), alpha=_sign(group))
 
     def _replace(self, optimizer: torch.optim.Optimizer) -> None:
         """Go on with the momentum of a state that was loaded, unless a state of the exchange has been loaded, too."""
@@ -186,7 +190,7 @@ class OptimizersMomentum(StepHooks):
         for p, (bucket, _) in self._places(optimizer).items():
             buffer = self._kept.get(p, self._buffer(optimizer, p))
             if buffer is not None and not buffer.is_sparse and not _handover(bucket).plain:
-                found[p] = buffer
+                found[p] = shard_of(buffer)
         return found
 
     def load(self, optimizer: torch.optim.Optimizer, buffers: Mapping[torch.Tensor, torch.Tensor]) -> None:
@@ -225,8 +229,11 @@ def _sign(group: Mapping[str, Any]) -> int:
 
 
 def _like(p: torch.Tensor, content: torch.Tensor) -> torch.Tensor:
-    """Return a copy in shape, dtype and memory format of a parameter."""
-    return torch.empty_like(p, requires_grad=False).copy_(content.view(p.shape))
+    """Return a copy in shape, dtype and memory format of a parameter, of which this rank may hold a shard."""
+    copy = torch.empty_like(p, requires_grad=False)
+    shard = shard_of(copy)
+    shard.copy_(content.view(shard.shape))
+    return copy
 
 
 def _tensors(bucket: Bucket, vector: SparseVector) -> tuple[torch.Tensor | None, torch.Tensor]:

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from horovod_sparse.engine.clipping import clip
+from horovod_sparse.engine.worker import Worker
 from horovod_sparse.frontends.base import FrontEnd
+from horovod_sparse.frontends.shards import shard_of, total_norm
 
 
 class StepHooks(ABC):
@@ -56,12 +58,13 @@ class StepHooks(ABC):
         overflow, scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
         if overflow is not None and overflow.item():
             return
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        given = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [shard_of(gradient) for gradient in given]
         if scale is not None:  # a GradScaler that lets torch's kernel unscale
             for gradient in gradients:
                 gradient.div_(scale)
         if self._alone and self.options.max_norm is not None:  # with more ranks the worker has clipped them
-            clip(gradients, lambda norm: self.options.clip(norm, 1))
+            clip(gradients, lambda norm: self.options.clip(total_norm(norm, given), 1))
         self._apply(optimizer)
         if scale is not None:
             for gradient in gradients:
@@ -73,3 +76,16 @@ class StepHooks(ABC):
     @property
     def _alone(self) -> bool:
         return all(front_end.exchange_ranks == 1 for front_end in self.front_ends)
+
+
+def confirm_steps(optimizer: torch.optim.Optimizer, worker: Worker) -> None:
+    """Confirm to a worker, which is held weakly, each step that an optimizer has applied."""
+    reference = weakref.ref(worker)
+
+    def confirm(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        overflow, alive = getattr(optimizer, "found_inf", None), reference()
+        # With fused=True a GradScaler always calls step() and leaves the decision to torch's kernel.
+        if alive is not None and not (overflow is not None and overflow.item()):
+            alive.confirm()
+
+    optimizer.register_step_post_hook(confirm)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -113,6 +113,7 @@ class Transport(ABC):
         self.job = job
         self.traffic = Traffic()
         self._kept: dict[str, Any] = {}  # shared by all channels of a connection
+        self._measured: dict[str, Any] = {}  # likewise
 
     # Operations on arrays
 
@@ -378,6 +379,30 @@ class Transport(ABC):
             self._kept[name] = make()
         kept: T = self._kept[name]
         return kept
+
+    def measured(self, name: str, measure: Callable[[], T]) -> T:
+        """Return the measurement of this name that all channels of the connection share. The first call makes it.
+
+        A collective operation in the first call.
+        """
+        if name not in self._measured:
+            self._measured[name] = measure()
+        found: T = self._measured[name]
+        return found
+
+    def inherit(self, earlier: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Take over measurements of earlier connections of the same ranks, and return this connection's. Collective.
+
+        Exchanges then decide alike. Those of a connection that some ranks are still measuring are not taken over.
+
+        Args:
+            earlier: What this method has returned for earlier connections of these ranks, in the same order on all.
+        """
+        counts = self.allgather_integers(*(len(measured) for measured in earlier))
+        for measured, count in zip(earlier, counts.T, strict=True):
+            if (count == count[0]).all():
+                self._measured.update({**measured, **self._measured})  # the oldest ones count
+        return self._measured
 
     # Messages between control threads
 

@@ -184,7 +184,7 @@ class InProcessTransport(Transport):
     def channel(self) -> InProcessTransport:
         """Return a transport of the same ranks over the same queues, with a separate traffic counter."""
         channel = InProcessTransport(self._threads, self._group, self.rank)
-        channel._kept = self._kept
+        channel._kept, channel._measured = self._kept, self._measured
         return channel
 
     def duplicate(self) -> InProcessTransport:

@@ -243,7 +243,7 @@ class MPITransport(Transport):
     def channel(self) -> MPITransport:
         """Return a transport of the same ranks over the same communicator, with a separate traffic counter."""
         channel = MPITransport(self.comm)
-        channel._kept, channel._posts = self._kept, self._posts
+        channel._kept, channel._measured, channel._posts = self._kept, self._measured, self._posts
         return channel
 
     def duplicate(self) -> MPITransport:

@@ -257,7 +257,7 @@ class TorchTransport(Transport):
     def channel(self) -> TorchTransport:
         """Return a transport of the same ranks over the same connection, with a separate traffic counter."""
         channel = TorchTransport(self._connection)
-        channel._kept = self._kept
+        channel._kept, channel._measured = self._kept, self._measured
         return channel
 
     def duplicate(self) -> TorchTransport:

@@ -12,11 +12,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def output(script: str, page: str, *options: str, ranks: int, torchrun: Sequence[str] | None = None) -> str:
-    """Run a script that a page includes; return what it prints."""
+def output(
+    script: str,
+    page: str,
+    *options: str,
+    ranks: int,
+    torchrun: Sequence[str] | None = None,
+    arguments: tuple[str, ...] = (),
+) -> str:
+    """Run a script that a page includes, with options of Python and arguments of its own; return what it prints."""
     code = (ROOT / "examples" / script).read_text()
     assert f"```python\n{code}```" in (ROOT / "docs" / page).read_text()
-    done = launch.python(*options, str(ROOT / "examples" / script), ranks=ranks, torchrun=torchrun)
+    done = launch.python(*options, str(ROOT / "examples" / script), *arguments, ranks=ranks, torchrun=torchrun)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -43,3 +50,14 @@ def test_three_ranks_exchange_arrays_and_learn_from_a_fifteenth_of_the_bytes() -
     accuracy, sent, dense = (float(number.replace(",", "")) for number in found.groups())
     assert 0.9 < accuracy <= 1  # 0.5 is to guess; dense reaches 0.95
     assert 0 < sent < dense / 15  # with coded indices, which are not sure to pay here, less than a twentieth
+
+
+@pytest.mark.full
+def test_two_sharded_replicas_learn_from_a_twentieth_of_the_bytes() -> None:
+    printed = output("fsdp.py", "fsdp.md", ranks=4, arguments=("--steps", "40"))
+    losses = [float(loss) for loss in re.findall(r"loss (\S+),", printed)]
+    sent = [int(number.replace(",", "")) for number in re.findall(r"(\S+) bytes sent", printed)]
+    assert len(losses) == len(sent) == 2, printed
+    assert losses[-1] < losses[0] < 5.5  # 5.5 is to guess
+    shard = 4 * 8.7e5 / 2  # bytes of the gradients on one rank
+    assert 0 < sent[-1] / 40 < shard / 20

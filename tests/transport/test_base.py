@@ -215,3 +215,21 @@ def test_posted_objects_arrive_by_kind_and_in_order(transport):
         )
         assert transport.poll(kind) == []
     transport.barrier()
+
+
+def test_measurements_are_inherited_if_all_ranks_have_them(transport):
+    """The oldest ones count; ranks never use different ones."""
+    first, second, third, fourth = (transport.duplicate() for _ in range(4))
+    earlier = [first.inherit([])]
+    first.channel().measured("link", lambda: 1)
+    if transport.rank == 0:  # still measuring elsewhere
+        first.measured("coding", lambda: 2)
+    earlier.append(second.inherit(earlier))
+    alone = transport.size == 1
+    assert everywhere(transport, earlier[1] == ({"link": 1, "coding": 2} if alone else {}))
+    second.measured("link", lambda: 3)
+    earlier.append(third.inherit(earlier))
+    assert everywhere(transport, third.channel().measured("link", lambda: 4) == (1 if alone else 3))
+    first.measured("coding", lambda: 2)
+    assert everywhere(transport, fourth.inherit(earlier) == {"link": 1, "coding": 2})
+    assert everywhere(transport, first.measured("link", lambda: 5) == 1)

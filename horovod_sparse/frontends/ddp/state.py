@@ -21,19 +21,19 @@ from horovod_sparse.engine.layout import Member
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.frontends.arguments import (
     check_devices,
-    check_sparse,
+    check_optimizers,
     common_facts,
     names_in,
     names_of,
     optimizers_in,
     require_own,
-    require_plain,
 )
-from horovod_sparse.frontends.base import ExchangingGradients
+from horovod_sparse.frontends.base import ForOptimizers
 from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.conditions import Conditions
 from horovod_sparse.frontends.members import job, transport_of
 from horovod_sparse.frontends.momentum import apply_momentum
+from horovod_sparse.frontends.step_hooks import confirm_steps
 from horovod_sparse.frontends.units import check_unit
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.transport.agreement import agree
@@ -83,7 +83,7 @@ class _Delivery:
                     self.future.set_result(self._buffer)
 
 
-class SparseState(ExchangingGradients):
+class SparseState(ForOptimizers):
     """State of ``sparse_hook``: the exchange of one DDP model, with its residuals.
 
     ::
@@ -166,26 +166,12 @@ class SparseState(ExchangingGradients):
 
     @optimizer.setter
     def optimizer(self, given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None) -> None:
-        self._optimizers = optimizers_in(given)
+        self.optimizers = optimizers_in(given)
         self._optimizer = given
         for optimizer in self.optimizers:
             # Not in the first backward pass, which may already be inside the first step, in a closure.
             warn_of_clipping(optimizer, self)
             apply_momentum(optimizer, self.compression, None if self._exchange is None else self)
-
-    @property
-    def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The optimizers."""
-        return list(self._optimizers)
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The param groups of all optimizers."""
-        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
-
-    def optimizer_of(self, group: int) -> torch.optim.Optimizer:
-        """Return the optimizer of a param group."""
-        return [optimizer for optimizer in self.optimizers for _ in optimizer.param_groups][group]
 
     def between_steps(self) -> bool:
         """Return True, after it has finished a step: nobody asks during backward()."""
@@ -280,7 +266,7 @@ class SparseState(ExchangingGradients):
             settings: dict[str, Any] = {"hold_zeros": True, "buffers": owner}
             exchange = Exchange(self.compression, transport, owner, factor, scaler, stall, **settings)
             for optimizer in self.optimizers:
-                optimizer.register_step_post_hook(_confirmation(weakref.ref(exchange.worker)))
+                confirm_steps(optimizer, exchange.worker)
             self._exchange = exchange
             for optimizer in self.optimizers:
                 apply_momentum(optimizer, self.compression, self)
@@ -291,19 +277,8 @@ class SparseState(ExchangingGradients):
         try:
             check_devices(devices)
             self._require_given_again()
-            check_sparse(self.compression, self.optimizers)
-            for optimizer in self.optimizers:
-                require_plain(optimizer)
-            if self.compression.replaces_momentum and not self.optimizers:
-                raise ValueError(
-                    "the compression applies momentum, for which it needs the optimizer: pass the optimizer to "
-                    "SparseState, or set state.optimizer before the first backward pass"
-                )
-            if self._grad_scaler is not None and self._grad_scaler.is_enabled() and len(self.optimizers) != 1:
-                raise ValueError(
-                    f"a grad_scaler needs exactly one optimizer, which shows whether a step was skipped, not "
-                    f"{len(self.optimizers)}: set state.optimizer before the first backward pass"
-                )
+            remedy = "pass it to SparseState, or set state.optimizer before the first backward pass"
+            check_optimizers(self.compression, self.optimizers, self._grad_scaler, remedy)
             named = [(str(number), p) for number, group in enumerate(self.param_groups) for p in group["params"]]
             facts = common_facts(self.compression, named, *self._stall, self._residual_unit, self.optimizers)
             names = tuple(sorted({*self._names.values(), *self._names_by_position.values()}))
@@ -446,15 +421,3 @@ def sparse_hook(state: SparseState, bucket: GradBucket) -> torch.futures.Future[
         Future of the bucket's buffer, which then holds the mean over the ranks.
     """
     return state._receive(bucket)
-
-
-def _confirmation(worker: weakref.ref[Worker]) -> Any:
-    """Return a step hook for an optimizer that confirms to a worker that a step was applied."""
-
-    def confirm(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        overflow, alive = getattr(optimizer, "found_inf", None), worker()
-        # With fused=True a GradScaler always calls step() and leaves the decision to torch's kernel.
-        if alive is not None and not (overflow is not None and overflow.item()):
-            alive.confirm()
-
-    return confirm

@@ -1,0 +1,93 @@
+"""Small GPT sharded by FSDP2, with a sparse exchange between replicas: mpirun -np 4 python examples/fsdp.py."""
+
+import argparse
+import inspect
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+
+import horovod_sparse as hvs
+
+WIDTH, HEADS, LAYERS, LENGTH = 128, 4, 4, 64
+
+
+class Block(nn.Module):
+    """Transformer block as in GPT-2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm, self.norm = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.projection = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the activations of the next block, batch x length x width."""
+        q, k, v = (
+            part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(self.attention_norm(x)).chunk(3, -1)
+        )
+        attended = scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.projection(attended.transpose(1, 2).flatten(2))
+        output: torch.Tensor = x + self.mlp(self.norm(x))
+        return output
+
+
+class GPT(nn.Module):
+    """Language model of bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(256, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 256, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the logits of the next bytes, batch x length x 256."""
+        x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.head(self.norm(x))
+        return logits
+
+
+def main() -> None:
+    """Train on the source of a module of Python's standard library."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shards", type=int, default=2, help="ranks that share a replica, such as those of a node")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--compression", default="recommended:density=0.01,max_norm=10")
+    options = parser.parse_args()
+
+    hvs.ddp.init_process_group("gloo")
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    mesh = init_device_mesh("cpu", (ranks // options.shards, options.shards), mesh_dim_names=("replicate", "shard"))
+
+    torch.manual_seed(0)  # replicas start with the same parameters
+    model = GPT()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh["shard"])
+    fully_shard(model, mesh=mesh["shard"])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    exchange = hvs.fsdp.sparse_all_reduce(
+        model, group=mesh.get_group("replicate"), compression=hvs.parse(options.compression), optimizer=optimizer
+    )
+
+    text = torch.tensor(list(inspect.getsource(argparse).encode()))
+    torch.manual_seed(rank)  # different data on every rank
+    for step in range(1, options.steps + 1):
+        starts = torch.randint(len(text) - LENGTH, (8, 1))
+        sample = text[starts + torch.arange(LENGTH + 1)]
+        optimizer.zero_grad()
+        loss = cross_entropy(model(sample[:, :-1]).flatten(0, 1), sample[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        if step % 20 == 0 and rank == 0:
+            print(f"step {step}: loss {loss.item():.3f}, {exchange.traffic.bytes_sent:,} bytes sent to other replicas")
+
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,377 @@
+"""Exchange of the gradients of one model between replicas of its shards."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed, nn
+from torch.autograd import Variable
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
+
+from horovod_sparse.config import Sparse
+from horovod_sparse.control.lifecycle import process
+from horovod_sparse.control.report import limits
+from horovod_sparse.engine.device import real_dtype
+from horovod_sparse.engine.exchange import Exchange
+from horovod_sparse.engine.layout import Member
+from horovod_sparse.frontends.arguments import check_devices, check_optimizers, common_facts, optimizers_in, require_own
+from horovod_sparse.frontends.base import ForOptimizers
+from horovod_sparse.frontends.clipping import warn_of_clipping
+from horovod_sparse.frontends.conditions import Conditions
+from horovod_sparse.frontends.fsdp.model import gradient_of, parameters_of, require_replicas, shard_facts
+from horovod_sparse.frontends.members import transport_of
+from horovod_sparse.frontends.momentum import apply_momentum
+from horovod_sparse.frontends.shards import shard_of
+from horovod_sparse.frontends.step_hooks import confirm_steps
+from horovod_sparse.frontends.units import check_unit
+from horovod_sparse.kernels import copy_to_host
+from horovod_sparse.transport.agreement import agree
+from horovod_sparse.transport.base import Transport
+
+# Key of the counts of ranks that have a gradient, one for each parameter. They are exchanged like small parameters, on
+# the host, as most steps do not read them. The unit of the counts is small, to be no part of a norm of gradients.
+_USED, _ONE = "ranks with a gradient", 2.0**-64
+
+# Exchanges by the modules of their models, which keep them alive.
+_exchanges: weakref.WeakKeyDictionary[nn.Module, ReplicaExchange] = weakref.WeakKeyDictionary()
+
+
+class ReplicaExchange(ForOptimizers):
+    """Exchange of the gradients of one FSDP2 model with its replicas; made by ``sparse_all_reduce``.
+
+    FSDP2 calls the hooks that are registered with ``register_post_accumulate_grad_hook`` as soon as it has reduced a
+    parameter's gradient over the shards. They submit this rank's shard, and the end of ``backward()`` waits for the
+    results.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        group: distributed.ProcessGroup,
+        compression: Sparse,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+        grad_scaler: torch.amp.GradScaler | None,
+        residual_unit: str | None,
+        stall_timeout: float | None,
+        stall_abort: float | None,
+    ) -> None:
+        self._sparse = compression
+        self.optimizers = optimizers_in(optimizer)
+        self._parameters: dict[str, DTensor] = {}  # that are exchanged
+        self._frozen: dict[str, torch.Tensor] = {}
+        self._submitted: set[str] = set()  # in the backward pass in progress
+        self._begun = False  # whether that pass will call _complete_step
+        self._compared = False  # whether the replicas have compared their parameters
+        transport = transport_of(group)
+        assert transport is not None
+        with process.communicating("sparse_all_reduce()", transport):
+            agree(transport, self._facts(model, group, grad_scaler, residual_unit, (stall_timeout, stall_abort)))
+        _exchanges.update(dict.fromkeys(model.modules(), self))
+        self._shards = self._transport_of_shards()
+        me = weakref.proxy(self)
+        owner = Conditions(me, compression, residual_unit, transport.rank)
+        factor, stall = 1 / transport.size, limits(stall_timeout, stall_abort)
+        self._exchange = Exchange(
+            compression,
+            transport,
+            owner,
+            factor,
+            grad_scaler,
+            stall,
+            buffers=owner,
+            total_norm=lambda norm: me._total_norm(norm),
+        )
+        self._parameter_names = {p: name for name, p in self._parameters.items()}
+        self._exchange.add(self._members())
+        if self._exchange.ranks > 1:
+            model.register_forward_hook(self._forwarded)
+            trainable: Mapping[str, Any] = self._parameters
+            for name, p in trainable.items():
+                p.register_post_accumulate_grad_hook(_hook(me, name))
+        for one in self.optimizers:
+            confirm_steps(one, self._exchange.worker)
+            warn_of_clipping(one, self)
+            apply_momentum(one, compression, self)
+
+    def _facts(
+        self,
+        model: nn.Module,
+        group: distributed.ProcessGroup,
+        grad_scaler: torch.amp.GradScaler | None,
+        residual_unit: str | None,
+        stall: tuple[float | None, float | None],
+    ) -> dict[str, Any] | Exception:
+        """Return the facts that must be the same on every replica, or the error that this rank found in them."""
+        compression = self.compression
+        try:
+            self._parameters, self._frozen = parameters_of(model)
+            if any(module in _exchanges for module in model.modules()):
+                raise ValueError("sparse_all_reduce was called for this model before: call it once for each model")
+            require_replicas(self._parameters, group)
+            check_devices({p.device for p in self._parameters.values()})
+            self._require_one_mesh()
+            check_optimizers(compression, self.optimizers, grad_scaler, "pass optimizer to sparse_all_reduce")
+            require_own(self.optimizers, self._parameters.values(), {p: name for name, p in self._parameters.items()})
+            facts = common_facts(compression, self._parameters.items(), *stall, residual_unit, self.optimizers)
+            return {**facts, "shard": shard_facts(self._parameters)}
+        except ValueError as error:
+            return ValueError(f"rank {distributed.get_rank()}: {error}")
+
+    def _members(self) -> list[Member]:
+        """Return the gradients in the order of the forward pass."""
+        group_of = {p: number for number, group in enumerate(self.param_groups) for p in group["params"]}
+        used = Member(_USED, len(self._parameters), torch.float32, torch.device("cpu"), -1, dense=True)
+        return [used] + [
+            Member(
+                name,
+                size,
+                real_dtype(p.dtype),
+                p.device,
+                group_of.get(p, -1),
+                dense=p.numel() < self.compression.dense_below,
+            )
+            for name, p in self._parameters.items()
+            if (size := shard_of(p).numel())
+        ]
+
+    @property
+    def _clips(self) -> bool:
+        momentum = self.compression.momentum
+        return momentum is not None and momentum.max_norm is not None
+
+    def _require_one_mesh(self) -> None:
+        """Raise ValueError if gradients are clipped by a norm that the ranks of one mesh cannot compute."""
+        meshes = {p.device_mesh for p in self._parameters.values()}
+        if self._clips and (len(meshes) > 1 or any(mesh.ndim > 1 for mesh in meshes)):
+            raise ValueError(
+                f"max_norm={self.compression.momentum.max_norm} needs all parameters on one mesh of one dimension, "
+                f"not on {', '.join(map(str, meshes))}: set max_norm=None"
+            )
+
+    def _transport_of_shards(self) -> Transport | None:
+        """Return a transport of the ranks that hold a complete model together, if gradients are clipped by norm."""
+        if not self._clips:
+            return None
+        return transport_of(next(iter(self._parameters.values())).device_mesh.get_group())
+
+    def _total_norm(self, norm: float) -> float:
+        """Return the norm of all shards' gradients, on the worker thread; a collective call of their ranks."""
+        assert self._shards is not None
+        with process.communicating("clipping", self._shards):
+            return math.sqrt(self._shards.allreduce(np.array([norm]) ** 2)[0])
+
+    def between_steps(self) -> bool:
+        """Return whether no backward pass is in progress."""
+        return not self._submitted
+
+    def place_named(self, keys: Sequence[str]) -> None:
+        """Do nothing: only parameters that required gradients at construction are exchanged."""
+
+    def _forwarded(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        """Let the backward pass end with the step; the forward hook of the model."""
+        del module, inputs
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+                tensor.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
+
+    def _backward_begins(self, gradient: torch.Tensor) -> None:
+        """Queue the end of the step in the outermost backward pass: reentrant checkpointing runs others inside it."""
+        del gradient
+        self._begun = True
+        Variable._execution_engine.queue_callback(self._backward_ends)
+
+    def _reduced(self, name: str, p: torch.Tensor) -> None:
+        """Submit this rank's shard of a gradient that FSDP has just reduced; the hook of a parameter."""
+        if name in self._submitted:
+            raise RuntimeError(
+                f"rank {distributed.get_rank()}: FSDP reduced the gradient of {name} more than once in a backward "
+                "pass: a module that several activation checkpoints run needs use_reentrant=False; after a backward "
+                "pass that failed, start again from a checkpoint"
+            )
+        if not (self._begun or self._submitted):  # the model's output is of an unknown type, or only a part of it ran
+            Variable._execution_engine.queue_callback(self._backward_ends)
+        self._submitted.add(name)
+        assert p.grad is not None
+        self._submit(name, shard_of(p.grad))
+
+    def _submit(self, key: str, shard: torch.Tensor, hold: bool = False) -> None:
+        assert self._exchange is not None
+        worker = self._exchange.worker
+        bucket = worker.bucket_of(key)
+        if bucket is not None:  # None: this rank holds no element of the parameter
+            worker.put(bucket, key, shard, hold)
+
+    def _backward_ends(self) -> None:
+        """Queue the end of the step again, behind FSDP's callback, which reduces the last gradients."""
+        Variable._execution_engine.queue_callback(self._complete_step)
+
+    @torch.no_grad()
+    def _complete_step(self) -> None:
+        """Wait for the results at the end of a backward pass."""
+        assert self._exchange is not None
+        self._begun = False
+        if not self._submitted:  # gradients are accumulated, or the step is complete
+            return
+        try:
+            self._require_frozen()
+            with self._exchange.worker.completing():
+                missing = self._submit_missing()
+                used = torch.tensor([_ONE * (name in self._submitted) for name in self._parameters])
+                self._submit(_USED, used)
+                self._exchange.worker.collect()
+            if not self._compared:
+                self._compared = True
+                self._require_same_start()
+            if missing:
+                anywhere = dict(zip(self._parameters, used.tolist(), strict=True))
+                for name, shard in missing.items():
+                    if anywhere[name]:
+                        self._parameters[name].grad = gradient_of(self._parameters[name], shard)
+        finally:
+            self._submitted.clear()
+
+    def _submit_missing(self) -> dict[str, torch.Tensor]:
+        """Submit what this backward pass has not reduced; return the arrays of parameters without a gradient.
+
+        Other replicas may have gradients of these parameters. Their residuals on this rank are kept for later steps.
+        """
+        missing = {}
+        for name, p in self._parameters.items():
+            if name in self._submitted:
+                continue
+            if p.grad is None:
+                missing[name] = torch.zeros_like(shard_of(p))
+                self._submit(name, missing[name], hold=True)
+            else:  # of an earlier backward pass
+                self._submitted.add(name)
+                self._submit(name, shard_of(p.grad))
+        return missing
+
+    def _require_frozen(self) -> None:
+        """Raise RuntimeError if a parameter is trained whose gradient is not exchanged."""
+        trained = [name for name, p in self._frozen.items() if p.requires_grad]
+        if trained:
+            raise RuntimeError(
+                f"rank {distributed.get_rank()}: the gradient of {trained[0]} is not exchanged, as the parameter was "
+                "frozen when sparse_all_reduce was called: call it while all parameters to be trained require "
+                "gradients, and freeze some of them afterwards"
+            )
+
+    def _require_same_start(self) -> None:
+        """Raise ValueError if the replicas begin with different parameters; a collective call in the first step."""
+        assert self._exchange is not None
+        sums = tuple(
+            (name, int(shard_of(p).contiguous().view(torch.uint8).sum(dtype=torch.int64)))
+            for name, p in self._parameters.items()
+        )
+        with process.communicating("the first step", self._exchange.transport):
+            agree(self._exchange.transport, {"sum of the bytes of a parameter before the first step": sums})
+
+    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
+        """Return a copy of everything that the exchange remembers on this rank; call it after ``optimizer.step()``.
+
+        The state differs between ranks, and every rank must save its own.
+
+        Args:
+            copy: Copies an array to the host.
+
+        Returns:
+            Numbers, strings, lists and tensors only, so that ``torch.load(..., weights_only=True)`` can read it.
+        """
+        assert self._exchange is not None
+        return self._exchange.state_dict(copy)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state that ``state_dict`` returned on the same rank, with the same numbers of replicas and shards.
+
+        Raises:
+            ValueError: The state belongs to another model, sharding, bucket size or configuration.
+        """
+        assert self._exchange is not None
+        self._exchange.load_state_dict(state)
+
+    def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """Return the state that continues those of another number of replicas; a collective call.
+
+        The sum of the residuals over the replicas is unchanged. The number of shards must be the same.
+
+        Args:
+            states: States of this rank's shard that this rank takes over; may be empty. Each of the old states must go
+                to one rank.
+            leader: State of this shard on the first of the old replicas.
+
+        Returns:
+            A state for ``load_state_dict``, and notes on what was not carried over.
+
+        Raises:
+            ValueError: A state belongs to another model, sharding, bucket size or configuration.
+        """
+        assert self._exchange is not None
+        return self._exchange.merge(states, leader)
+
+
+def _hook(exchange: ReplicaExchange, name: str) -> Callable[[torch.Tensor], None]:
+    """Return the hook of a parameter; with a weak proxy, as garbage collection does not see what torch's hooks hold."""
+
+    def hook(p: torch.Tensor) -> None:
+        exchange._reduced(name, p)
+
+    return hook
+
+
+def sparse_all_reduce(
+    model: nn.Module,
+    group: distributed.ProcessGroup,
+    compression: Sparse,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    *,
+    grad_scaler: torch.amp.GradScaler | None = None,
+    residual_unit: str | None = None,
+    stall_timeout: float | None = None,
+    stall_abort: float | None = None,
+) -> ReplicaExchange:
+    """Average the gradients of an FSDP2 model over its replicas with a sparse exchange.
+
+    Shard the model over the ranks of one replica, such as those of a node, with a mesh of one dimension. FSDP then
+    averages gradients over the shards, dense. From now on, ``backward()`` also averages each rank's shard over the
+    replicas: sparse, with error feedback, during the rest of the backward pass, and with the same bits on every
+    replica. The replicas must start with the same parameters.
+
+    A collective call of the ranks of the group, which compares model, configuration and optimizers.
+
+    Args:
+        model: The model, after ``fully_shard`` and with its parameters on their device.
+        group: The ranks that hold the same shard: ``mesh.get_group("replicate")``.
+        compression: A ``Sparse``, usually from ``hvs.Compression`` or ``hvs.parse``.
+        optimizer: The optimizer of the model, or a list of several, as for ``SparseState``.
+        grad_scaler: The scaler of the loss, as for ``DistributedOptimizer``; needs exactly one optimizer.
+        residual_unit: "update" or "gradient", as for ``DistributedOptimizer``; None: by each optimizer's class.
+        stall_timeout: Seconds before a stall is reported, as for ``DistributedOptimizer``.
+        stall_abort: Seconds before a stall ends all ranks, as for ``DistributedOptimizer``.
+
+    Returns:
+        The exchange, with its state and statistics. The model keeps it alive.
+
+    Raises:
+        TypeError: The group is not a process group, or the optimizer is not a torch optimizer.
+        ValueError: The model is not sharded by FSDP2, or over ranks of the group, as with a mesh of two dimensions; an
+            argument is out of range; or the replicas differ.
+    """
+    if not isinstance(compression, Sparse):
+        raise ValueError(
+            f"unknown compression {compression!r}: pass hvs.Compression.topka(density=0.01) or similar; for a dense "
+            "exchange pass fully_shard the mesh of both dimensions instead"
+        )
+    if not isinstance(group, distributed.ProcessGroup):
+        raise TypeError(f"group must be a process group, not {group!r:.200}: pass mesh.get_group('replicate')")
+    if distributed.get_rank(group) < 0:
+        raise ValueError(f"rank {distributed.get_rank()} is not in the group: pass mesh.get_group('replicate')")
+    limits(stall_timeout, stall_abort)
+    check_unit(residual_unit)
+    return ReplicaExchange(model, group, compression, optimizer, grad_scaler, residual_unit, stall_timeout, stall_abort)

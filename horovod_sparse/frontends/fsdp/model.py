@@ -1,0 +1,90 @@
+"""Parameters of a model that FSDP2 shards, and the checks that a sparse exchange between replicas needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+try:
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.distributed.tensor import DTensor
+except ImportError as error:
+    raise ImportError(f"hvs.fsdp needs FSDP2 of torch 2.6 or later, and this is torch {torch.__version__}") from error
+
+
+def parameters_of(model: nn.Module) -> tuple[dict[str, DTensor], dict[str, torch.Tensor]]:
+    """Return the trainable and the frozen parameters of an FSDP2 model by name, as the forward pass gathers them.
+
+    FSDP gathers and reduces the parameters of a module together, without those of the FSDP modules inside it. The
+    outermost module comes first: its gradients are the last ones of the backward pass, also those of its last layer.
+
+    Raises:
+        ValueError: A trainable parameter is not sharded by FSDP2, or there is none.
+    """
+    unit_of: dict[nn.Parameter, int] = {}
+    for number, module in enumerate(model.modules()):  # outer modules come before those inside
+        if isinstance(module, FullyShardedDataParallel):
+            raise ValueError(
+                "the model is sharded by FullyShardedDataParallel (FSDP1), whose gradients are not exchanged here: "
+                "shard it with torch.distributed.fsdp.fully_shard (FSDP2)"
+            )
+        if isinstance(module, FSDPModule):
+            unit_of.update(dict.fromkeys(module.parameters(), number))
+    if not unit_of:
+        raise ValueError(
+            f"no module of this {type(model).__name__} is sharded by FSDP2: call fully_shard(model, "
+            "mesh=mesh['shard']) first, or use hvs.ddp for a model that is not sharded"
+        )
+    trainable: dict[str, DTensor] = {}
+    frozen: dict[str, torch.Tensor] = {}
+    for name, p in sorted(model.named_parameters(), key=lambda pair: unit_of.get(pair[1], -1)):
+        if not p.requires_grad:
+            frozen[name] = p
+        elif p in unit_of and isinstance(p, DTensor):
+            trainable[name] = p
+        else:
+            raise ValueError(
+                f"{name} is not sharded by FSDP2, which would leave its gradients to each rank: call "
+                "fully_shard(model, mesh=mesh['shard']) on the outermost module without ignored_params, or freeze it"
+            )
+    if not trainable:
+        raise ValueError("no parameter requires gradients: call sparse_all_reduce before parameters are frozen")
+    return trainable, frozen
+
+
+def require_replicas(parameters: Mapping[str, DTensor], group: distributed.ProcessGroup) -> None:
+    """Check that the other ranks of a group hold none of this model's shards, but other copies of this rank's shards.
+
+    Raises:
+        ValueError: FSDP averages gradients over the group already, as with a mesh of two dimensions, or the group is
+            the one that shards the model.
+    """
+    replicas = set(distributed.get_process_group_ranks(group))
+    for name, p in parameters.items():
+        ours = replicas.intersection(p.device_mesh.mesh.flatten().tolist())
+        if len(ours) > 1 and any(placement.is_replicate() for placement in p.placements):
+            raise ValueError(
+                f"{name} is replicated in FSDP's own mesh {p.device_mesh}, over which FSDP averages dense gradients "
+                "(HSDP): pass fully_shard the shard dimension alone, mesh=mesh['shard']"
+            )
+        if len(ours) > 1:
+            raise ValueError(
+                f"{name} is sharded over ranks {sorted(ours)}, which are in the group of the replicas, too: pass "
+                "group=mesh.get_group('replicate'), whose ranks hold the same shard"
+            )
+
+
+def shard_facts(parameters: Mapping[str, DTensor]) -> tuple[tuple[Any, ...], ...]:
+    """Return what must be the same on all replicas: how each parameter is sharded, and which shard this rank holds."""
+    return tuple(
+        (name, str(p.placements), tuple(p.device_mesh.shape), tuple(p.device_mesh.get_coordinate() or ()))
+        for name, p in parameters.items()
+    )
+
+
+def gradient_of(p: DTensor, shard: torch.Tensor) -> torch.Tensor:
+    """Return a gradient of a sharded parameter from this rank's shard of it."""
+    return DTensor.from_local(shard, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())

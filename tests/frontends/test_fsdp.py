@@ -1,0 +1,597 @@
+"""The FSDP2 front end: dense HSDP's results at density 1, DDP's bits with one shard, and nothing lost."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import time
+import weakref
+
+import pytest
+import torch
+from laws import everywhere
+from states import same
+from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from training import Branches, Given, agree, loss_of, mlp, near, owed, settings, sgd, train
+
+import horovod_sparse as hvs
+from horovod_sparse.checkpoint import CheckpointError, Checkpoints
+from horovod_sparse.frontends.shards import shard_of
+
+pytestmark = pytest.mark.mpi
+
+EVERYTHING = hvs.Compression.topka(**settings(density=1.0))
+SPARSE = hvs.Compression.topka(**settings())
+
+
+@pytest.fixture(scope="module")
+def mesh(group, comm):
+    """Two shards in each replica at an even number of ranks above 2; else each rank is a replica."""
+    return mesh_of(comm, shards=2 if comm.Get_size() % 2 == 0 and comm.Get_size() > 2 else 1)
+
+
+def mesh_of(comm, shards):
+    return init_device_mesh("cpu", (comm.Get_size() // shards, shards), mesh_dim_names=("replicate", "shard"))
+
+
+def shard(model, mesh, layers=None, **of_fsdp):
+    """Shard some layers, by default all that have parameters, and the model."""
+    with_parameters = [module for module in model.children() if next(module.parameters(), None) is not None]
+    for module in with_parameters if layers is None else layers:
+        fully_shard(module, mesh=mesh, **of_fsdp)
+    return fully_shard(model, mesh=mesh, **of_fsdp)
+
+
+def exchanged(model, mesh, compression, optimizer, **more):
+    return hvs.fsdp.sparse_all_reduce(model, mesh.get_group("replicate"), compression, optimizer, **more)
+
+
+def trained(comm, mesh, compression=None, steps=4, make=mlp, optimizer=sgd, loss=loss_of, clip=None, **of_fsdp):
+    """Parameters after some steps of sparse exchange, or of torch's own HSDP without a compression."""
+    model = shard(make(), mesh if compression is None else mesh["shard"], **of_fsdp)
+    stepping = optimizer(model)
+    exchange = None if compression is None else exchanged(model, mesh, compression, stepping)
+    for step in range(steps):
+        stepping.zero_grad()
+        loss(model, comm.Get_rank(), step).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        stepping.step()
+    return full(model), exchange
+
+
+def full(*models):
+    """Copies of all parameters, gathered from the shards; a collective call."""
+    return [p.full_tensor().detach().clone() for model in models for p in model.parameters()]
+
+
+OPTIMIZERS = {
+    "SGD": sgd,
+    "Nesterov": lambda model: sgd(model, nesterov=True, weight_decay=0.01),
+    "Adam": lambda model: torch.optim.Adam(model.parameters(), 0.01, weight_decay=0.01),
+    "AdamW": lambda model: torch.optim.AdamW(model.parameters(), 0.01),
+    "without momentum": lambda model: sgd(model, momentum=0, weight_decay=0.01),
+}
+DENSE = {
+    "topka": EVERYTHING,
+    "small parameters": hvs.Compression.topka(density=1.0),
+    "recommended": hvs.Compression.recommended(1.0, wire="float32", fresh=None, dense_below=0),
+}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "compression"),
+    [
+        *[("SGD", one) for one in DENSE],
+        ("AdamW", "recommended"),
+        *[pytest.param(one, "recommended", marks=pytest.mark.full) for one in ("Nesterov", "Adam")],
+    ],
+)
+def test_at_density_1_it_is_dense_hsdp(comm, mesh, optimizer, compression):
+    expected, _ = trained(comm, mesh, steps=30, optimizer=OPTIMIZERS[optimizer])
+    ours, exchange = trained(comm, mesh, DENSE[compression], steps=30, optimizer=OPTIMIZERS[optimizer])
+    assert everywhere(comm, near(ours, expected, 1e-4))
+    assert agree(comm, ours)
+    assert everywhere(comm, (exchange.traffic.bytes_sent > 0) == (comm.Get_size() > 1))
+
+
+POLICIES = {
+    "bfloat16": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16),
+    "reduced in float32": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+    "float16": MixedPrecisionPolicy(param_dtype=torch.float16, reduce_dtype=torch.float16),
+}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_mixed_precision(comm, mesh, policy):
+    """Gradients are exchanged after FSDP has converted them to the dtype of the parameters."""
+
+    def loss(model, rank, step):
+        x = torch.randn(8, 12, generator=torch.Generator().manual_seed(1000 * rank + step))
+        return model(x).float().square().mean()
+
+    expected, _ = trained(comm, mesh, loss=loss, mp_policy=POLICIES[policy])
+    ours, _ = trained(comm, mesh, EVERYTHING, loss=loss, mp_policy=POLICIES[policy])
+    assert everywhere(comm, near(ours, expected, 1e-2))
+    assert agree(comm, ours)
+    sparse, _ = trained(comm, mesh, SPARSE, loss=loss, mp_policy=POLICIES[policy])
+    assert agree(comm, sparse)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+def test_other_dtypes(comm, mesh, dtype):
+    expected, _ = trained(comm, mesh, make=lambda: mlp(dtype))
+    ours, _ = trained(comm, mesh, EVERYTHING, make=lambda: mlp(dtype))
+    assert everywhere(comm, near(ours, expected, 3e-2 if dtype == torch.bfloat16 else None))
+    assert agree(comm, ours)
+
+
+def single(spec):
+    """One parameter in each bucket, so that what is selected does not depend on the order of the parameters."""
+    return hvs.parse(f"{spec}{',' if ':' in spec else ':'}density=0.05,dense_below=0,bucket_bytes=4")
+
+
+RECOMMENDED, OKTOPK = "recommended:wire=float32", "oktopk:tau_partition=2,tau_threshold=2"
+
+
+@pytest.mark.parametrize(
+    ("spec", "optimizer"),
+    [
+        *[(RECOMMENDED, optimizer) for optimizer in OPTIMIZERS],
+        *[(spec, "SGD") for spec in ("topka", OKTOPK)],
+        ("topka:memory=momentum,momentum=0.9", "without momentum"),
+    ],
+)
+def test_with_one_shard_it_has_the_bits_of_ddp(comm, group, spec, optimizer):
+    """Momentum and its buffers in the optimizer's state included, all of which are distributed tensors here."""
+    make, mesh, model, rank = OPTIMIZERS[optimizer], mesh_of(comm, 1), mlp(), comm.Get_rank()
+    expected = make(model)
+    replica = DistributedDataParallel(model)
+    replica.register_comm_hook(hvs.ddp.SparseState(single(spec), expected), hvs.ddp.sparse_hook)
+    train(expected, replica, rank, range(6))
+    sharded = shard(mlp(), mesh["shard"])
+    optimizer = make(sharded)
+    exchanged(sharded, mesh, single(spec), optimizer)
+    train(optimizer, sharded, rank, range(6))
+    assert everywhere(comm, same(full(sharded), [p.detach() for p in model.parameters()]))
+    states = (one.state_dict()["state"].values() for one in (optimizer, expected))
+    for ours, theirs in zip(*states, strict=True):
+        assert everywhere(comm, same({key: shard_of(value) for key, value in ours.items()}, theirs))
+
+
+class Loss(Given):
+    """Model whose loss is the forward pass; parameters that are not used take no part in it."""
+
+    def __init__(self, use):
+        super().__init__()
+        self.use = use
+
+    def gradients(self, rank, step):
+        used = [name in self.use(rank, step) for name, _ in self.named_parameters()]
+        given = zip(Given().gradients(rank, step), used, strict=True)  # of complete parameters
+        return [gradient * use for gradient, use in given]
+
+    def forward(self, rank, step):
+        gradients = zip(self.parameters(), self.gradients(rank, step), self.named_parameters(), strict=True)
+        return sum((p * gradient).sum() for p, gradient, (name, _) in gradients if name in self.use(rank, step))
+
+
+# By rank and step; the shards of a replica use the same parameters.
+USES = {
+    "all": lambda rank, step: ("first", "second"),
+    "others on each replica": lambda rank, step: (("first", "second"), ("first",), ("second",))[(rank // 2 + step) % 3],
+    "one on no replica": lambda rank, step: ("second",) if step % 2 else ("first", "second"),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("spec", ["topka", "gtopk", OKTOPK])
+def test_nothing_is_lost_or_counted_twice(comm, mesh, spec, use):
+    rank, ranks, model = comm.Get_rank(), comm.Get_size(), Loss(USES[use])
+    steps = range(8)
+    given = model.total(rank, *steps)
+    shard(model, mesh["shard"])
+    optimizer = sgd(model, lr=1, momentum=0)
+    exchange = exchanged(model, mesh, single(spec), optimizer)
+    train(optimizer, model, rank, steps, lambda model, *at: model(*at))
+    moved = -sum(p.double().sum().item() for p in full(model))
+    total = moved + comm.allreduce(owed(exchange))
+    assert everywhere(comm, abs(total - comm.allreduce(given) / ranks) < 1e-3)
+    assert everywhere(comm, ranks == 1 or owed(exchange) != 0)
+    assert agree(comm, full(model))
+
+
+def test_a_layer_that_no_replica_uses_gets_no_step(comm, mesh):
+    """The optimizer leaves it unchanged, as with dense HSDP, where a gradient of zeros would apply momentum."""
+
+    def loss(model, rank, step):
+        x = torch.full((2, 12), 0.1 * (rank + step + 1))
+        return model(x, ("left right", "right", "left")[step % 3])
+
+    expected, _ = trained(comm, mesh, steps=9, make=Branches, loss=loss)
+    ours, _ = trained(comm, mesh, EVERYTHING, steps=9, make=Branches, loss=loss)
+    assert everywhere(comm, near(ours, expected, 1e-4))
+    assert agree(comm, ours)
+
+
+def test_a_layer_that_one_replica_does_not_use_gets_the_gradient_of_the_others(comm, mesh):
+    rank, shards = comm.Get_rank(), mesh["shard"].size()
+    model = shard(Branches(), mesh["shard"])
+    optimizer = sgd(model)
+    exchanged(model, mesh, EVERYTHING, optimizer)
+    order = "right" if rank // shards else "left right"  # the first replica uses both
+    model(torch.full((2, 12), 0.1), order).backward()
+    gradient = model.left.weight.grad.full_tensor()
+    reference = Branches()
+    reference(torch.full((2, 12), 0.1), "left right").backward()
+    expected = reference.left.weight.grad / mesh["replicate"].size()
+    assert everywhere(comm, near([gradient], [expected], 1e-5))
+    optimizer.step()
+    assert agree(comm, full(model))
+
+
+def test_gradients_that_were_accumulated_without_an_exchange_travel_once(comm, mesh):
+    rank, results = comm.Get_rank(), []
+    for compression in (None, EVERYTHING):
+        model = shard(mlp(), mesh if compression is None else mesh["shard"])
+        optimizer = sgd(model)
+        exchange = None if compression is None else exchanged(model, mesh, compression, optimizer)
+        for step in range(6):
+            model.set_requires_gradient_sync(step % 2 == 1)
+            sent = exchange.traffic.bytes_sent if exchange else 0
+            loss_of(model, rank, step).backward()
+            if step % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+            elif exchange:
+                assert everywhere(comm, exchange.traffic.bytes_sent == sent)
+        results.append(full(model))
+    assert everywhere(comm, near(*results, 1e-4))
+
+
+def test_gradients_that_accumulate_over_two_exchanges(comm, mesh):
+    rank, results = comm.Get_rank(), []
+    for compression in (None, EVERYTHING):
+        model = shard(Branches(), mesh if compression is None else mesh["shard"])
+        optimizer = sgd(model)
+        if compression is not None:
+            exchanged(model, mesh, compression, optimizer)
+        for step in range(6):
+            model(torch.full((2, 12), 0.1 * (rank + step)), "left" if step % 2 else "left right").backward()
+            if step % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        results.append(full(model))
+    assert everywhere(comm, near(*results, 1e-4))
+
+
+class Checkpointed(nn.Module):
+    """Blocks whose activations are computed again in the backward pass."""
+
+    def __init__(self, reentrant):
+        super().__init__()
+        torch.manual_seed(7)
+        self.first, self.blocks = nn.Linear(12, 12), nn.ModuleList(nn.Linear(12, 12) for _ in range(3))
+        self.last, self.reentrant = nn.Linear(12, 4), reentrant
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x).tanh() if self.reentrant is None else checkpoint(block, x, use_reentrant=self.reentrant).tanh()
+        return {"output": [self.last(x)]}
+
+
+def loss_of_checkpointed(model, rank, step):
+    x = torch.randn(8, 12, generator=torch.Generator().manual_seed(1000 * rank + step))
+    return model(x)["output"][0].square().mean()
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True], ids=str)
+def test_activation_checkpointing_and_layers_that_run_twice(comm, mesh, reentrant):
+    results = []
+    for compression in (None, EVERYTHING):
+        model = Checkpointed(reentrant)
+        if not reentrant:
+            model.blocks[1] = model.blocks[0]
+        layers = list(dict.fromkeys(model.blocks))
+        shard(model, mesh if compression is None else mesh["shard"], layers)
+        optimizer = sgd(model)
+        if compression is not None:
+            exchanged(model, mesh, compression, optimizer)
+        train(optimizer, model, comm.Get_rank(), range(4), loss_of_checkpointed)
+        results.append(full(model))
+    assert everywhere(comm, near(*results, 1e-4))
+
+
+def test_gradients_can_be_clipped_after_the_backward_pass(comm, mesh):
+    expected, _ = trained(comm, mesh, clip=0.1)
+    ours, _ = trained(comm, mesh, EVERYTHING, clip=0.1)
+    assert everywhere(comm, near(ours, expected, 1e-4))
+    assert agree(comm, ours)
+
+
+@pytest.mark.parametrize("replicas", ["", "one"])
+def test_each_replica_clips_its_gradient_by_the_norm_over_its_shards(comm, mesh, replicas):
+    mesh = mesh_of(comm, comm.Get_size()) if replicas else mesh
+    most, rank, replicas, shards = 0.05, comm.Get_rank(), mesh["replicate"].size(), mesh["shard"].size()
+    model, reference = mlp(), mlp()
+    optimizer = sgd(shard(model, mesh["shard"]), momentum=0, lr=1)
+    exchanged(model, mesh, hvs.Compression.dgc(**settings(density=1.0), momentum=0.0, max_norm=most), optimizer)
+    train(optimizer, model, rank, [0])
+    mine = torch.autograd.grad(loss_of(reference, rank, 0), list(reference.parameters()))
+    everyone = comm.allgather(nn.utils.parameters_to_vector(mine))
+    of_replicas = [sum(everyone[first : first + shards]) / shards for first in range(0, len(everyone), shards)]
+    clipped = [gradient * min(1, most / replicas**0.5 / gradient.norm()) for gradient in of_replicas]
+    expected = nn.utils.parameters_to_vector(reference.parameters()).detach() - sum(clipped) / replicas
+    assert everywhere(comm, near([nn.utils.parameters_to_vector(full(model))], [expected], 1e-5))
+    assert everywhere(comm, all(most / replicas**0.5 < gradient.norm() for gradient in of_replicas))
+
+
+def test_a_step_that_a_grad_scaler_skips_leaves_no_trace(comm, mesh):
+    rank, results = comm.Get_rank(), []
+    for overflow in (False, True):
+        model, scaler = shard(mlp(), mesh["shard"]), torch.amp.GradScaler("cpu", init_scale=1024.0)
+        optimizer = sgd(model, momentum=0)
+        exchange = exchanged(model, mesh, SPARSE, optimizer, grad_scaler=scaler)
+        for step in [0, 1, "overflow", 2, 3] if overflow else range(4):
+            optimizer.zero_grad()
+            loss = loss_of(model, rank, 9 if step == "overflow" else step)
+            if step == "overflow" and rank == comm.Get_size() - 1:
+                loss = loss * torch.inf
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update(new_scale=1024.0)
+        results.append([full(model), exchange.state_dict()])
+    assert everywhere(comm, same(*results))
+
+
+def test_two_models_that_learn_in_turns_and_at_once(comm, mesh):
+    """Each exchanges over messages of its own, in the order of its own buckets."""
+    rank, results = comm.Get_rank(), []
+    for compression in (None, EVERYTHING):
+        models = [shard(make(), mesh if compression is None else mesh["shard"]) for make in (mlp, Branches)]
+        optimizers = [sgd(model) for model in models]
+        for model, optimizer in zip(models, optimizers, strict=True):
+            if compression is not None:
+                exchanged(model, mesh, compression, optimizer)
+        for step in range(4):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss = loss_of(models[0], rank, step)
+            x = torch.full((2, 12), 0.1 * (rank + step))
+            (loss + models[1](x, "left right")).backward() if step % 2 else loss.backward()
+            for optimizer in optimizers[: 1 + step % 2]:
+                optimizer.step()
+        results.append(full(*models))
+    assert everywhere(comm, near(*results, 1e-4))
+
+
+def test_layers_that_replicas_run_in_different_orders(comm, mesh):
+    """FSDP reduces their gradients in these orders, but all replicas exchange in the same one."""
+
+    def loss(model, rank, step):
+        first = (rank // mesh["shard"].size() + step) % 2
+        return model(torch.full((2, 12), 0.1 * (rank + 1)), "left right" if first else "right left")
+
+    model = shard(Branches(), mesh["shard"])
+    optimizer = sgd(model)
+    exchanged(model, mesh, hvs.parse("topka:density=1.0,dense_below=0,bucket_bytes=4"), optimizer)
+    train(optimizer, model, comm.Get_rank(), range(6), loss)
+    assert agree(comm, full(model))
+
+
+def test_buckets_follow_the_fsdp_modules(comm, mesh):
+    """Parameters of the outermost module come last: FSDP reduces their gradients at the end of the backward pass."""
+    if mesh["replicate"].size() == 1:
+        return
+    model = Checkpointed(None)
+    shard(model, mesh["shard"], model.blocks)
+    exchange = exchanged(model, mesh, hvs.parse("topka:dense_below=0,bucket_bytes=4"), None)
+    names = [name for bucket in exchange.state_dict()["buckets"] for name in bucket["parameters"]]
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name))
+    assert everywhere(comm, layers == ["blocks.2", "blocks.1", "blocks.0", "last", "first"])
+
+
+def test_the_exchange_begins_during_the_backward_pass(comm, mesh):
+    if mesh["replicate"].size() == 1:
+        return
+    model = shard(mlp(), mesh["shard"])
+    optimizer = sgd(model)
+    exchange = exchanged(model, mesh, single("topka"), optimizer)
+    model[1].register_full_backward_hook(lambda *_: time.sleep(0.1))  # the first layer follows
+    train(optimizer, model, comm.Get_rank(), range(3))
+    statistics = exchange.statistics()
+    assert everywhere(comm, statistics["bucket0/seconds_hidden"] > 0)
+
+
+def test_uneven_and_empty_shards(comm, mesh):
+    def make():
+        torch.manual_seed(7)
+        return nn.Sequential(nn.Linear(12, 25), nn.Tanh(), nn.Linear(25, 1))
+
+    def loss(model, rank, step):
+        return model(torch.full((2, 12), 0.1 * (rank + step + 1))).square().sum()
+
+    expected, _ = trained(comm, mesh, make=make, loss=loss)
+    for compression in (EVERYTHING, DENSE["small parameters"]):
+        ours, _ = trained(comm, mesh, compression, make=make, loss=loss)
+        assert everywhere(comm, near(ours, expected, 1e-4))
+    sparse, _ = trained(comm, mesh, single("recommended"), make=make, loss=loss)
+    assert agree(comm, sparse)
+
+
+def test_recommended_without_a_density(comm, mesh):
+    """Ranks with different shards may choose different densities."""
+    ours, _ = trained(comm, mesh, hvs.Compression.recommended(dense_below=0), steps=12)
+    assert agree(comm, ours)
+
+
+@pytest.mark.full
+def test_a_compiled_model(comm, mesh):
+    results = []
+    for compiled in (False, True):
+        model = shard(mlp(), mesh["shard"])
+        optimizer = sgd(model)
+        exchange = exchanged(model, mesh, SPARSE, optimizer)
+        train(optimizer, torch.compile(model, backend="eager") if compiled else model, comm.Get_rank())
+        results.append([full(model), exchange.traffic.bytes_sent])
+    assert everywhere(comm, near(results[0][0], results[1][0], 1e-5))
+    assert everywhere(comm, results[0][1] == results[1][1])
+
+
+def test_one_replica_exchanges_nothing(comm, group):
+    mesh = mesh_of(comm, comm.Get_size())
+    expected, _ = trained(comm, mesh)
+    ours, exchange = trained(comm, mesh, hvs.Compression.recommended(0.01))
+    assert everywhere(comm, same(ours, expected))
+    assert everywhere(comm, exchange.traffic.bytes_sent == 0)
+
+
+@pytest.mark.parametrize("compression", [SPARSE, single("recommended")], ids=["topka", "recommended"])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_resuming_has_the_bits_of_an_uninterrupted_training(comm, mesh, tmp_path, compression, optimizer):
+    """Model and optimizer with torch.distributed.checkpoint, the exchange with a file of each rank."""
+    rank, path = comm.Get_rank(), comm.bcast(tmp_path)
+    runs = []
+    for _ in range(2):
+        model = shard(mlp(), mesh["shard"])
+        stepping = OPTIMIZERS[optimizer](model)
+        runs.append((model, stepping, exchanged(model, mesh, compression, stepping)))
+    (model, stepping, exchange), (resumed, other, resumed_exchange) = runs
+    train(stepping, model, rank, range(3))
+    states = dict(zip(("model", "optimizer"), get_state_dict(model, stepping), strict=True))
+    dcp.save(states, checkpoint_id=path / "sharded")
+    torch.save(exchange.state_dict(), path / f"exchange-{rank}.pt")
+    states = dict(zip(("model", "optimizer"), get_state_dict(resumed, other), strict=True))
+    dcp.load(states, checkpoint_id=path / "sharded")
+    set_state_dict(resumed, other, model_state_dict=states["model"], optim_state_dict=states["optimizer"])
+    resumed_exchange.load_state_dict(torch.load(path / f"exchange-{rank}.pt", weights_only=True))
+    for one, steps in ((model, stepping), (resumed, other)):
+        train(steps, one, rank, range(3, 6))
+    assert everywhere(comm, same(full(resumed), full(model)))
+    assert everywhere(comm, same(resumed_exchange.state_dict(), exchange.state_dict()))
+
+
+def test_other_numbers_of_replicas_share_the_residuals(comm, mesh):
+    if mesh["replicate"].size() == 1:
+        return
+    _, exchange = trained(comm, mesh, SPARSE)
+    replicas, shards = mesh["replicate"].size(), mesh["shard"].size()
+    old = comm.allgather(exchange.state_dict())[comm.Get_rank() % shards :: shards]  # of this shard, by replica
+    mine = [*old, *old][comm.Get_rank() // shards :: replicas]  # as if there had been twice the replicas
+    model = shard(mlp(), mesh["shard"])
+    other = exchanged(model, mesh, SPARSE, sgd(model))
+    merged, _ = other.merge(mine, old[0])
+    other.load_state_dict(merged)
+    assert everywhere(comm, comm.allreduce(owed(other)) == pytest.approx(2 * comm.allreduce(owed(exchange)), rel=1e-4))
+
+
+def test_checkpoints_refuse_shards(comm, mesh, tmp_path):
+    model = shard(mlp(), mesh["shard"])
+    checkpoints = Checkpoints(comm.bcast(tmp_path) / "checkpoints")
+    with pytest.raises(CheckpointError, match=r"is a DTensor.*torch\.distributed\.checkpoint"):
+        checkpoints.save(1, model=model, optimizer=sgd(model))
+
+
+def refused(comm, kind, message, model, mesh, compression=SPARSE, optimizer=None, **more):
+    """Expects an error on every rank."""
+    arguments = {"group": mesh.get_group("replicate"), "compression": compression, "optimizer": optimizer, **more}
+    with pytest.raises(kind, match=message):
+        hvs.fsdp.sparse_all_reduce(model, **arguments)
+    comm.Barrier()
+
+
+def test_bad_input_is_refused_on_every_rank(comm, mesh):
+    rank, plain, model = comm.Get_rank(), mlp(), shard(mlp(), mesh["shard"])
+    refused(comm, ValueError, "unknown compression 'topka'.*both dimensions", model, mesh, "topka")
+    refused(comm, TypeError, "group must be a process group.*get_group", model, mesh, group=mesh["replicate"])
+    refused(comm, ValueError, "stall_abort must be", model, mesh, stall_abort=-1)
+    refused(comm, ValueError, f"rank {rank}: no module of this Sequential is sharded by FSDP2", plain, mesh)
+    one = FullyShardedDataParallel(mlp(), process_group=mesh.get_group("shard"), device_id=torch.device("cpu"))
+    refused(comm, ValueError, f"rank {rank}: .*FSDP1.*fully_shard", one, mesh)
+    done = shard(mlp().requires_grad_(False), mesh["shard"])
+    refused(comm, ValueError, f"rank {rank}: no parameter requires gradients", done, mesh)
+    part = mlp()
+    fully_shard(part[0], mesh=mesh["shard"])
+    refused(comm, ValueError, f"rank {rank}: 2.weight is not sharded by FSDP2", part, mesh)
+    wrong = f"rank {rank}: the optimizer SGD is not the one of this model"
+    refused(comm, ValueError, wrong, model, mesh, optimizer=sgd(plain))
+    none = f"rank {rank}: .*needs the optimizer: pass optimizer to sparse_all_reduce"
+    refused(comm, ValueError, none, model, mesh, hvs.Compression.recommended(0.01))
+    refused(comm, ValueError, f"rank {rank}: .*SGD has momentum", model, mesh, hvs.Compression.dgc(), sgd(model))
+    scaler = torch.amp.GradScaler("cpu")
+    refused(comm, ValueError, f"rank {rank}: a grad_scaler needs exactly one", model, mesh, grad_scaler=scaler)
+    if mesh["replicate"].size() > 1:
+        native = shard(mlp(), mesh)
+        refused(comm, ValueError, f"rank {rank}: 0.weight is replicated in FSDP's own mesh.*mesh=mesh", native, mesh)
+        differing = hvs.Compression.topka(**settings(density=0.1 + 0.1 * (rank // mesh["shard"].size())))
+        refused(comm, ValueError, r"rank \d: compression\.density differs", model, mesh, differing)
+    if mesh["shard"].size() > 1:
+        group = mesh.get_group("shard")
+        refused(comm, ValueError, f"rank {rank}: 0.weight is sharded over ranks", model, mesh, group=group)
+    exchanged(model, mesh, SPARSE, sgd(model))
+    refused(comm, ValueError, f"rank {rank}: sparse_all_reduce was called for this model before", model, mesh)
+
+
+def fails(comm, message, backward):
+    with pytest.raises((RuntimeError, ValueError), match=message):
+        backward()
+    comm.Barrier()
+
+
+def test_what_cannot_be_exchanged_fails_in_the_backward_pass(comm, mesh):
+    if mesh["replicate"].size() == 1:
+        return
+    rank = comm.Get_rank()
+    torch.manual_seed(rank // mesh["shard"].size())
+    model = shard(nn.Sequential(nn.Linear(12, 4)), mesh["shard"])
+    exchanged(model, mesh, SPARSE, None)
+    fails(comm, r"before the first step differs.*0\.(weight|bias)", lambda: loss_of(model, rank, 0).backward())
+
+    frozen = mlp()
+    frozen[0].weight.requires_grad_(False)
+    shard(frozen, mesh["shard"])
+    exchanged(frozen, mesh, SPARSE, None)
+    train(sgd(frozen), frozen, rank, [0])
+    frozen[0].weight.requires_grad_(True)
+    fails(comm, f"rank {rank}: the gradient of 0.weight is not exchanged", lambda: loss_of(frozen, rank, 1).backward())
+
+    def interrupt(*_):
+        raise KeyError("interrupted")
+
+    model = shard(mlp(), mesh["shard"])
+    exchanged(model, mesh, SPARSE, None)
+    loss_of(model, rank, 0).backward()
+    handle = model[1].register_full_backward_hook(interrupt)
+    with pytest.raises(KeyError, match="interrupted"):
+        loss_of(model, rank, 1).backward()
+    handle.remove()
+    model.reset_iter_state()
+    again = f"rank {rank}: FSDP reduced the gradient of 4.weight more than once .*start again"
+    fails(comm, again, lambda: loss_of(model, rank, 1).backward())
+
+
+@pytest.mark.parametrize("replicas", ["", "one"])
+def test_the_exchange_lives_as_long_as_the_model(comm, mesh, replicas):
+    mesh = mesh_of(comm, comm.Get_size()) if replicas else mesh
+    model = shard(mlp(), mesh["shard"])
+    optimizer = sgd(model)
+    exchange = weakref.ref(exchanged(model, mesh, SPARSE, optimizer))
+    train(optimizer, model, comm.Get_rank())
+    gc.collect()
+    assert everywhere(comm, exchange() is not None)
+    del model, optimizer
+    gc.collect()
+    assert everywhere(comm, exchange() is None)
+
+
+def test_an_older_torch_is_refused_by_name(comm, group, monkeypatch):
+    monkeypatch.delattr("torch.distributed.fsdp.FSDPModule")
+    with pytest.raises(ImportError, match=r"needs FSDP2 of torch 2\.6 or later, and this is torch 2\."):
+        importlib.reload(importlib.import_module("horovod_sparse.frontends.fsdp.model"))
