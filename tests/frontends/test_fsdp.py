@@ -386,6 +386,23 @@ def test_layers_that_replicas_run_in_different_orders(comm, mesh):
     assert agree(comm, full(model))
 
 
+def test_a_model_of_several_outermost_fsdp_modules(comm, mesh):
+    """Each reduces its last gradients in a callback of its own, at the end of the backward pass."""
+    results = []
+    for compression in (None, EVERYTHING):
+        model = mlp()
+        for layer in model[::2]:
+            fully_shard(layer, mesh=mesh if compression is None else mesh["shard"])
+        optimizer = sgd(model)
+        exchange = None if compression is None else exchanged(model, mesh, compression, optimizer)
+        train(optimizer, model, comm.Get_rank(), range(4))
+        results.append(full(model))
+    assert everywhere(comm, near(*results, 1e-4))
+    assert agree(comm, results[1])
+    if mesh["replicate"].size() > 1:
+        assert everywhere(comm, exchange._exchange.worker.progress().position == (4, 0))  # one exchange in each step
+
+
 def test_buckets_follow_the_fsdp_modules(comm, mesh):
     """Parameters of the outermost module come last: FSDP reduces their gradients at the end of the backward pass."""
     if mesh["replicate"].size() == 1:
