@@ -27,6 +27,8 @@ def accumulate(held: Held, gradients: Array, unit: float) -> Array:
 
 def exchange(acc: Array, chosen: Array, unit: float, held: Held, collective: str, k: int) -> tuple[Array, Held]:
     """Return the total of the chosen entries, and the new residuals, which include what the total leaves out."""
+    if collective == "union":
+        chosen = np.broadcast_to(chosen.any(0), chosen.shape)
     sent = np.where(chosen, acc, 0)
     total, returned = sent.sum(0), np.zeros_like(sent)
     if collective == "oktopk" and not chosen.all():

@@ -74,6 +74,14 @@ class Compression:
         return _preset(settings, density=density, sparsifier="topk", collective="topka")
 
     @staticmethod
+    def union(density: float = 0.01, **settings: Any) -> Sparse:
+        """Send all ranks' values wherever any rank has one of its k largest entries.
+
+        Nothing that was selected is a sum of a few ranks only; up to P k positions are sent.
+        """
+        return _preset(settings, density=density, sparsifier="topk", collective="union")
+
+    @staticmethod
     def topkdsa(density: float = 0.01, **settings: Any) -> Sparse:
         """Sum the k largest entries region by region, and gather the sums sparse or dense (SparCML).
 

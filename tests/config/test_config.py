@@ -61,7 +61,7 @@ def test_a_value_of_a_wrong_type_or_out_of_range_is_refused_with_name_and_value(
     [
         (
             "topk",
-            r"unknown compression 'topk'; known are: none, fp16, recommended, topka, topkdsa, gtopk,.*auto, dense",
+            r"unknown compression 'topk'; known are: none, fp16, recommended, topka, union,.*auto, dense",
         ),
         ("", "unknown compression ''"),
         ("topka:density=2", r"density must be in \(0, 1\], not 2: 0.01 sends 1 % of the gradients"),

@@ -250,8 +250,6 @@ class SparsePipeline(PipelineBase):
         norms = Norms(step) if self._measuring else None
         accumulator = self.memory.open(step, scales.memory)
         vector, density, k = self._take(accumulator, plan, step)
-        if norms is not None:
-            norms.taken(accumulator, vector)
         self._units = scales.units
         self.handover.rescale(scales.carry)
         self._note(density)
@@ -262,6 +260,7 @@ class SparsePipeline(PipelineBase):
         self._enter("exchange", entries=vector.values.size)
         asked = self._agreement.begin_allreduce(mine) if relies or self._context.undoable else None
         try:
+            vector = self.collective.extend(accumulator, vector, k)
             sent = vector if safe else replace(vector, values=np.zeros_like(vector.values))
             exchange = self.collective.allreduce(sent, k)
             sums = mine if asked is None else asked.wait()
@@ -281,10 +280,11 @@ class SparsePipeline(PipelineBase):
             self._send_dense(gradients, outputs, step)
             return
         self._count(plan.elements, k, vector, exchange)
+        self._enter("apply")
         if norms is not None:
+            norms.taken(accumulator, vector)
             norms.returned(accumulator, exchange.returned)
             self._measuring = not norms.note(self.counts)
-        self._enter("apply")
         self.memory.close(accumulator, vector, exchange.returned)
         self._steps += 1
         momentum = step.momentum if step.number else replace(step.momentum, share=step.momentum.first)

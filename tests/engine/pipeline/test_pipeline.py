@@ -35,7 +35,7 @@ COMBINATIONS = [
     *(pytest.param(*pair, marks=pytest.mark.full) for pair in ALL if thorough() and pair not in ONCE),
 ]
 # Collectives that return nothing, something and a lot.
-COMMON = [("topk", "topka"), ("topk", "gtopk"), ("reusedtopk", "oktopk"), ("randomblock", "shared")]
+COMMON = [("topk", "topka"), ("topk", "gtopk"), ("reusedtopk", "oktopk"), ("randomblock", "shared"), ("topk", "union")]
 
 
 def build(transport, size, density=0.1, factor=1.0, undoable=False, **settings):
