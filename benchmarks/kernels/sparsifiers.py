@@ -42,7 +42,13 @@ CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "stable, refresh": ("stable", {"refresh": 1}),
 }
 # Promised numbers of entries for such gradients, as multiples of k; redsync's bisection may end anywhere.
-PROMISED = {"reusedtopk": (2 / 3, 4 / 3), "gaussiank": (2 / 3, 4 / 3), "dgc": (0.8, 1.0), "redsync": (0.0, np.inf)}
+PROMISED = {
+    "reusedtopk": (2 / 3, 4 / 3),
+    "gaussiank": (2 / 3, 4 / 3),
+    "dgc": (0.8, 1.0),
+    "redsync": (0.0, np.inf),
+    "sidco": (1.0, 1.5),
+}
 
 
 class Case:

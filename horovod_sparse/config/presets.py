@@ -130,6 +130,11 @@ class Compression:
         return _preset(settings, density=density, sparsifier="redsync", collective="topka")
 
     @staticmethod
+    def sidco(density: float = 0.01, **settings: Any) -> Sparse:
+        """Send about k entries: those above a threshold fitted in stages to the tail of the magnitudes (SIDCo)."""
+        return _preset(settings, density=density, sparsifier="sidco", collective="topka")
+
+    @staticmethod
     def dgc(density: float = 0.001, **settings: Any) -> Sparse:
         """Send about k entries after momentum: those above a sampled threshold (Deep Gradient Compression).
 

@@ -15,6 +15,7 @@ from horovod_sparse.sparsifiers.randomblock import RandomBlock
 from horovod_sparse.sparsifiers.randomk import RandomK
 from horovod_sparse.sparsifiers.redsync import RedSync
 from horovod_sparse.sparsifiers.reusedtopk import ReusedTopK
+from horovod_sparse.sparsifiers.sidco import SIDCo
 from horovod_sparse.sparsifiers.stable import StableTopK
 from horovod_sparse.sparsifiers.threshold import Threshold
 from horovod_sparse.sparsifiers.topk import TopK
@@ -52,7 +53,7 @@ class Sparsifier(Stateful, Protocol):
 SPARSIFIERS = Registry(
     "sparsifier",
     Sparsifier,
-    [TopK, ReusedTopK, RandomBlock, RandomK, Threshold, GaussianK, DGCSampling, RedSync, StableTopK, MultiLevel],
+    [TopK, ReusedTopK, RandomBlock, RandomK, Threshold, GaussianK, DGCSampling, RedSync, SIDCo, StableTopK, MultiLevel],
 )
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "RandomK",
     "RedSync",
     "ReusedTopK",
+    "SIDCo",
     "Sparsifier",
     "StableTopK",
     "Threshold",
