@@ -135,6 +135,19 @@ class Compression:
         return _preset(settings, density=density, sparsifier="sidco", collective="topka")
 
     @staticmethod
+    def micro(density: float = 0.01, **settings: Any) -> Sparse:
+        """Send all ranks' values at about k positions, of which each rank selects a share in its own part (MiCRO).
+
+        The number of positions does not grow with the world size.
+        """
+        return _preset(settings, density=density, sparsifier="micro", collective="union")
+
+    @staticmethod
+    def exdyna(density: float = 0.01, **settings: Any) -> Sparse:
+        """Send all ranks' values at about k positions, as ``micro``, with parts that balance the shares (ExDyna)."""
+        return _preset(settings, density=density, sparsifier="exdyna", collective="union")
+
+    @staticmethod
     def dgc(density: float = 0.001, **settings: Any) -> Sparse:
         """Send about k entries after momentum: those above a sampled threshold (Deep Gradient Compression).
 

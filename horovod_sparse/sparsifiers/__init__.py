@@ -9,7 +9,9 @@ from horovod_sparse.rules import BucketContext, Stateful, Step
 from horovod_sparse.rules.registry import Registry
 from horovod_sparse.sparsifiers.base import Base
 from horovod_sparse.sparsifiers.dgc import DGCSampling
+from horovod_sparse.sparsifiers.exdyna import ExDyna
 from horovod_sparse.sparsifiers.gaussiank import GaussianK
+from horovod_sparse.sparsifiers.micro import MiCRO
 from horovod_sparse.sparsifiers.multilevel import MultiLevel
 from horovod_sparse.sparsifiers.randomblock import RandomBlock
 from horovod_sparse.sparsifiers.randomk import RandomK
@@ -43,6 +45,12 @@ class Sparsifier(Stateful, Protocol):
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
         """Move about k entries out of the accumulator; all ranks call this in the same step."""
 
+    def observe(self, total: SparseVector) -> None:
+        """Take note of the total of a step, which is the same on every rank; called after every exchange.
+
+        A total without indices may come from a step in which everything was sent.
+        """
+
     def narrow(self, vector: SparseVector, k: int, step: Step) -> SparseVector:
         """Return about k entries of a vector that was taken in the same step; called only if ``narrows`` is true.
 
@@ -53,14 +61,30 @@ class Sparsifier(Stateful, Protocol):
 SPARSIFIERS = Registry(
     "sparsifier",
     Sparsifier,
-    [TopK, ReusedTopK, RandomBlock, RandomK, Threshold, GaussianK, DGCSampling, RedSync, SIDCo, StableTopK, MultiLevel],
+    [
+        TopK,
+        ReusedTopK,
+        RandomBlock,
+        RandomK,
+        Threshold,
+        GaussianK,
+        DGCSampling,
+        RedSync,
+        SIDCo,
+        StableTopK,
+        MultiLevel,
+        MiCRO,
+        ExDyna,
+    ],
 )
 
 __all__ = [
     "SPARSIFIERS",
     "Base",
     "DGCSampling",
+    "ExDyna",
     "GaussianK",
+    "MiCRO",
     "MultiLevel",
     "RandomBlock",
     "RandomK",

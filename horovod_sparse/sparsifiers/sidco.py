@@ -69,5 +69,6 @@ def _raised(threshold: float, values: Array, fractions: Sequence[float]) -> floa
         # Sums in a fixed order: the threshold has the same bits on every device.
         moments = kernels_for(values).accumulate_moments([(0, values)], np.empty_like(values), scale=0.0)
         threshold -= (moments.magnitudes / moments.count - threshold) * math.log(fraction)
+        threshold = min(threshold, float(np.finfo(values.dtype).max))
         values = values[np.abs(values) >= values.dtype.type(threshold)]
     return threshold

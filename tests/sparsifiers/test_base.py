@@ -28,9 +28,13 @@ CASES += [("randomk", {"shared": False}), ("stable", {"block": 7, "refresh": 1})
 every_rule = pytest.mark.parametrize(("name", "options"), CASES)
 
 
-def build(name, options, size, dtype=np.float32):
+# Of these, each rank selects in a part of the bucket.
+DIVIDED = ("micro", "exdyna")
+
+
+def build(name, options, size, dtype=np.float32, rank=1):
     options = {**options, "block": min(options["block"], size)} if "block" in options else options
-    return made(SPARSIFIERS[name], BucketContext(size, np.zeros(0, dtype), bucket=2, rank=1, ranks=3), **options)
+    return made(SPARSIFIERS[name], BucketContext(size, np.zeros(0, dtype), bucket=2, rank=rank, ranks=3), **options)
 
 
 @st.composite
@@ -60,9 +64,13 @@ def test_nothing_is_lost_and_a_restored_one_takes_the_same(name, options, layout
 @every_rule
 @pytest.mark.parametrize("size", [1, 2, 100])
 def test_all_elements_may_be_asked_for(name, options, size):
-    vector, rest = take(build(name, options, size), np.arange(2, size + 2, dtype=np.float32), size)
-    assert np.array_equal(vector.indices, np.arange(size))
-    assert not rest.any()
+    gradient = np.arange(2, size + 2, dtype=np.float32)
+    taken = [take(build(name, options, size, rank=rank), gradient, size) for rank in range(3)]
+    if name in DIVIDED:
+        assert np.array_equal(np.sort(np.concatenate([vector.indices for vector, _ in taken])), np.arange(size))
+    for vector, rest in taken:
+        assert name in DIVIDED or np.array_equal(vector.indices, np.arange(size))
+        assert np.array_equal(np.flatnonzero(rest == 0), vector.indices)
 
 
 @every_rule

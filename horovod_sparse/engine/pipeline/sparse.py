@@ -286,6 +286,7 @@ class SparsePipeline(PipelineBase):
             norms.returned(accumulator, exchange.returned)
             self._measuring = not norms.note(self.counts)
         self.memory.close(accumulator, vector, exchange.returned)
+        self.sparsifier.observe(exchange.total)
         self._steps += 1
         momentum = step.momentum if step.number else replace(step.momentum, share=step.momentum.first)
         total = self.handover.gradient(exchange.total, momentum, step.dense)
