@@ -148,6 +148,11 @@ class Compression:
         return _preset(settings, density=density, sparsifier="exdyna", collective="union")
 
     @staticmethod
+    def deft(density: float = 0.01, **settings: Any) -> Sparse:
+        """Send all ranks' values at k positions, of which each rank selects the largest of some layers (DEFT)."""
+        return _preset(settings, density=density, sparsifier="deft", collective="union")
+
+    @staticmethod
     def dgc(density: float = 0.001, **settings: Any) -> Sparse:
         """Send about k entries after momentum: those above a sampled threshold (Deep Gradient Compression).
 

@@ -8,6 +8,7 @@ from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.rules import BucketContext, Stateful, Step
 from horovod_sparse.rules.registry import Registry
 from horovod_sparse.sparsifiers.base import Base
+from horovod_sparse.sparsifiers.deft import DEFT
 from horovod_sparse.sparsifiers.dgc import DGCSampling
 from horovod_sparse.sparsifiers.exdyna import ExDyna
 from horovod_sparse.sparsifiers.gaussiank import GaussianK
@@ -75,10 +76,12 @@ SPARSIFIERS = Registry(
         MultiLevel,
         MiCRO,
         ExDyna,
+        DEFT,
     ],
 )
 
 __all__ = [
+    "DEFT",
     "SPARSIFIERS",
     "Base",
     "DGCSampling",

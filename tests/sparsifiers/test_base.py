@@ -29,7 +29,7 @@ every_rule = pytest.mark.parametrize(("name", "options"), CASES)
 
 
 # Of these, each rank selects in a part of the bucket.
-DIVIDED = ("micro", "exdyna")
+DIVIDED = ("micro", "exdyna", "deft")
 
 
 def build(name, options, size, dtype=np.float32, rank=1):

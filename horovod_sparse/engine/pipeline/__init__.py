@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ def pipeline_for(
     factor: float = 1.0,
     undoable: bool = False,
     shared: dict[type[Any], Any] | None = None,
+    layers: Sequence[int] = (0,),
 ) -> Pipeline:
     """Return the pipeline of one bucket.
 
@@ -42,6 +44,7 @@ def pipeline_for(
         factor: Factor on the totals; 1/P averages.
         undoable: Whether ``undo`` may be called: the state before every step is kept, which doubles the memory.
         shared: State that the rules of all buckets of a model share; None: the bucket is the only one.
+        layers: First positions of the parameters in the bucket, ascending from 0.
 
     Raises:
         ValueError: An option does not fit a bucket of this size, or another rank failed.
@@ -58,6 +61,7 @@ def pipeline_for(
         {} if shared is None else shared,
         undoable=undoable,
         threads=own_cores(transport),
+        layers=layers,
     )
     choose_waiting(transport, on_device=not isinstance(like, np.ndarray))
     transport = transport.channel()
