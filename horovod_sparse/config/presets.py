@@ -153,6 +153,11 @@ class Compression:
         return _preset(settings, density=density, sparsifier="deft", collective="union")
 
     @staticmethod
+    def artopk(density: float = 0.01, **settings: Any) -> Sparse:
+        """Send all ranks' values at the positions of one rank's k largest entries, each rank's in turn (AR-Topk)."""
+        return _preset(settings, density=density, sparsifier="artopk", collective="union")
+
+    @staticmethod
     def dgc(density: float = 0.001, **settings: Any) -> Sparse:
         """Send about k entries after momentum: those above a sampled threshold (Deep Gradient Compression).
 

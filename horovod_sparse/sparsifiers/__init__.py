@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.rules import BucketContext, Stateful, Step
 from horovod_sparse.rules.registry import Registry
+from horovod_sparse.sparsifiers.artopk import ARTopK
 from horovod_sparse.sparsifiers.base import Base
 from horovod_sparse.sparsifiers.deft import DEFT
 from horovod_sparse.sparsifiers.dgc import DGCSampling
@@ -77,12 +78,14 @@ SPARSIFIERS = Registry(
         MiCRO,
         ExDyna,
         DEFT,
+        ARTopK,
     ],
 )
 
 __all__ = [
     "DEFT",
     "SPARSIFIERS",
+    "ARTopK",
     "Base",
     "DGCSampling",
     "ExDyna",

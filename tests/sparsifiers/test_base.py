@@ -28,8 +28,8 @@ CASES += [("randomk", {"shared": False}), ("stable", {"block": 7, "refresh": 1})
 every_rule = pytest.mark.parametrize(("name", "options"), CASES)
 
 
-# Of these, each rank selects in a part of the bucket.
-DIVIDED = ("micro", "exdyna", "deft")
+# Of these, the ranks select different parts of the bucket, and all of it together.
+DIVIDED = ("micro", "exdyna", "deft", "artopk")
 
 
 def build(name, options, size, dtype=np.float32, rank=1):
