@@ -174,6 +174,11 @@ class Compression:
         return _preset(settings, density=density, sparsifier="stable", collective="shared")
 
     @staticmethod
+    def arctopk(density: float = 0.01, **settings: Any) -> Sparse:
+        """Send the values of the blocks with the largest sum over all ranks, found by a sketch (ARC-Top-K)."""
+        return _preset(settings, density=density, sparsifier="arctopk", collective="shared")
+
+    @staticmethod
     def multilevel(density: float = 0.001, **settings: Any) -> Sparse:
         """Send the k largest entries, selected in two levels as in GraVAC."""
         return _preset(settings, density=density, sparsifier="multilevel", collective="topka")

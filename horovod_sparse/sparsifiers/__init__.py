@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.rules import BucketContext, Stateful, Step
 from horovod_sparse.rules.registry import Registry
+from horovod_sparse.sparsifiers.arctopk import ARCTopK
 from horovod_sparse.sparsifiers.artopk import ARTopK
 from horovod_sparse.sparsifiers.base import Base
 from horovod_sparse.sparsifiers.deft import DEFT
@@ -79,12 +80,14 @@ SPARSIFIERS = Registry(
         ExDyna,
         DEFT,
         ARTopK,
+        ARCTopK,
     ],
 )
 
 __all__ = [
     "DEFT",
     "SPARSIFIERS",
+    "ARCTopK",
     "ARTopK",
     "Base",
     "DGCSampling",

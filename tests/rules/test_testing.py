@@ -19,6 +19,7 @@ pytestmark = pytest.mark.law
 OPTIONS = {
     "threshold": {"threshold": 2.0},
     "stable": {"block": 1, "refresh": 2},
+    "arctopk": {"block": 1, "refresh": 2},
     "multilevel": {"cf_min": 2.0},
     "hierarchical": {"node_ranks": 2},
 }

@@ -21,10 +21,11 @@ OPTIONS = {
     "reusedtopk": {"tau_threshold": 3},
     "threshold": {"threshold": 2.0},
     "stable": {"block": 1, "refresh": 2},
+    "arctopk": {"block": 1, "refresh": 2},
     "multilevel": {"cf_min": 2.0},
 }
 CASES = [(name, OPTIONS.get(name, {})) for name in SPARSIFIERS]
-CASES += [("randomk", {"shared": False}), ("stable", {"block": 7, "refresh": 1})]
+CASES += [("randomk", {"shared": False}), ("stable", {"block": 7, "refresh": 1}), ("arctopk", {"block": 7})]
 every_rule = pytest.mark.parametrize(("name", "options"), CASES)
 
 

@@ -50,14 +50,14 @@ def pipeline_for(
         ValueError: An option does not fit a bucket of this size, or another rank failed.
         Exception: This rank failed, for lack of memory for example.
     """
-    agreement = transport.channel()
+    agreement, consensus = transport.channel(), transport.channel()
     context = BucketContext(
         size,
         like[:0],
         number,
         transport.rank,
         transport.size,
-        agreement.allreduce,
+        consensus.allreduce,
         {} if shared is None else shared,
         undoable=undoable,
         threads=own_cores(transport),
@@ -69,7 +69,7 @@ def pipeline_for(
         return DensePipeline(context, transport, factor)
     made: SparsePipeline | Exception
     try:
-        made = SparsePipeline(sparse, context, transport, agreement, factor)
+        made = SparsePipeline(sparse, context, transport, agreement, consensus, factor)
     except Exception as error:
         made = error
     agree(transport, made if isinstance(made, Exception) else {})

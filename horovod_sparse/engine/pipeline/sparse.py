@@ -94,7 +94,8 @@ class SparsePipeline(PipelineBase):
         sparse: The configuration.
         context: The bucket and the rank.
         transport: The ranks that take part.
-        agreement: Channel for facts that the ranks must agree on, also used by ``context.consensus``.
+        agreement: Channel for the facts that the ranks agree on in every step.
+        consensus: Channel of ``context.consensus``.
         factor: Factor on the totals; 1/P averages.
 
     Attributes:
@@ -104,10 +105,16 @@ class SparsePipeline(PipelineBase):
     """
 
     def __init__(
-        self, sparse: Sparse, context: BucketContext, transport: Transport, agreement: Transport, factor: float
+        self,
+        sparse: Sparse,
+        context: BucketContext,
+        transport: Transport,
+        agreement: Transport,
+        consensus: Transport,
+        factor: float,
     ) -> None:
         super().__init__(context, transport, factor)
-        self._agreement = agreement
+        self._agreement, self._consensus = agreement, consensus
         self._sparse = sparse
         self._units = _Units()
         self._steps = 0
@@ -126,8 +133,11 @@ class SparsePipeline(PipelineBase):
 
     @property
     def traffic(self) -> Traffic:
-        """Payload that this rank has sent and received for this bucket."""
-        return self.collective.traffic
+        """Payload that this rank has sent and received for this bucket, in exchanges and sums of its rules."""
+        total = Traffic()
+        for part in (self.collective.traffic, self._consensus.traffic):
+            total.add(part)
+        return total
 
     @property
     def rounds(self) -> int:
@@ -154,7 +164,7 @@ class SparsePipeline(PipelineBase):
         relies = self._stable
         if not relies:
             self._enter("agree")
-            if self._learn(self._context.consensus(mine)):
+            if self._learn(self._agreement.allreduce(mine)):
                 self._send_dense(gradients, outputs, replace(step, carry=scales.carry))
                 return
             self._enter("select")

@@ -19,11 +19,12 @@ from horovod_sparse.memories import MEMORIES
 from horovod_sparse.rules import BucketContext, Step, snapshot
 from horovod_sparse.sparsifiers import SPARSIFIERS
 
-SHARING = ["randomblock", "randomk", "stable"]
+SHARING = ["randomblock", "randomk", "stable", "arctopk"]
 # Where a bucket of any size does not do with the defaults, or where a step would depend on earlier ones.
 OPTIONS = {
     "threshold": {"threshold": 16.0},
     "stable": {"block": 1, "refresh": 1},
+    "arctopk": {"block": 1},
     **{name: {"tau_threshold": 1} for name in ("reusedtopk", "oktopk", "auto")},
     "hierarchical": {"outer": "topka", "node_ranks": 2},
 }
