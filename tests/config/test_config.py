@@ -276,7 +276,7 @@ def test_build_makes_what_was_named(kind):
     from horovod_sparse.transport.mpi import MPITransport
 
     registry = {"sparsifier": SPARSIFIERS, "memory": MEMORIES, "collective": COLLECTIVES, "schedule": SCHEDULES}[kind]
-    others = {"shared": {"sparsifier": "randomk"}, "threshold": {"threshold": 1.0}}
+    others = {"shared": {"sparsifier": "randomk"}, "threshold": {"threshold": 1.0}, "arctopk": {"block": 10}}
     others |= {one: {"sparsifier": "randomk", "collective": "shared"} for one in MEMORIES}
     for name, rule in registry.items():
         sparse = hvs.Sparse.of(0.1, **{kind: name}, **others.get(name, {}))
