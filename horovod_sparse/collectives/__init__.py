@@ -11,6 +11,7 @@ from horovod_sparse.collectives.gtopk import GTopk
 from horovod_sparse.collectives.hierarchical import Hierarchical
 from horovod_sparse.collectives.oktopk import OkTopk
 from horovod_sparse.collectives.shared import SharedIndices
+from horovod_sparse.collectives.spardl import SparDL
 from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
 from horovod_sparse.collectives.union import Union
@@ -64,7 +65,7 @@ class Collective(Stateful, Protocol):
 
 
 COLLECTIVES = Registry(
-    "collective", Collective, [TopkA, TopkDSA, GTopk, OkTopk, SharedIndices, Union, Hierarchical, Auto, Dense]
+    "collective", Collective, [TopkA, TopkDSA, GTopk, OkTopk, SparDL, SharedIndices, Union, Hierarchical, Auto, Dense]
 )
 
 __all__ = [
@@ -78,6 +79,7 @@ __all__ = [
     "Hierarchical",
     "OkTopk",
     "SharedIndices",
+    "SparDL",
     "TopkA",
     "TopkDSA",
     "Union",

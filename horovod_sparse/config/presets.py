@@ -114,6 +114,14 @@ class Compression:
         return _preset(settings, density=density, sparsifier="reusedtopk", collective="oktopk")
 
     @staticmethod
+    def spardl(density: float = 0.01, **settings: Any) -> Sparse:
+        """Keep about the k largest sums, by a reduce-scatter that cuts its blocks in every hop (SparDL).
+
+        Few messages, and a volume per rank that does not grow with the world size.
+        """
+        return _preset(settings, density=density, sparsifier="topk", collective="spardl")
+
+    @staticmethod
     def threshold(threshold: float, density: float = 0.01, **settings: Any) -> Sparse:
         """Send all entries with a magnitude of at least ``threshold``; their number varies from step to step."""
         settings = {"threshold": threshold, **settings}

@@ -153,7 +153,7 @@ def test_numbers_of_any_kind_are_exchanged(transport, put, name, settings):
 
 
 # The others may write the vector out, or do not move indices.
-@pytest.mark.parametrize("rule", ["topka", "topkdsa", "gtopk", "oktopk", "hierarchical"])
+@pytest.mark.parametrize("rule", ["topka", "topkdsa", "gtopk", "oktopk", "spardl", "hierarchical"])
 def test_indices_above_2_to_the_24_and_boundary_sums_above_2_to_the_32_stay_exact(transport, rule):
     size = 2**31 - 1
     indices = np.array([2**24 + 1 + transport.rank, size - 1 - transport.rank], np.int32)

@@ -43,6 +43,7 @@ MORE = [
     "topka:density=0.05,sparsifier=gaussiank,memory=conef,compressor=quantize,bits=4,indices=plain",
     "union:density=0.05,sparsifier=sidco,indices=coded",
     "micro:density=0.05,wire=float16,indices=plain",
+    "spardl:density=0.05,wire=bfloat16,indices=coded",
     "deft:density=0.05,indices=plain",
     "exdyna:density=0.05,blocks=16,memory=momentum,momentum=0.9,indices=coded",
     "topka:density=0.05,sparsifier=multilevel,memory=partial,beta=0.3,compressor=quantize,indices=coded",

@@ -54,6 +54,7 @@ def log2(ranks):
         ({"collective": "union"}, lambda ranks: 2),
         ({"collective": "topkdsa", "throttle": 16}, lambda ranks: 1 + (ranks > 1)),
         ({"collective": "gtopk"}, lambda ranks: 2 * log2(ranks)),
+        ({"collective": "spardl"}, lambda ranks: log2(ranks) + 1),
         ({"collective": "oktopk", "throttle": 16}, lambda ranks: 2 + (ranks > 1)),
         ({"collective": "hierarchical", "outer": "topka", "node_ranks": 2}, lambda ranks: 1 if ranks == 2 else 3),
         ({"collective": "dense"}, lambda ranks: 1 if 4 * SIZE * ranks <= 1 << 15 else 2),
