@@ -48,6 +48,7 @@ PROMISED = {
     "dgc": (0.8, 1.0),
     "redsync": (0.0, np.inf),
     "sidco": (1.0, 1.5),
+    "arctopk": (0.0, 1.0),  # complete blocks of 1024
 }
 
 

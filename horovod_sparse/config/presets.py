@@ -77,7 +77,7 @@ class Compression:
     def union(density: float = 0.01, **settings: Any) -> Sparse:
         """Send all ranks' values wherever any rank has one of its k largest entries.
 
-        Nothing that was selected is a sum of a few ranks only; up to P k positions are sent.
+        What a step updates, it updates by the sum over all ranks; up to P k positions are sent.
         """
         return _preset(settings, density=density, sparsifier="topk", collective="union")
 
