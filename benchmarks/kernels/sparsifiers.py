@@ -57,6 +57,7 @@ class Case:
 
     def __init__(self, size: int, density: float, threads: int) -> None:
         self.given = CpuInput(size, density, threads)
+        self._numbers = itertools.count()
         self.sparsifiers = {label: self._build(*contender) for label, contender in CONTENDERS.items()}
 
     def _build(self, name: str, options: dict[str, Any]) -> Sparsifier:
@@ -75,7 +76,7 @@ class Case:
 
     def take(self, label: str, accumulator: Accumulator) -> SparseVector:
         """Run one contender's step."""
-        return self.sparsifiers[label].take(accumulator, self.given.k, Step())
+        return self.sparsifiers[label].take(accumulator, self.given.k, Step(number=next(self._numbers)))
 
     def wrong(self, label: str) -> tuple[int, float]:
         """Return the number of mistakes after a contender's step, and its number of entries as a multiple of k."""
