@@ -182,7 +182,7 @@ class Compression:
         return _preset(settings, density=density, sparsifier="stable", collective="shared")
 
     @staticmethod
-    def arctopk(density: float = 0.01, **settings: Any) -> Sparse:
+    def arctopk(density: float = 0.1, **settings: Any) -> Sparse:
         """Send the values of the blocks with the largest sum over all ranks, found by a sketch (ARC-Top-K)."""
         return _preset(settings, density=density, sparsifier="arctopk", collective="shared")
 
