@@ -67,6 +67,18 @@ class Accumulator:
         """Number of active elements in this step, that is, without held positions."""
         return sum(int(gradient.size) for _, gradient in self.gradients)
 
+    def part(self, begin: int, end: int) -> Accumulator:
+        """Return an accumulator of the active elements in positions begin .. end of the same buffer; settles."""
+        buffer = self.settle()
+        segments = [
+            (max(start, begin), gradient[max(begin - start, 0) : end - start])
+            for start, gradient in self.gradients
+            if start < end and start + gradient.size > begin
+        ]
+        part = Accumulator(buffer, segments)
+        part.settled = True
+        return part
+
     def settle(self) -> Array:
         """Add the pending gradients and return the buffer."""
         if not self.settled:

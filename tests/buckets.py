@@ -41,8 +41,8 @@ def recording_buckets(monkeypatch, log, parameters, bucket_bytes=80, dense=False
     """Return buckets of parameters that are named by their indices, and the arguments of their pipelines."""
     made = []
 
-    def pipeline(sparse, size, like, transport, *, number, factor, undoable, shared):
-        made.append((sparse, size, like.dtype))
+    def pipeline(sparse, size, like, transport, *, number, factor, undoable, shared, layers):
+        made.append((sparse, size, like.dtype, layers))
         return Recorder(log, number, factor)
 
     monkeypatch.setattr(bucket, "pipeline_for", pipeline)

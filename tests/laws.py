@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 from horovod_sparse.collectives import COLLECTIVES
-from horovod_sparse.rules import BucketContext
+from horovod_sparse.rules import Accumulator, BucketContext, Exchange, SparseVector
 from horovod_sparse.rules.testing import Case, check_exchange, values
 from horovod_sparse.rules.testing.collectives import BITS, PATTERNS, SHARED, own_vector, vector_of
 from horovod_sparse.rules.testing.values import content, dense, digest, digest_of, placed
@@ -51,6 +51,14 @@ def make(
     assert given.keys() <= options.known(), f"{name} has no such options: {given}"
     like = put(np.empty(0, dtype))
     return rule(BucketContext(1, like, rank=transport.rank, ranks=transport.size), transport.channel(), options)
+
+
+def allreduce(collective: Any, vector: SparseVector, k: int) -> Exchange:
+    """Return the exchange of a vector that is all there is in the accumulator."""
+    zeros = np.zeros((2, vector.size), vector.values.dtype)
+    accumulator = Accumulator(zeros[0], [(0, zeros[1])])
+    exchange: Exchange = collective.allreduce(collective.extend(accumulator, vector, k), k)
+    return exchange
 
 
 def summed(transport: Transport, value: Any) -> Any:

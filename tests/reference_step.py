@@ -27,6 +27,8 @@ def accumulate(held: Held, gradients: Array, unit: float) -> Array:
 
 def exchange(acc: Array, chosen: Array, unit: float, held: Held, collective: str, k: int) -> tuple[Array, Held]:
     """Return the total of the chosen entries, and the new residuals, which include what the total leaves out."""
+    if collective == "union":
+        chosen = np.broadcast_to(chosen.any(0), chosen.shape)
     sent = np.where(chosen, acc, 0)
     total, returned = sent.sum(0), np.zeros_like(sent)
     if collective == "oktopk" and not chosen.all():
@@ -34,6 +36,8 @@ def exchange(acc: Array, chosen: Array, unit: float, held: Held, collective: str
         total, returned = np.where(kept, total, 0), np.where(kept, 0, sent)
     if collective == "gtopk" and not chosen.all():
         total, returned = merge_tree(sent, k)
+    if collective == "spardl" and not chosen.all():
+        total, returned = cut_hops(sent, k)
     return total, Held(acc - sent + returned, unit or held.unit)
 
 
@@ -48,6 +52,35 @@ def merge_tree(sums: Array, k: int) -> tuple[Array, Array]:
             returned[low] += merged - kept[low]
         distance *= 2
     return kept[0], returned
+
+
+def cut_hops(sums: Array, k: int) -> tuple[Array, Array]:
+    """Sum over the hops of SparDL: each rank keeps the k/P largest of a block, of its own and after every addition."""
+    ranks, size = sums.shape
+    most, held, returned = -(-k // ranks), ranks, np.zeros_like(sums)
+    cuts = [rank * size // ranks for rank in range(ranks + 1)]
+    blocks = {
+        (rank, part): sums[rank, cuts[part] : cuts[part + 1]].copy() for rank in range(ranks) for part in range(ranks)
+    }
+
+    def cut(rank: int, part: int) -> None:
+        block = blocks[rank, part]
+        dropped = np.where(largest(block[None], most)[0], 0, block)
+        returned[rank, cuts[part] : cuts[part + 1]] += dropped
+        block -= dropped
+
+    for rank, part in blocks:
+        cut(rank, part)
+    for distance in (16, 8, 4, 2, 1):
+        if distance < held:
+            before = {key: block.copy() for key, block in blocks.items()}
+            for rank in range(ranks):
+                for offset in range(distance, held):
+                    part, to = (rank + offset) % ranks, (rank + distance) % ranks
+                    blocks[to, part] += before[rank, part]
+                    cut(to, part)
+            held = distance
+    return np.concatenate([blocks[rank, rank] for rank in range(ranks)]), returned
 
 
 def largest(x: Array, k: int) -> Array:

@@ -75,3 +75,19 @@ def test_long_segments_can_be_taken_from_after_settling():
     assert np.array_equal(one.indices, other.indices)
     assert np.array_equal(one.values, other.values)
     assert np.array_equal(pending.buffer, settled.buffer)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "left"),
+    [(0, 6, [12, 14, 16]), (0, 2, [12]), (2, 3, [14]), (2, 5, [14, 16]), (4, 6, []), (0, 1, []), (3, 3, [])],
+)
+def test_a_part_holds_the_active_elements_between_its_ends(pending, begin, end, left):
+    part = pending.part(begin, end)
+    assert pending.buffer.tolist() == SETTLED
+    assert (part.active_size, [value for _, values in part.active() for value in values]) == (len(left), left)
+    vector = part.take_largest(9)
+    assert (vector.values.tolist(), vector.size) == (left, 6)
+    assert pending.settle().sum() == sum(SETTLED) - sum(left)
+    part.put_back(vector)
+    assert pending.settle().tolist() == SETTLED
+    assert pending.magnitude(vector) == 16  # of all, not of the part

@@ -21,6 +21,7 @@ import numpy as np
 from mpi4py import MPI
 
 from benchmarks.cluster.network import socket_bytes as payload
+from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.collectives import COLLECTIVES, Collective
 from horovod_sparse.rules import BucketContext
 from horovod_sparse.transport.mpi import MPITransport
@@ -62,11 +63,16 @@ def compare(comm: MPI.Intracomm, name: str, vector: SparseVector, steps: int, ne
     rule: Any = COLLECTIVES[name]
     context = BucketContext(vector.size, vector.values[:0], rank=comm.Get_rank(), ranks=comm.Get_size())
     collective: Collective = rule(context, MPITransport(comm), rule.Options())
-    k = vector.values.size
-    collective.allreduce(vector, k)  # opens the connections
+    k, (buffer, gradient) = vector.values.size, np.zeros((2, vector.size), np.float32)
+
+    def step() -> None:
+        extended = collective.extend(Accumulator(buffer, [(0, gradient)]), vector, k)
+        collective.allreduce(extended, k)
+
+    step()  # opens the connections
     before = _counts(comm, collective, network)
     for _ in range(steps):
-        collective.allreduce(vector, k)
+        step()
     counted, sockets = _counts(comm, collective, network) - before
     everyones = np.empty((comm.Get_size(), 2, 2), np.int64)
     comm.Allgather(np.array([counted, sockets]), everyones)

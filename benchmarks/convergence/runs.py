@@ -81,6 +81,8 @@ _GRAVAC = "cf_max=1000,cf_step=2,window=STEPS/8"
 _GRAVAC_RANDOM = "gravac:cf_min=1.5,cf_max=1000,cf_step=2,window=STEPS/11"
 _LOW, _ACCORDION = "accordion:density=0.001", "interval=1,steps_per_epoch=STEPS/10"
 _RANDOM = "sparsifier=randomk,collective=shared"
+# Presets of methods published from 2021 on, trained at the densities of MiCRO and ExDyna.
+LATER = ("union", "sidco", "micro", "exdyna", "deft", "artopk", "arctopk", "spardl")
 BLOCKS, REFRESHES, _DENSITY = (1, 64, 512, 4096), (5, 20, 100), 0.1
 # Best cell and corners of the grid.
 _BEST = (64, 5)
@@ -204,6 +206,11 @@ _ALL = (
     Run("dense-plain-4x", "Longer", "none", **_PLAIN_LONGER),
     Run("randomblock-none-4x", "Longer", "randomblock:density=0.1,memory=none", **_PLAIN_LONGER),
     Run("randomblock-4x", "Longer", "randomblock:density=0.1", **_PLAIN_LONGER),
+    *(
+        Run(f"{name}-{percent:g}%", "Later methods", f"{name}:density={percent / 100:g}")
+        for name in LATER
+        for percent in (1, 0.1)
+    ),
 )
 
 

@@ -42,7 +42,14 @@ CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "stable, refresh": ("stable", {"refresh": 1}),
 }
 # Promised numbers of entries for such gradients, as multiples of k; redsync's bisection may end anywhere.
-PROMISED = {"reusedtopk": (2 / 3, 4 / 3), "gaussiank": (2 / 3, 4 / 3), "dgc": (0.8, 1.0), "redsync": (0.0, np.inf)}
+PROMISED = {
+    "reusedtopk": (2 / 3, 4 / 3),
+    "gaussiank": (2 / 3, 4 / 3),
+    "dgc": (0.8, 1.0),
+    "redsync": (0.0, np.inf),
+    "sidco": (1.0, 1.5),
+    "arctopk": (0.0, 1.0),  # complete blocks of 1024
+}
 
 
 class Case:
@@ -50,6 +57,7 @@ class Case:
 
     def __init__(self, size: int, density: float, threads: int) -> None:
         self.given = CpuInput(size, density, threads)
+        self._numbers = itertools.count()
         self.sparsifiers = {label: self._build(*contender) for label, contender in CONTENDERS.items()}
 
     def _build(self, name: str, options: dict[str, Any]) -> Sparsifier:
@@ -68,7 +76,7 @@ class Case:
 
     def take(self, label: str, accumulator: Accumulator) -> SparseVector:
         """Run one contender's step."""
-        return self.sparsifiers[label].take(accumulator, self.given.k, Step())
+        return self.sparsifiers[label].take(accumulator, self.given.k, Step(number=next(self._numbers)))
 
     def wrong(self, label: str) -> tuple[int, float]:
         """Return the number of mistakes after a contender's step, and its number of entries as a multiple of k."""

@@ -11,9 +11,11 @@ from horovod_sparse.collectives.gtopk import GTopk
 from horovod_sparse.collectives.hierarchical import Hierarchical
 from horovod_sparse.collectives.oktopk import OkTopk
 from horovod_sparse.collectives.shared import SharedIndices
+from horovod_sparse.collectives.spardl import SparDL
 from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
-from horovod_sparse.rules import BucketContext, Exchange, SparseVector, Stateful
+from horovod_sparse.collectives.union import Union
+from horovod_sparse.rules import Accumulator, BucketContext, Exchange, SparseVector, Stateful
 from horovod_sparse.rules.registry import Registry
 
 if TYPE_CHECKING:
@@ -42,17 +44,28 @@ class Collective(Stateful, Protocol):
             Whether all ranks should send all entries instead, as a vector without indices.
         """
 
+    def extend(self, accumulator: Accumulator, vector: SparseVector, k: int) -> SparseVector:
+        """Return the vector to sum, of what was selected and any other entries that the algorithm sends.
+
+        Called after the selection and before ``allreduce``, on all ranks. Invariant: accumulator + vector is unchanged.
+
+        Args:
+            accumulator: Accumulator after the selection; further entries are moved out of it.
+            vector: Selected vector of this rank; one without indices is returned unchanged.
+            k: Number of entries of the total; see ``allreduce``.
+        """
+
     def allreduce(self, vector: SparseVector, k: int) -> Exchange:
         """Sum the ranks' vectors.
 
         Args:
-            vector: Vector of this rank; not changed.
+            vector: Vector of this rank, from ``extend``; not changed.
             k: Number of entries of the total, if the algorithm limits it; the same on every rank.
         """
 
 
 COLLECTIVES = Registry(
-    "collective", Collective, [TopkA, TopkDSA, GTopk, OkTopk, SharedIndices, Hierarchical, Auto, Dense]
+    "collective", Collective, [TopkA, TopkDSA, GTopk, OkTopk, SparDL, SharedIndices, Union, Hierarchical, Auto, Dense]
 )
 
 __all__ = [
@@ -66,6 +79,8 @@ __all__ = [
     "Hierarchical",
     "OkTopk",
     "SharedIndices",
+    "SparDL",
     "TopkA",
     "TopkDSA",
+    "Union",
 ]

@@ -9,7 +9,7 @@ import numpy as np
 
 from horovod_sparse.costs.measure import coded_from
 from horovod_sparse.kernels import kernels_for
-from horovod_sparse.rules import BucketContext, Exchange, SparseVector
+from horovod_sparse.rules import Accumulator, BucketContext, Exchange, SparseVector
 from horovod_sparse.rules.options import RuleOptions, one_of
 from horovod_sparse.transport.slots import Slots
 from horovod_sparse.wire import FORMATS, NEVER, Wire
@@ -56,6 +56,11 @@ class Base:
         """Return False: the exchange is always sparse."""
         del size, k
         return False
+
+    def extend(self, accumulator: Accumulator, vector: SparseVector, k: int) -> SparseVector:
+        """Return the vector unchanged: what was selected is sent."""
+        del accumulator, k
+        return vector
 
     def allreduce(self, vector: SparseVector, k: int) -> Exchange:
         """Sum the ranks' vectors; vectors without indices are always summed with a dense allreduce."""

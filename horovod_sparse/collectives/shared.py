@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.rounded import sum_rounded
 from horovod_sparse.rules import Exchange, SparseVector, Stateless
 from horovod_sparse.wire import Wire
+
+if TYPE_CHECKING:
+    from horovod_sparse.transport.base import Transport
 
 
 class SharedIndices(Stateless, Base):
@@ -31,14 +35,19 @@ class SharedIndices(Stateless, Base):
                 f"rank {self._transport.rank}: the ranks' vectors have different indices, but the collective 'shared' "
                 "sums values only: use a sparsifier whose indices are the same on every rank, such as 'randomblock'"
             )
-        returned = vector.nothing()
-        if wire.format.rounds:
-            values, part, error = sum_rounded(self._transport, wire, vector.values)
-            if error is not None:
-                returned = SparseVector(vector.entries[0][part], error, vector.size)
-        else:
-            values = self._transport.allreduce(vector.values)
-        return Exchange(SparseVector(vector.indices, values, vector.size, shared=True), returned)
+        return sum_values(self._transport, wire, vector)
 
     def _choose_coding(self, vector: SparseVector, k: int) -> None:
         """Do nothing: no indices are sent."""
+
+
+def sum_values(transport: Transport, wire: Wire, vector: SparseVector) -> Exchange:
+    """Sum vectors with the same indices on every rank, whose values ``wire`` holds exactly."""
+    returned = vector.nothing()
+    if wire.format.rounds:
+        values, part, error = sum_rounded(transport, wire, vector.values)
+        if error is not None:
+            returned = SparseVector(vector.entries[0][part], error, vector.size)
+    else:
+        values = transport.allreduce(vector.values)
+    return Exchange(SparseVector(vector.indices, values, vector.size, shared=True), returned)

@@ -33,7 +33,7 @@ def split_reduce(transport: Transport, wire: Wire, vector: SparseVector, boundar
     Returns:
         Indices and sums. The order of summation differs from owner to owner and depends only on P and ``throttle``.
     """
-    parts = _regions(vector, boundaries)
+    parts = regions(vector, boundaries)
     merge = kernels_for(vector.values).merge_sum
     sums, sends = [parts[transport.rank]], []
     group: Sequence[Receiving] = ()
@@ -53,8 +53,8 @@ def split_reduce(transport: Transport, wire: Wire, vector: SparseVector, boundar
     return merge(sums, vector.size)
 
 
-def _regions(vector: SparseVector, boundaries: Array) -> list[Entries]:
-    """Return the vector's entries in each region."""
+def regions(vector: SparseVector, boundaries: Array) -> list[Entries]:
+    """Return the vector's entries in each region; ``boundaries`` are those of ``split_reduce``."""
     indices, values = vector.entries
     inner = np.searchsorted(indices, to_device(boundaries[1:-1].astype(np.int32), indices))
     cuts = [0, *to_host(inner).tolist(), len(vector)]

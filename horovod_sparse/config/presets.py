@@ -75,6 +75,14 @@ class Compression:
         return _preset(settings, density=density, sparsifier="topk", collective="topka")
 
     @staticmethod
+    def union(density: float = 0.01, **settings: Any) -> Sparse:
+        """Send all ranks' values wherever any rank has one of its k largest entries.
+
+        What a step updates, it updates by the sum over all ranks; up to P k positions are sent.
+        """
+        return _preset(settings, density=density, sparsifier="topk", collective="union")
+
+    @staticmethod
     def topkdsa(density: float = 0.01, **settings: Any) -> Sparse:
         """Sum the k largest entries region by region, and gather the sums sparse or dense (SparCML).
 
@@ -107,6 +115,14 @@ class Compression:
         return _preset(settings, density=density, sparsifier="reusedtopk", collective="oktopk")
 
     @staticmethod
+    def spardl(density: float = 0.01, **settings: Any) -> Sparse:
+        """Keep about the k largest sums, by a reduce-scatter that cuts its blocks in every hop (SparDL).
+
+        Few messages, and a volume per rank that does not grow with the world size.
+        """
+        return _preset(settings, density=density, sparsifier="topk", collective="spardl")
+
+    @staticmethod
     def threshold(threshold: float, density: float = 0.01, **settings: Any) -> Sparse:
         """Send all entries with a magnitude of at least ``threshold``; their number varies from step to step."""
         settings = {"threshold": threshold, **settings}
@@ -123,6 +139,34 @@ class Compression:
         return _preset(settings, density=density, sparsifier="redsync", collective="topka")
 
     @staticmethod
+    def sidco(density: float = 0.01, **settings: Any) -> Sparse:
+        """Send about k entries: those above a threshold fitted in stages to the tail of the magnitudes (SIDCo)."""
+        return _preset(settings, density=density, sparsifier="sidco", collective="topka")
+
+    @staticmethod
+    def micro(density: float = 0.01, **settings: Any) -> Sparse:
+        """Send all ranks' values at about k positions, of which each rank selects a share in its own part (MiCRO).
+
+        The number of positions does not grow with the world size.
+        """
+        return _preset(settings, density=density, sparsifier="micro", collective="union")
+
+    @staticmethod
+    def exdyna(density: float = 0.01, **settings: Any) -> Sparse:
+        """Send all ranks' values at about k positions, as ``micro``, with parts that balance the shares (ExDyna)."""
+        return _preset(settings, density=density, sparsifier="exdyna", collective="union")
+
+    @staticmethod
+    def deft(density: float = 0.01, **settings: Any) -> Sparse:
+        """Send all ranks' values at k positions, of which each rank selects the largest of some layers (DEFT)."""
+        return _preset(settings, density=density, sparsifier="deft", collective="union")
+
+    @staticmethod
+    def artopk(density: float = 0.01, **settings: Any) -> Sparse:
+        """Send all ranks' values at the positions of one rank's k largest entries, each rank's in turn (AR-Topk)."""
+        return _preset(settings, density=density, sparsifier="artopk", collective="union")
+
+    @staticmethod
     def dgc(density: float = 0.001, **settings: Any) -> Sparse:
         """Send about k entries after momentum: those above a sampled threshold (Deep Gradient Compression).
 
@@ -137,6 +181,11 @@ class Compression:
     def stable(density: float = 0.01, **settings: Any) -> Sparse:
         """Send the values of the best blocks over all ranks, chosen once for many steps (Stable Top-K)."""
         return _preset(settings, density=density, sparsifier="stable", collective="shared")
+
+    @staticmethod
+    def arctopk(density: float = 0.1, **settings: Any) -> Sparse:
+        """Send the values of the blocks with the largest sum over all ranks, found by a sketch (ARC-Top-K)."""
+        return _preset(settings, density=density, sparsifier="arctopk", collective="shared")
 
     @staticmethod
     def multilevel(density: float = 0.001, **settings: Any) -> Sparse:

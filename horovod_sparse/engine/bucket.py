@@ -122,6 +122,7 @@ class Bucket:
                 factor=settings.factor,
                 undoable=settings.undoable,
                 shared=shared,
+                layers=[segment.start for segment in layout.segments],
             )
 
     @property

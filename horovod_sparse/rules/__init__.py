@@ -64,6 +64,7 @@ class BucketContext:
         events: Event counts of this bucket's rules, by name; ``optimizer.statistics()`` reports them.
         undoable: Whether a step may be undone. The pipeline then keeps the state before the step.
         threads: Number of threads that a kernel may use: the cores that this rank has to itself.
+        layers: First positions of the parameters in the bucket, ascending from 0.
     """
 
     size: int
@@ -76,6 +77,7 @@ class BucketContext:
     events: Counter[str] = field(default_factory=Counter)
     undoable: bool = False
     threads: int = 1
+    layers: Sequence[int] = (0,)
 
     def generator(self, seed: int, step: int, *, shared: bool, level: int = 0) -> np.random.Generator:
         """Return the random generator for one step of this bucket.

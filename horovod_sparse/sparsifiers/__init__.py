@@ -7,14 +7,20 @@ from typing import Any, Protocol
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.rules import BucketContext, Stateful, Step
 from horovod_sparse.rules.registry import Registry
+from horovod_sparse.sparsifiers.arctopk import ARCTopK
+from horovod_sparse.sparsifiers.artopk import ARTopK
 from horovod_sparse.sparsifiers.base import Base
+from horovod_sparse.sparsifiers.deft import DEFT
 from horovod_sparse.sparsifiers.dgc import DGCSampling
+from horovod_sparse.sparsifiers.exdyna import ExDyna
 from horovod_sparse.sparsifiers.gaussiank import GaussianK
+from horovod_sparse.sparsifiers.micro import MiCRO
 from horovod_sparse.sparsifiers.multilevel import MultiLevel
 from horovod_sparse.sparsifiers.randomblock import RandomBlock
 from horovod_sparse.sparsifiers.randomk import RandomK
 from horovod_sparse.sparsifiers.redsync import RedSync
 from horovod_sparse.sparsifiers.reusedtopk import ReusedTopK
+from horovod_sparse.sparsifiers.sidco import SIDCo
 from horovod_sparse.sparsifiers.stable import StableTopK
 from horovod_sparse.sparsifiers.threshold import Threshold
 from horovod_sparse.sparsifiers.topk import TopK
@@ -42,6 +48,12 @@ class Sparsifier(Stateful, Protocol):
     def take(self, accumulator: Accumulator, k: int, step: Step) -> SparseVector:
         """Move about k entries out of the accumulator; all ranks call this in the same step."""
 
+    def observe(self, total: SparseVector) -> None:
+        """Take note of the total of a step, which is the same on every rank; called after every exchange.
+
+        A total without indices may come from a step in which everything was sent.
+        """
+
     def narrow(self, vector: SparseVector, k: int, step: Step) -> SparseVector:
         """Return about k entries of a vector that was taken in the same step; called only if ``narrows`` is true.
 
@@ -52,19 +64,42 @@ class Sparsifier(Stateful, Protocol):
 SPARSIFIERS = Registry(
     "sparsifier",
     Sparsifier,
-    [TopK, ReusedTopK, RandomBlock, RandomK, Threshold, GaussianK, DGCSampling, RedSync, StableTopK, MultiLevel],
+    [
+        TopK,
+        ReusedTopK,
+        RandomBlock,
+        RandomK,
+        Threshold,
+        GaussianK,
+        DGCSampling,
+        RedSync,
+        SIDCo,
+        StableTopK,
+        MultiLevel,
+        MiCRO,
+        ExDyna,
+        DEFT,
+        ARTopK,
+        ARCTopK,
+    ],
 )
 
 __all__ = [
+    "DEFT",
     "SPARSIFIERS",
+    "ARCTopK",
+    "ARTopK",
     "Base",
     "DGCSampling",
+    "ExDyna",
     "GaussianK",
+    "MiCRO",
     "MultiLevel",
     "RandomBlock",
     "RandomK",
     "RedSync",
     "ReusedTopK",
+    "SIDCo",
     "Sparsifier",
     "StableTopK",
     "Threshold",

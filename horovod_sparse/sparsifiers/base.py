@@ -23,6 +23,9 @@ class Base(Stateless):
         self._context = context
         self._options = options
 
+    def observe(self, total: SparseVector) -> None:
+        """Ignore the total: the next selection does not depend on it."""
+
     def narrow(self, vector: SparseVector, k: int, step: Step) -> SparseVector:
         """Return the k largest magnitudes of a vector that was taken."""
         del step

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import kernels_for, to_device, to_host
@@ -59,13 +60,18 @@ class StableTopK(Base):
         """Move the chosen blocks out of the accumulator."""
         count = self._count(k)
         if step.number >= self._until or count != len(self._blocks):
-            total = self._context.consensus(to_host(accumulator.block_scores(self._block)))
-            scores = to_device(total, accumulator.buffer)
+            scores = to_device(self._scores(accumulator, step), accumulator.buffer)
             everyone = np.arange(scores.size, dtype=np.int32, like=scores)
             (best, _), _ = kernels_for(scores).cut(everyone, scores, count)
             self._choose(best)
             self._until = step.number + self._options.refresh
         return accumulator.take_at(self._positions, shared=True)
+
+    def _scores(self, accumulator: Accumulator, step: Step) -> NDArray[np.float64]:
+        """Return the score of each block, the same on every rank."""
+        del step
+        scores: NDArray[np.float64] = self._context.consensus(to_host(accumulator.block_scores(self._block)))
+        return scores
 
     def _count(self, k: int) -> int:
         """Return the number of blocks for k elements, the same on every rank."""

@@ -11,7 +11,7 @@ import numpy as np
 from horovod_sparse.kernels import kernels_for, to_device, to_host
 from horovod_sparse.kernels.types import MAX_SIZE, Array, Indices
 from horovod_sparse.wire.header import HEADER_BYTES, Header, Positions
-from horovod_sparse.wire.values import Exact, format_for
+from horovod_sparse.wire.values import Absent, Exact, format_for
 
 # Indices, ascending, and the values at these positions.
 Entries: TypeAlias = tuple[Indices, Array]
@@ -62,6 +62,10 @@ class Wire:
         bits, coded = kernels_for(values).encode_indices(indices)
         return self._join(values, Positions.CODED, bits, int(indices[0]), coded)
 
+    def pack_indices(self, indices: Indices) -> Array:
+        """Pack positions without values into a message."""
+        return replace(self, format=Absent()).pack((indices, indices))
+
     def pack_all(self, values: Array, first: int) -> Array:
         """Pack values of consecutive positions that begin at ``first`` into a message."""
         return self._join(values, Positions.RANGE, 0, first, None)
@@ -109,6 +113,10 @@ class Wire:
         if plain:
             kernels_for(plain[0]).check_ascending(plain, end)
         return entries
+
+    def unpack_indices(self, messages: Sequence[Array], end: int) -> list[Indices]:
+        """Unpack the positions of ``pack_indices`` messages, as ``unpack_all``."""
+        return [indices for indices, _ in replace(self, format=Absent()).unpack_all(messages, end)]
 
     def unpack_values(self, messages: Sequence[Array]) -> list[Array]:
         """Unpack the values of ``pack_all`` messages, as ``unpack_all``."""

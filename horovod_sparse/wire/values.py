@@ -12,8 +12,8 @@ from horovod_sparse.kernels.types import Array
 
 # Formats for the values of vectors with indices.
 FORMATS = ("float32", "float16", "bfloat16", "log8", "log4")
-# Numbers of the formats in messages.
-KINDS = {name: number for number, name in enumerate(("float64", *FORMATS), start=1)}
+# Numbers of the formats in messages; "none" is that of messages without values.
+KINDS = {name: number for number, name in enumerate(("float64", *FORMATS, "none"), start=1)}
 
 _INFINITE = 0x7F800000  # bits of infinity in float32
 _LEAST_SHIFT = 16
@@ -63,6 +63,17 @@ class Exact:
         if levels != (0, 0):
             raise ValueError(f"a message has levels {levels}, but its format has none")
         return self
+
+
+class Absent(Exact):
+    """Format of messages that hold positions without values."""
+
+    def __init__(self) -> None:
+        self.own, self.kind, self.width, self.levels = np.dtype(np.uint8), KINDS["none"], 0, (0, 0)
+
+    def write(self, values: Array) -> Array:
+        """Return no bytes."""
+        return values.view(np.uint8)[:0]
 
 
 class Narrow(Exact):

@@ -61,7 +61,7 @@ def test_values_travel_in_as_many_bytes_as_the_format_has(transport, rule, densi
     assert transport.size == 1 or summed(transport, short) > 0
 
 
-@pytest.mark.parametrize("rule", ["topka", "topkdsa", "gtopk", "oktopk", "hierarchical", "auto"])
+@pytest.mark.parametrize("rule", ["topka", "topkdsa", "gtopk", "oktopk", "spardl", "hierarchical", "auto"])
 def test_indices_are_coded_where_the_link_is_slow_and_the_total_has_the_same_bits(transport, monkeypatch, rule):
     sent, totals = {}, []
     for speed, beta in (("slow", 8e-9), ("fast", 1e-12), ("coded", 0.0), ("plain", 1.0)):
@@ -76,7 +76,7 @@ def test_indices_are_coded_where_the_link_is_slow_and_the_total_has_the_same_bit
     assert everywhere(transport, len({digest_of(total) for total in totals}) == 1)
 
 
-@pytest.mark.parametrize("rule", ["topkdsa", "gtopk", "oktopk", "shared"])
+@pytest.mark.parametrize("rule", ["topkdsa", "gtopk", "oktopk", "spardl", "shared"])
 def test_owners_round_what_they_sum(transport, rule):
     vector = own_vector(Case(2000, "same indices"), transport)
     total = make(transport, rule, wire="bfloat16").allreduce(vector, 500).total

@@ -15,6 +15,7 @@ from laws import (
     NARROWER,
     SHARED,
     Case,
+    allreduce,
     cases,
     check_exchange,
     digest_of,
@@ -120,7 +121,7 @@ def test_sums_in_one_order_whatever_arrives_first(transport, name, settings, wir
         indices = np.sort(np.random.default_rng([seed, 0 if shared else transport.rank]).permutation(999)[:333])
         values = np.random.default_rng([seed, transport.rank, 1]).standard_normal(333).astype(np.float32)
         vector = SparseVector(indices.astype(np.int32), values, 999, shared=shared)
-        totals = [make(transport, name, **with_wire(settings, wire)).allreduce(vector, 100).total for _ in range(3)]
+        totals = [allreduce(make(transport, name, **with_wire(settings, wire)), vector, 100).total for _ in range(3)]
         assert everywhere(transport, len({digest_of(total) for total in totals}) == 1)
         assert same_bits(transport, totals[0].indices, totals[0].values)
 
@@ -152,7 +153,7 @@ def test_numbers_of_any_kind_are_exchanged(transport, put, name, settings):
 
 
 # The others may write the vector out, or do not move indices.
-@pytest.mark.parametrize("rule", ["topka", "topkdsa", "gtopk", "oktopk", "hierarchical"])
+@pytest.mark.parametrize("rule", ["topka", "topkdsa", "gtopk", "oktopk", "spardl", "hierarchical"])
 def test_indices_above_2_to_the_24_and_boundary_sums_above_2_to_the_32_stay_exact(transport, rule):
     size = 2**31 - 1
     indices = np.array([2**24 + 1 + transport.rank, size - 1 - transport.rank], np.int32)

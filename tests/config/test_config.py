@@ -63,7 +63,7 @@ def test_a_value_of_a_wrong_type_or_out_of_range_is_refused_with_name_and_value(
     [
         (
             "topk",
-            r"unknown compression 'topk'; known are: none, fp16, recommended, topka, topkdsa, gtopk,.*auto, dense",
+            r"unknown compression 'topk'; known are: none, fp16, recommended, topka, union,.*auto, dense",
         ),
         ("", "unknown compression ''"),
         ("topka:density=2", r"density must be in \(0, 1\], not 2: 0.01 sends 1 % of the gradients"),
@@ -278,7 +278,7 @@ def test_build_makes_what_was_named(kind):
     from horovod_sparse.transport.mpi import MPITransport
 
     registry = {"sparsifier": SPARSIFIERS, "memory": MEMORIES, "collective": COLLECTIVES, "schedule": SCHEDULES}[kind]
-    others = {"shared": {"sparsifier": "randomk"}, "threshold": {"threshold": 1.0}}
+    others = {"shared": {"sparsifier": "randomk"}, "threshold": {"threshold": 1.0}, "arctopk": {"block": 10}}
     others |= {one: {"sparsifier": "randomk", "collective": "shared"} for one in MEMORIES}
     for name, rule in registry.items():
         sparse = hvs.Sparse.of(0.1, **{kind: name}, **others.get(name, {}))

@@ -64,9 +64,9 @@ def test_gradients_of_zeros_are_held_where_that_is_asked_for(monkeypatch, log):
 @pytest.mark.parametrize(("dtype", "sent"), [(torch.float16, np.float32), (torch.float64, np.float64)], ids=str)
 def test_its_pipeline_is_of_its_size_precision_and_kind(monkeypatch, log, dtype, sent):
     for dense in (False, True):
-        _, made = recording_buckets(monkeypatch, log, [torch.zeros(7, dtype=dtype)], dense=dense)
-        ((sparse, size, like),) = made
-        assert (sparse.is_dense, size, like) == (dense, 7, sent)
+        _, made = recording_buckets(monkeypatch, log, [torch.zeros(size, dtype=dtype) for size in (4, 3)], dense=dense)
+        ((sparse, size, like, layers),) = made
+        assert (sparse.is_dense, size, like, layers) == (dense, 7, sent, [0, 4])
 
 
 def test_its_state_has_the_keys_of_its_gradients(monkeypatch, log):

@@ -21,6 +21,8 @@ CONFIGURATIONS = [
     "gtopk:density=0.1,memory=conef,compressor=quantize",
     "oktopk:density=0.1,memory=improved,version=2,compressor=quantize",
     "stable:density=0.25,block=4,refresh=2",
+    "exdyna:density=0.1,blocks=16",
+    "deft:density=0.1,wire=float16",
     "randomk:density=0.1,memory=partial,saving=0.5",
     "topka:density=0.1,sparsifier=reusedtopk,schedule=gravac,window=2",
     "gravac:cf_min=2,sparsifier=randomk,collective=shared,window=1,gain=accumulated,cf_max=1e6",

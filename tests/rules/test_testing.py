@@ -19,6 +19,7 @@ pytestmark = pytest.mark.law
 OPTIONS = {
     "threshold": {"threshold": 2.0},
     "stable": {"block": 1, "refresh": 2},
+    "arctopk": {"block": 1, "refresh": 2},
     "multilevel": {"cf_min": 2.0},
     "hierarchical": {"node_ranks": 2},
 }
@@ -31,7 +32,7 @@ OPTIONS = {
         # The other memories compress what they hold, drop it, or add to it.
         (check_memory, "residual", Residual),
         # What check_collective consists of, all of them obey in tests/collectives/test_laws.py.
-        *((check_collective, name, COLLECTIVES[name]) for name in ("topka", "oktopk")),
+        *((check_collective, name, COLLECTIVES[name]) for name in ("topka", "oktopk", "union")),
         *((check_schedule, *item) for item in SCHEDULES.items()),
     ],
 )
@@ -113,6 +114,13 @@ class Overwrites(TopkA):
         return exchange
 
 
+class Duplicates(TopkA):
+    """Sends entries that it leaves in the accumulator."""
+
+    def extend(self, accumulator, vector, k):
+        return vector.plus(SparseVector.full(accumulator.buffer.copy()))
+
+
 class Rises(Constant):
     weighs = True
 
@@ -147,6 +155,7 @@ class Counts(Constant):
         (check_memory, Amnesia, "a restored memory continues with the same numbers"),
         (check_collective, Lossy, "total plus returned entries equal the input, in Case"),
         (check_collective, Alone, "total plus returned entries equal the input, in Case"),
+        (check_collective, Duplicates, "the extended vector plus the rest equal the accumulator, in Case"),
         (check_collective, Overwrites, "the input vector is unchanged, in Case"),
         (check_schedule, Rises, "densities descend"),
         (check_schedule, ByRank, "densities are equal on all ranks"),

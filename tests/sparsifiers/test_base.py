@@ -21,16 +21,21 @@ OPTIONS = {
     "reusedtopk": {"tau_threshold": 3},
     "threshold": {"threshold": 2.0},
     "stable": {"block": 1, "refresh": 2},
+    "arctopk": {"block": 1, "refresh": 2},
     "multilevel": {"cf_min": 2.0},
 }
 CASES = [(name, OPTIONS.get(name, {})) for name in SPARSIFIERS]
-CASES += [("randomk", {"shared": False}), ("stable", {"block": 7, "refresh": 1})]
+CASES += [("randomk", {"shared": False}), ("stable", {"block": 7, "refresh": 1}), ("arctopk", {"block": 7})]
 every_rule = pytest.mark.parametrize(("name", "options"), CASES)
 
 
-def build(name, options, size, dtype=np.float32):
+# Of these, the ranks select different parts of the bucket, and all of it together.
+DIVIDED = ("micro", "exdyna", "deft", "artopk")
+
+
+def build(name, options, size, dtype=np.float32, rank=1):
     options = {**options, "block": min(options["block"], size)} if "block" in options else options
-    return made(SPARSIFIERS[name], BucketContext(size, np.zeros(0, dtype), bucket=2, rank=1, ranks=3), **options)
+    return made(SPARSIFIERS[name], BucketContext(size, np.zeros(0, dtype), bucket=2, rank=rank, ranks=3), **options)
 
 
 @st.composite
@@ -60,9 +65,13 @@ def test_nothing_is_lost_and_a_restored_one_takes_the_same(name, options, layout
 @every_rule
 @pytest.mark.parametrize("size", [1, 2, 100])
 def test_all_elements_may_be_asked_for(name, options, size):
-    vector, rest = take(build(name, options, size), np.arange(2, size + 2, dtype=np.float32), size)
-    assert np.array_equal(vector.indices, np.arange(size))
-    assert not rest.any()
+    gradient = np.arange(2, size + 2, dtype=np.float32)
+    taken = [take(build(name, options, size, rank=rank), gradient, size) for rank in range(3)]
+    if name in DIVIDED:
+        assert np.array_equal(np.sort(np.concatenate([vector.indices for vector, _ in taken])), np.arange(size))
+    for vector, rest in taken:
+        assert name in DIVIDED or np.array_equal(vector.indices, np.arange(size))
+        assert np.array_equal(np.flatnonzero(rest == 0), vector.indices)
 
 
 @every_rule
@@ -73,7 +82,7 @@ def test_zeros_ask_for_no_more_than_k(name, options):
 @pytest.mark.parametrize("name", SPARSIFIERS)
 def test_no_array_of_the_buckets_size_is_needed(name):
     """Bytes per element of the bucket; for random positions, memory in the order of k."""
-    size, most = 1_000_000, {"randomk": 0.1, "randomblock": 0.1, "multilevel": 2}.get(name, 1)
+    size, most = 1_000_000, {"randomk": 0.1, "randomblock": 0.1, "multilevel": 2, "sidco": 11}.get(name, 1)
     accumulator = Accumulator(np.zeros(size, np.float32), [(0, normal(0, size))])
     accumulator.settle()
     sparsifier = made(SPARSIFIERS[name], size, **({"threshold": 3.0} if name == "threshold" else {}))

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from laws import Case, digest_of, everywhere, make, own_vector
+from laws import Case, allreduce, digest_of, everywhere, make, own_vector
 
 from horovod_sparse.collectives import COLLECTIVES
 from horovod_sparse.transport.in_process import RankFailedError, run_ranks
@@ -21,7 +21,7 @@ def exchange(transport, name):
         collective = make(transport, name, **settings)
         for seed, pattern in enumerate(["same indices"] if name == "shared" else ["random", "one region", "all empty"]):
             vector = own_vector(Case(4000, pattern, seed=seed, share=0.1), transport)
-            found = collective.allreduce(vector, 400)
+            found = allreduce(collective, vector, 400)
             digests.append((digest_of(found.total, found.returned), collective.traffic.bytes_sent))
     values = np.random.default_rng(transport.rank).standard_normal(100_000).astype(np.float32)
     return [*digests, transport.allreduce(values).tobytes(), transport.allreduce(values[:9]).tobytes()]

@@ -223,3 +223,18 @@ def test_joined_parts_keep_their_dtypes(put):
     parts = [(np.array([1], np.int32), np.array([2.5], np.float32)), (np.empty(0, np.int32), np.empty(0, np.float32))]
     indices, values = map(to_host, concatenate([(put(one), put(other)) for one, other in parts]))
     assert (indices.dtype, values.dtype, indices.tolist(), values.tolist()) == (np.int32, np.float32, [1], [2.5])
+
+
+@pytest.mark.parametrize("coded_from", [0, NEVER])
+@pytest.mark.parametrize("count", [0, 1, 50])
+def test_positions_travel_without_values(put, coded_from, count):
+    indices = np.arange(count, dtype=np.int32) * 3
+    wire = Wire.of("float16", np.dtype(np.float32), coded_from)
+    message = wire.pack_indices(put(indices))
+    (arrived,) = wire.unpack_indices([message], 150)
+    assert np.array_equal(to_host(arrived), indices)
+    assert arrived.dtype == np.int32
+    if count != 50 or coded_from:
+        assert message.nbytes == HEADER + (0 if coded_from == 0 else 4 * count)
+    with pytest.raises(ValueError, match="values of kind 7, not 3"):
+        wire.unpack(message, 150)

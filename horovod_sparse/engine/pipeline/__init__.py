@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ def pipeline_for(
     factor: float = 1.0,
     undoable: bool = False,
     shared: dict[type[Any], Any] | None = None,
+    layers: Sequence[int] = (0,),
 ) -> Pipeline:
     """Return the pipeline of one bucket.
 
@@ -42,22 +44,24 @@ def pipeline_for(
         factor: Factor on the totals; 1/P averages.
         undoable: Whether ``undo`` may be called: the state before every step is kept, which doubles the memory.
         shared: State that the rules of all buckets of a model share; None: the bucket is the only one.
+        layers: First positions of the parameters in the bucket, ascending from 0.
 
     Raises:
         ValueError: An option does not fit a bucket of this size, or another rank failed.
         Exception: This rank failed, for lack of memory for example.
     """
-    agreement = transport.channel()
+    agreement, consensus = transport.channel(), transport.channel()
     context = BucketContext(
         size,
         like[:0],
         number,
         transport.rank,
         transport.size,
-        agreement.allreduce,
+        consensus.allreduce,
         {} if shared is None else shared,
         undoable=undoable,
         threads=own_cores(transport),
+        layers=layers,
     )
     choose_waiting(transport, on_device=not isinstance(like, np.ndarray))
     transport = transport.channel()
@@ -65,7 +69,7 @@ def pipeline_for(
         return DensePipeline(context, transport, factor)
     made: SparsePipeline | Exception
     try:
-        made = SparsePipeline(sparse, context, transport, agreement, factor)
+        made = SparsePipeline(sparse, context, transport, agreement, consensus, factor)
     except Exception as error:
         made = error
     agree(transport, made if isinstance(made, Exception) else {})

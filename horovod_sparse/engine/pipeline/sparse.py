@@ -96,7 +96,8 @@ class SparsePipeline(PipelineBase):
         sparse: The configuration.
         context: The bucket and the rank.
         transport: The ranks that take part.
-        agreement: Channel for facts that the ranks must agree on, also used by ``context.consensus``.
+        agreement: Channel for the facts that the ranks agree on in every step.
+        consensus: Channel of ``context.consensus``.
         factor: Factor on the totals; 1/P averages.
 
     Attributes:
@@ -106,10 +107,16 @@ class SparsePipeline(PipelineBase):
     """
 
     def __init__(
-        self, sparse: Sparse, context: BucketContext, transport: Transport, agreement: Transport, factor: float
+        self,
+        sparse: Sparse,
+        context: BucketContext,
+        transport: Transport,
+        agreement: Transport,
+        consensus: Transport,
+        factor: float,
     ) -> None:
         super().__init__(context, transport, factor)
-        self._agreement = agreement
+        self._agreement, self._consensus = agreement, consensus
         self._sparse = sparse
         self._units = _Units()
         self._steps = 0
@@ -129,8 +136,11 @@ class SparsePipeline(PipelineBase):
 
     @property
     def traffic(self) -> Traffic:
-        """Payload that this rank has sent and received for this bucket."""
-        return self.collective.traffic
+        """Payload that this rank has sent and received for this bucket, in exchanges and sums of its rules."""
+        total = Traffic()
+        for part in (self.collective.traffic, self._consensus.traffic):
+            total.add(part)
+        return total
 
     @property
     def rounds(self) -> int:
@@ -157,7 +167,7 @@ class SparsePipeline(PipelineBase):
         relies = self._stable
         if not relies:
             self._enter("agree")
-            if self._learn(self._context.consensus(mine)):
+            if self._learn(self._agreement.allreduce(mine)):
                 self._send_dense(gradients, outputs, replace(step, carry=scales.carry))
                 return
             self._enter("select")
@@ -253,8 +263,6 @@ class SparsePipeline(PipelineBase):
         norms = Norms(step) if self._measuring else None
         accumulator = self.memory.open(step, scales.memory)
         vector, density, k = self._take(accumulator, plan, step)
-        if norms is not None:
-            norms.taken(accumulator, vector)
         self._units = scales.units
         self.handover.rescale(scales.carry)
         self._note(density)
@@ -265,6 +273,7 @@ class SparsePipeline(PipelineBase):
         self._enter("exchange", entries=vector.values.size)
         asked = self._agreement.begin_allreduce(mine) if relies or self._context.undoable else None
         try:
+            vector = self.collective.extend(accumulator, vector, k)
             sent = vector if safe else replace(vector, values=np.zeros_like(vector.values))
             exchange = self._collective(plan.wire).allreduce(sent, k)
             sums = mine if asked is None else asked.wait()
@@ -284,11 +293,13 @@ class SparsePipeline(PipelineBase):
             self._send_dense(gradients, outputs, step)
             return
         self._count(plan, k, vector, exchange)
+        self._enter("apply")
         if norms is not None:
+            norms.taken(accumulator, vector)
             norms.returned(accumulator, exchange.returned)
             self._measuring = not norms.note(self.counts)
-        self._enter("apply")
         self.memory.close(accumulator, vector, exchange.returned)
+        self.sparsifier.observe(exchange.total)
         self._steps += 1
         momentum = step.momentum if step.number else replace(step.momentum, share=step.momentum.first)
         total = self.handover.gradient(exchange.total, momentum, step.dense)

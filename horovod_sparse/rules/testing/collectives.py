@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from horovod_sparse.kernels import to_host
-from horovod_sparse.rules import Exchange, SparseVector
+from horovod_sparse.rules import Accumulator, Exchange, SparseVector
 from horovod_sparse.rules.testing.values import context_of, dense, digest_of, eighths, fail_together, placed
 
 SHARED = ("same indices", "all empty", "cancelling", "everything", "one region")
@@ -112,14 +112,17 @@ def check_exchange(transport: Any, collective: Any, case: Case, put: Callable[[A
     Raises:
         AssertionError: A law is violated; raised on all ranks.
     """
-    mine = own_vector(case, transport)
-    vector = placed(mine, put)
+    vector = placed(own_vector(case, transport), put)
+    accumulator, before = _rest(case, transport.rank, vector, put)
     collective.decide(case.size, case.k)
-    exchange = collective.allreduce(vector, case.k)
+    extended = collective.extend(accumulator, vector, case.k)
+    sent, after = dense(placed(extended, to_host)), to_host(accumulator.buffer)
+    exchange = collective.allreduce(extended, case.k)
     total, returned = placed(exchange.total, to_host), placed(exchange.returned, to_host)
-    expected, rest = transport.allreduce(dense(mine)), transport.allreduce(dense(returned))
+    expected, rest = transport.allreduce(sent), transport.allreduce(dense(returned))
     kinds = {type(array) for array in (vector.values, exchange.total.values, exchange.returned.values)}
     checks = {
+        "the extended vector plus the rest equal the accumulator": np.array_equal(before, sent + after),
         "total plus returned entries equal the input": np.array_equal(expected, dense(total) + rest),
         "the input vector is unchanged": digest_of(vector) == digest_of(own_vector(case, transport)),
         "the total is well formed": well_formed(total, case),
@@ -130,12 +133,26 @@ def check_exchange(transport: Any, collective: Any, case: Case, put: Callable[[A
     return Exchange(total, returned)
 
 
+def _rest(case: Case, rank: int, vector: SparseVector, put: Callable[[Any], Any]) -> tuple[Accumulator, NDArray[Any]]:
+    """Return an accumulator after the selection of a vector, and what it held before, on the host."""
+    generator = np.random.default_rng([case.seed, rank, 1])
+    integers = generator.integers(-(2 ** BITS[case.dtype]), 2 ** BITS[case.dtype], case.size)
+    before = integers.astype(case.dtype) * np.dtype(case.dtype).type(case.unit)
+    indices, values = (to_host(array) for array in vector.entries)
+    before[indices] = values
+    rest = before.copy()
+    rest[indices] = 0
+    accumulator = Accumulator(put(rest), [(0, put(np.zeros_like(rest)))])
+    accumulator.settle()
+    return accumulator, before
+
+
 def check_collective(transport: Any, rule: Any, **options: Any) -> None:
     """Test the laws of a collective on vectors of every pattern, in both precisions; a collective call.
 
-    Laws: the sum of the inputs over the ranks equals the total plus the sum of the returned vectors, on every rank and
-    for any selection. A vector without indices is summed densely. A collective that loads the state of another returns
-    the same bits.
+    Laws: ``extend`` moves entries out of the accumulator and loses none. The sum of the extended vectors over the ranks
+    equals the total plus the sum of the returned vectors, on every rank and for any selection. A vector without indices
+    is summed densely. A collective that loads the state of another returns the same bits.
 
     Args:
         transport: Transport between the ranks; any world size.

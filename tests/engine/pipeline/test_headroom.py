@@ -20,11 +20,12 @@ from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.sparsifiers import SPARSIFIERS
 
 SIZE = 90
-SHARING = ("randomblock", "randomk", "stable")
+SHARING = ("randomblock", "randomk", "stable", "arctopk")
 COMPRESSED = ("conef", "partial", "improved")
 OPTIONS = {
     "threshold": {"threshold": 16.0},
     "stable": {"block": 1, "refresh": 3},
+    "arctopk": {"block": 1, "refresh": 3},
     "hierarchical": {"outer": "gtopk", "node_ranks": 2},
     "oktopk": {"tau_threshold": 4, "tau_partition": 4},
     "reusedtopk": {"tau_threshold": 4},

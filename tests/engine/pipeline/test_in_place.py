@@ -17,7 +17,11 @@ from horovod_sparse.sparsifiers import SPARSIFIERS
 SIZE = 600
 FORMATS = [np.dtype(kind) for kind in (np.float32, np.float16, ml_dtypes.bfloat16, np.float64)]
 # A bucket of any size, with steps that do not depend on earlier ones' choices only.
-OPTIONS = {"threshold": {"threshold": 16.0}, "stable": {"block": 1, "refresh": 2}}
+OPTIONS = {
+    "threshold": {"threshold": 16.0},
+    "stable": {"block": 1, "refresh": 2},
+    "arctopk": {"block": 1, "refresh": 2},
+}
 
 
 def build(transport, undoable=False, **settings):

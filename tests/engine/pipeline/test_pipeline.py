@@ -22,11 +22,12 @@ from horovod_sparse.memories import MEMORIES
 from horovod_sparse.rules import BucketContext, Step, snapshot
 from horovod_sparse.sparsifiers import SPARSIFIERS
 
-SHARING = ["randomblock", "randomk", "stable"]
+SHARING = ["randomblock", "randomk", "stable", "arctopk"]
 # Where a bucket of any size does not do with the defaults, or where a step would depend on earlier ones.
 OPTIONS = {
     "threshold": {"threshold": 16.0},
     "stable": {"block": 1, "refresh": 1},
+    "arctopk": {"block": 1},
     **{name: {"tau_threshold": 1} for name in ("reusedtopk", "oktopk", "auto")},
     "hierarchical": {"outer": "topka", "node_ranks": 2},
 }
@@ -38,7 +39,7 @@ COMBINATIONS = [
     *(pytest.param(*pair, marks=pytest.mark.full) for pair in ALL if thorough() and pair not in ONCE),
 ]
 # Collectives that return nothing, something and a lot.
-COMMON = [("topk", "topka"), ("topk", "gtopk"), ("reusedtopk", "oktopk"), ("randomblock", "shared")]
+COMMON = [("topk", "topka"), ("topk", "gtopk"), ("reusedtopk", "oktopk"), ("randomblock", "shared"), ("topk", "union")]
 
 
 def build(transport, size, density=0.1, factor=1.0, undoable=False, **settings):

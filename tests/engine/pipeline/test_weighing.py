@@ -123,7 +123,7 @@ def test_random_positions_are_narrowed_without_indices(transport, chosen):
     """Only values travel, with factors from 1.5 on, as in the published comparison with Accordion."""
     settings = {"cf_min": 1.5, "cf_max": 6.0, "sparsifier": "randomk", "collective": "shared", "eps": 0.4}
     model, generator = Model(transport, 1, 600, **settings), own(transport, 12)
-    traffic, sent = model.pipelines[0].traffic, []
+    traffic, sent = model.pipelines[0].collective.traffic, []
     for _ in range(25):
         before = traffic.bytes_sent
         model.run(signal(600, generator))
