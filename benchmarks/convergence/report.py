@@ -77,13 +77,13 @@ def sections(results: Results) -> dict[str, str]:
 
 
 def table(results: Results, runs: Sequence[str]) -> str:
-    """Return runs as a Markdown table, with two columns for each task that has any of them besides baselines."""
+    """Return runs as a Markdown table, with three columns for each task that has any of them besides baselines."""
     compared = [run for run in runs if RUNS[run].baseline != run] or runs
     tasks = [task for task in results.tasks if any(results.of(task, run) for run in compared)]
     metrics = {task: next(record["metric"] for record in results.records if record["task"] == task) for task in tasks}
-    pairs = [head for task in tasks for head in (f"{task}: {metrics[task]}", "to dense")]
+    columns = [head for task in tasks for head in (f"{task}: {metrics[task]}", "to dense", "bytes")]
     made = [run for run in runs if any(results.of(task, run) for task in tasks)]
-    heads = ["run", "compression", *pairs, "bytes", "residual", "ms"]
+    heads = ["run", "compression", *columns, "residual", "ms"]
     return markdown(heads, [_row(results, tasks, run) for run in made], left=2)
 
 
@@ -92,14 +92,12 @@ def _row(results: Results, tasks: Sequence[str], run: str) -> list[str]:
     of_torch = spec.startswith("powersgd:")  # not in the syntax of hvs.parse
     cells = [run, f"torch's hook, {spec.partition(':')[2]}" if of_torch else f"`{spec}`"]
     for task in tasks:
-        cells += _metric(results, task, run) if results.of(task, run) else ("", "")
-    # Bytes, memory and time are those of the first task that has the run: the models have similar sizes.
+        cells += (*_metric(results, task, run), _bytes(results, task, run)) if results.of(task, run) else ("", "", "")
+    # Memory and time are those of the first task that has the run: the models have similar sizes.
     task = next(task for task in tasks if results.of(task, run))
-    reduction, kept = results.reduction(task, run), results.of(task, run)[0]["residual_bytes"]
-    times = results.milliseconds(task, run)
+    kept, times = results.of(task, run)[0]["residual_bytes"], results.milliseconds(task, run)
     return [
         *cells,
-        "" if math.isnan(reduction) else f"1/{reduction:.1f}",
         f"{kept / 1e3:,.0f} KB",
         f"{times['select'] + times['apply']:.1f}" if times["select"] else "",
     ]
@@ -113,6 +111,11 @@ def _metric(results: Results, task: str, run: str) -> tuple[str, str]:
     finals = [*results.finals(task, run).values()]
     value = f"{100 * mean(finals):.2f} %" if records[0]["metric"] == "accuracy" else f"{mean(finals):.2f}"
     return f"{value} ({len(records)})", "" if RUNS[run].baseline == run else _loss(results.loss(task, run))
+
+
+def _bytes(results: Results, task: str, run: str) -> str:
+    reduction = results.reduction(task, run)
+    return "" if math.isnan(reduction) else f"1/{reduction:.1f}"
 
 
 def _loss(loss: Interval) -> str:

@@ -72,10 +72,10 @@ def cells(text, run):
 
 def test_a_row_holds_mean_and_comparison_with_dense_on_each_task(results):
     text = table(results, ["dense", "topka", "gtopk"])
-    row = "`topka:density=0.01` | 91.89 % (3) | +0.11 ± 0.02 | 22.00 (1) | +10.00 | 1/40.0 | 4 KB | 2.5"
+    row = "`topka:density=0.01` | 91.89 % (3) | +0.11 ± 0.02 | 1/40.0 | 22.00 (1) | +10.00 | 1/4.0 | 4 KB | 2.5"
     assert cells(text, "topka")[1:] == row.split(" | ")
-    assert cells(text, "dense")[2:6] == ["92.00 % (3)", "", "20.00 (1)", ""]
-    assert cells(text, "gtopk")[4:6] == ["", ""], "not measured there"
+    assert cells(text, "dense")[2:6] == ["92.00 % (3)", "", "1/1.0", "20.00 (1)"]
+    assert cells(text, "gtopk")[5:8] == ["", "", ""], "not measured there"
 
 
 def test_divergence_is_told_and_does_not_count_as_saving(results):
