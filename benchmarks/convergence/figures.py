@@ -70,11 +70,17 @@ _FAMILIES = (
         {"stdlib/powersgd-4": ((9, -12), "left"), "fashion-mnist/powersgd-4": ((-9, -8), "right")},
     ),
     _Family(
+        "C6",
+        {"powersgd-8-nesterov": "rank 8, Nesterov", "powersgd-4-nesterov": "PowerSGD rank 4, Nesterov"},
+        (-9, -1),
+        "right",
+    ),
+    _Family(
         "C3",
-        {recommended_name(1): "recommended 1 %", recommended_name(0.2): "recommended 0.2 %"},
+        {recommended_name(percent): f"recommended {percent:g} %" for percent in (1, 0.5, 0.2, 0.1)},
         (-8, 6),
         "right",
-        {recommended_name(0.2): ((0, -18), "left")},
+        {recommended_name(percent): ((10, -12), "left") for percent in (0.2, 0.1)},
         width=2.5,
     ),
 )
