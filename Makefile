@@ -109,10 +109,11 @@ test-mpi: $(TOOLS)  ## run the tests under mpirun, and DDP under torchrun; the t
 	$(MPITEST) --torchrun --ranks 3 -- -m '(mpi or law) and $(QUICK)' $(OF_TORCH) tests/frontends/test_ddp.py
 	$(MPITEST) --ranks $(RANKS) -- -m '$(OTHERS)' $(UNDER_MPIRUN)
 
-test-cuda:  ## test on a GPU: identical bits, ranks that share the GPU, memcheck, racecheck (needs no Horovod, no venv)
+test-cuda:  ## test on a GPU: identical bits, ranks that share the GPU, NCCL on all GPUs, memcheck, racecheck (needs no Horovod, no venv)
 	$(PYTHON) -m pytest $(ON_DEVICES) -m 'not mpi and $(QUICK)'
 	$(PYTHON) tools/mpitest.py --ranks 2 3 4 -- -m '(mpi or law) and $(QUICK)' $(filter-out tests/cuda,$(ON_DEVICES))
 	$(PYTHON) tools/mpitest.py --ranks 2 3 4 -- -m mpi tests/cuda
+	$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node gpu examples/ddp.py
 	compute-sanitizer --tool memcheck --error-exitcode 1 $(PYTHON) -m pytest -q -x $(SANITIZED)
 	compute-sanitizer --tool racecheck --error-exitcode 1 $(PYTHON) -m pytest -q -x $(SANITIZED)
 

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(500)]
 
 # Programs, and the launchers of those that do not need MPI.
 names = ["lightning_horovod", "trainer_horovod", "lightning_ddp", "accelerate_ddp"]
-names += ["lightning_ddp by torchrun", "accelerate_ddp by torchrun"]
+names += ["lightning_ddp by torchrun", "accelerate_ddp by torchrun", "trainer_ddp by torchrun"]
 each_program = pytest.mark.parametrize("program", names)
 each_setting = pytest.mark.parametrize("setting", SETTINGS, ids=["plain", "accumulate", "clip"])
 

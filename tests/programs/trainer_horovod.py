@@ -8,22 +8,9 @@ from typing import Any
 
 import horovod.torch as hvd
 import torch
-from small_task import data, distribute, network, options, report
-from torch import nn
+from small_task import Network, data, distribute, options, report
 from torch.utils.data import DistributedSampler
 from transformers import Trainer, TrainingArguments
-
-
-class Network(nn.Module):
-    """The small task's network, as the Trainer wants it: it returns the loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = network()
-
-    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        outputs = self.net(inputs)
-        return {"loss": nn.functional.mse_loss(outputs, labels), "logits": outputs}
 
 
 class SharedTrainer(Trainer):
