@@ -107,7 +107,7 @@ def test_densities_are_measured_where_a_scaler_skips_steps(hvd, comm, caplog):
 
 def test_a_run_that_repeats_recorded_decisions_has_the_same_bits(hvd, comm, tmp_path):
     path = str(comm.bcast(tmp_path) / "decisions.jsonl")
-    settings = {"collective": "topka", "dense_below": 0, "trial": 2, "densities": (1, 0.2, 0.05)}
+    settings = {"collective": "topka", "dense_below": 0, "trial": 2, "trial_steps": 10, "densities": (1, 0.2, 0.05)}
     ends = []
     for option in ("record", "decisions"):
         model = mlp()
