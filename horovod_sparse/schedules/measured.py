@@ -222,7 +222,8 @@ class _Trials:
         self._alive, self._reference, self._drifted, self._windows = [], 0.0, 0, 0
         context.events["decisions"] += 1
         measured = {str(one): median(times) for one, times in zip(self._candidates, self._times, strict=True) if times}
-        context.events.update({f"trial_seconds_{name}": seconds for name, seconds in measured.items()})
+        for name, seconds in measured.items():
+            context.events[f"trial_seconds_{name}"] = seconds  # type: ignore[assignment]  # of the last trials
         if context.rank == 0:
             table = ", ".join(f"{name}: {1000 * seconds:.1f}" for name, seconds in measured.items())
             _LOG.info("chose density %s; step time in ms by density: %s", self._candidates[chosen], table)
