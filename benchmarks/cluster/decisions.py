@@ -4,8 +4,8 @@ For each model and rate, the contenders train in turns on an emulated cluster. A
 trials, which are not timed: reported are the density that it has chosen, and the step in which it did. The other turns
 begin with a few steps that are not timed either. A contender whose steps are long makes fewer of them.
 
-With --change, one training of the preset goes through several rates, so many steps each; reported is when it has
-decided anew, and how long its steps then take.
+With --change, one training of the preset runs at several rates in turn, for --change-steps steps each; reported are the
+step of each new decision, and the step time at the end of each rate.
 
 Results are appended to decisions.jsonl in the output folder, and an interrupted benchmark resumes. At the end they are
 printed as tables, and drawn, step time over rate.

@@ -32,18 +32,6 @@ def options(description: str | None) -> argparse.Namespace:
     return parser.parse_args()
 
 
-class Network(nn.Module):
-    """The network as the Trainer wants it: it returns the loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = network()
-
-    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        outputs = self.net(inputs)
-        return {"loss": nn.functional.mse_loss(outputs, labels), "logits": outputs}
-
-
 def data() -> TensorDataset:
     """The same samples on every rank."""
     generator = torch.Generator().manual_seed(0)

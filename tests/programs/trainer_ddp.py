@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from small_task import Network, data, options, register, report
+from small_task import options, register, report
 from torch.utils.data import DataLoader, DistributedSampler
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from trainer_task import Network, arguments, samples
+from transformers import Trainer, TrainerCallback
 
 import horovod_sparse as hvs
 
@@ -32,7 +33,7 @@ class Registering(TrainerCallback):
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         register(self.trainer.model_wrapped, self.trainer.optimizer.optimizer, self._chosen)
 
-    def on_epoch_begin(self, arguments: Any, state: Any, control: Any, train_dataloader: Any, **_: Any) -> None:
+    def on_epoch_begin(self, settings: Any, state: Any, control: Any, train_dataloader: Any, **_: Any) -> None:
         train_dataloader.sampler.set_epoch(round(state.epoch))
 
 
@@ -43,25 +44,12 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            output_dir=folder,
-            use_cpu=True,
-            per_device_train_batch_size=8,
-            num_train_epochs=chosen.epochs,
-            gradient_accumulation_steps=chosen.accumulate,
-            max_grad_norm=chosen.clip,
-            save_strategy="no",
-            logging_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-        )
-        samples = [{"inputs": inputs, "labels": labels} for inputs, labels in zip(*data().tensors, strict=True)]
-        registering = Registering(chosen)
+        settings, registering = arguments(folder, chosen), Registering(chosen)
         trainer = ShardedTrainer(
-            model, arguments, train_dataset=samples, optimizers=(optimizer, schedule), callbacks=[registering]
+            model, settings, train_dataset=samples(), optimizers=(optimizer, schedule), callbacks=[registering]
         )
         registering.trainer = trainer
-        assert arguments.world_size == dist.get_world_size()
+        assert settings.world_size == dist.get_world_size()
         trainer.train()
     report(dist.get_rank(), model.net, trainer.state.global_step)
     dist.destroy_process_group()

@@ -8,9 +8,10 @@ from typing import Any
 
 import horovod.torch as hvd
 import torch
-from small_task import Network, data, distribute, options, report
+from small_task import distribute, options, report
 from torch.utils.data import DistributedSampler
-from transformers import Trainer, TrainingArguments
+from trainer_task import Network, arguments, samples
+from transformers import Trainer
 
 
 class SharedTrainer(Trainer):
@@ -41,20 +42,9 @@ def main() -> None:
     optimizer = distribute(torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9), model, chosen)
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     with tempfile.TemporaryDirectory() as folder:
-        arguments = TrainingArguments(
-            output_dir=folder,
-            use_cpu=True,
-            per_device_train_batch_size=8,
-            num_train_epochs=chosen.epochs,
-            gradient_accumulation_steps=chosen.accumulate,
-            max_grad_norm=chosen.clip,
-            save_strategy="no",
-            logging_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
+        trainer = SharedTrainer(
+            model, arguments(folder, chosen), train_dataset=samples(), optimizers=(optimizer, schedule)
         )
-        samples = [{"inputs": inputs, "labels": labels} for inputs, labels in zip(*data().tensors, strict=True)]
-        trainer = SharedTrainer(model, arguments, train_dataset=samples, optimizers=(optimizer, schedule))
         trainer.train()
     report(hvd.rank(), model.net, trainer.state.global_step)
 

@@ -333,6 +333,17 @@ def test_gradients_that_bypass_an_empty_memory_arrive_as_through_it(transport, p
 
 
 @pytest.mark.law
+def test_a_dense_step_delivers_a_residual_that_was_loaded(transport):
+    old, new = (build(transport, 300, 0.1) for _ in range(2))
+    run(old, eighths(own(transport), 300, 8))
+    new.load_state_dict(snapshot(old.state_dict()))
+    new.schedule = Script([(1.0, None)])
+    held = summed(transport, remembered(new))
+    assert everywhere(transport, np.array_equal(run(new, np.zeros(300, np.float32)), held))
+    assert everywhere(transport, held.any() and not remembered(new).any())
+
+
+@pytest.mark.law
 def test_merged_states_hold_the_same_updates(transport):
     """Rank 0 takes over what all ranks held, as if the others were new."""
     old, new = (build(transport, 200, factor=0.25, sparsifier="reusedtopk", collective="oktopk") for _ in range(2))
