@@ -61,6 +61,15 @@ def allreduce(collective: Any, vector: SparseVector, k: int) -> Exchange:
     return exchange
 
 
+def on_nodes(transport: Transport, node_ranks: int) -> Transport:
+    """Return a transport of the same ranks for which consecutive ranks share a node; the last one may be smaller."""
+    fresh = transport.duplicate()
+    split = fresh._split
+    fresh._split = lambda _: split(node_ranks)  # type: ignore[method-assign]
+    fresh.by_node(None)  # channels share the nodes
+    return fresh
+
+
 def summed(transport: Transport, value: Any) -> Any:
     """Return the sum of numbers or arrays over the ranks."""
     return sum(transport.allgather_object(value))

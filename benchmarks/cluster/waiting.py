@@ -33,6 +33,7 @@ def add_parser(commands: Any) -> None:
     add("--delays", type=listed(float), default="0", help="milliseconds that links add, one way")
     add("--contenders", type=listed(str), default="alone,horovod,horovod-fp16,recommended,topka", help="contenders")
     add("--waits", type=listed(str), default="spin,sleep", help=f"values of {SETTING} for configurations of ours")
+    add("--cycle-time", type=at_least(1), default=1, help="milliseconds between wake-ups of Horovod's thread")
     add("--batch-size", type=at_least(1), default=32, help="images per rank and step")
     add("--steps", type=at_least(1), default=100, help="timed steps per turn")
     add("--turns", type=at_least(1), default=4, help="turns of each contender")
@@ -48,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
                 times: defaultdict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
                 for _, (name, wait) in itertools.product(range(options.turns), pairs):
                     arguments = ["-m", "benchmarks.cluster.waiting", name, str(options.batch_size), str(options.steps)]
-                    setting = ["-x", f"{SETTING}={wait or 'auto'}"]
+                    setting = ["-x", f"{SETTING}={wait or 'auto'}", "-x", f"HOROVOD_CYCLE_TIME={options.cycle_time}"]
                     times[name, wait].append(last_line(cluster.python(options.ranks, arguments, setting)))
                 print(f"\n{rate}, {delay:g} ms one way, {options.ranks} ranks")
                 show(times)

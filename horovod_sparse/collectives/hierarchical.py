@@ -72,7 +72,8 @@ class Hierarchical(Base):
 
     def __init__(self, context: BucketContext, transport: Transport, options: Options) -> None:
         super().__init__(context, transport, options)
-        self._nodes, self._node, leaders = transport.by_node(options.node_ranks)
+        nodes = transport.by_node(options.node_ranks)
+        self._nodes, self._node, leaders = nodes.number, nodes.own, nodes.leaders
         self._inner = _RULES[type(options.inner)](context, self._node, options.inner)
         self._outer = None if leaders is None else _RULES[type(options.outer)](context, leaders, options.outer)
 

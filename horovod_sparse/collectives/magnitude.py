@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,21 @@ if TYPE_CHECKING:
 _DIGIT = 8  # bits per round
 
 
-def kth_magnitude(transport: Transport, values: Array, k: int, most: int) -> float:
+class KthMagnitude(NamedTuple):
+    """The k-th largest magnitude.
+
+    Attributes:
+        value: The magnitude.
+        equal: Number of values that have it, on all ranks together.
+        wanted: How many of them are among the k largest, at least 1.
+    """
+
+    value: float
+    equal: int = 1
+    wanted: int = 1
+
+
+def kth_magnitude(transport: Transport, values: Array, k: int, most: int) -> KthMagnitude:
     """Return the exact k-th largest magnitude over all ranks, the same on each; 0 if there are fewer than k values.
 
     Radix selection over histograms that are summed over the ranks: 256 counts in each of 4 rounds (float32). The paper
@@ -39,8 +53,8 @@ def kth_magnitude(transport: Transport, values: Array, k: int, most: int) -> flo
         )
         reached = above + np.cumsum(counts[::-1])[::-1]  # number of values with this digit or a larger one
         if reached[0] < k:
-            return 0.0
+            return KthMagnitude(0.0)
         digit = int(np.flatnonzero(reached >= k)[-1])
         above, most = int(reached[digit] - counts[digit]), int(counts[digit])
         prefix |= digit << shift
-    return float(np.array(prefix, integer).view(values.dtype))
+    return KthMagnitude(float(np.array(prefix, integer).view(values.dtype)), equal=most, wanted=k - above)

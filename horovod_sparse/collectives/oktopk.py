@@ -13,7 +13,7 @@ import numpy as np
 
 from horovod_sparse.collectives.balance import balance, saving
 from horovod_sparse.collectives.base import Base
-from horovod_sparse.collectives.magnitude import kth_magnitude
+from horovod_sparse.collectives.magnitude import KthMagnitude, kth_magnitude
 from horovod_sparse.collectives.split import split_reduce
 from horovod_sparse.kernels import to_device, to_host
 from horovod_sparse.kernels.types import Array, Indices
@@ -125,13 +125,23 @@ class OkTopk(Base):
                 if threshold.holds(sum(part.counts)):
                     return part
             threshold.failed()
-        threshold.renew(kth_magnitude(self._transport, sums.values, max(k, 1), sums.size), k)
-        return self._reach(sums)
+        kth = kth_magnitude(self._transport, sums.values, max(k, 1), sums.size)
+        threshold.renew(kth.value, k)
+        return self._reach(sums, kth)
 
-    def _reach(self, sums: SparseVector) -> _Part:
-        """Return this owner's sums that reach the current threshold."""
+    def _reach(self, sums: SparseVector, kth: KthMagnitude | None = None) -> _Part:
+        """Return this owner's sums that reach the current threshold.
+
+        Of sums equal to ``kth``, an exact threshold, every owner keeps the same share, rounded up. In 16 bits, many are
+        equal: with error feedback, the magnitudes that are sent lie close together, just above the threshold.
+        """
         indices, values = sums.entries
-        enough = np.flatnonzero(np.abs(values) >= self._threshold.value)
+        magnitudes = np.abs(values)
+        reached = magnitudes >= self._threshold.value
+        if kth is not None and kth.wanted < kth.equal:
+            equal = np.flatnonzero(magnitudes == kth.value)
+            reached[equal[-(-kth.wanted * equal.size // kth.equal) :]] = False
+        enough = np.flatnonzero(reached)
         return self._offer(SparseVector(indices[enough], values[enough], sums.size))
 
     def _offer(self, kept: SparseVector) -> _Part:

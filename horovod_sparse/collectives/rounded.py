@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 def sum_rounded(transport: Transport, wire: Wire, values: Array) -> tuple[Array, slice, Array | None]:
     """Sum arrays over the ranks, 2 n (P-1)/P words of the wire format.
 
+    Where several nodes have several ranks each, the ranks of a node sum up first. Then one rank of each node sums its
+    part across the nodes; it rounds the part twice. The total reaches the ranks of a node in full precision.
+
     Args:
         transport: Transport of the participating ranks.
         wire: Wire that holds this rank's values exactly.
@@ -30,14 +33,21 @@ def sum_rounded(transport: Transport, wire: Wire, values: Array) -> tuple[Array,
         The rounded sums, bitwise identical on every rank; the part of the array whose sums this rank has rounded; the
         rounding errors of this part, None if nothing was rounded.
     """
-    cuts = [rank * values.size // transport.size for rank in range(transport.size + 1)]
+    nodes = transport.nodes_for_sums()
+    group = transport if nodes is None else nodes.own
+    cuts = [rank * values.size // group.size for rank in range(group.size + 1)]
     parts = [slice(begin, end) for begin, end in itertools.pairwise(cuts)]
-    mine = parts[transport.rank]
-    first, *others = _swap(transport, wire, [values[part] for part in parts])
+    mine = parts[group.rank]
+    first, *others = _swap(group, wire, [values[part] for part in parts])
     sums = functools.reduce(operator.iadd, others, first.copy())
     rounded, error, wire = wire.round(sums)
+    if nodes is not None:
+        rounded, part, error_across = sum_rounded(nodes.peers, wire, rounded)
+        wire = wire.exact
+        if error is not None:
+            error[part] += error_across
     lengths = [wire.nbytes_all(count) for count in np.diff(cuts).tolist()]
-    messages = transport.allgather(wire.pack_all(rounded, mine.start), lengths)
+    messages = group.allgather(wire.pack_all(rounded, mine.start), lengths)
     total = np.concatenate(wire.unpack_values(messages), out=SCRATCH.empty(values.size, values))
     return total, mine, error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from horovod_sparse.transport.traffic import RING_BYTES
 
@@ -92,9 +92,17 @@ class Network:
         return [Messages(2 * nbytes * self.others, 2 * self.levels, self.link)]
 
     def sum(self, nbytes: float) -> list[Messages]:
-        """Return the steps of this package's dense sum: of regions, which are then gathered, or of short arrays."""
+        """Return the steps of this package's dense sum: of regions, which are then gathered, or of short arrays.
+
+        On nodes with equal numbers of ranks, these sum up first; steps between nodes come last.
+        """
         if nbytes * self.ranks <= _GATHERED_BYTES:
             return [Messages(nbytes * (self.ranks - 1), self.levels, self.link)]
+        if self.node and self.ranks % self.node.ranks == 0:
+            within = Network(self.node.ranks, self.node.link)
+            across = Network(self.ranks // self.node.ranks, self.link).sum(nbytes / self.node.ranks)
+            shared = [replace(step, nbytes=step.nbytes * self.node.ranks) for step in across]
+            return [*within.direct(nbytes), *within.allgather(nbytes), *shared]
         return [*self.direct(nbytes), *self.allgather(nbytes)]
 
     def direct(self, nbytes: float) -> list[Messages]:

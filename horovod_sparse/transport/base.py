@@ -25,6 +25,8 @@ _ALIGNMENT = 8
 # Up to one of these limits, in bytes per rank and in total, an allreduce gathers the arrays and each rank adds them.
 # This takes one round of messages instead of two.
 _GATHERED_SUM_BYTES, _GATHERED_SUM_TOTAL = 256, 1 << 15
+# Names of kept objects: whether all ranks are known to share memory; the nodes by which sums proceed, or None.
+ONE_NODE, _NODES_FOR_SUMS = "one node", "nodes for sums"
 # In a slot, length and number of a message precede its bytes.
 _SLOT_HEADER_BYTES = 16
 
@@ -59,12 +61,26 @@ class Nodes(NamedTuple):
     Attributes:
         number: Number of nodes.
         own: Transport of the ranks of this rank's node.
-        leaders: Transport of the first ranks of all nodes; None on the other ranks.
+        peers: Transport of the ranks with this rank's number in their node, one on each node that has so many ranks.
+        even: Whether all nodes have the same number of ranks.
     """
 
     number: int
     own: Transport
-    leaders: Transport | None
+    peers: Transport
+    even: bool
+
+    @property
+    def leaders(self) -> Transport | None:
+        """Transport of the first ranks of all nodes; None on the other ranks."""
+        return self.peers if self.own.rank == 0 else None
+
+    def counting(self, traffic: Traffic | None = None) -> Nodes:
+        """Return channels of both transports, which count their traffic in ``traffic``, or each for itself."""
+        own, peers = self.own.channel(), self.peers.channel()
+        if traffic is not None:
+            own.traffic = peers.traffic = traffic
+        return self._replace(own=own, peers=peers)
 
 
 class Job(Protocol):
@@ -96,7 +112,7 @@ class Transport(ABC):
     or, without it, of the array argument. All ranks of the group call collective operations in the same order.
 
     Results are bitwise identical on every rank and over every transport, because floating-point numbers are added in
-    rank order.
+    rank order: where several nodes have several ranks each, first those of a node, then those of the nodes.
 
     Subclasses implement the abstract methods. Those with an underscore move bytes without counting them.
 
@@ -298,25 +314,46 @@ class Transport(ABC):
         return Sum(finish)
 
     def _sum_regions(self, values: Array, total: Array) -> Sum:
-        """Add one region of the array on each rank in rank order, and gather the regions in ``total``."""
-        cuts = [rank * values.size // self.size * values.itemsize for rank in range(self.size + 1)]
+        """Add one region of the array on each rank in rank order, and gather the regions in ``total``.
+
+        Where several nodes have several ranks each, regions are those of the ranks of a node; peers then sum theirs
+        across the nodes. So a node sends as many bytes as one rank alone would.
+        """
+        nodes = self.nodes_for_sums()
+        group = self if nodes is None else nodes.own
+        cuts = [rank * values.size // group.size * values.itemsize for rank in range(group.size + 1)]
         starts, lengths = cuts[:-1], [end - start for start, end in itertools.pairwise(cuts)]
-        own_bytes, others = lengths[self.rank], self.size - 1
-        received = SCRATCH.empty(self.size * own_bytes, values, np.uint8)
-        parts = self._swap(values.view(np.uint8), starts, lengths, received)
+        own_bytes, others = lengths[group.rank], group.size - 1
+        received = SCRATCH.empty(group.size * own_bytes, values, np.uint8)
+        parts = group._swap(values.view(np.uint8), starts, lengths, received)
         self.traffic.both(values.nbytes - own_bytes, others * own_bytes, others)
 
         def finish() -> Array:
             own = next(parts).view(values.dtype)
             for part in parts:
                 own += part.view(values.dtype)
-            total.view(np.uint8)[cuts[self.rank] : cuts[self.rank + 1]] = own.view(np.uint8)
+            if nodes is not None:
+                nodes.peers.allreduce_in_place(own)
+            total.view(np.uint8)[cuts[group.rank] : cuts[group.rank + 1]] = own.view(np.uint8)
             self.traffic.rounds += 1
-            self._gather(total.view(np.uint8), starts, lengths)
-            self._count_gather(lengths)
+            group._gather(total.view(np.uint8), starts, lengths)
+            group._count_gather(lengths)
             return total
 
         return Sum(finish)
+
+    def nodes_for_sums(self) -> Nodes | None:
+        """Return the nodes if there are several with the same number of ranks, more than one; else None.
+
+        Their traffic is counted as that of this transport. A collective operation in the first call.
+        """
+
+        def find() -> Nodes | None:
+            nodes = self._nodes(None)
+            return nodes if nodes.number > 1 and nodes.own.size > 1 and nodes.even else None
+
+        nodes = self.keep(_NODES_FOR_SUMS, find)
+        return None if nodes is None else nodes.counting(self.traffic)
 
     # Operations on Python objects, for construction, checkpoints and reports. Their traffic is not counted.
 
@@ -370,8 +407,19 @@ class Transport(ABC):
         Args:
             node_ranks: Number of consecutive ranks that count as one node, at least 1; None: ranks that share memory.
         """
-        nodes = self.keep(nodes_of(node_ranks), lambda: self._split(node_ranks))
-        return Nodes(nodes.number, nodes.own.channel(), nodes.leaders and nodes.leaders.channel())
+        return self._nodes(node_ranks).counting()
+
+    def _nodes(self, node_ranks: int | None) -> Nodes:
+        def split() -> Nodes:
+            nodes = self._split(node_ranks)
+            for part in (nodes.own, nodes.peers):
+                part.keep(_NODES_FOR_SUMS, lambda: None)
+            if node_ranks is None:
+                nodes.own.keep(ONE_NODE, lambda: True)
+                self.keep(ONE_NODE, lambda: nodes.number == 1)
+            return nodes
+
+        return self.keep(f"nodes of {node_ranks}", split)
 
     def keep(self, name: str, make: Callable[[], T]) -> T:
         """Return the object of this name that all channels of the connection share. The first call creates it."""
@@ -467,11 +515,6 @@ class Transport(ABC):
                 f"rank {self.rank} of {self.size}: a message of {nbytes} bytes exceeds the limit of "
                 f"{MAX_MESSAGE_BYTES}: lower density or bucket_bytes"
             )
-
-
-def nodes_of(node_ranks: int | None) -> str:
-    """Return the name under which a transport keeps its ``Nodes``."""
-    return f"nodes of {node_ranks}"
 
 
 def _decoded(content: Array) -> Any:

@@ -202,10 +202,8 @@ class InProcessTransport(Transport):
         node_ranks = node_ranks or self.size
         first = self.rank - self.rank % node_ranks
         own = self._regroup(range(first, min(first + node_ranks, self.size)))
-        leaders = range(0, self.size, node_ranks)
-        is_leader = self.rank == first
-        among_leaders = self._regroup(leaders if is_leader else [self.rank])
-        return Nodes(len(leaders), own, among_leaders if is_leader else None)
+        peers = self._regroup(range(own.rank, self.size, node_ranks))
+        return Nodes(-(-self.size // node_ranks), own, peers, even=self.size % node_ranks == 0)
 
     # Messages between control threads
 

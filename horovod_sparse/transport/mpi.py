@@ -14,7 +14,7 @@ from mpi4py import MPI
 from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.transport import waiting
-from horovod_sparse.transport.base import Nodes, Receiving, Sending, Transport, nodes_of
+from horovod_sparse.transport.base import ONE_NODE, Nodes, Receiving, Sending, Transport
 from horovod_sparse.transport.staging import CUDA_AWARE, IN_PLACE, Buffer, Path, path_for, staged
 from horovod_sparse.transport.traffic import RING_BYTES
 from horovod_sparse.transport.waiting import keep_alive, wait
@@ -228,8 +228,7 @@ class MPITransport(Transport):
     @property
     def _piece_bytes(self) -> int:
         # The same on all ranks, as `by_node` is a collective operation.
-        nodes: Nodes | None = self._kept.get(nodes_of(None))
-        return SHARED_MEMORY_PIECE_BYTES if nodes is not None and nodes.number == 1 else PIECE_BYTES
+        return SHARED_MEMORY_PIECE_BYTES if self._kept.get(ONE_NODE) else PIECE_BYTES
 
     def _pieces(self, message: Array) -> list[Array]:
         """Split a message into pieces; the last may be shorter. An empty message is one piece."""
@@ -253,11 +252,12 @@ class MPITransport(Transport):
     def _split(self, node_ranks: int | None) -> Nodes:
         comm: Any = self.comm
         own = comm.Split_type(MPI.COMM_TYPE_SHARED) if node_ranks is None else comm.Split(self.rank // node_ranks)
-        first = own.Get_rank() == 0
-        leaders = comm.Split(0 if first else MPI.UNDEFINED)
-        count = np.array([first], np.int64)
-        self._start_sum(count)()
-        return Nodes(int(count[0]), MPITransport(own), MPITransport(leaders) if first else None)
+        peers = comm.Split(own.Get_rank())
+        sizes = np.zeros((self.size, 2), np.int64)
+        sizes[self.rank] = own.Get_rank() == 0, own.Get_size()
+        self._start_gather(sizes)()
+        number, even = int(sizes[:, 0].sum()), bool((sizes[:, 1] == sizes[0, 1]).all())
+        return Nodes(number, MPITransport(own), MPITransport(peers), even)
 
     # Messages between control threads
 

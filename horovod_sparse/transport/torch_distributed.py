@@ -270,11 +270,13 @@ class TorchTransport(Transport):
             nodes = self.allgather_object(_node())
         else:
             nodes = [rank // node_ranks for rank in range(self.size)]
-        firsts = [nodes.index(node) for node in dict.fromkeys(nodes)]
-        own = [rank for rank, node in enumerate(nodes) if node == nodes[self.rank]]
+        groups = [[rank for rank, other in enumerate(nodes) if other == node] for node in dict.fromkeys(nodes)]
+        own = next(group for group in groups if self.rank in group)
+        number = own.index(self.rank)
+        peers = [group[number] for group in groups if len(group) > number]
         self._connection.parts += 1
-        of_node = self._connection.part(own, f".{own[0]}")
-        return Nodes(len(firsts), of_node, self._connection.part(firsts, ".first") if self.rank in firsts else None)
+        of_node, of_peers = self._connection.part(own, f".{own[0]}"), self._connection.part(peers, f".number{number}")
+        return Nodes(len(groups), of_node, of_peers, even=len({len(group) for group in groups}) == 1)
 
     # Messages between control threads
 

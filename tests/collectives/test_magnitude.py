@@ -38,5 +38,10 @@ def test_agrees_with_sorting_everything(transport, seed, most, kind, dtype, shar
     everything = np.sort(np.abs(np.concatenate(parts)))[::-1]
     limit = everything.size if tight else 2**31
     k = max(1, round(share * everything.size))
-    expected = float(everything[k - 1]) if k <= everything.size else 0.0
-    assert everywhere(transport, kth_magnitude(transport.channel(), parts[transport.rank], k, limit) == expected)
+    kth = kth_magnitude(transport.channel(), parts[transport.rank], k, limit)
+    if k > everything.size:
+        assert everywhere(transport, kth == (0.0, 1, 1))
+        return
+    value = float(everything[k - 1])
+    above, equal = int((everything > value).sum()), int((everything == value).sum())
+    assert everywhere(transport, kth == (value, equal, k - above))

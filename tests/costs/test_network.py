@@ -64,6 +64,12 @@ def test_a_ring_leaves_each_node_once(per_node):
     assert bytes_between_nodes(steps) == pytest.approx(crossing(pairs, per_node) * (ranks - 1) * BLOCK)
 
 
+@pytest.mark.parametrize("per_node", [2, 3, 4])
+def test_a_sum_leaves_each_node_as_often_as_that_of_a_rank_alone(per_node):
+    alone, shared = Network(3, OUTER).sum(3e6), Network(3 * per_node, OUTER, Node(per_node, INNER)).sum(3e6)
+    assert bytes_between_nodes(shared) == pytest.approx(bytes_between_nodes(alone)) == pytest.approx(4e6)
+
+
 @pytest.mark.parametrize("per_node", [2, 4, 8])
 def test_the_lowest_levels_of_a_tree_stay_inside_the_nodes(per_node):
     ranks = 4 * per_node
@@ -77,7 +83,8 @@ def test_the_lowest_levels_of_a_tree_stay_inside_the_nodes(per_node):
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_ranks_that_fit_on_one_node_never_use_the_link_between_nodes(ranks):
     of = Network(ranks, OUTER, Node(8, INNER))
-    for steps in (of.counts(), of.allgather(BLOCK), of.allreduce(BLOCK), of.direct(BLOCK), of.tree(BLOCK)):
+    patterns = (of.allgather, of.allreduce, of.sum, of.direct, of.tree)
+    for steps in (of.counts(), *(pattern(BLOCK) for pattern in patterns)):
         assert bytes_between_nodes(steps) == 0
         assert sum(step.nbytes for step in steps) > 0
 

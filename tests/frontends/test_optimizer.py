@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from training import (
 )
 
 import horovod_sparse as hvs
+from horovod_sparse.frontends.horovod import gradients
 
 pytestmark = pytest.mark.mpi
 
@@ -437,3 +439,18 @@ def test_the_class_is_the_wrapped_one_and_tells_its_compression(hvd, comm):
     assert type(optimizer).__name__ == "SGD"
     assert optimizer.param_groups[0]["lr"] == 0.1
     assert optimizer.compression == EVERYTHING
+
+
+@pytest.mark.parametrize(("sleeps", "setting"), [(True, None), (False, None), (True, "1")])
+def test_the_cost_of_horovods_thread_is_told_once_where_cores_are_short(hvd, monkeypatch, caplog, sleeps, setting):
+    monkeypatch.setattr(gradients.waiting, "choose", lambda *_: None)
+    monkeypatch.setattr(gradients.waiting, "sleeps", sleeps)
+    monkeypatch.delenv("HOROVOD_CYCLE_TIME", raising=False)
+    if setting:
+        monkeypatch.setenv("HOROVOD_CYCLE_TIME", setting)
+    gradients._report_cycle_time.cache_clear()
+    caplog.set_level(logging.INFO, "horovod_sparse")
+    for _ in range(2):
+        wrap(nn.Linear(3, 3))
+    told = sum("HOROVOD_CYCLE_TIME=10" in message for message in caplog.messages)
+    assert told == (sleeps and not setting and hvd.rank() == 0 and hvd.size() > 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from exchanges import every_way
-from laws import everywhere, same_bits, summed
+from laws import everywhere, on_nodes, same_bits, summed
 
 from horovod_sparse.kernels import to_host
 from horovod_sparse.transport import base, mpi
@@ -123,6 +123,25 @@ def test_sums_have_the_same_bits_on_every_rank_as_they_are_taken_in_rank_order(t
         assert type(total) is type(handed_in)
         assert everywhere(transport, to_host(total).tobytes() == summed(transport, mine).tobytes())
         assert everywhere(transport, np.array_equal(to_host(handed_in), mine))
+    check_counts(transport, channel.traffic)
+
+
+@every_way
+@pytest.mark.parametrize("node_ranks", [1, 2, 3])
+@pytest.mark.parametrize("size", [5, 65, 4097, 20_000])
+def test_ranks_of_a_node_sum_before_nodes_do(transport, put, node_ranks, size):
+    """Where all nodes have the same number of ranks, each sends to the others what a rank alone would send."""
+    channel, ranks = on_nodes(transport, node_ranks).channel(), transport.size
+    mine = np.random.default_rng(transport.rank).standard_normal(size).astype(np.float32)
+    handed_in, into = put(mine), put(mine.copy())
+    total = channel.allreduce(handed_in)
+    channel.allreduce_in_place(into)
+    everyones, divided = transport.allgather_object(mine), channel.nodes_for_sums() is not None
+    assert divided == (node_ranks > 1 and ranks > node_ranks and ranks % node_ranks == 0)
+    if divided and channel._in_regions(handed_in):
+        everyones = [sum(everyones[first : first + node_ranks]) for first in range(0, ranks, node_ranks)]
+    assert everywhere(transport, to_host(total).tobytes() == sum(everyones).tobytes() == to_host(into).tobytes())
+    assert everywhere(transport, np.array_equal(to_host(handed_in), mine))
     check_counts(transport, channel.traffic)
 
 

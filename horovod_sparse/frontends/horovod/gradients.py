@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -26,9 +29,11 @@ from horovod_sparse.frontends.horovod.arguments import numbered, user_level
 from horovod_sparse.frontends.horovod.grad_scaler import exchange_before_unscaling
 from horovod_sparse.frontends.horovod.join import Use, let_join
 from horovod_sparse.frontends.momentum import apply_momentum
+from horovod_sparse.transport import waiting
 from horovod_sparse.transport.agreement import agree
 from horovod_sparse.transport.base import Transport
 
+_LOG = logging.getLogger("horovod_sparse")
 _SHOWN = 3  # names of parameters that a message holds
 _exchanging: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers whose hooks are registered
 
@@ -86,6 +91,8 @@ class Gradients(ExchangingGradients):
         if self.process_set.process_set_id == hvd.global_process_set.process_set_id:
             let_join(self)
         exchange_before_unscaling()
+        if hvd.rank() == 0 and waiting.sleeps and "HOROVOD_CYCLE_TIME" not in os.environ:
+            _report_cycle_time()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters and exchange their gradients, too; otherwise as ``torch.optim.Optimizer.add_param_group``.
@@ -398,3 +405,12 @@ def _no_gradient(p: torch.Tensor, sparse: bool) -> torch.Tensor:
         return torch.zeros_like(p)
     no_rows = torch.empty(1, 0, dtype=torch.int64, device=p.device)
     return torch.sparse_coo_tensor(no_rows, p.detach().new_empty(0, *p.shape[1:]), p.shape, check_invariants=True)
+
+
+@functools.cache
+def _report_cycle_time() -> None:
+    """Log once what Horovod's thread costs. It exchanges nothing of ours, but spins until all ranks have woken up."""
+    _LOG.info(
+        "rank 0: this node's ranks have no cores to spare, and Horovod's background thread wakes up every millisecond: "
+        "HOROVOD_CYCLE_TIME=10 lets it sleep for 10 ms, which an operation of Horovod itself may then wait for"
+    )
