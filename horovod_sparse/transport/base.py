@@ -61,7 +61,7 @@ class Nodes(NamedTuple):
     Attributes:
         number: Number of nodes.
         own: Transport of the ranks of this rank's node.
-        peers: Transport of the ranks with this rank's number in their node, one on each node that has so many ranks.
+        peers: Transport of the ranks with this rank's number in their node; smaller nodes may have none.
         even: Whether all nodes have the same number of ranks.
     """
 
@@ -317,7 +317,7 @@ class Transport(ABC):
         """Add one region of the array on each rank in rank order, and gather the regions in ``total``.
 
         Where several nodes have several ranks each, regions are those of the ranks of a node; peers then sum theirs
-        across the nodes. So a node sends as many bytes as one rank alone would.
+        across the nodes. A node then sends the bytes that one rank alone would send.
         """
         nodes = self.nodes_for_sums()
         group = self if nodes is None else nodes.own
