@@ -32,7 +32,9 @@ def exchange(acc: Array, chosen: Array, unit: float, held: Held, collective: str
     sent = np.where(chosen, acc, 0)
     total, returned = sent.sum(0), np.zeros_like(sent)
     if collective == "oktopk" and not chosen.all():
-        kept = np.abs(total) >= np.partition(np.abs(total), -k)[-k]
+        order = np.argsort(np.where(chosen.any(0), -np.abs(total), 1), kind="stable")  # ties: the lowest position
+        kept = np.zeros(total.size, bool)
+        kept[order[:k]] = True
         total, returned = np.where(kept, total, 0), np.where(kept, 0, sent)
     if collective == "gtopk" and not chosen.all():
         total, returned = merge_tree(sent, k)

@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     dense, (sparse, chosen) = predictions.dense_rows(plan), predictions.sparse_rows(plan, options.density)
     rows = [*dense, *sparse]
     first = predictions.hardly_slower(rows)[0]  # the most precise of them: rows are in this order
-    best = first.code if first in dense else code(chosen, options.density)
+    best = first.code if first in dense else code(options.density)
     remarks = about_dense(plan, options.device, chosen, rows)
     if first in sparse or not plan.computing:
         remarks += about_steps(plan, sparse)
@@ -112,21 +112,18 @@ def read(options: argparse.Namespace) -> Plan:
         wait=_HOST_ROUND if gpu else 0.0,
     )
     staging = 2 / _HOST_BANDWIDTH if gpu else 0.0
-    outer = Link(options.latency, 1 / options.bandwidth + staging)
-    inner = Link(options.inner_latency, 1 / options.inner_bandwidth + staging)
+    outer = Link(options.latency, 1 / options.bandwidth, staging)
+    inner = Link(options.inner_latency, 1 / options.inner_bandwidth, staging)
     alone = options.ranks <= options.gpus_per_node
     node = None if alone or options.gpus_per_node == 1 else Node(options.gpus_per_node, inner)
     link = inner if alone and options.gpus_per_node > 1 else outer
     size, dense, computing = options.parameters, options.dense_bandwidth, options.compute
-    return Plan(size, options.ranks, link, compute, node, staging, dense, computing)
+    return Plan(size, options.ranks, link, compute, node, dense, computing)
 
 
-def code(chosen: Row | None, density: float | None) -> str:
-    """Return the preset's code: without a density it measures, and it finds every collective but the hierarchical."""
-    settings = [] if density is None else [f"density={density:g}"]
-    if density is not None and chosen is not None and chosen.cost.algorithm == "hierarchical":
-        settings.append("collective='hierarchical'")
-    return f"hvs.Compression.recommended({', '.join(settings)})"
+def code(density: float | None) -> str:
+    """Return the preset's code: without a density it measures, and it finds the collective by itself."""
+    return f"hvs.Compression.recommended({'' if density is None else f'density={density:g}'})"
 
 
 def head(plan: Plan) -> str:
@@ -190,10 +187,7 @@ def about_steps(plan: Plan, rows: Sequence[Row]) -> list[str]:
 def break_even(plan: Plan, density: float) -> float:
     """Return the bandwidth below which a sparse exchange is faster than Horovod's over the same link; see the model."""
     width = predictions.WIDTHS[predictions.preset().collective.wire]
-    even = break_even_bandwidth(**plan.bucket(density), algorithms=plan.collectives, wire=width) if density < 1 else 0.0
-    if not 0 < even < math.inf:
-        return even
-    return 1 / (1 / even - plan.staging) if 1 / even > plan.staging else math.inf
+    return break_even_bandwidth(**plan.bucket(density), algorithms=plan.collectives, wire=width) if density < 1 else 0.0
 
 
 def verdict(plan: Plan, density: float, even: float) -> str:

@@ -31,10 +31,9 @@ class Plan:
     Attributes:
         size: Number of parameters.
         ranks: World size.
-        link: Link between ranks or, with ``node``, between nodes; includes ``staging``.
+        link: Link between ranks or, with ``node``, between nodes.
         compute: Compute costs of a rank.
         node: Ranks per node and their link; None: one rank per node, or a single node.
-        staging: Seconds per byte for copies between device and host, in both directions.
         dense_bandwidth: Bus bandwidth of Horovod's dense allreduce in bytes/s; None: it sends over ``link``.
         computing: Seconds of a step without exchange; 0: not known.
     """
@@ -44,18 +43,17 @@ class Plan:
     link: Link
     compute: Compute
     node: Node | None
-    staging: float = 0.0
     dense_bandwidth: float | None = None
     computing: float = 0.0
 
     @property
     def bandwidth(self) -> float:
         """Bandwidth of the link in bytes/s."""
-        return 1 / (self.link.beta - self.staging)
+        return 1 / self.link.beta
 
     def at(self, bandwidth: float) -> Plan:
         """Return the same plan with a link of this bandwidth in bytes/s."""
-        return replace(self, link=Link(self.link.alpha, 1 / bandwidth + self.staging))
+        return replace(self, link=replace(self.link, beta=1 / bandwidth))
 
     def bucket(self, density: float, parts: int = 1) -> dict[str, Any]:
         """Return the arguments of the cost model for one of several equal buckets."""
@@ -126,11 +124,11 @@ def sparse_rows(plan: Plan, density: float | None) -> tuple[list[Row], Row | Non
     """
     if density is None:
         densities = sorted(preset().schedule.densities, reverse=True)
-        rows = [_sparse_row(plan, one, choice(_costs(plan, one, LARGEST))) for one in densities]
+        rows = [_sparse_row(plan, one, choice(_costs(plan, one))) for one in densities]
         rounded = [row for row in dense_rows(plan) if row.cost.algorithm == "rounded"]
         candidates = sorted([*rows, *rounded], key=lambda row: row.density, reverse=True)  # stable: rounded after exact
         return rows, hardly_slower(candidates)[0] if plan.computing else None
-    costs = _costs(plan, density, plan.collectives)
+    costs = _costs(plan, density)
     rows = [_sparse_row(plan, density, cost, cost.algorithm) for cost in costs if cost.algorithm != "dense"]
     return rows, next((row for row in rows if row.cost.algorithm == choice(costs).algorithm), None)
 
@@ -141,10 +139,10 @@ def hardly_slower(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.step <= limit]
 
 
-def _costs(plan: Plan, density: float, collectives: Sequence[str]) -> list[Cost]:
+def _costs(plan: Plan, density: float) -> list[Cost]:
     """Return the costs of a bucket, fastest first; at density 1 everything is sent by a dense allreduce."""
     arguments = plan.bucket(density, plan.parts(dense=False))
-    algorithms = ("dense", *collectives) if density < 1 else ("dense",)
+    algorithms = ("dense", *plan.collectives) if density < 1 else ("dense",)
     return table(**arguments, algorithms=algorithms, wire=WIDTHS[preset().collective.wire])
 
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.gtopk import GTopk
+from horovod_sparse.collectives.hierarchical import Hierarchical
 from horovod_sparse.collectives.oktopk import OkTopk
 from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
 from horovod_sparse.costs.formulas import Cost
-from horovod_sparse.costs.measure import measure_compute, measure_link
+from horovod_sparse.costs.measure import measure_compute, measure_network
 from horovod_sparse.costs.model import choice, table
 from horovod_sparse.rules import BucketContext, Exchange, SparseVector
 from horovod_sparse.rules.options import RuleOptions
@@ -23,17 +24,24 @@ if TYPE_CHECKING:
     from horovod_sparse.transport.base import Transport
 
 _LOG = logging.getLogger("horovod_sparse")
-_CANDIDATES: dict[str, type[Base]] = {"topka": TopkA, "topkdsa": TopkDSA, "gtopk": GTopk, "oktopk": OkTopk}
+_CANDIDATES: dict[str, type[Base]] = {
+    "topka": TopkA,
+    "topkdsa": TopkDSA,
+    "gtopk": GTopk,
+    "oktopk": OkTopk,
+    "hierarchical": Hierarchical,  # on nested nodes
+}
 _CHOICES = ("dense", *_CANDIDATES)
 
 
 class Auto(Base):
     """Chooses a collective for the bucket's size and the current k, and again when either changes.
 
-    Link and kernels are measured once per communicator, in under a second, and the ranks agree on the results, so that
-    all make the same choice. Rank 0 logs the predictions behind a new choice at level INFO of the logger
-    ``horovod_sparse``. With one rank the choice is dense, and nothing is measured or logged. Each algorithm keeps its
-    thresholds while another one runs.
+    Hierarchical is a candidate where several nodes have the same number of ranks, more than one. Links and kernels are
+    measured once per communicator, in under a second, and the ranks agree on the results, so that all make the same
+    choice. Rank 0 logs the predictions behind a new choice at level INFO of the logger ``horovod_sparse``. With one
+    rank the choice is dense, and nothing is measured or logged. Each algorithm keeps its thresholds while another one
+    runs.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -67,8 +75,13 @@ class Auto(Base):
     def __init__(self, context: BucketContext, transport: Transport, options: Options) -> None:
         super().__init__(context, transport, options)
         self._context = context
-        parts = zip(_CANDIDATES.items(), options.candidates, strict=True)
-        self._collectives: dict[str, Any] = {name: rule(context, transport, own) for (name, rule), own in parts}
+        given: dict[str, Any] = dict(zip(_CANDIDATES, options.candidates, strict=True))
+        self._nodes = transport.by_node(given["hierarchical"].node_ranks)
+        if not self._nodes.nested:
+            del given["hierarchical"]
+        self._collectives: dict[str, Any] = {
+            name: _CANDIDATES[name](context, transport, own) for name, own in given.items()
+        }
         self.choice = "dense"
         self._decided = (0, 0)  # size and k of the current choice
         self._known: dict[tuple[int, int], str] = {}  # choices so far
@@ -83,9 +96,11 @@ class Auto(Base):
 
     def _choose(self, size: int, k: int) -> None:
         like, ranks = self._context.like, self._transport.size
-        link, compute = measure_link(self._transport, like), measure_compute(self._transport, like)
+        link, node = measure_network(self._transport, self._nodes, like)
+        compute = measure_compute(self._transport, like)
         wire, indices = self._wire.format.width, self._options.indices
-        costs = table(size, max(k, 1), ranks, link, compute, like.itemsize, wire=wire, indices=indices)
+        names = ("dense", *self._collectives)
+        costs = table(size, max(k, 1), ranks, link, compute, like.itemsize, node, names, wire, indices)
         best = choice(costs).algorithm
         if self._transport.rank == 0 and (not self._known or best != self.choice):
             _LOG.info("%s", _explain(costs, best, size, k, ranks))
@@ -109,15 +124,15 @@ class Auto(Base):
             raise ValueError(f"choice of auto must be one of {', '.join(_CHOICES)}, not {state['choice']!r:.100}")
         size, k = (checked_integer(number, "decided of auto") for number in state["decided"])
         self.choice, self._decided = state["choice"], (size, k)
-        for name, collective in self._collectives.items():
-            collective.load_state_dict(state["states"][name])
+        for name in self._collectives.keys() & state["states"].keys():  # nodes may have changed
+            self._collectives[name].load_state_dict(state["states"][name])
 
 
 def _explain(costs: Sequence[Cost], best: str, size: int, k: int, ranks: int) -> str:
     """Return a message with the choice and a table of the predictions, in the order of ``costs``."""
     lines = [f"{best} is chosen for {k} of {size} elements on {ranks} ranks; predicted times in ms:"]
-    lines.append(f"{'':10} {'total':>10} {'selection':>10} {'bandwidth':>10} {'latency':>10} {'merging':>10}")
+    lines.append(f"{'':12} {'total':>10} {'selection':>10} {'bandwidth':>10} {'latency':>10} {'merging':>10}")
     for cost in costs:
         parts = (cost.total, cost.selection, cost.bandwidth, cost.latency, cost.merging)
-        lines.append(f"{cost.algorithm:10} " + " ".join(f"{1000 * seconds:10.3f}" for seconds in parts))
+        lines.append(f"{cost.algorithm:12} " + " ".join(f"{1000 * seconds:10.3f}" for seconds in parts))
     return "\n".join(lines)

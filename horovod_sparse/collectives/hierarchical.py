@@ -16,7 +16,6 @@ from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
 from horovod_sparse.rules import BucketContext, Exchange, SparseVector
 from horovod_sparse.rules.options import RuleOptions, integer
-from horovod_sparse.transport.traffic import Traffic
 from horovod_sparse.wire import Wire
 
 if TYPE_CHECKING:
@@ -72,19 +71,10 @@ class Hierarchical(Base):
 
     def __init__(self, context: BucketContext, transport: Transport, options: Options) -> None:
         super().__init__(context, transport, options)
-        nodes = transport.by_node(options.node_ranks)
+        nodes = transport.by_node(options.node_ranks).counting(transport.traffic)
         self._nodes, self._node, leaders = nodes.number, nodes.own, nodes.leaders
         self._inner = _RULES[type(options.inner)](context, self._node, options.inner)
         self._outer = None if leaders is None else _RULES[type(options.outer)](context, leaders, options.outer)
-
-    @property
-    def traffic(self) -> Traffic:
-        """Payload that this rank has sent and received, within its node and across nodes."""
-        total = Traffic()
-        for part in (self._transport, self._node, self._outer):
-            if part is not None:
-                total.add(part.traffic)
-        return total
 
     def allreduce(self, vector: SparseVector, k: int) -> Exchange:
         """Sum the vectors of each node, then the nodes' sums; sum vectors without indices over all ranks at once."""

@@ -132,15 +132,16 @@ class OkTopk(Base):
     def _reach(self, sums: SparseVector, kth: KthMagnitude | None = None) -> _Part:
         """Return this owner's sums that reach the current threshold.
 
-        Of sums equal to ``kth``, an exact threshold, every owner keeps the same share, rounded up. In 16 bits, many are
-        equal: with error feedback, the magnitudes that are sent lie close together, just above the threshold.
+        Of sums equal to ``kth``, an exact threshold, those with the lowest positions are kept, k in all. In 16 bits,
+        many are equal: with error feedback, the magnitudes that are sent lie close together, just above the threshold.
         """
         indices, values = sums.entries
         magnitudes = np.abs(values)
         reached = magnitudes >= self._threshold.value
         if kth is not None and kth.wanted < kth.equal:
             equal = np.flatnonzero(magnitudes == kth.value)
-            reached[equal[-(-kth.wanted * equal.size // kth.equal) :]] = False
+            before = int(self._transport.allgather_integers(equal.size)[: self._transport.rank].sum())
+            reached[equal[max(0, kth.wanted - before) :]] = False
         enough = np.flatnonzero(reached)
         return self._offer(SparseVector(indices[enough], values[enough], sums.size))
 

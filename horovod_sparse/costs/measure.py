@@ -17,12 +17,12 @@ import numpy as np
 
 from horovod_sparse.costs.coding import coding_pays
 from horovod_sparse.costs.formulas import Compute
-from horovod_sparse.costs.network import Link, Network
+from horovod_sparse.costs.network import Link, Network, Node
 from horovod_sparse.kernels import kernels_for, to_device, to_host
 from horovod_sparse.kernels.types import MAX_SIZE, Array
 
 if TYPE_CHECKING:
-    from horovod_sparse.transport.base import Transport
+    from horovod_sparse.transport.base import Nodes, Transport
 
 _ROUNDS = 3  # the fastest one is the result
 _PINGS = 20  # short messages per round
@@ -47,6 +47,26 @@ def measure_link(transport: Transport, like: Array = _HOST) -> Link:
     share its link to the other nodes, and ``beta`` is that of one rank's share.
     """
     return transport.measured(f"link {_device(like)}", lambda: _measure_link(transport.channel(), like))
+
+
+def measure_network(transport: Transport, nodes: Nodes, like: Array = _HOST) -> tuple[Link, Node | None]:
+    """Measure the link between two nodes, and that within a node; if nodes are not nested, ``measure_link`` and None.
+
+    Ranks with the same number in their nodes exchange across the nodes, all numbers at once: they share the link.
+    """
+    if not nodes.nested:
+        return measure_link(transport, like), None
+
+    def measure() -> tuple[Link, Node]:
+        links = []
+        for group in (nodes.own, nodes.peers):
+            transport.barrier()
+            link = _measure_link(group.channel(), like)
+            links.append(np.max(transport.allgather_object([link.alpha, link.beta]), axis=0).tolist())
+        (within_alpha, within_beta), (alpha, beta) = links
+        return Link(alpha, beta / nodes.own.size), Node(nodes.own.size, Link(within_alpha, within_beta))
+
+    return transport.measured(f"nodes of {nodes.own.size} {_device(like)}", measure)
 
 
 def measure_compute(transport: Transport, like: Array) -> Compute:
@@ -121,9 +141,9 @@ def _reduce_seconds(transport: Transport, like: Array) -> float:
 
     This covers the sums and writing the average, and the part of the link's bandwidth that the exchange does not use.
     """
-    network = Network(transport.size, measure_link(transport, like))
+    network = Network(transport.size, *measure_network(transport, transport.by_node(None), like))
     nbytes, seconds = _longest(lambda nbytes: _allreduce_seconds(transport, nbytes, like))
-    known = sum(step.bandwidth + step.latency for step in network.allreduce(nbytes))
+    known = sum(step.bandwidth + step.latency for step in network.sum(nbytes))
     return max(seconds - known, 0.0) / (nbytes / like.itemsize * network.others)
 
 

@@ -62,7 +62,7 @@ def predict(
         raise ValueError(f"k must be in 1 .. size, but k = {k} and size = {size}")
     if ranks < 1 or (node and node.ranks < 1):
         raise ValueError(f"ranks must be at least 1, not {ranks} on nodes of {node.ranks if node else 1}")
-    pays = coding_pays(link.beta, compute.code, k / size) if indices is None else indices == "coded"
+    pays = coding_pays(link.beta + link.staging, compute.code, k / size) if indices is None else indices == "coded"
     problem = Problem(size, k, compute, itemsize, wire or itemsize, pays)
     cost = FORMULAS[algorithm](problem, Network(ranks, link, node))
     return cost if ranks > 1 else replace(cost, latency=0.0, merging=0.0, rounds=0)  # nothing arrives
@@ -121,7 +121,7 @@ def break_even_bandwidth(
     def line(algorithm: str, indices: str, width: float | None = wire) -> tuple[float, float]:
         """Return the seconds at infinite bandwidth, and the slope over the seconds per byte."""
         start, unit = (
-            predict(algorithm, size, k, ranks, Link(link.alpha, beta), compute, itemsize, node, width, indices)
+            predict(algorithm, size, k, ranks, replace(link, beta=beta), compute, itemsize, node, width, indices)
             for beta in (0.0, 1.0)
         )
         return start.total, unit.bandwidth - start.bandwidth

@@ -17,10 +17,12 @@ class Link:
     Attributes:
         alpha: Seconds per message.
         beta: Seconds per byte in one direction, with the same traffic in the other direction.
+        staging: Seconds per byte that a rank sends and receives, for copies between its device and host memory.
     """
 
     alpha: float
     beta: float
+    staging: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -41,19 +43,21 @@ class Messages:
     """Messages that a rank sends one after the other.
 
     Attributes:
-        nbytes: Total bytes.
+        nbytes: Total bytes, of all ranks that share the link.
         messages: Number of messages.
         link: Link that the messages cross.
+        senders: Number of ranks that share the link.
     """
 
     nbytes: float
     messages: float
     link: Link
+    senders: float = 1.0
 
     @property
     def bandwidth(self) -> float:
         """Seconds for the bytes."""
-        return self.nbytes * self.link.beta
+        return self.nbytes * (self.link.beta + self.link.staging / self.senders)
 
     @property
     def latency(self) -> float:
@@ -101,14 +105,15 @@ class Network:
         if self.node and self.ranks % self.node.ranks == 0:
             within = Network(self.node.ranks, self.node.link)
             across = Network(self.ranks // self.node.ranks, self.link).sum(nbytes / self.node.ranks)
-            shared = [replace(step, nbytes=step.nbytes * self.node.ranks) for step in across]
+            sharing = self.node.ranks
+            shared = [replace(step, nbytes=step.nbytes * sharing, senders=sharing) for step in across]
             return [*within.direct(nbytes), *within.allgather(nbytes), *shared]
         return [*self.direct(nbytes), *self.allgather(nbytes)]
 
     def direct(self, nbytes: float) -> list[Messages]:
         """Return the steps of sending every other rank its region of ``nbytes``; ranks of a node share its link."""
         senders = self.node.ranks * (self.ranks - self.node.ranks) / (self.ranks - 1) if self.node else 1.0
-        return [Messages(nbytes * self.others * senders, self.ranks - 1, self.link)]
+        return [Messages(nbytes * self.others * senders, self.ranks - 1, self.link, senders)]
 
     def tree(self, nbytes: float) -> list[Messages]:
         """Return the steps of ``nbytes`` up or down a binomial tree; its lowest levels stay inside the nodes."""

@@ -62,13 +62,13 @@ class Nodes(NamedTuple):
         number: Number of nodes.
         own: Transport of the ranks of this rank's node.
         peers: Transport of the ranks with this rank's number in their node; smaller nodes may have none.
-        even: Whether all nodes have the same number of ranks.
+        nested: Whether there are several nodes, with the same number of ranks each, more than one.
     """
 
     number: int
     own: Transport
     peers: Transport
-    even: bool
+    nested: bool
 
     @property
     def leaders(self) -> Transport | None:
@@ -343,14 +343,14 @@ class Transport(ABC):
         return Sum(finish)
 
     def nodes_for_sums(self) -> Nodes | None:
-        """Return the nodes if there are several with the same number of ranks, more than one; else None.
+        """Return the nodes if they are ``nested``, else None.
 
         Their traffic is counted as that of this transport. A collective operation in the first call.
         """
 
         def find() -> Nodes | None:
             nodes = self._nodes(None)
-            return nodes if nodes.number > 1 and nodes.own.size > 1 and nodes.even else None
+            return nodes if nodes.nested else None
 
         nodes = self.keep(_NODES_FOR_SUMS, find)
         return None if nodes is None else nodes.counting(self.traffic)

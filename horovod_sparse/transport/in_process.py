@@ -203,7 +203,8 @@ class InProcessTransport(Transport):
         first = self.rank - self.rank % node_ranks
         own = self._regroup(range(first, min(first + node_ranks, self.size)))
         peers = self._regroup(range(own.rank, self.size, node_ranks))
-        return Nodes(-(-self.size // node_ranks), own, peers, even=self.size % node_ranks == 0)
+        nested = self.size % node_ranks == 0 and 1 < node_ranks < self.size
+        return Nodes(-(-self.size // node_ranks), own, peers, nested)
 
     # Messages between control threads
 

@@ -256,8 +256,9 @@ class MPITransport(Transport):
         sizes = np.zeros((self.size, 2), np.int64)
         sizes[self.rank] = own.Get_rank() == 0, own.Get_size()
         self._start_gather(sizes)()
-        number, even = int(sizes[:, 0].sum()), bool((sizes[:, 1] == sizes[0, 1]).all())
-        return Nodes(number, MPITransport(own), MPITransport(peers), even)
+        number = int(sizes[:, 0].sum())
+        nested = number > 1 and bool((sizes[:, 1] == sizes[0, 1]).all()) and own.Get_size() > 1
+        return Nodes(number, MPITransport(own), MPITransport(peers), nested)
 
     # Messages between control threads
 

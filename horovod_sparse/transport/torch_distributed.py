@@ -276,7 +276,8 @@ class TorchTransport(Transport):
         peers = [group[number] for group in groups if len(group) > number]
         self._connection.parts += 1
         of_node, of_peers = self._connection.part(own, f".{own[0]}"), self._connection.part(peers, f".number{number}")
-        return Nodes(len(groups), of_node, of_peers, even=len({len(group) for group in groups}) == 1)
+        nested = len(groups) > 1 and len(own) > 1 and len({len(group) for group in groups}) == 1
+        return Nodes(len(groups), of_node, of_peers, nested)
 
     # Messages between control threads
 

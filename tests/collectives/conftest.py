@@ -38,7 +38,7 @@ def network(monkeypatch):
     """Lets Auto find a link without measuring."""
 
     def install(speed):
-        monkeypatch.setattr(auto, "measure_link", lambda transport, like: LINKS[speed])
+        monkeypatch.setattr(auto, "measure_network", lambda *_: (LINKS[speed], None))
         monkeypatch.setattr(auto, "measure_compute", lambda transport, like: COMPUTE)
 
     return install

@@ -7,10 +7,11 @@ import logging
 import numpy as np
 import pytest
 from exchanges import every_way
-from laws import Case, check_exchange, digest_of, everywhere, make, own_vector
+from laws import Case, check_exchange, digest_of, everywhere, make, own_vector, same_bits
 
 from horovod_sparse.collectives import auto
 from horovod_sparse.costs.formulas import Cost
+from horovod_sparse.costs.measure import measure_compute, measure_network
 from horovod_sparse.costs.network import Link
 
 pytestmark = pytest.mark.law
@@ -79,6 +80,25 @@ def test_an_algorithm_keeps_its_state_while_another_one_runs(transport, network)
     assert collective.traffic.bytes_sent == alone.traffic.bytes_sent + other.traffic.bytes_sent
 
 
+@pytest.mark.parametrize("node_ranks", [1, 2, 3])
+def test_nodes_of_several_ranks_are_measured_and_may_sum_first(transport, monkeypatch, node_ranks):
+    compute, found, ranks = measure_compute(transport.channel(), np.empty(0, np.float32)), [], transport.size
+    monkeypatch.setattr(auto, "measure_compute", lambda *_: compute)
+    monkeypatch.setattr(auto, "measure_network", lambda *given: found.append(measure_network(*given)) or found[0])
+    collective, alone = (make(transport, name, node_ranks=node_ranks) for name in ("auto", "hierarchical"))
+    collective.decide(SIZE, K)
+    nested = node_ranks > 1 and ranks > node_ranks and ranks % node_ranks == 0
+    assert everywhere(transport, ("hierarchical" in collective.state_dict()["states"]) == nested)
+    if nested:
+        (link, node), vector = found[0], own_vector(Case(5000, "random", seed=1), transport)
+        assert same_bits(transport, np.array([link.alpha, link.beta, node.link.alpha, node.link.beta]))
+        assert node.ranks == node_ranks
+        collective.choice, before = "hierarchical", collective.traffic.bytes_sent
+        exchange, expected = collective.allreduce(vector, 50), alone.allreduce(vector, 50)
+        assert digest_of(exchange.total, exchange.returned) == digest_of(expected.total, expected.returned)
+        assert collective.traffic.bytes_sent - before == alone.traffic.bytes_sent
+
+
 @pytest.mark.mpi
 def test_rank_0_logs_the_table_once_for_each_choice(transport, network, caplog):
     network("slow")
@@ -107,9 +127,9 @@ def test_it_measures_for_the_dtype_and_device_of_the_bucket_and_knows_the_format
 ):
     likes, widths = [], []
     table, compute = auto.table, auto.measure_compute(transport.channel(), np.empty(0, np.float32))
-    monkeypatch.setattr(auto, "measure_link", lambda _, like: likes.append(like) or Link(50e-6, 8e-9))
+    monkeypatch.setattr(auto, "measure_network", lambda *given: likes.append(given[2]) or (Link(50e-6, 8e-9), None))
     monkeypatch.setattr(auto, "measure_compute", lambda *_: compute)
-    monkeypatch.setattr(auto, "table", lambda *args, **named: widths.append(named["wire"]) or table(*args, **named))
+    monkeypatch.setattr(auto, "table", lambda *args: widths.append(args[8]) or table(*args))
     for dtype, wire in (("float32", None), ("float32", "bfloat16"), ("float64", "float32")):
         make(transport, "auto", dtype, put, wire=wire).decide(SIZE, K)
     there = type(put(np.empty(0)))

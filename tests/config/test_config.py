@@ -229,7 +229,7 @@ def test_both_parts_of_hierarchical_and_all_candidates_of_auto_get_their_setting
     both = hvs.parse("hierarchical:inner=gtopk,outer=topkdsa,throttle=2,wire=float16").collective
     assert (both.inner.wire, both.outer.wire, both.outer.throttle) == ("float16", "float16", 2)
     assert hvs.parse("gravac:cf_min=20").density == 1 / 20
-    assert [one.wire for one in hvs.parse("auto:wire=float16").collective.candidates] == ["float16"] * 4
+    assert [one.wire for one in hvs.parse("auto:wire=float16").collective.candidates] == ["float16"] * 5
 
 
 PARSING = """

@@ -102,7 +102,7 @@ def test_a_dense_allreduce_is_charged_for_what_the_link_does_not_explain(fresh, 
     network = Network(fresh.size, measure_link(fresh))
 
     def allreduce(transport, nbytes, like):
-        known = sum(one.bandwidth + one.latency for one in network.allreduce(nbytes))
+        known = sum(one.bandwidth + one.latency for one in network.sum(nbytes))
         seconds = known + per_element * network.others * nbytes / like.itemsize
         wire.clock += measure._ROUNDS * seconds
         return seconds

@@ -35,7 +35,7 @@ OVERFLOWS = 3  # the step in which one rank's gradient does
 @pytest.fixture
 def one_network(monkeypatch):
     """Two trainings measure twice, and auto might choose differently."""
-    monkeypatch.setattr(auto, "measure_link", lambda transport, like: Link(50e-6, 8e-9))
+    monkeypatch.setattr(auto, "measure_network", lambda *_: (Link(50e-6, 8e-9), None))
     monkeypatch.setattr(auto, "measure_compute", lambda transport, like: Compute(1e-9, 1e-9, 0.0, 1e-9))
 
 
