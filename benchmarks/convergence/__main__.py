@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.convergence.arguments import build_parser, jobs
+from benchmarks.convergence.arguments import build_parser, jobs, load_rules
 from benchmarks.convergence.report import report
 from tools.mpitest import launch
 
@@ -19,6 +19,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train and report; return the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     options = build_parser().parse_args(words)
+    try:
+        load_rules(options)
+    except (ImportError, ValueError) as problem:
+        print(f"convergence: {problem}", file=sys.stderr)
+        return 1
     if options.report is not None:
         return _report(options.report, options.page)
     if options.simulate:

@@ -5,24 +5,28 @@
     python -m benchmarks.convergence --minutes 60           # everything, but start no run after an hour
     python -m benchmarks.convergence --report runs/convergence    # only rewrite tables and figures
     python -m benchmarks.convergence --validate --runs dense@0.7,dense@1.5 --output runs/rates    # compare rates
+    python -m benchmarks.convergence --rules my_rules --compression topka:sparsifier=mine --output runs/mine
 
 Runs four ranks on this machine under one mpirun. With --simulate, any number of ranks run as threads of one process,
 with bit-identical results. Every finished run is appended to records.jsonl and is not repeated, so an interrupted
 benchmark resumes. Writes report.md and a figure for each task. On two cores, --quick takes 5 minutes, and otherwise
-each run takes 1.5 to 3 minutes. Run it from the repository root.
+each run takes 1.5 to 3 minutes. Run it from the repository root. The last command compares a rule of your own with the
+published runs of dense training and of top-k at 1 %, seed by seed.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import horovod_sparse as hvs
 from benchmarks import command_line
-from benchmarks.convergence.runs import CONFIRMATION, FASHION, HEADLINE_SEEDS, RANKS, RUNS, SMALL, STDLIB, Job, Run
+from benchmarks.convergence.runs import CONFIRMATION, FASHION, HEADLINE_SEEDS, RANKS, RUNS, SMALL, STDLIB, Job, Run, own
 from horovod_sparse.cli.units import at_least, listed
 
 QUICK_STEPS = 200
@@ -39,6 +43,14 @@ def build_parser() -> argparse.ArgumentParser:
     add("--tasks", type=_names(STEPS), help=f"tasks to train, out of {','.join(STEPS)}")
     help_ = f"runs to train, with @ and a factor on the learning rate if wanted, out of {','.join(RUNS)}"
     add("--runs", type=_names(RUNS), help=help_.replace("%", "%%"))
+    add("--rules", action="append", default=[], metavar="MODULE", help="module that registers custom rules")
+    add(
+        "--compression",
+        action="append",
+        default=[],
+        metavar="SPEC",
+        help="train this configuration, with momentum; repeat it for several, and use a separate --output folder",
+    )
     add(
         "--validate",
         action="store_true",
@@ -79,7 +91,7 @@ def _names(known: Iterable[str]) -> Callable[[str], list[str]]:
 
 def jobs(options: argparse.Namespace) -> list[Job]:
     """Return the requested jobs, sorted by seed so that early results cover all runs."""
-    runs = [_run(name) for name in options.runs or RUNS]
+    runs = [_run(name) for name in options.runs or [own(spec) for spec in options.compression] or RUNS]
     pairs = [(task, run) for task in options.tasks or STEPS for run in runs if _wanted(task, run, options)]
     return [
         Job(task, run, seed, options.steps or run.longer * STEPS[task], options.ranks)
@@ -87,6 +99,19 @@ def jobs(options: argparse.Namespace) -> list[Job]:
         if seed < min(_seeds(task, run, options), options.seeds or HEADLINE_SEEDS)
         and (run.simulated or not options.simulate)
     ]
+
+
+def load_rules(options: argparse.Namespace) -> None:
+    """Import the modules that register custom rules, and check the configurations of the command line.
+
+    Raises:
+        ImportError: A module cannot be imported.
+        ValueError: A configuration is invalid.
+    """
+    for module in options.rules:
+        importlib.import_module(module)
+    for spec in options.compression:
+        hvs.parse(spec)
 
 
 def _run(name: str) -> Run:
@@ -101,7 +126,8 @@ def _wanted(task: str, run: Run, options: argparse.Namespace) -> bool:
     if options.quick:
         return task in SMALL and run.quick
     # A run that is named together with a task is trained on it, even if it is not by default.
-    return task in run.tasks or bool(options.runs and options.tasks and (task not in SMALL or run.quick))
+    named = options.runs or options.compression
+    return task in run.tasks or bool(named and options.tasks and (task not in SMALL or run.quick))
 
 
 def _seeds(task: str, run: Run, options: argparse.Namespace) -> int:

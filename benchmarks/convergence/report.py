@@ -10,10 +10,24 @@ from statistics import mean
 from benchmarks import markdown
 from benchmarks.convergence.claims import CLAIMS, Claim
 from benchmarks.convergence.figures import plot_grid, plot_overview
-from benchmarks.convergence.results import Interval, Results, read_records, records_path
-from benchmarks.convergence.runs import BETAS, CONFIRMATION, PARTIAL, RUNS, SIZES, SMALL, partial_name
+from benchmarks.convergence.results import Interval, Record, Results, read_records, records_path
+from benchmarks.convergence.runs import (
+    BETAS,
+    CONFIRMATION,
+    DENSE,
+    OWN,
+    PARTIAL,
+    RANKS,
+    RUNS,
+    SIZES,
+    SMALL,
+    own,
+    partial_name,
+)
 
 _NOTHING = "Not measured yet."
+_PUBLISHED = records_path(Path(__file__).resolve().parents[2] / "docs" / "data")
+_NAMED, _REFERENCES = frozenset(RUNS), (DENSE, "topka")  # the latter to compare own configurations with
 # Markers of a page, around the report of a source.
 _BEGIN, _END = "<!-- begin {} -->", "<!-- end {} -->"
 
@@ -29,9 +43,10 @@ def report(folder: Path, page: Path | None = None) -> str:
         ValueError: The folder has no records.
     """
     path = records_path(folder)
-    results = Results(read_records(path))
-    if not results.records:
+    records = read_records(path)
+    if not records:
         raise ValueError(f"{path} holds no records: run `python -m benchmarks.convergence` first")
+    results = Results(records + compared(records))
     parts = sections(results)
     text = "\n\n".join(f"## {source}\n\n{part}" for source, part in parts.items() if part != _NOTHING) + "\n"
     if page is None:
@@ -43,6 +58,23 @@ def report(folder: Path, page: Path | None = None) -> str:
         plot_overview(results, task, folder / f"{task}.png")
     plot_grid(results, folder / "grid.png")
     return text
+
+
+def compared(records: Sequence[Record]) -> list[Record]:
+    """Return the published records to compare with the user's own configurations, if any: same tasks and lengths."""
+    mine = [record for record in records if record["run"] == record.get("spec") and record["run"] not in _NAMED]
+    for record in mine:
+        own(record["spec"])
+    cases, known = set(map(_case, mine)), {(record["task"], record["run"]) for record in records}
+    return [
+        record
+        for record in (read_records(_PUBLISHED) if mine else ())
+        if record["run"] in _REFERENCES and _case(record) in cases and (record["task"], record["run"]) not in known
+    ]
+
+
+def _case(record: Record) -> tuple[str, int, int]:
+    return record["task"], record["steps"], record.get("ranks", RANKS)
 
 
 def filled(page: str, parts: dict[str, str]) -> str:
@@ -66,6 +98,7 @@ def sections(results: Results) -> dict[str, str]:
     for source in sources:
         claims = CLAIMS.get(source, ())
         names = {run.name for run in RUNS.values() if run.group == source}.union(*(claim.runs for claim in claims))
+        names |= set(_REFERENCES) if source == OWN else set()
         shown = [run for run in RUNS if run in names and any(results.of(task, run) for task in results.tasks)]
         if not any(RUNS[run].group == source for run in shown):
             parts[source] = _NOTHING

@@ -258,6 +258,15 @@ _LOCAL = starmap(_local, product(LOCAL_BITS, LOCAL_DENSITIES, LOCAL_STEPS))
 _PARTIAL = starmap(_partial, product(BETAS, SIZES))
 RUNS = {run.name: run for run in (*_ALL, *_GRID, *_LOCAL, *_PARTIAL)}
 
+# The group of the user's own configurations, which are named by their specs.
+OWN = "Own configurations"
+
+
+def own(spec: str) -> str:
+    """Add the user's configuration to ``RUNS``, and return its name."""
+    RUNS.setdefault(spec, Run(spec, OWN, spec, quick=True))
+    return spec
+
 
 @dataclass(frozen=True)
 class Job:

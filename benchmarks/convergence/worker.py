@@ -16,7 +16,7 @@ import horovod.torch as hvd
 import torch
 from mpi4py import MPI
 
-from benchmarks.convergence.arguments import build_parser, jobs
+from benchmarks.convergence.arguments import build_parser, jobs, load_rules
 from benchmarks.convergence.results import read_records, records_path
 from benchmarks.convergence.runs import Job
 from benchmarks.convergence.tasks import TASKS, Samples, held_out
@@ -30,6 +30,7 @@ Training = Callable[[Job, tuple[Samples, Samples]], Record]
 def main() -> None:
     """Train on every rank of MPI; the arguments are those of `python -m benchmarks.convergence`."""
     options = build_parser().parse_args()
+    load_rules(options)
     hvd.init()
     torch.set_num_threads(1)  # the ranks share the cores
     transport = MPITransport(MPI.COMM_WORLD)

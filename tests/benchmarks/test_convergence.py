@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import launch
@@ -95,6 +96,26 @@ def test_what_is_missing_is_trained_and_everything_written(tmp_path, monkeypatch
     again = launch.python(*words, "--runs", "dense,topka", "--minutes", "0", "--output", str(tmp_path))
     assert again.returncode == 0, again.stdout + again.stderr
     assert list(map(json.loads, path.read_text().splitlines())) == records
+
+
+@pytest.mark.full
+def test_a_rule_of_the_users_is_trained(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    spec = "topka:density=0.01,sparsifier=sorttopk"
+    words = ["--tasks", "digits", "--steps", "4", "--seeds", "1", "--ranks", "2", "--output", str(tmp_path)]
+    words += ["--rules", "examples.sorted_topk", "--compression", spec]
+    done = launch.python("-m", "benchmarks.convergence", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"| {spec} | `{spec}` |" in (tmp_path / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--rules", "no_such_module"], "No module named"), (["--compression", "topkb"], "unknown .*topkb")],
+)
+def test_what_cannot_be_imported_or_parsed_is_refused_before_anything_starts(words, message, capsys):
+    assert main(words) == 1
+    assert re.search(message, capsys.readouterr().err)
 
 
 def test_windows_are_parts_of_the_training():

@@ -206,3 +206,16 @@ def test_a_source_of_which_only_the_baseline_was_trained_is_not_measured(results
     parts = sections(results)
     assert parts["PowerSGD"] == parts["ConEF"] == "Not measured yet."
     assert "| topka |" in parts["top-k"]
+
+
+def test_the_users_configuration_is_compared_with_the_published_runs_of_the_same_task_and_length(tmp_path):
+    spec, points = "topka:density=0.02", {"value": 0.5, "train_loss": 1.0, "entries_sent": 1.0}
+    mine = {**record("fashion-mnist", "topka", [0.9], 1e5)[0], "run": spec, "spec": spec, "steps": 1170}
+    mine["curve"] = [{"step": step, "bytes_sent": step * 1e3, **points} for step in (585, 1170)]
+    write(tmp_path, [mine])
+    text = report(tmp_path).partition("## Own configurations")[2]
+    assert cells(text, spec)[2] == "90.00 % (1)"
+    assert cells(text, spec)[3] == f"{100 * (0.9209 - 0.9):+.2f}"  # dense with this seed
+    assert [cells(text, name)[2][-3:] for name in ("dense", "topka")] == ["(5)", "(3)"]
+    write(tmp_path, [{**mine, "steps": 7}])
+    assert "| dense |" not in report(tmp_path)
