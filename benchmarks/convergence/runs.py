@@ -211,6 +211,7 @@ _ALL = (
         for name in LATER
         for percent in (1, 0.1)
     ),
+    Run("onebit", "Later methods", "onebit"),
 )
 
 

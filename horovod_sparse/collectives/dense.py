@@ -10,7 +10,7 @@ from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.rounded import sum_rounded
 from horovod_sparse.rules import Exchange, SparseVector, Stateless
 from horovod_sparse.rules.options import RuleOptions, one_of
-from horovod_sparse.wire import FORMATS
+from horovod_sparse.wire import DENSE_FORMATS
 
 
 class Dense(Stateless, Base):
@@ -21,13 +21,13 @@ class Dense(Stateless, Base):
         """Options of the dense allreduce.
 
         Attributes:
-            wire: Format of the values: "float32", "float16", "bfloat16", "log8" or "log4"; None: the bucket's dtype.
-                Each rank's values are rounded, and again the sums; the errors are returned.
+            wire: Format of the values: "float32", "float16", "bfloat16", "log8", "log4" or "sign"; None: the bucket's
+                dtype. Each rank's values are rounded, and again the sums; the errors are returned.
         """
 
         always_dense = True
         indices = "plain"  # fixed, not an option
-        wire: str | None = one_of(None, *FORMATS)
+        wire: str | None = one_of(None, *DENSE_FORMATS)
 
     def decide(self, size: int, k: int) -> bool:
         """Return True: sending all entries costs no more than sending some."""

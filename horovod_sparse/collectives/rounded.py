@@ -35,7 +35,9 @@ def sum_rounded(transport: Transport, wire: Wire, values: Array) -> tuple[Array,
     """
     nodes = transport.nodes_for_sums()
     group = transport if nodes is None else nodes.own
-    cuts = [rank * values.size // group.size for rank in range(group.size + 1)]
+    block = wire.format.block
+    blocks = -(-values.size // block)
+    cuts = [min(rank * blocks // group.size * block, values.size) for rank in range(group.size + 1)]
     parts = [slice(begin, end) for begin, end in itertools.pairwise(cuts)]
     mine = parts[group.rank]
     first, *others = _swap(group, wire, [values[part] for part in parts])

@@ -244,6 +244,14 @@ class Compression:
         memory = "none" if settings.get("wire") is None else "residual"
         return _preset(settings, density=1.0, sparsifier="topk", memory=memory, collective="dense")
 
+    @staticmethod
+    def onebit(**settings: Any) -> Sparse:
+        """Send the signs of everything, and a scale for every 256 entries, in a dense allreduce: 1/28 of the bytes.
+
+        Both roundings, of a rank's gradient and of the sum, have error feedback, as in 1-bit Adam; nothing else waits.
+        """
+        return Compression.dense(**{"wire": "sign", **settings})
+
 
 def _preset(settings: dict[str, Any], **preset: Any) -> Sparse:
     """Return a preset, overridden by the user's settings."""

@@ -245,7 +245,7 @@ class TorchTransport(Transport):
 
     def _connect_gpus(self, device: int) -> Any:
         """Return a process group of NCCL; None if a rank has none, or shares its GPU, which NCCL refuses."""
-        usable = distributed.is_nccl_available() and os.environ.get(VARIABLE) != "0"
+        usable = distributed.is_nccl_available() and torch.cuda.is_available() and os.environ.get(VARIABLE) != "0"
         gpus = self.allgather_object(str(torch.cuda.get_device_properties(device).uuid) if usable else None)
         if None in gpus or len(set(gpus)) < self.size:
             return None

@@ -36,7 +36,7 @@ class Wire:
 
     @classmethod
     def of(cls, name: str | None, own: np.dtype[Any], coded_from: int = NEVER) -> Wire:
-        """Return a wire with a format from FORMATS; None: values of the dtype ``own`` are sent without conversion."""
+        """Return a wire with a format from DENSE_FORMATS; None: values of the dtype ``own`` are sent as they are."""
         return cls(format_for(name, own), coded_from)
 
     @property

@@ -15,7 +15,9 @@ pytestmark = pytest.mark.law
 SIZE = 10_000
 
 
-@pytest.mark.parametrize(("wire", "bits"), [("bfloat16", 16), ("float16", 16), ("log8", 8), ("log4", 4)])
+@pytest.mark.parametrize(
+    ("wire", "bits"), [("bfloat16", 16), ("float16", 16), ("log8", 8), ("log4", 4), ("sign", 1.125)]
+)
 @pytest.mark.parametrize("node_ranks", [None, 2])
 def test_what_rounding_takes_is_delivered_later(transport, wire, bits, node_ranks):
     if node_ranks:

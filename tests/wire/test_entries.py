@@ -163,6 +163,33 @@ def test_what_is_not_finite_arrives_as_nan_and_spoils_nothing_else(put, name):
     assert np.array_equal(to_host(arrived), [np.nan, np.nan, np.nan, 1, -2, 0], equal_nan=True)
 
 
+@some
+@given(
+    size=st.integers(1, 1500),
+    dtype=st.sampled_from(["float32", "float64"]),
+    kind=st.sampled_from(["normal", "few", "wide", "zero"]),
+    seed=st.integers(0, 2**31),
+)
+def test_signs_leave_an_error_that_is_shorter_than_the_block_and_may_be_divided_between_blocks(
+    put, size, dtype, kind, seed
+):
+    generator = np.random.default_rng(seed)
+    values = generator.standard_normal(size)
+    values *= {"normal": 1, "few": generator.random(size) < 0.01, "wide": np.exp(20 * values), "zero": 0}[kind]
+    values = values.astype(dtype)
+    survives, errors, wire = Wire.of("sign", values.dtype).round(put(values))
+    assert np.allclose(to_host(survives) + to_host(errors), values, rtol=1e-6, atol=1e-6 * np.abs(values).max())
+    for first in range(0, size, 256):
+        block, left = values[first : first + 256], to_host(errors)[first : first + 256]
+        assert np.linalg.norm(left) <= np.linalg.norm(block) * np.sqrt(1 - 1 / 256) + 1e-30
+        assert np.unique(np.abs(to_host(survives)[first : first + 256])).size == 1
+    cut = generator.integers(0, size // 256 + 1) * 256
+    parts = [wire.pack_all(survives[begin:end], begin) for begin, end in ((0, cut), (cut, size))]
+    assert [part.size for part in parts] == [wire.nbytes_all(cut), wire.nbytes_all(size - cut)]
+    arrived = np.concatenate(list(map(to_host, wire.unpack_values(parts))))
+    assert arrived.tobytes() == to_host(survives).tobytes()
+
+
 def test_few_indices_travel_plain_and_many_coded(put):
     wire = Wire.of(None, np.dtype(np.float32), coded_from=100)
     sizes = []
@@ -180,7 +207,7 @@ def message_of(name, indices, coded):
 
 
 @pytest.mark.parametrize("coded", [False, True])
-@pytest.mark.parametrize("name", [None, "bfloat16", "log8", "log4"])
+@pytest.mark.parametrize("name", [None, "bfloat16", "log8", "log4", "sign"])
 def test_damaged_messages_are_refused_or_are_others_of_the_same_region(put, name, coded):
     """Bits that are flipped, in the header and behind it; bytes that are missing; bytes of no message."""
     generator, end, refused = np.random.default_rng(5), 5000, 0

@@ -261,7 +261,7 @@ def _like_numpy(name: str, waits: bool = False) -> Callable[..., Any]:
 
 for _name in (
     "abs", "arange", "array_equal", "clip", "concatenate", "copyto", "cumsum", "full", "isfinite", "isnan",
-    "minimum", "maximum", "ones", "partition", "searchsorted", "sort", "where", "zeros",
+    "minimum", "maximum", "ones", "packbits", "partition", "searchsorted", "sort", "unpackbits", "where", "zeros",
 ):  # fmt: skip
     globals()[_name] = _like_numpy(_name)
 for _name in ("flatnonzero", "nonzero", "union1d", "unique", "delete"):
