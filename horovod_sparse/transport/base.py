@@ -130,6 +130,7 @@ class Transport(ABC):
         self.traffic = Traffic()
         self._kept: dict[str, Any] = {}  # shared by all channels of a connection
         self._measured: dict[str, Any] = {}  # likewise
+        self._nodes_found: tuple[()] | tuple[Nodes | None] = ()  # of ``nodes_for_sums``, after the first call
 
     # Operations on arrays
 
@@ -352,8 +353,10 @@ class Transport(ABC):
             nodes = self._nodes(None)
             return nodes if nodes.nested else None
 
-        nodes = self.keep(_NODES_FOR_SUMS, find)
-        return None if nodes is None else nodes.counting(self.traffic)
+        if not self._nodes_found:
+            nodes = self.keep(_NODES_FOR_SUMS, find)
+            self._nodes_found = (None if nodes is None else nodes.counting(self.traffic),)
+        return self._nodes_found[0]
 
     # Operations on Python objects, for construction, checkpoints and reports. Their traffic is not counted.
 
