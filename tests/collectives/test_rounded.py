@@ -34,7 +34,7 @@ def test_what_rounding_takes_is_delivered_later(transport, wire, bits, node_rank
         delivered += output
     held = pipeline.state_dict()["memory"]["residual"]
     assert everywhere(transport, np.allclose(delivered + summed(transport, held), summed(transport, given), atol=1e-2))
-    assert everywhere(transport, np.abs(held).max() < 10)
+    assert everywhere(transport, np.abs(held).max() < (30 if wire == "sign" else 10))
     if transport.nodes_for_sums():
         return  # a node's own sums are gathered in full precision
     ranks = transport.size
