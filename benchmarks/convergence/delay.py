@@ -7,7 +7,9 @@ exact top-k. Dense momentum is computed from the same gradients at the same para
 
 - after: a residual, and the optimizer's momentum after the exchange;
 - before: momentum before the selection;
-- masked: momentum before the selection, cleared at the positions that were sent.
+- masked: momentum before the selection, cleared at the positions that were sent;
+- fresh=0.1, 0.4 and 1: momentum before the selection, with this share of each gradient bypassing the velocity; 0.1 is
+  Nesterov's form.
 
 The table shows means over the steps of three equal parts of the run, without the first tenth:
 
@@ -51,6 +53,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "after": {"memory": "residual"},
     "before": {"memory": "momentum"},
     "masked": {"memory": "momentum", "masking": True},
+    **{f"fresh={fresh:g}": {"memory": "momentum", "fresh": fresh} for fresh in (0.1, 0.4, 1)},
 }
 COLUMNS = ("delay", "age", "held", "length", "cosine", "path")
 
@@ -62,10 +65,11 @@ class Ages:
         size: Number of positions.
         before: Whether momentum comes before the selection.
         masking: Whether sending a position clears its momentum.
+        fresh: Share of a gradient that bypasses the velocity.
     """
 
-    def __init__(self, size: int, before: bool, masking: bool) -> None:
-        self._before, self._masking = before, masking
+    def __init__(self, size: int, before: bool, masking: bool, fresh: float) -> None:
+        self._before, self._masking, self._fresh = before, masking, fresh
         # Gradients that were never sent, velocity, and residual. Rows: weight, and weight times age.
         self._new, self._velocity, self._held = (np.zeros((2, size)) for _ in range(3))
 
@@ -87,7 +91,8 @@ class Ages:
         self._velocity *= MOMENTUM
         self._velocity[0] += magnitudes
         if self._before:
-            self._held += rate * self._velocity
+            self._held += rate * (1 - self._fresh) * self._velocity
+            self._held[0] += rate * self._fresh / (1 - MOMENTUM) * magnitudes
         else:
             self._held[0] += rate * magnitudes
         new, all_ = self._new[:, sent].sum(1), self._held[:, sent].sum(1)
@@ -128,7 +133,7 @@ class Worker:
         options = Sparse.of(1.0, **settings).memory
         self._memory: Any = MEMORIES[settings["memory"]](context, options)
         self._sparsifier = TopK(context, TopK.Options())
-        self._ages = Ages(context.size, self._before, masking="masking" in settings)
+        self._ages = Ages(context.size, self._before, "masking" in settings, settings.get("fresh", 0.0))
         self._random, self._count, self._batch = np.random.default_rng([0, context.rank]), count, batch
 
     def draw(self) -> list[int]:

@@ -71,6 +71,7 @@ _EVERYWHERE: dict[str, Any] = {"tasks": (*LARGE, CONFIRMATION), "headline": LARG
 # A fixed collective: auto would choose what is fastest on this single machine.
 _RECOMMENDED = "recommended:collective=topka,indices=coded,wire=log4,density="
 _HEAVY = _RECOMMENDED.replace(":", ":fresh=0,")
+_TOPKA = "topka:density=0.01,wire=log4,indices=coded"
 PERCENTS = (10, 4, 2, 1, 0.5, 0.2, 0.1)
 POWERSGD_RANKS = (1, 2, 4, 8)
 # A rank of PowerSGD, and the density in percent at which the recommended preset must be as accurate with a third of the
@@ -122,6 +123,10 @@ _ALL = (
         "recommended:fresh=0,collective=topka,indices=coded,wire=log8,density=0.01",
         seeds=1,
     ),
+    *(
+        Run(f"recommended-{wire}", "Momentum", f"{_RECOMMENDED.replace('log4', wire)}0.01")
+        for wire in ("fitted3", "fitted2")
+    ),
     Run("momentum-masked", "Momentum", "topka:density=0.01,memory=momentum,masking=True"),
     Run("momentum-dense-first", "Momentum", "topka:density=0.01,memory=momentum,dense_steps=STEPS/20"),
     Run("momentum-oktopk", "Momentum", "oktopk:density=0.01,memory=momentum"),
@@ -140,13 +145,15 @@ _ALL = (
         )
     ),
     *(
-        Run(name, "Muon", spec, "muon", MUON, tasks=(STDLIB,), seeds=1)
-        for name, spec in (
-            (MUON, "none"),
-            ("recommended-muon", f"{_RECOMMENDED}0.01"),
-            ("topka-muon", "topka:density=0.01,wire=log4,indices=coded"),
+        Run(name, "Muon", spec, "muon", MUON, tasks=(STDLIB,), local_steps=local_steps)
+        for name, spec, local_steps in (
+            (MUON, "none", 0),
+            ("recommended-muon", f"{_RECOMMENDED}0.01", 0),
+            ("topka-muon", _TOPKA, 0),
+            ("local-1-muon", _TOPKA, 1),
         )
     ),
+    Run("local-1-adam", "Momentum with Adam", _TOPKA, local_steps=1, **_BOTH_ADAM),
     Run("recommended-adam", "Momentum with Adam", f"{_RECOMMENDED}0.01", **_BOTH_ADAM),
     Run("heavy-adam", "Momentum with Adam", f"{_HEAVY}0.01", **_BOTH_ADAM),
     Run("topka-adam", "Momentum with Adam", "topka:density=0.01", **_BOTH_ADAM),
@@ -156,7 +163,7 @@ _ALL = (
     Run("topka-nofeedback", "top-k", "topka:density=0.01,memory=none", quick=True),
     Run("topka-bfloat16", "top-k", "topka:density=0.01,wire=bfloat16", tasks=(STDLIB,)),
     Run("topka-log8", "top-k", "topka:density=0.01,wire=log8,indices=coded", tasks=(STDLIB,)),
-    Run("topka-log4", "top-k", "topka:density=0.01,wire=log4,indices=coded", tasks=(STDLIB,)),
+    Run("topka-log4", "top-k", _TOPKA, tasks=(STDLIB,)),
     Run("gtopk", "top-k", "gtopk:density=0.01", quick=True),
     Run("oktopk", "top-k", "oktopk:density=0.01", quick=True),
     # The bytes sent equal those of topka at 1 %.
@@ -197,6 +204,7 @@ _ALL = (
     Run("accordion-randomk", "Accordion", f"{_LOW},high_density=0.667,{_ACCORDION},{_RANDOM}", **_SGD_IMAGES),
     Run("accordion", "Accordion", f"{_LOW},high_density=0.1,{_ACCORDION}", tasks=(), quick=True),
     Run("dense-4x", "Longer", "none", **_MOMENTUM_LONGER),
+    Run("dense-nesterov-4x", "Longer", "none", "nesterov", **_MOMENTUM_LONGER),
     Run("recommended-4x", "Longer", f"{_RECOMMENDED}0.01", **_MOMENTUM_LONGER),
     Run("heavy-4x", "Longer", f"{_HEAVY}0.01", **_MOMENTUM_LONGER),
     Run("powersgd-4-4x", "Longer", "powersgd:rank=4", **_MOMENTUM_LONGER),

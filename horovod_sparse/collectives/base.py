@@ -31,8 +31,8 @@ class Base:
         """Options of every sparse collective.
 
         Attributes:
-            wire: Format of the values of sparse messages: "float32", "float16", "bfloat16", "log8" or "log4"; None: the
-                bucket's dtype. Rounding errors are returned on the rank that rounds.
+            wire: Format of the values of sparse messages: "float32", "float16", "bfloat16", "log8", "log4", "fitted3"
+                or "fitted2"; None: the bucket's dtype. Rounding errors are returned on the rank that rounds.
             indices: "coded": compressed; "plain": 32 bits each; None: coded if that is measured to be faster.
         """
 

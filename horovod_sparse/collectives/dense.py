@@ -21,8 +21,9 @@ class Dense(Stateless, Base):
         """Options of the dense allreduce.
 
         Attributes:
-            wire: Format of the values: "float32", "float16", "bfloat16", "log8", "log4" or "sign"; None: the bucket's
-                dtype. Each rank's values are rounded, and again the sums; the errors are returned.
+            wire: Format of the values: "float32", "float16", "bfloat16", "log8", "log4", "fitted3", "fitted2" or
+                "sign"; None: the bucket's dtype. Each rank's values are rounded, and again the sums; the errors are
+                returned.
         """
 
         always_dense = True

@@ -6,19 +6,26 @@ from typing import Any
 
 import numpy as np
 
-from horovod_sparse.kernels import kernels_for
+from horovod_sparse.kernels import kernels_for, to_device, to_host
 from horovod_sparse.kernels.formats import FORMATS as DTYPES
 from horovod_sparse.kernels.types import Array
 
 # Formats for the values of vectors with indices.
-FORMATS = ("float32", "float16", "bfloat16", "log8", "log4")
+FORMATS = ("float32", "float16", "bfloat16", "log8", "log4", "fitted3", "fitted2")
 # Formats for the values of vectors without indices.
 DENSE_FORMATS = (*FORMATS, "sign")
 # Numbers of the formats in messages; "none" is that of messages without values.
-KINDS = {name: number for number, name in enumerate(("float64", *FORMATS, "none", "sign"), start=1)}
+KINDS = {
+    name: number
+    for number, name in enumerate(
+        ("float64", "float32", "float16", "bfloat16", "log8", "log4", "none", "sign", "fitted3", "fitted2"), start=1
+    )
+}
 
 _INFINITE = 0x7F800000  # bits of infinity in float32
 _LEAST_SHIFT = 16
+# Of the fit of levels: magnitudes that it sees, and rounds, after which levels hardly move.
+_SAMPLES, _ROUNDS = 4096, 20
 
 
 class Exact:
@@ -217,6 +224,86 @@ class Sign(Exact):
         return np.where(negative, -scales, scales)
 
 
+class Fitted(Exact):
+    """Format that rounds values to levels that fit their magnitudes, in codes of 3 or 2 bits including the sign.
+
+    The magnitudes of a vector are divided into 4 or 2 cells by Lloyd's algorithm (Lloyd 1982, Max 1960), and each is
+    rounded to the mean of its cell, so that the error is always shorter than the vector: of n values in a cell with
+    the mean c, n c^2 of the squared norm arrives. Messages contain the levels. Unlike in the other formats, an error is
+    the rounded difference of value and rounded value.
+
+    Args:
+        own: Dtype of the values and levels, float32 or float64.
+        name: "fitted3" or "fitted2".
+        table: Levels of the rounded values, ascending; None before values are rounded.
+    """
+
+    rounds = True
+
+    def __init__(self, own: np.dtype[Any], name: str, table: Array | None = None) -> None:
+        super().__init__(own)
+        self._name, self._bits, self._table = name, int(name.removeprefix("fitted")), table
+        self._cells = 1 << (self._bits - 1)
+        self.kind, self.width = KINDS[name], self._bits / 8
+
+    def nbytes(self, count: int) -> int:
+        """Return the number of bytes of the levels and codes of ``count`` values."""
+        return self._cells * self.own.itemsize + (count * self._bits + 7) // 8 if count else 0
+
+    def round(self, values: Array) -> tuple[Array, Array | None, Exact]:
+        """Split values into levels and errors."""
+        if not values.size:
+            return values, values, self
+        magnitudes = np.abs(values)
+        sample = np.sort(to_host(magnitudes[:: -(-values.size // _SAMPLES)]))
+        bounds = to_device(_fit(sample.astype(np.float64), self._cells).astype(self.own), values)
+        cells, table = self._cells_of(magnitudes, bounds), np.zeros_like(values, shape=(self._cells,))
+        for cell in range(self._cells):
+            inside = cells == cell
+            table[cell] = (magnitudes * inside).sum() / np.maximum(inside.sum(), 1)
+        rounded = np.copysign(table[cells], values)
+        return rounded, values - rounded, Fitted(self.own, self._name, np.sort(table))
+
+    def _cells_of(self, magnitudes: Array, bounds: Array) -> Array:
+        """Return the cell of each magnitude, uint8; a bound belongs to the cell above it."""
+        cells = np.zeros_like(magnitudes, dtype=np.uint8)
+        for bound in bounds:
+            cells += magnitudes >= bound
+        return cells
+
+    def write(self, values: Array) -> Array:
+        """Return the levels, and then the codes."""
+        if self._table is None or not values.size:
+            return values.view(np.uint8)[:0]
+        codes = self._cells_of(np.abs(values), self._table[1:]) | np.signbit(values) * np.uint8(self._cells)
+        bits = np.empty_like(codes, shape=(values.size, self._bits))
+        for place in range(self._bits):
+            bits[:, place] = codes >> place & 1
+        return np.concatenate([self._table.view(np.uint8), np.packbits(bits.ravel(), bitorder="little")])
+
+    def read(self, part: Array, count: int) -> Array:
+        """Return the values of the codes."""
+        if not count:
+            return part.view(self.own)
+        end = self._cells * self.own.itemsize
+        bits = np.unpackbits(part[end:], bitorder="little")[: count * self._bits].reshape(count, self._bits)
+        codes = np.zeros_like(part, shape=(count,))
+        for place in range(self._bits):
+            codes |= bits[:, place] << place
+        levels = part[:end].view(self.own)
+        return np.concatenate([levels, -levels])[codes]
+
+
+def _fit(ascending: Array, cells: int) -> Array:
+    """Return the boundaries between cells of ascending magnitudes, float64, by Lloyd's algorithm."""
+    sums = np.concatenate([[0.0], np.cumsum(ascending)])
+    ends = np.linspace(0, ascending.size, cells + 1).round().astype(np.int64)
+    for _ in range(_ROUNDS):
+        means = np.diff(sums[ends]) / np.maximum(np.diff(ends), 1)
+        ends[1:-1] = np.searchsorted(ascending, (means[1:] + means[:-1]) / 2)
+    return ascending[np.minimum(ends[1:-1], ascending.size - 1)]
+
+
 def format_for(name: str | None, own: np.dtype[Any]) -> Exact:
     """Return the format for a name; ``Exact`` if a floating-point format would not be narrower than the values.
 
@@ -226,6 +313,8 @@ def format_for(name: str | None, own: np.dtype[Any]) -> Exact:
     """
     if name == "sign":
         return Sign(own)
+    if name is not None and name.startswith("fitted"):
+        return Fitted(own, name)
     if name is not None and name.startswith("log"):
         return Logarithmic(own, name)
     narrower = name is not None and DTYPES[name].itemsize < own.itemsize

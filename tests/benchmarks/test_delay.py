@@ -16,9 +16,9 @@ EVERYTHING = np.arange(3)
 NOTHING = EVERYTHING[:0]
 
 
-@pytest.mark.parametrize(("before", "age"), [(True, 9.0), (False, 0.0)])
-def test_what_is_sent_at_once_has_the_age_that_momentum_gives_it(before, age):
-    ages = Ages(3, before, masking=False)
+@pytest.mark.parametrize(("before", "fresh", "age"), [(True, 0, 9.0), (True, 0.4, 5.4), (True, 1, 0), (False, 0, 0.0)])
+def test_what_is_sent_at_once_has_the_age_that_momentum_gives_it(before, fresh, age):
+    ages = Ages(3, before, masking=False, fresh=fresh)
     for _ in range(300):
         new, sent = ages.step(np.ones(3), EVERYTHING, 0.5)
     assert new.tolist() == [1.5, 0]
@@ -27,7 +27,7 @@ def test_what_is_sent_at_once_has_the_age_that_momentum_gives_it(before, age):
 
 
 def test_what_waits_ages():
-    ages = Ages(3, before=False, masking=False)
+    ages = Ages(3, before=False, masking=False, fresh=0)
     for _ in range(4):
         ages.step(np.array([1.0, 2.0, 0.0]), NOTHING, 1.0)
     new, sent = ages.step(np.array([5.0, 0.0, 0.0]), np.array([0]), 1.0)
@@ -37,7 +37,7 @@ def test_what_waits_ages():
 
 def test_what_is_masked_loses_its_momentum():
     for masking, expected in ((False, 0.9), (True, 0.0)):
-        ages = Ages(3, before=True, masking=masking)
+        ages = Ages(3, before=True, masking=masking, fresh=0)
         ages.step(np.array([1.0, 0, 0]), np.array([0]), 1.0)
         assert ages.step(np.zeros(3), EVERYTHING, 1.0)[1].tolist() == [expected, expected]
 
@@ -76,5 +76,5 @@ def test_the_command_prints_a_table(monkeypatch, capsys):
     monkeypatch.setattr(delay, "WORKERS", 2)
     main(["--task", "digits", "--steps", "6", "--density", "0.1"])
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" | ")[0] for line in lines[2:]] == ["| after", "| before", "| masked"]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in lines[2:]] == list(VARIANTS)
     assert all(line.count("/") == 2 * len(COLUMNS) for line in lines[2:])

@@ -190,6 +190,49 @@ def test_signs_leave_an_error_that_is_shorter_than_the_block_and_may_be_divided_
     assert arrived.tobytes() == to_host(survives).tobytes()
 
 
+@some
+@given(
+    size=st.integers(1, 1500),
+    name=st.sampled_from(["fitted3", "fitted2"]),
+    dtype=st.sampled_from(["float32", "float64"]),
+    kind=st.sampled_from(["normal", "largest", "one", "few", "wide", "zero"]),
+    seed=st.integers(0, 2**31),
+)
+def test_fitted_levels_leave_an_error_that_is_shorter_by_what_arrives(put, size, name, dtype, kind, seed):
+    generator = np.random.default_rng(seed)
+    values = generator.standard_normal(size)
+    factors = {"largest": np.abs(values) > 2, "few": generator.random(size) < 0.01, "wide": np.exp(20 * values)}
+    values *= factors.get(kind, {"zero": 0}.get(kind, 1))
+    values = np.sign(values) if kind == "one" else values.astype(dtype)
+    survives, errors, wire = Wire.of(name, np.dtype(dtype), 0).round(put(values.astype(dtype)))
+    survives, errors = map(to_host, (survives, errors))
+    largest = np.abs(values).max()
+    assert np.allclose(survives + errors, values, rtol=1e-6, atol=1e-6 * largest)
+    levels, counts = np.unique(np.abs(survives), return_counts=True)
+    assert levels.size <= 2 ** (int(name[-1]) - 1)
+    # Each level is the mean of a cell, so that squares of levels and errors add up to those of the values.
+    arrived, all_ = float(counts @ levels.astype(np.float64) ** 2), float(np.sum(values.astype(np.float64) ** 2))
+    assert np.isclose(np.sum(errors.astype(np.float64) ** 2), all_ - arrived, rtol=1e-4, atol=1e-5 * all_)
+    assert arrived >= all_ / size * (1 - 1e-5)
+    cut, indices = generator.integers(0, size + 1), np.arange(size, dtype=np.int32)
+    for part in (slice(0, cut), slice(cut, size)):
+        message = wire.pack((put(indices[part]), put(survives[part])))
+        assert wire.pack_all(put(survives[part]), 0).size == wire.nbytes_all(survives[part].size)
+        found = map(to_host, Wire.of(name, np.dtype(dtype)).unpack(message, size))
+        assert [one.tobytes() for one in found] == [indices[part].tobytes(), survives[part].tobytes()]
+
+
+def test_levels_are_fitted_to_the_magnitudes(put):
+    """Of magnitudes in two narrow groups, a tenth as long and longer, nearly nothing is lost in 2 bits."""
+    generator = np.random.default_rng(0)
+    values = np.concatenate([generator.normal(1, 0.01, 900), generator.normal(-10, 0.1, 100)]).astype(np.float32)
+    generator.shuffle(values)
+    for name in ("fitted2", "fitted3"):
+        errors = rounded(put, name, values)[1]
+        assert np.linalg.norm(errors) < 0.02 * np.linalg.norm(values)
+    assert np.linalg.norm(rounded(put, "log4", values)[1]) > np.linalg.norm(errors)
+
+
 def test_few_indices_travel_plain_and_many_coded(put):
     wire = Wire.of(None, np.dtype(np.float32), coded_from=100)
     sizes = []
@@ -207,7 +250,7 @@ def message_of(name, indices, coded):
 
 
 @pytest.mark.parametrize("coded", [False, True])
-@pytest.mark.parametrize("name", [None, "bfloat16", "log8", "log4", "sign"])
+@pytest.mark.parametrize("name", [None, "bfloat16", "log8", "log4", "sign", "fitted3", "fitted2"])
 def test_damaged_messages_are_refused_or_are_others_of_the_same_region(put, name, coded):
     """Bits that are flipped, in the header and behind it; bytes that are missing; bytes of no message."""
     generator, end, refused = np.random.default_rng(5), 5000, 0
