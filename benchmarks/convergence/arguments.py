@@ -59,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--seeds", type=at_least(1), help="maximum number of seeds per run")
     add("--steps", type=at_least(1), help="steps per run (default: the task's)")
     add("--ranks", type=at_least(1), default=RANKS, help="world size; use a separate --output folder for each")
+    add("--batch", type=at_least(1), default=0, help="samples per rank and step (default: the task's)")
     add(
         "--simulate",
         action="store_true",
@@ -94,7 +95,7 @@ def jobs(options: argparse.Namespace) -> list[Job]:
     runs = [_run(name) for name in options.runs or [own(spec) for spec in options.compression] or RUNS]
     pairs = [(task, run) for task in options.tasks or STEPS for run in runs if _wanted(task, run, options)]
     return [
-        Job(task, run, seed, options.steps or run.longer * STEPS[task], options.ranks)
+        Job(task, run, seed, options.steps or run.longer * STEPS[task], options.ranks, options.batch)
         for seed, (task, run) in itertools.product(range(HEADLINE_SEEDS), pairs)
         if seed < min(_seeds(task, run, options), options.seeds or HEADLINE_SEEDS)
         and (run.simulated or not options.simulate)

@@ -286,6 +286,7 @@ class Job:
     seed: int  # of the parameters and of the order of the data, the same for all configurations
     steps: int
     ranks: int = RANKS
+    batch: int = 0  # samples per rank and step; 0: the task's
 
     @property
     def spec(self) -> str:
@@ -303,10 +304,12 @@ class Job:
             "spec": self.spec,
             "optimizer": run.optimizer,
             **({"rate": run.rate} if run.rate != 1 else {}),
+            **({"batch": self.batch} if self.batch else {}),
             "steps": self.steps,
             **local,
         }
 
     def made(self, record: Mapping[str, Any]) -> bool:
         """Return whether a record belongs to this job."""
-        return self.settings().items() <= record.items() and record.get("ranks", RANKS) == self.ranks
+        others = (record.get("ranks", RANKS), record.get("batch", 0))
+        return self.settings().items() <= record.items() and others == (self.ranks, self.batch)

@@ -56,7 +56,7 @@ def train(
     curve: list[dict[str, float]] = []
     losses: list[Tensor] = []
     seconds, since = 0.0, time.perf_counter()
-    order = batches(len(samples[0]), task.batch, job.seed, transport)
+    order = batches(len(samples[0]), job.batch or task.batch, job.seed, transport)
     for step, batch in enumerate(itertools.islice(order, job.steps), start=1):
         losses.append(train_step(exchanged, *samples[0][batch]))
         for scheduler in schedulers:

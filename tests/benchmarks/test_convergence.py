@@ -48,6 +48,8 @@ def test_what_is_named_is_trained():
     found = asked("--runs", "topka-10", "--tasks", "stdlib", "--seeds", "2", "--steps", "7")
     assert found == [Job("stdlib", RUNS["topka-10"], seed, 7) for seed in (0, 1)]
     assert asked("--runs", "dense", "--tasks", "lstm", "--seeds", "1") == [Job("lstm", RUNS["dense"], 0, 200)]
+    wide = asked("--runs", "dense", "--tasks", "lstm", "--seeds", "1", "--ranks", "16", "--batch", "2")
+    assert wide == [Job("lstm", RUNS["dense"], 0, 200, ranks=16, batch=2)]
 
 
 @pytest.mark.parametrize("words", [["--runs", "dense,topkb"], ["--tasks", "digitz"], ["--seeds", "0"]])
@@ -61,7 +63,14 @@ def test_a_record_is_of_a_training_with_the_same_settings_only():
     job = Job("digits", RUNS["topka"], 0, 10)
     record = {**job.settings(), "final": 0.5}
     assert job.made(record)
-    for name, other in {"steps": 20, "spec": "topka:density=0.1", "optimizer": "adam", "seed": 1}.items():
+    for name, other in {
+        "steps": 20,
+        "spec": "topka:density=0.1",
+        "optimizer": "adam",
+        "seed": 1,
+        "ranks": 8,
+        "batch": 2,
+    }.items():
         assert not job.made({**record, name: other})
 
 
