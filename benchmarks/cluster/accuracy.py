@@ -102,7 +102,7 @@ def report(options: argparse.Namespace) -> None:
     if options.page is None:
         (options.output / "accuracy.md").write_text(f"{text}\n")
     else:
-        options.page.write_text(filled(options.page.read_text(), {PART: text}))
+        options.page.write_text(filled([options.page.read_text()], {PART: text})[0])
     plot(found, options.output / "accuracy.png")
 
 

@@ -45,9 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _report(options.output)
 
 
-def _report(folder: Path, page: Path | None = None) -> int:
+def _report(folder: Path, pages: Sequence[Path] = ()) -> int:
     try:
-        print(report(folder, page))
+        print(report(folder, pages))
     except (OSError, ValueError) as error:
         print(f"convergence: {error}", file=sys.stderr)
         return 1

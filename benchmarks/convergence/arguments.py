@@ -75,7 +75,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--output", type=Path, default=Path("runs/convergence"), help="folder for the results")
     add("--report", type=Path, metavar="DIR", help="train nothing; rewrite the tables and figures of DIR/records.jsonl")
-    add("--page", type=Path, help="with --report: page to write the tables into, between its markers")
+    add(
+        "--page",
+        action="append",
+        default=[],
+        type=Path,
+        help="with --report: page to write the tables into, between its markers; repeat it for several",
+    )
     return parser
 
 

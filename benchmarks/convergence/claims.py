@@ -207,10 +207,8 @@ CLAIMS: dict[str, Sequence[Claim]] = {
         worse("dense first steps help", "momentum", "momentum-dense-first"),
     ),
     "Ahead": (
-        near(
-            "where nothing is held back, by the ranks' mean: it ends within 1 % of dense", "ahead-mean", DENSE, TARGET
-        ),
-        near("so it does where each rank puts in its own", "ahead-own", DENSE, TARGET),
+        near("gradients ahead by the ranks' mean residual: within 1 % of dense", "ahead-mean", DENSE, TARGET),
+        near("gradients ahead by the rank's own residual: within 1 % of dense", "ahead-own", DENSE, TARGET),
     ),
     "Momentum with Adam": (
         near("the recommended preset ends within 0.15 points or 1 % of dense", "recommended-adam", ADAM, TARGET),

@@ -32,15 +32,15 @@ _NAMED, _REFERENCES = frozenset(RUNS), (DENSE, "topka")  # the latter to compare
 _BEGIN, _END = "<!-- begin {} -->", "<!-- end {} -->"
 
 
-def report(folder: Path, page: Path | None = None) -> str:
+def report(folder: Path, pages: Sequence[Path] = ()) -> str:
     """Write the tables and the figures of a folder's records; return the tables.
 
     Args:
         folder: Folder of ``records.jsonl``. Receives the figures; the small tasks' only if there are no others.
-        page: Page that receives the tables, between the markers of each source; None: ``report.md`` in the folder.
+        pages: Pages that receive the tables, between the markers of each source; empty: ``report.md`` in the folder.
 
     Raises:
-        ValueError: The folder has no records.
+        ValueError: The folder has no records, or the pages lack the markers of a source.
     """
     path = records_path(folder)
     records = read_records(path)
@@ -49,10 +49,11 @@ def report(folder: Path, page: Path | None = None) -> str:
     results = Results(records + compared(records))
     parts = sections(results)
     text = "\n\n".join(f"## {source}\n\n{part}" for source, part in parts.items() if part != _NOTHING) + "\n"
-    if page is None:
-        (folder / "report.md").write_text(text)
+    if pages:
+        for page, content in zip(pages, filled([page.read_text() for page in pages], parts), strict=True):
+            page.write_text(content)
     else:
-        page.write_text(filled(page.read_text(), parts))
+        (folder / "report.md").write_text(text)
     decisive = [task for task in results.tasks if task not in (*SMALL, CONFIRMATION)] or results.tasks
     for task in filter(results.runs, decisive):
         plot_overview(results, task, folder / f"{task}.png")
@@ -77,18 +78,21 @@ def _case(record: Record) -> tuple[str, int, int]:
     return record["task"], record["steps"], record.get("ranks", RANKS)
 
 
-def filled(page: str, parts: dict[str, str]) -> str:
-    """Return a page with the text between the markers of each part replaced.
+def filled(pages: Sequence[str], parts: dict[str, str]) -> list[str]:
+    """Return pages with the text between the markers of each part replaced.
 
     Raises:
-        ValueError: The page lacks the markers of a part.
+        ValueError: No page has the markers of a part, or several have.
     """
+    texts = list(pages)
     for source, part in parts.items():
         begin, end = _BEGIN.format(source), _END.format(source)
-        if begin not in page or end not in page:
-            raise ValueError(f"the page has no place for {source!r}: add the lines {begin!r} and {end!r}")
-        page = f"{page[: page.index(begin)]}{begin}\n\n{part}\n\n{page[page.index(end) :]}"
-    return page
+        places = [number for number, text in enumerate(texts) if begin in text and end in text]
+        if len(places) != 1:
+            raise ValueError(f"{len(places)} pages have a place for {source!r}: put {begin!r} and {end!r} into one")
+        text = texts[places[0]]
+        texts[places[0]] = f"{text[: text.index(begin)]}{begin}\n\n{part}\n\n{text[text.index(end) :]}"
+    return texts
 
 
 def sections(results: Results) -> dict[str, str]:

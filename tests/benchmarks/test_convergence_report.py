@@ -169,23 +169,29 @@ def test_every_run_is_compared_with_a_dense_one_of_its_tasks():
 def test_the_report_is_written_anew_from_the_numbers(results, tmp_path):
     write(tmp_path, results.records)
     parts = sections(results)
-    marks = "\n".join(f"<!-- begin {source} -->\nold\n<!-- end {source} -->" for source in parts)
-    page = tmp_path / "page.md"
-    page.write_text(f"# Page\n{marks}\nend\n")
+    marks = [f"<!-- begin {source} -->\nold\n<!-- end {source} -->\n" for source in parts]
+    pages = [tmp_path / "results.md", tmp_path / "ablations.md"]
+    for page, its in zip(pages, (marks[::2], marks[1::2]), strict=True):
+        page.write_text(f"# Page\n{''.join(its)}end\n")
     text = report(tmp_path)
     assert (tmp_path / "report.md").read_text() == text
-    assert report(tmp_path, page) == text
-    assert all(f"-->\n\n{part}\n\n<!-- end" in page.read_text() for part in parts.values())
-    assert "\nold\n" not in page.read_text()
-    assert page.read_text().endswith("\nend\n")
-    assert filled(page.read_text(), parts) == page.read_text()
+    assert report(tmp_path, pages) == text
+    contents = [page.read_text() for page in pages]
+    for number, (source, part) in enumerate(parts.items()):
+        assert f"<!-- begin {source} -->\n\n{part}\n\n<!-- end {source} -->\n" in contents[number % 2]
+    for content in contents:
+        assert "\nold\n" not in content
+        assert content.endswith("\nend\n")
+    assert filled(contents, parts) == contents
     for name in ("fashion-mnist", "stdlib", "grid"):
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_page_without_a_place_is_refused(results):
-    with pytest.raises(ValueError, match=r"no place for .dense.: .*<!-- begin dense -->"):
-        filled("# Page", sections(results))
+def test_a_source_needs_one_place_on_all_pages(results):
+    for places in (0, 2):
+        pages = ["# Page"] * (2 - places) + ["<!-- begin dense -->\n<!-- end dense -->"] * places
+        with pytest.raises(ValueError, match=rf"{places} pages have a place for .dense.: .*<!-- begin dense -->"):
+            filled(pages, sections(results))
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "{}", "[1]", "3"])
@@ -196,10 +202,10 @@ def test_a_folder_without_records_is_named(tmp_path, content):
         report(tmp_path)
 
 
-def test_the_published_page_shows_the_published_records():
+def test_the_published_pages_show_the_published_records():
     docs = Path(__file__).resolve().parents[2] / "docs"
-    page = (docs / "results.md").read_text()
-    assert filled(page, sections(Results(read_records(docs / "data" / "records.jsonl")))) == page
+    pages = [(docs / name).read_text() for name in ("results.md", "ablations.md")]
+    assert filled(pages, sections(Results(read_records(docs / "data" / "records.jsonl")))) == pages
 
 
 def test_a_source_of_which_only_the_baseline_was_trained_is_not_measured(results):
