@@ -25,7 +25,6 @@ local_sgd._Local.__qualname__ = "optimizer"
 html_theme = "furo"
 html_title = f"horovod_sparse {version}"
 
-myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
 
 add_module_names = False
