@@ -113,7 +113,7 @@ _ALL = (
     Run("dense-nesterov", "Recommended", "none", "nesterov", **_EVERYWHERE),
     *(Run(f"powersgd-{rank}", "PowerSGD", f"powersgd:rank={rank}", **_EVERYWHERE) for rank in POWERSGD_RANKS),
     *(
-        Run(f"powersgd-{rank}-nesterov", "PowerSGD", f"powersgd:rank={rank}", "nesterov", seeds=1)
+        Run(f"powersgd-{rank}-nesterov", "PowerSGD", f"powersgd:rank={rank}", "nesterov")
         for rank in POWERSGD_RANKS
     ),
     Run("momentum", "Momentum", "topka:density=0.01,memory=momentum", quick=True),
@@ -136,7 +136,7 @@ _ALL = (
     ),
     # Learning rates that were the best of 1, 1.5 and 2.25 times the task's on a held-out tenth of the training part.
     *(
-        Run(f"{name}-tuned", "Learning rates", spec, optimizer, TUNED, (STDLIB,), seeds=2, rate=rate)
+        Run(f"{name}-tuned", "Learning rates", spec, optimizer, TUNED, (STDLIB,), (STDLIB,), rate=rate)
         for name, spec, optimizer, rate in (
             ("dense", "none", "momentum", 2.25),
             ("dense-nesterov", "none", "nesterov", 2.25),
