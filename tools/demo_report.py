@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from horovod_sparse.cli.image import write_png
+
 # Row of the table: key of ms_per_step, label.
 STAGES = (
     ("step", "time per step in ms"),
@@ -139,4 +141,4 @@ def plot(runs: Sequence[Run], place: str, path: Path) -> None:
     for axes in (time, traffic):
         axes.grid(alpha=0.3)
     figure.legend(*time.get_legend_handles_labels(), loc="outside lower center", ncols=len(runs), frameon=False)
-    figure.savefig(path, format="png", dpi=120)
+    write_png(figure, path)

@@ -32,12 +32,12 @@ from horovod_sparse.cli.units import at_least, listed
 EXCHANGES: dict[str, Run] = {
     "Horovod dense": RUNS["dense"],
     "Horovod fp16": RUNS["fp16"],
-    "DDP, PowerSGD 4": RUNS["powersgd-4"],
+    "DDP, PowerSGD rank 4": RUNS["powersgd-4"],
     "topka 1 %": RUNS["topka"],
     "oktopk 1 %, bfloat16": Run("oktopk-bfloat16", "time to accuracy", "oktopk:density=0.01,wire=bfloat16"),
-    "oktopk 1 %, 8 bit": Run("oktopk-log8", "time to accuracy", "oktopk:density=0.01,wire=log8"),
-    "recommended, 1 %": Run("recommended", "time to accuracy", "recommended:fresh=0,density=0.01"),
-    "8 local steps, 8 bit": Run("local-8", "time to accuracy", "topka:density=0.01,wire=log8", local_steps=8),
+    "oktopk 1 %, log8": Run("oktopk-log8", "time to accuracy", "oktopk:density=0.01,wire=log8"),
+    "recommended 1 %, fresh=0": Run("recommended", "time to accuracy", "recommended:fresh=0,density=0.01"),
+    "8 local steps, log8": Run("local-8", "time to accuracy", "topka:density=0.01,wire=log8", local_steps=8),
 }
 _BY_NAME = {run.name: run for run in EXCHANGES.values()}
 PART = "accuracy"  # name in the markers of a page

@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks import markdown
 from benchmarks.cluster.network import written
+from horovod_sparse.cli.image import write_png
 
 Record = Mapping[str, Any]
 
@@ -93,7 +94,7 @@ def plot(found: Sequence[Outcome], path: Path) -> None:
 
     rates = list(dict.fromkeys(outcome.rate for outcome in found))
     labels = list(dict.fromkeys(outcome.label for outcome in found))
-    figure = Figure(figsize=(8, (0.3 * len(labels) + 0.8) * len(rates)), layout="constrained")
+    figure = Figure(figsize=(9, (0.3 * len(labels) + 0.8) * len(rates)), layout="constrained")
     panels = figure.subplots(len(rates), squeeze=False)[:, 0]
     for rate, axes in zip(rates, panels, strict=True):
         mine = [outcome for outcome in found if outcome.rate == rate]
@@ -116,13 +117,16 @@ def plot(found: Sequence[Outcome], path: Path) -> None:
                 verticalalignment="center",
             )
         goal = f"{100 * found[0].target:.4g} % test accuracy"
-        axes.set(title=f"links of {written(rate)}", xlabel=f"seconds of training until {goal}")
+        axes.set(
+            title=f"links of {written(rate)}: time and MB that a rank sends until {goal}",
+            xlabel="seconds of training (bars: mean, dots: seeds)",
+        )
         axes.set_yticks(range(len(labels)), labels)
-        axes.margins(x=0.5)  # space for the labels next to the bars
+        axes.margins(x=0.55)  # space for the labels next to the bars
         axes.set_xlim(left=0)
         axes.spines[["top", "right"]].set_visible(False)
         axes.invert_yaxis()
-    figure.savefig(path, format="png", dpi=120)
+    write_png(figure, path)
 
 
 def _colour(label: str) -> str:

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.cluster.network import written
+from horovod_sparse.cli.image import write_png
 from horovod_sparse.costs.model import Compute
 from horovod_sparse.costs.network import Link
 
@@ -147,4 +148,4 @@ def plot(cells: Sequence[Cell], path: Path) -> None:
         axes.text(0.97, 0.03, "below the line: faster than predicted", **side, ha="right")
         axes.grid(which="both", alpha=0.3)
         axes.legend(loc="lower right", bbox_to_anchor=(1, 0.06))
-    figure.savefig(path, format="png", dpi=120)
+    write_png(figure, path)

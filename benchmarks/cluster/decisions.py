@@ -29,6 +29,7 @@ from typing import Any
 from benchmarks import last_line, markdown, print_on_rank_0, subcommand
 from benchmarks.cluster.contenders import ALONE, FP16, HOROVOD, PEERS, POWERSGD
 from benchmarks.cluster.emulated import Cluster
+from horovod_sparse.cli.image import write_png
 from horovod_sparse.cli.units import at_least, listed
 
 PRESET = "recommended"
@@ -155,20 +156,22 @@ def plot(records: Sequence[Mapping[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(5 * len(models), 6), layout="constrained")
     panels = figure.subplots(2, len(models), squeeze=False, sharex=True, height_ratios=(3, 1))
     for model, axes, below in zip(models, *panels, strict=True):
+        others = itertools.cycle(f"C{number}" for number in range(10) if number != 3)  # C3 is the preset's
         cells = {key: turns for key, turns in _cells(records, model).items() if _megabits(key[1])}
         for name in dict.fromkeys(name for name, _ in cells):
             points = [(_megabits(rate), _milliseconds(turns)) for (one, rate), turns in cells.items() if one == name]
-            style = {"color": "black", "linewidth": 2.5, "zorder": 3} if name == PRESET else {"linewidth": 1.2}
-            axes.loglog(*zip(*sorted(points), strict=True), marker="o", markersize=3, label=name, **style)
+            colour, width = ("C3", 2.5) if name == PRESET else (next(others), 1.2)
+            style = {"color": colour, "linewidth": width, "marker": "o", "markersize": 3}
+            axes.loglog(*zip(*sorted(points), strict=True), label=name, **style)
         for (name, rate), turns in cells.items():
             if name == PRESET:
-                below.loglog([_megabits(rate)] * len(turns), [turn["density"] for turn in turns], "o", color="black")
+                below.loglog([_megabits(rate)] * len(turns), [turn["density"] for turn in turns], "o", color="C3")
         axes.set(title=model, ylabel="ms per step")
         below.set(xlabel="rate of the links, Mbit/s", ylabel="density chosen", ylim=(1e-3, 2))
         for one in (axes, below):
             one.grid(which="both", alpha=0.25)
     panels[0][0].legend(fontsize=8)
-    figure.savefig(path, dpi=120)
+    write_png(figure, path)
 
 
 def _megabits(rate: str) -> float:

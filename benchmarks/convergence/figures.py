@@ -24,6 +24,7 @@ from benchmarks.convergence.runs import (
     grid_name,
     recommended_name,
 )
+from horovod_sparse.cli.image import write_png
 
 _CEILING = 60  # perplexity
 
@@ -85,7 +86,7 @@ _FAMILIES = (
     ),
 )
 # Titles of tasks that have another name in the text.
-_TITLES = {"fashion-mnist": "Fashion-MNIST", "stdlib": "Sources of Python's standard library"}
+_TITLES = {"fashion-mnist": "Images: Fashion-MNIST", "stdlib": "Language model: sources of Python's standard library"}
 
 
 def plot_overview(results: Results, task: str, path: Path) -> None:
@@ -108,7 +109,7 @@ def plot_overview(results: Results, task: str, path: Path) -> None:
         axes.invert_yaxis()
     axes.margins(0.2, 0.12)
     axes.grid(alpha=0.25)
-    figure.savefig(path, format="png", dpi=120)
+    write_png(figure, path)
 
 
 def _draw_family(axes: Axes, results: Results, task: str, family: _Family, runs: Sequence[str]) -> None:
@@ -138,7 +139,7 @@ def plot_grid(results: Results, path: Path) -> None:
         names = {refresh: grid_name(block, refresh) for refresh in REFRESHES}
         finals = {refresh: _final(results, name) for refresh, name in names.items() if results.of(STDLIB, name)}
         near = {refresh: final for refresh, final in finals.items() if final < _CEILING}
-        axes.plot([*near], [*near.values()], marker="o", color=f"C{number}", label=f"blocks of {block}")
+        axes.plot([*near], [*near.values()], marker="o", color=f"C{number}", label=f"stable, block={block}")
         # Shifted sideways so that crosses do not overlap.
         beyond = [refresh * 1.08 ** (number - 1.5) for refresh in finals.keys() - near.keys()]
         axes.plot(beyond, [_CEILING] * len(beyond), marker="x", linestyle="", color=f"C{number}", markersize=8)
@@ -147,7 +148,10 @@ def plot_grid(results: Results, path: Path) -> None:
             axes.axhline(_final(results, name), color="black", linewidth=1, linestyle=style, label=label)
     axes.plot([], [], marker="x", linestyle="", color="grey", label=f"diverged, or above {_CEILING}")
     axes.set_ylim(20, 1.06 * _CEILING)
-    axes.set(xscale="log", yscale="log", xlabel="steps between two choices of blocks", ylabel="test perplexity")
+    axes.set(
+        xscale="log", yscale="log", xlabel="refresh: steps between two choices of blocks", ylabel="test perplexity"
+    )
+    axes.set_title("stable at 10 %, language model")
     axes.set_xlim(REFRESHES[0] / 1.5, REFRESHES[-1] * 1.5)
     axes.set_xticks(REFRESHES, [str(refresh) for refresh in REFRESHES])
     axes.set_yticks(range(20, _CEILING + 1, 10), [str(tick) for tick in range(20, _CEILING + 1, 10)])
@@ -155,7 +159,7 @@ def plot_grid(results: Results, path: Path) -> None:
         axis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.25)
     figure.legend(loc="outside right upper")
-    figure.savefig(path, format="png", dpi=120)
+    write_png(figure, path)
 
 
 def _final(results: Results, run: str) -> float:

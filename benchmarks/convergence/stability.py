@@ -22,6 +22,7 @@ from benchmarks import command_line
 from benchmarks.convergence.delay import gradient_of, move
 from benchmarks.convergence.runs import SMALL
 from benchmarks.convergence.tasks import TASKS
+from horovod_sparse.cli.image import write_png
 from horovod_sparse.memories import Residual
 from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.sparsifiers import TopK
@@ -105,7 +106,7 @@ def plot(task_name: str, recorders: tuple[Recorder, Recorder], path: Path) -> No
         axes.grid(alpha=0.3)
     both[0].set_ylabel("still among the best")
     figure.legend(*both[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    figure.savefig(path, dpi=120)
+    write_png(figure, path)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

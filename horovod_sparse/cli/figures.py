@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+from horovod_sparse.cli.image import write_png
 from horovod_sparse.cli.runs import STAGES, Run
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def draw(runs: Sequence[Run]) -> Figure:
 def png(figure: Figure) -> bytes:
     """Return a figure as PNG bytes."""
     image = BytesIO()
-    figure.savefig(image, format="png", dpi=110)
+    write_png(figure, image, dpi=110)
     return image.getvalue()
 
 

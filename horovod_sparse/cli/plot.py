@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from horovod_sparse.cli.image import write_png
+
 Curve = tuple[Sequence[float], Sequence[float]]
 
 
@@ -44,4 +46,4 @@ def save(
     axes.set(title=title, xlabel=x_label, ylabel=y_label)
     axes.grid(which="both", alpha=0.3)
     axes.legend()
-    figure.savefig(path, format="png", dpi=120)
+    write_png(figure, path)
