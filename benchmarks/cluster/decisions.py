@@ -160,8 +160,8 @@ def plot(records: Sequence[Mapping[str, Any]], path: Path) -> None:
         cells = {key: turns for key, turns in _cells(records, model).items() if _megabits(key[1])}
         for name in dict.fromkeys(name for name, _ in cells):
             points = [(_megabits(rate), _milliseconds(turns)) for (one, rate), turns in cells.items() if one == name]
-            colour, width = ("C3", 2.5) if name == PRESET else (next(others), 1.2)
-            style = {"color": colour, "linewidth": width, "marker": "o", "markersize": 3}
+            colour, width, order = ("C3", 2.5, 3) if name == PRESET else (next(others), 1.2, 2)
+            style = {"color": colour, "linewidth": width, "zorder": order, "marker": "o", "markersize": 3}
             axes.loglog(*zip(*sorted(points), strict=True), label=name, **style)
         for (name, rate), turns in cells.items():
             if name == PRESET:
