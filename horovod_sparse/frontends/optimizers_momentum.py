@@ -187,9 +187,9 @@ class OptimizersMomentum(StepHooks):
     def buffers(self, optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, torch.Tensor]:
         """Return the buffers that belong to the state of the exchange."""
         found = {}
-        for p, (bucket, _) in self._places(optimizer).items():
+        for p in self._places(optimizer):
             buffer = self._kept.get(p, self._buffer(optimizer, p))
-            if buffer is not None and not buffer.is_sparse and not _handover(bucket).plain:
+            if buffer is not None and not buffer.is_sparse:
                 found[p] = shard_of(buffer)
         return found
 

@@ -49,6 +49,8 @@ class MomentumCorrection(Residual):
                 max_norm / sqrt(P); None: no clipping.
         """
 
+        elementwise = True
+
         momentum: float | None = number(None, lambda x: 0 <= x < 1, "in [0, 1)", hint="None uses the optimizer's")
         nesterov: bool = flag(False)
         fresh: float | None = number(None, lambda x: 0 <= x <= 1, "in [0, 1]", hint="None keeps the momentum's form")

@@ -21,6 +21,7 @@ class NoMemory(Stateless):
         """No options."""
 
         keeps_nothing = True
+        elementwise = True
 
     replaces_momentum = False
 

@@ -25,6 +25,8 @@ class Residual:
     class Options(RuleOptions):
         """No options."""
 
+        elementwise = True
+
     replaces_momentum = False
 
     def __init__(self, context: BucketContext, options: Any) -> None:

@@ -24,6 +24,7 @@ class RuleOptions:
     Attributes:
         always_dense: The collective sends every entry in every step.
         keeps_nothing: The memory drops what is not sent.
+        elementwise: The arrays of the memory's state hold one value for each element of the bucket.
         shared_indices: The collective sends values only, so all ranks must select the same positions.
         random_positions: The sparsifier selects positions independently of the values.
 
@@ -33,6 +34,7 @@ class RuleOptions:
 
     always_dense: ClassVar[bool] = False
     keeps_nothing: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = False
     shared_indices: ClassVar[bool] = False
     random_positions: ClassVar[bool] = False
 

@@ -10,18 +10,20 @@ import weakref
 import pytest
 import torch
 from laws import everywhere
+from sharding import exchanged, full, shard
 from states import same
 from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from training import Branches, Given, agree, loss_of, mlp, near, owed, settings, sgd, train
 
 import horovod_sparse as hvs
-from horovod_sparse.checkpoint import CheckpointError, Checkpoints
 from horovod_sparse.frontends.shards import shard_of
 
 pytestmark = pytest.mark.mpi
@@ -40,18 +42,6 @@ def mesh_of(comm, shards):
     return init_device_mesh("cpu", (comm.Get_size() // shards, shards), mesh_dim_names=("replicate", "shard"))
 
 
-def shard(model, mesh, layers=None, **of_fsdp):
-    """Shard some layers, by default all that have parameters, and the model."""
-    with_parameters = [module for module in model.children() if next(module.parameters(), None) is not None]
-    for module in with_parameters if layers is None else layers:
-        fully_shard(module, mesh=mesh, **of_fsdp)
-    return fully_shard(model, mesh=mesh, **of_fsdp)
-
-
-def exchanged(model, mesh, compression, optimizer, **more):
-    return hvs.fsdp.sparse_all_reduce(model, mesh.get_group("replicate"), compression, optimizer, **more)
-
-
 def trained(comm, mesh, compression=None, steps=4, make=mlp, optimizer=sgd, loss=loss_of, clip=None, **of_fsdp):
     """Parameters after some steps of sparse exchange, or of torch's own HSDP without a compression."""
     model = shard(make(), mesh if compression is None else mesh["shard"], **of_fsdp)
@@ -64,11 +54,6 @@ def trained(comm, mesh, compression=None, steps=4, make=mlp, optimizer=sgd, loss
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         stepping.step()
     return full(model), exchange
-
-
-def full(*models):
-    """Copies of all parameters, gathered from the shards; a collective call."""
-    return [p.full_tensor().detach().clone() for model in models for p in model.parameters()]
 
 
 OPTIMIZERS = {
@@ -495,27 +480,6 @@ def test_resuming_has_the_bits_of_an_uninterrupted_training(comm, mesh, tmp_path
     assert everywhere(comm, same(resumed_exchange.state_dict(), exchange.state_dict()))
 
 
-def test_other_numbers_of_replicas_share_the_residuals(comm, mesh):
-    if mesh["replicate"].size() == 1:
-        return
-    _, exchange = trained(comm, mesh, SPARSE)
-    replicas, shards = mesh["replicate"].size(), mesh["shard"].size()
-    old = comm.allgather(exchange.state_dict())[comm.Get_rank() % shards :: shards]  # of this shard, by replica
-    mine = [*old, *old][comm.Get_rank() // shards :: replicas]  # as if there had been twice the replicas
-    model = shard(mlp(), mesh["shard"])
-    other = exchanged(model, mesh, SPARSE, sgd(model))
-    merged, _ = other.merge(mine, old[0])
-    other.load_state_dict(merged)
-    assert everywhere(comm, comm.allreduce(owed(other)) == pytest.approx(2 * comm.allreduce(owed(exchange)), rel=1e-4))
-
-
-def test_checkpoints_refuse_shards(comm, mesh, tmp_path):
-    model = shard(mlp(), mesh["shard"])
-    checkpoints = Checkpoints(comm.bcast(tmp_path) / "checkpoints")
-    with pytest.raises(CheckpointError, match=r"is a DTensor.*torch\.distributed\.checkpoint"):
-        checkpoints.save(1, model=model, optimizer=sgd(model))
-
-
 def refused(comm, kind, message, model, mesh, compression=SPARSE, optimizer=None, **more):
     """Expects an error on every rank."""
     arguments = {"group": mesh.get_group("replicate"), "compression": compression, "optimizer": optimizer, **more}
@@ -612,3 +576,29 @@ def test_an_older_torch_is_refused_by_name(comm, group, monkeypatch):
     monkeypatch.delattr("torch.distributed.fsdp.FSDPModule")
     with pytest.raises(ImportError, match=r"needs FSDP2 of torch 2\.6 or later, and this is torch 2\."):
         importlib.reload(importlib.import_module("horovod_sparse.frontends.fsdp.model"))
+
+
+def parallel(comm, mesh):
+    """Return a model of which two layers are sharded over two tensor-parallel ranks, too, and the norm is not."""
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(12, 10), nn.LayerNorm(10), nn.Linear(10, 4))
+    columns = ColwiseParallel(output_layouts=Replicate())
+    parallelize_module(model, mesh["parallel"], {"0": columns, "2": columns})
+    for layer in (model[0], model[2]):
+        fully_shard(layer, mesh=mesh["shard"])
+    return fully_shard(model, mesh=mesh["shard"])
+
+
+def test_tensor_parallel_ranks_stay_together(comm, group):
+    """What all of them hold is sent dense, as they would select different elements of it."""
+    if comm.Get_size() % 2:
+        return
+    sizes = (comm.Get_size() // 2, 1, 2)
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard", "parallel"))
+    model = parallel(comm, mesh)
+    same_elements = r"rank \d: 1\.weight has 1 shards on the 2 ranks of a replica.*dense_below above its 10 elements"
+    refused(comm, ValueError, same_elements, model, mesh, single("topka"))
+    optimizer = sgd(model)
+    exchanged(model, mesh, hvs.parse("topka:density=0.05,dense_below=11"), optimizer)
+    train(optimizer, model, comm.Get_rank() // 2, range(6))
+    assert agree(comm, full(model))

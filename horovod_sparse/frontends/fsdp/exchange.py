@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,13 +24,15 @@ from horovod_sparse.frontends.arguments import check_devices, check_optimizers, 
 from horovod_sparse.frontends.base import ForOptimizers
 from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.conditions import Conditions
-from horovod_sparse.frontends.fsdp.model import gradient_of, parameters_of, require_replicas, shard_facts
+from horovod_sparse.frontends.fsdp.model import parameters_of, require_replicas, require_same_selection, shard_facts
+from horovod_sparse.frontends.fsdp.reshard import chunks_in, reshard
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.momentum import apply_momentum
-from horovod_sparse.frontends.shards import shard_of
+from horovod_sparse.frontends.shards import Chunk, shard_of, with_shard
 from horovod_sparse.frontends.step_hooks import confirm_steps
 from horovod_sparse.frontends.units import check_unit
 from horovod_sparse.kernels import copy_to_host
+from horovod_sparse.rules import Momentum
 from horovod_sparse.transport.agreement import agree
 from horovod_sparse.transport.base import Transport
 
@@ -75,7 +77,7 @@ class ReplicaExchange(ForOptimizers):
         _exchanges.update(dict.fromkeys(model.modules(), self))
         self._shards = self._transport_of_shards()
         me = weakref.proxy(self)
-        owner = Conditions(me, compression, residual_unit, transport.rank)
+        self._owner = owner = Conditions(me, compression, residual_unit, transport.rank)
         factor, stall = 1 / transport.size, limits(stall_timeout, stall_abort)
         self._exchange = Exchange(
             compression,
@@ -114,6 +116,7 @@ class ReplicaExchange(ForOptimizers):
             if any(module in _exchanges for module in model.modules()):
                 raise ValueError("sparse_all_reduce was called for this model before: call it once for each model")
             require_replicas(self._parameters, group)
+            require_same_selection(self._parameters, compression.dense_below)
             check_devices({p.device for p in self._parameters.values()})
             self._require_one_mesh()
             check_optimizers(compression, self.optimizers, grad_scaler, "pass optimizer to sparse_all_reduce")
@@ -232,7 +235,7 @@ class ReplicaExchange(ForOptimizers):
                 anywhere = dict(zip(self._parameters, used.tolist(), strict=True))
                 for name, shard in missing.items():
                     if anywhere[name]:
-                        self._parameters[name].grad = gradient_of(self._parameters[name], shard)
+                        self._parameters[name].grad = with_shard(self._parameters[name], shard)
         finally:
             self._submitted.clear()
 
@@ -282,38 +285,84 @@ class ReplicaExchange(ForOptimizers):
             copy: Copies an array to the host.
 
         Returns:
-            Numbers, strings, lists and tensors only, so that ``torch.load(..., weights_only=True)`` can read it.
+            Numbers, strings, lists, tuples and tensors only, so that ``torch.load(..., weights_only=True)`` can read
+            it.
         """
         assert self._exchange is not None
-        return self._exchange.state_dict(copy)
+        transport = self._exchange.transport
+        chunks = {name: tuple(Chunk.of(p)) for name, p in self._parameters.items()}
+        place = {"replica": transport.rank, "replicas": self._exchange.ranks, "chunks": chunks}
+        return {**place, **self._exchange.state_dict(copy)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state that ``state_dict`` returned on the same rank, with the same numbers of replicas and shards.
+        """Load a state that ``merge`` returned, or ``state_dict`` on the same rank of equal replicas and shards.
 
         Raises:
-            ValueError: The state belongs to another model, sharding, bucket size or configuration.
+            ValueError: The state belongs to another rank, model, sharding, bucket size or configuration.
         """
         assert self._exchange is not None
+        if not self._is_own(state):
+            raise ValueError(
+                f"rank {distributed.get_rank()}: the state is that of replica {state.get('replica')} of "
+                f"{state.get('replicas')}, with other shards than this rank or of another model: pass the states of "
+                "all ranks to merge, and load what it returns"
+            )
         self._exchange.load_state_dict(state)
 
-    def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        """Return the state that continues those of another number of replicas; a collective call.
+    def _is_own(self, state: Mapping[str, Any]) -> bool:
+        """Return whether a state was saved by this rank, with the same numbers of replicas and shards."""
+        assert self._exchange is not None
+        place = (self._exchange.transport.rank, self._exchange.ranks)
+        chunks = {name: Chunk.of(p) for name, p in self._parameters.items()}
+        same: bool = place == (state.get("replica"), state.get("replicas")) and chunks_in(state) == chunks
+        return same
 
-        The sum of the residuals over the replicas is unchanged. The number of shards must be the same.
+    def merge(self, states: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+        """Return the state of this rank that continues those of any numbers of replicas and shards.
+
+        The sum of the residuals of each element over the replicas is unchanged. Replica r takes over the old replicas
+        r, r + R, r + 2R and so on, where R is the number of replicas. Only the parts that this rank needs are read:
+        files can be passed as ``torch.load(path, weights_only=True, mmap=True)``.
 
         Args:
-            states: States of this rank's shard that this rank takes over; may be empty. Each of the old states must go
-                to one rank.
-            leader: State of this shard on the first of the old replicas.
+            states: What ``state_dict`` returned on all ranks of the training that is continued, in any order.
 
         Returns:
             A state for ``load_state_dict``, and notes on what was not carried over.
 
         Raises:
-            ValueError: A state belongs to another model, sharding, bucket size or configuration.
+            ValueError: A state is missing; or the states belong to another model, bucket size or configuration, or
+                cannot be converted to this number of shards.
         """
         assert self._exchange is not None
-        return self._exchange.merge(states, leader)
+        by_replica: dict[int, list[Mapping[str, Any]]] = {}
+        for state in states:
+            if self._is_own(state):
+                return dict(state), []
+            by_replica.setdefault(state["replica"], []).append(state)
+        own = self.state_dict()
+        saved = max((state["replicas"] for of_replica in by_replica.values() for state in of_replica), default=1)
+        mine = range(own["replica"], saved, own["replicas"])
+        missing = sorted({0, *mine} - by_replica.keys())
+        if missing:
+            raise ValueError(f"the states of replicas {missing} are missing: pass those of all ranks")
+        if not own["buckets"] or saved == 1:  # one replica exchanges nothing
+            merged, notes = self._exchange.merge([], by_replica[0][0])
+        else:
+            taken = [self._reshard(by_replica[number], own)[0] for number in mine]
+            leader, notes = self._reshard(by_replica[0], own)
+            merged, more = self._exchange.merge(taken, leader)
+            notes = list(dict.fromkeys(notes + more))
+        return {**own, **merged}, notes
+
+    def _reshard(self, states: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        assert self._exchange is not None
+        buckets = self._exchange.worker.buckets
+
+        def momentum_of(number: int) -> Momentum:
+            return self._owner.step_for(buckets[number].layout.group).momentum
+
+        return reshard(states, own, self.compression.memory.elementwise, momentum_of)
 
 
 def _hook(exchange: ReplicaExchange, name: str) -> Callable[[torch.Tensor], None]:
