@@ -16,7 +16,8 @@ from torch import nn
 from horovod_sparse.checkpoint.folder import Folder
 from horovod_sparse.checkpoint.manifest import CheckpointError, Manifest
 from horovod_sparse.checkpoint.parts import exchange_of, own_state, shared_state
-from horovod_sparse.checkpoint.restore import Restored, read, restore
+from horovod_sparse.checkpoint.restore import Restored, layouts_of, read, restore
+from horovod_sparse.checkpoint.sharded import number_in, split
 from horovod_sparse.checkpoint.staging import Staging
 from horovod_sparse.checkpoint.state import require_loadable
 from horovod_sparse.checkpoint.store import Snapshot, failed, store
@@ -156,12 +157,15 @@ class Checkpoints:
     ) -> Snapshot:
         """Collect the state of the training, copied if ``staging`` is given; a collective call."""
         token = self._agree(step)
+        layouts, rank = layouts_of(self._transport, failed(step), model), self._transport.rank
         with together(self._transport, failed(step)):
             exchange = exchange_of(exchange or optimizer)
             if staging is not None:
                 staging.begin()
             own = own_state(model, exchange, data or {}, None if staging is None else staging.array)
-            shared = shared_state(model, optimizer, exchange, others) if self._transport.rank == 0 else {}
+            state = {} if number_in(layouts, rank) else shared_state(model, optimizer, exchange, others)
+            state, own["shards"] = split(state)
+            shared = {} if rank else {**state, "layouts": layouts}
             for name, state in (*own.items(), *shared.items()):
                 require_loadable(state, name)
             if staging is not None:
@@ -230,7 +234,7 @@ class Checkpoints:
                 manifest = self._transport.broadcast_object(manifest)
             if manifest is None:
                 return None
-            content = read(self._transport, self._folder, manifest)
+            content = read(self._transport, self._folder, manifest, model)
         except CheckpointError as error:
             raise CheckpointError(f"{error}{self._offer(manifest)}") from error
         return restore(self._transport, content, model, optimizer, exchange_of(exchange or optimizer), others)

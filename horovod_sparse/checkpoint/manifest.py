@@ -17,7 +17,7 @@ import horovod_sparse
 
 NAME = "manifest.json"
 SHARED = "shared.pt"
-_FORMAT = 2
+_FORMAT = 3
 _MOST = 2**63 - 1  # maximum of any number in a manifest
 _HEAD_BYTES, _ENTRY_BYTES = 4096, 512  # maximum size of a manifest: fixed, and per file in its folder
 _HEXADECIMAL = frozenset("0123456789abcdef")
@@ -119,7 +119,7 @@ class Manifest:
         Raises:
             CheckpointError: The file is missing, truncated, damaged, a symbolic link, or of another save.
         """
-        with self._fitting(folder, name) as file:
+        with self.fitting(folder, name) as file:
             digest = hashlib.sha256()
             while block := file.read(1 << 20):
                 digest.update(block)
@@ -131,7 +131,7 @@ class Manifest:
             yield file
 
     @contextmanager
-    def _fitting(self, folder: Path, name: str) -> Iterator[IO[bytes]]:
+    def fitting(self, folder: Path, name: str) -> Iterator[IO[bytes]]:
         """Open a file of the checkpoint after verifying its length."""
         path, expected = folder / name, self.files[name].bytes
         with _open(path) as file:
@@ -148,7 +148,7 @@ class Manifest:
         Without ``content``, only their lengths are checked, not their digests.
         """
         for name in self.files:
-            with self.opened(folder, name) if content else self._fitting(folder, name):
+            with self.opened(folder, name) if content else self.fitting(folder, name):
                 pass
 
 

@@ -12,7 +12,8 @@ from torch import nn
 from horovod_sparse.checkpoint.folder import Folder
 from horovod_sparse.checkpoint.manifest import Manifest, shard
 from horovod_sparse.checkpoint.parts import compare, load_others
-from horovod_sparse.checkpoint.shards import read_own, read_shared
+from horovod_sparse.checkpoint.sharded import join, layout_of, ranks_for
+from horovod_sparse.checkpoint.shards import map_own, read_own, read_shared
 from horovod_sparse.checkpoint.state import set_generators
 from horovod_sparse.checkpoint.together import CALL, together
 from horovod_sparse.control.lifecycle import process
@@ -48,21 +49,35 @@ class Content:
         shared: Part that is the same on all ranks.
         own: Part of this rank; with another world size, the parts of the old ranks assigned to this rank, if any.
         first: State of the exchange on the old rank 0, without memories, and the data of that rank.
+        same: Whether the ranks, and the shards that each of them holds, are those that saved the checkpoint.
+        sharded: Parts of the old ranks that hold shards of this rank; None if the model neither was nor is sharded.
     """
 
     manifest: Manifest
     shared: dict[str, Any]
     own: list[dict[str, Any]]
     first: tuple[dict[str, Any], dict[str, Any]]
+    same: bool
+    sharded: list[dict[str, Any]] | None
 
 
-def read(transport: Transport, folder: Folder, manifest: Manifest) -> Content:
+def layouts_of(transport: Transport, what: str, model: nn.Module) -> list[str]:
+    """Return ``layout_of`` the model on each rank; a collective call."""
+    with together(transport, what):
+        layout = layout_of(model)
+    with process.communicating(CALL, transport):
+        layouts: list[str] = transport.allgather_object(layout)
+    return layouts
+
+
+def read(transport: Transport, folder: Folder, manifest: Manifest, model: nn.Module) -> Content:
     """Read the parts of a checkpoint that this rank needs; a collective call.
 
     Raises:
         CheckpointError: A file is damaged, or the files of the ranks do not match. Raised on all ranks.
     """
     what, place, rank = f"step {manifest.step} cannot be loaded", folder.place(manifest.step), transport.rank
+    layouts = layouts_of(transport, what, model)
     with together(transport, what):
         shared = read_shared(manifest, place)
         mine = range(rank, manifest.ranks, transport.size)
@@ -71,13 +86,17 @@ def read(transport: Transport, folder: Folder, manifest: Manifest) -> Content:
     with process.communicating(CALL, transport):
         first = transport.broadcast_object(first)
     assert first is not None
+    sharded: list[dict[str, Any]] | None = None
     with together(transport, what):  # ranks with different buckets would wait for each other
+        if any(layouts) or any(shared["layouts"]):
+            needed = ranks_for(shared["layouts"], layouts, rank)
+            sharded = [own[0] if old == rank else map_own(manifest, place, old) for old in needed]
         for old, state in zip(mine, own, strict=True):
-            if _parameters(leader(state["compression"])) != _parameters(first[0]):
+            if sharded is None and _parameters(leader(state["compression"])) != _parameters(first[0]):
                 raise ValueError(
                     f"{place / shard(old)} has different buckets than {shard(0)}: it belongs to another run"
                 )
-    return Content(manifest, shared, own, first)
+    return Content(manifest, shared, own, first, shared["layouts"] == layouts, sharded)
 
 
 def _parameters(state: Mapping[str, Any]) -> list[Any]:
@@ -98,18 +117,21 @@ def restore(
         notes = compare(exchange, shared["compression"])
     sparse = shared["compression"] is not None and not notes
     state, data = content.first
-    model_state = shared["model"]
+    buffers: dict[str, Any] = {}
     if manifest.ranks == transport.size:
-        state, data = own[0]["compression"], own[0]["data"]
-        model_state = {**model_state, **own[0]["buffers"]}
+        state, data, buffers = own[0]["compression"], own[0]["data"], own[0]["buffers"]
     else:
         notes += _new_ranks(manifest.ranks, transport.size)
-        with together(transport, what):
-            if sparse:
-                state, more = exchange.merge([part["compression"] for part in own], state)
-                notes += more
     with together(transport, what):
-        model.load_state_dict(model_state)
+        if sparse and not content.same:
+            state, more = _merged(exchange, content, model)
+            notes += more
+        if content.sharded is not None:
+            objects: dict[tuple[Any, ...], Any] = {("model",): model, ("optimizer",): optimizer}
+            objects |= {("others", name): other for name, other in others.items()}
+            shared = join(shared, [part["shards"] for part in content.sharded], objects)
+    with together(transport, what):
+        model.load_state_dict({**shared["model"], **buffers})
         optimizer.load_state_dict(shared["optimizer"])
         notes += load_others(others, shared["others"])
         if sparse:
@@ -120,6 +142,21 @@ def restore(
         for note in notes:
             _LOG.warning("step %d was loaded, but %s", manifest.step, note)
     return Restored(manifest.step, data, tuple(notes), manifest.digest)
+
+
+def _merged(exchange: Any, content: Content, model: nn.Module) -> tuple[dict[str, Any], list[str]]:
+    """Return the state of the exchange that continues those of other ranks, and notes; a collective call."""
+    merged: tuple[dict[str, Any], list[str]]
+    if content.sharded is None:
+        merged = exchange.merge([part["compression"] for part in content.own], content.first[0])
+    elif not layout_of(model):
+        raise ValueError(
+            "it holds residuals of a sharded model, which an exchange of complete gradients cannot take over: shard "
+            "the model with FSDP2, or load it without exchange and with an optimizer that is not wrapped"
+        )
+    else:
+        merged = exchange.merge([part["compression"] for part in content.sharded])
+    return merged
 
 
 def _new_ranks(before: int, now: int) -> list[str]:

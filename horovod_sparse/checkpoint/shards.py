@@ -15,8 +15,8 @@ from horovod_sparse.checkpoint.manifest import SHARED, CheckpointError, Entry, M
 from horovod_sparse.engine.state import require_finite
 
 # Parts of each file, and their types.
-_SHARED = {"model": dict, "optimizer": dict, "compression": dict | None, "others": dict}
-_OWN = {"compression": dict | None, "generators": dict, "buffers": dict, "data": dict}
+_SHARED = {"model": dict, "optimizer": dict, "compression": dict | None, "others": dict, "layouts": list}
+_OWN = {"compression": dict | None, "generators": dict, "buffers": dict, "data": dict, "shards": dict}
 
 
 def write(folder: Path, name: str, content: dict[str, Any]) -> Entry:
@@ -57,10 +57,19 @@ def read_own(manifest: Manifest, folder: Path, rank: int) -> dict[str, Any]:
     return content
 
 
-def _read(manifest: Manifest, folder: Path, name: str, parts: dict[str, Any]) -> dict[str, Any]:
-    with manifest.opened(folder, name) as file:
+def map_own(manifest: Manifest, folder: Path, rank: int) -> dict[str, Any]:
+    """Return the part saved by one of the old ranks, whose file another rank has read and verified.
+
+    Tensors are read from the file when they are used.
+    """
+    return _read(manifest, folder, shard(rank), _OWN, mapped=True)
+
+
+def _read(manifest: Manifest, folder: Path, name: str, parts: dict[str, Any], mapped: bool = False) -> dict[str, Any]:
+    with (manifest.fitting if mapped else manifest.opened)(folder, name) as file:
+        source = folder / name if mapped else file
         try:
-            content: Any = torch.load(file, map_location="cpu", weights_only=True)
+            content: Any = torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
         except Exception as error:
             raise CheckpointError(f"{folder / name} cannot be read: {error!r:.300}") from error
     fits = isinstance(content, dict) and content.keys() == parts.keys()

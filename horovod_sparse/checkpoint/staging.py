@@ -56,7 +56,7 @@ class Staging:
             return type(state)((key, self._copy(value)) for key, value in state.items())
         if type(state) in (list, tuple):
             return type(state)(self._copy(item) for item in state)
-        if type(state) in (torch.Tensor, nn.Parameter) and state.layout is torch.strided:
+        if type(state) in (torch.Tensor, nn.Parameter) and state.layout is torch.strided and not state.is_meta:
             return self._tensor(state.detach())
         return copy.deepcopy(state)
 

@@ -43,7 +43,7 @@ def set_generators(state: dict[str, Any]) -> None:
 
 def buffers(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
     """Return the part of a model's state that differs between ranks, such as batch normalization statistics."""
-    names = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    names = {name for name, b in model.named_buffers(remove_duplicate=False) if not hasattr(b, "to_local")}
     return {name: value for name, value in state.items() if name in names}
 
 
@@ -67,8 +67,8 @@ def require_loadable(value: Any, name: str, depth: int = _DEEPEST) -> None:
             require_loadable(part, f"{name}{suffix}", depth - 1)
     elif hasattr(value, "to_local"):
         raise ValueError(
-            f"{name} is a DTensor, of which each rank holds a shard: save a sharded model and its optimizer with "
-            "torch.distributed.checkpoint, and exchange.state_dict() of each rank with torch.save"
+            f"{name} is a DTensor, of which each rank holds a shard: pass the object that it belongs to by a keyword "
+            "of its own, or save name.to_local()"
         )
     else:
         _require_round_trip(value, name)

@@ -125,7 +125,7 @@ DAMAGE = {
     "manifest.json is damaged": lambda last: os.truncate(last / "manifest.json", 50),
     "the digest does not match the content": lambda last: edit(last / "manifest.json", number=7),
     "the files are": lambda last: edit(last / "manifest.json", ranks=99),
-    "version reads format 2": lambda last: edit(last / "manifest.json", format=1),
+    "version reads format 3": lambda last: edit(last / "manifest.json", format=1),
     "holds the manifest of step 3": lambda last: shutil.copy(last.with_name("step-00000003") / "manifest.json", last),
 }
 

@@ -93,7 +93,7 @@ def test_other_values_are_refused_even_where_the_digest_was_made_for_them(folder
         digest = Manifest(**content | {"files": {name: Entry(**one) for name, one in content["files"].items()}}).digest
     except (TypeError, AttributeError):
         digest = "00" * 32
-    about = {"format": 2, "horovod_sparse": "1", "digest": digest}
+    about = {"format": 3, "horovod_sparse": "1", "digest": digest}
     manifest = outcome(folder, json.dumps({**about, **content}))
     assert manifest is None or (place in ("step", "number", "bytes") and type(value) is int and value >= 0)
 
