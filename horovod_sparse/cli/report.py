@@ -23,7 +23,9 @@ All numbers are from the rank that wrote them. Loss and accuracy: the last value
 * These stages run on a separate thread during backward, so they do not add up to the whole step. "agree" and
 "exchange" include the wait for the slowest rank. "exchange hidden" is the share of the time of these stages before the
 last gradient was submitted. "wait" is the rest of the exchange after backward has ended. A dense exchange by Horovod or
-DDP appears only in "wait"; its bytes are computed as those of a ring, 2 (P-1)/P times the size of the gradients."""
+DDP appears only in "wait"; its bytes are computed as those of a ring, 2 (P-1)/P times the size of the gradients.
+"shortest trial step, exposed" is the share of a step that the exchange takes after the last gradient, at the fastest of
+the densities that were tried. Above 50%, exchange less often: docs/local-steps.md."""
 
 # Rows of the table: label, format, and the function that returns the number.
 _ROWS: tuple[tuple[str, str, Callable[[Run], float | None]], ...] = (
@@ -37,6 +39,7 @@ _ROWS: tuple[tuple[str, str, Callable[[Run], float | None]], ...] = (
     ("gain", ".3g", lambda run: run.middle("total/gain")),
     ("residual over gradient", ".3g", lambda run: _ratio(run, "total/residual_norm", "total/gradient_norm")),
     ("exchange hidden", ".0%", lambda run: _hidden(run)),
+    ("shortest trial step, exposed", ".0%", lambda run: run.last("total/trial_exposed_share")),
     ("samples/s", ",.0f", lambda run: run.middle("samples_per_second")),
 )
 

@@ -130,18 +130,20 @@ class Bucket:
         """Keys of the gradients that are still missing in this step."""
         return [key for key in self.layout.keys if key in self.collected.waiting]
 
-    def begin(self, complete: int) -> None:
-        """Start collecting for the next step.
+    def begin(self, complete: int) -> int:
+        """Start collecting for the next step, and return the nanoseconds of the exchange that were exposed.
 
         Args:
             complete: Time at which the last gradient of the model was available, in ns of ``time.perf_counter_ns``.
-                The part of the exchange before it was hidden behind the backward pass.
+                The part of the exchange before it was hidden behind the backward pass, the rest was exposed.
         """
         began, ended = self.collected.began, self.collected.ended
         hidden = max(0, min(ended, complete) - began)
+        exposed = ended - began - hidden
         self.pipeline.counts.hidden += hidden
-        self.pipeline.counts.exposed += ended - began - hidden
+        self.pipeline.counts.exposed += exposed
         self.collected = StepGradients(self.layout.keys)
+        return exposed
 
     def put(self, key: str, gradient: torch.Tensor, hold: bool) -> None:
         """Take a gradient, as ``Worker.put``."""

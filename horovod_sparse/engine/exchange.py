@@ -138,13 +138,16 @@ class Exchange:
             step = self._owner.step_for(group)
         except Exception as error:  # such as a learning rate that is no number: not an error of backward()
             step = error
+        # On a GPU, gradients are available later than the host's clock has it, and waits seem longer than they are.
+        on_host = all(bucket.layout.torch_device.type == "cpu" for bucket in self.worker.buckets)
+        exposed = self.worker.exposed / 1e9 if on_host else 0.0
 
         def conditions() -> Step:
             if isinstance(step, Exception):
                 raise step
             # The loss scale, and possibly the rate, is on the device: to read it is to wait for the device.
             scale = 1.0 if self._grad_scaler is None else self._grad_scaler.get_scale()
-            return replace(step, learning_rate=float(step.learning_rate), loss_scale=scale)
+            return replace(step, learning_rate=float(step.learning_rate), loss_scale=scale, exposed=exposed)
 
         return conditions
 

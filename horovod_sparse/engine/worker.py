@@ -51,6 +51,7 @@ class Worker:
     Attributes:
         buckets: All buckets in the order of exchange; empty if there is one rank.
         failed: The error that ended the step in progress; None: none so far.
+        exposed: Nanoseconds of the last step's exchange after its last gradient was available, by the host's clock.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Worker:
     ) -> None:
         self.buckets: list[Bucket] = []
         self.failed: BaseException | None = None
+        self.exposed = 0
         self._conditions = conditions
         self._undoable = undoable
         self._factor_for = factor_for
@@ -252,8 +254,7 @@ class Worker:
             self._exchanged = self._begun
         self.failed, self._begun, self._next, self._first = None, [], 0, 0
         self._step += 1
-        for bucket in self.buckets:
-            bucket.begin(self._complete)
+        self.exposed = sum(bucket.begin(self._complete) for bucket in self.buckets)
 
     def join(self, after_step: Callable[[], None], ended: Callable[[BaseException | None], None]) -> None:
         """Participate with zero gradients until no rank has a backward pass; for ``hvd.join()``.
@@ -264,6 +265,7 @@ class Worker:
         """
         self._require_complete()
         self._joined = True
+        self.exposed = 0  # no backward pass could hide anything
         steps = {bucket: replace(self._conditions(bucket.layout.group)(), idle=True) for bucket in self.buckets}
 
         def take_part() -> None:

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 # Names in ``statistics`` that are not sums over the steps.
-RATIOS = frozenset({"density_asked", "density", "ratio_to_dense", "gradient_norm", "residual_norm", "gain"})
+RATIOS = frozenset(
+    {"density_asked", "density", "ratio_to_dense", "gradient_norm", "residual_norm", "gain", "trial_exposed_share"}
+)
 
 
 @dataclass(slots=True)

@@ -125,7 +125,7 @@ class Momentum:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Conditions of one step of one bucket, equal on every rank except for ``idle`` and ``gradients``.
+    """Conditions of one step of one bucket, equal on every rank except for ``idle``, ``exposed`` and ``gradients``.
 
     Attributes:
         learning_rate: Learning rate of the bucket's param group.
@@ -140,6 +140,8 @@ class Step:
         carry: Factor that converts gradients of earlier steps to this step's loss scale and averaging factor.
         momentum: Momentum of the optimizer, for a memory that applies it before the selection.
         dense: Whether it was decided to send every entry; set for the memory, once the density is known.
+        exposed: Seconds for which the model's exchange continued in the previous step after this rank's last gradient
+            was available; 0 if not known, as on a GPU.
     """
 
     learning_rate: float = 1.0
@@ -153,6 +155,7 @@ class Step:
     carry: float = 1.0
     momentum: Momentum = Momentum()
     dense: bool = False
+    exposed: float = 0.0
 
     def square_norm(self) -> float:
         """Return the squared norm of the local gradients without the loss scale; one pass over them."""

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
-import zlib
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.rules.options import flag, integer, is_number, number, text
 from horovod_sparse.rules.states import checked_integer, checked_number, checked_numbers
 from horovod_sparse.schedules.constant import Constant
+from horovod_sparse.schedules.decisions import Candidate, Replay, write
 
 _LOG = logging.getLogger("horovod_sparse")
 _HOPELESS = 1.5  # a candidate that takes this many times the least time is not tried again
@@ -27,22 +25,8 @@ _WINDOW = 50  # steps over which a step time is taken after the trials
 _PROBE = 4  # windows until a larger candidate is tried once; doubled after each
 _WIRES = ("log8", "float16")  # of everything, rounded
 _CREDIT, _SHARE = 300, 0.01  # number of trial steps always allowed, and share of all steps besides
-
-
-class Candidate(NamedTuple):
-    """Content of the messages of a step.
-
-    Attributes:
-        density: Fraction of the entries.
-        wire: Format to which values are rounded at density 1; None: not rounded there.
-    """
-
-    density: float
-    wire: str | None = None
-
-    def __str__(self) -> str:
-        """Return the density, or "dense" and the format."""
-        return f"{self.density:g}" if self.density < 1 else "_".join(["dense", *([self.wire] if self.wire else [])])
+_MOST_STEPS = 512  # local steps that are proposed
+_WAITING = 0.5  # share of the shortest step that, spent waiting, makes local steps worth a proposal
 
 
 class Measured(Constant):
@@ -101,7 +85,7 @@ class Measured(Constant):
         self.dense_wire = None
         if step.number < self._options.dense_steps:
             return (1.0,)  # the trials start after these steps
-        density, self.dense_wire = self._trials.begin(self._context)
+        density, self.dense_wire = self._trials.begin(self._context, step.exposed)
         return (density,)
 
     def state_dict(self) -> dict[str, Any]:
@@ -127,17 +111,20 @@ class _Trials:
     def __init__(self, options: Measured.Options, clock: Callable[[], float] = time.perf_counter) -> None:
         self._options, self._clock = options, clock
         self._candidates = options.candidates
-        self._replay = _Replay(options.decisions, self._candidates) if options.decisions else None
+        self._replay = Replay(options.decisions, self._candidates) if options.decisions else None
         self._chosen = 0  # the decision
         self._current = self._order[0]  # candidate in use: a trial's or the decision
         self._alive = self._order  # candidates on trial, in the order of trials; empty: it has been decided
         self._times: list[list[float]] = [[] for _ in self._candidates]  # of steps, by round; equal on all ranks
+        self._waits: list[list[float]] = [[] for _ in self._candidates]  # seconds of them that were exposed, likewise
+        self._proposed = False  # whether local steps have been proposed
         self._reference = 0.0  # step time after the last trials; 0: not known
         self._drifted = 0  # windows in a row with another step time
         self._windows, self._probe = 0, _PROBE  # windows since the last trial, and until the next probe
         self._steps, self._tried = 0, 0  # steps so far, and those of them that were trials
         self._history: list[list[int]] = []  # number of the step, and candidate used from there on
         self._periods: list[float] = []  # of this rank, in the trial or window in progress
+        self._exposed: list[float] = []  # seconds of them that were exposed
         self._last, self._began = math.inf, math.nan  # number of the latest bucket, and begin of the step
 
     @property
@@ -149,28 +136,34 @@ class _Trials:
     def _trying(self) -> bool:
         return bool(self._alive) or self._current != self._chosen
 
-    def begin(self, context: BucketContext) -> Candidate:
-        """Return what a step sends; every bucket calls this once in a step, on all ranks. A collective call."""
+    def begin(self, context: BucketContext, exposed: float = 0.0) -> Candidate:
+        """Return what a step sends; every bucket calls this once in a step, on all ranks. A collective call.
+
+        Args:
+            context: The bucket.
+            exposed: Seconds of the previous step, as in ``Step``.
+        """
         first, self._last = context.bucket <= self._last, context.bucket
         if first and self._replay is not None:
             self._current = self._replay.at(self._steps, context)
             self._steps += 1
         elif first:
-            self._begin(context)
+            self._begin(context, exposed)
         return self._candidates[self._current]
 
-    def _begin(self, context: BucketContext) -> None:
+    def _begin(self, context: BucketContext, exposed: float) -> None:
         now = self._clock()
         if math.isfinite(self._began):  # else it is the first step, or the first of a resumed run
             self._periods.append(now - self._began)
+            self._exposed.append(exposed)
         self._began = now
         if len(self._periods) == (self._options.trial if self._trying else _WINDOW):
             # A trial's first step includes the change of the density. The median ignores evaluations.
-            mine = median(self._periods[1:])
-            self._periods = []
-            seconds = context.mean([mine])[0]
+            mine = [median(self._periods[1:]), median(self._exposed[1:])]
+            self._periods, self._exposed = [], []
+            seconds, waiting = context.mean(mine)
             if self._alive:
-                self._note_trial(context, seconds)
+                self._note_trial(context, seconds, waiting)
             elif self._trying:
                 self._note_probe(context, seconds)
             else:
@@ -178,15 +171,16 @@ class _Trials:
         if not self._history or self._history[-1][1] != self._current:
             self._history.append([self._steps, self._current])
             if self._options.record and context.rank == 0:
-                _write(Path(self._options.record), [(at, self._candidates[index]) for at, index in self._history])
+                write(Path(self._options.record), [(at, self._candidates[index]) for at, index in self._history])
         self._steps += 1
         if self._trying:
             self._tried += 1
             context.events["trial_steps"] += 1
 
-    def _note_trial(self, context: BucketContext, seconds: float) -> None:
+    def _note_trial(self, context: BucketContext, seconds: float, waiting: float) -> None:
         place, times = self._alive.index(self._current), self._times[self._current]
         times.append(seconds)
+        self._waits[self._current].append(waiting)
         remaining = self._alive[place + 1 :]
         if len(times) == 1 and seconds > _HOPELESS * min(every[0] for every in self._times if every):
             if self._candidates[self._current].density < 1:
@@ -227,6 +221,26 @@ class _Trials:
         if context.rank == 0:
             table = ", ".join(f"{name}: {1000 * seconds:.1f}" for name, seconds in measured.items())
             _LOG.info("chose density %s; step time in ms by density: %s", self._candidates[chosen], table)
+        self._note_waits(context)
+
+    def _note_waits(self, context: BucketContext) -> None:
+        """Count the exposed share of the shortest step, and propose local steps once if it is more than a half."""
+        tried = [index for index, times in enumerate(self._times) if times]
+        shortest = min(tried, key=lambda index: median(self._times[index]))
+        seconds, waiting = median(self._times[shortest]), median(self._waits[shortest])
+        share = waiting / seconds
+        context.events["trial_exposed_share"] = share  # type: ignore[assignment]
+        if context.rank or share <= _WAITING or self._proposed:
+            return
+        self._proposed = True
+        # Nothing hides an exchange between local steps; it shall take no longer than they do.
+        steps = 2 ** math.ceil(math.log2(seconds / max(seconds - waiting, seconds / _MOST_STEPS)))
+        _LOG.warning(
+            "even at density %s, where steps are shortest, ranks wait for %.0f %% of a step (%.1f of %.1f ms): "
+            "exchange less often, by hvs.LocalOptimizer with local_steps=%d, or %d times those that you have "
+            "(docs/local-steps.md)",
+            *(self._candidates[shortest], 100 * share, 1000 * waiting, 1000 * seconds, steps, steps),
+        )
 
     def _note_window(self, context: BucketContext, seconds: float) -> None:
         self._windows += 1
@@ -254,7 +268,7 @@ class _Trials:
         if context.rank == 0:
             _LOG.info("%s: trying the densities again", why)
         self._alive = self._order
-        self._times = [[] for _ in self._candidates]
+        self._times, self._waits = [[] for _ in self._candidates], [[] for _ in self._candidates]
         self._current, self._probe = self._alive[0], _PROBE
 
     def state_dict(self) -> dict[str, Any]:
@@ -264,6 +278,7 @@ class _Trials:
             "current": self._current,
             "alive": list(self._alive),
             "times": [list(times) for times in self._times],
+            "waits": [list(waits) for waits in self._waits],
             "reference": self._reference,
             "drifted": self._drifted,
             "windows": self._windows,
@@ -279,62 +294,19 @@ class _Trials:
         used = [index for _, index in state["history"]]
         indices = [state["chosen"], state["current"], *state["alive"], *used]
         fits = all(checked_integer(index, "index of a density") < count for index in indices)
-        if not fits or len(state["times"]) != count:
+        if not fits or {len(state["times"]), len(state["waits"])} != {count}:
             raise ValueError(f"the state of measured densities does not fit {count} of them: {state!r:.200}")
         times = [checked_numbers(one, "times of measured", finite=True) for one in state["times"]]
+        waits = [
+            checked_numbers(one, "waits of measured", len(own), finite=True)
+            for one, own in zip(state["waits"], times, strict=True)
+        ]
         names = ("drifted", "windows", "probe", "steps", "tried")
         numbers = [checked_integer(state[name], f"{name} of measured") for name in names]
         history = [[checked_integer(at, "step of a decision"), int(index)] for at, index in state["history"]]
         self._reference = checked_number(state["reference"], "reference of measured", finite=True)
         self._chosen, self._current, *_ = map(int, indices)
-        self._alive, self._times, self._history = [int(one) for one in state["alive"]], times, history
+        self._alive, self._history = [int(one) for one in state["alive"]], history
+        self._times, self._waits = times, waits
         self._drifted, self._windows, self._probe, self._steps, self._tried = numbers
-        self._periods, self._last, self._began = [], math.inf, math.nan
-
-
-class _Replay:
-    """Decisions of an earlier training, from the file that it recorded.
-
-    Args:
-        path: The file.
-        candidates: What the schedule may use.
-
-    Raises:
-        ValueError: The file cannot be read, or does not fit the candidates.
-    """
-
-    def __init__(self, path: str, candidates: list[Candidate]) -> None:
-        self._path, self._checked = path, False
-        try:
-            content = Path(path).read_text()
-            entries = [json.loads(line) for line in content.splitlines()]
-            self._steps = [checked_integer(entry["step"], "step") for entry in entries]
-            self._used = [candidates.index(Candidate(entry["density"], entry["wire"])) for entry in entries]
-            if not entries or self._steps[0] != 0 or self._steps != sorted(set(self._steps)):
-                raise ValueError("the steps must start at 0 and ascend")
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"decisions={path!r} cannot be repeated: pass a file that a training with the same densities and "
-                f"rounded wrote with record=..., readable on every rank: {error!r}"
-            ) from error
-        self._digest = float(zlib.crc32(content.encode()) % (1 << 20))
-
-    def at(self, step: int, context: BucketContext) -> int:
-        """Return the candidate of a step. A collective call the first time: the ranks compare their files."""
-        if not self._checked:
-            self._checked = True
-            mean, mean_square = context.mean([self._digest, self._digest**2])
-            if mean_square != mean**2:
-                raise ValueError(f"rank {context.rank}: the ranks have different files decisions={self._path!r}")
-        return self._used[bisect_right(self._steps, step) - 1]
-
-
-def _write(path: Path, history: Sequence[tuple[int, Candidate]]) -> None:
-    """Write the decisions so far into a file, which is never incomplete; a failure is reported once per decision."""
-    lines = [json.dumps({"step": step, "density": one.density, "wire": one.wire}) for step, one in history]
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        temporary.write_text("\n".join(lines) + "\n")
-        temporary.replace(path)
-    except OSError as error:
-        _LOG.warning("decisions cannot be recorded in %s: %s", path, error)
+        self._periods, self._exposed, self._last, self._began = [], [], math.inf, math.nan

@@ -24,6 +24,7 @@ def write_run(folder, compression, accuracies, sent, **more):
             stages = {f"total/seconds_{name}": 0.01 * number for name in ("select", "agree", "exchange", "apply")}
             hidden = {"total/seconds_hidden": 0.01 * number, "total/seconds_exposed": 0.03 * number}
             norms = {"total/residual_norm": 6.0, "total/gradient_norm": 2.0, "total/gain": 0.25}
+            statistics |= {"total/trial_exposed_share": 0.6} if number == 1 else {}
             statistics |= {"total/density": 0.02, "total/ratio_to_dense": 0.04, **stages, **hidden, **norms}
         numbers = {
             "loss": 1 / number,
@@ -64,6 +65,7 @@ def test_the_table_has_the_last_losses_and_medians(dense, topka):
         "gain": ["-", "0.25"],
         "residual over gradient": ["-", "3"],
         "exchange hidden": ["-", "25%"],
+        "shortest trial step, exposed": ["-", "60%"],
         "samples/s": ["200", "200"],
         "forward": ["4.00", "4.00"],
         "backward": ["-", "-"],

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from training import agree, loss_of, mlp, settings, sgd, snapshot, train, wrap
 
 import horovod_sparse as hvs
 from horovod_sparse import metrics
+from horovod_sparse.engine.bucket import Bucket
 
 pytestmark = pytest.mark.mpi
 
@@ -103,6 +106,44 @@ def test_densities_are_measured_where_a_scaler_skips_steps(hvd, comm, caplog):
     assert everywhere(comm, len(decided) == (rank == 0 and comm.Get_size() > 1))
     assert agree(comm, snapshot(model))
     assert everywhere(comm, all(p.isfinite().all() for p in model.parameters()))
+
+
+@pytest.mark.parametrize("slow", ["exchange", "computing"])
+def test_local_steps_are_proposed_where_the_exchange_takes_most_of_a_step(hvd, comm, caplog, monkeypatch, slow):
+    exchange = Bucket.exchange
+
+    def slowly(*given):
+        time.sleep(0.05 * (slow == "exchange"))
+        exchange(*given)
+
+    def loss(model, rank, step):
+        time.sleep(0.05 * (slow == "computing"))
+        return loss_of(model, rank, step)
+
+    monkeypatch.setattr(Bucket, "exchange", slowly)
+    model, rank = mlp(), comm.Get_rank()
+    compression = hvs.Compression.recommended(trial_steps=1, trial=3, densities=(0.2, 0.05), dense_below=0)
+    optimizer = wrap(model, compression)
+    train(optimizer, model, rank, range(8), loss)
+    if comm.Get_size() == 1:
+        return
+    share = optimizer.statistics()["total/trial_exposed_share"]
+    assert everywhere(comm, comm.bcast(share) == share and (share > 0.5) == (slow == "exchange"))
+    proposed = [one for one in caplog.records if "hvs.LocalOptimizer" in one.getMessage()]
+    assert everywhere(comm, len(proposed) == (rank == 0 and slow == "exchange"))
+
+
+def test_only_the_clock_of_the_host_measures_what_is_exposed(hvd, comm):
+    """On a GPU, gradients are there later than the host submits them."""
+    optimizer = wrap(mlp())
+    if comm.Get_size() == 1:
+        return
+    worker, found = optimizer.exchange.worker, []
+    for device in ("cpu", "cuda"):
+        worker.buckets[0].layout = replace(worker.buckets[0].layout, torch_device=torch.device(device))
+        worker.exposed = 500_000_000
+        found.append(optimizer.exchange._conditions(0)().exposed)
+    assert everywhere(comm, found == [0.5, 0.0])
 
 
 def test_a_run_that_repeats_recorded_decisions_has_the_same_bits(hvd, comm, tmp_path):

@@ -33,9 +33,8 @@ def test_sums_of_buckets_add_up_and_ratios_are_of_the_sums():
 
 
 def test_everything_is_a_plain_number():
-    numbers = statistics(
-        {0: counted(measured=1, gradient=4.0, accumulated=16.0, selected=4.0, held=12.0, dense_bytes=1.0)}
-    )
+    norms = {"gradient": 4.0, "accumulated": 16.0, "selected": 4.0, "held": 12.0}
+    numbers = statistics({0: counted(measured=1, **norms, dense_bytes=1.0, events=Counter(trial_exposed_share=1))})
     assert {type(value) for value in numbers.values()} <= {int, float}
     names = {key.removeprefix("bucket0/") for key in numbers if key.startswith("bucket0/")}
     assert names >= RATIOS

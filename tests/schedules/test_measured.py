@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -16,7 +17,9 @@ from rules import LIKE, made
 
 from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.schedules import Measured
-from horovod_sparse.schedules.measured import Candidate, _Trials
+from horovod_sparse.schedules.decisions import Candidate
+from horovod_sparse.schedules.measured import _Trials
+from horovod_sparse.transport.in_process import run_ranks
 
 law = pytest.mark.law
 DENSITIES = (1.0, 0.1, 0.03, 0.01, 0.002)
@@ -28,6 +31,7 @@ class Training:
     def __init__(self, transport, buckets=3, noise=0.0, seed=0, **options):
         self.options, self.transport = Measured.Options(densities=DENSITIES, **options), transport
         self.time, self.noise, self.events = 0.0, noise, Counter()
+        self.exposed = 0.0
         self.generator = np.random.default_rng([seed, transport.rank])
         self.contexts = [
             BucketContext(10, LIKE, bucket, transport.rank, transport.size, transport.allreduce, events=self.events)
@@ -38,13 +42,16 @@ class Training:
     def restart(self):
         self.trials = _Trials(self.options, clock=lambda: self.time)
 
-    def train(self, steps, computing, dense, rounding=0.0):
+    def train(self, steps, computing, dense, rounding=0.0, selecting=0.0):
         """Return what some steps have sent."""
         used = []
         for _ in range(steps):
-            (candidate,) = {self.trials.begin(context) for context in self.contexts}
+            (candidate,) = {self.trials.begin(context, self.exposed) for context in self.contexts}
             seconds = max(computing, share(candidate) * dense) + (rounding if candidate.wire else 0.0)
-            self.time += seconds * (1 + self.noise * self.generator.exponential())
+            seconds += selecting if candidate.density < 1 else 0.0
+            noise = 1 + self.noise * self.generator.exponential()
+            self.time += seconds * noise
+            self.exposed = (seconds - computing) * noise
             used.append(candidate)
         digest = zlib.crc32(repr(used).encode())
         assert (self.transport.allgather_integers(digest) == digest).all()
@@ -115,6 +122,38 @@ def test_trials_stay_a_small_share_of_a_network_that_always_changes(transport, l
     for number, length in enumerate(lengths):
         training.train(length, 1.0, (0.5, 20.0, 200.0)[number % 3])
     assert training.events["trial_steps"] <= 300 + 0.01 * sum(lengths) + 1
+
+
+@law
+@pytest.mark.parametrize(
+    ("dense", "selecting", "exposed"),
+    [(0.5, 0.0, 0.0), (0.5, 3.0, 0.0), (400.0, 0.0, 0.0), (750.0, 0.0, 1 / 3), (1000.0, 1.0, 2 / 3)],
+)
+@pytest.mark.parametrize("at", [0, 3, 30])
+def test_the_share_of_the_shortest_step_in_which_ranks_wait_is_reported(transport, dense, selecting, exposed, at):
+    """Also if the trials are interrupted, and with ranks of different speed."""
+    training, pace = Training(transport), 1.0 + transport.rank
+    training.train(at, pace, pace * dense, selecting=pace * selecting)
+    state = training.trials.state_dict()
+    training.restart()
+    training.trials.load_state_dict(state)
+    training.train(110, pace, pace * dense, selecting=pace * selecting)
+    assert training.events["trial_exposed_share"] == pytest.approx(exposed)
+
+
+def test_local_steps_are_proposed_once_if_ranks_wait_for_most_of_the_shortest_step(caplog):
+    def train(transport):
+        training = Training(transport)
+        training.train(400, 1.0, 900.0)
+        assert "local steps" not in caplog.text
+        for dense in (5000.0, 900.0, 5000.0):
+            training.train(400, 1.0, dense)
+        assert training.events["decisions"] == 4
+
+    run_ranks(1, train)
+    (message,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert message.startswith("even at density 0.002, where steps are shortest, ranks wait for 90 % of a step (9000.0 ")
+    assert "hvs.LocalOptimizer with local_steps=16, or 16 times those that you have" in message
 
 
 @law
@@ -198,6 +237,8 @@ def test_trials_start_after_the_dense_steps():
         ({"alive": [7]}, "does not fit 7"),
         ({"history": [[0, 7]]}, "does not fit 7"),
         ({"times": []}, "does not fit 7"),
+        ({"waits": []}, "does not fit 7"),
+        ({"waits": [[0.1], *([[]] * 6)]}, "waits of measured must be a list of 0 numbers"),
         ({"reference": -1.0}, "must be a finite number"),
         ({"steps": "x"}, "must be an integer"),
     ],
