@@ -35,7 +35,7 @@ LAWS = $(call marked,law,--exclude-dir=cuda tests)
 UNDER_MPIRUN = $(call marked,mpi,tests)
 FRONT_ENDS = $(patsubst %,tests/frontends/test_%.py,ddp fsdp optimizer scripts)
 # Tests of the transport over torch.distributed.
-OF_TORCH = $(addprefix tests/transport/test_,base.py in_process.py torch_distributed.py)
+OF_TORCH = $(addprefix tests/transport/test_,base.py nodes.py in_process.py torch_distributed.py)
 # Each file runs in one process, so that its fixtures are created once. (loadgroup of pytest-xdist 3.8 has no effect
 # with pytest 9.2.)
 SERIAL = python -m pytest -n $(WORKERS) --dist loadfile
@@ -102,7 +102,8 @@ test-serial: $(TOOLS)  ## run the single-process tests
 
 test-laws: $(TOOLS)  ## test transport and collectives on threads, at world sizes other than 3
 	python -m pytest -n $(WORKERS) --ranks $(LAW_RANKS) -m 'law and not mpi and $(QUICK)' \
-	  -k 'test_base or nothing_is_lost' tests/transport/test_base.py tests/collectives/test_laws.py
+	  -k 'test_base or test_nodes or nothing_is_lost' tests/transport/test_base.py tests/transport/test_nodes.py \
+	  tests/collectives/test_laws.py
 
 test-mpi: $(TOOLS)  ## run the tests under mpirun, and DDP under torchrun; the transports, with device arrays, at 3 ranks
 	$(MPITEST) --ranks 3 -- -m '(mpi or law) and $(QUICK)' tests/transport

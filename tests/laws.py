@@ -21,6 +21,7 @@ from horovod_sparse.rules.testing.values import content, dense, digest, digest_o
 from horovod_sparse.transport import base
 from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.mpi import MPITransport
+from horovod_sparse.transport.traffic import Traffic
 
 __all__ = [
     "SHARED",
@@ -64,8 +65,8 @@ def allreduce(collective: Any, vector: SparseVector, k: int) -> Exchange:
 def on_nodes(transport: Transport, node_ranks: int) -> Transport:
     """Return a transport of the same ranks for which consecutive ranks share a node; the last one may be smaller."""
     fresh = transport.duplicate()
-    split = fresh._split
-    fresh._split = lambda _: split(node_ranks)  # type: ignore[method-assign]
+    split = fresh.split
+    fresh.split = lambda _: split(node_ranks)  # type: ignore[method-assign]
     fresh.by_node(None)  # channels share the nodes
     return fresh
 
@@ -80,6 +81,11 @@ def sum_bytes(transport: Transport, nbytes: int) -> float:
     ranks = transport.size
     gathered = nbytes <= base._GATHERED_SUM_BYTES or nbytes * ranks <= base._GATHERED_SUM_TOTAL
     return (ranks - 1) * nbytes if gathered else 2 * nbytes * (ranks - 1) / ranks
+
+
+def check_counts(transport: Transport, traffic: Traffic) -> None:
+    """Assert that all ranks together receive what they send; shares of a library's collective are rounded."""
+    assert abs(summed(transport, traffic.bytes_sent) - summed(transport, traffic.bytes_received)) <= 3 * transport.size
 
 
 def everywhere(ranks: Ranks, holds: bool) -> bool:

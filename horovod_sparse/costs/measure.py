@@ -22,7 +22,8 @@ from horovod_sparse.kernels import kernels_for, to_device, to_host
 from horovod_sparse.kernels.types import MAX_SIZE, Array
 
 if TYPE_CHECKING:
-    from horovod_sparse.transport.base import Nodes, Transport
+    from horovod_sparse.transport.base import Transport
+    from horovod_sparse.transport.nodes import Nodes
 
 _ROUNDS = 3  # the fastest one is the result
 _PINGS = 20  # short messages per round

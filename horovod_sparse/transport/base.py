@@ -13,6 +13,7 @@ import numpy as np
 from horovod_sparse.kernels import copy_to_host, to_device, to_host
 from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array
+from horovod_sparse.transport.nodes import Nodes, nested_nodes, nodes_of
 from horovod_sparse.transport.slots import Slots
 from horovod_sparse.transport.traffic import RING_BYTES, Traffic
 
@@ -25,8 +26,6 @@ _ALIGNMENT = 8
 # Up to one of these limits, in bytes per rank and in total, an allreduce gathers the arrays and each rank adds them.
 # This takes one round of messages instead of two.
 _GATHERED_SUM_BYTES, _GATHERED_SUM_TOTAL = 256, 1 << 15
-# Names of kept objects: whether all ranks are known to share memory; the nodes by which sums proceed, or None.
-ONE_NODE, _NODES_FOR_SUMS = "one node", "nodes for sums"
 # In a slot, length and number of a message precede its bytes.
 _SLOT_HEADER_BYTES = 16
 
@@ -53,34 +52,6 @@ class Sum(NamedTuple):
     """
 
     wait: Callable[[], Array]
-
-
-class Nodes(NamedTuple):
-    """Division of a transport's ranks into nodes.
-
-    Attributes:
-        number: Number of nodes.
-        own: Transport of the ranks of this rank's node.
-        peers: Transport of the ranks with this rank's number in their node; smaller nodes may have none.
-        nested: Whether there are several nodes, with the same number of ranks each, more than one.
-    """
-
-    number: int
-    own: Transport
-    peers: Transport
-    nested: bool
-
-    @property
-    def leaders(self) -> Transport | None:
-        """Transport of the first ranks of all nodes; None on the other ranks."""
-        return self.peers if self.own.rank == 0 else None
-
-    def counting(self, traffic: Traffic | None = None) -> Nodes:
-        """Return channels of both transports, which count their traffic in ``traffic``, or each for itself."""
-        own, peers = self.own.channel(), self.peers.channel()
-        if traffic is not None:
-            own.traffic = peers.traffic = traffic
-        return self._replace(own=own, peers=peers)
 
 
 class Job(Protocol):
@@ -348,13 +319,8 @@ class Transport(ABC):
 
         Their traffic is counted as that of this transport. A collective operation in the first call.
         """
-
-        def find() -> Nodes | None:
-            nodes = self._nodes(None)
-            return nodes if nodes.nested else None
-
         if not self._nodes_found:
-            nodes = self.keep(_NODES_FOR_SUMS, find)
+            nodes = nested_nodes(self)
             self._nodes_found = (None if nodes is None else nodes.counting(self.traffic),)
         return self._nodes_found[0]
 
@@ -410,19 +376,7 @@ class Transport(ABC):
         Args:
             node_ranks: Number of consecutive ranks that count as one node, at least 1; None: ranks that share memory.
         """
-        return self._nodes(node_ranks).counting()
-
-    def _nodes(self, node_ranks: int | None) -> Nodes:
-        def split() -> Nodes:
-            nodes = self._split(node_ranks)
-            for part in (nodes.own, nodes.peers):
-                part.keep(_NODES_FOR_SUMS, lambda: None)
-            if node_ranks is None:
-                nodes.own.keep(ONE_NODE, lambda: True)
-                self.keep(ONE_NODE, lambda: nodes.number == 1)
-            return nodes
-
-        return self.keep(f"nodes of {node_ranks}", split)
+        return nodes_of(self, node_ranks).counting()
 
     def keep(self, name: str, make: Callable[[], T]) -> T:
         """Return the object of this name that all channels of the connection share. The first call creates it."""
@@ -479,7 +433,7 @@ class Transport(ABC):
     # Primitives that implementations provide
 
     @abstractmethod
-    def _split(self, node_ranks: int | None) -> Nodes:
+    def split(self, node_ranks: int | None) -> Nodes:
         """Divide the ranks by node, for the first call of ``by_node``."""
 
     @abstractmethod

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.transport.base import Nodes, Receiving, Sending, Transport
+from horovod_sparse.transport.base import Receiving, Sending, Transport
+from horovod_sparse.transport.nodes import Nodes
 
 T = TypeVar("T")
 
@@ -198,7 +199,8 @@ class InProcessTransport(Transport):
         groups = self._start("a split", group)()
         return InProcessTransport(self._threads, groups[ranks[0]], list(ranks).index(self.rank))
 
-    def _split(self, node_ranks: int | None) -> Nodes:
+    def split(self, node_ranks: int | None) -> Nodes:
+        """Divide the ranks by node, for the first call of ``by_node``."""
         node_ranks = node_ranks or self.size
         first = self.rank - self.rank % node_ranks
         own = self._regroup(range(first, min(first + node_ranks, self.size)))

@@ -14,7 +14,8 @@ from mpi4py import MPI
 from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.transport import waiting
-from horovod_sparse.transport.base import ONE_NODE, Nodes, Receiving, Sending, Transport
+from horovod_sparse.transport.base import Receiving, Sending, Transport
+from horovod_sparse.transport.nodes import ONE_NODE, Nodes
 from horovod_sparse.transport.staging import CUDA_AWARE, IN_PLACE, Buffer, Path, path_for, staged
 from horovod_sparse.transport.traffic import RING_BYTES
 from horovod_sparse.transport.waiting import keep_alive, wait
@@ -249,7 +250,8 @@ class MPITransport(Transport):
         """Return a transport of the same ranks over a duplicate communicator. A collective operation."""
         return MPITransport(self.comm.Dup())
 
-    def _split(self, node_ranks: int | None) -> Nodes:
+    def split(self, node_ranks: int | None) -> Nodes:
+        """Divide the ranks by node, for the first call of ``by_node``."""
         comm: Any = self.comm
         own = comm.Split_type(MPI.COMM_TYPE_SHARED) if node_ranks is None else comm.Split(self.rank // node_ranks)
         peers = comm.Split(own.Get_rank())

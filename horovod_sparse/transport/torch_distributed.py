@@ -26,8 +26,9 @@ from torch.utils.dlpack import from_dlpack
 
 from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.transport.base import Nodes, Receiving, Sending, Transport
+from horovod_sparse.transport.base import Receiving, Sending, Transport
 from horovod_sparse.transport.cuda_aware import VARIABLE
+from horovod_sparse.transport.nodes import Nodes
 from horovod_sparse.transport.staging import IN_PLACE, Buffer, Path, staged
 from horovod_sparse.transport.torch_job import FOREVER, job
 
@@ -265,7 +266,8 @@ class TorchTransport(Transport):
         self._connection.parts += 1
         return self._connection.part(range(self.size))
 
-    def _split(self, node_ranks: int | None) -> Nodes:
+    def split(self, node_ranks: int | None) -> Nodes:
+        """Divide the ranks by node, for the first call of ``by_node``."""
         if node_ranks is None:
             nodes = self.allgather_object(_node())
         else:

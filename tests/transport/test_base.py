@@ -1,11 +1,11 @@
-"""Messages, sums, nodes and kept objects: the same laws for every transport."""
+"""Messages, sums and kept objects: the same laws for every transport."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from exchanges import every_way
-from laws import everywhere, on_nodes, same_bits, summed
+from laws import check_counts, everywhere, same_bits, summed
 
 from horovod_sparse.kernels import to_host
 from horovod_sparse.transport import base, mpi
@@ -23,11 +23,6 @@ def numbered(rank, length):
 def equal(arrays, like, contents):
     pairs = zip(arrays, contents, strict=True)
     return all(type(one) is type(like) and np.array_equal(to_host(one), content) for one, content in pairs)
-
-
-def check_counts(transport, traffic):
-    """What leaves arrives; shares of a library's collective are rounded."""
-    assert abs(summed(transport, traffic.bytes_sent) - summed(transport, traffic.bytes_received)) <= 3 * transport.size
 
 
 @every_way
@@ -126,25 +121,6 @@ def test_sums_have_the_same_bits_on_every_rank_as_they_are_taken_in_rank_order(t
     check_counts(transport, channel.traffic)
 
 
-@every_way
-@pytest.mark.parametrize("node_ranks", [1, 2, 3])
-@pytest.mark.parametrize("size", [5, 65, 4097, 20_000])
-def test_ranks_of_a_node_sum_before_nodes_do(transport, put, node_ranks, size):
-    """Where all nodes have the same number of ranks, each sends to the others what a rank alone would send."""
-    channel, ranks = on_nodes(transport, node_ranks).channel(), transport.size
-    mine = np.random.default_rng(transport.rank).standard_normal(size).astype(np.float32)
-    handed_in, into = put(mine), put(mine.copy())
-    total = channel.allreduce(handed_in)
-    channel.allreduce_in_place(into)
-    everyones, divided = transport.allgather_object(mine), channel.nodes_for_sums() is not None
-    assert divided == (node_ranks > 1 and ranks > node_ranks and ranks % node_ranks == 0)
-    if divided and channel._in_regions(handed_in):
-        everyones = [sum(everyones[first : first + node_ranks]) for first in range(0, ranks, node_ranks)]
-    assert everywhere(transport, to_host(total).tobytes() == sum(everyones).tobytes() == to_host(into).tobytes())
-    assert everywhere(transport, np.array_equal(to_host(handed_in), mine))
-    check_counts(transport, channel.traffic)
-
-
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64])
 def test_integers_are_summed_exactly(transport, dtype):
     total = transport.allreduce(np.array([transport.rank, 1, 0], dtype))
@@ -189,20 +165,6 @@ def test_messages_of_a_duplicate_are_not_met(transport):
     assert everywhere(transport, arrived == [[2] * 3, [1] * 3])
     for sending in sends:
         sending.wait()
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, None])
-def test_consecutive_ranks_make_a_node_and_the_last_one_may_be_smaller(transport, ranks):
-    """This machine is one node."""
-    nodes, rank, size = transport.by_node(ranks), transport.rank, transport.size
-    ranks = ranks or size
-    first = rank - rank % ranks
-    assert nodes.number == -(-size // ranks)
-    assert nodes.own.allgather_object(rank) == list(range(first, min(first + ranks, size)))
-    assert (nodes.leaders is not None) == (rank == first)
-    if nodes.leaders is not None:
-        assert nodes.leaders.allgather_object(rank) == list(range(0, size, ranks))
-    assert nodes.own.members == [transport.members[other] for other in nodes.own.allgather_object(rank)]
 
 
 def test_an_object_is_made_once_for_each_name_and_connection(transport):
