@@ -52,6 +52,7 @@ def print_on_rank_0(found: object) -> None:
 
     if MPI.COMM_WORLD.Get_rank() == 0:
         print(json.dumps(found), flush=True)
+    MPI.COMM_WORLD.Barrier()  # the first rank that leaves Horovod ends MPI on all
 
 
 def last_line(output: str) -> Any:

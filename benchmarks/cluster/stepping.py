@@ -95,3 +95,8 @@ class Training:
 def slowest(number: float) -> float:
     """Return the largest number of all ranks."""
     return float(hvd.allreduce(torch.tensor(number, dtype=torch.float64), op=hvd.Max, name="slowest"))
+
+
+def mean(number: float) -> float:
+    """Return the mean of a number over the ranks."""
+    return float(hvd.allreduce(torch.tensor(number, dtype=torch.float64), op=hvd.Average, name="mean"))
