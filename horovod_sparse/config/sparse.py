@@ -113,12 +113,12 @@ class Sparse(RuleOptions):
         if self.collective.shared_indices and not sparsifier.shares_indices:
             raise ValueError(
                 f"collective 'shared' sends values without indices, but the sparsifier {name!r} chooses "
-                "different indices on each rank: use randomblock, randomk, stable or arctopk"
+                "different indices on each rank: use randomblock, randomk, stable, arctopk or scape"
             )
         if schedule.weighs and not sparsifier.narrows:
             raise ValueError(
                 f"schedule {self._name('schedule')!r} sends a part of what was selected, but the sparsifier {name!r} "
-                "selects whole blocks for many steps, and ranks would send different parts of them: use another "
+                "selects the same positions on all ranks, and they would send different parts of them: use another "
                 "sparsifier, such as topk or randomk"
             )
         for kind in _KINDS:

@@ -220,6 +220,31 @@ class Transport(ABC):
         self.traffic.both(others * mine.nbytes, others * mine.nbytes, others.bit_length())
         return everyones
 
+    def begin_allgather(self, row: Array) -> Callable[[], Array]:
+        """Start to gather an array of the same length from all ranks, while other messages are exchanged. Collective.
+
+        All ranks start their operations in the same order. The round is not counted in ``traffic``, as with
+        ``begin_allreduce``.
+
+        Args:
+            row: One-dimensional array on the host; copied.
+
+        Returns:
+            Function that waits for the other ranks and returns the rows, in rank order [size, length].
+        """
+        rows = np.empty((self.size, row.size), row.dtype)
+        rows[self.rank] = row
+        if self.size == 1:
+            return lambda: rows
+        wait = self._start_gather(rows)
+        self._count_gather([row.nbytes] * self.size)
+
+        def finish() -> Array:
+            wait()
+            return rows
+
+        return finish
+
     def allreduce(self, values: Any) -> Array:
         """Return the sum of an array over the ranks, bitwise identical on all of them. A collective operation.
 
@@ -271,15 +296,11 @@ class Transport(ABC):
 
     def _sum_gathered(self, values: Any) -> Sum:
         """Gather all arrays, and add them on each rank in rank order."""
-        rows = np.empty((self.size, values.size), values.dtype)
-        rows[self.rank] = to_host(values)
-        wait = self._start_gather(rows)
-        self._count_gather([values.nbytes] * self.size)
+        gathered = self.begin_allgather(to_host(values))
 
         def finish() -> Array:
-            wait()
-            total = rows[0]
-            for row in rows[1:]:
+            total, *others = gathered()
+            for row in others:
                 total += row
             return to_device(total, values)
 

@@ -120,7 +120,7 @@ def test_a_value_of_a_wrong_type_or_out_of_range_is_refused_with_name_and_value(
         ("auto:throtle=2", "unknown option 'throtle'"),
         ("gravac:cf_min=100,cf_max=10", r"cf_min must not be above cf_max, but is 100 \(1 / density\)"),
         ("gravac:cf_min=0.5", "cf_min must be at least 1, not 0.5"),
-        ("gravac:sparsifier=stable", "schedule 'gravac' sends a part .* 'stable' selects whole blocks .* or randomk"),
+        ("gravac:sparsifier=stable", "schedule 'gravac' sends a part .* 'stable' selects the same .* or randomk"),
         ("accordion:high_density=0.001", r"high_density must be at least density \(0.01\), not 0.001"),
         ("randomk:shared=False", "collective 'shared' sends values without indices"),
         ("topka:collective=shared", r"collective 'shared' .*'topk' chooses different indices.*use randomblock"),

@@ -157,6 +157,19 @@ def test_integers_are_gathered_in_rank_order_and_channels_count_their_own_traffi
     assert other.traffic.bytes_sent == 0
 
 
+def test_rows_are_gathered_in_rank_order_while_other_messages_are_exchanged(transport):
+    channel, rank, ranks = transport.channel(), transport.rank, transport.size
+    row = np.full(5000, rank, np.int32)
+    wait, empty = channel.begin_allgather(row), channel.begin_allgather(row[:0])
+    row[:] = -1  # copied
+    sums = transport.allreduce(np.full(20_000, 1.0, np.float32))
+    rows = wait()
+    assert everywhere(transport, (sums == ranks).all() and rows.shape == (ranks, 5000) and rows.dtype == np.int32)
+    assert everywhere(transport, (rows == np.arange(ranks)[:, None]).all() and empty().shape == (ranks, 0))
+    assert everywhere(transport, channel.traffic.rounds == 0)  # the caller knows whether it waits for them alone
+    assert everywhere(transport, (channel.traffic.bytes_sent > 0) == (ranks > 1))
+
+
 def test_messages_of_a_duplicate_are_not_met(transport):
     duplicate = transport.duplicate()
     right, left = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
