@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks import markdown
 from benchmarks.cluster.contenders import ALONE, PEERS
 from benchmarks.cluster.network import bits_per_second, written
+from horovod_sparse.cli.image import write_png
 
 Record = Mapping[str, Any]
 # Turns by contender and rate.
@@ -139,7 +140,7 @@ def plot(records: Sequence[Record], path: Path) -> None:
         _draw(axes, below, _cells(records, model, "steps"))
         axes.set_title(model)
     panels[0][0].legend(fontsize=8)
-    figure.savefig(path, dpi=120)
+    write_png(figure, path)
 
 
 def _draw(axes: Any, below: Any, cells: Cells) -> None:
