@@ -112,10 +112,7 @@ _ALL = (
     Run("recommended-annealed", "Recommended", f"{_RECOMMENDED}0.01,schedule=annealed", seeds=1),
     Run("dense-nesterov", "Recommended", "none", "nesterov", **_EVERYWHERE),
     *(Run(f"powersgd-{rank}", "PowerSGD", f"powersgd:rank={rank}", **_EVERYWHERE) for rank in POWERSGD_RANKS),
-    *(
-        Run(f"powersgd-{rank}-nesterov", "PowerSGD", f"powersgd:rank={rank}", "nesterov")
-        for rank in POWERSGD_RANKS
-    ),
+    *(Run(f"powersgd-{rank}-nesterov", "PowerSGD", f"powersgd:rank={rank}", "nesterov") for rank in POWERSGD_RANKS),
     Run("momentum", "Momentum", "topka:density=0.01,memory=momentum", quick=True),
     Run(
         "momentum-log8",
@@ -219,7 +216,7 @@ _ALL = (
         for name in LATER
         for percent in (1, 0.1)
     ),
-    # The publication's lower sparsity, and a first moment of each rank's own gradients; its optimizer is a form of Adam.
+    # The publication's lower sparsity; momentum of each rank's own gradients; an optimizer like the publication's.
     Run("scape-10%", "Later methods", "scape:density=0.1"),
     Run("scape-momentum", "Later methods", "scape:density=0.01,memory=momentum"),
     Run("scape-adam", "Later methods", "scape:density=0.01,memory=momentum", **_BOTH_ADAM),

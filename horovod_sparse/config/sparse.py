@@ -136,8 +136,7 @@ class Sparse(RuleOptions):
     @property
     def is_dense(self) -> bool:
         """True if every entry is sent in every step, nothing is rounded and nothing is remembered."""
-        exact = getattr(self.collective, "wire", None) is None
-        return exact and self.collective.always_dense and self.memory.keeps_nothing
+        return self.collective.always_dense and self.dense_wire is None and self.memory.keeps_nothing
 
     @property
     def replaces_momentum(self) -> bool:
@@ -166,8 +165,18 @@ class Sparse(RuleOptions):
         memory, sparsifier = self._make("memory", context), self._make("sparsifier", context)
         return memory, sparsifier, collective, self._make("schedule", context, self.density)
 
-    def rounded(self, wire: str, context: BucketContext, transport: Any) -> Collective:
-        """Build the collective of dense steps in which values are rounded to a format."""
+    @property
+    def dense_wire(self) -> str | None:
+        """Format to which the collective rounds everything; None: it selects, or does not round."""
+        return getattr(self.collective, "wire", None) if self.collective.always_dense else None
+
+    @property
+    def dense_steps(self) -> int:
+        """Number of steps at the start in which everything is sent and nothing is rounded."""
+        return getattr(self.schedule, "dense_steps", 0)
+
+    def rounded(self, wire: str | None, context: BucketContext, transport: Any) -> Collective:
+        """Build the collective of dense steps in which values are rounded to a format; None: not rounded."""
         return Dense(context, transport, Dense.Options(wire=wire))
 
     def facts(self) -> dict[str, Any]:

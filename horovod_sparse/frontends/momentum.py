@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Mapping
 
 import torch
+from torch.optim import Adam, AdamW
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.frontends.base import FrontEnd
@@ -33,9 +34,19 @@ def apply_momentum(optimizer: torch.optim.Optimizer, sparse: Sparse, front_end: 
         sparse: The configuration; nothing is done if it applies no momentum.
         front_end: The front end that exchanges the gradients, held weakly; None: this rank takes part in none. An
             optimizer of several models has several.
+
+    Raises:
+        ValueError: Signs of Adam's first moment are to be sent without dense steps before.
     """
     if sparse.momentum is None:
         return
+    signs = sparse.dense_wire == "sign" and sparse.takes_momentum_over
+    if signs and not sparse.dense_steps and isinstance(optimizer, (Adam, AdamW)):
+        raise ValueError(
+            f"dense_steps must be at least 1, not 0, where signs of the first moment of {type(optimizer).__name__} are "
+            "sent, as its second moment is that of the dense steps: use a fifth of all steps, as in "
+            "onebit:memory=momentum,dense_steps=1000"
+        )
     if optimizer not in _applied:
         _applied[optimizer] = (OptimizersMomentum if sparse.takes_momentum_over else OwnMomentum)(optimizer)
         if sparse.takes_momentum_over:

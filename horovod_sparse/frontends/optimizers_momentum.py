@@ -27,7 +27,7 @@ class OptimizersMomentum(StepHooks):
 
     Nesterov's form and Adam's second moment would misread an effective gradient. In a step that sends a selection,
     Nesterov's form is therefore off, as the memory has applied it, and Adam computes its second moment from its first,
-    which is the delivered velocity.
+    which is the delivered velocity. Where signs are sent, the second moment stays as it is.
 
     After such a step, the optimizer's buffer holds what was delivered last. Without the state of the exchange, that is
     no momentum to continue from, so the optimizer's ``state_dict()`` holds this rank's velocity instead. The buffer
@@ -146,9 +146,31 @@ class OptimizersMomentum(StepHooks):
             if decay:
                 gradient.add_(parameter, alpha=decay)
             first.lerp_(gradient if sign > 0 else -gradient, 1 - beta)
-            torch.mul(first, sign, out=gradient)
+            if _pipeline(bucket).sends_signs:
+                self._freeze_second_moment(optimizer.state[p], group)
+                gradient.zero_()
+            else:
+                torch.mul(first, sign, out=gradient)
             if decay:
                 gradient.sub_(parameter, alpha=decay)
+
+    def _freeze_second_moment(self, state: Mapping[str, Any], group: Mapping[str, Any]) -> None:
+        """Prepare both moments for a step of Adam with a gradient of zero that leaves them as they are.
+
+        The squares of signs would be the same for all entries of a block. The second moment stays that of the dense
+        steps, as in 1-bit Adam, with its bias correction. An entry that has none gets the square of its first moment.
+        """
+        (factor, other), steps = group["betas"], float(state["step"])
+        if not factor:
+            raise ValueError(
+                f"the first of betas must be above 0, not {factor!r}, where signs of Adam's first moment are sent: set "
+                "betas, or memory='residual'"
+            )
+        first, second = shard_of(state[self._name]), shard_of(state["exp_avg_sq"])
+        before, after = 1 - other**steps, 1 - other ** (steps + 1)
+        torch.where(second == 0, first.square() * before, second, out=second)
+        second.mul_(after / before / other)
+        first.div_(factor)
 
     # The state
 

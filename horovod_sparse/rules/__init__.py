@@ -152,7 +152,8 @@ class Step:
             as a gradient, independent of the learning rate, and not as an update.
         carry: Factor that converts gradients of earlier steps to this step's loss scale and averaging factor.
         momentum: Momentum of the optimizer, for a memory that applies it before the selection.
-        dense: Whether it was decided to send every entry; set for the memory, once the density is known.
+        dense: Whether it was decided to send every entry, with more than its sign; set for the memory, once the density
+            is known.
         exposed: Seconds for which the model's exchange continued in the previous step after this rank's last gradient
             was available; 0 if not known, as on a GPU.
     """

@@ -18,7 +18,7 @@ class Constant(Stateless):
         """Options of every schedule.
 
         Attributes:
-            dense_steps: Number of steps at the start that send everything.
+            dense_steps: Number of steps at the start that send everything, and round nothing.
         """
 
         dense_steps: int = integer(0)

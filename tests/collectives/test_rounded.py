@@ -9,7 +9,7 @@ from rules import LIKE
 
 from horovod_sparse.config import Compression, parse
 from horovod_sparse.engine.pipeline import pipeline_for
-from horovod_sparse.rules import Step
+from horovod_sparse.rules import Momentum, Step
 
 pytestmark = pytest.mark.law
 SIZE = 10_000
@@ -55,6 +55,49 @@ def test_what_rounding_takes_is_delivered_later(transport, wire, bits, node_rank
     ranks = transport.size
     ideal = 2 * SIZE * bits / 8 * (ranks - 1) / ranks
     assert everywhere(transport, ideal <= pipeline.traffic.bytes_sent / steps <= 1.05 * ideal + 64 * ranks)
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "log8", "sign"])
+def test_dense_steps_at_the_start_are_exact(transport, wire):
+    pipeline = pipeline_for(parse(f"dense:wire={wire},dense_steps=2"), SIZE, LIKE, transport)
+    generator = np.random.default_rng(transport.rank)
+    for number in range(4):
+        gradient = (generator.integers(-800, 800, SIZE) / 8).astype(np.float32)
+        output = np.empty_like(gradient)
+        pipeline.run([(0, gradient)], [(0, output)], Step())
+        exact = np.array_equal(output, summed(transport, gradient))
+        assert everywhere(transport, exact == (number < 2))
+        assert everywhere(transport, pipeline.state_dict()["memory"]["residual"].any() == (not exact))
+    assert pipeline.statistics(norms=False).events == {"steps_dense": 2, f"steps_dense_{wire}": 2}
+
+
+def test_signs_of_the_momentum_deliver_every_gradient_as_often_as_momentum_does(transport):
+    """The optimizer's buffer holds what was delivered, and what the dense steps at the start left in it."""
+    size, steps, warm = 520, 300, 30
+    pipeline = pipeline_for(parse(f"onebit:memory=momentum,dense_steps={warm}"), size, LIKE, transport)
+    generator, left, norms = np.random.default_rng(transport.rank), np.zeros(size), []
+    buffer, exact, velocity, moved, plainly = (np.zeros(size) for _ in range(5))
+    for number in range(steps):
+        gradient = (1 + generator.standard_normal(size) * np.geomspace(0.5, 2, size)).astype(np.float32)
+        output = np.empty_like(gradient)
+        pipeline.run([(0, gradient)], [(0, output)], Step(momentum=Momentum(0.9)))
+        pipeline.commit()  # the optimizer's step
+        assert same_bits(transport, output)
+        buffer, exact = 0.9 * buffer + output, 0.9 * exact + summed(transport, gradient.astype(np.float64))
+        moved, plainly = moved + buffer, plainly + exact
+        assert everywhere(transport, pipeline.handover.plain == (number < warm))
+        if number < warm:
+            left = buffer
+            continue
+        left, velocity = 0.9 * left, 0.9 * velocity + gradient
+        state = pipeline.state_dict()
+        assert everywhere(transport, np.allclose(buffer - left, state["handover"]["values"], atol=1e-2))
+        assert len(np.unique(np.abs(state["handover"]["values"]))) == -(-size // 256)
+        norms.append(np.linalg.norm(state["memory"]["residual"]))
+    assert everywhere(transport, np.allclose(pipeline.velocity, velocity, rtol=1e-3, atol=1e-3))
+    held = summed(transport, pipeline.state_dict()["memory"]["residual"].astype(np.float64))
+    assert everywhere(transport, np.allclose(plainly - moved, held, atol=0.1)), np.abs(plainly - moved - held).max()
+    assert everywhere(transport, max(norms[-70:]) < 1.5 * max(norms[60:130]))  # it does not grow
 
 
 def test_a_node_may_sum_in_few_bits_before_momentum_is_masked(transport):

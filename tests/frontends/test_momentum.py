@@ -271,7 +271,7 @@ def now_and_then_dense(own_rules):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("schedule", ["constant", "alternating"])
+@pytest.mark.parametrize("schedule", ["constant", "alternating", "signs"])
 @pytest.mark.parametrize("nesterov", [False, True], ids=["", "nesterov"])
 @pytest.mark.parametrize("fresh", [None, 0.4])
 def test_below_density_1_every_gradient_is_delivered_ten_times(
@@ -282,8 +282,11 @@ def test_below_density_1_every_gradient_is_delivered_ten_times(
     Also if dense steps come between, and while a parameter is frozen, whose gradients are then none.
     """
     model, rank, ranks = Given(torch.float64), comm.Get_rank(), comm.Get_size()
-    settings = {"density": 0.05, "dense_below": 0, "bucket_bytes": 1200, "schedule": schedule, "fresh": fresh}
-    compression = hvs.Compression.topka(memory="momentum", **settings)
+    settings = {"memory": "momentum", "dense_below": 0, "bucket_bytes": 1200, "fresh": fresh}
+    if schedule == "signs":
+        compression = hvs.Compression.onebit(dense_steps=20, **settings)
+    else:
+        compression = hvs.Compression.topka(density=0.05, schedule=schedule, **settings)
     optimizer = wrap(model, compression, sgd(model, lr=1.0, nesterov=nesterov))
     given = 0.0
     for step in range(200):

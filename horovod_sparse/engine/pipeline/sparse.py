@@ -56,6 +56,7 @@ class _Plan(NamedTuple):
         ks: Number of entries of each candidate.
         dense: Whether everything is sent instead.
         wire: Format to which values are then rounded; None: not rounded.
+        plain: Whether everything is sent, and in more than its signs, so that next to nothing is delayed.
     """
 
     elements: int
@@ -63,6 +64,10 @@ class _Plan(NamedTuple):
     ks: list[int]
     dense: bool
     wire: str | None
+
+    @property
+    def plain(self) -> bool:
+        return self.dense and self.wire != "sign"
 
 
 class _Units(NamedTuple):
@@ -126,7 +131,7 @@ class SparsePipeline(PipelineBase):
         self._stable = False  # whether the facts have not changed since the step before, and may be relied upon
         self._algorithm = str(sparse.facts()["collective"]["of"])
         self.memory, self.sparsifier, self.collective, self.schedule = sparse.build(context, transport)
-        self._rounded: dict[str, Any] = {}  # by format
+        self._rounded: dict[str | None, Any] = {}  # by format
         self._headroom = Headroom(context, self.memory)
         self.handover = Handover(context)
         self.sent: SparseVector | None = None
@@ -259,7 +264,7 @@ class SparsePipeline(PipelineBase):
         # The same on every rank, even if parameters are held on some ranks only.
         plan = self._plan(step, self._facts.elements // self._context.ranks)
         # Where nothing takes part, as while all parameters are frozen, momentum stays where it is.
-        step = replace(step, dense=plan.dense if plan.elements else self.handover.plain)
+        step = replace(step, dense=plan.plain if plan.elements else self.handover.plain)
         norms = Norms(step) if self._measuring else None
         accumulator = self.memory.open(step, scales.memory)
         vector, density, k = self._take(accumulator, plan, step)
@@ -275,7 +280,7 @@ class SparsePipeline(PipelineBase):
         try:
             vector = self.collective.extend(accumulator, vector, k)
             sent = vector if safe else replace(vector, values=np.zeros_like(vector.values))
-            exchange = self._collective(plan.wire).allreduce(sent, k)
+            exchange = self._collective(plan).allreduce(sent, k)
             sums = mine if asked is None else asked.wait()
             unsafe = self._learn(sums) if relies else bool(sums[0] % _REPLACED)
         except BaseException as error:
@@ -316,11 +321,13 @@ class SparsePipeline(PipelineBase):
         densities = self.schedule.densities(step)
         ks = [self._sparse.k(elements, density) for density in densities]
         dense = 0 < elements <= ks[0] or self.collective.decide(self._context.size, ks[0])
-        return _Plan(elements, densities, ks, dense, self.schedule.dense_wire if densities[0] == 1 else None)
+        wire = (self.schedule.dense_wire if densities[0] == 1 else None) or self._sparse.dense_wire
+        return _Plan(elements, densities, ks, dense, None if step.number < self._sparse.dense_steps else wire)
 
-    def _collective(self, wire: str | None) -> Any:
-        """Return the configured collective, or the one that rounds everything to a format."""
-        if wire is None:
+    def _collective(self, plan: _Plan) -> Any:
+        """Return the configured collective, or a dense one that rounds to another format or not at all."""
+        wire = plan.wire
+        if wire == self._sparse.dense_wire:
             return self.collective
         if wire not in self._rounded:
             self._rounded[wire] = self._sparse.rounded(wire, self._context, self._transport)
@@ -363,6 +370,11 @@ class SparsePipeline(PipelineBase):
     def undo(self) -> None:
         """Return to the state before the last step."""
         self._restore(self._before)
+
+    @property
+    def sends_signs(self) -> bool:
+        """Whether only signs of everything are sent, after the dense steps at the start."""
+        return self._sparse.dense_wire == "sign"
 
     @property
     def gradient_unit(self) -> float:
