@@ -291,7 +291,8 @@ class Fitted(Exact):
         for place in range(self._bits):
             codes |= bits[:, place] << place
         levels = part[:end].view(self.own)
-        return np.concatenate([levels, -levels])[codes]
+        values: Array = np.concatenate([levels, -levels])[codes]
+        return values
 
 
 def _fit(ascending: Array, cells: int) -> Array:
@@ -301,7 +302,8 @@ def _fit(ascending: Array, cells: int) -> Array:
     for _ in range(_ROUNDS):
         means = np.diff(sums[ends]) / np.maximum(np.diff(ends), 1)
         ends[1:-1] = np.searchsorted(ascending, (means[1:] + means[:-1]) / 2)
-    return ascending[np.minimum(ends[1:-1], ascending.size - 1)]
+    bounds: Array = ascending[np.minimum(ends[1:-1], ascending.size - 1)]
+    return bounds
 
 
 def format_for(name: str | None, own: np.dtype[Any]) -> Exact:

@@ -373,7 +373,7 @@ class SparsePipeline(PipelineBase):
 
     @property
     def sends_signs(self) -> bool:
-        """Whether only signs of everything are sent, after the dense steps at the start."""
+        """Return whether only signs of everything are sent, after the dense steps at the start."""
         return self._sparse.dense_wire == "sign"
 
     @property
