@@ -164,7 +164,7 @@ class Checkpoints:
                 staging.begin()
             own = own_state(model, exchange, data or {}, None if staging is None else staging.array)
             state = {} if number_in(layouts, rank) else shared_state(model, optimizer, exchange, others)
-            state, own["shards"] = split(state)
+            state, own["shards"] = split(state) if any(layouts) else (state, {})
             shared = {} if rank else {**state, "layouts": layouts}
             for name, state in (*own.items(), *shared.items()):
                 require_loadable(state, name)

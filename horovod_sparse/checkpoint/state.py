@@ -67,8 +67,8 @@ def require_loadable(value: Any, name: str, depth: int = _DEEPEST) -> None:
             require_loadable(part, f"{name}{suffix}", depth - 1)
     elif hasattr(value, "to_local"):
         raise ValueError(
-            f"{name} is a DTensor, of which each rank holds a shard: pass the object that it belongs to by a keyword "
-            "of its own, or save name.to_local()"
+            f"{name} is a DTensor, of which each rank holds a shard: save {name}.to_local(), or pass the object that "
+            "it belongs to as an argument of its own"
         )
     else:
         _require_round_trip(value, name)

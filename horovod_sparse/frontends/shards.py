@@ -98,8 +98,8 @@ def fill(target: torch.Tensor, chunk: Chunk, parts: Iterable[tuple[Chunk, torch.
             filled += taken.numel()
     if filled != chunk.elements:
         raise ValueError(
-            f"the states hold {filled} of the {chunk.elements} elements of {name} that this rank needs: pass the "
-            "states of all ranks that saved them"
+            f"the states hold {filled} elements of {name} where this rank needs {chunk.elements}: pass the states of "
+            "all ranks of one save, and no others"
         )
 
 

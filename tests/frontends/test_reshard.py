@@ -111,7 +111,10 @@ def refused(message, change=None, elementwise=True, **of_own):
 def test_what_does_not_fit_is_refused_with_the_remedy():
     refused("compressed form.*load them with the number of shards they were saved with", elementwise=False)
     refused(r"none of \['bias', .*pass the states of all ranks", list.clear)
-    refused(r"hold \d+ of the 63 elements of weight that this rank needs: pass", lambda saved: saved.pop())
+    refused(
+        r"hold \d+ elements of weight where this rank needs 63: pass the states of all ranks of one save",
+        lambda saved: saved.pop(),
+    )
     refused(
         "different units .* on different shards.*save again", lambda saved: saved[0]["buckets"][1].update(unit=0.25)
     )

@@ -341,7 +341,10 @@ class ReplicaExchange(ForOptimizers):
                 return dict(state), []
             by_replica.setdefault(state["replica"], []).append(state)
         own = self.state_dict()
-        saved = max((state["replicas"] for of_replica in by_replica.values() for state in of_replica), default=1)
+        counts = {state["replicas"] for of_replica in by_replica.values() for state in of_replica}
+        if len(counts) > 1:
+            raise ValueError(f"the states were saved by {sorted(counts)} replicas: pass those of one save")
+        saved = max(counts, default=1)
         mine = range(own["replica"], saved, own["replicas"])
         missing = sorted({0, *mine} - by_replica.keys())
         if missing:
