@@ -21,6 +21,8 @@ from horovod_sparse.rules.options import RuleOptions
 from horovod_sparse.rules.states import checked_integer
 
 if TYPE_CHECKING:
+    from horovod_sparse.costs.formulas import Compute
+    from horovod_sparse.costs.network import Link, Node
     from horovod_sparse.transport.base import Transport
 
 _LOG = logging.getLogger("horovod_sparse")
@@ -85,6 +87,13 @@ class Auto(Base):
         self.choice = "dense"
         self._decided = (0, 0)  # size and k of the current choice
         self._known: dict[tuple[int, int], str] = {}  # choices so far
+        if transport.size > 1:
+            self._figures()  # not in a step: exchanges that are constructed later take the figures over
+
+    def _figures(self) -> tuple[Link, Node | None, Compute]:
+        """Return link, node and compute costs. A collective call the first time."""
+        like = self._context.like
+        return *measure_network(self._transport, self._nodes, like), measure_compute(self._transport, like)
 
     def decide(self, size: int, k: int) -> bool:
         """Choose for this size and k, if they have changed, and return whether the choice is dense."""
@@ -96,8 +105,7 @@ class Auto(Base):
 
     def _choose(self, size: int, k: int) -> None:
         like, ranks = self._context.like, self._transport.size
-        link, node = measure_network(self._transport, self._nodes, like)
-        compute = measure_compute(self._transport, like)
+        link, node, compute = self._figures()
         wire, indices = self._wire.format.width, self._options.indices
         names = ("dense", *self._collectives)
         costs = table(size, max(k, 1), ranks, link, compute, like.itemsize, node, names, wire, indices)

@@ -239,7 +239,7 @@ class Compression:
     def auto(density: float = 0.01, **settings: Any) -> Sparse:
         """Send the k largest entries over the collective predicted to be fastest; everything if dense is faster.
 
-        Network and kernels are measured in the first step, in about a second.
+        Network and kernels are measured before the first exchange, in about a second.
         """
         return _preset(settings, density=density, sparsifier="topk", collective="auto")
 

@@ -44,6 +44,17 @@ def test_what_was_measured_decides_alike_on_every_rank(transport):
     check_exchange(transport, collective, Case(1000, "random"))
 
 
+def test_exchanges_that_are_constructed_before_any_step_have_the_same_figures(transport):
+    """Each has its own connection. The second takes over what the first has measured, so they cannot choose apart."""
+    figures, earlier = [], []
+    for _ in range(2):
+        connection = transport.duplicate()
+        earlier.append(connection.inherit(earlier))
+        collective = make(connection, "auto")
+        figures.append(collective._figures() if transport.size > 1 else None)
+    assert everywhere(transport, figures[0] == figures[1])
+
+
 def test_what_cuts_the_sum_is_not_chosen_for_a_little_time(transport, network, monkeypatch):
     network("slow")
     costs = [Cost(name, seconds, 0, 0, 0, 0) for name, seconds in (("oktopk", 2), ("topka", 3), ("dense", 9))]
@@ -134,9 +145,10 @@ def test_it_measures_for_the_dtype_and_device_of_the_bucket_and_knows_the_format
         make(transport, "auto", dtype, put, wire=wire).decide(SIZE, K)
     there = type(put(np.empty(0)))
     several = transport.size > 1
+    # When it is constructed, and as known when it decides.
     assert [(type(one), str(one.dtype)) for one in likes] == several * [
-        *2 * [(there, "float32")],
-        (there, "float64"),
+        *4 * [(there, "float32")],
+        *2 * [(there, "float64")],
     ]
     assert widths == several * [4, 2, 4]
 
