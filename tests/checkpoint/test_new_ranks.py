@@ -102,6 +102,41 @@ def test_more_ranks_start_with_the_data_of_rank_0_and_seeds_of_their_own(hvd, co
     grown.train(1)
 
 
+@pytest.mark.parametrize("steps", [3, 20], ids=["during the trials", "after them"])
+@pytest.mark.parametrize("direction", ["fewer", "more"])
+def test_measured_densities_go_on_on_all_ranks(hvd, comm, folder, first, direction, steps):
+    if comm.Get_size() < 3:
+        return
+    rank, saved = comm.Get_rank(), None
+    sets = [first(comm.Get_size()), first(2)][:: 1 if direction == "fewer" else -1]
+    compression = hvs.Compression.recommended(
+        collective="topka", densities=(1, 0.2, 0.05), trial=2, trial_steps=12, dense_below=0
+    )
+    for phase, ranks in enumerate(sets):
+        if ranks.included():
+            model = Given()
+            optimizer = wrap(model, compression, sgd(model), process_set=ranks)
+            checkpoints = Checkpoints(folder, process_set=ranks)
+            if phase:
+                checkpoints.load(model=model, optimizer=optimizer)
+                (resumed,) = [one["schedule"] for one in optimizer.compression_state_dict()["buckets"]]
+            for step in range(20 if phase else steps):
+                optimizer.zero_grad()
+                model.loss(rank, step).backward()
+                optimizer.step()
+            (state,) = [one["schedule"] for one in optimizer.compression_state_dict()["buckets"]]
+            if not phase:
+                checkpoints.save(steps, model=model, optimizer=optimizer)
+        saved = saved or comm.bcast(state if rank == 0 else None)
+    if sets[1].included():
+        assert resumed == saved
+        assert state["steps"] == steps + 20
+        assert not state["alive"]
+        assert state["history"][: len(saved["history"])] == saved["history"]
+    found = [one for one in comm.allgather(state if sets[1].included() else None) if one is not None]
+    assert everywhere(comm, all(one == found[0] for one in found))
+
+
 def test_one_rank_alone_says_that_it_drops_the_residuals(hvd, comm, folder, first):
     run = Training("topka:density=0.1", comm.Get_rank()).train(2)
     Checkpoints(folder).save(2, **run.states)

@@ -1,0 +1,183 @@
+"""Densities are measured whatever the training does besides: all ranks decide alike, and nothing is lost."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+
+import pytest
+import torch
+from laws import everywhere
+from states import same
+from torch.nn.parallel import DistributedDataParallel
+from training import Given, agree, conserved, loss_of, mlp, sgd, snapshot, train, wrap
+
+import horovod_sparse as hvs
+from horovod_sparse.engine.bucket import Bucket
+from horovod_sparse.engine.pipeline.sparse import SparsePipeline
+
+pytestmark = [pytest.mark.mpi, pytest.mark.slow]
+
+TRIALS = {"densities": (1, 0.2, 0.05), "trial": 2, "trial_steps": 12, "dense_below": 0}
+
+
+def measured(**more):
+    return hvs.Compression.recommended(**{"collective": "topka", "wire": None, "bucket_bytes": 1200, **TRIALS, **more})
+
+
+def decided(state):
+    """What each bucket remembers of the trials."""
+    buckets = state.exchange.state_dict()["buckets"] if hasattr(state, "exchange") else state.state_dict()["buckets"]
+    return [bucket["schedule"] for bucket in buckets]
+
+
+def check_decisions(comm, *states):
+    """All ranks and buckets have tried and decided the same, and are done with it."""
+    found = [decided(state) for state in states]
+    assert comm.bcast(found) == found
+    for schedules in found:
+        assert all(schedule == schedules[0] for schedule in schedules)
+        if comm.Get_size() > 1:
+            assert schedules[0]["history"]
+            assert not schedules[0]["alive"]
+
+
+class FrontEnd:
+    """Horovod's or DDP's, around a model."""
+
+    def __init__(self, kind, model, compression, lr=0.1, momentum=0.0, scaler=None, passes=1):
+        self.model, self.passes = model, passes
+        self.optimizer, self.replica, self.kind = sgd(model, lr=lr, momentum=momentum), model, kind
+        if kind == "horovod":
+            more = {"grad_scaler": scaler, "backward_passes_per_step": passes}
+            self.optimizer = self.state = wrap(model, compression, self.optimizer, **more)
+        else:
+            self.state = hvs.ddp.SparseState(compression, self.optimizer, grad_scaler=scaler)
+            self.replica = DistributedDataParallel(model, bucket_cap_mb=0.001)
+            self.replica.register_comm_hook(self.state, hvs.ddp.sparse_hook)
+
+    def backward(self, losses):
+        """Backpropagate several losses before a step; each is made when the one before has been used."""
+        for number, loss in enumerate(losses, 1):
+            accumulating = self.kind == "ddp" and number < self.passes
+            with self.replica.no_sync() if accumulating else nullcontext():
+                loss(self.replica).backward()
+
+
+either = pytest.mark.parametrize("kind", ["horovod", "ddp"])
+
+
+@either
+def test_passes_that_accumulate_are_one_step_and_nothing_is_lost(hvd, group, comm, kind):
+    rank, model = comm.Get_rank(), Given()
+    one = FrontEnd(kind, model, measured(memory="residual"), lr=1, passes=2)
+    for step in range(20):
+        one.optimizer.zero_grad()
+        one.backward([lambda model, at=2 * step + half: model(rank, at) for half in range(2)])
+        one.optimizer.step()
+    assert conserved(comm, model, one.state, model.total(rank, *range(40)))
+    check_decisions(comm, one.state)
+    assert everywhere(comm, comm.Get_size() == 1 or {s["steps"] for s in decided(one.state)} == {20})
+
+
+@either
+def test_steps_that_a_scaler_skips_during_the_trials_leave_no_trace(hvd, group, comm, kind):
+    """The decisions of a run without them are repeated by a run with them, with the same bits."""
+    rank, results = comm.Get_rank(), []
+    for skipped in ([], [1, 4, 9]):
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, backoff_factor=1 - 2**-24)
+        one = FrontEnd(kind, mlp(), measured(), momentum=0.9, scaler=scaler)
+        for step in sorted([*range(20), *(at + 0.5 for at in skipped)]):
+            one.optimizer.zero_grad()
+            loss = loss_of(one.replica, rank, int(step))
+            if step % 1 and rank == comm.Get_size() - 1:
+                loss = loss + (one.model[4].weight * torch.inf).sum()
+            scaler.scale(loss).backward()
+            scaler.step(one.optimizer)
+            scaler.update(new_scale=1024.0)
+        check_decisions(comm, one.state)
+        assert agree(comm, snapshot(one.model))
+        results.append([schedule["steps"] for schedule in decided(one.state)])
+    assert everywhere(comm, results[0] == results[1])
+
+
+@either
+def test_bfloat16_autocast(hvd, group, comm, kind):
+    rank = comm.Get_rank()
+    one = FrontEnd(kind, mlp(), measured(), momentum=0.9)
+    for step in range(20):
+        one.optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = loss_of(one.replica, rank, step)
+        loss.backward()
+        one.optimizer.step()
+    check_decisions(comm, one.state)
+    assert agree(comm, snapshot(one.model))
+    assert everywhere(comm, all(p.isfinite().all() for p in one.model.parameters()))
+
+
+@pytest.mark.parametrize("steps", [3, 20], ids=["during the trials", "after them"])
+def test_nothing_is_lost_while_ranks_have_joined(hvd, comm, steps):
+    rank, model = comm.Get_rank(), Given()
+    steps = range(steps + 8 * rank)
+    optimizer = wrap(model, measured(memory="residual"), sgd(model, lr=1, momentum=0))
+    train(optimizer, model, rank, steps, Given.loss)
+    hvd.broadcast_parameters(model.state_dict(), root_rank=hvd.join())
+    assert conserved(comm, model, optimizer, model.total(rank, *steps))
+    found = decided(optimizer)
+    assert comm.bcast(found) == found
+
+
+def test_uneven_inputs_with_ddps_join(group, comm):
+    rank, one = comm.Get_rank(), FrontEnd("ddp", mlp(), measured())
+    with one.replica.join():
+        train(one.optimizer, one.replica, rank, range(14 + 5 * rank))
+    assert agree(comm, snapshot(one.model))
+    check_decisions(comm, one.state)
+
+
+def test_both_front_ends_repeat_decisions_with_the_same_bits(hvd, group, comm, tmp_path):
+    """Those that Horovod's optimizer has recorded, with DDP, and the other way around."""
+    results = []
+    for first in ("horovod", "ddp"):
+        path = str(comm.bcast(tmp_path) / first)
+        for kind in (first, "ddp" if first == "horovod" else "horovod"):
+            one = FrontEnd(kind, mlp(), measured(**{"record" if kind == first else "decisions": path}), momentum=0.9)
+            results.append(train(one.optimizer, one.replica, comm.Get_rank(), range(20)))
+            comm.Barrier()  # rank 0 has written all decisions
+        assert everywhere(comm, same(*results[-2:]))
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """A link that takes a second for everything."""
+    exchange = Bucket.exchange
+
+    def slowly(bucket, *given):
+        exchange(bucket, *given)
+        if isinstance(bucket.pipeline, SparsePipeline):
+            time.sleep(bucket.pipeline._density)
+
+    monkeypatch.setattr(Bucket, "exchange", slowly)
+
+
+@either
+@pytest.mark.parametrize("collective", ["topka", "auto"])
+def test_two_optimizers_in_one_program_choose_the_same_where_the_link_leaves_no_doubt(
+    hvd, group, comm, slow, kind, collective
+):
+    """They are constructed one after the other, and learn in turns, as those of a GAN do."""
+    given = {"densities": (0.5, 0.05), "trial": 3, "trial_steps": 12, "bucket_bytes": None}
+    rank, compression = comm.Get_rank(), measured(collective=collective, **given)
+    both = [FrontEnd(kind, mlp(), compression) for _ in range(2)]
+    for step in range(14):
+        for one in both:
+            train(one.optimizer, one.replica, rank, [step])
+    if comm.Get_size() == 1:
+        return
+    check_decisions(comm, *(one.state for one in both))
+    assert everywhere(comm, [decided(one.state)[0]["chosen"] for one in both] == [0, 0])
+    statistics = [one.state.statistics() for one in both]
+    algorithms = [{name for name in numbers if name.startswith("total/steps_")} for numbers in statistics]
+    assert everywhere(comm, algorithms[0] == algorithms[1])
+    assert agree(comm, snapshot(*(one.model for one in both)))
