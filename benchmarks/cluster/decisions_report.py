@@ -167,7 +167,7 @@ def _draw(axes: Any, below: Any, cells: Cells) -> None:
         one.minorticks_off()
         one.grid(alpha=0.25)
     axes.set(ylabel="ms per step: median, least and most")
-    below.set(xlabel="links", ylabel=f"density of {PRESET}", ylim=(1e-3, 2))
+    below.set(xlabel="links", ylabel="density chosen", ylim=(1e-3, 2))
 
 
 def _label(rate: str) -> str:

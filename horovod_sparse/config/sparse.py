@@ -100,7 +100,7 @@ class Sparse(RuleOptions):
         own = {name: settings[name] for name in ("dense_below", "bucket_bytes") if name in settings}
         known = {"dense_below", "bucket_bytes"}.union(*(options.known() for options in rules.values()))
         for name in settings:
-            lookup("option", name, dict.fromkeys(sorted(known)))
+            lookup("option", name, dict.fromkeys(sorted(known)), _owners(name))
         return cls(density, **rules, **own)
 
     def __post_init__(self) -> None:
@@ -199,6 +199,17 @@ class Sparse(RuleOptions):
 
     def _name(self, kind: str) -> str:
         return _KINDS[kind].name_of(getattr(self, kind))
+
+
+def _owners(option: str) -> str:
+    """Return a hint to the rules that have an option; empty if none has."""
+    found = [
+        f"{kind}={name!r}"
+        for kind, rules in _KINDS.items()
+        for name, rule in rules.items()
+        if option in {known.name for known in fields(rule.Options)}
+    ]
+    return f"; {option!r} is an option of {' or '.join(found)}, which is not chosen here" if found else ""
 
 
 def _plain(value: Any) -> Any:

@@ -70,6 +70,15 @@ def test_a_value_of_a_wrong_type_or_out_of_range_is_refused_with_name_and_value(
         ("topka:densty=0.1", "unknown option 'densty'; known are: bucket_bytes, .*threads"),
         ("topka:memory=residul", "unknown memory 'residul'; known are: residual, none"),
         (
+            "recommended:eps=0.7",
+            "unknown option 'eps'; .*; 'eps' is an option of schedule='gravac', which is not chosen",
+        ),
+        ("gravac:schedule=measured,cf_max=99", "'cf_max' is an option of schedule='gravac', which is not chosen here"),
+        (
+            "topka:inner=dense",
+            "unknown option 'inner'; .*; 'inner' is an option of collective='hierarchical'",
+        ),
+        (
             "topka:schedule=later",
             "unknown schedule 'later'; known are: constant, warmup, annealed, measured, gravac, accordion",
         ),

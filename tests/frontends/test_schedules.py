@@ -44,6 +44,7 @@ def test_a_warm_up_follows_the_epochs_that_the_script_tells(hvd, comm, spans, ca
     assert everywhere(comm, len(logged) == (2 * len(seen) if rank == 0 else 0))
 
 
+PRESET_GRAVAC = {"schedule": "gravac", "collective": "topka", "window": 3, "eps": 0.5, "dense_below": 0}
 GRAVAC = {"cf_max": 500, "window": 2, "collective": "oktopk", "sparsifier": "reusedtopk"}
 
 
@@ -54,8 +55,9 @@ GRAVAC = {"cf_max": 500, "window": 2, "collective": "oktopk", "sparsifier": "reu
         hvs.Compression.accordion(0.02, change=0.3, dense_below=0, bucket_bytes=1200, **ACCORDION),
         hvs.Compression.gravac(2, eps=0.9, dense_below=0, bucket_bytes=1200, **GRAVAC),
         hvs.Compression.recommended(trial_steps=1, trial=2, dense_below=0, bucket_bytes=1200),
+        hvs.Compression.recommended(0.1, **PRESET_GRAVAC),
     ],
-    ids=["gravac", "accordion", "gravac with oktopk", "measured"],
+    ids=["gravac", "accordion", "gravac with oktopk", "measured", "gravac in the preset"],
 )
 def test_ranks_with_different_gradients_decide_alike(hvd, comm, spans, compression):
     def loss(model, rank, step):

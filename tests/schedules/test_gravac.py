@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from rules import LIKE, made
 
 from horovod_sparse.rules import BucketContext, Step
-from horovod_sparse.schedules import GraVAC
+from horovod_sparse.schedules import GraVAC, Measured
+from horovod_sparse.schedules.measured import _Trials
 
 WINDOW = 4
 
@@ -212,6 +213,21 @@ def test_where_no_candidate_has_the_gain_to_be_sent_the_lowest_is_settled_on(clo
     chosen = sent(schedules, clock, dict.fromkeys(SECONDS, 8.0), {10: 0.95, 20: 0.5, 40: 0.5, 80: 0.3}, 41)
     assert chosen.count(10) == 39  # 40 and 80 are tried once
     assert factors(schedules) == [10, 10]
+
+
+@pytest.mark.parametrize(("everything", "expected"), [(9.0, 10), (18.0, 20), (35.0, 40), (900.0, 80)])
+def test_where_gains_are_equal_time_decides_as_in_measured(clock, everything, expected):
+    """The largest density whose steps take no longer than the shortest, as long as computing or sending."""
+    schedules = build(window=10)
+    seconds = {factor: max(1.0, everything / (factor or 1)) for factor in (None, 10, 20, 40, 80)}
+    sent(schedules, clock, seconds, dict.fromkeys((10, 20, 40, 80), 0.9), 60)
+    assert factors(schedules)[1] == expected
+    options = Measured.Options(densities=(1 / 10, 1 / 20, 1 / 40, 1 / 80))
+    trials = _Trials(options, clock=lambda: clock[0])
+    for _ in range(110):
+        density = trials.begin(BucketContext(10, LIKE)).density
+        clock[0] += seconds[round(1 / density)]
+    assert round(1 / density) == expected
 
 
 # --- state ---
