@@ -126,6 +126,12 @@ class Accumulator:
         counts: list[int] = self._kernels.count_reaching(self.gradients, buffer, wide, threads).tolist()
         return counts
 
+    def tail(self, threshold: float, threads: int = 1) -> tuple[int, float]:
+        """Return number and sum of the magnitudes that ``take_above`` would take; settles."""
+        buffer = self.settle()
+        tail: tuple[int, float] = self._kernels.tail(self.gradients, buffer, threshold, threads)
+        return tail
+
     def block_scores(self, block: int, threads: int = 1) -> Array:
         """Return the sum of squares of the active elements in each block of positions; settles.
 

@@ -158,6 +158,14 @@ def count_reaching(gradients: Segments, buffer: Array, thresholds: Array) -> Arr
     return (keys >= magnitude(thresholds.astype(buffer.dtype))[:, None]).sum(axis=1)
 
 
+def tail(gradients: Segments, buffer: Array, threshold: float) -> tuple[Any, Any]:
+    low = np.float64(threshold).astype(buffer.dtype)
+    reaching = ~(np.abs(buffer) < low)
+    kept = np.where(reaching, buffer, buffer.dtype.type(0))
+    segments = [(start, kept[start : start + len(part)]) for start, part in gradients]
+    return reaching[active_positions(gradients)].sum(), accumulate_moments(segments, np.zeros_like(buffer), 0.0)[3]
+
+
 def square_norm(gradients: Segments) -> Any:
     def norm(x: Array) -> Any:
         return add_in_order([sum_in_lanes(np.square(x[tile].astype(np.float64))) for tile in tiles(0, len(x))])

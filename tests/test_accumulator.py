@@ -27,10 +27,11 @@ def test_nothing_is_added_before_it_must_be_and_then_once(pending):
     [
         (lambda one: list(one.moments()), [3, 42, 12**2 + 14**2 + 16**2, 42, 16]),
         (lambda one: one.count_reaching([16, 13, 0, 17]), [1, 2, 3, 0]),
+        (lambda one: list(one.tail(13.0)), [2, 14 + 16]),
         (lambda one: one.block_scores(2).tolist(), [144, 14**2 + 16**2, 0]),
         (lambda one: [part.tolist() for _, part in one.active()], [[12, 14, 16]]),
     ],
-    ids=["moments", "counts", "scores", "active"],
+    ids=["moments", "counts", "tail", "scores", "active"],
 )
 def test_statistics_are_of_what_is_not_held_and_settle_once(pending, ask, answer):
     for _ in range(2):

@@ -1,10 +1,15 @@
 """Times of every sparsifier, compared with a memory bound and with torch.topk.
 
     python -m benchmarks.kernels.sparsifiers --sizes 25M --densities 0.01 --rounds 5
+    python -m benchmarks.kernels.sparsifiers --sizes 25M --ranks 8,64
 
 Every round runs every contender on the same input (normally distributed gradients and residuals), so that other load
 on the machine affects all of them. Each takes its entries through an Accumulator, as in training. `stream` is the
 bound: read gradient, read and write buffer. `torch.topk` is the selection alone, from precomputed magnitudes.
+
+With `--ranks`, rules that divide the selection among the ranks also run as one of that many ranks, with its part of the
+bucket and k/P entries, without messages. scape then chooses k/P positions for the next step, and takes those of the
+step before.
 
 Results are verified: the entries taken and the remaining buffer add up to gradient + buffer exactly, and the number of
 entries is what the rule promises. The exit status is 1 if a result was wrong.
@@ -15,7 +20,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from timeit import timeit
 from typing import Any
 
@@ -41,6 +46,8 @@ CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "stable": ("stable", {"refresh": _NEVER}),
     "stable, refresh": ("stable", {"refresh": 1}),
 }
+# Rules that divide the selection among the ranks.
+DIVIDED = ("micro", "exdyna", "deft", "scape")
 # Promised numbers of entries for such gradients, as multiples of k; redsync's bisection may end anywhere.
 PROMISED = {
     "reusedtopk": (2 / 3, 4 / 3),
@@ -55,13 +62,15 @@ PROMISED = {
 class Case:
     """Input and contenders of one size and density."""
 
-    def __init__(self, size: int, density: float, threads: int) -> None:
+    def __init__(self, size: int, density: float, threads: int, ranks: Sequence[int] = ()) -> None:
         self.given = CpuInput(size, density, threads)
         self._numbers = itertools.count()
         self.sparsifiers = {label: self._build(*contender) for label, contender in CONTENDERS.items()}
+        self._ranks = {divided(name, size): size for size in ranks for name in DIVIDED}
+        self.sparsifiers |= {divided(name, size): self._build(name, {}, size) for size in ranks for name in DIVIDED}
 
-    def _build(self, name: str, options: dict[str, Any]) -> Sparsifier:
-        context = BucketContext(self.given.buffer.size, self.given.buffer[:0])
+    def _build(self, name: str, options: dict[str, Any], ranks: int = 1) -> Sparsifier:
+        context = BucketContext(self.given.buffer.size, self.given.buffer[:0], ranks=ranks)
         if name == "threshold":  # the threshold that selects k entries
             magnitudes = np.abs(self.given.initial + self.given.gradient)
             options = {"threshold": float(np.partition(magnitudes, -self.given.k)[-self.given.k])}
@@ -83,6 +92,8 @@ class Case:
         vector = self.take(label, self.reset())
         mistakes = moved_wrongly(self.given.initial + self.given.gradient, self.given.buffer, *vector.entries)
         least, most = PROMISED.get(label, (1.0, 1.0))
+        if label in self._ranks:  # the first part has exactly its share, which rounds
+            least, most = (bound / self._ranks[label] + sign / self.given.k for bound, sign in ((0.8, -1), (1.2, 1)))
         if label.startswith("stable"):  # selects complete blocks of 64
             least = 1 - 63 / self.given.k
         count = len(vector) / self.given.k
@@ -98,6 +109,11 @@ class Case:
         """Return the time of one contender's step."""
         accumulator = self.reset()
         return 1e3 * timeit(lambda: run(accumulator), number=1)
+
+
+def divided(name: str, ranks: int) -> str:
+    """Return the label of a rule on one of several ranks."""
+    return f"{name}, P={ranks}"
 
 
 def show(size: int, density: float, case: Case, rounds: int) -> bool:
@@ -119,13 +135,16 @@ def main() -> int:
     parser = command_line("kernels.sparsifiers", __doc__)
     parser.add_argument("--sizes", type=listed(count), default="25M")
     parser.add_argument("--densities", type=listed(float), default="0.01")
+    parser.add_argument(
+        "--ranks", type=listed(count), default=(), help="world sizes of rules that divide the selection"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print("   ".join(f"{name}: {value}" for name, value in machine().items()))
     right = [
-        show(size, density, Case(size, density, options.threads), options.rounds)
+        show(size, density, Case(size, density, options.threads, options.ranks), options.rounds)
         for size, density in itertools.product(options.sizes, options.densities)
     ]
     print(f"\nload average at the end: {os.getloadavg()}")

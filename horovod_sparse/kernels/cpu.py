@@ -44,6 +44,7 @@ sketch_length = _typed.sketch_length
 sketch_query = _typed.sketch_query
 sketch_update = _typed.sketch_update
 square_norm = _typed.square_norm
+tail = _typed.tail
 take = _typed.take
 
 

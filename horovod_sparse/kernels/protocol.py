@@ -164,6 +164,19 @@ class Kernels(Protocol):
             The counts, int64 [m].
         """
 
+    def tail(self, gradients: Segments, buffer: Array, threshold: float, threads: int = 1) -> tuple[int, float]:
+        """Return number and sum of the magnitudes inside the segments that reach a threshold; NaN does.
+
+        The sum has the bits of the ``magnitudes`` of ``accumulate_moments``, for a buffer that is zero at all other
+        positions.
+
+        Args:
+            gradients: Segments; only their ranges matter.
+            buffer: float32 or float64 [n]; read only.
+            threshold: 0 or more; rounded to the buffer's dtype.
+            threads: See ``accumulate``.
+        """
+
     def sample(self, gradients: Segments, buffer: Array, scale: float, start: int, stride: int) -> Array:
         """Return what ``accumulate`` would write at every stride-th position inside the segments; nothing is modified.
 

@@ -94,10 +94,11 @@ class SCAPE(Fused):
     def _largest(self, accumulator: Accumulator, begin: int, end: int, count: int) -> Indices:
         """Return the positions with the ``count`` highest scores from ``begin`` to ``end``, ascending."""
         active = accumulator.part(begin, end).active()
-        scores = np.zeros_like(accumulator.buffer, shape=(end - begin,))
         if self._moment.size:
-            scores += np.abs(self._moment[begin:end])
+            scores = np.abs(self._moment[begin:end])
             scores *= self._weight
+        else:
+            scores = np.zeros_like(accumulator.buffer, shape=(end - begin,))
         counts = self._residual or not self._moment.size
         others = [(start - begin, np.abs(part) if counts else np.zeros_like(part)) for start, part in active]
         chosen: Indices = Accumulator(scores, others).take_largest(count, self._threads).entries[0] + np.int32(begin)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.kernels import kernels_for
-from horovod_sparse.kernels.types import Array
 from horovod_sparse.rules import Step
 from horovod_sparse.sparsifiers.base import Fused
 from horovod_sparse.vector import SparseVector
@@ -43,12 +40,13 @@ class SIDCo(Fused):
         if k >= moments.count or not 0 < mean < math.inf:  # k covers all, all are zero, or a value overflowed
             return accumulator.take_largest(k, self._threads)
         first, *further = _fractions(k / moments.count)
-        threshold = -mean * math.log(first)
+        threshold, most = -mean * math.log(first), float(np.finfo(accumulator.buffer.dtype).max)
+        for fraction in further:
+            count, total = accumulator.tail(threshold, self._threads)
+            if not count:
+                break
+            threshold = min(threshold - (total / count - threshold) * math.log(fraction), most)
         vector = accumulator.take_above(threshold, self._threads)
-        if further:
-            accumulator.put_back(vector)
-            threshold = _raised(threshold, vector.values, further)
-            vector = accumulator.take_above(threshold, self._threads)
         return vector if len(vector) else accumulator.take_largest(k, self._threads)
 
 
@@ -59,16 +57,3 @@ def _fractions(density: float) -> list[float]:
     rest = density / _FIRST
     further = math.ceil(math.log(rest) / math.log(_NEXT)) - 1
     return [_FIRST, *[_NEXT] * further, rest / _NEXT**further]
-
-
-def _raised(threshold: float, values: Array, fractions: Sequence[float]) -> float:
-    """Return the threshold after further stages, given the values that reach it now."""
-    for fraction in fractions:
-        if not values.size:
-            break
-        # Sums in a fixed order: the threshold has the same bits on every device.
-        moments = kernels_for(values).accumulate_moments([(0, values)], np.empty_like(values), scale=0.0)
-        threshold -= (moments.magnitudes / moments.count - threshold) * math.log(fraction)
-        threshold = min(threshold, float(np.finfo(values.dtype).max))
-        values = values[np.abs(values) >= values.dtype.type(threshold)]
-    return threshold

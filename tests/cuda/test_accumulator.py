@@ -30,5 +30,6 @@ def test_an_accumulator_on_the_device(settled: bool) -> None:
     assert_same_bits(np.array(moments), np.array(wanted))
     counts = reference.count_reaching(segments, expected, np.array([2.0, 0.5])).tolist()
     assert accumulator.count_reaching([2.0, 0.5]) == counts
+    assert accumulator.tail(0.5) == tuple(reference.tail(segments, expected, 0.5))
     assert_same_bits(to_host(accumulator.block_scores(64)), reference.block_scores(segments, expected, 64))
     assert_same_bits(to_host(accumulator.buffer), expected)

@@ -33,6 +33,7 @@ ACCEPTED: dict[str, tuple[Any, ...]] = {
     "take": (SEGMENTS, F32, INT),
     "accumulate_moments": (SEGMENTS, F32),
     "count_reaching": (SEGMENTS, F32, OnHost(ONE)),
+    "tail": (SEGMENTS, F32, 1.0),
     "square_norm": (SEGMENTS,),
     "largest": (SEGMENTS,),
     "block_scores": (SEGMENTS, F32, 4),
@@ -58,7 +59,7 @@ ACCEPTED: dict[str, tuple[Any, ...]] = {
     "widen": (CODES, "float16", NARROW),
     "round_values": (VALUES, "float16"),
 }
-ON_A_BUCKET = {"accumulate", "select", "select_above", "take", "accumulate_moments", "count_reaching", "sample"}
+ON_A_BUCKET = {"accumulate", "select", "select_above", "take", "accumulate_moments", "count_reaching", "tail", "sample"}
 WRITING = {"accumulate", "select", "select_above", "take", "accumulate_moments", "add", "sketch_query", "dequantize"}
 CONVERTING = {"narrow", "widen", "round_values"}
 LEVELS = {"round_levels", "encode_levels", "decode_levels"}

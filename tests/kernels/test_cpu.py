@@ -62,6 +62,7 @@ LONG_CALLS: dict[str, Callable[[Array, Array], object]] = {
     "count_magnitudes": lambda values, _: cpu.count_magnitudes(values, 0, 20, 11),
     "accumulate_moments": lambda values, _: cpu.accumulate_moments([(0, values)], np.zeros_like(values), 0.5),
     "count_reaching": lambda values, _: cpu.count_reaching([(0, values)], np.zeros(len(values)), np.ones(16)),
+    "tail": lambda values, _: cpu.tail([(0, values)], values, 0.5),
     "square_norm": lambda values, _: cpu.square_norm([(i * len(values), values) for i in range(20)]),
     "sample": lambda values, _: cpu.sample([(0, values)], np.zeros_like(values), 0.5, 0, 1),
 }

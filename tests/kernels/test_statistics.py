@@ -86,6 +86,11 @@ def assert_counts(segments: Segments, buffer: Array, thresholds: Any, threads: A
     return assert_parity("count_reaching", segments, read_only(buffer), OnHost(asked), **how).tolist()
 
 
+def assert_tail(segments: Segments, buffer: Array, threshold: float, threads: Any = (1,), on: Any = ALL) -> Any:
+    how = {"threads": threads, "waiting": 2 * any_active(segments), "on": on}
+    return assert_parity("tail", segments, read_only(buffer), threshold, **how)
+
+
 def assert_square_norm(segments: Segments, on: Any = ALL) -> float:
     norm = assert_parity("square_norm", segments, waiting=any_active(segments), on=on)
     exact = reference.exact_square_norm(segments)
@@ -123,6 +128,8 @@ def test_small_buckets(
     start, more = numbers
     assert_moments(*bucket, scale, [threads], on)
     assert_counts(*bucket, thresholds, [threads], on)
+    for threshold in thresholds[:2]:
+        assert_tail(*bucket, threshold, [threads], on)
     assert_square_norm(bucket[0], on)
     assert_scores(*bucket, more, [threads], on)
     assert_sample(*bucket, scale, start, start + more, on)
@@ -142,6 +149,8 @@ def test_distributions(shape: Shape, dtype: Any) -> None:
     for block in (64, 1000, 5000, 2**62):
         assert_scores(segments, buffer, block, [1, 2, 5])
     # Every threshold is a magnitude that occurs, so that it is met exactly; held positions split the bucket.
+    for threshold in (0.0, float(np.nanmedian(np.abs(buffer))), np.inf):
+        assert_tail(segments, buffer, threshold, [1, 3])
     numbers = np.sort(np.abs(buffer[~np.isnan(buffer)]))
     for count in (1, 4, 5, 16):
         assert_counts(segments, buffer, numbers[np.linspace(0, len(numbers) - 1, count).astype(int)], [1, 2, 3])

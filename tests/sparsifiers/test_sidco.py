@@ -71,9 +71,8 @@ def test_where_nothing_reaches_the_threshold_the_k_largest_leave():
     assert taken(gradient, 5).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_the_bucket_is_read_three_times_however_many_stages_there_are(monkeypatch):
-    calls = passes(monkeypatch, "moments", "take_above", "take_largest", "count_reaching")
-    for k in (10, 100, 500):
-        calls.clear()
-        taken(normal(3, 1000), k)
-        assert calls == ["moments", "take_above", "take_above"]
+@pytest.mark.parametrize(("k", "further"), [(1, 5), (10, 4), (100, 2), (500, 1), (800, 0)])
+def test_every_stage_reads_the_bucket_once(monkeypatch, k, further):
+    calls = passes(monkeypatch, "moments", "tail", "take_above", "take_largest", "count_reaching")
+    taken(normal(3, 1000), k)
+    assert calls == ["moments", *["tail"] * further, "take_above"]

@@ -63,6 +63,25 @@ py::array_t<std::int64_t> py_count_reaching(const py::sequence& segments, py::ha
   return py::array_t<std::int64_t>(static_cast<py::ssize_t>(counts.size()), counts.data());
 }
 
+py::tuple py_tail(const py::sequence& segments, py::handle object, double threshold, std::int64_t threads) {
+  if (!(threshold >= 0)) refuse("threshold must be 0 or more, not " + std::to_string(threshold));
+  const py::array buffer = as_array(object, "buffer");
+  return with_real(buffer, "buffer", [&](auto real) {
+    using Real = decltype(real);
+    check_plain(buffer, Access::read, "buffer");
+    const auto size = std::size_t(buffer.shape(0));
+    const std::vector<Tensor> tensors = as_tensors(segments, size);
+    const std::size_t count = as_threads(threads);
+    const auto* const x = reinterpret_cast<const Real*>(data_of(buffer));
+    Tail found;
+    {
+      const py::gil_scoped_release release;
+      found = tail(x, size, tensors, Real(threshold), count);
+    }
+    return py::make_tuple(found.count, found.magnitudes);
+  });
+}
+
 double py_square_norm(const py::sequence& segments) {
   const std::vector<Tensor> tensors = as_tensors(segments, largest_size);
   const py::gil_scoped_release release;
@@ -126,6 +145,7 @@ void define_statistics(py::module_& m) {
         py::arg("threads") = 1);
   m.def("count_reaching", py_count_reaching, py::arg("gradients"), py::arg("buffer"), py::arg("thresholds"),
         py::arg("threads") = 1);
+  m.def("tail", py_tail, py::arg("gradients"), py::arg("buffer"), py::arg("threshold"), py::arg("threads") = 1);
   m.def("square_norm", py_square_norm, py::arg("gradients"));
   m.def("block_scores", py_block_scores, py::arg("gradients"), py::arg("buffer"), py::arg("block"),
         py::arg("threads") = 1);

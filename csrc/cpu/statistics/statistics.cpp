@@ -48,6 +48,31 @@ void count_part(const Real* buffer, const std::vector<Tensor>& tensors, std::siz
   }
 }
 
+// The tail of the positions begin .. end, one block of sums.
+template <class Real>
+Tail tail_of_block(const Real* buffer, const std::vector<Tensor>& tensors, std::size_t begin, std::size_t end,
+                   Real low) {
+  alignas(64) Real kept[tile_size];
+  alignas(64) Real sums[tile_size];
+  Tail total = {};
+  for (const Tensor& tensor : tensors) {
+    const std::size_t stop = std::min(tensor.stop(), end);
+    for (std::size_t at = std::max(tensor.start, begin); at < stop; at += tile_size) {
+      const std::size_t n = std::min(tile_size, stop - at);
+      std::int32_t count = 0;
+      for (std::size_t i = 0; i < n; ++i) {
+        const Real x = std::abs(buffer[at + i]);
+        const bool reaches = !(x < low);  // NaN does
+        kept[i] = reaches ? x : Real(0);  // zeros change no sum
+        count += reaches;
+      }
+      total.count += count;
+      if (count) total.magnitudes += loops<Real>().measure(kept, sums, n, Real(0)).magnitudes;
+    }
+  }
+  return total;
+}
+
 template <class Real> double square_tensor(const Tensor& t) {
   alignas(64) Real converted[tile_size];
   const Real* const elements = in_place<Real>(t);
@@ -141,6 +166,23 @@ std::vector<std::int64_t> count_reaching(const Real* buffer, std::size_t size, c
   return total;
 }
 
+template <class Real>
+Tail tail(const Real* buffer, std::size_t size, const std::vector<Tensor>& tensors, Real low, std::size_t threads) {
+  const std::size_t blocks = (size + block - 1) / block;
+  std::vector<Tail> tails(blocks);
+  parallel(threads, [&](std::size_t part) {
+    for (std::size_t i = blocks * part / threads; i < blocks * (part + 1) / threads; ++i) {
+      tails[i] = tail_of_block(buffer, tensors, i * block, std::min((i + 1) * block, size), low);
+    }
+  });
+  Tail total = {};
+  for (const Tail& more : tails) {
+    total.count += more.count;
+    total.magnitudes += more.magnitudes;
+  }
+  return total;
+}
+
 double square_norm(const std::vector<Tensor>& tensors) {
   double total = 0;
   for (const Tensor& t : tensors) {
@@ -181,6 +223,8 @@ template std::vector<std::int64_t> count_reaching(const float*, std::size_t, con
                                                   const std::vector<float>&, std::size_t);
 template std::vector<std::int64_t> count_reaching(const double*, std::size_t, const std::vector<Tensor>&,
                                                   const std::vector<double>&, std::size_t);
+template Tail tail(const float*, std::size_t, const std::vector<Tensor>&, float, std::size_t);
+template Tail tail(const double*, std::size_t, const std::vector<Tensor>&, double, std::size_t);
 template void block_scores(const float*, std::size_t, const std::vector<Tensor>&, std::size_t, std::size_t, double*);
 template void block_scores(const double*, std::size_t, const std::vector<Tensor>&, std::size_t, std::size_t, double*);
 template void sample(const Step<float>&, std::size_t, std::size_t, float*);

@@ -24,6 +24,7 @@ from horovod_sparse.kernels.cuda.statistics import (
     largest,
     sample,
     square_norm,
+    tail,
 )
 from horovod_sparse.kernels.cuda.vectors import add, count_magnitudes, exclude, merge_sum, scatter
 
@@ -57,6 +58,7 @@ __all__ = [
     "sketch_query",
     "sketch_update",
     "square_norm",
+    "tail",
     "take",
     "widen",
 ]

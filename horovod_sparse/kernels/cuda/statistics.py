@@ -80,6 +80,18 @@ def count_reaching(
     return host
 
 
+def tail(gradients: Segments, buffer: Array, threshold: float, threads: int = 1) -> tuple[int, float]:
+    """Implement ``cpu.tail``, in an array of the buffer's size; synchronizes twice, for the count and for the sum."""
+    if not threshold >= 0:
+        raise ValueError(f"threshold must be 0 or more, not {threshold}")
+    (count,) = count_reaching(gradients, buffer, np.array([threshold])).tolist()
+    with np.errstate(over="ignore"):
+        low = buffer.dtype.type(threshold)
+    kept = np.where(np.abs(buffer) < low, buffer.dtype.type(0), buffer)
+    segments = [(start, kept[start : start + gradient.size]) for start, gradient in gradients]
+    return count, accumulate_moments(segments, np.empty_like(buffer), 0.0, threads).magnitudes
+
+
 def _check_thresholds(thresholds: NDArray[np.float64]) -> int:
     """Return the number of thresholds after checking them."""
     if not isinstance(thresholds, np.ndarray):
