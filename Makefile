@@ -143,7 +143,7 @@ release: $(TOOLS)  ## check version, changelog, tag and packages of a release; r
 
 bench: $(STAMP)  ## run the benchmarks of the kernels (about two minutes)
 	python -m benchmarks.kernels.selection
-	python -m benchmarks.kernels.sparsifiers --sizes 25M
+	python -m benchmarks.kernels.sparsifiers --sizes 25M --ranks 8,64
 	python -m benchmarks.kernels.errors
 
 clean:  ## remove build results, keep the environment and runs/

@@ -221,6 +221,8 @@ _ALL = (
     Run("scape-momentum", "Later methods", "scape:density=0.01,memory=momentum"),
     Run("scape-adam", "Later methods", "scape:density=0.01,memory=momentum", **_BOTH_ADAM),
     Run("onebit", "Later methods", "onebit"),
+    Run("onebit-momentum", "Later methods", "onebit:memory=momentum,dense_steps=STEPS/5"),
+    Run("onebit-adam", "Later methods", "onebit:memory=momentum,dense_steps=STEPS/5", **_BOTH_ADAM),
 )
 
 

@@ -76,6 +76,8 @@ class Case:
             options = {"threshold": float(np.partition(magnitudes, -self.given.k)[-self.given.k])}
         rule: Any = SPARSIFIERS[name]
         sparsifier: Sparsifier = rule(context, rule.Options.read({**options, "threads": self.given.threads}))
+        if name == "scape":  # has a first moment from the second step on
+            sparsifier.observe(SparseVector.empty(context.size, context.like))
         return sparsifier
 
     def reset(self) -> Accumulator:
@@ -135,9 +137,7 @@ def main() -> int:
     parser = command_line("kernels.sparsifiers", __doc__)
     parser.add_argument("--sizes", type=listed(count), default="25M")
     parser.add_argument("--densities", type=listed(float), default="0.01")
-    parser.add_argument(
-        "--ranks", type=listed(count), default=(), help="world sizes of rules that divide the selection"
-    )
+    parser.add_argument("--ranks", type=listed(count), default=(), help="of rules that divide the selection")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
