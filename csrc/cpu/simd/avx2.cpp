@@ -74,6 +74,8 @@ HVS_AVX2 Sums measure(const float* gradient, float* buffer, std::size_t n, float
 
 HVS_AVX2 double square(const float* x, std::size_t n) { return square_lanes<4>(x, n); }
 
+HVS_AVX2 Tail tail(const float* x, std::size_t n, float low) { return tail_lanes<4>(x, n, low); }
+
 HVS_AVX2 void count(const float* x, std::size_t n, const float* low, std::int64_t* counts) {
   count_reaching<8>(x, n, low, counts);
 }
@@ -213,7 +215,7 @@ HVS_AVX2 void filter(const Entries<float>& from, std::size_t first, std::size_t 
 
 }  // namespace
 
-const Loops<float> avx2_float = {widen_halves, accumulate, update_velocity, measure, square,
+const Loops<float> avx2_float = {widen_halves, accumulate, update_velocity, measure, square,   tail,
                                   count,        scan,       scan_apart,      filter,  list_bits};
 
 }  // namespace hvs

@@ -66,6 +66,8 @@ HVS_AVX512 Sums measure(const float* gradient, float* buffer, std::size_t n, flo
 
 HVS_AVX512 double square(const float* x, std::size_t n) { return square_lanes<8>(x, n); }
 
+HVS_AVX512 Tail tail(const float* x, std::size_t n, float low) { return tail_lanes<8>(x, n, low); }
+
 // The AVX2 loop: comparisons of 512-bit vectors give masks, which take longer to count.
 void count(const float* x, std::size_t n, const float* low, std::int64_t* counts) {
   avx2_float.count(x, n, low, counts);
@@ -168,7 +170,7 @@ std::size_t list_bits(const std::uint64_t* words, std::size_t count, std::size_t
 
 }  // namespace
 
-const Loops<float> avx512_float = {widen_halves, accumulate, update_velocity, measure, square,
+const Loops<float> avx512_float = {widen_halves, accumulate, update_velocity, measure, square,   tail,
                                     count,        scan,       scan_apart,      filter,  list_bits};
 
 }  // namespace hvs

@@ -119,6 +119,40 @@ template <std::size_t width, class Real> HVS_INLINE double square_lanes(const Re
   return squares.sum();
 }
 
+template <std::size_t width, class Real> struct TailLanes {
+  using Keys = typename Vector<Key<Real>, width>::Type;
+  Lanes<width> magnitudes;
+  Keys below[Lanes<width>::parts] = {};  // true is -1
+
+  // Adds one element per lane; those below the threshold as zeros, which change no sum.
+  HVS_INLINE void add(const Real* x, Real low) {
+    using Reals = typename Vector<Real, width>::Type;
+    for (std::size_t p = 0; p < Lanes<width>::parts; ++p) {
+      Keys bits;
+      std::memcpy(&bits, x + p * width, sizeof bits);
+      bits &= largest_key<Real>;
+      const Keys less = Reals(bits) < low;
+      below[p] += less;
+      magnitudes.part[p] += __builtin_convertvector(Reals(bits & ~less), typename Vector<double, width>::Type);
+    }
+  }
+};
+
+template <std::size_t width, class Real> HVS_INLINE Tail tail_lanes(const Real* x, std::size_t n, Real low) {
+  TailLanes<width, Real> all;
+  std::size_t i = 0;
+  for (; i + lanes_of_sums <= n; i += lanes_of_sums) all.add(x + i, low);
+  Real rest[lanes_of_sums] = {};
+  std::copy_n(x + i, n - i, rest);
+  all.add(rest, low);
+  // The zeros after the last element reach a threshold of zero only.
+  std::int64_t count = std::int64_t(low > 0 ? i + lanes_of_sums : n);
+  for (const auto& part : all.below) {
+    for (std::size_t k = 0; k < width; ++k) count += part[k];
+  }
+  return {count, all.magnitudes.sum()};
+}
+
 // Counts the elements of all full vectors; returns their number.
 template <std::size_t width, class Real>
 HVS_INLINE std::size_t count_vectors(const Real* x, std::size_t n, const Real* low, std::int64_t* counts) {

@@ -33,6 +33,12 @@ struct Sums {
   double largest;  // largest magnitude, ignoring NaN
 };
 
+// Some of the magnitudes.
+struct Tail {
+  std::int64_t count;
+  double magnitudes;
+};
+
 constexpr std::size_t thresholds_at_once = 8;
 
 // gradient and buffer point to n elements; acc = scale * buffer + gradient. scale == 0 ignores the buffer's content. A
@@ -48,6 +54,8 @@ template <class Real> struct Loops {
   Sums (*measure)(const Real* gradient, Real* buffer, std::size_t n, Real scale);
   // The sum of squares, with the same bits at every level.
   double (*square)(const Real* x, std::size_t n);
+  // The number n < 2^31 and the sum of the magnitudes that reach `low`, with the same bits at every level; NaN does.
+  Tail (*tail)(const Real* x, std::size_t n, Real low);
   // Adds to each of thresholds_at_once counts the number of the n < 2^31 magnitudes that reach its `low`; NaN does.
   void (*count)(const Real* x, std::size_t n, const Real* low, std::int64_t* counts);
   // buffer <- acc; writes first + i where the key of acc reaches `low`. Returns the number of indices written.

@@ -31,6 +31,8 @@ template <class Real> Sums measure(const Real* gradient, Real* buffer, std::size
 
 template <class Real> double square(const Real* x, std::size_t n) { return square_lanes<2>(x, n); }
 
+template <class Real> Tail tail(const Real* x, std::size_t n, Real low) { return tail_lanes<2>(x, n, low); }
+
 template <class Real> void count(const Real* x, std::size_t n, const Real* low, std::int64_t* counts) {
   count_reaching<16 / sizeof(Real)>(x, n, low, counts);
 }
@@ -141,7 +143,8 @@ std::size_t list_bits(const std::uint64_t* words, std::size_t count, std::size_t
 
 template <class Real>
 constexpr Loops<Real> portable = {load_adjacent<Half, Real>, accumulate<Real>, update_velocity<Real>, measure<Real>,
-                                  square<Real>, count<Real>, scan<Real>, scan_apart<Real>, filter<Real>, list_bits};
+                                  square<Real>, tail<Real>, count<Real>, scan<Real>, scan_apart<Real>, filter<Real>,
+                                  list_bits};
 
 }  // namespace
 

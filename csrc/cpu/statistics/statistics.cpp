@@ -48,26 +48,20 @@ void count_part(const Real* buffer, const std::vector<Tensor>& tensors, std::siz
   }
 }
 
+void add(Tail& total, const Tail& more) {
+  total.count += more.count;
+  total.magnitudes += more.magnitudes;
+}
+
 // The tail of the positions begin .. end, one block of sums.
 template <class Real>
 Tail tail_of_block(const Real* buffer, const std::vector<Tensor>& tensors, std::size_t begin, std::size_t end,
                    Real low) {
-  alignas(64) Real kept[tile_size];
-  alignas(64) Real sums[tile_size];
   Tail total = {};
   for (const Tensor& tensor : tensors) {
     const std::size_t stop = std::min(tensor.stop(), end);
     for (std::size_t at = std::max(tensor.start, begin); at < stop; at += tile_size) {
-      const std::size_t n = std::min(tile_size, stop - at);
-      std::int32_t count = 0;
-      for (std::size_t i = 0; i < n; ++i) {
-        const Real x = std::abs(buffer[at + i]);
-        const bool reaches = !(x < low);  // NaN does
-        kept[i] = reaches ? x : Real(0);  // zeros change no sum
-        count += reaches;
-      }
-      total.count += count;
-      if (count) total.magnitudes += loops<Real>().measure(kept, sums, n, Real(0)).magnitudes;
+      add(total, loops<Real>().tail(buffer + at, std::min(tile_size, stop - at), low));
     }
   }
   return total;
@@ -176,10 +170,7 @@ Tail tail(const Real* buffer, std::size_t size, const std::vector<Tensor>& tenso
     }
   });
   Tail total = {};
-  for (const Tail& more : tails) {
-    total.count += more.count;
-    total.magnitudes += more.magnitudes;
-  }
+  for (const Tail& more : tails) add(total, more);
   return total;
 }
 

@@ -18,12 +18,6 @@ template <class Real>
 std::vector<std::int64_t> count_reaching(const Real* buffer, std::size_t size, const std::vector<Tensor>& tensors,
                                          const std::vector<Real>& low, std::size_t threads);
 
-// The number and the sum of magnitudes.
-struct Tail {
-  std::int64_t count;
-  double magnitudes;
-};
-
 // Number and sum of the magnitudes of the buffer that reach `low`, at positions that the tensors cover. Added in the
 // order of accumulate_moments.
 template <class Real>
