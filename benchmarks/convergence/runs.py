@@ -42,6 +42,7 @@ class Run:
     local_steps: int = 0  # between two exchanges of parameters; 0: gradients are exchanged
     outer: tuple[float, float] = (1.0, 0.0)  # learning rate and momentum of the outer step after these exchanges
     rate: float = 1.0  # factor on the task's peak learning rate
+    short: bool = False  # less memory in the optimizer: a momentum of 0.8 in Muon, a first beta of 0.6 in Adam
     ahead: str = ""  # residuals in the parameters while gradients are computed: "own", the ranks' "mean", or none
 
     @property
@@ -142,12 +143,14 @@ _ALL = (
         )
     ),
     *(
-        Run(name, "Muon", spec, "muon", MUON, tasks=(STDLIB,), local_steps=local_steps)
+        Run(name, "Muon", spec, "muon", MUON, tasks=(STDLIB,), local_steps=local_steps, short=name.endswith("short"))
         for name, spec, local_steps in (
             (MUON, "none", 0),
+            ("dense-muon-short", "none", 0),
             ("recommended-muon", f"{_RECOMMENDED}0.01", 0),
             ("topka-muon", _TOPKA, 0),
             ("local-1-muon", _TOPKA, 1),
+            ("local-1-muon-short", _TOPKA, 1),
         )
     ),
     Run("local-1-adam", "Momentum with Adam", _TOPKA, local_steps=1, **_BOTH_ADAM),
@@ -307,6 +310,7 @@ class Job:
             "spec": self.spec,
             "optimizer": run.optimizer,
             **({"rate": run.rate} if run.rate != 1 else {}),
+            **({"short": True} if run.short else {}),
             **({"batch": self.batch} if self.batch else {}),
             "steps": self.steps,
             **local,

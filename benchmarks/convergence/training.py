@@ -101,8 +101,9 @@ def optimizers_for(task: Task, job: Job, model: nn.Module) -> list[torch.optim.O
     if kind == "muon":  # trains the matrices of the transformer's layers, AdamW everything else
         inner = [p for name, p in model.named_parameters() if p.ndim == 2 and name.startswith("layers.")]
         others = [p for p in parameters if all(p is not one for one in inner)]
-        adam = torch.optim.AdamW(others, lr=task.rates["adam"], weight_decay=decay, fused=True)
-        return [torch.optim.Muon(inner, lr=lr, weight_decay=decay), adam]
+        momentum, beta = (0.8, 0.6) if job.run.short else (0.95, 0.9)
+        adam = torch.optim.AdamW(others, task.rates["adam"], (beta, 0.999), weight_decay=decay, fused=True)
+        return [torch.optim.Muon(inner, lr=lr, momentum=momentum, weight_decay=decay), adam]
     momentum = 0.9 if kind in ("momentum", "nesterov") else 0.0
     return [torch.optim.SGD(parameters, lr, momentum, weight_decay=decay, nesterov=kind == "nesterov", fused=True)]
 
