@@ -12,15 +12,17 @@ from horovod_sparse.cli.runs import STAGES, Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLOURS = {
-    "forward": "#4c78a8",
-    "backward": "#72b7b2",
-    "select": "#e45756",
-    "agree": "#f2cf5b",
-    "exchange": "#f2a03d",
-    "apply": "#b279a2",
-    "wait": "#79706e",
-    "update": "#b8b8b8",
+# Colours of runs are saturated and those of stages pale, so that none is mistaken for the other.
+_RUN_COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#000000", "#9467bd", "#8c564b")
+_STAGE_COLOURS = {
+    "forward": "#80b1d3",
+    "backward": "#8dd3c7",
+    "select": "#fb9a8f",
+    "agree": "#f5e79e",
+    "exchange": "#fdb462",
+    "apply": "#bebada",
+    "wait": "#d9d9d9",
+    "update": "#b3b3b3",
 }
 
 
@@ -29,11 +31,11 @@ def draw(runs: Sequence[Run]) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.ticker import EngFormatter
 
-    figure = Figure(figsize=(10, 11), layout="constrained")
-    (loss_of_bytes, accuracy), (loss, density), (norms, stages) = figure.subplots(3, 2)
+    figure = Figure(figsize=(14, 8), layout="constrained")
+    (loss_of_bytes, accuracy, stages), (loss, density, norms) = figure.subplots(2, 3)
     for number, run in enumerate(runs):
         style: dict[str, Any] = {
-            "color": f"C{number}",
+            "color": _RUN_COLOURS[number % len(_RUN_COLOURS)],
             "linewidth": 1.8,
             "marker": "." if len(run.records) < 50 else "",
         }
@@ -86,7 +88,7 @@ def _draw_stages(axes: Any, runs: Sequence[Run]) -> None:
             continue
         heights = [ms[name] or 0.0 for ms in times]
         centres = [number + (0.2 if overlapped else -0.2) for number in range(len(runs))]
-        axes.bar(centres, heights, 0.36, bottom=below[overlapped], color=_COLOURS[name], label=name)
+        axes.bar(centres, heights, 0.36, bottom=below[overlapped], color=_STAGE_COLOURS[name], label=name)
         below[overlapped] = [low + height for low, height in zip(below[overlapped], heights, strict=True)]
     for number, ms in enumerate(times):
         if ms["whole step"] is not None:
