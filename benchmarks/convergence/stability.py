@@ -100,11 +100,11 @@ def plot(task_name: str, recorders: tuple[Recorder, Recorder], path: Path) -> No
             shares = [recorder.overlap(block, lag) for lag in LAGS]
             axes.plot(LAGS, shares, "o-", color=colormaps["viridis"](number / len(BLOCKS)), label=label)
         axes.axhline(DENSITY, color="gray", linestyle=":", label="by chance")
-        axes.set(title=f"Best tenth of {title} ({task_name})", xlabel="steps later", xscale="log", ylim=(0, 1))
+        axes.set(title=f"Largest tenth of {title} ({task_name})", xlabel="steps later", xscale="log", ylim=(0, 1))
         axes.xaxis.set_major_formatter(FormatStrFormatter("%d"))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         axes.grid(alpha=0.3)
-    both[0].set_ylabel("still among the best")
+    both[0].set_ylabel("still in the largest tenth")
     figure.legend(*both[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     write_png(figure, path)
 

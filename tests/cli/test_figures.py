@@ -16,7 +16,7 @@ def test_bars_are_stacked_beside_each_other():
     seconds = {"seconds_forward": 0.1, "seconds_backward": 0.2, "seconds_synchronize": 0.3}
     exchange = {"total/seconds_select": 0.05, "total/seconds_exchange": 0.15}
     figure = draw([Run("dense", {}, [record(10, **seconds)]), Run("topka", {}, [record(10, **seconds, **exchange)])])
-    *_, stages = figure.axes
+    _, _, stages, *_ = figure.axes
     bars = {container.get_label(): container for container in stages.containers}
     of_topka = {name: (bars[name][1].get_y(), bars[name][1].get_height()) for name in bars}
     assert of_topka["forward"] == pytest.approx((0, 10))
@@ -30,7 +30,7 @@ def test_bars_are_stacked_beside_each_other():
 @pytest.mark.parametrize(("losses", "scale"), [([2.0, 1.0], "log"), ([1.0, 0.0], "linear"), ([None, None], "linear")])
 def test_no_point_is_lost_to_a_logarithm(losses, scale):
     figure = draw([Run("a", {}, [record(10 * i, loss=loss) for i, loss in enumerate(losses, 1)])])
-    loss_of_bytes, _, loss, *_ = figure.axes
+    loss_of_bytes, _, _, loss, *_ = figure.axes
     assert (loss_of_bytes.get_yscale(), loss.get_yscale()) == (scale, scale)
 
 
