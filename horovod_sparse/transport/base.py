@@ -28,6 +28,8 @@ _ALIGNMENT = 8
 _GATHERED_SUM_BYTES, _GATHERED_SUM_TOTAL = 256, 1 << 15
 # In a slot, length and number of a message precede its bytes.
 _SLOT_HEADER_BYTES = 16
+# Arrays of gatherings that nobody has waited for, by identity. MPI may still write to them.
+_unfinished: dict[int, Array] = {}
 
 
 class Sending(Protocol):
@@ -236,11 +238,13 @@ class Transport(ABC):
         rows[self.rank] = row
         if self.size == 1:
             return lambda: rows
+        _unfinished[id(rows)] = rows
         wait = self._start_gather(rows)
         self._count_gather([row.nbytes] * self.size)
 
         def finish() -> Array:
             wait()
+            _unfinished.pop(id(rows), None)
             return rows
 
         return finish

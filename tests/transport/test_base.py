@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from exchanges import every_way
@@ -168,6 +171,20 @@ def test_rows_are_gathered_in_rank_order_while_other_messages_are_exchanged(tran
     assert everywhere(transport, (rows == np.arange(ranks)[:, None]).all() and empty().shape == (ranks, 0))
     assert everywhere(transport, channel.traffic.rounds == 0)  # the caller knows whether it waits for them alone
     assert everywhere(transport, (channel.traffic.bytes_sent > 0) == (ranks > 1))
+
+
+def test_rows_that_nobody_waits_for_are_still_written_to_an_array_that_exists(transport):
+    wait = transport.begin_allgather(np.arange(50))
+    rows = next(cell.cell_contents for cell in wait.__closure__ if isinstance(cell.cell_contents, np.ndarray))
+    kept = weakref.ref(rows)
+    del wait, rows
+    gc.collect()
+    assert everywhere(transport, kept() is not None or transport.size == 1)
+    last = transport.begin_allgather(np.arange(5))
+    kept = weakref.ref(last())
+    del last
+    gc.collect()
+    assert everywhere(transport, kept() is None)
 
 
 def test_messages_of_a_duplicate_are_not_met(transport):
