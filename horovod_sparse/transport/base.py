@@ -28,8 +28,9 @@ _ALIGNMENT = 8
 _GATHERED_SUM_BYTES, _GATHERED_SUM_TOTAL = 256, 1 << 15
 # In a slot, length and number of a message precede its bytes.
 _SLOT_HEADER_BYTES = 16
-# Arrays of gatherings that nobody has waited for, by identity. MPI may still write to them.
-_unfinished: dict[int, Array] = {}
+# Gatherings that nobody has waited for, by the identity of their arrays. MPI may still write to these, and Gloo gives a
+# message to the next receive if the one that it is for no longer exists.
+_unfinished: dict[int, tuple[Array, Callable[[], object]]] = {}
 
 
 class Sending(Protocol):
@@ -238,8 +239,8 @@ class Transport(ABC):
         rows[self.rank] = row
         if self.size == 1:
             return lambda: rows
-        _unfinished[id(rows)] = rows
         wait = self._start_gather(rows)
+        _unfinished[id(rows)] = rows, wait
         self._count_gather([row.nbytes] * self.size)
 
         def finish() -> Array:
