@@ -75,13 +75,15 @@ _FAMILIES = (
         {"powersgd-8-nesterov": "rank 8, Nesterov", "powersgd-4-nesterov": "PowerSGD rank 4, Nesterov"},
         (-9, -1),
         "right",
+        {"fashion-mnist/powersgd-4-nesterov": ((9, 0), "left")},
     ),
     _Family(
         "C3",
         {recommended_name(percent): f"recommended {percent:g} %" for percent in (1, 0.5, 0.2, 0.1)},
         (-8, 6),
         "right",
-        {recommended_name(percent): ((10, -12), "left") for percent in (0.2, 0.1)},
+        {recommended_name(percent): ((10, -12), "left") for percent in (0.2, 0.1)}
+        | {"fashion-mnist/recommended": ((9, 2), "left")},
         width=2.5,
     ),
 )
