@@ -37,6 +37,24 @@ def test_what_a_selection_loses_in_few_bits_is_delivered_later(transport, collec
     assert everywhere(transport, np.abs(held).max() < 60)
 
 
+@pytest.mark.parametrize("wire", ["fitted3", "fitted2"])
+@pytest.mark.parametrize("collective", ["topka", "oktopk", "dense"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_reaches_no_residual(transport, collective, wire, bad):
+    density = "" if collective == "dense" else "density=0.1,"
+    pipeline = pipeline_for(parse(f"{collective}:{density}wire={wire}"), SIZE, LIKE, transport)
+    generator, finite = np.random.default_rng(transport.rank), []
+    for number in range(4):
+        gradient = generator.standard_normal(SIZE).astype(np.float32)
+        if number == 1 and transport.rank == 0:
+            gradient[5] = bad
+        output = np.empty_like(gradient)
+        pipeline.run([(0, gradient)], [(0, output)], Step(number=number))
+        finite.append(bool(np.isfinite(output).all()))
+    assert everywhere(transport, finite == [True, False, True, True])
+    assert everywhere(transport, np.isfinite(pipeline.state_dict()["memory"]["residual"]).all())
+
+
 @pytest.mark.parametrize(
     ("wire", "bits"),
     [("bfloat16", 16), ("float16", 16), ("log8", 8), ("log4", 4), ("fitted3", 3), ("fitted2", 2), ("sign", 1.125)],

@@ -243,7 +243,7 @@ def test_what_does_not_fit_is_refused_on_every_rank(comm, meshes, folder):
     compressed = "randomk:density=0.05,memory=conef,compressor=quantize,dense_below=0"
     run = Run(mesh, compressed).train(rank, range(2))
     checkpoints.save(1, **run.states)
-    if shards > 1:  # a grid of as many ranks
+    if shards > 1:  # the same ranks with one shard
         other = Run(meshes[replicas * shards, 1][0], compressed)
         message = refusal(comm, lambda: checkpoints.load(**other.states))
         assert everywhere(comm, "in a compressed form" in message and "the number of shards" in message)
