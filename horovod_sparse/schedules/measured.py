@@ -244,13 +244,14 @@ class _Trials:
 
     def _note_window(self, context: BucketContext, seconds: float) -> None:
         self._windows += 1
-        if not self._reference:
+        # The links may have changed since the trials, before there is a more precise reference.
+        reference = self._reference or median(self._times[self._chosen])
+        drifts = not reference / _DRIFT < seconds < reference * _DRIFT
+        if not (self._reference or drifts):
             self._reference = seconds
-            return
-        drifts = not self._reference / _DRIFT < seconds < self._reference * _DRIFT
         self._drifted = self._drifted + 1 if drifts else 0
         if self._drifted >= 2 and self._affordable(self._options.trial_steps):  # one window may be an accident
-            self._start(context, f"a step takes {1000 * seconds:.1f} ms instead of {1000 * self._reference:.1f}")
+            self._start(context, f"a step takes {1000 * seconds:.1f} ms instead of {1000 * reference:.1f}")
         elif not drifts and self._windows >= self._probe and self._affordable(self._options.trial):
             larger = range(self._chosen + 1, len(self._candidates))
             self._current = next(iter(larger), self._chosen)

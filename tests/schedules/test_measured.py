@@ -115,6 +115,16 @@ def test_another_network_leads_to_other_densities(transport):
 
 
 @law
+def test_a_link_that_changes_in_the_step_of_the_decision_leads_to_other_densities_too(transport):
+    training = Training(transport, buckets=1)
+    while not training.events["decisions"]:
+        chosen = training.train(1, 1.0, 10.0)[-1]
+    slow = training.train(300, 1.0, 300.0)[-1]
+    assert slow.density < chosen.density
+    assert training.events["decisions"] == 2
+
+
+@law
 @settings(max_examples=10)
 @given(lengths=st.lists(st.integers(50, 400), min_size=5, max_size=30), seed=st.integers(0, 1000))
 def test_trials_stay_a_small_share_of_a_network_that_always_changes(transport, lengths, seed):
