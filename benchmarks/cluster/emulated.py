@@ -4,9 +4,9 @@
         cluster.mpirun(8, [sys.executable, "train.py"])
 
 Linux only; needs iproute2, util-linux and Open MPI 4. Root is not needed where users may create user namespaces. The
-network is real TCP through the kernel. Limits: the nodes share the machine's cores, no latency is added (a small
-message takes about 25 us one way), and above about 2.5 Gbit/s on two cores the processors limit the rate, not the
-links.
+network is real TCP through the kernel. Each node has its share of the machine's cores. Limits: where there are more
+nodes than cores, several nodes share one; no latency is added (a small message takes about 25 us one way); above about
+2.5 Gbit/s on two cores the processors limit the rate, not the links.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.cluster import namespaces, network, relay
 from benchmarks.cluster.namespaces import Namespaces, named, on
 from tools.mpitest import mpi_environment
 
-_PROGRAMS = ("ip", "tc", "ss", "sysctl", "unshare", "nsenter", "mount", "hostname", "mpirun")
+_PROGRAMS = ("ip", "tc", "ss", "sysctl", "unshare", "nsenter", "mount", "hostname", "taskset", "mpirun")
 
 # Parameters of Open MPI, set through the environment so that options of mpirun override them.
 _MPI = {
@@ -73,7 +73,8 @@ class Cluster:
         if rate != "none":
             network.bits_per_second(rate)
         self._rate, self._delay = rate, delay
-        self.environment = _environment()
+        cores = namespaces.shares(nodes, sorted(os.sched_getaffinity(0)))
+        self.environment = {**_environment(), namespaces.CORES: cores}
         self.nodes = [f"node{number}" for number in range(nodes)]
 
     def __enter__(self) -> Cluster:
@@ -128,7 +129,7 @@ class Cluster:
         """Run a command on a node and capture its output."""
         if not 0 <= number < len(self.nodes):
             raise ValueError(f"there is no node {number}: choose 0 to {len(self.nodes) - 1}")
-        line = self._namespaces.enter(named(self.nodes[number], command))
+        line = self._namespaces.enter(named(self.nodes[number], command, self.environment))
         return subprocess.run(line, env=self.environment, capture_output=True, text=True, check=False)
 
     def mpirun(
@@ -168,7 +169,7 @@ class Cluster:
     def command(self, ranks: int, program: Sequence[str], options: Sequence[str] = ()) -> list[str]:
         """Return the command line of ``mpirun``; start it with ``environment``."""
         command = ["mpirun", "-np", str(ranks), "-H", ",".join(self.nodes[:ranks]), *options, *program]
-        return self._namespaces.enter(named(self.nodes[0], command))
+        return self._namespaces.enter(named(self.nodes[0], command, self.environment))
 
     def python(self, ranks: int, arguments: Sequence[str], options: Sequence[str] = ()) -> str:
         """Run Python with these arguments under ``mpirun`` and return its output.

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+CORES = "CLUSTER_CORES"  # environment variable: the cores of node 0, of node 1, ..., as for taskset, between spaces
 _UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child")
 _USER = ("--user", "--map-root-user")  # root inside these namespaces, this user outside
 # Runs a command in a folder, passed as $0. The shell does not expand the command's arguments.
@@ -100,12 +101,20 @@ def on(node: str, command: Sequence[str]) -> list[str]:
     return ["nsenter", f"--net=/run/netns/{node}", *command]
 
 
-def named(node: str, command: Sequence[str]) -> list[str]:
-    """Return the command line of ``on``, extended to set the node's name as the host name.
+def named(node: str, command: Sequence[str], environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the command line of ``on``, extended by the node's name as the host name, and by its share of the cores.
 
-    Open MPI assumes that processes with the same host name share memory.
+    Open MPI assumes that processes with the same host name share memory. If ranks of more nodes than there are cores
+    were free to wander, three of four would at times share one core, and steps take half as long again.
     """
-    return on(node, ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', node, *command])
+    bound = ["taskset", "--cpu-list", environment[CORES].split()[int(node.removeprefix("node"))]]
+    return on(node, [*bound, "unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', node, *command])
+
+
+def shares(nodes: int, cores: Sequence[int]) -> str:
+    """Return the value of CLUSTER_CORES: cores dealt out to the nodes, or shared in turn where there are too few."""
+    dealt = [cores[number::nodes] or [cores[number % len(cores)]] for number in range(nodes)]
+    return " ".join(",".join(map(str, mine)) for mine in dealt)
 
 
 def _hold() -> None:

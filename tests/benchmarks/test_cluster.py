@@ -19,7 +19,7 @@ from stubs import forbid_namespaces
 from benchmarks.cluster import emulated
 from benchmarks.cluster.__main__ import main
 from benchmarks.cluster.emulated import Cluster
-from benchmarks.cluster.namespaces import named
+from benchmarks.cluster.namespaces import named, shares
 
 ROOT = Path(__file__).resolve().parents[2]
 MESSAGE = 2_500_000  # bytes; a fifth of a second at 100 Mbit/s
@@ -46,6 +46,14 @@ if comm.rank == 0:
     print(*hosts, min(times))
 """
 
+AFFINITY = """
+import json, os
+from mpi4py import MPI
+cores = MPI.COMM_WORLD.gather(sorted(os.sched_getaffinity(0)))
+if cores:
+    print(json.dumps(cores))
+"""
+
 
 @pytest.fixture(scope="session")
 def possible():
@@ -65,7 +73,7 @@ def pair(possible):
 
 def popen(two: Cluster, number: int, program: str) -> subprocess.Popen[bytes]:
     """Python on a node, joined by pipes."""
-    line = two._namespaces.enter(named(two.nodes[number], [sys.executable, "-c", program]))
+    line = two._namespaces.enter(named(two.nodes[number], [sys.executable, "-c", program], two.environment))
     return subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
@@ -113,6 +121,23 @@ def test_bad_input_is_refused_before_anything_is_made(arguments, message, capsys
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 1
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("nodes", "cores", "expected"),
+    [(1, [0, 1], "0,1"), (2, [0, 1, 2, 5, 6], "0,2,6 1,5"), (4, [0, 1], "0 1 0 1"), (3, [7], "7 7 7")],
+)
+def test_nodes_share_the_cores(nodes, cores, expected):
+    assert shares(nodes, cores) == expected
+
+
+@needs_namespaces
+def test_ranks_are_bound_to_the_cores_of_their_node(pair):
+    found = json.loads(pair.python(2, ["-c", AFFINITY]))
+    expected = [
+        [int(core) for core in cores.split(",")] for cores in shares(2, sorted(os.sched_getaffinity(0))).split()
+    ]
+    assert found == expected
 
 
 @needs_namespaces
