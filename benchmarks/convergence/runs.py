@@ -143,7 +143,7 @@ _ALL = (
         )
     ),
     *(
-        Run(name, "Muon", spec, "muon", MUON, tasks=(STDLIB,), local_steps=local_steps, short=name.endswith("short"))
+        Run(name, "Muon", spec, "muon", MUON, tasks=(STDLIB,), local_steps=local_steps, short="short" in name)
         for name, spec, local_steps in (
             (MUON, "none", 0),
             ("dense-muon-short", "none", 0),
@@ -151,6 +151,8 @@ _ALL = (
             ("topka-muon", _TOPKA, 0),
             ("local-1-muon", _TOPKA, 1),
             ("local-1-muon-short", _TOPKA, 1),
+            ("local-1-muon-short-2bit", "dense:wire=fitted2", 1),
+            ("local-8-muon-short-2bit", "dense:wire=fitted2", 8),
         )
     ),
     Run("local-1-adam", "Momentum with Adam", _TOPKA, local_steps=1, **_BOTH_ADAM),
