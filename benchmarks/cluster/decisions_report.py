@@ -134,16 +134,18 @@ def plot(records: Sequence[Record], path: Path) -> None:
     models = list(dict.fromkeys(record["model"] for record in records if record["kind"] == "steps"))
     if not models:
         return
-    figure = Figure(figsize=(6 * len(models), 6.5), layout="constrained")
+    figure = Figure(figsize=(4.5 * len(models), 6), layout="constrained")
     panels = figure.subplots(2, len(models), squeeze=False, sharex="col", height_ratios=(3, 1))
     for model, axes, below in zip(models, *panels, strict=True):
         _draw(axes, below, _cells(records, model, "steps"))
         axes.set_title(model)
-    panels[0][0].legend(fontsize=8)
+    panels[0][0].legend(fontsize=7)
     write_png(figure, path)
 
 
 def _draw(axes: Any, below: Any, cells: Cells) -> None:
+    from matplotlib.ticker import LogLocator
+
     rates = _rates(cells)
     highest = max((bits_per_second(rate) for rate in rates if rate not in _BEYOND), default=1e9)
     place = {rate: _BEYOND[rate] * highest if rate in _BEYOND else bits_per_second(rate) for rate in rates}
@@ -160,14 +162,17 @@ def _draw(axes: Any, below: Any, cells: Cells) -> None:
         axes.errorbar(x, middles, errors, marker="o", markersize=3, capsize=2, label=name, **style)
     for rate in rates:
         densities = [turn["density"] for turn in cells.get((PRESET, rate), ())]
-        below.plot([place[rate]] * len(densities), densities, "o", color="black")
+        below.plot([place[rate]] * len(densities), densities, "o", markersize=4, color="black")
     for one in (axes, below):
         one.set(xscale="log", yscale="log")
         one.set_xticks([place[rate] for rate in rates], [_label(rate) for rate in rates], rotation=45)
         one.minorticks_off()
         one.grid(alpha=0.25)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set(ylabel="ms per step: median, least and most")
-    below.set(xlabel="links", ylabel="density chosen", ylim=(1e-3, 2))
+    below.set(xlabel="links", ylabel="density chosen", ylim=(7e-4, 1.5))
+    below.set_yticks([0.001, 0.01, 0.1, 1], ["0.1 %", "1 %", "10 %", "100 %"])
 
 
 def _label(rate: str) -> str:
