@@ -118,19 +118,30 @@ def sparse_rows(plan: Plan, density: float | None) -> tuple[list[Row], Row | Non
 
     Without a density, there is a row for each density that it tries, the largest first, with the collective that it
     takes. It chooses by the times of steps, one of these or of the rounded rows of ``dense_rows``: none is chosen if
-    their computing time is not known. With a density, there
-    is a row for each collective, fastest first. The one that is worth what it leaves out is chosen; none if dense is
-    faster than all.
+    their computing time is not known. With a density, there is a row for each collective, fastest first. The one that
+    is worth what it leaves out is chosen; none if dense is faster than all.
     """
     if density is None:
-        densities = sorted(preset().schedule.densities, reverse=True)
-        rows = [_sparse_row(plan, one, choice(_costs(plan, one))) for one in densities]
+        rows = _tried(plan)
         rounded = [row for row in dense_rows(plan) if row.cost.algorithm == "rounded"]
         candidates = sorted([*rows, *rounded], key=lambda row: row.density, reverse=True)  # stable: rounded after exact
         return rows, hardly_slower(candidates)[0] if plan.computing else None
     costs = _costs(plan, density)
     rows = [_sparse_row(plan, density, cost, cost.algorithm) for cost in costs if cost.algorithm != "dense"]
     return rows, next((row for row in rows if row.cost.algorithm == choice(costs).algorithm), None)
+
+
+def _tried(plan: Plan) -> list[Row]:
+    from horovod_sparse.schedules.measured import HOPELESS
+
+    def row(density: float) -> Row:
+        return _sparse_row(plan, density, choice(_costs(plan, density)))
+
+    schedule = preset().schedule
+    rows = [row(density) for density in sorted(schedule.densities, reverse=True)]
+    if schedule.spare and rows[-2].step > HOPELESS * rows[-1].step:
+        rows.append(row(schedule.least))
+    return rows
 
 
 def hardly_slower(rows: Sequence[Row]) -> list[Row]:

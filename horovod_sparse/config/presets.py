@@ -67,6 +67,8 @@ class Compression:
             preset["fresh"] = 0.4
         if density is None:
             density, preset["schedule"] = 0.01, "measured"
+            if "densities" not in settings:
+                preset["least"] = 0.001
         return _preset(settings, density=density, **preset)
 
     @staticmethod

@@ -18,7 +18,7 @@ from horovod_sparse.schedules.constant import Constant
 from horovod_sparse.schedules.decisions import Candidate, Replay, write
 
 _LOG = logging.getLogger("horovod_sparse")
-_HOPELESS = 1.5  # a candidate that takes this many times the least time is not tried again
+HOPELESS = 1.5  # a candidate that takes this many times the least time is not tried again
 _CERTAIN = 3  # rounds in which a candidate must be too slow, or fast enough, for an early decision
 _DRIFT = 1.3  # ratio of two step times that leads to new trials
 _WINDOW = 50  # steps over which a step time is taken after the trials
@@ -43,6 +43,8 @@ class Measured(Constant):
 
         Attributes:
             densities: Densities to try, in any order; 1 sends everything. They replace the configured density.
+            least: Density to try besides if the smallest of these is the only one left after the first round: bytes are
+                then what steps wait for. Without effect unless it is smaller than all of them.
             rounded: Also try everything rounded to 16 and to 8 bits, if densities include 1.
             max_exposed: Step time of the chosen density over the shortest one, minus 1, at most.
             trial: Number of steps of a trial.
@@ -52,6 +54,7 @@ class Measured(Constant):
         """
 
         densities: tuple[float, ...] = (1.0, 0.1, 0.03, 0.01, 0.002)
+        least: float = number(1.0, lambda x: 0 < x <= 1, "in (0, 1]")
         rounded: bool = flag(True)
         max_exposed: float = number(0.05, lambda x: x >= 0, "at least 0")
         trial: int = integer(4, least=2, hint="the first step of a trial is not counted")
@@ -68,9 +71,16 @@ class Measured(Constant):
             object.__setattr__(self, "densities", tuple(sorted(set(given))))
 
         @property
+        def spare(self) -> bool:
+            """True if ``least`` is the first candidate."""
+            return self.least < self.densities[0]
+
+        @property
         def candidates(self) -> list[Candidate]:
             """Candidates, by the accuracy expected of them, ascending."""
             selections = [Candidate(density) for density in self.densities if density < 1]
+            if self.spare:
+                selections.insert(0, Candidate(self.least))
             if 1 not in self.densities:
                 return selections
             return [*selections, *(Candidate(1.0, wire) for wire in _WIRES if self.rounded), Candidate(1.0)]
@@ -101,7 +111,8 @@ class _Trials:
     """Trials of the candidates of a model, shared by all its buckets.
 
     Candidates are tried in rounds, first selections, from the smallest density up, then everything, last everything
-    rounded. A round's trials follow each other closely, so times are compared as ratios within a round.
+    rounded; the spare one only after a first round that leaves no other choice. A round's trials follow each other
+    closely, so times are compared as ratios within a round.
 
     Args:
         options: Options of the schedule.
@@ -130,7 +141,7 @@ class _Trials:
     @property
     def _order(self) -> list[int]:
         dense = [index for index, one in enumerate(self._candidates) if one.density == 1]
-        return [*range(len(self._candidates) - len(dense)), *reversed(dense)]
+        return [*range(int(self._options.spare), len(self._candidates) - len(dense)), *reversed(dense)]
 
     @property
     def _trying(self) -> bool:
@@ -182,7 +193,7 @@ class _Trials:
         times.append(seconds)
         self._waits[self._current].append(waiting)
         remaining = self._alive[place + 1 :]
-        if len(times) == 1 and seconds > _HOPELESS * min(every[0] for every in self._times if every):
+        if len(times) == 1 and seconds > HOPELESS * min(every[0] for every in self._times if every):
             if self._candidates[self._current].density < 1:
                 remaining = []  # larger selections would take longer still, and everything even more so
             self._alive = [*self._alive[:place], *remaining]
@@ -192,6 +203,10 @@ class _Trials:
             self._end_round(context)
 
     def _end_round(self, context: BucketContext) -> None:
+        if self._options.spare and self._alive == [1] and not self._times[0]:
+            self._times[1], self._waits[1] = [], []  # a new first round, of the two smallest
+            self._alive, self._current = [0, 1], 0
+            return
         ratios, limit = self._ratios(), 1 + self._options.max_exposed
         certain = len(self._times[self._alive[0]]) >= _CERTAIN
         if certain:

@@ -28,8 +28,8 @@ DENSITIES = (1.0, 0.1, 0.03, 0.01, 0.002)
 class Training:
     """One rank of a training whose steps take as long as computing, or as the bytes, with noise of each rank."""
 
-    def __init__(self, transport, buckets=3, noise=0.0, seed=0, **options):
-        self.options, self.transport = Measured.Options(densities=DENSITIES, **options), transport
+    def __init__(self, transport, buckets=3, noise=0.0, seed=0, least=1.0, **options):
+        self.options, self.transport = Measured.Options(densities=DENSITIES, least=least, **options), transport
         self.time, self.noise, self.events = 0.0, noise, Counter()
         self.exposed = 0.0
         self.generator = np.random.default_rng([seed, transport.rank])
@@ -67,15 +67,16 @@ def share(candidate):
 @settings(max_examples=40)
 @given(
     buckets=st.integers(1, 3),
-    dense=st.floats(0.01, 300.0),
+    dense=st.floats(0.01, 1500.0),
+    least=st.sampled_from([0.001, 1.0]),
     rounding=st.sampled_from([0.0, 0.02, 0.3]),
     noise=st.sampled_from([0.0, 0.1]),
     seed=st.integers(0, 1000),
 )
 def test_the_largest_density_that_costs_no_time_is_found_within_a_hundred_steps(
-    transport, buckets, dense, rounding, noise, seed
+    transport, buckets, dense, least, rounding, noise, seed
 ):
-    training = Training(transport, buckets, noise, seed)
+    training = Training(transport, buckets, noise, seed, least)
     used = training.train(110, 1.0, dense, rounding)
     seconds = {one: max(1.0, share(one) * dense) + (rounding if one.wire else 0) for one in training.options.candidates}
     least = min(seconds.values())
@@ -103,6 +104,15 @@ def test_what_is_clear_is_decided_early(transport):
     # One step in ten is slow, as an evaluation is: medians ignore it.
     assert training.events["trial_steps"] == 84
     assert training.events["trial_seconds_dense_float16"] == pytest.approx(1.0)
+
+
+@law
+def test_a_smaller_density_is_tried_only_where_bytes_decide(transport):
+    training = Training(transport, least=0.001)
+    used = training.train(100, 1.0, 900.0)
+    assert used[16:] == [Candidate(0.001)] * 84  # after 0.002 and 0.01, which are far apart, 0.001, and 0.002 again
+    assert training.events["trial_seconds_0.001"] == pytest.approx(1.0)
+    assert Candidate(0.001) not in Training(transport, least=0.001).train(300, 1.0, 60.0)
 
 
 @law
