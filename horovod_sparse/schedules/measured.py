@@ -20,7 +20,7 @@ from horovod_sparse.schedules.decisions import Candidate, Replay, write
 _LOG = logging.getLogger("horovod_sparse")
 HOPELESS = 1.5  # a candidate that takes this many times the least time is not tried again
 _CERTAIN = 3  # rounds in which a candidate must be too slow, or fast enough, for an early decision
-_DRIFT = 1.3  # ratio of two step times that leads to new trials
+_DRIFT = 1.2  # ratio of two step times that leads to new trials
 _WINDOW = 50  # steps over which a step time is taken after the trials
 _PROBE = 4  # windows until a larger candidate is tried once; doubled after each
 _WIRES = ("log8", "float16")  # of everything, rounded
