@@ -52,7 +52,7 @@ def add_parser(commands: Any) -> None:
     add("--models", type=listed(str), default="cnn,transformer,wide", help="models of benchmarks.cluster.stepping")
     rates = f"{SHARED_MEMORY},none,1gbit,300mbit,100mbit,30mbit,10mbit"
     add("--rates", type=listed(str), default=rates, help="rates of the links; memory: all ranks on one node")
-    peers = ",".join((ALONE, HOROVOD, FP16, POWERSGD, PRESET, "dense", *_FIXED))
+    peers = ",".join((ALONE, HOROVOD, FP16, POWERSGD, PRESET, *_FIXED))
     add("--contenders", type=listed(str), default=peers, help="contenders")
     add("--steps", type=at_least(1), default=60, help="timed steps per turn, at most")
     add("--turns", type=at_least(1), default=3, help="turns of each contender")
