@@ -10,6 +10,7 @@ import horovod_sparse as hvs
 from horovod_sparse.cli.predictions import Plan, dense_rows, preset, sparse_rows
 from horovod_sparse.costs.model import Compute, predict
 from horovod_sparse.costs.network import Link, Node
+from horovod_sparse.schedules.measured import HOPELESS
 
 CORE = Compute(select=1e-9, accumulate=0.5e-9, reduce=0, merge=5e-9, cut=5e-9, code=3e-9, convert=3e-9)
 NODE = Node(4, Link(2e-6, 1e-11))
@@ -47,7 +48,10 @@ def test_the_preset_chooses_the_largest_density_that_costs_no_time(gbit, computi
     assert chosen.step <= limit
     assert all(row.step > limit for row in every if row.density > chosen.density)
     assert chosen in rows or rows[0].step > limit  # not rounded if it need not be
-    assert sorted(row.density for row in rows) == sorted(preset().schedule.densities)
+    tried = [row.density for row in rows]
+    assert tried[: len(preset().schedule.densities)] == sorted(preset().schedule.densities, reverse=True)
+    bytes_decide = rows[3].step > HOPELESS * rows[4].step  # between the two smallest
+    assert tried[5:] == [preset().schedule.least] * bytes_decide
 
 
 def test_without_a_computing_time_no_density_is_chosen():
