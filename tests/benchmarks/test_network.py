@@ -7,7 +7,7 @@ import json
 import pytest
 
 from benchmarks.cluster import network
-from benchmarks.cluster.namespaces import named, on
+from benchmarks.cluster.namespaces import CORES, named, on
 
 SS_REPORT = """\
 ESTAB 0 0 10.77.0.1:1024 10.77.0.2:37766
@@ -83,7 +83,9 @@ def test_the_bytes_of_a_device_are_read():
 def test_a_command_on_a_node_is_passed_on_unchanged():
     command = ["echo", "two words", "$HOME", "; exit 3"]
     assert on("c; d", command)[1:] == ["--net=/run/netns/c; d", *command]
-    assert named("n3", command)[-len(command) - 1 :] == ["n3", *command]
+    line = named("node1", command, {CORES: "0 1,3"})
+    assert line[-len(command) - 1 :] == ["node1", *command]
+    assert line[2:5] == ["taskset", "--cpu-list", "1,3"]
 
 
 def test_a_nodes_name_is_its_address_on_the_control_network():
