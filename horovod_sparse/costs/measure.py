@@ -34,7 +34,7 @@ _DENSITY = 0.01
 _LOW_DENSITY = 0.001  # of the selection: what more entries take is priced per entry
 _LEVELS = (4, 0x41000000, 23)  # bits and levels of log4, up to 8: as good as any for the time of a conversion
 _VECTORS = 8  # vectors per sum
-_KERNEL_SECONDS = 0.005  # minimum per round: more than a time slice, as ranks may share cores
+_KERNEL_SECONDS = 0.005  # minimum per round: more than a time slice, as two ranks may share a core
 # Minimum number of entries; below it, the calls that code the indices cost more than they save.
 _FEW = 512
 _HOST = np.empty(0, np.uint8)

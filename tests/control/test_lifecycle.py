@@ -143,11 +143,11 @@ def test_a_rank_that_leaves_in_a_round_of_local_steps_ends_the_job_with_a_reason
     assert result.stdout.count("trained") <= 1
 
 
-# With mpi4py it is this that starts and ends MPI, else Horovod; tests of the watch do without both.
 # The bucket waits already, or begins after the rank has been missed.
 IN_STEP = [f"{LEFT}, but bucket 0 of step 3 waits for it", f"cannot communicate: {LEFT}"]
 
 
+# With mpi4py it is this that starts and ends MPI, else Horovod; tests of the watch do without both.
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("arguments", "reasons"),
