@@ -122,26 +122,21 @@ def sparse_rows(plan: Plan, density: float | None) -> tuple[list[Row], Row | Non
     is worth what it leaves out is chosen; none if dense is faster than all.
     """
     if density is None:
-        rows = _tried(plan)
+        schedule = preset().schedule
+        rows = [_fastest(plan, one) for one in sorted(schedule.densities, reverse=True)]
         rounded = [row for row in dense_rows(plan) if row.cost.algorithm == "rounded"]
         candidates = sorted([*rows, *rounded], key=lambda row: row.density, reverse=True)  # stable: rounded after exact
+        if schedule.spare and hardly_slower(candidates) == candidates[-1:]:
+            rows.append(_fastest(plan, schedule.least))
+            candidates.append(rows[-1])
         return rows, hardly_slower(candidates)[0] if plan.computing else None
     costs = _costs(plan, density)
     rows = [_sparse_row(plan, density, cost, cost.algorithm) for cost in costs if cost.algorithm != "dense"]
     return rows, next((row for row in rows if row.cost.algorithm == choice(costs).algorithm), None)
 
 
-def _tried(plan: Plan) -> list[Row]:
-    from horovod_sparse.schedules.measured import HOPELESS
-
-    def row(density: float) -> Row:
-        return _sparse_row(plan, density, choice(_costs(plan, density)))
-
-    schedule = preset().schedule
-    rows = [row(density) for density in sorted(schedule.densities, reverse=True)]
-    if schedule.spare and rows[-2].step > HOPELESS * rows[-1].step:
-        rows.append(row(schedule.least))
-    return rows
+def _fastest(plan: Plan, density: float) -> Row:
+    return _sparse_row(plan, density, choice(_costs(plan, density)))
 
 
 def hardly_slower(rows: Sequence[Row]) -> list[Row]:

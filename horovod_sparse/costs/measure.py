@@ -34,7 +34,7 @@ _DENSITY = 0.01
 _LOW_DENSITY = 0.001  # of the selection: what more entries take is priced per entry
 _LEVELS = (4, 0x41000000, 23)  # bits and levels of log4, up to 8: as good as any for the time of a conversion
 _VECTORS = 8  # vectors per sum
-_KERNEL_SECONDS = 0.005  # minimum per round: more than a time slice, as two ranks may share a core
+_KERNEL_SECONDS = 0.005  # minimum per round, and for each rank on the core: more than a time slice
 # Minimum number of entries; below it, the calls that code the indices cost more than they save.
 _FEW = 512
 _HOST = np.empty(0, np.uint8)
@@ -70,17 +70,22 @@ def measure_network(transport: Transport, nodes: Nodes, like: Array = _HOST) -> 
     return transport.measured(f"nodes of {nodes.own.size} {_device(like)}", measure)
 
 
-def measure_compute(transport: Transport, like: Array) -> Compute:
+def measure_compute(transport: Transport, like: Array, sharing: int = 1) -> Compute:
     """Measure seconds per element, per entry and per value of the kernels, as the steps of a bucket call them.
 
-    The dtype, float32 or float64, and the device are those of ``like``.
+    Args:
+        transport: Transport between the ranks.
+        like: Array of the dtype, float32 or float64, and on the device.
+        sharing: Number of ranks per core; the more, the longer it takes until each has had its turns.
     """
-    return transport.measured(f"{like.dtype} {_device(like)}", lambda: _measure_compute(transport.channel(), like))
+    return transport.measured(
+        f"{like.dtype} {_device(like)}", lambda: _measure_compute(transport.channel(), like, sharing)
+    )
 
 
-def measure_coding(transport: Transport, like: Array) -> float:
-    """Measure seconds per entry for encoding and decoding indices on the device of ``like``, at a density of 1 %."""
-    return transport.measured(f"coding {_device(like)}", lambda: _measure_coding(transport.channel(), like))
+def measure_coding(transport: Transport, like: Array, sharing: int = 1) -> float:
+    """Measure seconds per entry for encoding and decoding indices at a density of 1 %; as ``measure_compute``."""
+    return transport.measured(f"coding {_device(like)}", lambda: _measure_coding(transport.channel(), like, sharing))
 
 
 def coded_from(transport: Transport, like: Array, density: float) -> int:
@@ -154,7 +159,7 @@ def _allreduce_seconds(transport: Transport, nbytes: int, like: Array) -> float:
     return _seconds(transport, lambda: scatter(None, transport.allreduce(values), [(0, values)]), 1, values)
 
 
-def _measure_compute(transport: Transport, like: Array) -> Compute:
+def _measure_compute(transport: Transport, like: Array, sharing: int) -> Compute:
     kernels = kernels_for(like)
     generator = np.random.default_rng(0)
     gradient = to_device(generator.standard_normal(_ELEMENTS, np.float32).astype(like.dtype), like)
@@ -165,7 +170,7 @@ def _measure_compute(transport: Transport, like: Array) -> Compute:
     values = gradient[: _ELEMENTS // 4]
 
     def seconds(run: Callable[[], object]) -> float:
-        return _repeated(transport, run, buffer)
+        return _repeated(transport, run, buffer, sharing)
 
     def select() -> None:
         kernels.largest([(0, gradient)])
@@ -186,11 +191,11 @@ def _measure_compute(transport: Transport, like: Array) -> Compute:
         reduce=_reduce_seconds(transport, like) if transport.size > 1 else 0.0,
         merge=seconds(merge) / entries,
         cut=seconds(lambda: kernels.cut(*vectors[0], k // 2)) / vectors[0][1].size,
-        code=measure_coding(transport, like),
+        code=measure_coding(transport, like, sharing),
     )
 
 
-def _measure_coding(transport: Transport, like: Array) -> float:
+def _measure_coding(transport: Transport, like: Array, sharing: int) -> float:
     kernels = kernels_for(like)
     indices, _ = _entries(np.random.default_rng(0), round(_DENSITY * _ELEMENTS), like)
     first = int(indices[0])
@@ -199,12 +204,13 @@ def _measure_coding(transport: Transport, like: Array) -> float:
         bits, coded = kernels.encode_indices(indices)
         kernels.decode_indices(coded, indices.size, first, bits, _ELEMENTS)
 
-    return _repeated(transport, run, indices) / indices.size
+    return _repeated(transport, run, indices, sharing) / indices.size
 
 
-def _repeated(transport: Transport, run: Callable[[], object], at: Array) -> float:
-    """Measure seconds per call, with enough calls for a round of about _KERNEL_SECONDS."""
-    return _seconds(transport, run, math.ceil(_KERNEL_SECONDS / _seconds(transport, run, 1, at)), at)
+def _repeated(transport: Transport, run: Callable[[], object], at: Array, sharing: int) -> float:
+    """Measure seconds per call, with enough calls for a round of about _KERNEL_SECONDS for each rank on the core."""
+    calls = math.ceil(sharing * _KERNEL_SECONDS / _seconds(transport, run, 1, at))
+    return _seconds(transport, run, calls, at)
 
 
 def _entries(generator: np.random.Generator, k: int, like: Array) -> tuple[Array, Array]:

@@ -18,7 +18,7 @@ from horovod_sparse.schedules.constant import Constant
 from horovod_sparse.schedules.decisions import Candidate, Replay, write
 
 _LOG = logging.getLogger("horovod_sparse")
-HOPELESS = 1.5  # a candidate that takes this many times the least time is not tried again
+_HOPELESS = 1.5  # a candidate that takes this many times the least time is not tried again
 _CERTAIN = 3  # rounds in which a candidate must be too slow, or fast enough, for an early decision
 _DRIFT = 1.2  # ratio of two step times that leads to new trials
 _WINDOW = 50  # steps over which a step time is taken after the trials
@@ -43,8 +43,8 @@ class Measured(Constant):
 
         Attributes:
             densities: Densities to try, in any order; 1 sends everything. They replace the configured density.
-            least: Density to try besides if the smallest of these is the only one left after the first round: bytes are
-                then what steps wait for. Without effect unless it is smaller than all of them.
+            least: Density to try besides if the smallest of these is the only one left: bytes are then what steps wait
+                for. Without effect unless it is smaller than all of them.
             rounded: Also try everything rounded to 16 and to 8 bits, if densities include 1.
             max_exposed: Step time of the chosen density over the shortest one, minus 1, at most.
             trial: Number of steps of a trial.
@@ -111,7 +111,7 @@ class _Trials:
     """Trials of the candidates of a model, shared by all its buckets.
 
     Candidates are tried in rounds, first selections, from the smallest density up, then everything, last everything
-    rounded; the spare one only after a first round that leaves no other choice. A round's trials follow each other
+    rounded; the spare one only if no other choice is left. A round's trials follow each other
     closely, so times are compared as ratios within a round.
 
     Args:
@@ -128,6 +128,7 @@ class _Trials:
         self._alive = self._order  # candidates on trial, in the order of trials; empty: it has been decided
         self._times: list[list[float]] = [[] for _ in self._candidates]  # of steps, by round; equal on all ranks
         self._waits: list[list[float]] = [[] for _ in self._candidates]  # seconds of them that were exposed, likewise
+        self._made = 0  # trials since they started
         self._proposed = False  # whether local steps have been proposed
         self._reference = 0.0  # step time after the last trials; 0: not known
         self._drifted = 0  # windows in a row with another step time
@@ -191,9 +192,10 @@ class _Trials:
     def _note_trial(self, context: BucketContext, seconds: float, waiting: float) -> None:
         place, times = self._alive.index(self._current), self._times[self._current]
         times.append(seconds)
+        self._made += 1
         self._waits[self._current].append(waiting)
         remaining = self._alive[place + 1 :]
-        if len(times) == 1 and seconds > HOPELESS * min(every[0] for every in self._times if every):
+        if len(times) == 1 and seconds > _HOPELESS * min(every[0] for every in self._times if every):
             if self._candidates[self._current].density < 1:
                 remaining = []  # larger selections would take longer still, and everything even more so
             self._alive = [*self._alive[:place], *remaining]
@@ -203,17 +205,17 @@ class _Trials:
             self._end_round(context)
 
     def _end_round(self, context: BucketContext) -> None:
-        if self._options.spare and self._alive == [1] and not self._times[0]:
-            self._times[1], self._waits[1] = [], []  # a new first round, of the two smallest
-            self._alive, self._current = [0, 1], 0
-            return
         ratios, limit = self._ratios(), 1 + self._options.max_exposed
         certain = len(self._times[self._alive[0]]) >= _CERTAIN
         if certain:
             self._alive = [index for index in self._alive if min(ratios[index]) <= limit]
             certain = len(self._alive) == 1 or max(ratios[max(self._alive)]) <= limit
-        trials = sum(map(len, self._times)) + len(self._alive)  # including those of another round
-        if certain or trials * self._options.trial > self._options.trial_steps:
+        if self._options.spare and self._alive == [1] and not self._times[0]:
+            self._times[1], self._waits[1] = [], []  # a new first round, of the two smallest
+            self._alive, self._current = [0, 1], 0
+            return
+        steps = (self._made + len(self._alive)) * self._options.trial  # with another round
+        if certain or steps > self._options.trial_steps:
             self._decide(context, max(index for index in self._alive if median(ratios[index]) <= limit))
         else:
             self._current = self._alive[0]
@@ -285,7 +287,7 @@ class _Trials:
             _LOG.info("%s: trying the densities again", why)
         self._alive = self._order
         self._times, self._waits = [[] for _ in self._candidates], [[] for _ in self._candidates]
-        self._current, self._probe = self._alive[0], _PROBE
+        self._current, self._probe, self._made = self._alive[0], _PROBE, 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return decisions and measurements that all ranks share; a trial in progress is repeated."""
@@ -295,6 +297,7 @@ class _Trials:
             "alive": list(self._alive),
             "times": [list(times) for times in self._times],
             "waits": [list(waits) for waits in self._waits],
+            "made": self._made,
             "reference": self._reference,
             "drifted": self._drifted,
             "windows": self._windows,
@@ -317,12 +320,12 @@ class _Trials:
             checked_numbers(one, "waits of measured", len(own), finite=True)
             for one, own in zip(state["waits"], times, strict=True)
         ]
-        names = ("drifted", "windows", "probe", "steps", "tried")
+        names = ("made", "drifted", "windows", "probe", "steps", "tried")
         numbers = [checked_integer(state[name], f"{name} of measured") for name in names]
         history = [[checked_integer(at, "step of a decision"), int(index)] for at, index in state["history"]]
         self._reference = checked_number(state["reference"], "reference of measured", finite=True)
         self._chosen, self._current, *_ = map(int, indices)
         self._alive, self._history = [int(one) for one in state["alive"]], history
         self._times, self._waits = times, waits
-        self._drifted, self._windows, self._probe, self._steps, self._tried = numbers
+        self._made, self._drifted, self._windows, self._probe, self._steps, self._tried = numbers
         self._periods, self._exposed, self._last, self._began = [], [], math.inf, math.nan

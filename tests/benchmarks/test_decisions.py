@@ -132,7 +132,7 @@ def test_the_figure_is_drawn(tmp_path):
     assert (tmp_path / "decisions.png").read_bytes().startswith(PNG)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_a_short_run_decides_on_a_link_and_again_where_it_changes(tmp_path, capsys):
     if reason := emulated.obstacle():
         pytest.skip(f"no emulated cluster here: {reason}")

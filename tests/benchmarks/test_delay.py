@@ -61,7 +61,7 @@ def test_at_density_1_it_is_dense_momentum(digits, variant):
         assert found["cosine"] == pytest.approx(1, rel=1e-5)
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 def test_momentum_after_the_selection_is_later(digits, monkeypatch):
     """As what has waited waits for its momentum, too; masking makes updates shorter."""
     monkeypatch.setattr(delay, "WORKERS", 2)

@@ -260,19 +260,22 @@ def test_ddp_trains_sparse_without_horovod(tmp_path: Path, torchrun: Sequence[st
     assert ("mpi" in content["versions"]) == (torchrun is None)
 
 
-@pytest.mark.full
 @pytest.mark.timeout(250)
 @pytest.mark.parametrize(
-    "settings",
+    ("name", "settings"),
     [
-        ("oktopk:density=0.05,bucket_bytes=100000,dense_below=0,indices=plain", "--batch-size", "8", "--clip", "5"),
-        ("dgc:density=0.05,momentum=0.9,indices=plain", "--momentum", "0"),
-        ("topka:density=0.05,schedule=warmup,wire=float16,indices=coded", "--optimizer", "adamw", "--lr", "0.001"),
+        pytest.param(name, settings.split(), marks=mark, id=name)
+        for name, mark, settings in (
+            ("oktopk", pytest.mark.full, "bucket_bytes=100000,dense_below=0,indices=plain --batch-size 8 --clip 5"),
+            ("dgc", pytest.mark.nightly, "momentum=0.9,indices=plain --momentum 0"),
+            ("topka", pytest.mark.nightly, "schedule=warmup,wire=float16,indices=coded --optimizer adamw --lr 0.001"),
+        )
     ],
-    ids=lambda settings: settings[0].partition(":")[0],
 )
-def test_both_front_ends_and_transports_end_with_the_same_bits(settings: tuple[str, ...], train: Train) -> None:
-    common = ["--epochs", "2", "--backward-passes-per-step", "2", "--warmup-epochs", "1", "--compression", *settings]
+def test_both_front_ends_and_transports_end_with_the_same_bits(name: str, settings: list[str], train: Train) -> None:
+    options, *arguments = settings
+    common = ["--epochs", "2", "--backward-passes-per-step", "2", "--warmup-epochs", "1", *arguments]
+    common += ["--compression", f"{name}:density=0.05,{options}"]
     one, *others = (
         train(*common, "--frontend", front_end, ranks=3, torchrun=torchrun)
         for front_end, torchrun in (("horovod", None), ("ddp", None), ("ddp", ()))

@@ -112,6 +112,10 @@ def test_a_smaller_density_is_tried_only_where_bytes_decide(transport):
     used = training.train(100, 1.0, 900.0)
     assert used[16:] == [Candidate(0.001)] * 84  # after 0.002 and 0.01, which are far apart, 0.001, and 0.002 again
     assert training.events["trial_seconds_0.001"] == pytest.approx(1.0)
+    # What is 0.3 times longer is dropped after three rounds only.
+    used = Training(transport, least=0.001).train(100, 1.0, 130.0)
+    assert used[28:36] == [Candidate(0.001)] * 4 + [Candidate(0.002)] * 4
+    assert used[52:] == [Candidate(0.002)] * 48  # which takes no longer
     assert Candidate(0.001) not in Training(transport, least=0.001).train(300, 1.0, 60.0)
 
 
