@@ -70,7 +70,7 @@ def test_the_real_figures_are_plausible_and_known_in_seconds(transport, fresh):
 @every_device
 def test_figures_of_one_communicator_dtype_or_device_are_not_those_of_another(fresh, put, monkeypatch):
     monkeypatch.setattr(measure, "_measure_link", lambda _, like: Link(1, 1))
-    monkeypatch.setattr(measure, "_measure_compute", lambda _, like: Compute(1, 1, 1, like.itemsize, 1))
+    monkeypatch.setattr(measure, "_measure_compute", lambda _, like, sharing: Compute(1, 1, 1, like.itemsize, 1))
     assert measure_link(fresh, put(FLOAT32)) == Link(1, 1)
     assert measure_compute(fresh, put(FLOAT32)).merge == 4
     assert measure_compute(fresh, put(FLOAT64)).merge == 8
