@@ -89,7 +89,7 @@ def mpi_environment() -> dict[str, str]:
     env["OMPI_MCA_mpi_yield_when_idle"] = "1"
     env["OMPI_MCA_rmaps_base_oversubscribe"] = "1"
     env["OMPI_MCA_hwloc_base_binding_policy"] = "none"
-    # Under torchrun, torch asks for the name of every address it connects to; by default, a lost answer takes 5 seconds.
+    # Under torchrun, torch asks for the name of every address it connects to; a lost answer costs 5 seconds.
     env["RES_OPTIONS"] = "timeout:1"
     if os.geteuid() == 0:
         env["OMPI_ALLOW_RUN_AS_ROOT"] = env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
