@@ -111,8 +111,8 @@ class _Trials:
     """Trials of the candidates of a model, shared by all its buckets.
 
     Candidates are tried in rounds, first selections, from the smallest density up, then everything, last everything
-    rounded; the spare one only if no other choice is left. A round's trials follow each other
-    closely, so times are compared as ratios within a round.
+    rounded; the spare one only if no other choice is left. A round's trials follow each other closely, so times are
+    compared as ratios within a round.
 
     Args:
         options: Options of the schedule.
