@@ -195,7 +195,7 @@ class _Trials:
         self._made += 1
         self._waits[self._current].append(waiting)
         remaining = self._alive[place + 1 :]
-        if len(times) == 1 and seconds > _HOPELESS * min(every[0] for every in self._times if every):
+        if len(times) == 1 and seconds > _HOPELESS * min(self._times[index][0] for index in self._alive[: place + 1]):
             if self._candidates[self._current].density < 1:
                 remaining = []  # larger selections would take longer still, and everything even more so
             self._alive = [*self._alive[:place], *remaining]

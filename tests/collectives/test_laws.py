@@ -158,7 +158,7 @@ def test_indices_above_2_to_the_24_and_boundary_sums_above_2_to_the_32_stay_exac
     size = 2**31 - 1
     indices = np.array([2**24 + 1 + transport.rank, size - 1 - transport.rank], np.int32)
     ranks = range(transport.size)
-    # A block of SparDL, of which there are P, has room for k/P entries; all ranks' first indices lie in one block.
+    # SparDL has P blocks of at most k/P entries; all ranks' first indices are in one block.
     k = 2 * len(ranks) ** 2
     total = make(transport, rule).allreduce(SparseVector(indices, np.ones(2, np.float32), size), k).total
     expected = [*(2**24 + 1 + rank for rank in ranks), *(size - 1 - rank for rank in reversed(ranks))]

@@ -117,6 +117,10 @@ def test_a_smaller_density_is_tried_only_where_bytes_decide(transport):
     assert used[28:36] == [Candidate(0.001)] * 4 + [Candidate(0.002)] * 4
     assert used[52:] == [Candidate(0.002)] * 48  # which takes no longer
     assert Candidate(0.001) not in Training(transport, least=0.001).train(300, 1.0, 60.0)
+    slow = Training(transport, least=0.001)
+    slow.train(28, 1.0, 130.0)
+    slow.train(4, 10.0, 130.0)  # all that 0.001 is tried for first, after others were faster
+    assert slow.train(100, 1.0, 130.0)[-1] == Candidate(0.002)
 
 
 @law
