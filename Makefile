@@ -80,13 +80,14 @@ test: lint types test-serial test-laws test-mpi  ## run lint, types, laws at 1 t
 test-ci: $(TOOLS)  ## run what CI adds to `make test`: tests marked full, more world sizes
 	$(SERIAL) -m 'not mpi and full and not nightly'
 	$(SERIAL) --ranks $(CI_LAW_RANKS) -m 'law and not mpi and $(QUICK)' $(LAWS)
-	$(MPITEST) --ranks 3 -- -m '(mpi or law) and not nightly' $(sort $(UNDER_MPIRUN) $(LAWS))
+	$(MPITEST) --ranks 3 -- -m '(mpi or law and not full) and not nightly' $(sort $(UNDER_MPIRUN) $(LAWS))
 	$(MPITEST) --ranks 1 -- -m '$(OTHERS)' $(UNDER_MPIRUN)
 	$(MPITEST) --ranks 4 -- -m '(mpi or law) and not slow and $(QUICK)' $(FRONT_ENDS) tests/transport
-	$(MPITEST) --torchrun --ranks 1 2 4 -- -m 'law and $(QUICK)' $(OF_TORCH) tests/collectives/test_laws.py
+	$(MPITEST) --torchrun --ranks 1 4 -- -m 'law and $(QUICK)' $(OF_TORCH) tests/collectives/test_laws.py
 
 test-nightly: $(TOOLS)  ## run what a release must pass: random kills, packages, every architecture, up to 16 ranks
 	$(SERIAL) -m 'not mpi and nightly'
+	$(MPITEST) --ranks 3 -- -m 'law and full' $(LAWS)
 	$(MPITEST) --ranks 3 -- -m 'mpi and nightly' $(call marked,nightly,$(UNDER_MPIRUN))
 	$(SERIAL) --ranks $(LAW_RANKS) -m 'law and not mpi' $(LAWS)
 

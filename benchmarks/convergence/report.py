@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 
@@ -15,12 +15,17 @@ from benchmarks.convergence.runs import (
     BETAS,
     CONFIRMATION,
     DENSE,
+    FORM_PERCENTS,
+    FORMS,
+    FRESH,
     OWN,
     PARTIAL,
     RANKS,
     RUNS,
     SIZES,
     SMALL,
+    STDLIB,
+    form_name,
     own,
     partial_name,
 )
@@ -108,6 +113,8 @@ def sections(results: Results) -> dict[str, str]:
             parts[source] = _NOTHING
         elif source == PARTIAL:
             parts[source] = partial_table(results)
+        elif source == FORMS:
+            parts[source] = forms_table(results)
         else:
             parts[source] = "\n\n".join(filter(None, [table(results, shown), verdicts(results, claims)]))
     return parts
@@ -176,9 +183,22 @@ def verdicts(results: Results, claims: Sequence[Claim]) -> str:
 
 def partial_table(results: Results) -> str:
     """Return the accuracy on digits for every part of the error that is not fed back and every sketch size."""
-    rows = []
-    for beta in BETAS:
-        names = [partial_name(beta, size) for size in SIZES]
-        cells = [_metric(results, "digits", name)[0] if results.of("digits", name) else "" for name in names]
-        rows.append([f"β = {beta:g}" if beta else "nothing (ConEF)", *cells])
-    return markdown(["not fed back", *(f"{size:.0%}" for size in SIZES)], rows)
+    rows = {
+        f"β = {beta:g}" if beta else "nothing (ConEF)": [partial_name(beta, size) for size in SIZES] for beta in BETAS
+    }
+    return _metrics(results, "digits", ["not fed back", *(f"{size:.0%}" for size in SIZES)], rows)
+
+
+def forms_table(results: Results) -> str:
+    """Return the perplexity of the language model for every density and every form of momentum."""
+    rows = {f"{percent:g} %": [form_name(fresh, percent) for fresh in FRESH] for percent in FORM_PERCENTS}
+    return _metrics(results, STDLIB, ["density", *(f"f = {fresh:g}" for fresh in FRESH)], rows)
+
+
+def _metrics(results: Results, task: str, heads: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
+    """Return a table with the metric of one run in each cell."""
+    cells = {
+        head: [_metric(results, task, name)[0] if results.of(task, name) else "" for name in names]
+        for head, names in rows.items()
+    }
+    return markdown(heads, [[head, *row] for head, row in cells.items()])

@@ -12,7 +12,7 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from benchmarks.convergence.runs import CONFIRMATION, DENSE, LARGE, PARTIAL, RUNS, SMALL
+from benchmarks.convergence.runs import CONFIRMATION, DENSE, FORMS, LARGE, PARTIAL, RUNS, SMALL
 
 Record = Mapping[str, Any]
 
@@ -83,9 +83,9 @@ class Results:
         return [task for task in (*LARGE, CONFIRMATION, *SMALL) if task in made]
 
     def runs(self, task: str) -> list[str]:
-        """Return the names of a task's runs, in the order of RUNS, without those of partial feedback."""
+        """Return the names of a task's runs, in the order of RUNS, without those of the tables of one number."""
         made = {record["run"] for record in self.records if record["task"] == task}
-        return [run.name for run in RUNS.values() if run.name in made and run.group != PARTIAL]
+        return [run.name for run in RUNS.values() if run.name in made and run.group not in (PARTIAL, FORMS)]
 
     def of(self, task: str, run: str) -> list[Record]:
         """Return a run's records, one per seed; an empty list if it was not trained."""

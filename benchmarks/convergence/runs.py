@@ -254,8 +254,24 @@ def _local(bits: int, percent: int, steps: int) -> Run:
     return Run(name, "Local steps", spec, tasks=(STDLIB,), seeds=1, local_steps=steps)
 
 
+# Groups that are tables of one number per run.
+PARTIAL, FORMS = "partial", "Forms"
+# Share of the gradient that bypasses the velocity, in columns; and densities in percent, in rows.
+FRESH, FORM_PERCENTS = (0.0, 0.2, 0.4, 0.6, 0.8), (10, 1, 0.1)
+
+
+def form_name(fresh: float, percent: float) -> str:
+    """Return the name of the recommended preset's run with a form of momentum at a density."""
+    known = {0.0: heavy_name(percent), 0.4: recommended_name(percent)}
+    return known.get(fresh, f"fresh-{fresh:g}-{percent:g}%")
+
+
+def _form(fresh: float, percent: float) -> Run:
+    spec = f"{_RECOMMENDED.replace(':', f':fresh={fresh:g},')}{percent / 100:g}"
+    return Run(form_name(fresh, percent), FORMS, spec, tasks=(STDLIB,), seeds=1)
+
+
 # Sizes of the sketch for each part of the error that is not fed back, on digits.
-PARTIAL = "partial"  # the group, which has a separate table
 BETAS, SIZES = (0.0, 0.1, 0.5, 0.9), (0.4, 0.1, 0.03, 0.01)
 
 
@@ -273,7 +289,8 @@ def partial_name(beta: float, size: float) -> str:
 _GRID = starmap(_cell, product(BLOCKS, REFRESHES))
 _LOCAL = starmap(_local, product(LOCAL_BITS, LOCAL_DENSITIES, LOCAL_STEPS))
 _PARTIAL = starmap(_partial, product(BETAS, SIZES))
-RUNS = {run.name: run for run in (*_ALL, *_GRID, *_LOCAL, *_PARTIAL)}
+_FORMS = starmap(_form, product((0.2, 0.6, 0.8), FORM_PERCENTS))
+RUNS = {run.name: run for run in (*_ALL, *_GRID, *_LOCAL, *_PARTIAL, *_FORMS)}
 
 # The group of the user's own configurations, which are named by their specs.
 OWN = "Own configurations"

@@ -97,7 +97,7 @@ def test_the_published_page_shows_all_records_of_the_default_command(tmp_path):
     assert options.page.read_text() == (docs / "performance.md").read_text()
 
 
-@pytest.mark.full
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_it_trains_what_is_missing_and_reports(tmp_path, monkeypatch, capfd):
     if reason := emulated.obstacle():

@@ -236,7 +236,7 @@ def test_the_time_of_an_epoch_includes_what_the_device_still_does(monkeypatch: p
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("compression", ["none", "topka:density=0.01"])
+@pytest.mark.parametrize("compression", [pytest.param("none", marks=pytest.mark.nightly), "topka:density=0.01"])
 def test_without_overlap_the_times_add_up_and_the_result_stays(compression: str, train: Train) -> None:
     common = ["--compression", compression, "--epochs", "2", "--warmup-epochs", "0"]
     beside, after = train(*common), train(*common, "--no-overlap")

@@ -54,7 +54,9 @@ LIMITS = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "1", "HOROVOD_STALL_SHUTDOWN_TIME_
 
 @pytest.mark.full
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", [pytest.param(fault, marks=pytest.mark.nightly if "@" in fault else ()) for fault in FAULTS]
+)
 def test_a_rank_that_fails_is_named_and_ends_the_job(fault):
     result, reports = run(fault)
     assert result.returncode != 0
