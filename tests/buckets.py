@@ -30,6 +30,9 @@ class Recorder:
         for _, output in outputs:
             output *= self.factor
 
+    def forget(self):
+        pass
+
     def undo(self):
         self.log.append((self.number, "undone"))
 

@@ -179,8 +179,9 @@ class Checkpoints:
         steps = [rank_step for rank_step, _ in everyone]
         if steps != [step] * len(steps):
             raise CheckpointError(f"ranks save different steps: {steps}: save on all ranks at the same step")
-        if type(step) is not int or step < 0:
-            raise CheckpointError(f"step must be an integer of at least 0, not {step!r}")
+        wrong = [rank_step for rank_step in steps if type(rank_step) is not int or rank_step < 0]
+        if wrong:
+            raise CheckpointError(f"step must be an integer of at least 0, not {wrong[0]!r}")
         token: str = everyone[0][1]
         return token
 

@@ -134,6 +134,7 @@ def restore(
         model.load_state_dict({**shared["model"], **buffers})
         optimizer.load_state_dict(shared["optimizer"])
         notes += load_others(others, shared["others"])
+    with together(transport, what):  # what precedes may fail on one rank, and new buckets are created by all
         if sparse:
             exchange.load_state_dict(state)  # last: with local steps, it overwrites parts of the rest
         if own:

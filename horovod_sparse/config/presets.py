@@ -67,7 +67,7 @@ class Compression:
             preset["fresh"] = 0.4
         if density is None:
             density, preset["schedule"] = 0.01, "measured"
-            if "densities" not in settings:
+            if "densities" not in settings and settings.get("schedule", "measured") == "measured":
                 preset["least"] = 0.001
         return _preset(settings, density=density, **preset)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from horovod_sparse.collectives import COLLECTIVES, Collective, Dense, TopkA
@@ -108,7 +108,8 @@ class Sparse(RuleOptions):
         super().__post_init__()
         for kind in _KINDS:
             self._name(kind)
-        sparsifier, schedule = self._make("sparsifier", ANYWHERE), self._make("schedule", ANYWHERE, self.density)
+        anywhere = replace(ANYWHERE, shared={})  # what configurations share must not survive this check
+        sparsifier, schedule = self._make("sparsifier", anywhere), self._make("schedule", anywhere, self.density)
         name = self._name("sparsifier")
         if self.collective.shared_indices and not sparsifier.shares_indices:
             raise ValueError(

@@ -176,6 +176,7 @@ class Bucket:
             conditions: Returns the conditions of the step.
         """
         with self.work(collected):
+            self.pipeline.forget()  # the step before: an error in what follows must not undo it
             prepared = self._prepare(collected, conditions)
             self.pipeline.run(prepared.gradients, prepared.outputs, prepared.step)
             self._deliver(prepared, collected)

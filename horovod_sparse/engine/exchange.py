@@ -47,6 +47,16 @@ class Buffers(Protocol):
         """Load buffers, in the shape in which ``buffers`` returned them."""
 
 
+def require_state(state: Any) -> None:
+    """Raise ValueError unless an object is a state of an exchange."""
+    if not isinstance(state, Mapping) or "buckets" not in state:
+        found = f"keys {sorted(map(str, state))}" if isinstance(state, Mapping) else type(state).__name__
+        raise ValueError(
+            f"rank {process.job.rank}: this is no state of an exchange, but has {found}: load what "
+            "compression_state_dict() of the optimizer, or state_dict() of the SparseState, has returned"
+        )
+
+
 class Exchange:
     """Buckets of one model, the worker that exchanges them, and their state.
 
@@ -189,6 +199,7 @@ class Exchange:
         Raises:
             ValueError: The state belongs to another model, bucket size or configuration.
         """
+        require_state(state)
         self.worker.settle()
         self._grow(state)
         self.worker.load_state_dict(state)

@@ -256,12 +256,15 @@ class Worker:
         self._step += 1
         self.exposed = sum(bucket.begin(self._complete) for bucket in self.buckets)
 
-    def join(self, after_step: Callable[[], None], ended: Callable[[BaseException | None], None]) -> None:
+    def join(self, after_step: Callable[[], None], ended: Callable[[BaseException | None], None]) -> Callable[[], None]:
         """Participate with zero gradients until no rank has a backward pass; for ``hvd.join()``.
 
         Args:
             after_step: Called after each step, on the worker thread.
             ended: Called at the end, on that thread, with the error if there was one.
+
+        Returns:
+            A function that waits for the end.
         """
         self._require_complete()
         self._joined = True
@@ -290,7 +293,7 @@ class Worker:
             finally:
                 self._joined = False
 
-        self._thread.submit(take_part)
+        return self._thread.submit(take_part).result
 
     def confirm(self) -> None:
         """Note that the step that was exchanged has been applied."""
@@ -395,6 +398,7 @@ class Worker:
         theirs = [bucket["parameters"] for bucket in state["buckets"]]
         if mine != theirs:
             raise ValueError(
-                f"the state holds buckets of {theirs}, but here they are {mine}: load it with the model, "
-                "bucket_bytes, dense_below and groups it was saved with, and with the same parameters frozen at first"
+                f"rank {process.job.rank}: the state holds buckets of {theirs}, but here they are {mine}: load it "
+                "with the model, bucket_bytes, dense_below and groups it was saved with, and with the same parameters "
+                "frozen at first"
             )

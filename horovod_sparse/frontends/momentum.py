@@ -62,6 +62,12 @@ def _optimizers_of(front_end: FrontEnd) -> dict[torch.optim.Optimizer, Optimizer
     return {optimizer: known for optimizer, known in hooks.items() if isinstance(known, OptimizersMomentum)}
 
 
+def average_replaced(front_end: FrontEnd) -> None:
+    """Average momentum that was replaced before the last step, in which this rank's optimizers do not take part."""
+    for optimizer, known in _optimizers_of(front_end).items():
+        known.put_back(optimizer)
+
+
 def buffers_of(front_end: FrontEnd) -> dict[str, torch.Tensor]:
     """Return the momentum buffers that belong to the state of an exchange, by the keys of the gradients."""
     places = front_end.selected()

@@ -51,8 +51,7 @@ class OptimizersMomentum(StepHooks):
     def _apply(self, optimizer: torch.optim.Optimizer) -> None:
         if self._alone or not is_known(optimizer):
             return
-        places = self._places(optimizer)
-        self._put_back(optimizer, places)
+        places = self.put_back(optimizer)
         for group in list(optimizer.param_groups):
             selected = {p: places[p] for p in group["params"] if p in places}
             self._leave_out(optimizer, group, {p: place for p, place in selected.items() if p.grad is None})
@@ -69,8 +68,12 @@ class OptimizersMomentum(StepHooks):
             pipeline.commit()
         self._applied = []
 
-    def _put_back(self, optimizer: torch.optim.Optimizer, places: _Places) -> None:
-        """Put back buffers that were replaced to be shown; average those that have been loaded on any rank."""
+    def put_back(self, optimizer: torch.optim.Optimizer) -> _Places:
+        """Put back buffers that were replaced to be shown; average those that have been loaded on any rank.
+
+        A collective call after an exchange.
+        """
+        places = self._places(optimizer)
         replaced = {p: place for p, place in places.items() if _pipeline(place[0]).replaced}
         self._put(optimizer, {p: buffer for p, buffer in self._kept.items() if p not in replaced})
         self._kept.clear()
@@ -88,6 +91,7 @@ class OptimizersMomentum(StepHooks):
                 means = front_end.average(torch.cat([one.to("cpu", torch.float64) for one in flat]))
                 for p, mean in zip(in_order, torch.split(means, sizes), strict=True):
                     self._put(optimizer, {p: _like(p, mean)})
+        return places
 
     def _restore(self, optimizer: torch.optim.Optimizer) -> None:
         for group, settings in self._changed:

@@ -35,7 +35,6 @@ from horovod_sparse.metrics.log import Log
 from horovod_sparse.metrics.prometheus import TextFile
 
 __all__ = [
-    "NOTHING",
     "Device",
     "Log",
     "Span",
@@ -53,7 +52,7 @@ __all__ = [
 
 _spans: list[Span] = []
 recording = False
-NOTHING = nullcontext()
+_NOTHING = nullcontext()
 # perf_counter has no defined zero. It is anchored to the epoch once: spans of all ranks align as well as their clocks.
 _epoch = time.time_ns() - time.perf_counter_ns()
 
@@ -117,7 +116,7 @@ def span(name: str, **details: Any) -> AbstractContextManager[None]:
     """Record the time spent in a ``with`` block; details are JSON values shown with it, such as ``bucket=3``."""
     around = ranges.around(name) if ranges.active() else None
     if not recording:
-        return around or NOTHING
+        return around or _NOTHING
     recorder = _Recorder(name, details)
     return recorder if around is None else ranges.both(around, recorder)
 

@@ -8,9 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 # Names in ``statistics`` that are not sums over the steps.
-RATIOS = frozenset(
+_RATIOS = frozenset(
     {"density_asked", "density", "ratio_to_dense", "gradient_norm", "residual_norm", "gain", "trial_exposed_share"}
 )
+
+
+def is_sum(name: str) -> bool:
+    """Return whether the number of this name in ``statistics`` is a sum over the steps."""
+    return name not in _RATIOS and not name.startswith("trial_seconds_")
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from horovod_sparse.metrics.counts import RATIOS
+from horovod_sparse.metrics.counts import is_sum
 
 _PREFIX = "horovod_sparse"
 
@@ -65,7 +65,7 @@ class TextFile:
 
 def _is_sum(key: str) -> bool:
     scope, _, name = key.rpartition("/")
-    return bool(scope) and name not in RATIOS
+    return bool(scope) and is_sum(name)
 
 
 def _braces(labels: Mapping[str, object]) -> str:

@@ -62,10 +62,13 @@ class Replay:
     def at(self, step: int, context: BucketContext) -> int:
         """Return the candidate of a step. A collective call the first time: the ranks compare their files."""
         if not self._checked:
-            self._checked = True
             mean, mean_square = context.mean([self._digest, self._digest**2])
             if mean_square != mean**2:
-                raise ValueError(f"rank {context.rank}: the ranks have different files decisions={self._path!r}")
+                raise ValueError(
+                    f"rank {context.rank}: the ranks have different files decisions={self._path!r}: pass every rank "
+                    "the file that rank 0 has recorded"
+                )
+            self._checked = True
         return self._used[bisect_right(self._steps, step) - 1]
 
 

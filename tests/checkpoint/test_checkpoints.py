@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from checkpointing import Training, refusal, reseed, sign
@@ -247,6 +248,10 @@ def test_ranks_that_save_different_steps_are_told(comm, run, checkpoints):
         message = refusal(comm, lambda: checkpoints.save(comm.Get_rank(), **run.states))
         assert "ranks save different steps: [0, 1" in message
     assert "step must be an integer of at least 0, not -1" in refusal(comm, lambda: checkpoints.save(-1, **run.states))
+    step = np.int64(3) if comm.Get_rank() == comm.Get_size() - 1 else 3
+    assert "step must be an integer of at least 0, not np.int64(3)" in refusal(
+        comm, lambda: checkpoints.save(step, **run.states)
+    )
 
 
 def test_a_save_within_a_step_is_refused(comm, run, folder):

@@ -40,6 +40,13 @@ def documented():
     return sorted(set(specs))
 
 
+@pytest.fixture(autouse=True)
+def decisions(monkeypatch, tmp_path):
+    """The file of decisions that the documentation names."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "decisions.jsonl").write_text('{"step": 0, "density": 0.01, "wire": null}\n')
+
+
 # --- options ---
 
 
@@ -205,6 +212,16 @@ def test_a_spec_means_what_the_preset_and_the_names_mean(name):
         assert isinstance(sparse.collective, COLLECTIVES[name].Options)
     if name in SCHEDULES:
         assert isinstance(sparse.schedule, SCHEDULES[name].Options)
+
+
+def test_the_recommended_preset_takes_another_schedule_without_a_density():
+    assert hvs.parse("recommended:schedule=annealed").density == 0.01
+
+
+def test_a_check_does_not_depend_on_configurations_before_it(tmp_path):
+    hvs.Compression.recommended()
+    with pytest.raises(ValueError, match="cannot be repeated: pass a file"):
+        hvs.Compression.recommended(decisions=str(tmp_path / "missing"))
 
 
 @pytest.mark.parametrize(

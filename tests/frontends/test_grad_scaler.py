@@ -130,6 +130,23 @@ def test_a_step_in_which_a_bucket_fails_is_undone_in_those_before_it_and_only_th
     assert everywhere(comm, same(training.state(), undisturbed.state()))
 
 
+@pytest.mark.parametrize("steps", [0, OVERFLOWS])
+def test_a_step_that_fails_before_it_begins_has_nothing_to_undo(hvd, comm, steps):
+    """Also where the step before was applied; the learning rate is no number."""
+    training, undisturbed = Training(comm, "oktopk:density=0.1"), Training(comm, "oktopk:density=0.1")
+    for number in range(steps):
+        training.step(number)
+        undisturbed.step(number)
+    (group,) = training.optimizer.param_groups
+    group["lr"] = "no number"
+    with pytest.raises((TypeError, ValueError)):
+        training.step(steps)
+    group["lr"] = 0.1
+    for one in (training, undisturbed):
+        one.step(steps)
+    assert everywhere(comm, same(training.state(), undisturbed.state()))
+
+
 def test_a_state_that_is_loaded_is_not_undone(hvd, comm):
     """Training goes back to a checkpoint right after a step that was skipped."""
     training = Training(comm, "oktopk:density=0.1")

@@ -170,6 +170,20 @@ def test_zero_grad(hvd, comm, set_to_none):
     assert_parity(hvd, comm, scenario)
 
 
+def test_zero_grad_of_the_wrapped_optimizer_decides(hvd, comm):
+    """One without arguments, which sets gradients to zero."""
+
+    class Zeroing(torch.optim.SGD):
+        def zero_grad(self):
+            super().zero_grad(set_to_none=False)
+
+    model, rank = mlp(), comm.Get_rank()
+    optimizer = wrap(model, optimizer=Zeroing(model.parameters(), lr=0.1))
+    train(optimizer, model, rank, range(2))
+    optimizer.zero_grad()
+    assert everywhere(comm, all(not p.grad.any() for p in model.parameters()))
+
+
 def test_zero_grad_during_an_exchange_is_refused(hvd, comm):
     model = mlp()
     optimizer = wrap(model)
@@ -388,6 +402,24 @@ def test_gradients_that_are_not_contiguous_keep_their_layout(hvd, comm):
         return snapshot(model)
 
     assert_parity(hvd, comm, scenario)
+
+
+def test_what_is_no_state_of_the_exchange_is_refused_with_its_keys(hvd, comm):
+    model = mlp()
+    optimizer = wrap(model)
+    if comm.Get_size() > 1:
+        with pytest.raises(ValueError, match=r"rank \d: .* has keys .'param_groups', 'state'.: load"):
+            optimizer.load_compression_state_dict(optimizer.state_dict())
+
+
+def test_lbfgs_cannot_join(hvd, comm):
+    if comm.Get_size() == 1:
+        return  # one rank exchanges nothing
+    model = mlp()
+    with pytest.warns(UserWarning, match="LBFGS"):
+        optimizer = wrap(model, optimizer=torch.optim.LBFGS(model.parameters()))
+    with pytest.raises(ValueError, match=r"rank \d: hvd.join\(\) cannot be used with LBFGS"):
+        optimizer._join()
 
 
 def test_process_sets(hvd, comm):

@@ -324,21 +324,28 @@ def test_momentum_that_cannot_be_taken_over_is_applied_after_the_selection(hvd, 
 # --- what goes wrong, and what scripts do with states ---
 
 
-@pytest.mark.parametrize("kind", ["join", "own states", "rank 0"])
+@pytest.mark.parametrize("kind", ["join", "join at once", "own states", "rank 0"])
 def test_ranks_agree_after_momentum_was_replaced(hvd, comm, kind):
-    """By a broadcast after hvd.join(), by a state that each rank loads, and by one that rank 0 loads and broadcasts."""
+    """By a broadcast after hvd.join(), or before the step of a rank that joins at once; by a state that is loaded.
+
+    Each rank loads a state of its own, or rank 0 loads one and broadcasts it.
+    """
     model, rank = mlp(torch.float64), comm.Get_rank()
     optimizer = wrap(model, SELECTED, sgd(model))
     train(optimizer, model, rank, range(10))
     state = copy.deepcopy(optimizer.state_dict())
+    last = comm.Get_size() - 1 if kind == "join" else 0  # who has made the most steps
     train(optimizer, model, rank, range(10, 20 + 3 * rank * (kind == "join")))
-    if kind == "join":
+    if kind == "join at once":
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        train(optimizer, model, rank, range(20, 20 + 3 * (rank == 0)))
+    if "join" in kind:
         hvd.join()
-        hvd.broadcast_parameters(model.state_dict(), root_rank=comm.Get_size() - 1)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=last)
     if kind == "own states" or (kind == "rank 0" and rank == 0):
         optimizer.load_state_dict(state)
     if kind != "own states":
-        hvd.broadcast_optimizer_state(optimizer, root_rank=comm.Get_size() - 1 if kind == "join" else 0)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=last)
     assert agree(comm, train(optimizer, model, rank, range(30, 40)))
 
 

@@ -131,6 +131,10 @@ class PipelineBase(ABC):
         self._kernels.scatter(total.indices, total.values, outputs, self._factor, cleared=cleared)
 
     @abstractmethod
+    def forget(self) -> None:
+        """Forget the state before the last step: until the next one begins, there is nothing to undo."""
+
+    @abstractmethod
     def undo(self) -> None:
         """Return to the state before the last step."""
 

@@ -62,6 +62,9 @@ class DensePipeline(PipelineBase):
         self._enter("apply")
         self._scatter(SparseVector.full(total[:size]), outputs)
 
+    def forget(self) -> None:
+        """Change nothing: there is no state."""
+
     def undo(self) -> None:
         """Change nothing: there is no state."""
 

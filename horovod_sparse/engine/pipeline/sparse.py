@@ -127,6 +127,7 @@ class SparsePipeline(PipelineBase):
         self._steps = 0
         self._density = 0.0  # of the last step
         self._before: dict[str, Any] = {}  # state before the last step, if it may be undone
+        self._kept = False  # whether that step has begun
         self._facts = _Facts()
         self._stable = False  # whether the facts have not changed since the step before, and may be relied upon
         self._algorithm = str(sparse.facts()["collective"]["of"])
@@ -201,6 +202,7 @@ class SparsePipeline(PipelineBase):
         state = self.state_dict()
         left = {"memory": state.pop("memory")} if getattr(self.memory, "alternates", False) else {}
         self._before = {**snapshot(state, self._before), **left}
+        self._kept = True
 
     def _can_add(self, gradients: Segments, elements: int, factor: float) -> bool:
         """Return whether the gradients, and their sums with the memory and over the ranks, are finite."""
@@ -262,7 +264,7 @@ class SparsePipeline(PipelineBase):
             carry=scales.carry,
         )
         # The same on every rank, even if parameters are held on some ranks only.
-        plan = self._plan(step, self._facts.elements // self._context.ranks)
+        plan = self._plan(step, -(-self._facts.elements // self._context.ranks))
         # Where nothing takes part, as while all parameters are frozen, momentum stays where it is.
         step = replace(step, dense=plan.plain if plan.elements else self.handover.plain)
         norms = Norms(step) if self._measuring else None
@@ -367,9 +369,14 @@ class SparsePipeline(PipelineBase):
         entries, totals = vector.values.size, exchange.total.values.size
         self.counts.exchanged(plan.elements, min(k, plan.elements), entries, totals, algorithm)
 
+    def forget(self) -> None:
+        """Forget the state before the last step: until the next one begins, there is nothing to undo."""
+        self._kept = False
+
     def undo(self) -> None:
         """Return to the state before the last step."""
-        self._restore(self._before)
+        if self._kept:
+            self._restore(self._before)
 
     @property
     def sends_signs(self) -> bool:
@@ -453,6 +460,15 @@ class SparsePipeline(PipelineBase):
     def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """Return the state that continues those of another world size."""
         mine, notes = self.state_dict(), []
+        for state in states:
+            names = ["gradient_unit"] if state["memory"].get("of_gradients") else ["unit", "gradient_unit"]
+            own, first = ([one[name] for name in names] for one in (state, leader))
+            if state["memory"] and own != first:
+                raise ValueError(
+                    f"rank {self._context.rank}: residuals of bucket {self._context.bucket} have different units {own} "
+                    f"and {first}, as the learning rate changed while ranks were in join(): load them with the world "
+                    "size they were saved with, or save again after a step of all ranks"
+                )
         kept = ("unit", "gradient_unit", "steps", "schedule", "handover")
         merged = {**mine, **{key: leader[key] for key in kept}}
         merged |= {"facts": list(_Facts()), "stable": False}

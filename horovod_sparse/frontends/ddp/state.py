@@ -16,7 +16,7 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
 from horovod_sparse.engine.device import device_of
-from horovod_sparse.engine.exchange import Exchange
+from horovod_sparse.engine.exchange import Exchange, require_state
 from horovod_sparse.engine.layout import Member
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.frontends.arguments import (
@@ -352,6 +352,7 @@ class SparseState(ForOptimizers):
             ValueError: The state belongs to another model, bucket size or configuration. Before the first step, when
                 the parameters are not known yet, the first backward pass raises it instead.
         """
+        require_state(state)
         exchange = self._between_steps()
         if exchange is not None and exchange.worker.buckets:
             exchange.load_state_dict(state)

@@ -28,7 +28,7 @@ from horovod_sparse.frontends.conditions import Conditions
 from horovod_sparse.frontends.horovod.arguments import numbered, user_level
 from horovod_sparse.frontends.horovod.grad_scaler import exchange_before_unscaling
 from horovod_sparse.frontends.horovod.join import Use, let_join
-from horovod_sparse.frontends.momentum import apply_momentum
+from horovod_sparse.frontends.momentum import apply_momentum, average_replaced
 from horovod_sparse.transport import waiting
 from horovod_sparse.transport.agreement import agree
 from horovod_sparse.transport.base import Transport
@@ -194,9 +194,11 @@ class Gradients(ExchangingGradients):
                 "accumulate gradients locally"
             )
         assert p.grad is not None
-        assert not p.grad.requires_grad, (
-            "backward(create_graph=True) is not supported: gradients are exchanged in place"
-        )
+        if p.grad.requires_grad:
+            raise RuntimeError(
+                f"rank {hvd.rank()}: the gradient of {self._parameter_names[p]} has a graph, but gradients are "
+                "exchanged in place: call backward() without create_graph=True"
+            )
         self._allreduce_delay[p] = delay
         self._handles[p] = (None, None) if delay else self._allreduce_grad_async(p)
 
@@ -330,17 +332,26 @@ class Gradients(ExchangingGradients):
         self._densified.clear()
         self._allreduce_delay = dict.fromkeys(self._allreduce_delay, self.backward_passes_per_step)
 
-    def _join(self) -> None:
-        """Participate in the other ranks' steps with zero gradients while this rank is in ``hvd.join()``."""
+    def _join(self) -> Callable[[], None] | None:
+        """Participate in the other ranks' steps with zero gradients while this rank is in ``hvd.join()``.
+
+        Returns:
+            A function that waits for the end; None if there is nothing to exchange.
+        """
         rank, exchange, frozen = hvd.rank(), self._exchange, [False] * len(self._frozen)
         assert exchange is not None
         if self._newer is not None or not exchange.worker.buckets:
-            return
+            return None
         if exchange.undoable:
             raise ValueError(
                 f"rank {rank}: hvd.join() cannot be used with a grad_scaler, as this rank would not learn which steps "
                 "the others skip: let every rank take the same number of steps (equal shares of the data, "
                 "drop_last=True)"
+            )
+        if isinstance(self, torch.optim.LBFGS):
+            raise ValueError(
+                f"rank {rank}: hvd.join() cannot be used with LBFGS, which averages the loss of its closure over all "
+                "ranks: let every rank take the same number of steps"
             )
         if self._handles:
             raise ValueError(f"rank {rank}: hvd.join() between backward() and step(): call it after step()")
@@ -350,12 +361,13 @@ class Gradients(ExchangingGradients):
                 raise RuntimeError(
                     "a frozen parameter began to require gradients meanwhile: unfreeze it after hvd.join()"
                 )
+            average_replaced(self)
 
         def ended(error: BaseException | None) -> None:
             if error is not None:
                 process.abort(f"failed in the other ranks' steps while it was in hvd.join(): {error!r}")
 
-        exchange.worker.join(after_step, ended)
+        return exchange.worker.join(after_step, ended)
 
 
 def _hook(optimizer: weakref.ref[Any]) -> Callable[[torch.Tensor], None]:

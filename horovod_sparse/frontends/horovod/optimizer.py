@@ -80,20 +80,20 @@ class _Optimizer(Gradients):
 
         return exchanged
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, as ``torch.optim.Optimizer.zero_grad``.
+    def zero_grad(self, *args: Any, **kwargs: Any) -> Any:
+        """Clear the gradients, as ``zero_grad`` of the wrapped optimizer.
 
         Raises:
             AssertionError: Called between backward() and step() or synchronize().
         """
         if self._handles:
             raise AssertionError(
-                "optimizer.zero_grad() was called after loss.backward() but before optimizer.step() or "
-                "optimizer.synchronize(): the gradients are being exchanged with the other ranks"
+                f"rank {hvd.rank()}: optimizer.zero_grad() was called after loss.backward() but before "
+                "optimizer.step() or optimizer.synchronize(): the gradients are being exchanged with the other ranks"
             )
         # A step that was skipped after synchronize() ends here; the next one must exchange gradients again.
         self._synchronized = self._complete = False
-        super(self.__class__, self).zero_grad(set_to_none=set_to_none)  # type: ignore[misc]
+        return super(self.__class__, self).zero_grad(*args, **kwargs)  # type: ignore[misc]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the wrapped optimizer's state; completes an exchange in progress first.
@@ -152,11 +152,8 @@ class _Optimizer(Gradients):
             RuntimeError: Called between backward() and step().
         """
         exchange = self.exchange
-        try:
-            if exchange is not None:
-                exchange.load_state_dict(state)
-        except ValueError as error:
-            raise ValueError(f"rank {hvd.rank()}: {error}") from error
+        if exchange is not None:
+            exchange.load_state_dict(state)
 
 
 _OVERRIDES = functions_of(Exchanging, ExchangingGradients, Gradients, _Optimizer)
