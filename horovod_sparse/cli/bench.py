@@ -58,7 +58,7 @@ def add_parser(subparsers: Any) -> None:
     bench = subparsers.add_parser("bench", help="measure the exchange on this cluster")
     kinds = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     parser = kinds.add_parser(
-        "collectives", help="time and verify every sparse allreduce", description=str(__doc__).partition(": ")[2]
+        "collectives", help="time and verify the sparse allreduces", description=str(__doc__).partition(": ")[2]
     )
     add = parser.add_argument
     add("-b", "--begin", type=binary_bytes, default="1M", help="smallest dense float32 vector in bytes (default: 1M)")
