@@ -96,6 +96,16 @@ def test_every_step_is_that_of_the_reference(transport, sparsifier, collective, 
 
 
 @pytest.mark.law
+@pytest.mark.parametrize("sparsifier", ["topk", "gaussiank", "sidco", "dgc"])
+def test_fewer_elements_than_ranks_are_sent_all(transport, sparsifier):
+    """Only rank 0 has the one parameter, as where the others have frozen it."""
+    pipeline, given = build(transport, 10, sparsifier=sparsifier), np.zeros(1, np.float32)
+    here = [(0, np.ones(1, np.float32))] if transport.rank == 0 else []
+    pipeline.run(here, [(0, given)], Step())
+    assert everywhere(transport, given[0] == 1)
+
+
+@pytest.mark.law
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_density_one_is_a_dense_allreduce(transport, collective):
     pipeline = build(
@@ -350,6 +360,8 @@ def test_merged_states_hold_the_same_updates(transport):
     for number in range(3):
         run(old, eighths(own(transport, number), 200), learning_rate=0.5)
     states = transport.allgather_object(snapshot(old.state_dict()))
+    with pytest.raises(ValueError, match="have different units .* save again"):  # of a rank that was in join()
+        new.merge([{**states[-1], "unit": 2 * states[-1]["unit"]}], states[0])
     state, notes = new.merge(states if transport.rank == 0 else [], states[0])
     new.load_state_dict(state)
     assert everywhere(transport, np.array_equal(summed(transport, remembered(new)), summed(transport, remembered(old))))
