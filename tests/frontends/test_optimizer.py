@@ -137,13 +137,14 @@ def test_step_after_synchronize_warns_and_exchanges_once(hvd, comm):
     assert everywhere(comm, same([p.grad for p in model.parameters()], reduced))
 
 
-def test_a_rank_without_backward_after_a_skipped_step_still_meets_the_others(hvd, comm):
+@pytest.mark.parametrize("through", ["optimizer", "model"])
+def test_a_rank_without_backward_after_a_skipped_step_still_meets_the_others(hvd, comm, through):
     """A GradScaler skips step() after synchronize(); the next step must not be taken for synchronized already."""
     model, rank, ranks = mlp(), comm.Get_rank(), comm.Get_size()
     optimizer = wrap(model, EVERYTHING)
     loss_of(model, rank, 0).backward()
     optimizer.synchronize()
-    optimizer.zero_grad()
+    (optimizer if through == "optimizer" else model).zero_grad()
     if rank == 0:
         loss_of(model, rank, 1).backward()
     expected = comm.bcast([p.grad / ranks for p in model.parameters()] if rank == 0 else None)

@@ -72,6 +72,7 @@ class Gradients(ExchangingGradients):
         self._sparse_gradients: set[torch.Tensor] = set()  # parameters whose gradient is a sparse tensor
         self._densified: dict[torch.Tensor, torch.Tensor] = {}  # dense copies of sparse gradients in this step
         self._use = Use()
+        self._idle = False  # whether the last exchange began without gradients
         self._complete = False  # a GradScaler has called synchronize(), not the user
         self._newer: weakref.ref[Any] | None = None  # optimizer that has taken parameters over
         if transport is not None:
@@ -253,8 +254,8 @@ class Gradients(ExchangingGradients):
                 f"rank {hvd.rank()}: parameters of this optimizer were wrapped once more, and a newer one exchanges "
                 "them: use the newer optimizer"
             )
-        if self._synchronized and not self._handles:
-            return  # the gradients are reduced already; another exchange would count them twice
+        if self._reduced():
+            return  # another exchange would count the gradients twice
         self._use.note()
         self._idle = not self._handles and all(p.grad is None for p in self._requires_update)
         try:
@@ -263,9 +264,15 @@ class Gradients(ExchangingGradients):
         except BaseException:
             self._abandon(exchange)
             raise
-        finally:
-            self._idle = False
         self._synchronized = True
+
+    def _reduced(self) -> bool:
+        """Return whether the gradients are reduced already, and ``model.zero_grad()`` has not cleared them since."""
+        return (
+            self._synchronized
+            and not self._handles
+            and (self._idle or any(p.grad is not None for p in self._requires_update))
+        )
 
     def _complete_step(self, exchange: Exchange) -> None:
         self._submit(self._requires_update.difference(self._handles))

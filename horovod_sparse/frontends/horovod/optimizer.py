@@ -43,7 +43,7 @@ class _Optimizer(Gradients):
         if closure is not None:
             closure = self._exchanging(closure)
         elif self._should_synchronize:
-            if self._synchronized and not self._complete:
+            if self._reduced() and not self._complete:
                 warnings.warn(
                     # Starts like Horovod's warning, which scripts may filter.
                     "optimizer.step() called without optimizer.skip_synchronize() context after "

@@ -360,7 +360,7 @@ def test_merged_states_hold_the_same_updates(transport):
     for number in range(3):
         run(old, eighths(own(transport, number), 200), learning_rate=0.5)
     states = transport.allgather_object(snapshot(old.state_dict()))
-    with pytest.raises(ValueError, match="have different units .* save again"):  # of a rank that was in join()
+    with pytest.raises(ValueError, match=r"have different units .* save again"):  # of a rank that was in join()
         new.merge([{**states[-1], "unit": 2 * states[-1]["unit"]}], states[0])
     state, notes = new.merge(states if transport.rank == 0 else [], states[0])
     new.load_state_dict(state)
