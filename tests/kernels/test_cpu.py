@@ -89,7 +89,9 @@ def test_gil_is_released(name: str) -> None:
     thread = threading.Thread(target=tick)
     thread.start()
     # One could fall before a kernel that holds the lock, and one behind it. On a busy machine, few fall anywhere.
-    most = next((count for count in (ticks_inside() for _ in range(50)) if count > 2), 0)
+    until, most = time.perf_counter() + 10, 0
+    while most <= 2 and time.perf_counter() < until:
+        most = ticks_inside()
     stop.set()
     thread.join()
     assert most > 2
