@@ -72,7 +72,7 @@ class Gradients(ExchangingGradients):
         self._sparse_gradients: set[torch.Tensor] = set()  # parameters whose gradient is a sparse tensor
         self._densified: dict[torch.Tensor, torch.Tensor] = {}  # dense copies of sparse gradients in this step
         self._use = Use()
-        self._idle = False  # whether the last exchange began without gradients
+        self._was_idle = False  # whether the last exchange began without gradients
         self._complete = False  # a GradScaler has called synchronize(), not the user
         self._newer: weakref.ref[Any] | None = None  # optimizer that has taken parameters over
         if transport is not None:
@@ -264,6 +264,8 @@ class Gradients(ExchangingGradients):
         except BaseException:
             self._abandon(exchange)
             raise
+        finally:
+            self._was_idle, self._idle = self._idle, False
         self._synchronized = True
 
     def _reduced(self) -> bool:
@@ -271,7 +273,7 @@ class Gradients(ExchangingGradients):
         return (
             self._synchronized
             and not self._handles
-            and (self._idle or any(p.grad is not None for p in self._requires_update))
+            and (self._was_idle or any(p.grad is not None for p in self._requires_update))
         )
 
     def _complete_step(self, exchange: Exchange) -> None:
