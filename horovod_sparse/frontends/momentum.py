@@ -62,10 +62,10 @@ def _optimizers_of(front_end: FrontEnd) -> dict[torch.optim.Optimizer, Optimizer
     return {optimizer: known for optimizer, known in hooks.items() if isinstance(known, OptimizersMomentum)}
 
 
-def average_replaced(front_end: FrontEnd) -> None:
-    """Average momentum that was replaced before the last step, in which this rank's optimizers do not take part."""
+def follow_step(front_end: FrontEnd) -> None:
+    """Follow a step of the other ranks that this rank's optimizers do not take; a collective call."""
     for optimizer, known in _optimizers_of(front_end).items():
-        known.put_back(optimizer)
+        known.follow(optimizer)
 
 
 def buffers_of(front_end: FrontEnd) -> dict[str, torch.Tensor]:

@@ -51,7 +51,7 @@ class OptimizersMomentum(StepHooks):
     def _apply(self, optimizer: torch.optim.Optimizer) -> None:
         if self._alone or not is_known(optimizer):
             return
-        places = self.put_back(optimizer)
+        places = self._put_back(optimizer)
         for group in list(optimizer.param_groups):
             selected = {p: places[p] for p in group["params"] if p in places}
             self._leave_out(optimizer, group, {p: place for p, place in selected.items() if p.grad is None})
@@ -68,7 +68,12 @@ class OptimizersMomentum(StepHooks):
             pipeline.commit()
         self._applied = []
 
-    def put_back(self, optimizer: torch.optim.Optimizer) -> _Places:
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Average momentum with the other ranks, where it was replaced before a step that only they take."""
+        for bucket, _ in self._put_back(optimizer).values():
+            _pipeline(bucket).commit()
+
+    def _put_back(self, optimizer: torch.optim.Optimizer) -> _Places:
         """Put back buffers that were replaced to be shown; average those that have been loaded on any rank.
 
         A collective call after an exchange.

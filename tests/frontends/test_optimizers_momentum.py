@@ -341,6 +341,8 @@ def test_ranks_agree_after_momentum_was_replaced(hvd, comm, kind):
         train(optimizer, model, rank, range(20, 20 + 3 * (rank == 0)))
     if "join" in kind:
         hvd.join()
+        pipelines = [bucket.pipeline for bucket in optimizer._exchange.worker.buckets] if comm.Get_size() > 1 else []
+        assert everywhere(comm, not any(getattr(one, "replaced", False) for one in pipelines))  # once is enough
         hvd.broadcast_parameters(model.state_dict(), root_rank=last)
     if kind == "own states" or (kind == "rank 0" and rank == 0):
         optimizer.load_state_dict(state)

@@ -28,7 +28,7 @@ from horovod_sparse.frontends.conditions import Conditions
 from horovod_sparse.frontends.horovod.arguments import numbered, user_level
 from horovod_sparse.frontends.horovod.grad_scaler import exchange_before_unscaling
 from horovod_sparse.frontends.horovod.join import Use, let_join
-from horovod_sparse.frontends.momentum import apply_momentum, average_replaced
+from horovod_sparse.frontends.momentum import apply_momentum, follow_step
 from horovod_sparse.transport import waiting
 from horovod_sparse.transport.agreement import agree
 from horovod_sparse.transport.base import Transport
@@ -370,7 +370,7 @@ class Gradients(ExchangingGradients):
                 raise RuntimeError(
                     "a frozen parameter began to require gradients meanwhile: unfreeze it after hvd.join()"
                 )
-            average_replaced(self)
+            follow_step(self)
 
         def ended(error: BaseException | None) -> None:
             if error is not None:
