@@ -133,6 +133,8 @@ def test_a_step_in_which_a_bucket_fails_is_undone_in_those_before_it_and_only_th
 @pytest.mark.parametrize("steps", [0, OVERFLOWS])
 def test_a_step_that_fails_before_it_begins_has_nothing_to_undo(hvd, comm, steps):
     """Also where the step before was applied; the learning rate is no number."""
+    if comm.Get_size() == 1:
+        return  # one rank has no buckets
     training, undisturbed = Training(comm, "oktopk:density=0.1"), Training(comm, "oktopk:density=0.1")
     for number in range(steps):
         training.step(number)
