@@ -138,6 +138,8 @@ def test_uneven_inputs_with_ddps_join(group, comm):
 
 def test_both_front_ends_repeat_decisions_with_the_same_bits(hvd, group, comm, tmp_path):
     """Those that Horovod's optimizer has recorded, with DDP, and the other way around."""
+    if comm.Get_size() == 1:
+        return  # one rank decides nothing, and records nothing
     results = []
     for first in ("horovod", "ddp"):
         path = str(comm.bcast(tmp_path) / first)

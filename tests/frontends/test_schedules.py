@@ -149,6 +149,8 @@ def test_only_the_clock_of_the_host_measures_what_is_exposed(hvd, comm):
 
 
 def test_a_run_that_repeats_recorded_decisions_has_the_same_bits(hvd, comm, tmp_path):
+    if comm.Get_size() == 1:
+        return  # one rank decides nothing, and records nothing
     path = str(comm.bcast(tmp_path) / "decisions.jsonl")
     settings = {"collective": "topka", "dense_below": 0, "trial": 2, "trial_steps": 10, "densities": (1, 0.2, 0.05)}
     ends = []
@@ -163,6 +165,6 @@ def test_a_run_that_repeats_recorded_decisions_has_the_same_bits(hvd, comm, tmp_
         comm.Barrier()  # rank 0 has written all decisions
         ends.append(snapshot(model))
         decided = optimizer.statistics().get("total/decisions", 0)
-        assert comm.bcast(decided) == (option == "record" and comm.Get_size() > 1)
+        assert comm.bcast(decided) == (option == "record")
     assert everywhere(comm, all(torch.equal(*pair) for pair in zip(*ends, strict=True)))
     assert agree(comm, ends[1])
