@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from laws import everywhere
@@ -70,6 +72,14 @@ class Training:
         return [snapshot(self.model), self.optimizer.compression_state_dict()]
 
 
+def twins(comm, steps):
+    """Two trainings after the same steps."""
+    pair = [Training(comm, "oktopk:density=0.1") for _ in range(2)]
+    for number, one in itertools.product(range(steps), pair):
+        one.step(number)
+    return pair
+
+
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
 def test_a_skipped_step_leaves_no_trace(hvd, comm, configuration, one_network):
     """The overflow is in the last bucket: the others had been exchanged. The loss scale is halved in both runs."""
@@ -108,10 +118,7 @@ def test_a_step_in_which_a_bucket_fails_is_undone_in_those_before_it_and_only_th
     """The error reaches the program, which goes on."""
     if comm.Get_size() == 1:
         return  # one rank has no buckets
-    training, undisturbed = Training(comm, "oktopk:density=0.1"), Training(comm, "oktopk:density=0.1")
-    for number in range(OVERFLOWS):
-        training.step(number)
-        undisturbed.step(number)
+    training, undisturbed = twins(comm, OVERFLOWS)
     first, failing, *later = training.optimizer._exchange.worker.buckets
     before = first.state_dict()
 
@@ -135,10 +142,7 @@ def test_a_step_that_fails_before_it_begins_has_nothing_to_undo(hvd, comm, steps
     """Also where the step before was applied; the learning rate is no number."""
     if comm.Get_size() == 1:
         return  # one rank has no buckets
-    training, undisturbed = Training(comm, "oktopk:density=0.1"), Training(comm, "oktopk:density=0.1")
-    for number in range(steps):
-        training.step(number)
-        undisturbed.step(number)
+    training, undisturbed = twins(comm, steps)
     (group,) = training.optimizer.param_groups
     group["lr"] = "no number"
     with pytest.raises((TypeError, ValueError)):
