@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
-from small_task import data, network, options, register, report
+from small_task import data, in_process_group, network, options, register, report
 from torch.utils.data import DataLoader, DistributedSampler
 
-import horovod_sparse as hvs
 
-
-def main() -> None:
-    chosen = options(__doc__)
-    hvs.ddp.init_process_group("gloo")
+def train(chosen: argparse.Namespace) -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=chosen.accumulate)
     assert accelerator.num_processes == dist.get_world_size()
     net = network()
@@ -33,8 +31,7 @@ def main() -> None:
                 optimizer.zero_grad()
                 steps += accelerator.sync_gradients
     report(dist.get_rank(), net, steps)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    in_process_group(train, options(__doc__))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+
 import lightning_task
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
-from small_task import options, register, report
-
-import horovod_sparse as hvs
+from small_task import in_process_group, options, register, report
 
 
 class Learner(lightning_task.Learner):
@@ -18,13 +18,11 @@ class Learner(lightning_task.Learner):
         register(self.trainer.strategy.model, self.trainer.optimizers[0], self.options)
 
 
-def main() -> None:
-    learner = Learner(options(__doc__))
-    hvs.ddp.init_process_group("gloo")
+def train(chosen: argparse.Namespace) -> None:
+    learner = Learner(chosen)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     report(rank, learner.net, lightning_task.fit(learner, rank, ranks, devices=ranks, strategy=DDPStrategy()))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    in_process_group(train, options(__doc__))

@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import json
 import sys
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
@@ -30,6 +33,18 @@ def options(description: str | None) -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1, help="backward passes per step")
     parser.add_argument("--clip", type=float, default=0.0, help="largest norm of the exchanged gradient; 0: any")
     return parser.parse_args()
+
+
+def in_process_group(train: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> None:
+    """Trains in torch's process group over Gloo, which exists before the model and after it.
+
+    A model that outlives its group may hang when it goes: it then joins Gloo's threads and holds the GIL, while one of
+    them waits for the GIL to free the last sum (torch 2.13).
+    """
+    hvs.ddp.init_process_group("gloo")
+    train(options)
+    gc.collect()  # trainers refer to the model in cycles
+    dist.destroy_process_group()
 
 
 def data() -> TensorDataset:

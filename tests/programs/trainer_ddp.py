@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from small_task import options, register, report
+from small_task import in_process_group, options, register, report
 from torch.utils.data import DataLoader, DistributedSampler
 from trainer_task import Network, arguments, samples
 from transformers import Trainer, TrainerCallback
-
-import horovod_sparse as hvs
 
 
 class ShardedTrainer(Trainer):
@@ -37,9 +36,7 @@ class Registering(TrainerCallback):
         train_dataloader.sampler.set_epoch(round(state.epoch))
 
 
-def main() -> None:
-    chosen = options(__doc__)
-    hvs.ddp.init_process_group("gloo")
+def train(chosen: argparse.Namespace) -> None:
     model = Network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
@@ -52,8 +49,7 @@ def main() -> None:
         assert settings.world_size == dist.get_world_size()
         trainer.train()
     report(dist.get_rank(), model.net, trainer.state.global_step)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    in_process_group(train, options(__doc__))
