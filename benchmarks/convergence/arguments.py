@@ -26,12 +26,28 @@ from pathlib import Path
 
 import horovod_sparse as hvs
 from benchmarks import command_line
-from benchmarks.convergence.runs import CONFIRMATION, FASHION, HEADLINE_SEEDS, RANKS, RUNS, SMALL, STDLIB, Job, Run, own
+from benchmarks.convergence.runs import (
+    CONFIRMATION,
+    FASHION,
+    HEADLINE_SEEDS,
+    RANKS,
+    RUNS,
+    SMALL,
+    STDLIB,
+    TEN_MILLION,
+    Job,
+    Run,
+    own,
+)
 from horovod_sparse.cli.units import at_least, listed
 
 QUICK_STEPS = 200
 # Steps per run of each task. Fashion-MNIST: 5 epochs with 4 ranks of 64 images.
-STEPS = {FASHION: 5 * 234, STDLIB: 1000, CONFIRMATION: 1000, **dict.fromkeys(SMALL, QUICK_STEPS)}
+STEPS = {
+    FASHION: 5 * 234,
+    **dict.fromkeys((STDLIB, TEN_MILLION, CONFIRMATION), 1000),
+    **dict.fromkeys(SMALL, QUICK_STEPS),
+}
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -15,6 +15,8 @@ FASHION, STDLIB = "fashion-mnist", "stdlib"
 LARGE, SMALL = (FASHION, STDLIB), ("digits", "lstm", "transformer")
 # Confirms the results of the large tasks. Only its learning rates were tuned, with dense training.
 CONFIRMATION = "headers"
+# Trained only if it is named: 10 million parameters.
+TEN_MILLION = "stdlib-10m"
 
 SEEDS, HEADLINE_SEEDS = 3, 5
 RANKS = 4

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.convergence.runs import CONFIRMATION, LARGE, SMALL
+from benchmarks.convergence.runs import CONFIRMATION, LARGE, SMALL, TEN_MILLION
 from benchmarks.convergence.tasks import TASKS
 from benchmarks.convergence.tasks.text import STDLIB_VOCABULARY, VOCABULARY, WINDOW, encode
 
@@ -29,6 +29,12 @@ def test_a_model_gives_logits_for_every_label(task):
 @pytest.mark.parametrize("name", [*LARGE, CONFIRMATION])
 def test_models_of_the_tasks_that_decide_have_a_million_parameters(name):
     assert sum(parameter.numel() for parameter in TASKS[name].build().parameters()) > 1_000_000
+
+
+def test_the_larger_model_has_ten_million_parameters():
+    assert sum(parameter.numel() for parameter in TASKS[TEN_MILLION].build().parameters()) == pytest.approx(
+        1e7, rel=0.01
+    )
 
 
 def test_the_cnn_takes_pictures_of_28_pixels():

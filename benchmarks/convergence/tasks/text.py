@@ -1,8 +1,8 @@
 """Text tasks: language models of words, on text that ships with Python and torch.
 
-``lstm`` and ``transformer`` read the language reference in ``pydoc_data.topics``, ``stdlib`` the sources of the
-standard library, ``headers`` the C++ headers that torch ships with. The texts differ slightly between versions, so
-perplexities are comparable within one result only.
+``lstm`` and ``transformer`` read the language reference in ``pydoc_data.topics``, ``stdlib`` and ``stdlib-10m`` the
+sources of the standard library, ``headers`` the C++ headers that torch ships with. The texts differ slightly between
+versions, so perplexities are comparable within one result only.
 """
 
 from __future__ import annotations
@@ -67,6 +67,11 @@ class WordTransformer(nn.Module):
 def stdlib_transformer() -> nn.Module:
     """Return the model of ``stdlib``, with 1,113,168 parameters."""
     return WordTransformer(STDLIB_VOCABULARY, STDLIB_WIDTH, STDLIB_LAYERS)
+
+
+def larger_transformer() -> nn.Module:
+    """Return the model of ``stdlib-10m``, with 9,923,600 parameters."""
+    return WordTransformer(STDLIB_VOCABULARY, 320, 7)
 
 
 def headers_lstm() -> nn.Module:
