@@ -134,7 +134,8 @@ _ALL = (
         Run(f"ahead-{whose}", "Ahead", f"{_HEAVY}0.01", tasks=(STDLIB,), seeds=1, ahead=whose)
         for whose in ("mean", "own")
     ),
-    # Learning rates that were the best of 1, 1.5 and 2.25 times the task's on a held-out tenth of the training part.
+    # Learning rates that were the best of 1, 1.5, 2.25 times the task's and so on, on a held-out tenth of the training
+    # part.
     *(
         Run(f"{name}-tuned", "Learning rates", spec, optimizer, TUNED, (STDLIB,), (STDLIB,), rate=rate)
         for name, spec, optimizer, rate in (
@@ -143,6 +144,10 @@ _ALL = (
             ("recommended", f"{_RECOMMENDED}0.01", "momentum", 1.5),
             ("powersgd-4", "powersgd:rank=4", "nesterov", 2.25),
         )
+    ),
+    *(
+        Run(f"{name}-adam-tuned", "Learning rates", spec, "adam", "dense-adam-tuned", (STDLIB,), rate=rate)
+        for name, spec, rate in (("dense", "none", 2.25), ("recommended", f"{_RECOMMENDED}0.01", 3.4))
     ),
     *(
         Run(name, "Muon", spec, "muon", MUON, tasks=(STDLIB,), local_steps=local_steps, short="short" in name)
