@@ -75,7 +75,7 @@ _EVERYWHERE: dict[str, Any] = {"tasks": (*LARGE, CONFIRMATION), "headline": LARG
 _RECOMMENDED = "recommended:collective=topka,indices=coded,wire=log4,density="
 _HEAVY = _RECOMMENDED.replace(":", ":fresh=0,")
 _TOPKA = "topka:density=0.01,wire=log4,indices=coded"
-PERCENTS = (10, 4, 2, 1, 0.5, 0.2, 0.1)
+PERCENTS = (10, 4, 2, 1, 0.5, 0.3, 0.2, 0.1)
 POWERSGD_RANKS = (1, 2, 4, 8)
 # A rank of PowerSGD, and the density in percent at which the recommended preset must be as accurate with a third of the
 # bytes. The higher ranks have two, as the tasks differ: the first for images, the second for the language model.
