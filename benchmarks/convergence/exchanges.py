@@ -23,7 +23,7 @@ from horovod_sparse.collectives.base import Base
 from horovod_sparse.control.report import limits
 from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.engine.layout import Member
-from horovod_sparse.frontends.base import ExchangingGradients
+from horovod_sparse.frontends.base import ExchangingGradients, group_numbers
 from horovod_sparse.frontends.conditions import Conditions
 from horovod_sparse.frontends.momentum import apply_momentum
 from horovod_sparse.transport.base import Transport
@@ -130,13 +130,12 @@ class Simulated(ExchangingGradients):
     ) -> None:
         if not isinstance(compression, hvs.Sparse):
             raise ValueError(f"{run.name} cannot be simulated: train it without --simulate")
-        self.param_groups = optimizer.param_groups
         self._optimizer = optimizer
         self._parameter_names = {p: name for name, p in named_parameters(model, optimizer)}
         owner = Conditions(weakref.proxy(self), compression, None, transport.rank)
         self.exchange = Exchange(compression, transport, owner, 1 / transport.size, None, limits(None, None))
         self._exchange = self.exchange
-        group_of = {p: number for number, group in enumerate(self.param_groups) for p in group["params"]}
+        group_of = group_numbers([optimizer])
         least = compression.dense_below
         self.exchange.add([Member.of(name, p, group_of[p], least=least) for p, name in self._parameter_names.items()])
         optimizer.register_step_pre_hook(self._exchange_gradients)
@@ -151,10 +150,10 @@ class Simulated(ExchangingGradients):
                     worker.put(bucket, name, p.grad)
             worker.collect()
 
-    def optimizer_of(self, group: int) -> torch.optim.Optimizer:
-        """Return the optimizer."""
-        del group
-        return self._optimizer
+    @property
+    def exchange_optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """The optimizer."""
+        return (self._optimizer,)
 
     def place_named(self, keys: Sequence[str]) -> None:
         """Do nothing: all parameters have buckets."""

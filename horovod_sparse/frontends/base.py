@@ -32,11 +32,8 @@ class FrontEnd(Protocol):
         """World size P."""
 
     @property
-    def param_groups(self) -> Sequence[dict[str, Any]]:
-        """Param groups of all optimizers, in order."""
-
-    def optimizer_of(self, group: int) -> torch.optim.Optimizer:
-        """Return the optimizer that a param group belongs to."""
+    def exchange_optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """The optimizers, always in the same order."""
 
     def bucket_of(self, parameter: torch.Tensor) -> Bucket | None:
         """Return the bucket that exchanges the gradient of a parameter; None if there is none."""
@@ -55,6 +52,24 @@ class FrontEnd(Protocol):
 
     def place_named(self, keys: Sequence[str]) -> None:
         """Create a bucket for parameters by their names, if they are known and have none; a collective call."""
+
+
+def group_numbers(optimizers: Sequence[torch.optim.Optimizer]) -> dict[torch.Tensor, int]:
+    """Return the number of each parameter's param group, which stays the same when an optimizer gets more groups."""
+    return {
+        p: index * len(optimizers) + place
+        for place, optimizer in enumerate(optimizers)
+        for index, group in enumerate(optimizer.param_groups)
+        for p in group["params"]
+    }
+
+
+def numbered_group(
+    optimizers: Sequence[torch.optim.Optimizer], number: int
+) -> tuple[torch.optim.Optimizer, dict[str, Any]]:
+    """Return the param group with a number from ``group_numbers``, and its optimizer."""
+    index, place = divmod(number, len(optimizers))
+    return optimizers[place], optimizers[place].param_groups[index]
 
 
 class Exchanging:
@@ -176,9 +191,10 @@ class ForOptimizers(ExchangingGradients):
         """The param groups of all optimizers."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
-    def optimizer_of(self, group: int) -> torch.optim.Optimizer:
-        """Return the optimizer of a param group."""
-        return [optimizer for optimizer in self.optimizers for _ in optimizer.param_groups][group]
+    @property
+    def exchange_optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """The optimizers, always in the same order."""
+        return self.optimizers
 
 
 def functions_of(*classes: type) -> dict[str, Any]:

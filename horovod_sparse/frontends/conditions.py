@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from horovod_sparse.config import Sparse
-from horovod_sparse.frontends.base import FrontEnd
+from horovod_sparse.frontends.base import FrontEnd, numbered_group
 from horovod_sparse.frontends.momentum import buffers_of, load_buffers
 from horovod_sparse.frontends.optimizers import momentum_of
 from horovod_sparse.frontends.units import ResidualUnits
@@ -36,11 +36,12 @@ class Conditions:
         front_end = self._front_end
         epoch, idle = front_end.exchange_progress()
         step = Step(epoch=epoch, idle=idle)
-        settings = front_end.param_groups[group] if group >= 0 else {}
+        if group < 0:
+            return step
+        optimizer, settings = numbered_group(front_end.exchange_optimizers, group)
         rate: Any = settings.get("lr")
         if rate is None:  # the optimizer chooses it
             return step
-        optimizer = front_end.optimizer_of(group)
         if not (isinstance(rate, torch.Tensor) and rate.is_cuda):  # which the worker thread reads
             rate = float(rate)
             self._units.note(optimizer, group, rate)

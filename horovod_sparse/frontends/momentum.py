@@ -57,8 +57,7 @@ def apply_momentum(optimizer: torch.optim.Optimizer, sparse: Sparse, front_end: 
 
 
 def _optimizers_of(front_end: FrontEnd) -> dict[torch.optim.Optimizer, OptimizersMomentum]:
-    optimizers = [front_end.optimizer_of(group) for group in range(len(front_end.param_groups))]
-    hooks = {optimizer: _applied.get(optimizer) for optimizer in optimizers}
+    hooks = {optimizer: _applied.get(optimizer) for optimizer in front_end.exchange_optimizers}
     return {optimizer: known for optimizer, known in hooks.items() if isinstance(known, OptimizersMomentum)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from abc import ABC, abstractmethod
 from typing import Any
@@ -13,6 +14,8 @@ from horovod_sparse.engine.worker import Worker
 from horovod_sparse.frontends.base import FrontEnd
 from horovod_sparse.frontends.shards import shard_of, total_norm
 
+_LOG = logging.getLogger("horovod_sparse")
+
 
 class StepHooks(ABC):
     """Hooks around the steps of an optimizer; in a step that a GradScaler skips, they change nothing.
@@ -23,6 +26,7 @@ class StepHooks(ABC):
     """
 
     options: Any
+    _reported = False  # that optimizers are clipped separately
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.front_ends: weakref.WeakSet[FrontEnd] = weakref.WeakSet()
@@ -64,11 +68,22 @@ class StepHooks(ABC):
             for gradient in gradients:
                 gradient.div_(scale)
         if self._alone and self.options.max_norm is not None:  # with more ranks the worker has clipped them
+            self._report_norms(optimizer)
             clip(gradients, lambda norm: self.options.clip(total_norm(norm, given), 1))
         self._apply(optimizer)
         if scale is not None:
             for gradient in gradients:
                 gradient.mul_(scale)
+
+    def _report_norms(self, optimizer: torch.optim.Optimizer) -> None:
+        together = [front_end.exchange_optimizers for front_end in self.front_ends]
+        if not self._reported and any(len(them) > 1 and them[0] is optimizer for them in together):
+            _LOG.warning(
+                "a single rank clips the gradients of each optimizer by their own norm (max_norm=%g), but several "
+                "ranks by the norm of the whole model",
+                self.options.max_norm,
+            )
+        self._reported = True
 
     @abstractmethod
     def _apply(self, optimizer: torch.optim.Optimizer) -> None: ...

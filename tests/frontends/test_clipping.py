@@ -9,7 +9,7 @@ import pytest
 import torch
 from laws import everywhere
 from torch import nn
-from training import closure_of, mlp, sgd
+from training import closure_of, loss_of, mlp, sgd
 from trainings import FRONT_ENDS, WHOLE
 
 import horovod_sparse as hvs
@@ -45,6 +45,35 @@ CASES = {
 
 def adamw(model):
     return torch.optim.AdamW(model.parameters())
+
+
+def test_an_optimizer_that_has_stepped_is_not_taken_for_clipping(group, comm, caplog):
+    """Adam's hooks change the gradients of its own parameters."""
+    model, rank = mlp(), comm.Get_rank()
+    optimizers = [torch.optim.AdamW(model[layer].parameters()) for layer in (0, 2)]
+    replica, _ = FRONT_ENDS["DDP"](model, SELECTED, optimizers)
+    with caplog.at_level(logging.WARNING, "horovod_sparse"):
+        for step in range(12):
+            model.zero_grad()
+            loss_of(replica, rank, step).backward()
+            for optimizer in optimizers if step % 2 else reversed(optimizers):
+                optimizer.step()
+    assert everywhere(comm, not any("are clipped after the exchange" in message for message in caplog.messages))
+
+
+def test_a_single_rank_says_that_it_clips_each_optimizer_by_its_own_norm(group, comm, caplog):
+    model, rank = mlp(), comm.Get_rank()
+    optimizers = [torch.optim.SGD(model[layer].parameters(), lr=0.1, momentum=0.9) for layer in (0, 2)]
+    compression = hvs.Compression.recommended(collective="topka", density=0.05, dense_below=100, max_norm=0.01)
+    replica, _ = FRONT_ENDS["DDP"](model, compression, optimizers)
+    with caplog.at_level(logging.WARNING, "horovod_sparse"):
+        for step in range(3):
+            model.zero_grad()
+            loss_of(replica, rank, step).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    reports = [message for message in caplog.messages if "of each optimizer by their own norm" in message]
+    assert len(reports) == (comm.Get_size() == 1)
 
 
 @pytest.mark.slow

@@ -17,9 +17,8 @@ from horovod_sparse.transport.in_process import run_ranks
 
 def conditions(*groups):
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
-    front_end = SimpleNamespace(
-        param_groups=groups, exchange_progress=lambda: (3, True), optimizer_of=lambda group: optimizer
-    )
+    optimizer.param_groups[:] = groups
+    front_end = SimpleNamespace(exchange_optimizers=[optimizer], exchange_progress=lambda: (3, True))
     return Conditions(front_end, parse("topka"), None, rank=0)
 
 

@@ -211,6 +211,24 @@ def test_two_models_that_learn_in_turns_and_at_once(group, comm):
     assert everywhere(comm, near(*results, 1e-5))
 
 
+def test_a_group_that_one_optimizer_gets_leaves_the_rates_of_the_others(group, comm):
+    rank, results = comm.Get_rank(), []
+    for added in (False, True):
+        model = mlp()
+        optimizers = [torch.optim.SGD(model[layer].parameters(), lr=rate) for layer, rate in ((0, 0.1), (2, 0.01))]
+        replica = DistributedDataParallel(model)
+        replica.register_comm_hook(hvs.ddp.SparseState(SPARSE, optimizers), hvs.ddp.sparse_hook)
+        for step in range(10):
+            if added and step == 4:
+                optimizers[0].add_param_group({"params": [nn.Parameter(torch.zeros(3))], "lr": 7.0})
+            model.zero_grad()
+            loss_of(replica, rank, step).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        results.append(snapshot(model))
+    assert everywhere(comm, same(*results))
+
+
 def test_a_part_of_the_ranks(group, comm):
     ranks = comm.Get_size()
     chosen = list(range(ranks - 1, ranks)) if ranks < 3 else [1, 2]

@@ -28,7 +28,7 @@ from horovod_sparse.frontends.arguments import (
     optimizers_in,
     require_own,
 )
-from horovod_sparse.frontends.base import ForOptimizers
+from horovod_sparse.frontends.base import ForOptimizers, group_numbers
 from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.conditions import Conditions
 from horovod_sparse.frontends.members import job, transport_of
@@ -231,11 +231,10 @@ class SparseState(ForOptimizers):
 
     def _add(self, exchange: Exchange, parameters: Sequence[torch.Tensor]) -> None:
         """Create buckets for parameters; a collective call."""
-        groups = self.param_groups
-        group_of = {p: number for number, group in enumerate(groups) for p in group["params"]}
+        group_of = group_numbers(self.optimizers)
         position = {p: place for place, p in enumerate(group_of)}
         in_order = sorted(parameters, key=lambda p: position.get(p, len(position)))
-        positions = names_of(groups) | {
+        positions = names_of(self.param_groups) | {
             p: f"parameter {i}" for i, p in enumerate(in_order, len(self._parameter_names)) if p not in group_of
         }
         given = {p: self._names_by_position[at] for p, at in positions.items() if at in self._names_by_position}

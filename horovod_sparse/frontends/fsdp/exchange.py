@@ -21,7 +21,7 @@ from horovod_sparse.engine.device import real_dtype
 from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.engine.layout import Member
 from horovod_sparse.frontends.arguments import check_devices, check_optimizers, common_facts, optimizers_in, require_own
-from horovod_sparse.frontends.base import ForOptimizers
+from horovod_sparse.frontends.base import ForOptimizers, group_numbers
 from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.conditions import Conditions
 from horovod_sparse.frontends.fsdp.model import parameters_of, require_replicas, require_same_selection, shard_facts
@@ -128,7 +128,7 @@ class ReplicaExchange(ForOptimizers):
 
     def _members(self) -> list[Member]:
         """Return the gradients in the order of the forward pass."""
-        group_of = {p: number for number, group in enumerate(self.param_groups) for p in group["params"]}
+        group_of = group_numbers(self.optimizers)
         used = Member(_USED, len(self._parameters), torch.float32, torch.device("cpu"), -1, dense=True)
         return [used] + [
             Member(

@@ -145,10 +145,10 @@ class Gradients(ExchangingGradients):
         self._hooks += [p.register_post_accumulate_grad_hook(hook) for p in learning]
         self._unhooked = [p for p in self._unhooked if not p.requires_grad]
 
-    def optimizer_of(self, group: int) -> Any:
-        """Return the optimizer of a param group."""
-        del group
-        return self
+    @property
+    def exchange_optimizers(self) -> Sequence[Any]:
+        """This optimizer."""
+        return (self,)
 
     def between_steps(self) -> bool:
         """Return whether no step is in progress."""
