@@ -37,8 +37,13 @@ class Horovod:
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
-        import horovod.torch as hvd  # imported here, as the DDP front end does not need them
-        from mpi4py import MPI
+        try:
+            import horovod.torch as hvd  # imported here, as the DDP front end does not need them
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            sys.exit(
+                f"train.py: {error}: `horovod-sparse check` shows what is missing; --frontend ddp needs no Horovod"
+            )
 
         hvd.init()
         self.comm = MPI.COMM_WORLD

@@ -53,7 +53,7 @@ class GPT(nn.Module):
 
 
 def main() -> None:
-    """Train on the source of a module of Python's standard library."""
+    """Join the ranks, and train."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shards", type=int, default=2, help="ranks that share a replica, such as those of a node")
     parser.add_argument("--steps", type=int, default=100)
@@ -61,6 +61,15 @@ def main() -> None:
     options = parser.parse_args()
 
     hvs.ddp.init_process_group("gloo")
+    if torch.distributed.get_world_size() % options.shards:
+        parser.error(f"--shards {options.shards} does not divide the {torch.distributed.get_world_size()} ranks")
+    train(options)
+    # After the model: over Gloo, torch may deadlock if a model outlives its process group.
+    torch.distributed.destroy_process_group()
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train on the source of a module of Python's standard library."""
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     mesh = init_device_mesh("cpu", (ranks // options.shards, options.shards), mesh_dim_names=("replicate", "shard"))
 
@@ -85,8 +94,6 @@ def main() -> None:
         optimizer.step()
         if step % 20 == 0 and rank == 0:
             print(f"step {step}: loss {loss.item():.3f}, {exchange.traffic.bytes_sent:,} bytes sent to other replicas")
-
-    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -19,8 +19,10 @@ if [ -f "$VENV/bin/activate" ]; then
     source "$VENV/bin/activate"
 fi
 
-# One thread per core of the rank. By default, torch starts one thread per core of the node on every rank.
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}"
+# One thread per core of the rank, but for one that is left to the exchange. By default, torch starts one thread per
+# core of the node on every rank.
+cores=${SLURM_CPUS_PER_TASK:-1}
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-$((cores > 1 ? cores - 1 : 1))}"
 # Since SLURM 22.05, srun does not inherit --cpus-per-task from sbatch. Without this, every rank is bound to one core.
 if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then
     export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK

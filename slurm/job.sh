@@ -18,8 +18,9 @@ launch() {
     # shellcheck disable=SC2086 # CONTAINER may be several words
     set -- bash slurm/rank.sh $CONTAINER "$@"
     case $LAUNCHER in
-        # A failing rank ends all ranks. By default, srun leaves the others waiting for it.
-        srun) srun --mpi="$MPI_TYPE" --kill-on-bad-exit=1 "$@" ;;
+        # A failing rank ends all ranks. By default, srun leaves the others waiting for it. A job that was submitted with
+        # --export=NONE would start them without the environment that env.sh has set up.
+        srun) srun --export=ALL --mpi="$MPI_TYPE" --kill-on-bad-exit=1 "$@" ;;
         # Do not bind ranks to single cores: torch and the exchange use additional threads.
         mpirun) mpirun -np "$SLURM_NTASKS" --bind-to none --map-by slot "$@" ;;
         horovodrun) horovodrun -np "$SLURM_NTASKS" -H "$(hosts)" "$@" ;;

@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     best = first.code if first in dense else code(options.density)
     remarks = about_dense(plan, options.device, chosen, rows)
     if first in sparse or not plan.computing:
-        remarks += about_steps(plan, sparse)
+        remarks += about_steps(plan, sparse, options.density is None)
     marked = {"this link": plan.bandwidth}
     if plan.dense_bandwidth is None:
         of = options.density or _USUAL
@@ -167,10 +167,11 @@ def about_dense(plan: Plan, device: str, chosen: Row | None, rows: Sequence[Row]
     return [f"{remark}."]
 
 
-def about_steps(plan: Plan, rows: Sequence[Row]) -> list[str]:
+def about_steps(plan: Plan, rows: Sequence[Row], chooses: bool) -> list[str]:
     """Ask for the computing time, or propose local steps if no density leaves less than half of a step exposed."""
     if not plan.computing:
-        return ["Give --compute TIME to see what a step takes, and which density `recommended` chooses."]
+        density = ", and which density `recommended` chooses" if chooses else ""
+        return [f"Give --compute TIME to see what a step takes{density}."]
     least = min(rows, key=lambda row: row.step)
     if least.exposed <= least.step / 2:
         return []

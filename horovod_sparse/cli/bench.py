@@ -22,6 +22,7 @@ from horovod_sparse.cli.units import at_least, binary_bytes, density, listed
 
 if TYPE_CHECKING:
     from horovod_sparse.config import Sparse
+    from horovod_sparse.transport.mpi import MPITransport
 
 _NOTES = """\
 # min, avg, max: time of the fastest rank, mean over the ranks and slowest rank; medians over the iterations
@@ -82,15 +83,7 @@ def run(options: argparse.Namespace) -> int:
         options.end = max(options.begin, 64 * 2**20)
     if not 4 <= options.begin <= options.end:
         options.parser.error(f"requires 4 <= begin <= end, but -b is {options.begin} and -e is {options.end} bytes")
-    # Only this subcommand loads MPI. From here on, all ranks must exit together.
-    from mpi4py import MPI
-
-    from horovod_sparse.control.lifecycle import process
-    from horovod_sparse.transport.mpi import MPITransport, job
-
-    transport = MPITransport(MPI.COMM_WORLD)
-    process.join(job())
-    process.abort_on_error()
+    transport = _connect(options.parser)
     first = transport.rank == 0
     try:
         named = configurations(options.algorithms, options.density, options.begin // 4)
@@ -112,6 +105,22 @@ def run(options: argparse.Namespace) -> int:
     if first:
         write(rows, about, options)
     return int(any(row.wrong for row in rows))
+
+
+def _connect(parser: argparse.ArgumentParser) -> MPITransport:
+    """Return a transport of all ranks. Only this subcommand loads MPI; from here on, all ranks must exit together."""
+    try:
+        from mpi4py import MPI
+
+        from horovod_sparse.control.lifecycle import process
+        from horovod_sparse.transport.mpi import MPITransport, job, require_launcher
+
+        require_launcher()
+    except (ImportError, RuntimeError) as error:
+        parser.error(f"{error} (`horovod-sparse check` shows what is missing)")
+    process.join(job())
+    process.abort_on_error()
+    return MPITransport(MPI.COMM_WORLD)
 
 
 def configurations(algorithms: list[str] | None, densities: list[float], smallest: int) -> list[tuple[str, Sparse]]:

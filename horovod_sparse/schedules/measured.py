@@ -216,7 +216,8 @@ class _Trials:
             return
         steps = (self._made + len(self._alive)) * self._options.trial  # with another round
         if certain or steps > self._options.trial_steps:
-            self._decide(context, max(index for index in self._alive if median(ratios[index]) <= limit))
+            chosen = max(index for index in self._alive if median(ratios[index]) <= limit)
+            self._decide(context, chosen, ratios[chosen])
         else:
             self._current = self._alive[0]
 
@@ -228,7 +229,7 @@ class _Trials:
             for index in self._alive
         }
 
-    def _decide(self, context: BucketContext, chosen: int) -> None:
+    def _decide(self, context: BucketContext, chosen: int, ratios: Sequence[float]) -> None:
         self._chosen = self._current = chosen
         self._alive, self._reference, self._drifted, self._windows = [], 0.0, 0, 0
         context.events["decisions"] += 1
@@ -237,7 +238,12 @@ class _Trials:
             context.events[f"trial_seconds_{name}"] = seconds  # type: ignore[assignment]  # of the last trials
         if context.rank == 0:
             table = ", ".join(f"{name}: {1000 * seconds:.1f}" for name, seconds in measured.items())
-            _LOG.info("chose density %s; step time in ms by density: %s", self._candidates[chosen], table)
+            # Candidates that were dropped have no times of later rounds, so the medians do not show why.
+            _LOG.info(
+                "chose density %s, whose steps take %.2f times the shortest (median of %d rounds, limit %.2f); median "
+                "step time in ms by density, each over its own rounds: %s",
+                *(self._candidates[chosen], median(ratios), len(ratios), 1 + self._options.max_exposed, table),
+            )
         self._note_waits(context)
 
     def _note_waits(self, context: BucketContext) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -77,6 +78,24 @@ class MPIJob:
 def job() -> MPIJob:
     """Return the job that this process belongs to."""
     return MPIJob()
+
+
+def require_launcher() -> None:
+    """Check that MPI knows all processes of the job.
+
+    Raises:
+        RuntimeError: This process was started as one of several, but MPI has a single rank: each would train alone.
+    """
+    if job().size > 1:
+        return
+    for variable in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
+        started = os.environ.get(variable, "")
+        if started.isdigit() and int(started) > 1:
+            raise RuntimeError(
+                f"{variable}={started} says that several processes were started, but MPI knows only this one: start "
+                "the program with mpirun or srun --mpi=pmix (`srun --mpi=list` shows the choices), or train with "
+                "hvs.ddp under torchrun"
+            )
 
 
 class MPITransport(Transport):

@@ -115,9 +115,40 @@ def test_ddp_needs_a_torch_that_distributes(monkeypatch, capsys):
     assert json.loads(text)["ready"] == {"Horovod": True, "DDP": False}
 
 
+SLOW = {"error": "no answer within 60 s"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "summary", "wrong"),
+    [
+        ({"torch": SLOW, "horovod": SLOW}, "-> its import is slow here: check again", "pip install torch"),
+        ({"mpi": {"error": "cannot load MPI library"}}, "To add Horovod: load the machine's MPI", "install_horovod.py"),
+        (
+            {"mpi": {"error": "cannot load MPI library"}, "horovod": {"error": "OSError: libmpi.so.40"}},
+            "To add Horovod: load the MPI first",
+            "install_horovod.py",
+        ),
+        (
+            {"cupy": {"error": "CUDARuntimeError: cudaErrorInsufficientDriver"}},
+            "-> it sees no GPU that it can use",
+            "horovod_sparse[cuda13]",
+        ),
+    ],
+    ids=["slow imports", "MPI not loaded", "neither MPI nor Horovod", "CuPy without a driver"],
+)
+def test_what_is_installed_but_does_not_answer_here_is_not_to_be_installed(
+    changes, summary, wrong, monkeypatch, capsys
+):
+    monkeypatch.setattr(check.shutil, "which", lambda name: f"/bin/{name}")
+    _, text = status_and_report({**COMPLETE, **changes}, monkeypatch, capsys)
+    assert summary in text
+    assert wrong not in text
+
+
 def test_training_does_not_need_gpu_cupy_gloo_nccl_or_cuda_aware_mpi(monkeypatch, capsys):
     facts = copy.deepcopy(COMPLETE)
-    facts["cupy"] = facts["gpu"] = {"error": "not there"}
+    facts["cupy"] = {"error": "ModuleNotFoundError: No module named 'cupy'"}
+    facts["gpu"] = {"error": "not there"}
     facts["horovod"].update(gloo=False, nccl=False)
     facts["mpi"]["cuda_aware"] = None
     status, text = status_and_report(facts, monkeypatch, capsys)

@@ -54,6 +54,8 @@ def test_a_number_with_a_unit_is_read(convert, text, value):
         (bandwidth, "10", "10Gbit or 300GB"),
         (bandwidth, "0Gbit", "10Gbit or 300GB"),
         (bandwidth, "10Gbps", "10Gbit or 300GB"),
+        (bandwidth, "10Gb", "'10Gb' may mean bits or bytes"),
+        (bandwidth, "10gb/s", "may mean bits or bytes"),
         (seconds, "5", "5us"),
         (seconds, "5 minutes", "5us"),
         (density, "0", "0.01"),

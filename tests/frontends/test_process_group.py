@@ -14,6 +14,7 @@ from laws import everywhere
 from mpi4py import MPI
 from torch import distributed
 
+import horovod_sparse as hvs
 from horovod_sparse.frontends.ddp import process_group
 from horovod_sparse.frontends.ddp.process_group import init_process_group
 
@@ -100,10 +101,26 @@ def test_several_nodes_meet_at_the_name_of_the_first(environment):
 @pytest.mark.parametrize(("variable", "value"), [("WORLD_SIZE", "2"), ("SLURM_STEP_NUM_TASKS", "16")])
 def test_a_process_of_several_that_mpi_does_not_know_is_refused(environment, asked, variable, value):
     environment.setenv(variable, value)
-    with pytest.raises(RuntimeError, match=rf"^{variable}={value} says .*mpirun, torchrun, or srun --mpi=pmix "):
+    with pytest.raises(RuntimeError, match=rf"^{variable}={value} says .*mpirun or srun --mpi=pmix "):
         init_process_group()
     assert not asked
     assert "MASTER_PORT" not in os.environ
+
+
+def test_so_is_one_that_exchanges_without_a_process_group(environment):
+    environment.setenv("SLURM_STEP_NUM_TASKS", "2")
+    parameter = torch.nn.Parameter(torch.zeros(8))
+    for make in (
+        lambda: hvs.SparseAllreduce(8, hvs.Compression.topka(density=0.5)),
+        lambda: hvs.DistributedOptimizer(
+            torch.optim.SGD([parameter], lr=1.0), [("p", parameter)], compression=hvs.Compression.topka(density=0.5)
+        ),
+        lambda: hvs.LocalOptimizer(
+            torch.optim.SGD([parameter], lr=1.0), [("p", parameter)], 2, hvs.Compression.topka(density=0.5)
+        ),
+    ):
+        with pytest.raises(RuntimeError, match=r"^SLURM_STEP_NUM_TASKS=2 says .*MPI knows only this one"):
+            make()
 
 
 @pytest.mark.parametrize("value", ["1", "", "many"])

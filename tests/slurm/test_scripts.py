@@ -89,7 +89,7 @@ def test_an_unknown_network_is_refused() -> None:
 
 
 def test_ranks_get_the_cores_that_were_asked_for() -> None:
-    assert {"OMP_NUM_THREADS=6", "SRUN_CPUS_PER_TASK=6"} <= set(settings(SLURM_CPUS_PER_TASK="6").stdout.splitlines())
+    assert {"OMP_NUM_THREADS=5", "SRUN_CPUS_PER_TASK=6"} <= set(settings(SLURM_CPUS_PER_TASK="6").stdout.splitlines())
     assert "OMP_NUM_THREADS=1" in settings().stdout.splitlines()
 
 

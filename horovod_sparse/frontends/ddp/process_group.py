@@ -41,7 +41,7 @@ def init_process_group(backend: str | None = None, **settings: Any) -> None:
         return
     over_mpi = mpi_members()
     comm: MPI.Intracomm = over_mpi.MPI.COMM_WORLD
-    _require_launcher(comm)
+    over_mpi.require_launcher()
     over_mpi.require_threads()
     node: Any = comm.Split_type(over_mpi.MPI.COMM_TYPE_SHARED)
     rank, ranks, local_rank, local_ranks = comm.Get_rank(), comm.Get_size(), node.Get_rank(), node.Get_size()
@@ -90,16 +90,3 @@ def _store(comm: MPI.Intracomm, one_node: bool) -> TCPStore:
     host, port = comm.bcast(address)
     os.environ.update({"MASTER_ADDR": host, "MASTER_PORT": str(port)})
     return server or TCPStore(host, port, is_master=False)
-
-
-def _require_launcher(comm: MPI.Intracomm) -> None:
-    """Raise RuntimeError if this process was started as one of several, but MPI has a single rank."""
-    if comm.Get_size() > 1:
-        return
-    for variable in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
-        started = os.environ.get(variable, "")
-        if started.isdigit() and int(started) > 1:
-            raise RuntimeError(
-                f"{variable}={started} says that several processes were started, but MPI knows only this one: start "
-                "the program with mpirun, torchrun, or srun --mpi=pmix (`srun --mpi=list` shows the choices)"
-            )
