@@ -206,13 +206,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--task", choices=TASKS, default="fashion-mnist", help="task of benchmarks.convergence")
     parser.add_argument("--steps", type=int, default=150, help="steps per run")
     parser.add_argument("--density", type=float, default=0.01, help="density of the selection")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), help="rows of the table")
     parser.add_argument("--fashion-mnist", type=Path, default=Path("/usr/share/datasets/fashion-mnist"), metavar="DIR")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     task = TASKS[options.task]
     samples, _ = task.load(options.fashion_mnist)
     rows = []
-    for variant in VARIANTS:
+    for variant in options.variants:
         parts = measure(task, samples, variant, options.steps, options.density)
         cells = (" / ".join(f"{number:.3g}" for number in numbers) for numbers in zip(*parts, strict=True))
         rows.append([variant, *cells])
