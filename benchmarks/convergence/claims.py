@@ -10,9 +10,11 @@ from benchmarks.convergence.results import Interval, Results
 from benchmarks.convergence.runs import (
     ADAM,
     DENSE,
+    MUON,
     PLAIN,
     POWERSGD_RANKS,
     RIVALS,
+    TUNED,
     grid_name,
     heavy_name,
     recommended_name,
@@ -218,11 +220,31 @@ CLAIMS: dict[str, Sequence[Claim]] = {
     ),
     "PowerSGD": (
         *(near(f"rank {rank} ends near dense", f"powersgd-{rank}", DENSE) for rank in POWERSGD_RANKS),
+        *(
+            claim
+            for rank in (4, 8)
+            for percent in (0.5, 0.3, 0.2)
+            for rival, ours in [(f"powersgd-{rank}-nesterov", recommended_name(percent))]
+            for claim in (
+                worse(f"rank {rank} with Nesterov momentum ends behind {ours}", rival, ours),
+                fewer(_LATE_BYTES, f"{ours} sends an eighth of the bytes of rank {rank}", ours, rival, 8),
+            )
+        ),
         worse("top-k at 1 % ends behind rank 4", "topka", "powersgd-4"),
         near("fp16 ends near dense", "fp16", DENSE),
     ),
+    "Learning rates": (
+        near("1 % ends within 1 % of dense Nesterov training", "recommended-tuned", TUNED, TARGET),
+        near("with AdamW, 1 % ends within 2 % of dense", "recommended-adam-tuned", "dense-adam-tuned"),
+        worse("PowerSGD with rank 4 ends behind 1 %", "powersgd-4-tuned", "recommended-tuned"),
+    ),
+    "Muon": (
+        near("updates at 1 % end within 2 % of the script's Muon", "local-1-muon-short", MUON),
+        near("within 2 % of Muon with a shorter momentum, too", "local-1-muon-short", "dense-muon-short"),
+        near("gradients in 2 bits end within 2 % of the latter", "muon-short-2bit", "dense-muon-short"),
+    ),
     "Longer": (
-        near("the recommended preset ends within 1 % of dense", "recommended-4x", "dense-4x", TARGET),
+        near("1 % ends within 1 % of dense Nesterov training", "recommended-4x", "dense-nesterov-4x", TARGET),
         near("so it does with heavy-ball momentum", "heavy-4x", "dense-4x", TARGET),
         worse("PowerSGD with rank 4 ends behind 1 % with heavy-ball momentum", "powersgd-4-4x", "heavy-4x"),
         near("Top-k at 1 % ends near dense", "topka-4x", "dense-4x"),
