@@ -221,6 +221,31 @@ def test_a_layer_that_one_replica_does_not_use_gets_the_gradient_of_the_others(c
     assert agree(comm, full(model))
 
 
+@pytest.mark.parametrize("why", ["frozen", "unused", "unused on the first replica"])
+def test_zeros_in_place_of_a_gradient_leave_the_residual_alone(comm, mesh, why):
+    """So that a parameter stands still without a gradient, however a script zeroes gradients."""
+    rank, replicas, shards = comm.Get_rank(), mesh["replicate"].size(), mesh["shard"].size()
+    without = why != "unused on the first replica" or rank // shards == 0
+    model = Loss(lambda _, step: ("second",) if without and why != "frozen" and step > 2 else ("first", "second"))
+    optimizer = sgd(shard(model, mesh["shard"]), lr=1, momentum=0)
+    exchange = exchanged(model, mesh, single("topka"), optimizer)
+
+    def after(steps):
+        for step in steps:
+            optimizer.zero_grad(set_to_none=False)
+            model(rank, step).backward()
+            optimizer.step()
+        buckets = exchange.state_dict()["buckets"]
+        return full(model)[0], [one["memory"]["residual"] for one in buckets if one["parameters"] == ["first"]]
+
+    first, residual = after(range(3))
+    model.first.requires_grad_(why != "frozen")
+    later, kept = after(range(3, 6))
+    assert everywhere(comm, not without or same(kept, residual))
+    assert everywhere(comm, torch.equal(later, first) == (why != "unused on the first replica" or replicas == 1))
+    assert agree(comm, full(model))
+
+
 def test_gradients_that_were_accumulated_without_an_exchange_travel_once(comm, mesh):
     rank, results = comm.Get_rank(), []
     for compression in (None, EVERYTHING):
@@ -556,6 +581,104 @@ def test_what_cannot_be_exchanged_fails_in_the_backward_pass(comm, mesh):
     model.reset_iter_state()
     again = f"rank {rank}: FSDP reduced the gradient of 4.weight more than once .*start again"
     fails(comm, again, lambda: loss_of(model, rank, 1).backward())
+
+
+def half_frozen():
+    model = mlp()
+    model[0].bias.requires_grad_(False)
+    return model
+
+
+def test_after_the_error_about_a_frozen_parameter_training_goes_on(comm, mesh):
+    """With the bits of a training that has not met it: nothing is exchanged before."""
+    if mesh["replicate"].size() == 1:
+        return
+    rank, results = comm.Get_rank(), []
+    for mistaken in (False, True):
+        model = shard(half_frozen(), mesh["shard"])
+        optimizer = sgd(model)
+        exchange = exchanged(model, mesh, single("topka"), optimizer)
+        train(optimizer, model, rank, [0])
+        if mistaken:
+            model[0].bias.requires_grad_(True)
+            error = f"rank {rank}: the gradient of 0.bias is not exchanged"
+            fails(comm, error, lambda: loss_of(model, rank, 1).backward())  # noqa: B023
+            model[0].bias.requires_grad_(False)
+        train(optimizer, model, rank, range(1, 4))
+        results.append([full(model), exchange.state_dict()])
+    assert everywhere(comm, same(*results))
+
+
+def test_an_error_after_gradients_were_submitted_leaves_no_step_in_progress(comm, mesh):
+    """Where only parts of the model run, no earlier moment is known; the next step is complete, or refused."""
+    if mesh["replicate"].size() == 1:
+        return
+    rank, model = comm.Get_rank(), half_frozen()
+    for layer in model[::2]:
+        fully_shard(layer, mesh=mesh["shard"])
+    worker = exchanged(model, mesh, single("topka"), None)._exchange.worker
+
+    def in_parts(model, rank, step):
+        return loss_of(nn.Sequential(*model), rank, step)
+
+    train(sgd(model), model, rank, [0], in_parts)
+    assert everywhere(comm, worker.progress().position == (1, 0))
+    model[0].bias.requires_grad_(True)
+    fails(comm, f"rank {rank}: the gradient of 0.bias", lambda: in_parts(model, rank, 1).backward())
+    assert everywhere(comm, worker.interrupted or not worker.collecting)
+
+
+def test_parameters_that_were_replaced_are_refused(comm, mesh):
+    """The hooks are on the old ones. Loaded in place, or gathered for an evaluation, they are the same."""
+    rank, model = comm.Get_rank(), shard(mlp(), mesh["shard"])
+    optimizer = sgd(model)
+    exchange = exchanged(model, mesh, SPARSE, optimizer)
+    for _ in range(2):
+        model.load_state_dict(model.state_dict())
+        with torch.no_grad():
+            loss_of(model, rank, 0)
+        train(optimizer, model, rank, [0])
+    model.load_state_dict(model.state_dict(), assign=True)
+    with torch.no_grad():
+        loss_of(model, rank, 0)
+    if mesh["replicate"].size() > 1:
+        sent = exchange.traffic.bytes_sent
+        replaced = rf"rank {rank}: 0.weight was replaced .*load without assign=True"
+        fails(comm, replaced, lambda: loss_of(model, rank, 0).backward())
+        assert everywhere(comm, exchange.traffic.bytes_sent == sent)
+
+
+def set_factor(model, mesh, factor=2.0):
+    for module in (model[0], model[2], model[4], model):
+        module.set_gradient_divide_factor(factor)
+        # Gloo cannot multiply. With one shard, torch 2.13 would divide twice.
+        module.set_force_sum_reduction_for_comms(mesh["shard"].size() > 1)
+
+
+def test_a_divide_factor_is_refused_and_the_remedy_gives_what_hsdp_gives_with_it(comm, mesh):
+    rank, message = comm.Get_rank(), r"set_gradient_divide_factor.* by shards \* replicas / factor"
+    gradients = []
+    for expected in (True, False):
+        model = shard(mlp(), mesh if expected else mesh["shard"])
+        if expected:
+            set_factor(model, mesh)
+        else:
+            exchanged(model, mesh, EVERYTHING, None)
+        (loss_of(model, rank, 0) * (1 if expected else comm.Get_size() / 2.0)).backward()
+        gradients.append([p.grad.full_tensor() for p in model.parameters()])
+    assert everywhere(comm, near(*gradients, 1e-5))
+    if mesh["replicate"].size() > 1:
+        set_factor(model, mesh)
+        fails(comm, f"rank {rank}: {message}", lambda: loss_of(model, rank, 1))
+    model = shard(mlp(), mesh["shard"])
+    set_factor(model, mesh)
+    refused(comm, ValueError, f"rank {rank}: {message}", model, mesh)
+
+
+def test_local_steps_of_shards_are_refused(comm, mesh):
+    model = shard(mlp(), mesh["shard"])
+    with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: 0\.weight is a DTensor.*hvs\.fsdp"):
+        hvs.LocalOptimizer(sgd(model), model.named_parameters(), 4, SPARSE)
 
 
 @pytest.mark.parametrize("replicas", ["", "one"])

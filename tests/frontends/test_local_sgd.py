@@ -106,6 +106,34 @@ def test_a_checkpoint_goes_on_bit_by_bit(hvd, comm, folder, step, save, of):
     assert agree(comm, snapshot(resumed.model))
 
 
+@pytest.mark.parametrize("frozen", ["rank 0", "others"])
+@pytest.mark.parametrize(("since", "step"), [(0, 2), (4, 6), (5, 6)], ids=["at first", "later", "in a round"])
+def test_a_checkpoint_in_a_round_goes_on_where_some_ranks_have_frozen_a_layer(hvd, comm, folder, frozen, since, step):
+    """A rank that has frozen it holds its common values, and another rank its own."""
+    rank, checkpoints = comm.Get_rank(), Checkpoints(folder)
+
+    def freeze(model):
+        model[2].weight.requires_grad_((rank == 0) != (frozen == "rank 0"))
+        model[2].weight.grad = None
+
+    def prepare():
+        model = mlp()
+        return model, wrap_local(model, None, sgd(model), outer=hvs.OuterSGD())
+
+    model, optimizer = prepare()
+    train(optimizer, model, rank, range(since))
+    freeze(model)
+    saved = train(optimizer, model, rank, range(since, step))
+    checkpoints.save(step, model=model, optimizer=optimizer)
+    straight = train(optimizer, model, rank, range(step, 12))
+    fresh, resumed = prepare()
+    freeze(fresh)
+    checkpoints.load(model=fresh, optimizer=resumed)
+    assert everywhere(comm, same(snapshot(fresh), saved))
+    assert everywhere(comm, same(train(resumed, fresh, rank, range(step, 12)), straight))
+    assert agree(comm, straight)
+
+
 def test_on_fewer_ranks_residuals_go_on_and_the_round_starts_anew(hvd, comm, folder):
     """Two ranks take over those of three or more; what is owed is the same update."""
     rank, ranks = comm.Get_rank(), comm.Get_size()
@@ -178,6 +206,36 @@ def test_a_state_of_the_plain_optimizer_begins_a_round(hvd, comm):
     train(optimizer, model, comm.Get_rank(), [0])
     optimizer.load_state_dict(plain.state_dict())
     assert everywhere(comm, optimizer.local_step == 0)
+
+
+@pytest.mark.parametrize("steps", [0, 4, 6])
+def test_a_state_takes_the_optimizer_back_to_where_it_was_saved(hvd, comm, steps):
+    """With the outer momentum of that moment, or without any, and whatever has happened since."""
+    rank, model = comm.Get_rank(), mlp()
+    optimizer = wrap_local(model, EVERYTHING, sgd(model), outer=hvs.OuterSGD())
+    train(optimizer, model, rank, range(steps))
+    states = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    straight = train(optimizer, model, rank, range(steps, 12))
+    with torch.no_grad():
+        model[0].weight.fill_(float("nan"))
+    train(optimizer, model, rank, range(4))  # the outer momentum is NaN, too
+    model.load_state_dict(states[0])
+    optimizer.load_state_dict(states[1])
+    assert everywhere(comm, same(train(optimizer, model, rank, range(steps, 12)), straight))
+
+
+def test_the_outer_momentum_of_a_frozen_parameter_is_saved_again_after_it_was_loaded(hvd, comm):
+    rank, model = comm.Get_rank(), mlp()
+    optimizer = wrap_local(model, EVERYTHING, outer=hvs.OuterSGD())
+    train(optimizer, model, rank, range(4))
+    saved, fresh = copy.deepcopy(optimizer.state_dict()), mlp()
+    fresh[0].weight.requires_grad_(False)
+    resumed = wrap_local(fresh, EVERYTHING, outer=hvs.OuterSGD())
+    resumed.load_state_dict(saved)
+    momenta = [
+        {at: entry["outer_momentum"] for at, entry in state["state"].items()} for state in (saved, resumed.state_dict())
+    ]
+    assert everywhere(comm, same(*momenta) and momenta[0][0].any())
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])

@@ -24,7 +24,15 @@ from horovod_sparse.frontends.arguments import check_devices, check_optimizers, 
 from horovod_sparse.frontends.base import ForOptimizers, group_numbers
 from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.conditions import Conditions
-from horovod_sparse.frontends.fsdp.model import parameters_of, require_replicas, require_same_selection, shard_facts
+from horovod_sparse.frontends.fsdp.model import (
+    parameters_of,
+    require_held,
+    require_means,
+    require_replicas,
+    require_same_selection,
+    shard_facts,
+    units_of,
+)
 from horovod_sparse.frontends.fsdp.reshard import chunks_in, reshard
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.momentum import apply_momentum
@@ -116,6 +124,7 @@ class ReplicaExchange(ForOptimizers):
             if any(module in _exchanges for module in model.modules()):
                 raise ValueError("sparse_all_reduce was called for this model before: call it once for each model")
             require_replicas(self._parameters, group)
+            require_means(units_of(model))
             require_same_selection(self._parameters, compression.dense_below)
             check_devices({p.device for p in self._parameters.values()})
             self._require_one_mesh()
@@ -178,10 +187,22 @@ class ReplicaExchange(ForOptimizers):
 
     def _forwarded(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Let the backward pass end with the step; the forward hook of the model."""
-        del module, inputs
+        del inputs
+        if torch.is_grad_enabled():
+            self._require_unchanged(module)
         for tensor in tree_leaves(output):
             if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                 tensor.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
+
+    def _require_unchanged(self, model: nn.Module) -> None:
+        """Raise RuntimeError if the backward pass would leave a gradient to this replica, or would not average it."""
+        self._require_frozen()
+        units = list(units_of(model))
+        try:
+            require_means(units)
+            require_held(units, self._parameters)
+        except ValueError as error:
+            raise RuntimeError(f"rank {distributed.get_rank()}: {error}") from error
 
     def _backward_begins(self, gradient: torch.Tensor) -> None:
         """Queue the end of the step in the outermost backward pass: reentrant checkpointing runs others inside it."""
@@ -222,8 +243,8 @@ class ReplicaExchange(ForOptimizers):
         if not self._submitted:  # gradients are accumulated, or the step is complete
             return
         try:
-            self._require_frozen()
             with self._exchange.worker.completing():
+                self._require_frozen()
                 missing = self._submit_missing()
                 used = torch.tensor([_ONE * (name in self._submitted) for name in self._parameters])
                 self._submit(_USED, used)
@@ -251,9 +272,10 @@ class ReplicaExchange(ForOptimizers):
             if p.grad is None:
                 missing[name] = torch.zeros_like(shard_of(p))
                 self._submit(name, missing[name], hold=True)
-            else:  # of an earlier backward pass
+            else:  # of an earlier backward pass, or zeroed in place
                 self._submitted.add(name)
-                self._submit(name, shard_of(p.grad))
+                shard = shard_of(p.grad)
+                self._submit(name, shard, hold=not (p.requires_grad and shard.any()))
         return missing
 
     def _require_frozen(self) -> None:
@@ -412,8 +434,8 @@ def sparse_all_reduce(
 
     Raises:
         TypeError: The group is not a process group, or the optimizer is not a torch optimizer.
-        ValueError: The model is not sharded by FSDP2, or over ranks of the group, as with a mesh of two dimensions; an
-            argument is out of range; or the replicas differ.
+        ValueError: The model is not sharded by FSDP2, or over ranks of the group, as with a mesh of two dimensions;
+            ``set_gradient_divide_factor`` was called; an argument is out of range; or the replicas differ.
     """
     if not isinstance(compression, Sparse):
         raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,10 @@ try:
     from torch.distributed.tensor import DTensor
 except ImportError as error:
     raise ImportError(f"hvs.fsdp needs FSDP2 of torch 2.6 or later, and this is torch {torch.__version__}") from error
+
+
+# FSDP's private attributes for a factor of the user's; the second one in torch 2.6.
+_FACTORS = ("gradient_divide_factor", "reduce_scatter_reduce_op")
 
 
 def parameters_of(model: nn.Module) -> tuple[dict[str, DTensor], dict[str, torch.Tensor]]:
@@ -97,6 +101,48 @@ def require_same_selection(parameters: Mapping[str, DTensor], dense_below: int) 
                 "that hold the same elements would select different ones, and drift apart: shard it over all of these "
                 f"ranks, or send it dense with a dense_below above its {p.numel()} elements"
             )
+
+
+def units_of(model: nn.Module) -> Iterator[Any]:
+    """Yield FSDP's private records, each of the parameters that are gathered and reduced together."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state: Any = module._get_fsdp_state()
+            several = getattr(state, "_fsdp_param_groups", None)
+            yield from filter(None, [state._fsdp_param_group] if several is None else several)
+
+
+def require_means(units: Iterable[Any]) -> None:
+    """Check that FSDP averages gradients over the shards.
+
+    Raises:
+        ValueError: It divides them by a factor of the user's. Averaging the replicas would divide them once more, which
+            HSDP does not.
+    """
+    for unit in units:
+        if any(getattr(unit, name, None) is not None for name in _FACTORS):
+            raise ValueError(
+                "set_gradient_divide_factor() would not have the effect that it has with HSDP, because replicas are "
+                "averaged here in any case: do not call it, and multiply the loss by shards * replicas / factor instead"
+            )
+
+
+def require_held(units: Iterable[Any], parameters: Mapping[str, DTensor]) -> None:
+    """Check that FSDP shards the same parameters as before; to be called after a forward pass.
+
+    Attributes of the modules do not show it, because they hold the gathered parameters at times.
+
+    Raises:
+        ValueError: A parameter was replaced: the hook that exchanges its gradient is on the old one.
+    """
+    held = {sharded.sharded_param for unit in units for sharded in unit.fsdp_params}
+    replaced = [name for name, p in parameters.items() if p not in held]
+    if replaced:
+        raise ValueError(
+            f"{replaced[0]} was replaced after sparse_all_reduce was called, as by load_state_dict(assign=True), and "
+            "the gradient of the new parameter is not exchanged: replace parameters before the call, or load without "
+            "assign=True"
+        )
 
 
 def shard_facts(parameters: Mapping[str, DTensor]) -> tuple[tuple[Any, ...], ...]:

@@ -229,6 +229,11 @@ def _check(
     for p, name in names.items():
         if not p.is_floating_point():
             raise ValueError(f"{name} is {p.dtype}, but only real parameters are exchanged: use another optimizer")
+        if hasattr(p, "to_local"):
+            raise ValueError(
+                f"{name} is a {type(p).__name__}, of which this rank holds a shard, but only complete parameters can "
+                "take local steps: exchange gradients with hvs.fsdp.sparse_all_reduce, or do not shard the model"
+            )
     check_devices({p.device for p in names})
 
 

@@ -233,7 +233,7 @@ class Rounds:
         """Add the common parameters and the outer momentum to an optimizer's ``state_dict``."""
         parameters = [p for group in self._groups for p in group["params"]]
         for index, p in enumerate(parameters):
-            if self.begun and p in self._names and (p.requires_grad or p in self._common):
+            if self.begun and p in self._names and (p.requires_grad or p in self._common or p in self._velocity):
                 entry = state["state"].setdefault(index, {})
                 entry[_COMMON] = self._common[p] if p in self._apart else p.detach()
                 if self._outer.momentum:
@@ -247,6 +247,7 @@ class Rounds:
         for p in self._names:
             entry = state.get(p, {})
             common, velocity = entry.pop(_COMMON, None), entry.pop(_VELOCITY, None)
+            self._velocity.pop(p, None)  # of what was trained before loading
             if velocity is not None:
                 self._velocity[p] = velocity
             if common is not None and self.stepped:
@@ -277,21 +278,23 @@ class Rounds:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that ``state_dict`` returned on the same rank of the same world size.
 
-        Load the optimizer's ``state_dict`` first. A state from ``merge``, or from an optimizer that exchanges
-        gradients, only has residuals: the round then starts again from the common parameters.
+        Load the model's and the optimizer's ``state_dict`` first, both of rank 0. A state from ``merge``, or from an
+        optimizer that exchanges gradients, only has residuals: the round then starts again from the common parameters.
 
         Raises:
             ValueError: The state belongs to another model, bucket size or configuration.
         """
         self.exchange.load_state_dict(state)
+        for p in self._apart:  # on rank 0, whose values the model has loaded
+            p.copy_(self._common[p])
         if "optimizer" not in state:
-            for p in self._apart:
-                p.copy_(self._common[p])
             self._reset()
             return
+        self._apart.clear()
         plain(self._optimizer()).load_state_dict(state["optimizer"])
         named = {name: p for p, name in self._names.items()}
         for name, values in state["parameters"].items():
+            self._save(named[name])
             named[name].copy_(values)
         self.stepped = state["stepped"]
         if self._grad_scaler is not None and state["scaler"] is not None:
