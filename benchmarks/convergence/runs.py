@@ -156,6 +156,8 @@ _ALL = (
             ("dense-muon-short", "none", 0),
             ("recommended-muon", f"{_RECOMMENDED}0.01", 0),
             ("topka-muon", _TOPKA, 0),
+            ("muon-short-16bit", "dense:wire=bfloat16", 0),
+            ("muon-short-4bit", "dense:wire=log4", 0),
             ("muon-short-2bit", "dense:wire=fitted2", 0),
             ("local-1-muon", _TOPKA, 1),
             ("local-1-muon-short", _TOPKA, 1),
