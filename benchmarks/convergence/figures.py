@@ -72,10 +72,13 @@ _FAMILIES = (
     ),
     _Family(
         "C6",
-        {"powersgd-8-nesterov": "rank 8, Nesterov", "powersgd-4-nesterov": "PowerSGD rank 4, Nesterov"},
+        {"powersgd-8-nesterov": "rank 8, Nesterov", "powersgd-4-nesterov": "rank 4, Nesterov"},
         (-9, -1),
         "right",
-        {"fashion-mnist/powersgd-4-nesterov": ((9, 0), "left")},
+        {
+            "fashion-mnist/powersgd-4-nesterov": ((-9, 4), "right"),
+            "fashion-mnist/powersgd-8-nesterov": ((9, -2), "left"),
+        },
     ),
     _Family(
         "C3",
@@ -83,7 +86,7 @@ _FAMILIES = (
         (-8, 6),
         "right",
         {recommended_name(percent): ((10, -12), "left") for percent in (0.2, 0.1)}
-        | {"fashion-mnist/recommended": ((9, 2), "left")},
+        | {"fashion-mnist/recommended": ((9, 2), "left"), "fashion-mnist/recommended-0.2%": ((2, -24), "left")},
         width=2.5,
     ),
 )
