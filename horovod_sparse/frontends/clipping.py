@@ -51,11 +51,10 @@ class _Watch:
         if self._warned or closure is not None:  # whose gradients are not there yet
             return
         self._steps += 1
-        # Another optimizer's hooks may have changed the gradients of its parameters already.
-        own = [p for group in optimizer.param_groups for p in group["params"]]
         for front_end in self.front_ends:
             places = front_end.selected()
-            p = next((p for p in own if p in places), None)
+            # Of this optimizer: another one's hooks may have changed the gradients of its parameters already.
+            p = next((p for group in optimizer.param_groups for p in group["params"] if p in places), None)
             if p is not None and (not p.is_cuda or self._steps % _INTERVAL == 1):
                 self._compare(_factor(front_end, places[p][0]) * _scale(optimizer))
 
