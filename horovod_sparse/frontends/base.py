@@ -42,7 +42,7 @@ class FrontEnd(Protocol):
         """Return bucket and segment of every parameter whose gradient is selected from, not sent dense."""
 
     def between_steps(self) -> bool:
-        """Return whether no step is in progress."""
+        """Return whether no exchange is in progress."""
 
     def settle(self) -> None:
         """Undo a step that was exchanged but skipped."""
@@ -149,7 +149,7 @@ class ExchangingGradients(Exchanging):
         return self._exchange.worker.bucket_of(self._parameter_names.get(parameter))
 
     def between_steps(self) -> bool:
-        """Return whether no step is in progress."""
+        """Return whether no exchange is in progress."""
         raise NotImplementedError
 
     def settle(self) -> None:

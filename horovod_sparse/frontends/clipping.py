@@ -5,21 +5,25 @@ from __future__ import annotations
 import logging
 import math
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 
 from horovod_sparse.engine.bucket import Bucket
+from horovod_sparse.engine.layout import Segment
 from horovod_sparse.engine.pipeline.sparse import SparsePipeline
 from horovod_sparse.frontends.base import FrontEnd
 from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.kernels import copy_to_host
 
+_Buckets: TypeAlias = dict[Bucket, dict[str, torch.Tensor]]  # and their parameters by key
+_Places: TypeAlias = tuple[Mapping[torch.Tensor, tuple[Bucket, Segment]], _Buckets]
+
 _LOG = logging.getLogger("horovod_sparse")
 _INTERVAL = 50  # steps between two looks at a GPU, for which the host has to wait
-_LESS = 0.98  # a gradient in 16 bits may be this much smaller than what was exchanged
+_ROUNDING = {2: 0.02}  # that is no clipping, relative, by bytes of an element
 _watches: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Watch] = weakref.WeakKeyDictionary()
 
 
@@ -43,55 +47,82 @@ class _Watch:
     def __init__(self) -> None:
         self.front_ends: weakref.WeakSet[FrontEnd] = weakref.WeakSet()
         self._steps = 0
-        self._before: float | None = None  # factor in an earlier step
+        self._before: dict[Bucket, float] = {}  # factor in an earlier step
+        self._places: weakref.WeakKeyDictionary[FrontEnd, _Places] = weakref.WeakKeyDictionary()
         self._warned = False
 
-    def __call__(self, optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def __call__(
+        self, optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any] | None:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if self._warned or closure is not None:  # whose gradients are not there yet
-            return
+        if self._warned or closure is None:
+            self._look(optimizer)
+            return None
+
+        def looking() -> Any:
+            loss = closure()  # which may clip, as Lightning's does
+            self._look(optimizer)
+            return loss
+
+        return args[:1], {**kwargs, "closure": looking}
+
+    def _look(self, optimizer: torch.optim.Optimizer) -> None:
         self._steps += 1
         for front_end in self.front_ends:
-            places = front_end.selected()
-            # Of this optimizer: another one's hooks may have changed the gradients of its parameters already.
-            p = next((p for group in optimizer.param_groups for p in group["params"] if p in places), None)
-            if p is not None and (not p.is_cuda or self._steps % _INTERVAL == 1):
-                self._compare(_factor(front_end, places[p][0]) * _scale(optimizer))
+            for bucket, parameters in self._buckets(optimizer, front_end).items():
+                if not self._warned and (bucket.layout.torch_device.type != "cuda" or self._steps % _INTERVAL == 1):
+                    factor = _factor(bucket, parameters)
+                    if factor is not None:
+                        bytes_ = next(iter(parameters.values())).element_size()
+                        self._compare(bucket, factor * _scale(optimizer), _ROUNDING.get(bytes_, 1e-3))
 
-    def _compare(self, factor: float) -> None:
-        if not 0 < factor < _LESS:
-            return
-        before, self._before = self._before or factor, factor
+    def _buckets(self, optimizer: torch.optim.Optimizer, front_end: FrontEnd) -> _Buckets:
+        """Return the optimizer's buckets. Another one's hooks may have changed the gradients in its own already."""
+        selected = front_end.selected()
+        if front_end not in self._places or self._places[front_end][0] is not selected:
+            buckets: _Buckets = {}
+            for p in (p for group in optimizer.param_groups for p in group["params"] if p in selected):
+                bucket, segment = selected[p]
+                buckets.setdefault(bucket, {})[segment.key] = p
+            self._places[front_end] = selected, buckets
+        return self._places[front_end][1]
+
+    def _compare(self, bucket: Bucket, factor: float, rounding: float) -> None:
+        if abs(factor - 1) <= rounding:
+            factor = 1.0
+        before = self._before.get(bucket, factor)
+        self._before[bucket] = factor
+        smaller = min(before, factor)
         octaves = math.log2(factor / before)
-        if abs(octaves - round(octaves)) > 0.01:
+        if smaller < 1 and abs(octaves - round(octaves)) > rounding:
             self._warned = True
             if job().rank:
                 return
             _LOG.warning(
-                "rank 0: gradients are clipped after the exchange, by a factor of %.2g in this step. Their entries are "
-                "sums over many steps, and what is clipped is lost. Stop clipping in the script (max_grad_norm=0 in "
-                "a Trainer), and let the compression clip each step's gradient before the exchange "
-                "(memory='momentum', max_norm=1.0)",
-                factor,
+                "rank 0: gradients are clipped after the exchange, by a factor of %.3g. Their entries are sums over "
+                "many steps, and what is clipped is lost. Stop clipping in the script (max_grad_norm=0 in a Trainer), "
+                "and let the compression clip each rank's gradient before the exchange: memory='momentum' with max_norm, "
+                "see Clipping in docs/ddp.md",
+                smaller,
             )
 
 
-def _factor(front_end: FrontEnd, bucket: Bucket) -> float:
-    """Return what an entry of a bucket was multiplied by after the exchange; 1 if that is not known."""
+def _factor(bucket: Bucket, parameters: Mapping[str, torch.Tensor]) -> float | None:
+    """Return what an entry of a bucket was multiplied by after the exchange; None if that is not known."""
     pipeline = bucket.pipeline
     assert isinstance(pipeline, SparsePipeline)
     sent = pipeline.sent
     if sent is None or not len(sent):
-        return 1.0
+        return None
     indices, values = map(copy_to_host, sent.entries)
     place = int(abs(values).argmax())
     index, expected = int(indices[place]), float(values[place]) * pipeline.gradient_unit
     segment = next(one for one in bucket.layout.segments if index < one.start + one.size)
-    p = next(p for p, (_, one) in front_end.selected().items() if one is segment)
-    if p.grad is None or p.grad.is_sparse or not expected:
-        return 1.0
-    found = float(shard_of(p.grad).flatten()[index - segment.start])
-    return found / expected
+    gradient = parameters[segment.key].grad if segment.key in parameters else None
+    if gradient is None or gradient.is_sparse or not expected:
+        return None
+    factor = float(shard_of(gradient).flatten()[index - segment.start]) / expected
+    return factor if 0 < factor < math.inf else None
 
 
 def _scale(optimizer: torch.optim.Optimizer) -> float:

@@ -19,20 +19,21 @@ def momentum_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> M
     This is the momentum of SGD and Muon and the first moment of Adam and AdamW. The momentum of other optimizers is not
     known to be linear in the gradients.
     """
-    if isinstance(optimizer, SGD):
-        share = 1 - float(group["dampening"])
-        if not share:  # the optimizer ignores all gradients but the first
-            return Momentum()
-        # It does not dampen the gradient that starts the momentum buffer.
-        begun = share == 1 or any("momentum_buffer" in optimizer.state.get(p, {}) for p in group["params"])
-        return Momentum(float(group["momentum"]), bool(group["nesterov"]), share, share if begun else 1.0)
-    if isinstance(optimizer, MUON):
-        factor = float(group["momentum"])
-        return Momentum(factor, bool(group["nesterov"]), 1 - factor, 1 - factor, averages=True)
-    if isinstance(optimizer, (Adam, AdamW)):
-        beta = float(group["betas"][0])
-        return Momentum(beta, share=1 - beta, first=1 - beta, averages=True)
-    return Momentum()
+    if not is_known(optimizer):
+        return Momentum()
+    adam = isinstance(optimizer, (Adam, AdamW))
+    factor = float(group["betas"][0] if adam else group["momentum"])
+    begun = any(buffer_name(optimizer) in optimizer.state.get(p, {}) for p in group["params"])
+    if not isinstance(optimizer, SGD):
+        return Momentum(factor, not adam and bool(group["nesterov"]), 1 - factor, averages=True, begun=begun)
+    share = 1 - float(group["dampening"])
+    # With a dampening of 1 the optimizer ignores all gradients but the first.
+    return Momentum(factor, bool(group["nesterov"]), share, begun=begun) if share else Momentum()
+
+
+def buffer_name(optimizer: torch.optim.Optimizer) -> str:
+    """Return the key of the momentum in the optimizer's state of a parameter."""
+    return "exp_avg" if isinstance(optimizer, (Adam, AdamW)) else "momentum_buffer"
 
 
 def is_known(optimizer: torch.optim.Optimizer) -> bool:

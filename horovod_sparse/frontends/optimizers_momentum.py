@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import torch
-from torch.optim import Adam, AdamW
 
 from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.layout import Segment
 from horovod_sparse.engine.pipeline.handover import Handover
 from horovod_sparse.engine.pipeline.sparse import SparsePipeline
-from horovod_sparse.frontends.optimizers import coupled_decay, is_known
+from horovod_sparse.frontends.members import job
+from horovod_sparse.frontends.optimizers import buffer_name, coupled_decay, is_known
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.step_hooks import StepHooks
 from horovod_sparse.kernels import copy_to_host
@@ -36,7 +36,7 @@ class OptimizersMomentum(StepHooks):
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer)
-        self._name = "exp_avg" if isinstance(optimizer, (Adam, AdamW)) else "momentum_buffer"
+        self._name = buffer_name(optimizer)
         self._kept: dict[torch.Tensor, torch.Tensor] = {}  # buffers to be put back
         self._loaded: dict[torch.Tensor, torch.Tensor] = {}  # buffers of a state of the exchange
         self._changed: list[tuple[dict[str, Any], dict[str, Any]]] = []  # groups, and their settings outside the step
@@ -189,7 +189,10 @@ class OptimizersMomentum(StepHooks):
         groups = {p: group for group in optimizer.param_groups for p in group["params"]}
         for front_end in self.front_ends:
             if not front_end.between_steps():
-                continue
+                raise RuntimeError(
+                    f"rank {job().rank}: the state of the optimizer was asked for during an exchange, which changes "
+                    "the momentum: call state_dict() after step()"
+                )
             owed: dict[int, tuple[None, torch.Tensor]] = {}  # by number of the bucket
             for p, group in groups.items():
                 bucket, segment = front_end.selected().get(p, (None, None))
@@ -205,6 +208,8 @@ class OptimizersMomentum(StepHooks):
                 optimizer.state[p][self._name] = shown = buffer.clone()
                 shard = shard_of(shown)
                 shard.add_(_part(owed[number], segment, shard), alpha=_sign(group))
+                if "betas" in group:
+                    _limit(shard, optimizer.state[p], group)
 
     def _replace(self, optimizer: torch.optim.Optimizer) -> None:
         """Go on with the momentum of a state that was loaded, unless a state of the exchange has been loaded, too."""
@@ -257,6 +262,17 @@ def _handover(bucket: Bucket) -> Handover:
 def _sign(group: Mapping[str, Any]) -> int:
     """Return the sign with which gradients enter the buffer."""
     return -1 if group.get("maximize") else 1
+
+
+def _limit(first: torch.Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> None:
+    """Limit first moments to those with which Adam's steps are no longer than the learning rate.
+
+    Velocities have entries that were not delivered yet, whose second moments are zero.
+    """
+    steps = float(state["step"])
+    beta, other = (1 - beta**steps for beta in group["betas"])
+    limit = (shard_of(state["exp_avg_sq"]) / other).sqrt_().mul_(beta)
+    first.clamp_(-limit, limit)
 
 
 def _like(p: torch.Tensor, content: torch.Tensor) -> torch.Tensor:

@@ -122,18 +122,23 @@ class Momentum:
 
     Attributes:
         factor: Momentum factor m in [0, 1). 0 means no momentum; u is left unchanged.
-        nesterov: Whether the update is g + m u instead of u; ``share`` and ``first`` are then 1.
+        nesterov: Whether the update is g + m u instead of u; ``share`` is then 1.
         share: Weight of every gradient after the first: 1 - dampening for SGD, 1 - beta for Adam.
-        first: Weight of the first gradient: 1 for SGD, 1 - beta for Adam.
         averages: Whether the optimizer's buffer is an average, which a factor of 0 overwrites, as with Adam. SGD leaves
             its buffer unchanged then.
+        begun: Whether the optimizer has a buffer on this rank, from earlier steps or from a state that was loaded.
     """
 
     factor: float = 0.0
     nesterov: bool = False
     share: float = 1.0
-    first: float = 1.0
     averages: bool = False
+    begun: bool = False
+
+    @property
+    def first(self) -> float:
+        """Weight of the gradient in the bucket's first step: SGD does not dampen the one that starts its buffer."""
+        return self.share if self.averages or self.begun else 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,26 @@ def clip_values(model, step):
     nn.utils.clip_grad_value_(model.parameters(), 0.003 + 0.001 * (step % 3))
 
 
+def clip_the_last_layer(model, step):
+    nn.utils.clip_grad_norm_(model[4].parameters(), 0.001)
+
+
+def clip_once(model, step):
+    if step == 7:
+        clip(model, step)
+
+
+def clip_little(model, step):
+    for p in model.parameters():
+        p.grad.mul_(0.98 + 0.005 * (step % 3))
+
+
+def divide(model, step):
+    """As a script that accumulates gradients."""
+    for p in model.parameters():
+        p.grad.div_(3)
+
+
 def scale(model, step):
     """As a script that scales its loss by hand."""
     for p in model.parameters():
@@ -32,10 +52,15 @@ def scale(model, step):
 
 
 SELECTED = hvs.Compression.recommended(collective="topka", density=0.05, dense_below=100)
+BUCKETS = hvs.Compression.recommended(collective="topka", density=0.05, dense_below=0, bucket_bytes=1200)
 CASES = {
     "clipped": (SELECTED, clip, True),
     "without momentum": (hvs.Compression.topka(density=0.05, dense_below=100), clip, True),
     "by value": (SELECTED, clip_values, True),
+    "the last layer": (BUCKETS, clip_the_last_layer, True),
+    "once": (SELECTED, clip_once, True),
+    "a little": (SELECTED, clip_little, True),
+    "divided": (BUCKETS, divide, False),
     "scaled": (SELECTED, scale, False),
     "dense": (hvs.Compression.dense(dense_below=100), clip, False),
     "unchanged": (SELECTED, lambda model, step: None, False),
@@ -74,6 +99,28 @@ def test_a_single_rank_says_that_it_clips_each_optimizer_by_its_own_norm(group, 
                 optimizer.step()
     reports = [message for message in caplog.messages if "of each optimizer by their own norm" in message]
     assert len(reports) == (comm.Get_size() == 1)
+
+
+@pytest.mark.parametrize("warns", [True, False], ids=["clipped", "unchanged"])
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_a_closure_may_clip(hvd, group, comm, caplog, front_end, warns):
+    """Lightning always passes one."""
+    model, rank = mlp(), comm.Get_rank()
+    replica, optimizer = FRONT_ENDS[front_end](model, SELECTED, sgd(model))
+
+    def closure():
+        loss = closure_of(optimizer, replica, rank, 0)()
+        if front_end == "Horovod":
+            optimizer.synchronize()
+        if warns:
+            clip(model, 0)
+        return loss
+
+    with caplog.at_level(logging.WARNING, "horovod_sparse"):
+        for _ in range(12):
+            optimizer.step(closure)
+    reports = [message for message in caplog.messages if "are clipped after the exchange" in message]
+    assert everywhere(comm, len(reports) == (warns and rank == 0 and comm.Get_size() > 1))
 
 
 @pytest.mark.slow

@@ -168,6 +168,8 @@ class SparsePipeline(PipelineBase):
         safe = self._context.undoable or self._can_add(gradients, elements, max(scales.carry, scales.memory))
         # A rank in `hvd.join()` does not know the epoch and gets it from working ranks. 0 stands for none.
         epoch = 0 if step.idle or step.epoch is None else step.epoch + 1
+        # Each rank may have loaded momentum of its own before this bucket was created.
+        self._replaced_here |= step.momentum.begun and not (self._steps or self._loaded)
         first = (not safe) + _REPLACED * self._replaced_here
         mine = np.array([first, not step.idle, elements, epoch], np.int64)
         relies = self._stable

@@ -151,8 +151,8 @@ class Gradients(ExchangingGradients):
         return (self,)
 
     def between_steps(self) -> bool:
-        """Return whether no step is in progress."""
-        return not self._handles
+        """Return whether no exchange is in progress; gradients may have been accumulated for the next."""
+        return all(handle is None for handle, _ in self._handles.values())
 
     def place_named(self, keys: Sequence[str]) -> None:
         """Create a bucket for frozen parameters that were trained before a checkpoint; a collective call.
