@@ -190,7 +190,7 @@ class OptimizersMomentum(StepHooks):
         for front_end in self.front_ends:
             if not front_end.between_steps():
                 raise RuntimeError(
-                    f"rank {job().rank}: the state of the optimizer was asked for during an exchange, which changes "
+                    f"rank {job().rank}: the optimizer's state cannot be read during an exchange, which changes "
                     "the momentum: call state_dict() after step()"
                 )
             owed: dict[int, tuple[None, torch.Tensor]] = {}  # by number of the bucket
