@@ -18,7 +18,8 @@ def train() -> None:
     model = nn.Sequential(nn.Linear(1000, 100), nn.ReLU(), nn.Linear(100, 10)).to(device)
     replica = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
-    state = hvs.ddp.SparseState(hvs.Compression.topka(density=0.01), optimizer, model.named_parameters())
+    compression = hvs.Compression.recommended(density=0.01, collective="topka")
+    state = hvs.ddp.SparseState(compression, optimizer, model.named_parameters())
     replica.register_comm_hook(state, hvs.ddp.sparse_hook)
     for step in range(1, 101):
         labels = torch.randint(10, (32,))
@@ -31,7 +32,7 @@ def train() -> None:
             print(f"step {step}: loss {loss.item():.3f}, {state.traffic.bytes_sent:,} bytes sent")
 
 
-distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+hvs.ddp.init_process_group()
 train()
 # After the model: over Gloo, torch may deadlock if a model outlives its process group.
 distributed.destroy_process_group()
