@@ -146,7 +146,7 @@ _ALL = (
         )
     ),
     *(
-        Run(f"{name}-adam-tuned", "Learning rates", spec, "adam", "dense-adam-tuned", (STDLIB,), rate=rate)
+        Run(f"{name}-adam-tuned", "Learning rates", spec, "adam", "dense-adam-tuned", (STDLIB,), (STDLIB,), rate=rate)
         for name, spec, rate in (("dense", "none", 2.25), ("recommended", f"{_RECOMMENDED}0.01", 3.4))
     ),
     *(

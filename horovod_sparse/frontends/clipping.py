@@ -101,8 +101,8 @@ class _Watch:
             _LOG.warning(
                 "rank 0: gradients are clipped after the exchange, by a factor of %.3g. Their entries are sums over "
                 "many steps, and what is clipped is lost. Stop clipping in the script (max_grad_norm=0 in a Trainer), "
-                "and let the compression clip each rank's gradient before the exchange: memory='momentum' with max_norm, "
-                "see Clipping in docs/ddp.md",
+                "and let the compression clip each rank's gradient before the exchange: memory='momentum' with "
+                "max_norm, see Clipping in docs/ddp.md",
                 smaller,
             )
 
