@@ -41,7 +41,7 @@ Check = Callable[[Results, str], Verdict]
 
 @dataclass(frozen=True)
 class Claim:
-    """A published ordering."""
+    """An ordering that is claimed."""
 
     name: str  # the ordering in words
     runs: Sequence[str]  # names of the compared runs

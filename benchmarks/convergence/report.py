@@ -178,7 +178,7 @@ def verdicts(results: Results, claims: Sequence[Claim]) -> str:
         [name, *(f"**{on[task].word}** ({on[task].numbers})" if task in on else "" for task in tasks)]
         for name, on in found.items()
     ]
-    return markdown(["published", *tasks], rows, left=1 + len(tasks))
+    return markdown(["claim", *tasks], rows, left=1 + len(tasks))
 
 
 def partial_table(results: Results) -> str:

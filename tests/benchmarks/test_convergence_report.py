@@ -144,7 +144,7 @@ def test_each_claim_is_judged_on_every_task_that_has_its_runs_and_one_seed_decid
         Claim("nobody knows", ("powersgd-1",), near("", "powersgd-1", "dense").check),
     ]
     assert verdicts(results, claims).splitlines() == [
-        "| published | fashion-mnist | stdlib |",
+        "| claim | fashion-mnist | stdlib |",
         "| --- | --- | --- |",
         "| topka is near | **holds** (+0.11 ± 0.06) | **undecided** (+10.00 one seed) |",
         "| gtopk is worse | **holds** (+1.83 ± 0.49) |  |",
