@@ -47,7 +47,7 @@ class _Watch:
     def __init__(self) -> None:
         self.front_ends: weakref.WeakSet[FrontEnd] = weakref.WeakSet()
         self._steps = 0
-        self._before: dict[Bucket, float] = {}  # factor in an earlier step
+        self._before: weakref.WeakKeyDictionary[Bucket, float] = weakref.WeakKeyDictionary()  # factor of the last step
         self._places: weakref.WeakKeyDictionary[FrontEnd, _Places] = weakref.WeakKeyDictionary()
         self._warned = False
 

@@ -23,7 +23,7 @@ def momentum_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> M
         return Momentum()
     adam = isinstance(optimizer, (Adam, AdamW))
     factor = float(group["betas"][0] if adam else group["momentum"])
-    begun = any(buffer_name(optimizer) in optimizer.state.get(p, {}) for p in group["params"])
+    begun = factor != 0 and any(buffer_name(optimizer) in optimizer.state.get(p, {}) for p in group["params"])
     if not isinstance(optimizer, SGD):
         return Momentum(factor, not adam and bool(group["nesterov"]), 1 - factor, averages=True, begun=begun)
     share = 1 - float(group["dampening"])
