@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product, starmap
 from typing import Any
 
@@ -43,7 +43,7 @@ class Run:
     longer: int = 1  # factor on the task's default number of steps
     local_steps: int = 0  # between two exchanges of parameters; 0: gradients are exchanged
     outer: tuple[float, float] = (1.0, 0.0)  # learning rate and momentum of the outer step after these exchanges
-    rate: float = 1.0  # factor on the task's peak learning rate
+    rate: float | Mapping[str, float] = field(default=1.0, hash=False)  # factor on a task's peak learning rate
     short: bool = False  # less memory in the optimizer: a momentum of 0.8 in Muon, a first beta of 0.6 in Adam
     ahead: str = ""  # residuals in the parameters while gradients are computed: "own", the ranks' "mean", or none
 
@@ -51,6 +51,10 @@ class Run:
     def simulated(self) -> bool:
         """Whether ranks can be threads."""
         return not (self.local_steps or self.ahead or self.spec == "fp16" or self.spec.startswith("powersgd"))
+
+    def rate_on(self, task: str) -> float:
+        """Return the factor on a task's peak learning rate."""
+        return self.rate.get(task, 1.0) if isinstance(self.rate, Mapping) else self.rate
 
     def seeds_on(self, task: str) -> int:
         """Return the number of seeds to train with on a task."""
@@ -137,12 +141,12 @@ _ALL = (
     # Learning rates that were the best of 1, 1.5, 2.25 times the task's and so on, on a held-out tenth of the training
     # part.
     *(
-        Run(f"{name}-tuned", "Learning rates", spec, optimizer, TUNED, (STDLIB,), (STDLIB,), rate=rate)
+        Run(f"{name}-tuned", "Learning rates", spec, optimizer, TUNED, tuple(rate), (STDLIB,), rate=rate)
         for name, spec, optimizer, rate in (
-            ("dense", "none", "momentum", 2.25),
-            ("dense-nesterov", "none", "nesterov", 2.25),
-            ("recommended", f"{_RECOMMENDED}0.01", "momentum", 1.5),
-            ("powersgd-4", "powersgd:rank=4", "nesterov", 2.25),
+            ("dense", "none", "momentum", {STDLIB: 2.25, FASHION: 3.4}),
+            ("dense-nesterov", "none", "nesterov", {STDLIB: 2.25, FASHION: 3.4}),
+            ("recommended", f"{_RECOMMENDED}0.01", "momentum", {STDLIB: 1.5, FASHION: 2.25}),
+            ("powersgd-4", "powersgd:rank=4", "nesterov", {STDLIB: 2.25}),
         )
     ),
     *(
@@ -338,7 +342,7 @@ class Job:
             "seed": self.seed,
             "spec": self.spec,
             "optimizer": run.optimizer,
-            **({"rate": run.rate} if run.rate != 1 else {}),
+            **({"rate": run.rate_on(self.task)} if run.rate_on(self.task) != 1 else {}),
             **({"short": True} if run.short else {}),
             **({"batch": self.batch} if self.batch else {}),
             "steps": self.steps,

@@ -95,7 +95,7 @@ def train(
 def optimizers_for(task: Task, job: Job, model: nn.Module) -> list[torch.optim.Optimizer]:
     """Return the plain optimizers of a run; they are fused, as separate passes would take a fifth of a step."""
     kind, decay, parameters = job.run.optimizer, task.weight_decay, list(model.parameters())
-    lr = task.rates[kind] * job.run.rate
+    lr = task.rates[kind] * job.run.rate_on(job.task)
     if kind == "adam":
         return [torch.optim.AdamW(parameters, lr=lr, weight_decay=decay, fused=True)]
     if kind == "muon":  # trains the matrices of the transformer's layers, AdamW everything else
