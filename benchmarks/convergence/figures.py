@@ -86,7 +86,11 @@ _FAMILIES = (
         (-8, 6),
         "right",
         {recommended_name(percent): ((10, -12), "left") for percent in (0.2, 0.1)}
-        | {"fashion-mnist/recommended": ((9, 2), "left"), "fashion-mnist/recommended-0.2%": ((2, -24), "left")},
+        | {
+            "fashion-mnist/recommended": ((9, 2), "left"),
+            "fashion-mnist/recommended-0.2%": ((0, -24), "center"),
+            "stdlib/recommended-0.5%": ((-9, -4), "right"),
+        },
         width=2.5,
     ),
 )
