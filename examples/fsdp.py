@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import os
 
 import torch
 from torch import nn
@@ -58,9 +59,10 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=2, help="ranks that share a replica, such as those of a node")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--compression", default="recommended:density=0.01,max_norm=10")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
 
-    hvs.ddp.init_process_group("gloo")
+    hvs.ddp.init_process_group()
     if torch.distributed.get_world_size() % options.shards:
         parser.error(f"--shards {options.shards} does not divide the {torch.distributed.get_world_size()} ranks")
     train(options)
@@ -71,10 +73,13 @@ def main() -> None:
 def train(options: argparse.Namespace) -> None:
     """Train on the source of a module of Python's standard library."""
     rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    mesh = init_device_mesh("cpu", (ranks // options.shards, options.shards), mesh_dim_names=("replicate", "shard"))
+    if options.device == "cuda":  # ranks may share a GPU
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
+    grid = ranks // options.shards, options.shards
+    mesh = init_device_mesh(options.device, grid, mesh_dim_names=("replicate", "shard"))
 
     torch.manual_seed(0)  # replicas start with the same parameters
-    model = GPT()
+    model = GPT().to(options.device)
     for block in model.blocks:
         fully_shard(block, mesh=mesh["shard"])
     fully_shard(model, mesh=mesh["shard"])
@@ -87,7 +92,7 @@ def train(options: argparse.Namespace) -> None:
     torch.manual_seed(rank)  # different data on every rank
     for step in range(1, options.steps + 1):
         starts = torch.randint(len(text) - LENGTH, (8, 1))
-        sample = text[starts + torch.arange(LENGTH + 1)]
+        sample = text[starts + torch.arange(LENGTH + 1)].to(options.device)
         optimizer.zero_grad()
         loss = cross_entropy(model(sample[:, :-1]).flatten(0, 1), sample[:, 1:].flatten())
         loss.backward()

@@ -97,6 +97,21 @@ def torch_transport(comm: Any) -> Any:
     return comm.transport
 
 
+@pytest.fixture(scope="module")
+def group(comm: Any) -> Iterator[None]:
+    """torch's process group of all ranks."""
+    from torch import distributed
+
+    from horovod_sparse import ddp
+
+    if distributed.is_initialized():  # under torchrun, where it belongs to `comm`
+        yield
+        return
+    ddp.init_process_group()
+    yield
+    distributed.destroy_process_group()
+
+
 @pytest.fixture(scope="session")
 def training_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """Server that forks ranks of examples/train.py, with torch and Horovod already imported."""

@@ -120,9 +120,9 @@ class Given(nn.Module):
         self.second = nn.Parameter(torch.zeros(7, 11, dtype=dtype))
 
     def gradients(self, rank: int, step: int) -> list[torch.Tensor]:
-        """Return gradients that are eighths of small integers, whose sums are exact."""
+        """Return gradients that are eighths of small integers, whose sums are exact on any device."""
         generator = torch.Generator().manual_seed(100 * rank + step)
-        return [torch.randint(-64, 64, p.shape, generator=generator).to(p.dtype) / 8 for p in self.parameters()]
+        return [torch.randint(-64, 64, p.shape, generator=generator).to(p) / 8 for p in self.parameters()]
 
     def loss(self, rank: int, step: int) -> torch.Tensor:
         return sum((p * g).sum() for p, g in zip(self.parameters(), self.gradients(rank, step), strict=True))

@@ -10,5 +10,5 @@ collect_ignore = []
 if importlib.util.find_spec("horovod") is None:
     collect_ignore += ["test_optimizer.py"]
 if not has_gpu():
-    # These need a real device: its streams, its allocator, its graphs.
-    collect_ignore += ["test_on_gpu.py"]
+    # These need a real device: its streams, its allocator, its graphs, NCCL.
+    collect_ignore += ["test_on_gpu.py", "test_nccl.py"]
