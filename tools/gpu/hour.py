@@ -1,0 +1,218 @@
+#!/usr/bin/env python3
+"""First hour on a GPU: runner of its parts, each less than nine minutes (docs/gpu.md, "The first hour").
+
+    python -m tools.gpu.hour check --output runs/gpu
+
+A step is one command with a time limit and a log, and a step that fails or hangs hides no other. The table at the end
+and ``PART.json`` say how each ended, on which card and with which versions. Without a GPU a part is rehearsed: steps
+run in the emulation or on the CPU at a small size, and those that need a device are listed as such.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import TypeAlias
+
+from tools.mpitest import mpi_environment
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = re.compile(r"torch|cupy-cuda\w+|numpy|mpi4py|pytest|nvidia-(nccl|cuda-nvrtc)-?\w*")
+
+QUICK = "not full and not nightly"
+PYTEST = "python -m pytest -q -p no:cacheprovider"
+MPITEST = "python tools/mpitest.py"
+TORCHRUN = "python -m torch.distributed.run --standalone --nproc-per-node"
+KERNELS = f"{PYTEST} tests/cuda/test_every_kernel.py"
+
+
+@dataclass(frozen=True)
+class Step:
+    """Command of a part.
+
+    Attributes:
+        name: Name of the step and of its log.
+        command: Command line, in which ``{output}`` is the folder of the results.
+        limit: Seconds after which it is ended.
+        rehearsal: Command line without a GPU; empty: there is none.
+    """
+
+    name: str
+    command: str
+    limit: int
+    rehearsal: str = ""
+
+
+# Steps of one group run at the same time, groups one after the other.
+Groups: TypeAlias = list[list[Step]]
+
+
+def check() -> Groups:
+    """Return what shows within three minutes which layer fails first."""
+    device = f"{PYTEST} tests/cuda/test_on_gpu.py tests/cuda/test_nccl.py"
+    buckets = f"{MPITEST} --ranks 2 --limit 60 -- -m mpi tests/cuda/test_worker.py"
+    front_ends = f"{MPITEST} --torchrun --ranks 2 --limit 60 -- -m mpi tests/cuda/test_front_ends.py"
+    return [
+        [Step("kernels", KERNELS, 60, KERNELS)],
+        [Step("device", device, 80)],
+        [
+            Step("buckets", buckets, 70, f"{buckets} -k gravac"),
+            Step("front-ends", front_ends, 70, f"{front_ends} -k topka"),
+            Step("nccl", f"{TORCHRUN} 1 examples/ddp.py", 60),
+        ],
+    ]
+
+
+def tests() -> Groups:
+    """Return the tests that compare the bits of the GPU with those of the CPU; none is about time."""
+    serial = f"{PYTEST} -n 8 --dist loadfile -m 'not mpi and {QUICK}' tests/cuda tests/kernels tests/transport"
+    serial += " tests/collectives tests/wire tests/costs"
+    under_mpi = f"{MPITEST} --ranks 2 3 --limit 240 -- -m"
+    over_torch = " ".join(f"tests/transport/test_{name}.py" for name in ("base", "nodes", "torch_distributed"))
+    torchrun = f"{MPITEST} --torchrun --ranks 2 3 --limit 200 -- -m '(mpi or law) and {QUICK}'"
+    train = "mpirun -n 2 python examples/train.py --frontend ddp --data digits --model cnn --epochs 2 --device cuda"
+    train += " --compression oktopk:density=0.05 --output {output}/train"
+    ddp, fsdp = f"{TORCHRUN} 2 examples/ddp.py", f"{TORCHRUN} 2 examples/fsdp.py --shards 1"
+    return [
+        [
+            Step("serial", serial, 480, f"{serial} --collect-only"),
+            Step("mpirun-device", f"{under_mpi} 'mpi and {QUICK}' tests/cuda", 490),
+            Step(
+                "mpirun-laws",
+                f"{under_mpi} '(mpi or law) and {QUICK}' tests/transport tests/collectives tests/wire",
+                490,
+            ),
+            Step("torchrun", f"{torchrun} {over_torch} tests/cuda/test_front_ends.py", 410),
+            Step("ddp", ddp, 100, ddp),
+            Step("fsdp", fsdp, 100, f"{fsdp} --steps 4"),
+            Step("train", train, 200),
+            Step("train-amp", f"{train}-amp --amp", 200),
+        ],
+        # With several GPUs: NCCL between them.
+        [Step("all-gpus", f"{TORCHRUN} gpu examples/ddp.py", 60)],
+    ]
+
+
+def sanitize() -> Groups:
+    """Return every kernel under each tool of compute-sanitizer; without memory pools, which hide stray accesses."""
+    tools = ("memcheck", "racecheck", "initcheck", "synccheck")
+    kernels = "env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 --tool"
+    return [[Step(tool, f"{kernels} {tool} {KERNELS}", 500, KERNELS if tool == "memcheck" else "") for tool in tools]]
+
+
+def bench() -> Groups:
+    """Return the times of selection and whole steps, and the memory traffic of the kernels."""
+    selection, steps = "python -m benchmarks.kernels.selection", "python -m benchmarks.kernels.steps"
+    sizes = "--device cuda --sizes 25.6M,110M,336M --densities 0.001,0.01 --rounds 5 --json {output}/selection.json"
+    training = "python -m benchmarks.training_step --overlap --density 0.01 --model"
+    once = "--device cuda --sizes 25.6M --densities 0.01 --rounds 1"
+    ncu = "ncu --clock-control none --csv --page raw --log-file {output}/traffic.csv --metrics "
+    ncu += "dram__bytes_read.sum,dram__bytes_write.sum,gpu__time_duration.sum"
+    return [
+        [Step("selection", f"{selection} {sizes}", 200, f"{selection} --sizes 200k --rounds 1")],
+        [Step("step", f"{steps} --device cuda --sizes 25.6M,110M", 60, f"{steps} --sizes 200k --rounds 1")],
+        [Step("gpt2", f"{training} gpt2 --batch 8 --json {{output}}/gpt2.json", 80)],
+        [Step("gpt2-medium", f"{training} gpt2-medium --batch 8 --json {{output}}/gpt2-medium.json", 80)],
+        [Step("traffic", f"{ncu} {selection} {once}", 90)],
+    ]
+
+
+PARTS: dict[str, Callable[[], Groups]] = {"check": check, "tests": tests, "sanitize": sanitize, "bench": bench}
+
+
+@dataclass
+class Ended:
+    """How a step has ended.
+
+    Attributes:
+        name: Name of the step.
+        outcome: "passed", "failed", "too long" or "needs a GPU".
+        seconds: Time it took.
+        summary: Last line of its output.
+        command: Command line that ran.
+    """
+
+    name: str
+    outcome: str = "needs a GPU"
+    seconds: float = 0.0
+    summary: str = ""
+    command: str = ""
+
+
+def run(step: Step, output: Path, rehearse: bool) -> Ended:
+    """Run a step, with its output in a log."""
+    template = step.rehearsal if rehearse else step.command
+    if not template:
+        return Ended(step.name)
+    words = shlex.split(template.format(output=shlex.quote(str(output))))
+    command = [sys.executable if word == "python" else word for word in words]
+    log, begin = output / f"{step.name}.log", time.monotonic()
+    # `timeout` ends the process group, and with it the ranks of a launcher; its status is 124, or 137 after SIGKILL.
+    with log.open("w") as file:
+        limited = ["timeout", "--kill-after=10", str(step.limit), *command]
+        ended = subprocess.run(limited, cwd=ROOT, env=mpi_environment(), stdout=file, stderr=subprocess.STDOUT)
+    outcome = {0: "passed", 124: "too long", 137: "too long"}.get(ended.returncode, "failed")
+    return Ended(step.name, outcome, round(time.monotonic() - begin, 1), last_line(log), shlex.join(words))
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log that says something."""
+    lines = (line.strip(" =\n") for line in log.read_text(errors="replace").splitlines())
+    return next((line for line in reversed(list(lines)) if line), "")
+
+
+def cards() -> list[str]:
+    """Return name, driver and memory of each GPU; an empty list without a driver."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    listed = subprocess.run(query, capture_output=True, text=True, check=False)
+    return [] if listed.returncode else listed.stdout.splitlines()
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that results depend on."""
+    found = {one.name: one.version for one in distributions() if PACKAGES.fullmatch(one.name)}
+    return {"python": platform.python_version(), **dict(sorted(found.items()))}
+
+
+def table(steps: Sequence[Ended]) -> str:
+    """Return one line for each step."""
+    width = max(len(step.name) for step in steps)
+    return "\n".join(f"{s.name:{width}}  {s.outcome:11}  {s.seconds:6.1f} s  {s.summary[:80]}".rstrip() for s in steps)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a part and return 1 if a step has failed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("--output", type=Path, default=ROOT / "runs" / "gpu", help="folder of logs and results")
+    parser.add_argument("--only", nargs="+", default=[], metavar="STEP", help="steps to run; default: all")
+    options = parser.parse_args(arguments)
+    found, output = cards(), options.output.resolve()
+    output.mkdir(parents=True, exist_ok=True)
+    ended: list[Ended] = []
+    for group in PARTS[options.part]():
+        chosen = [step for step in group if not options.only or step.name in options.only]
+        with ThreadPoolExecutor(max(1, len(chosen))) as pool:
+            ended += pool.map(lambda step: run(step, output, rehearse=not found), chosen)
+    result = {"part": options.part, "cards": found, "versions": versions(), "steps": [asdict(step) for step in ended]}
+    (output / f"{options.part}.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(f"{options.part} on {', '.join(found) or 'no GPU: a rehearsal'}; logs in {output}\n{table(ended)}")
+    return int(any(step.outcome in ("failed", "too long") for step in ended))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
