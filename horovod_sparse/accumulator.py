@@ -60,6 +60,8 @@ class Accumulator:
         self._velocity = velocity
         self._empty = empty
         self._largest: Array | None = None  # values taken while settling; they include the largest
+        self._outside: Accumulator | None = None  # has accumulated everything but the region
+        self._region = slice(0, 0)
         self._kernels = kernels_for(buffer)
 
     @property
@@ -69,22 +71,55 @@ class Accumulator:
 
     def part(self, begin: int, end: int) -> Accumulator:
         """Return an accumulator of the active elements in positions begin .. end of the same buffer; settles."""
-        buffer = self.settle()
-        segments = [
-            (max(start, begin), gradient[max(begin - start, 0) : end - start])
-            for start, gradient in self.gradients
-            if start < end and start + gradient.size > begin
-        ]
-        part = Accumulator(buffer, segments)
+        part = Accumulator(self.settle(), clipped(self.gradients, begin, end))
         part.settled = True
         return part
 
+    def outside(self, begin: int, end: int) -> Accumulator:
+        """Return an accumulator of the active elements outside of positions begin .. end of the same buffer.
+
+        It is settled before this one, which then adds what is left: ``settle`` of this one completes the sum.
+        """
+        assert not self.settled
+        segments = [*clipped(self.gradients, 0, begin), *clipped(self.gradients, end, self.size)]
+        outside = Accumulator(
+            self.buffer, segments, self.scale, source=self._source, clear=self._clear, velocity=self._velocity
+        )
+        self._outside, self._region = outside, slice(begin, end)
+        return outside
+
+    def inside(self) -> Accumulator | None:
+        """Return an accumulator of the active elements that ``outside`` leaves out; None if it was not called.
+
+        Positions count from the region's begin. Settles.
+        """
+        if self._outside is None:
+            return None
+        self.settle()
+        region = self._region
+        shifted = [(start - region.start, part) for start, part in clipped(self.gradients, region.start, region.stop)]
+        inside = Accumulator(self.buffer[region], shifted)
+        inside.settled = True
+        return inside
+
     def settle(self) -> Array:
         """Add the pending gradients and return the buffer."""
-        if not self.settled:
+        if self._outside is not None and not self.settled:
+            self._settle_inside(self._outside)
+        elif not self.settled:
             gradients, options = self._pending()
             self._kernels.accumulate(gradients, self.buffer, **options)
         return self.buffer
+
+    def _settle_inside(self, outside: Accumulator) -> None:
+        """Add the gradients that ``outside`` leaves out; it has scaled the complete buffer."""
+        outside.settle()
+        region, velocity = self._region, self._velocity
+        if velocity is not None:
+            velocity = velocity._replace(values=velocity.values[region])
+        pending = [(start - region.start, part) for start, part in clipped(self.gradients, region.start, region.stop)]
+        self._kernels.accumulate(pending, self.buffer[region], 1.0, clear=self._clear, velocity=velocity)
+        self.settled, self.cleared = True, self._clear and (outside.cleared or not outside.gradients)
 
     def magnitude(self, vector: SparseVector) -> float:
         """Return the largest magnitude of all active elements, infinity if there is a NaN; settles.
@@ -224,3 +259,12 @@ class Accumulator:
             for start, gradient in self.gradients
             for done in range(0, gradient.size, _ZEROS)
         ]
+
+
+def clipped(segments: Segments, begin: int, end: int) -> Segments:
+    """Return the parts of segments in positions begin .. end."""
+    return [
+        (max(start, begin), array[max(begin - start, 0) : end - start])
+        for start, array in segments
+        if start < end and start + array.size > begin
+    ]

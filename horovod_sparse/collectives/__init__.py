@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from horovod_sparse.collectives.auto import Auto
 from horovod_sparse.collectives.base import Base
@@ -64,6 +64,35 @@ class Collective(Stateful, Protocol):
         """
 
 
+@runtime_checkable
+class Owning(Collective, Protocol):
+    """Collective whose ranks own the sums of a region, and keep in their residual what the total leaves out.
+
+    Error feedback on both sides, as in DoubleSqueeze (Tang et al., ICML 2019), without a second residual: all that a
+    rank holds of its region enters the sums without a message, so that nothing has to be selected there.
+    """
+
+    def region(self, size: int) -> tuple[int, int] | None:
+        """Return begin and end of the positions whose sums this rank owns in this step; None: it owns none.
+
+        Called after ``decide``, and before anything is selected. None stands for ``allreduce``.
+        """
+
+    def allreduce_owned(self, vector: SparseVector, k: int, own: Accumulator) -> Exchange:
+        """Sum the ranks' vectors, and what the owners hold.
+
+        Invariant: the vectors summed over the ranks = total + the returned vectors summed over the ranks. In the region
+        of a rank, its returned vector is what has to be added to what it holds: what arrived, less what is in the
+        total.
+
+        Args:
+            vector: Vector of this rank with indices, from ``extend``; not changed.
+            k: Number of entries that each rank selects; the same on every rank.
+            own: What this rank holds of its region, with positions from the region's begin; not changed. Where it has
+                gaps, only positions that other ranks send are summed.
+        """
+
+
 COLLECTIVES = Registry(
     "collective", Collective, [TopkA, TopkDSA, GTopk, OkTopk, SparDL, SharedIndices, Union, Hierarchical, Auto, Dense]
 )
@@ -78,6 +107,7 @@ __all__ = [
     "GTopk",
     "Hierarchical",
     "OkTopk",
+    "Owning",
     "SharedIndices",
     "SparDL",
     "TopkA",

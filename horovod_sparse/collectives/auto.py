@@ -16,7 +16,7 @@ from horovod_sparse.collectives.topkdsa import TopkDSA
 from horovod_sparse.costs.formulas import Cost
 from horovod_sparse.costs.measure import measure_compute, measure_network
 from horovod_sparse.costs.model import choice, table
-from horovod_sparse.rules import BucketContext, Exchange, SparseVector
+from horovod_sparse.rules import Accumulator, BucketContext, Exchange, SparseVector
 from horovod_sparse.rules.options import RuleOptions
 from horovod_sparse.rules.states import checked_integer
 
@@ -114,11 +114,26 @@ class Auto(Base):
             _LOG.info("%s", _explain(costs, best, size, k, ranks))
         self._known[size, k] = best
 
+    @property
+    def _chosen(self) -> Any:
+        """The chosen algorithm; TopkA for vectors with indices if dense was chosen."""
+        return self._collectives.get(self.choice, self._collectives["topka"])
+
+    def region(self, size: int) -> tuple[int, int] | None:
+        """Return the region of the chosen algorithm."""
+        region: tuple[int, int] | None = self._chosen.region(size)
+        return region
+
     def allreduce(self, vector: SparseVector, k: int) -> Exchange:
-        """Sum the ranks' vectors with the chosen algorithm; if dense was chosen, use TopkA for vectors with indices."""
+        """Sum the ranks' vectors with the chosen algorithm."""
         if vector.indices is None:
             return super().allreduce(vector, k)
-        exchange: Exchange = self._collectives.get(self.choice, self._collectives["topka"]).allreduce(vector, k)
+        exchange: Exchange = self._chosen.allreduce(vector, k)
+        return exchange
+
+    def allreduce_owned(self, vector: SparseVector, k: int, own: Accumulator) -> Exchange:
+        """Sum the ranks' vectors, and what the owners hold, with the chosen algorithm."""
+        exchange: Exchange = self._chosen.allreduce_owned(vector, k, own)
         return exchange
 
     def state_dict(self) -> dict[str, Any]:

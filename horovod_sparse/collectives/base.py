@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -62,13 +63,24 @@ class Base:
         del accumulator, k
         return vector
 
+    def region(self, size: int) -> tuple[int, int] | None:
+        """Return None: this rank keeps no sums."""
+        del size
+        return None
+
     def allreduce(self, vector: SparseVector, k: int) -> Exchange:
         """Sum the ranks' vectors; vectors without indices are always summed with a dense allreduce."""
         if vector.indices is None:
             return Exchange(SparseVector.full(self._transport.allreduce(vector.values)), vector.nothing())
+        return self._allreduce_rounded(vector, k, self._allreduce)
+
+    def _allreduce_rounded(
+        self, vector: SparseVector, k: int, allreduce: Callable[[SparseVector, Wire, int], Exchange]
+    ) -> Exchange:
+        """Round a vector with indices for the wire, sum the ranks' vectors, and return the rounding errors as well."""
         self._choose_coding(vector, k)
         rounded, error, wire = self._round(vector)
-        exchange = self._allreduce(rounded, wire, k)
+        exchange = allreduce(rounded, wire, k)
         return exchange if error is None else Exchange(exchange.total, exchange.returned.plus(error))
 
     def _choose_coding(self, vector: SparseVector, k: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from horovod_sparse.collectives.gtopk import GTopk
 from horovod_sparse.collectives.oktopk import OkTopk
 from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
-from horovod_sparse.rules import BucketContext, Exchange, SparseVector
+from horovod_sparse.rules import Accumulator, BucketContext, Exchange, SparseVector
 from horovod_sparse.rules.options import RuleOptions, integer
 from horovod_sparse.wire import Wire
 
@@ -80,13 +80,31 @@ class Hierarchical(Base):
         """Sum the vectors of each node, then the nodes' sums; sum vectors without indices over all ranks at once."""
         if vector.indices is None:
             return super().allreduce(vector, k)
+        if self._nodes == 1:
+            exchange: Exchange = self._inner.allreduce(vector, k)
+            return exchange
+        return self._across(vector, k, lambda outer, total: outer.allreduce(total, k))
+
+    def region(self, size: int) -> tuple[int, int] | None:
+        """Return the region of the collective across nodes, on their first ranks; on one node, of that within."""
+        owner = self._inner if self._nodes == 1 else self._outer
+        region: tuple[int, int] | None = None if owner is None else owner.region(size)
+        return region
+
+    def allreduce_owned(self, vector: SparseVector, k: int, own: Accumulator) -> Exchange:
+        """Sum the vectors, and what the first ranks of the nodes hold of their regions."""
+        if self._nodes == 1:
+            exchange: Exchange = self._inner.allreduce_owned(vector, k, own)
+            return exchange
+        return self._across(vector, k, lambda outer, total: outer.allreduce_owned(total, k, own))
+
+    def _across(self, vector: SparseVector, k: int, sum_up: Callable[[Any, SparseVector], Exchange]) -> Exchange:
+        """Sum the vectors of each node, then the nodes' sums."""
         self._choose_coding(vector, k)
         of_node: Exchange = self._inner.allreduce(vector, k)
-        if self._nodes == 1:
-            return of_node
         if self._outer is None:
             return Exchange(self._broadcast(self._wire, None, vector), of_node.returned)
-        across = self._outer.allreduce(self._for_outer(of_node.total), k)
+        across = sum_up(self._outer, self._for_outer(of_node.total))
         total, error, wire = across.total, None, self._wire
         if total.indices is not None:
             total, rounding, wire = self._round(total)

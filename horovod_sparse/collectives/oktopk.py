@@ -15,10 +15,10 @@ from horovod_sparse.collectives.balance import balance, saving
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.magnitude import KthMagnitude, kth_magnitude
 from horovod_sparse.collectives.split import split_reduce
-from horovod_sparse.kernels import to_device, to_host
+from horovod_sparse.kernels import kernels_for, to_device, to_host
 from horovod_sparse.kernels.types import Array, Indices
-from horovod_sparse.rules import BucketContext, Exchange, SparseVector
-from horovod_sparse.rules.options import integer, number
+from horovod_sparse.rules import Accumulator, BucketContext, Exchange, SparseVector
+from horovod_sparse.rules.options import flag, integer, number
 from horovod_sparse.rules.states import checked_integer
 from horovod_sparse.rules.threshold import LOW, UP, ReusedThreshold
 from horovod_sparse.wire import Wire, concatenate
@@ -49,6 +49,53 @@ class _Part(NamedTuple):
     lengths: list[int]
 
 
+class _Region:
+    """Sums of the region that this rank owns: what it holds, and what has arrived.
+
+    Args:
+        begin: First position of the region.
+        size: Number of elements of the bucket.
+        own: What this rank holds of the region. In its gaps, only positions that have arrived are summed.
+        arrived: Sums of what the ranks have sent.
+
+    Attributes:
+        sums: The sums [length of the region], without those that were taken.
+        size: Number of elements of the bucket.
+    """
+
+    def __init__(self, begin: int, size: int, own: Accumulator, arrived: SparseVector) -> None:
+        self._begin, self.size, self._held = begin, size, own.buffer
+        indices, values = arrived.entries
+        places = indices - np.int32(begin)
+        if own.active_size == own.size:
+            self.sums = own.buffer.copy()
+        else:
+            self.sums = np.zeros_like(own.buffer)
+            for start, part in own.active():
+                self.sums[start : start + part.size] = part
+            self.sums[places] = own.buffer[places]
+        self._kernels = kernels_for(self.sums)
+        self._kernels.add(places, values, self.sums)
+
+    def take_above(self, threshold: float) -> SparseVector:
+        """Move all sums out whose magnitudes reach a threshold; zeros stay."""
+        least = max(threshold, float(np.finfo(self.sums.dtype).smallest_subnormal))
+        everything = Accumulator(self.sums, [(0, self.sums)])
+        everything.settled = True
+        places, values = everything.take_above(least).entries
+        return SparseVector(places + np.int32(self._begin), values, self.size)
+
+    def put_back(self, vector: SparseVector) -> None:
+        """Add sums that were taken out."""
+        indices, values = vector.entries
+        self._kernels.add(indices - np.int32(self._begin), values, self.sums)
+
+    def taken_at(self, vector: SparseVector) -> SparseVector:
+        """Return what has to be added to what this rank holds so that nothing is left where the vector has entries."""
+        indices, _ = vector.entries
+        return SparseVector(indices, -self._held[indices - np.int32(self._begin)], self.size)
+
+
 class OkTopk(Base):
     """Sums regions with about equal numbers of entries, and keeps about the k largest sums.
 
@@ -64,6 +111,9 @@ class OkTopk(Base):
         """Options of Ok-Topk.
 
         Attributes:
+            owners: Whether the owner of a region adds what it holds there to the sums, and keeps those that are cut.
+                False: as published, entries of sums that are cut return to the ranks that selected them.
+            keep: Number of sums in the total, as a multiple of k.
             tau_threshold: Steps between exact global thresholds.
             tau_partition: Steps between partitions into regions.
             global_low: Lower end of the band for the number of entries of the total, as a fraction of k.
@@ -73,6 +123,8 @@ class OkTopk(Base):
             throttle: Number of concurrent exchanges during split and reduce.
         """
 
+        owners: bool = flag(False)
+        keep: float = number(1.0, lambda x: x > 0, "positive")
         tau_threshold: int = integer(32, least=1)
         tau_partition: int = integer(64, least=1)
         global_low: float = number(2 / 3, *LOW)
@@ -89,6 +141,59 @@ class OkTopk(Base):
         self._partition_left = 0  # steps for which the boundaries may still be reused
         self._boundaries = np.zeros(transport.size + 1, np.int64)
 
+    def region(self, size: int) -> tuple[int, int] | None:
+        """Return the region of this rank; with ``owners``, regions are known before the selection."""
+        if not self._options.owners:
+            return None
+        if self._boundaries[-1] != size:
+            self._boundaries = np.arange(self._transport.size + 1, dtype=np.int64) * size // self._transport.size
+        begin, end = self._boundaries[self._transport.rank :][:2].tolist()
+        return begin, end
+
+    def allreduce_owned(self, vector: SparseVector, k: int, own: Accumulator) -> Exchange:
+        """Sum the ranks' vectors, and what the owners hold, to a total of about ``keep`` * k entries."""
+        return self._allreduce_rounded(vector, k, lambda rounded, wire, k: self._sum_owned(rounded, wire, k, own))
+
+    def _sum_owned(self, vector: SparseVector, wire: Wire, k: int, own: Accumulator) -> Exchange:
+        arrived = SparseVector(
+            *split_reduce(self._transport, wire, vector, self._boundaries, self._options.throttle), vector.size
+        )
+        region = _Region(int(self._boundaries[self._transport.rank]), vector.size, own, arrived)
+        part = self._select_owned(region, self._wanted(k))
+        returned = arrived.without(part.kept).plus(region.taken_at(part.kept))
+        total, error = self._gather(part, wire, vector.size)
+        self._repartition(total)
+        return Exchange(total, returned.plus(error))
+
+    def _select_owned(self, region: _Region, wanted: int) -> _Part:
+        """Return the sums of this rank's region that reach the global threshold; the others stay where they are."""
+        threshold = self._threshold
+        if not threshold.due(wanted):
+            candidates = region.take_above(threshold.value / self._options.global_down)
+            if (part := self._reuse(candidates)) is not None:
+                return part
+            region.put_back(candidates)
+        kth = kth_magnitude(self._transport, region.sums, wanted, region.size)
+        threshold.renew(kth.value, wanted)
+        return self._reach(region.take_above(kth.value), kth)
+
+    def _repartition(self, total: SparseVector) -> None:
+        """Set the boundaries of the next steps: those that divide the entries of the total equally.
+
+        What a rank holds of a region that another owns from now on is selected there like any other entry.
+        """
+        self._partition_left = (self._partition_left or self._options.tau_partition) - 1
+        ranks = self._transport.size
+        if self._partition_left == 0 and len(total) >= ranks:
+            places = np.arange(1, ranks) * len(total) // ranks
+            inner = to_host(total.entries[0][to_device(places, total.values)])
+            self._boundaries = np.array([0, *inner, total.size], np.int64)
+
+    def _wanted(self, k: int) -> int:
+        """Return the number of sums that the total should have."""
+        keep: float = self._options.keep
+        return max(1, round(keep * k))
+
     def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
         """Sum the ranks' vectors to a total of about k entries."""
         assert vector.indices is not None
@@ -97,12 +202,17 @@ class OkTopk(Base):
             self._partition_left = self._options.tau_partition
         self._partition_left -= 1
         sums = split_reduce(self._transport, wire, vector, self._boundaries, self._options.throttle)
-        part = self._select(SparseVector(*sums, vector.size), k)
+        part = self._select(SparseVector(*sums, vector.size), self._wanted(k))
+        total, error = self._gather(part, wire, vector.size)
+        return Exchange(total, vector.without(total).plus(error))
+
+    def _gather(self, part: _Part, wire: Wire, size: int) -> tuple[SparseVector, SparseVector | None]:
+        """Return the total, and the rounding errors of the sums that this rank has sent."""
         if saving(part.counts) * sum(part.lengths) >= _WORTH * sum(part.counts):
             part = self._offer(balance(self._transport, self._wire.exact, part.kept, part.counts))
         messages = self._transport.allgather(part.message, part.lengths)
-        total = SparseVector(*concatenate(wire.unpack_all(messages, vector.size)), vector.size, shared=True)
-        return Exchange(total, vector.without(total).plus(part.error))
+        total = SparseVector(*concatenate(wire.unpack_all(messages, size)), size, shared=True)
+        return total, part.error
 
     def _partition(self, indices: Indices, size: int) -> Array:
         """Return boundaries that give every rank about the same number of entries: the mean of the ranks' proposals."""
@@ -117,17 +227,21 @@ class OkTopk(Base):
 
     def _select(self, sums: SparseVector, k: int) -> _Part:
         """Return this owner's sums that reach the global threshold; nudges or recomputes the threshold if needed."""
-        threshold = self._threshold
-        if not threshold.due(k):
-            threshold.reuse()
-            for _ in range(2):
-                part = self._reach(sums)
-                if threshold.holds(sum(part.counts)):
-                    return part
-            threshold.failed()
-        kth = kth_magnitude(self._transport, sums.values, max(k, 1), sums.size)
-        threshold.renew(kth.value, k)
+        if not self._threshold.due(k) and (part := self._reuse(sums)) is not None:
+            return part
+        kth = kth_magnitude(self._transport, sums.values, k, sums.size)
+        self._threshold.renew(kth.value, k)
         return self._reach(sums, kth)
+
+    def _reuse(self, sums: SparseVector) -> _Part | None:
+        """Return this owner's sums that reach the last threshold, nudged once if needed; None if it does not hold."""
+        self._threshold.reuse()
+        for _ in range(2):
+            part = self._reach(sums)
+            if self._threshold.holds(sum(part.counts)):
+                return part
+        self._threshold.failed()
+        return None
 
     def _reach(self, sums: SparseVector, kth: KthMagnitude | None = None) -> _Part:
         """Return this owner's sums that reach the current threshold.

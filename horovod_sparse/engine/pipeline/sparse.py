@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from horovod_sparse import metrics
+from horovod_sparse.collectives import Owning
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.pipeline.base import NoBackwardError, PipelineBase
 from horovod_sparse.engine.pipeline.handover import Handover
@@ -132,6 +133,8 @@ class SparsePipeline(PipelineBase):
         self._stable = False  # whether the facts have not changed since the step before, and may be relied upon
         self._algorithm = str(sparse.facts()["collective"]["of"])
         self.memory, self.sparsifier, self.collective, self.schedule = sparse.build(context, transport)
+        owns = isinstance(self.collective, Owning) and not self.sparsifier.shares_indices
+        self._owning: Any = self.collective if owns else None
         self._rounded: dict[str | None, Any] = {}  # by format
         self._headroom = Headroom(context, self.memory)
         self.handover = Handover(context)
@@ -284,7 +287,11 @@ class SparsePipeline(PipelineBase):
         try:
             vector = self.collective.extend(accumulator, vector, k)
             sent = vector if safe else replace(vector, values=np.zeros_like(vector.values))
-            exchange = self._collective(plan).allreduce(sent, k)
+            own = accumulator.inside()
+            if own is None or vector.indices is None:
+                exchange: Exchange = self._collective(plan).allreduce(sent, k)
+            else:
+                exchange = self._owning.allreduce_owned(sent, k, own)
             sums = mine if asked is None else asked.wait()
             unsafe = self._learn(sums) if relies else bool(sums[0] % _REPLACED)
         except BaseException as error:
@@ -341,7 +348,9 @@ class SparsePipeline(PipelineBase):
         """Take entries out of the accumulator; return them with their density and k."""
         if plan.dense:
             return accumulator.take_all(), 1.0, plan.ks[0]
-        vector = self.sparsifier.take(accumulator, plan.ks[0], step)
+        region = None if self._owning is None else self._owning.region(self._context.size)
+        others = accumulator if region is None else accumulator.outside(*region)
+        vector = self.sparsifier.take(others, plan.ks[0], step)
         if len(plan.ks) == 1:
             return vector, plan.densities[0], plan.ks[0]
         levels = [vector]
