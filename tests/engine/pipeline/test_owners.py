@@ -1,0 +1,183 @@
+"""Ok-Topk whose owners keep what they cut: the sums of a step, and nothing lost over hundreds of steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from laws import content, everywhere, same_bits, summed
+from rules import LIKE, eighths
+
+from horovod_sparse.config import parse
+from horovod_sparse.engine.pipeline import pipeline_for
+from horovod_sparse.rules import Momentum, Step, snapshot
+
+pytestmark = pytest.mark.law
+
+SIZE, K = 1200, 60
+EXACT = "oktopk:density=0.05,owners=True,sparsifier=topk,tau_threshold=1"
+
+
+def build(transport, spec, size=SIZE, undoable=False):
+    return pipeline_for(parse(spec), size, LIKE, transport, undoable=undoable)
+
+
+def run(pipeline, gradient, **conditions):
+    """Exchange a gradient of all positions, or a list of segments; return the total."""
+    segments = gradient if isinstance(gradient, list) else [(0, gradient)]
+    output = np.full(pipeline._context.size, np.nan, np.float32)
+    pipeline.run(segments, [(0, output)], Step(**conditions))
+    return output
+
+
+def residual(pipeline):
+    return pipeline.state_dict()["memory"]["residual"].astype(np.float64)
+
+
+def expected_step(transport, residuals, gradients, keep, boundaries):
+    """Return the total and the residuals after a step, with every rank's in rows."""
+    acc = residuals + gradients
+    sums, rank = np.zeros(SIZE), np.arange(SIZE)
+    for region in range(transport.size):
+        inside = (boundaries[region] <= rank) & (rank < boundaries[region + 1])
+        chosen = np.where(inside, 0, np.abs(acc[region]))
+        sent = np.sort(np.argsort(-chosen, kind="stable")[:K])
+        sent = sent[chosen[sent] > 0]
+        sums[sent] += acc[region, sent]
+        acc[region, sent] = 0
+        sums[inside] += acc[region, inside]
+        acc[region, inside] = 0
+    kept = np.argsort(-np.abs(sums), kind="stable")[: keep * K]
+    total = np.zeros(SIZE)
+    total[kept] = sums[kept]
+    sums[kept] = 0
+    for region in range(transport.size):
+        inside = slice(boundaries[region], boundaries[region + 1])
+        acc[region, inside] = sums[inside]
+    return total, acc
+
+
+@pytest.mark.parametrize("keep", [1, 4])
+def test_owners_send_the_largest_of_all_that_they_hold(transport, keep):
+    pipeline = build(transport, f"{EXACT},keep={keep}")
+    held, draw = np.zeros((transport.size, SIZE)), np.random.default_rng(0)
+    for _ in range(10):
+        boundaries = np.arange(transport.size + 1) * SIZE // transport.size
+        gradients = draw.standard_normal((transport.size, SIZE)).astype(np.float32)
+        total, held = expected_step(transport, held, gradients.astype(np.float64), keep, boundaries)
+        ours = run(pipeline, gradients[transport.rank].copy())
+        assert everywhere(transport, np.allclose(ours, total, atol=1e-4))
+        assert everywhere(transport, np.allclose(residual(pipeline), held[transport.rank], atol=1e-4))
+
+
+RULES = [
+    EXACT,
+    "oktopk:density=0.05,owners=True,keep=2,tau_threshold=8,tau_partition=4",
+    "oktopk:density=0.02,owners=True,keep=3,sparsifier=dgc,wire=log4,tau_partition=8",
+    "oktopk:density=0.05,owners=True,sparsifier=gaussiank,wire=bfloat16,indices=coded",
+    "hierarchical:density=0.05,owners=True,node_ranks=2,keep=2,wire=log8",
+    "oktopk:density=0.05,owners=True,sparsifier=randomk,shared=False",
+    "oktopk:density=0.05,owners=True,schedule=warmup,steps_per_epoch=50,warmup_densities=(1.0,0.1,1.0)",
+    "oktopk:density=0.05,owners=True,schedule=gravac,cf_max=100,eps=0.1,window=5",
+]
+
+
+@pytest.mark.parametrize("spec", RULES)
+def test_nothing_is_lost_in_500_steps(transport, spec):
+    """Learning rates and loss scales change, ranks are idle, parameters are frozen, and gradients are not finite."""
+    pipeline, draw = build(transport, spec), np.random.default_rng(transport.rank)
+    given, delivered = np.zeros(SIZE), np.zeros(SIZE)
+    for number in range(500):
+        rate, scale = 2.0 ** -(number // 150), 2.0 ** (number // 200)
+        gradient = eighths(draw, SIZE, 64)
+        frozen = slice(100, 300) if 100 <= number < 250 or transport.rank == 0 else slice(0, 0)
+        segments = [(0, gradient[: frozen.start]), (frozen.stop, gradient[frozen.stop :])]
+        idle = transport.rank == 1 and number % 7 == 3
+        broken = number % 90 == 50
+        if idle:
+            gradient[:] = 0
+        if broken:
+            gradient[1000] = np.inf
+        before = content(pipeline.state_dict()["memory"]) if broken else None
+        total = run(pipeline, segments, learning_rate=rate, loss_scale=scale, idle=idle)
+        assert same_bits(transport, total)
+        if broken:
+            assert everywhere(transport, content(pipeline.state_dict()["memory"]) == before)
+            continue
+        unit = rate / scale
+        for start, part in segments:
+            given[start : start + part.size] += unit * part.astype(np.float64)
+        delivered += unit * total
+    held = summed(transport, unit * residual(pipeline))
+    most = np.abs(given).max() + 1
+    assert everywhere(transport, np.allclose(delivered + held, summed(transport, given), atol=1e-4 * most))
+    assert everywhere(transport, bool(delivered[200]))
+
+
+def test_what_all_ranks_have_frozen_is_kept_until_it_takes_part_again(transport):
+    pipeline, draw = build(transport, f"{EXACT},keep=4"), np.random.default_rng(transport.rank)
+    for _ in range(5):
+        run(pipeline, eighths(draw, SIZE, 64))
+    kept = residual(pipeline)[300:900]
+    for _ in range(20):
+        segments = [(0, eighths(draw, 300, 64)), (900, eighths(draw, 300, 64))]
+        assert everywhere(transport, not run(pipeline, segments)[300:900].any())
+    assert everywhere(transport, np.array_equal(residual(pipeline)[300:900], kept))
+    delivered = np.zeros(SIZE)
+    for _ in range(100):
+        delivered += run(pipeline, np.zeros(SIZE, np.float32))
+    assert everywhere(transport, np.allclose(delivered[300:900], summed(transport, kept), atol=1e-3))
+
+
+def test_positions_that_only_the_owner_holds_are_delivered_with_what_others_send(transport):
+    """As in DDP, where a parameter that this rank does not use in this step takes no part on it."""
+    pipeline, ranks = build(transport, EXACT), transport.size
+    if ranks == 1:
+        return
+    gradient = np.zeros(SIZE, np.float32)
+    gradient[5] = 8
+    segments = [(600, gradient[600:])] if transport.rank == 0 else [(0, gradient)]
+    assert everywhere(transport, run(pipeline, segments)[5] == 8 * (ranks - 1))
+
+
+@pytest.mark.parametrize("memory", ["residual", "momentum"])
+def test_an_undone_step_leaves_no_trace(transport, memory):
+    spec = f"oktopk:density=0.05,owners=True,keep=2,tau_threshold=4,tau_partition=3,memory={memory}"
+    momentum = Momentum(0.9)
+    ours, other = (build(transport, spec, undoable=True) for _ in range(2))
+    draw = np.random.default_rng(transport.rank)
+    for number in range(30):
+        gradient = eighths(draw, SIZE, 64)
+        if number % 3 == 1:
+            run(other, eighths(draw, SIZE, 64), momentum=momentum)
+            other.undo()
+        totals = [run(pipeline, gradient.copy(), momentum=momentum) for pipeline in (ours, other)]
+        assert everywhere(transport, totals[0].tobytes() == totals[1].tobytes())
+
+
+def test_a_state_continues_bit_for_bit(transport):
+    spec = "oktopk:density=0.05,owners=True,keep=2,tau_threshold=4,tau_partition=3,wire=log4"
+    ours, restored = (build(transport, spec) for _ in range(2))
+    draw = np.random.default_rng(transport.rank)
+    for _ in range(10):
+        run(ours, eighths(draw, SIZE, 64))
+    restored.load_state_dict(snapshot(ours.state_dict()))
+    for _ in range(10):
+        gradient = eighths(draw, SIZE, 64)
+        totals = [run(pipeline, gradient.copy()) for pipeline in (ours, restored)]
+        assert everywhere(transport, totals[0].tobytes() == totals[1].tobytes())
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_fewer_elements_than_ranks(transport, size):
+    pipeline, delivered = build(transport, "oktopk:density=0.5,owners=True", size), np.zeros(size)
+    for _ in range(20):
+        delivered += run(pipeline, np.ones(size, np.float32))
+    held = summed(transport, residual(pipeline))
+    assert everywhere(transport, np.allclose(delivered + held, 20 * transport.size))
+
+
+def test_equal_sums_do_not_make_a_total_longer(transport):
+    pipeline = build(transport, EXACT)
+    for _ in range(30):
+        total = run(pipeline, np.ones(SIZE, np.float32))
+        assert everywhere(transport, np.count_nonzero(total) <= 4 / 3 * K)
