@@ -79,7 +79,7 @@ def tests() -> Groups:
     """Return the tests that compare the bits of the GPU with those of the CPU; none is about time."""
     serial = f"{PYTEST} -n 8 --dist loadfile -m 'not mpi and {QUICK}' tests/cuda tests/kernels tests/transport"
     serial += " tests/collectives tests/wire tests/costs"
-    under_mpi = f"{MPITEST} --ranks 2 3 --limit 240 -- -m"
+    under_mpi = f"{MPITEST} --ranks 2 3 --limit 220 -- -m"
     over_torch = " ".join(f"tests/transport/test_{name}.py" for name in ("base", "nodes", "torch_distributed"))
     torchrun = f"{MPITEST} --torchrun --ranks 2 3 --limit 200 -- -m '(mpi or law) and {QUICK}'"
     train = "mpirun -n 2 python examples/train.py --frontend ddp --data digits --model cnn --epochs 2 --device cuda"
@@ -87,14 +87,14 @@ def tests() -> Groups:
     ddp, fsdp = f"{TORCHRUN} 2 examples/ddp.py", f"{TORCHRUN} 2 examples/fsdp.py --shards 1"
     return [
         [
-            Step("serial", serial, 480, f"{serial} --collect-only"),
-            Step("mpirun-device", f"{under_mpi} 'mpi and {QUICK}' tests/cuda", 490),
+            Step("serial", serial, 460, f"{serial} --collect-only"),
+            Step("mpirun-device", f"{under_mpi} 'mpi and {QUICK}' tests/cuda", 460),
             Step(
                 "mpirun-laws",
                 f"{under_mpi} '(mpi or law) and {QUICK}' tests/transport tests/collectives tests/wire",
-                490,
+                460,
             ),
-            Step("torchrun", f"{torchrun} {over_torch} tests/cuda/test_front_ends.py", 410),
+            Step("torchrun", f"{torchrun} {over_torch} tests/cuda/test_front_ends.py", 420),
             Step("ddp", ddp, 100, ddp),
             Step("fsdp", fsdp, 100, f"{fsdp} --steps 4"),
             Step("train", train, 200),
