@@ -121,6 +121,29 @@ class EmulatedDevice:
         depth: int = getattr(self._thread, "depth", 0)
         return depth
 
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Fail if the block copies what CuPy or torch has computed to the host while it is outside of ``work``."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        device, get = self, cupy.ndarray.get
+
+        class Guard(TorchDispatchMode):
+            def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                assert device.inside or "_local_scalar_dense" not in str(operation), "results are read only inside work"
+                return operation(*args, **kwargs or {})
+
+        def guarded(array: Any, *given: Any, **named: Any) -> Any:
+            assert device.inside, "results are read only inside work"
+            return get(array, *given, **named)
+
+        cupy.ndarray.get = guarded
+        try:
+            with Guard():
+                yield
+        finally:
+            cupy.ndarray.get = get
+
     def empty(self, dtype: torch.dtype) -> Any:
         return cupy.empty(0, str(dtype).removeprefix("torch."))
 

@@ -99,9 +99,10 @@ def test_one_mark_for_each_stream_when_the_bucket_starts(monkeypatch, log):
     for key, device.current in zip("01234", "abaab", strict=True):
         device.submitted[device.current] += 1
         bucket.put(key, torch.ones(2), hold=False)
+    bucket.mark_ready()
     device.current = "c"
-    for _ in range(2):
-        bucket.mark_ready()
+    device.submitted["a"] += 1
+    bucket.mark_ready()  # has been marked
     with bucket.work(bucket.collected), bucket.work():
         pass
     assert device.after[-2:] == [{("a", 3), ("b", 2)}, {("c", 0)}]
