@@ -100,7 +100,7 @@ for owner, names in json.loads(sys.argv[1]).items():
     print(*(f"{owner}.{name}" for name in names if not hasattr(place, name)))
 """
 # What the stand-in has for the tests alone, and what it imports.
-OWN = {"adopt", "check_fences", "transfers", "annotations", "Any", "Callable", "builtins", "ctypes", "numpy", "weakref"}
+OWN = {"check_fences", "transfers", "annotations", "Any", "Callable", "builtins", "ctypes", "numpy", "weakref"}
 
 
 @pytest.mark.skipif(not emulated(), reason="about the stand-in")

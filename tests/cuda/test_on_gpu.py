@@ -111,10 +111,9 @@ def test_cupy_takes_torchs_memory(device: Any) -> None:
 def test_arrays_share_the_tensors_memory(device: Any, dtype: torch.dtype) -> None:
     tensor = torch.arange(12, dtype=torch.float32).to(dtype).to(GPU).view(3, 4)
     buffer = torch.zeros(12, dtype=torch.float32, device=GPU)
-    with device.work(after=[device.mark()]):
+    with device.work(after=[device.mark(device.stream())]):
         cuda.accumulate([(0, device.array_of(tensor))], device.array_of(buffer))
-        done = device.mark()
-    device.follow(done)
+    device.follow()
     assert torch.equal(buffer.view(3, 4), tensor.float())
 
 
@@ -126,11 +125,10 @@ def test_work_comes_after_what_was_marked_and_before_what_follows(device: Any) -
         product = a
         for _ in range(20):
             product = product @ a
-        ready = device.mark()
+        ready = device.mark(device.stream())
         with device.work(after=[ready]):
             cuda.accumulate([(0, device.array_of(product))], device.array_of(total))
-            done = device.mark()
-        device.follow(done)
+        device.follow()
         assert torch.equal(total.clone().view(4096, 4096), product)
 
 

@@ -30,7 +30,8 @@ _GARBAGE = 0xA5
 _fenced: dict[int, tuple[weakref.ref[numpy.ndarray], int, int]] = {}
 
 
-_adopted: dict[int, Any] = {}
+# Memory that somebody else has, by its identity.
+_foreign: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def _count(what: str) -> None:
@@ -57,13 +58,12 @@ def check_fences() -> None:
             assert not beside, f"a kernel wrote beside an array of {nbytes} bytes"
 
 
-def adopt(host: numpy.ndarray) -> ndarray:
-    """An array in memory that somebody else has, such as a tensor's; it stays in use until the process ends."""
-    owner = host
-    while getattr(owner, "base", None) is not None:
-        owner = owner.base
-    _adopted[id(owner)] = owner
-    return ndarray._wrap(host)
+def _at(pointer: cuda.MemoryPointer, shape: Any, kind: Any) -> numpy.ndarray:
+    """An array in memory that somebody else has, such as a tensor's; it keeps the owner."""
+    memory: Any = (ctypes.c_uint8 * pointer.mem.size).from_address(pointer.ptr)
+    memory.owner = pointer.mem
+    _foreign[id(memory)] = memory
+    return numpy.ndarray(shape, kind, memory)
 
 
 def _host(x: Any) -> Any:
@@ -95,7 +95,7 @@ def _device(x: Any) -> Any:
 def _owned(x: Any) -> bool:
     while getattr(x, "base", None) is not None:
         x = x.base
-    return id(x) in _fenced or id(x) in _adopted
+    return id(x) in _fenced or id(x) in _foreign
 
 
 def _copy(x: Any) -> ndarray:
@@ -118,8 +118,8 @@ class ndarray(numpy.lib.mixins.NDArrayOperatorsMixin):
 
     __slots__ = ("__weakref__", "_array")
 
-    def __init__(self, shape: Any, dtype: Any = float64) -> None:
-        self._host = _allocate(shape, dtype)
+    def __init__(self, shape: Any, dtype: Any = float64, memptr: Any = None) -> None:
+        self._host = _at(memptr, shape, dtype) if memptr is not None and memptr.ptr else _allocate(shape, dtype)
 
     @classmethod
     def _wrap(cls, host: numpy.ndarray) -> ndarray:

@@ -9,7 +9,18 @@ from . import _stream
 from ._nvrtc import Module
 from ._stream import alloc_pinned_memory
 
-__all__ = ["Device", "Event", "Module", "Stream", "alloc_pinned_memory", "get_current_stream", "nvrtc", "runtime"]
+__all__ = [
+    "Device",
+    "Event",
+    "MemoryPointer",
+    "Module",
+    "Stream",
+    "UnownedMemory",
+    "alloc_pinned_memory",
+    "get_current_stream",
+    "nvrtc",
+    "runtime",
+]
 
 
 class Stream:
@@ -54,6 +65,21 @@ def _count_wait() -> None:
     import cupy
 
     cupy._count("synchronize")
+
+
+class UnownedMemory:
+    """Memory of somebody else, who is kept."""
+
+    def __init__(self, ptr: int, size: int, owner: Any, device_id: int = -1) -> None:
+        assert ptr or device_id >= 0, "UnownedMemory requires explicit device ID for a null pointer."
+        self.ptr, self.size, self._owner = ptr, size, owner
+
+
+class MemoryPointer:
+    """A place in memory."""
+
+    def __init__(self, mem: UnownedMemory, offset: int) -> None:
+        self.mem, self.ptr = mem, mem.ptr + offset
 
 
 class Device:
