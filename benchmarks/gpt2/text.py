@@ -21,7 +21,7 @@ SUFFIXES = {".py", ".pyi", ".rst", ".md", ".txt", ".h", ".hpp", ".cuh"}
 BYTES = 256  # vocabulary without a tokenizer
 _LARGEST = 1 << 20  # bytes of a file; larger ones are generated
 _HELD_OUT = 50  # one file of this number is held out
-_SAMPLE = 4  # one file of this number trains the tokenizer
+_SAMPLE = 16  # one file of this number trains the tokenizer
 _BATCH = 256  # files that are encoded together
 _END = "<|endoftext|>"  # follows every file; a zero byte without a tokenizer
 
@@ -127,10 +127,15 @@ def encode(parts: Sequence[Sequence[str]], vocabulary: int) -> list[np.ndarray[A
     if vocabulary == BYTES:
         joined = ("".join(f"{text}\0" for text in part) for part in parts)
         return [np.frombuffer(text.encode(), np.uint8).astype(np.uint16) for text in joined]
-    from tokenizers import ByteLevelBPETokenizer
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator(parts[0][::_SAMPLE], vocabulary, show_progress=False, special_tokens=[_END])
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=[_END], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(parts[0][::_SAMPLE], trainer)
     return [np.concatenate(list(_numbers(tokenizer, part))) for part in parts]
 
 
@@ -138,5 +143,5 @@ def _numbers(tokenizer: Any, texts: Sequence[str]) -> Iterator[np.ndarray[Any, A
     """Yield the tokens of each text; a batch is encoded on all cores."""
     end = [tokenizer.token_to_id(_END)]
     for start in range(0, len(texts), _BATCH):
-        for encoded in tokenizer.encode_batch(texts[start : start + _BATCH]):
+        for encoded in tokenizer.encode_batch_fast(texts[start : start + _BATCH]):
             yield np.array(encoded.ids + end, np.uint16)
