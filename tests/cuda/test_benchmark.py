@@ -12,9 +12,14 @@ from typing import Any
 import pytest
 import torch
 from devices import EmulatedDevice, emulated
+from laws import everywhere
 
 from benchmarks.kernels import cuda_input, selection, steps
+from benchmarks.training_step.measure import measure
 from horovod_sparse import metrics
+from horovod_sparse.engine import layout
+from horovod_sparse.transport.base import Transport
+from horovod_sparse.transport.in_process import run_ranks
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +36,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
     pretended = EmulatedDevice()
     for module in (cuda_input, steps):
         monkeypatch.setattr(module, "GPU", torch.device("cpu"))
+    for module in (cuda_input, steps, layout):
         monkeypatch.setattr(module, "device_of", lambda _: pretended)
     for name in ("synchronize", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
@@ -85,3 +91,25 @@ def test_a_wrong_step_on_the_device_is_counted(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(case.pipelines["step"], "_scatter", spoil)
     assert case.wrong("step") == 2
     case.close()
+
+
+def training(**options: Any) -> Any:
+    """Return options of benchmarks.training_step for a few steps of a small model."""
+    device = "cpu" if emulated() else "cuda"
+    return argparse.Namespace(model="cnn", batch=2, length=1, density=0.01, steps=2, warmup=1, device=device, **options)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_training_step_compresses_on_the_device(overlap: bool) -> None:
+    (found,) = run_ranks(1, lambda transport: measure(training(overlap=overlap), transport, "recommended"))
+    assert all(found.ms[part][0] > 0 for part in ("step", "forward", "backward", "compression", "update"))
+    assert found.kilobytes_sent == 0
+
+
+@pytest.mark.full
+@pytest.mark.mpi
+def test_ranks_exchange_a_fraction_from_the_device(transport: Transport) -> None:
+    dense, ours = (measure(training(overlap=False), transport, name) for name in ("dense", "ours"))
+    few = ours.kilobytes_sent < 0.1 * dense.kilobytes_sent or transport.size == 1
+    assert everywhere(transport, few and ours.ms["compression"][0] > 0)
