@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cupy
 import numpy as np
 
+from horovod_sparse.kernels import copied
 from horovod_sparse.kernels.cuda.launch import (
     Module,
     Table,
@@ -100,7 +101,7 @@ def cut(indices: Indices, values: Array, k: int) -> tuple[tuple[Indices, Array],
     indices, values = check_vector(indices, values, "vector")
     k = _check_count(k, values.size)
     if k == 0:
-        return (indices[:0], values[:0]), (indices.copy(), values.copy())
+        return (indices[:0], values[:0]), (copied(indices), copied(values))
     selection = _Selection(Table([], 0), values[:0], 0, listed=(indices, values))
     selection.search(k)
     rest = cupy.empty(values.size - k, np.int32), cupy.empty(values.size - k, values.dtype)
