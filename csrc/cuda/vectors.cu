@@ -132,11 +132,53 @@ HVS_FUNCTION std::int64_t first_from(const std::int32_t* indices, std::int64_t l
   return low;
 }
 
+// The number of indices below each position.
+__global__ void __launch_bounds__(block_threads)
+    places(const std::int32_t* indices, std::int64_t count, const std::int32_t* positions, std::int64_t number,
+           std::int64_t* found) {
+  const std::int64_t i = std::int64_t(blockIdx.x) * block_threads + threadIdx.x;
+  if (i < number) found[i] = first_from(indices, 0, count, positions[i]);
+}
+
 // State shared by the blocks and the host; all bytes are zero at the start.
 struct Kept {
   std::int64_t count;
   std::uint32_t ticket;
 };
+
+// Appends the entries of a tile that stay, a bit for each of the thread's, to (kept, kept_values).
+template <class Real>
+HVS_FUNCTION void append(const std::int32_t (&index)[run], const Real (&value)[run], std::uint32_t stays,
+                         std::int64_t tile, bool last, Kept* state, Status* statuses, std::int32_t* kept,
+                         Real* kept_values) {
+  const Prefix<std::uint32_t> prefix = scan_block(std::uint32_t(__popc(stays)));
+  const std::int64_t before = std::int64_t(look_back(statuses, tile, prefix.total));
+  if (last && threadIdx.x == 0) state->count = before + prefix.total;
+  std::int64_t to = before + prefix.before;
+  for (int i = 0; i < run; ++i) {
+    if (!(stays >> i & 1)) continue;
+    kept[to] = index[i];
+    kept_values[to++] = value[i];
+  }
+}
+
+// Copies the entries whose magnitude is at least `least` to (kept, kept_values), one tile per block.
+template <class Real>
+__global__ void __launch_bounds__(block_threads)
+    reaching(const std::int32_t* indices, const Real* values, std::int64_t count, Real least, Kept* state,
+             Status* statuses, std::int32_t* kept, Real* kept_values) {
+  const std::int64_t tile = take_ticket(&state->ticket), begin = tile * (run * block_threads);
+  const std::int64_t first = begin + std::int64_t(threadIdx.x) * run;
+  std::int32_t index[run] = {};
+  Real value[run] = {};
+  std::uint32_t stays = 0;
+  for (int i = 0; i < run && first + i < count; ++i) {
+    index[i] = indices[first + i];
+    value[i] = values[first + i];
+    stays |= std::uint32_t(value[i] >= least || -value[i] >= least) << i;
+  }
+  append(index, value, stays, tile, begin + run * block_threads >= count, state, statuses, kept, kept_values);
+}
 
 // Copies the entries whose index is not among `others` to (kept, kept_values), one tile per block.
 template <class Real>
@@ -165,15 +207,7 @@ __global__ void __launch_bounds__(block_threads)
     other = first_from(others, other, range[1], index[i]);
     stays |= std::uint32_t(other >= range[1] || others[other] != index[i]) << i;
   }
-  const Prefix<std::uint32_t> prefix = scan_block(std::uint32_t(__popc(stays)));
-  const std::int64_t before = std::int64_t(look_back(statuses, tile, prefix.total));
-  if (end == count && threadIdx.x == 0) state->count = before + prefix.total;
-  std::int64_t to = before + prefix.before;
-  for (int i = 0; i < run; ++i) {
-    if (!(stays >> i & 1)) continue;
-    kept[to] = index[i];
-    kept_values[to++] = value[i];
-  }
+  append(index, value, stays, tile, end == count, state, statuses, kept, kept_values);
 }
 
 // --- count_magnitudes ----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from horovod_sparse.collectives.balance import balance, saving
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.magnitude import KthMagnitude, kth_magnitude
 from horovod_sparse.collectives.split import split_reduce
-from horovod_sparse.kernels import to_device, to_host
+from horovod_sparse.kernels import joined, kernels_for, to_host
 from horovod_sparse.kernels.types import Array, Indices
 from horovod_sparse.rules import BucketContext, Exchange, SparseVector
 from horovod_sparse.rules.options import integer, number
@@ -108,9 +108,10 @@ class OkTopk(Base):
         """Return boundaries that give every rank about the same number of entries: the mean of the ranks' proposals."""
         ranks = self._transport.size
         inner = np.arange(1, ranks, dtype=np.int64)
-        if indices.size:
+        if indices.size and inner.size:
             # In 64 bits, as the sum of P positions exceeds 32 bits for models of ordinary size.
-            proposal = to_host(indices[to_device(inner * indices.size // ranks, indices)]).astype(np.int64)
+            places = (inner * indices.size // ranks).tolist()
+            proposal = to_host(joined([indices[place : place + 1] for place in places])).astype(np.int64)
         else:
             proposal = inner * size // ranks
         return np.array([0, *self._transport.allreduce(proposal) // ranks, size], np.int64)
@@ -136,14 +137,15 @@ class OkTopk(Base):
         many are equal: with error feedback, the magnitudes that are sent lie close together, just above the threshold.
         """
         indices, values = sums.entries
-        magnitudes = np.abs(values)
-        reached = magnitudes >= self._threshold.value
+        reached = SparseVector(*kernels_for(values).reaching(indices, values, self._threshold.value), sums.size)
         if kth is not None and kth.wanted < kth.equal:
-            equal = np.flatnonzero(magnitudes == kth.value)
-            before = int(self._transport.allgather_integers(equal.size)[: self._transport.rank].sum())
-            reached[equal[max(0, kth.wanted - before) :]] = False
-        enough = np.flatnonzero(reached)
-        return self._offer(SparseVector(indices[enough], values[enough], sums.size))
+            kind = values.dtype.type
+            above = kernels_for(values).reaching(indices, values, float(np.nextafter(kind(kth.value), kind(np.inf))))
+            larger = SparseVector(*above, sums.size)
+            equal = reached.without(larger)
+            before = int(self._transport.allgather_integers(len(equal))[: self._transport.rank].sum())
+            reached = larger.plus(equal.head(max(0, kth.wanted - before)))
+        return self._offer(reached)
 
     def _offer(self, kept: SparseVector) -> _Part:
         """Return this owner's part of the total; gathers every owner's count and length in one collective operation."""

@@ -234,6 +234,27 @@ class Kernels(Protocol):
             values: Values at the remaining indices.
         """
 
+    def places(self, indices: Indices, cuts: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Return, for each of several positions, the number of indices below it, on the host.
+
+        Args:
+            indices: Ascending and unique, int32.
+            cuts: A few positions, a NumPy array of int32 on every device.
+        """
+
+    def reaching(self, indices: Indices, values: Array, threshold: float) -> tuple[Indices, Array]:
+        """Return the entries of a sparse vector whose magnitude is at least a threshold; NaN is none.
+
+        Args:
+            indices: Ascending and unique, int32.
+            values: float32 or float64, one per index.
+            threshold: 0 or more, rounded to the values' dtype.
+
+        Returns:
+            indices: Indices of the entries, ascending.
+            values: Their values.
+        """
+
     def merge_sum(self, vectors: Sequence[tuple[Indices, Array]], size: int) -> tuple[Indices, Array]:
         """Sum sparse vectors, in time linear in their entries.
 

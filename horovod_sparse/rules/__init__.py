@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.kernels import kernels_for
+from horovod_sparse.kernels import copied, kernels_for
 from horovod_sparse.kernels.types import MAX_SIZE, Array, Segments
 from horovod_sparse.rules.options import RuleOptions, flag, integer, number, one_of
 from horovod_sparse.vector import Exchange, SparseVector
@@ -240,6 +240,6 @@ def _copy(value: Any, earlier: Any) -> Any:
     if not hasattr(value, "dtype"):
         return value
     if getattr(earlier, "shape", None) != value.shape or earlier.dtype != value.dtype:
-        return value.copy()
+        return value.copy() if isinstance(value, (np.ndarray, np.generic)) else copied(value)
     earlier[...] = value
     return earlier

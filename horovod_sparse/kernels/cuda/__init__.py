@@ -26,7 +26,7 @@ from horovod_sparse.kernels.cuda.statistics import (
     square_norm,
     tail,
 )
-from horovod_sparse.kernels.cuda.vectors import add, count_magnitudes, exclude, merge_sum, scatter
+from horovod_sparse.kernels.cuda.vectors import add, count_magnitudes, exclude, merge_sum, places, reaching, scatter
 
 __all__ = [
     "accumulate",
@@ -47,7 +47,9 @@ __all__ = [
     "largest",
     "merge_sum",
     "narrow",
+    "places",
     "quantize",
+    "reaching",
     "round_levels",
     "round_values",
     "sample",
