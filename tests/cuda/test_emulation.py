@@ -86,3 +86,10 @@ def test_new_memory_holds_garbage() -> None:
         import cupy
 
         assert (cupy.empty(3, np.uint8).get() == 0xA5).all()
+
+
+def test_missing_cpu_kernels_are_reported_with_the_command_that_builds_them() -> None:
+    code = "import sys; sys.modules['horovod_sparse.kernels._cpu'] = None; import devices"
+    tests = Path(__file__).parent.parent
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tests)
+    assert run.stderr.splitlines()[-1].endswith("HOROVOD_SPARSE_TEST_HOOKS=1 python setup.py build_ext --inplace")
