@@ -68,7 +68,7 @@ class Backend:
 
 
 DEVICE = [Backend(None)]
-CPU = [Backend(level) for level in supported_levels()] if devices.CPU_KERNELS else []
+CPU = [Backend(level) for level in supported_levels()]
 ALL = CPU + DEVICE
 ONE_OF_EACH = CPU[:1] + DEVICE
 # The emulation is slow: it runs one in four of hypothesis' examples.

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import inspect
 import os
 import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 
@@ -37,13 +35,17 @@ if not has_gpu():
     # Shared by all processes of this run and the next ones, but separate from the user's CuPy cache.
     os.environ["CUPY_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"horovod_sparse_emulation_{os.getuid()}")
 
+if importlib.util.find_spec("horovod_sparse.kernels._cpu") is None:
+    raise ImportError(
+        "the tests need the compiled CPU kernels, also on a GPU; with a C++ compiler and pybind11, build them by "
+        "HOROVOD_SPARSE_TEST_HOOKS=1 python setup.py build_ext --inplace"
+    )
+
 import cupy
 import numpy as np
-import reference
 from inputs import BFLOAT16, Array
 
 from horovod_sparse.kernels import to_host
-from horovod_sparse.kernels.types import Moments
 
 __all__ = ["to_host"]  # for the tests
 
@@ -51,33 +53,9 @@ if TYPE_CHECKING:
     import torch  # not needed by the laws
 
 
-def _without_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    most = len(inspect.signature(function).parameters)
-    return lambda *given, **named: function(*given[:most], **named)
-
-
-def _reference_as_cpu_kernels() -> None:
-    """Replace the CPU kernels by the NumPy reference, because they are not built."""
-    module = ModuleType("horovod_sparse.kernels.cpu")
-    for name, function in inspect.getmembers(reference, inspect.isfunction):
-        setattr(module, name, _without_options(function))
-
-    def accumulate_moments(*given: Any) -> Moments:
-        count, *sums = reference.accumulate_moments(*given[:3])
-        return Moments(count, *map(float, sums))
-
-    module.accumulate_moments = accumulate_moments  # type: ignore[attr-defined]
-    sys.modules[module.__name__] = module
-
-
 def emulated() -> bool:
     """Return whether CuPy is emulated."""
     return bool(cupy.__version__ == "emulated")
-
-
-CPU_KERNELS = emulated() or importlib.util.find_spec("horovod_sparse.kernels._cpu") is not None
-if not CPU_KERNELS:  # not required on a machine with a GPU
-    _reference_as_cpu_kernels()
 
 
 def on_device(array: Array) -> Any:

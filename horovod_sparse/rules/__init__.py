@@ -106,6 +106,14 @@ class BucketContext:
         stream = 0 if shared else 1 + self.rank
         return np.random.default_rng([seed, self.bucket, step, stream, *([level] if level else [])])
 
+    def zeros(self) -> Array:
+        """Return zeros of the bucket's size, dtype and device, written: pages of ``np.zeros`` appear in the first step.
+
+        Not ``np.full``, which passes ``device=None`` on to CuPy's ``full``, which does not accept it.
+        """
+        zeros: Array = np.zeros_like(self.like, shape=(self.size,))
+        return zeros
+
     def mean(self, numbers: Sequence[float]) -> list[float]:
         """Return numbers averaged over the ranks, bit-identical on all of them; a collective call."""
         means: list[float] = (self.consensus(np.array(numbers)) / self.ranks).tolist()

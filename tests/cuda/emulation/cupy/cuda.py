@@ -28,7 +28,9 @@ class Stream:
 
     null: Any = None
 
-    def __init__(self) -> None:
+    def __init__(
+        self, null: bool = False, non_blocking: bool = False, ptds: bool = False, priority: int | None = None
+    ) -> None:
         self.ptr = 0
 
     def synchronize(self) -> None:
@@ -39,7 +41,7 @@ class Stream:
 Stream.null = Stream()
 
 
-def get_current_stream() -> Stream:
+def get_current_stream(device_id: int = -1) -> Stream:
     return Stream.null
 
 
@@ -88,8 +90,8 @@ class Device:
     id = 0
     compute_capability = "90"
 
-    def __init__(self, number: int = 0) -> None:
-        assert number == 0
+    def __init__(self, device: int | None = None) -> None:
+        assert device in (None, 0)
 
     attributes: dict[str, Any] = {"MultiProcessorCount": 2}  # noqa: RUF012
 
