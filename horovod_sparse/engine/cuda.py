@@ -46,8 +46,8 @@ class CudaDevice:
     def array_of(self, tensor: torch.Tensor) -> Array:
         """Return a flat CuPy array of the tensor's memory; bfloat16, which CuPy lacks, as uint16 bits.
 
-        torch is not told of the stream (``record_stream``), which would delay the reuse of every gradient's memory: the
-        worker keeps gradients until torch's stream follows this one.
+        Needs no ``record_stream``, which would delay the reuse of every gradient's memory: the worker keeps gradients
+        until torch's stream follows this one.
         """
         return array_over(tensor, self._device.index)
 
@@ -70,7 +70,7 @@ class CudaDevice:
 
     def _allocate(self, nbytes: int) -> Any:
         """Allocate memory for the current stream; torch lets other streams use it only after this stream's work."""
-        # torch.empty takes longer, and fills the memory where torch is told to be deterministic.
+        # torch.empty takes longer, and fills the memory if deterministic algorithms are enabled.
         storage = torch.UntypedStorage(nbytes, device=self._device)  # type: ignore[no-untyped-call]
         return pointer_to(storage, nbytes, self._device.index)
 
