@@ -25,6 +25,7 @@ import itertools
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -81,7 +82,14 @@ class Row:
 class Case:
     """Input and contenders of one size, density and number of threads, on the stream used in training."""
 
-    def __init__(self, size: int, density: float, threads: int, target: torch.device = CPU) -> None:
+    def __init__(
+        self,
+        size: int,
+        density: float,
+        threads: int,
+        target: torch.device = CPU,
+        contenders: Sequence[str] = tuple(SETTINGS),
+    ) -> None:
         device = device_of(target)
         self._context = ExitStack()
         self._context.enter_context(device.work())
@@ -94,11 +102,12 @@ class Case:
         self._on_device = not isinstance(self.gradient, np.ndarray)
         self.pipelines = {
             name: pipeline_for(
-                parse(f"topka:density={density},threads={threads}{settings}"),
+                parse(f"topka:density={density},threads={threads}{SETTINGS[name]}"),
                 *(size, self.gradient[:0], MPITransport(MPI.COMM_SELF)),
                 undoable=name == "with scaler",
             )
-            for name, settings in SETTINGS.items()
+            for name in contenders
+            if name in SETTINGS
         }
 
     def close(self) -> None:
@@ -148,11 +157,12 @@ class Case:
 
 def measure(size: int, density: float, threads: int, options: argparse.Namespace) -> list[Row]:
     """Measure and verify one combination; return its rows."""
-    case = Case(size, density, threads, GPU if options.device == "cuda" else CPU)
-    for name in BYTES:
+    names = ["bound", *(name for name in options.contenders if name != "bound")]
+    case = Case(size, density, threads, GPU if options.device == "cuda" else CPU, names)
+    for name in names:
         case.run(name, repeat=1)  # first touch of the memory
     rows = []
-    for name, times in interleaved(zip(BYTES, BYTES, strict=True), case.run, options.rounds).items():
+    for name, times in interleaved(zip(names, names, strict=True), case.run, options.rounds).items():
         ms, *parts = np.transpose(times)
         least, wrong = float(np.min(ms)), case.wrong(name) if name in SETTINGS else 0
         stages = {part: float(np.min(one)) for part, one in zip(PARTS, parts, strict=True)}
@@ -181,9 +191,12 @@ def main() -> int:
     parser.add_argument("--densities", type=listed(float), default="0.01")
     parser.add_argument("--threads", type=listed(at_least(1)), default="1")
     parser.add_argument("--rounds", type=at_least(1), default=9)
+    parser.add_argument("--contenders", type=listed(str), default=[*BYTES], help="next to bound; default: all")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path, help="write the measurements to this file")
     options = parser.parse_args()
+    if unknown := set(options.contenders) - set(BYTES):
+        parser.error(f"unknown contenders {', '.join(unknown)}; known are: {', '.join(BYTES)}")
     environment = machine(options.device)
     print("   ".join(f"{name}: {value}" for name, value in environment.items()))
     metrics.enable(device=torch.cuda if options.device == "cuda" else None)
