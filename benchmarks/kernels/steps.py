@@ -33,9 +33,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from mpi4py import MPI
 
-from benchmarks import command_line, interleaved, save
+from benchmarks import command_line, interleaved, save, single_rank
 from benchmarks.kernels.selection import machine
 from horovod_sparse import metrics
 from horovod_sparse.cli.units import at_least, count, listed
@@ -44,7 +43,6 @@ from horovod_sparse.engine.device import device_of
 from horovod_sparse.engine.pipeline import pipeline_for
 from horovod_sparse.kernels import kernels_for, to_host
 from horovod_sparse.kernels.types import Velocity
-from horovod_sparse.transport.mpi import MPITransport
 
 PARTS = ("select", "agree", "exchange", "apply")
 # Targets at 25M elements, 1 % and one thread of a CPU: at most these multiples of the bound.
@@ -103,7 +101,7 @@ class Case:
         self.pipelines = {
             name: pipeline_for(
                 parse(f"topka:density={density},threads={threads}{SETTINGS[name]}"),
-                *(size, self.gradient[:0], MPITransport(MPI.COMM_SELF)),
+                *(size, self.gradient[:0], single_rank()),
                 undoable=name == "with scaler",
             )
             for name in contenders
