@@ -52,6 +52,13 @@ def save(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n")
 
 
+def single_rank() -> Any:
+    """Return a transport of one rank, which needs no MPI."""
+    from horovod_sparse.transport.in_process import run_ranks
+
+    return run_ranks(1, lambda transport: transport)[0]
+
+
 def print_on_rank_0(found: object) -> None:
     """Print a result as JSON on rank 0; ``last_line`` reads it."""
     from mpi4py import MPI

@@ -25,6 +25,7 @@ import itertools
 import os
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,9 +33,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from mpi4py import MPI
 
-from benchmarks import command_line, interleaved, save
+from benchmarks import command_line, interleaved, save, single_rank
 from benchmarks.kernels.selection import machine
 from horovod_sparse import metrics
 from horovod_sparse.cli.units import at_least, count, listed
@@ -43,7 +43,6 @@ from horovod_sparse.engine.device import device_of
 from horovod_sparse.engine.pipeline import pipeline_for
 from horovod_sparse.kernels import kernels_for, to_host
 from horovod_sparse.kernels.types import Velocity
-from horovod_sparse.transport.mpi import MPITransport
 
 PARTS = ("select", "agree", "exchange", "apply")
 # Targets at 25M elements, 1 % and one thread of a CPU: at most these multiples of the bound.
@@ -81,7 +80,14 @@ class Row:
 class Case:
     """Input and contenders of one size, density and number of threads, on the stream used in training."""
 
-    def __init__(self, size: int, density: float, threads: int, target: torch.device = CPU) -> None:
+    def __init__(
+        self,
+        size: int,
+        density: float,
+        threads: int,
+        target: torch.device = CPU,
+        contenders: Sequence[str] = tuple(SETTINGS),
+    ) -> None:
         device = device_of(target)
         self._context = ExitStack()
         self._context.enter_context(device.work())
@@ -94,11 +100,12 @@ class Case:
         self._on_device = not isinstance(self.gradient, np.ndarray)
         self.pipelines = {
             name: pipeline_for(
-                parse(f"topka:density={density},threads={threads}{settings}"),
-                *(size, self.gradient[:0], MPITransport(MPI.COMM_SELF)),
+                parse(f"topka:density={density},threads={threads}{SETTINGS[name]}"),
+                *(size, self.gradient[:0], single_rank()),
                 undoable=name == "with scaler",
             )
-            for name, settings in SETTINGS.items()
+            for name in contenders
+            if name in SETTINGS
         }
 
     def close(self) -> None:
@@ -148,11 +155,12 @@ class Case:
 
 def measure(size: int, density: float, threads: int, options: argparse.Namespace) -> list[Row]:
     """Measure and verify one combination; return its rows."""
-    case = Case(size, density, threads, GPU if options.device == "cuda" else CPU)
-    for name in BYTES:
+    names = ["bound", *(name for name in options.contenders if name != "bound")]
+    case = Case(size, density, threads, GPU if options.device == "cuda" else CPU, names)
+    for name in names:
         case.run(name, repeat=1)  # first touch of the memory
     rows = []
-    for name, times in interleaved(zip(BYTES, BYTES, strict=True), case.run, options.rounds).items():
+    for name, times in interleaved(zip(names, names, strict=True), case.run, options.rounds).items():
         ms, *parts = np.transpose(times)
         least, wrong = float(np.min(ms)), case.wrong(name) if name in SETTINGS else 0
         stages = {part: float(np.min(one)) for part, one in zip(PARTS, parts, strict=True)}
@@ -181,9 +189,12 @@ def main() -> int:
     parser.add_argument("--densities", type=listed(float), default="0.01")
     parser.add_argument("--threads", type=listed(at_least(1)), default="1")
     parser.add_argument("--rounds", type=at_least(1), default=9)
+    parser.add_argument("--contenders", type=listed(str), default=[*BYTES], help="next to bound; default: all")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", type=Path, help="write the measurements to this file")
     options = parser.parse_args()
+    if unknown := set(options.contenders) - set(BYTES):
+        parser.error(f"unknown contenders {', '.join(unknown)}; known are: {', '.join(BYTES)}")
     environment = machine(options.device)
     print("   ".join(f"{name}: {value}" for name, value in environment.items()))
     metrics.enable(device=torch.cuda if options.device == "cuda" else None)

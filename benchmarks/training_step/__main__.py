@@ -33,7 +33,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
-from benchmarks import command_line, save
+from benchmarks import command_line, save, single_rank
 from benchmarks.kernels.selection import machine
 from benchmarks.training_step.exchange import CONTENDERS, configuration_of
 from benchmarks.training_step.measure import PARTS, Measurement, measure
@@ -43,13 +43,19 @@ from horovod_sparse.cli.units import at_least, real
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.transport.base import Transport
 
+# Variables of launchers: torchrun, Open MPI, other MPIs, and SLURM with PMIx.
+LAUNCHED = ("TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
+
 
 def connect(device: str) -> Transport:
-    """Return the transport of all ranks, which may be one, and select this rank's GPU, which ranks may share."""
+    """Return the transport of all ranks, and select this rank's GPU, which ranks may share."""
+    if not any(name in os.environ for name in LAUNCHED):
+        alone: Transport = single_rank()
+        return alone
     ddp.init_process_group("gloo")
     atexit.register(distributed.destroy_process_group)
     if device == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     transport = transport_of(distributed.group.WORLD)
     assert transport is not None
     return transport

@@ -30,6 +30,7 @@ LAUNCHERS = {
     "mpirun": {"-np": 1, "-n": 1, "--oversubscribe": 0, "--bind-to": 1, "--map-by": 1, "-x": 1, "--hostfile": 1},
     "horovodrun": {"-np": 1, "-H": 1, "--mpi": 0, "--mpi-args": 0, "--check-build": 0},
     "srun": {"-n": 1, "--mpi": 0, "--kill-on-bad-exit": 0, "--cpus-per-task": 0},
+    "ncu": {"--csv": 0, "--page": 1, "--print-units": 1, "--log-file": 1, "--kernel-name": 1, "--metrics": 1},
 }
 SBATCH = {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--constraint", "--signal", "--cpus-per-task"}
 # Scripts of the reader.
