@@ -13,7 +13,7 @@ from benchmarks.kernels import traffic
 pytestmark = pytest.mark.full
 
 ROOT = Path(__file__).resolve().parents[2]
-# The format is that of Nsight Compute's documentation and of published logs; the values are invented.
+# The format is that of published logs; the values are invented.
 PROFILE = """\
 ==PROF== Connected to process 42 (/usr/bin/python3.12)
 ==PROF== Profiling "sweep" - 1: 0%....50%....100% - 1 pass
