@@ -74,13 +74,14 @@ def copy_to_host(array: Any) -> NDArray[Any]:
     return copy
 
 
-def add_to(total: Array, values: Array) -> Array:
+def add_to(total: Any, values: Any) -> Array:
     """Add values to an array, and return it; on a device by our kernel, where CuPy would compile one."""
     if isinstance(total, np.ndarray) or total.dtype.kind != "f":
         total += values
     else:
         kernels_for(total).add(None, values, total)
-    return total
+    result: Array = total
+    return result
 
 
 def copied(array: Array) -> Array:
@@ -90,7 +91,7 @@ def copied(array: Array) -> Array:
     return copy
 
 
-def joined(parts: Sequence[Array], out: Array | None = None) -> Array:
+def joined(parts: Sequence[Any], out: Array | None = None) -> Array:
     """Concatenate contiguous arrays of one dtype, as ``np.concatenate``; on a device by copies of memory."""
     if isinstance(parts[0], np.ndarray):
         return np.concatenate(parts, out=out)
@@ -119,7 +120,10 @@ def packed(gradients: Segments, values: Array) -> Array:
 
 
 def largest_magnitude(array: Array) -> float:
-    """Return the largest magnitude of an array of any device: 0 if it is empty, infinity if it contains NaN."""
-    if array.dtype.kind == "f":
+    """Return the largest magnitude of an array or a tensor: 0 if it is empty, infinity if it contains NaN."""
+    if type(array).__module__.partition(".")[0] == "cupy" and array.dtype.kind == "f":
         return kernels_for(array).largest([(0, array.reshape(-1))])
-    return float(max(array.max(), -array.min())) if array.size else 0.0
+    if 0 in array.shape:
+        return 0.0
+    magnitude = float(max(array.max(), -array.min()))  # without a copy of the array
+    return magnitude if magnitude == magnitude else np.inf

@@ -25,7 +25,6 @@ from horovod_sparse.rules import Step
 SHAPES = [(40, 30), (1,), (3, 5, 7), (2000,), (90,)]
 # What the default chooses from, the other collectives of top-k, and what they send.
 NONE = [
-    "recommended:density=0.05",
     "recommended:density=0.05,collective=topka",
     "recommended:density=0.05,collective=oktopk",
     "dense",
@@ -33,6 +32,7 @@ NONE = [
     "topka:density=0.05,indices=plain,wire=float16",
 ]
 MORE = [
+    "recommended:density=0.05",  # measures the network, too
     *("gtopk:density=0.05", "topkdsa:density=0.05", "hierarchical:density=0.05,node_ranks=2", "dense:wire=log4"),
     *("topka:density=0.05,wire=bfloat16", "topka:density=0.05,wire=log8", "dense:wire=float16"),
 ]
