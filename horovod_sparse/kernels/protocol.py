@@ -252,7 +252,7 @@ class Kernels(Protocol):
 
         Returns:
             indices: Indices of the entries, ascending.
-            values: Their values.
+            values: Values of these entries.
         """
 
     def merge_sum(self, vectors: Sequence[tuple[Indices, Array]], size: int) -> tuple[Indices, Array]:
