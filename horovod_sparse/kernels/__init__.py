@@ -76,7 +76,7 @@ def copy_to_host(array: Any) -> NDArray[Any]:
 
 def add_to(total: Any, values: Any) -> Array:
     """Add values to an array, and return it; on a device by our kernel, where CuPy would compile one."""
-    if isinstance(total, np.ndarray) or total.dtype.kind != "f":
+    if isinstance(total, np.ndarray) or total.dtype not in (np.float32, np.float64):
         total += values
     else:
         kernels_for(total).add(None, values, total)

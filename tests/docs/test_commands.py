@@ -107,6 +107,8 @@ def check(words, variables, monkeypatch):
         run("horovod_sparse.cli", arguments, monkeypatch, call="main")
     elif re.fullmatch(r"python3?", program):
         check_python(arguments, monkeypatch)
+    elif program in (".", "bash"):
+        assert (ROOT / arguments[0]).is_file(), arguments[0]
     else:
         assert program in OTHERS, f"{program} is not known: add it to the list of its kind in this file"
 

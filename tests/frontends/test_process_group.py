@@ -231,7 +231,7 @@ def test_a_rank_uses_the_gpu_of_its_local_rank_among_those_that_it_sees(gpus, vi
 @pytest.mark.parametrize(
     ("of_node", "of_other_nodes", "expected", "warning"),
     [
-        (["a", "b"], [True], "nccl", None),
+        (["a", "b"], [True], "cpu:gloo,cuda:nccl", None),
         (["a", "b"], [False], "gloo", None),
         (
             ["a", "a"],

@@ -28,8 +28,8 @@ def init_process_group(backend: str | None = None, **settings: Any) -> None:
 
     Args:
         backend: Backend of the group, which carries everything that is not compressed: DDP's first broadcast and its
-            buffers. None: gloo if ranks share GPUs, which NCCL refuses, with a warning; otherwise nccl if each rank has
-            a GPU, and gloo if not; under torchrun, torch's default, which is gloo for the CPU and nccl for GPUs.
+            buffers. None: gloo if ranks share GPUs, which NCCL refuses, with a warning; otherwise, as torch's default,
+            gloo for the CPU, and nccl if each rank has a GPU.
         **settings: Further arguments of ``torch.distributed.init_process_group``, such as ``timeout``.
 
     Raises:
@@ -54,12 +54,12 @@ def init_process_group(backend: str | None = None, **settings: Any) -> None:
 
 
 def _backend(comm: MPI.Intracomm, node: MPI.Intracomm) -> str:
-    """Return nccl if each rank has its own GPU, otherwise gloo."""
+    """Return nccl for GPUs, with gloo for the CPU, if each rank has its own GPU; otherwise gloo."""
     ranks = node.allgather(_gpu(node.Get_rank()))
     gpus = set(ranks) - {None}
     shared = _shared(len(ranks), len(gpus), comm.Get_rank(), node.Get_rank())
     everywhere = comm.allgather(bool(gpus) and not shared and distributed.is_nccl_available())
-    return "nccl" if all(everywhere) else "gloo"
+    return "cpu:gloo,cuda:nccl" if all(everywhere) else "gloo"
 
 
 def _backend_under_torchrun() -> str | None:
