@@ -146,9 +146,10 @@ struct Kept {
   std::uint32_t ticket;
 };
 
-// Appends the entries of a tile that stay, a bit for each of the thread's, to (kept, kept_values).
+// Appends the entries of a tile that stay to (kept, kept_values); `stays` has a bit for each of the thread's entries,
+// which begin at `first`.
 template <class Real>
-HVS_FUNCTION void append(const std::int32_t (&index)[run], const Real (&value)[run], std::uint32_t stays,
+HVS_FUNCTION void append(const std::int32_t* indices, const Real* values, std::int64_t first, std::uint32_t stays,
                          std::int64_t tile, bool last, Kept* state, Status* statuses, std::int32_t* kept,
                          Real* kept_values) {
   const Prefix<std::uint32_t> prefix = scan_block(std::uint32_t(__popc(stays)));
@@ -157,8 +158,8 @@ HVS_FUNCTION void append(const std::int32_t (&index)[run], const Real (&value)[r
   std::int64_t to = before + prefix.before;
   for (int i = 0; i < run; ++i) {
     if (!(stays >> i & 1)) continue;
-    kept[to] = index[i];
-    kept_values[to++] = value[i];
+    kept[to] = indices[first + i];
+    kept_values[to++] = values[first + i];
   }
 }
 
@@ -169,15 +170,13 @@ __global__ void __launch_bounds__(block_threads)
              Status* statuses, std::int32_t* kept, Real* kept_values) {
   const std::int64_t tile = take_ticket(&state->ticket), begin = tile * (run * block_threads);
   const std::int64_t first = begin + std::int64_t(threadIdx.x) * run;
-  std::int32_t index[run] = {};
-  Real value[run] = {};
   std::uint32_t stays = 0;
   for (int i = 0; i < run && first + i < count; ++i) {
-    index[i] = indices[first + i];
-    value[i] = values[first + i];
-    stays |= std::uint32_t(value[i] >= least || -value[i] >= least) << i;
+    const Real value = values[first + i];
+    stays |= std::uint32_t(value >= least || -value >= least) << i;
   }
-  append(index, value, stays, tile, begin + run * block_threads >= count, state, statuses, kept, kept_values);
+  const bool last = begin + run * block_threads >= count;
+  append(indices, values, first, stays, tile, last, state, statuses, kept, kept_values);
 }
 
 // Copies the entries whose index is not among `others` to (kept, kept_values), one tile per block.
@@ -194,20 +193,15 @@ __global__ void __launch_bounds__(block_threads)
     range[threadIdx.x] = first_from(others, 0, other_count, limit);
   }
   __syncthreads();
-  std::int32_t index[run];
-  Real value[run];
   const std::int64_t first = begin + std::int64_t(threadIdx.x) * run;
-  for (int i = 0; i < run; ++i) {
-    index[i] = first + i < end ? indices[first + i] : 0;
-    value[i] = first + i < end ? values[first + i] : Real(0);
-  }
   std::uint32_t stays = 0;
   std::int64_t other = range[0];
   for (int i = 0; i < run && first + i < end; ++i) {
-    other = first_from(others, other, range[1], index[i]);
-    stays |= std::uint32_t(other >= range[1] || others[other] != index[i]) << i;
+    const std::int32_t index = indices[first + i];
+    other = first_from(others, other, range[1], index);
+    stays |= std::uint32_t(other >= range[1] || others[other] != index) << i;
   }
-  append(index, value, stays, tile, end == count, state, statuses, kept, kept_values);
+  append(indices, values, first, stays, tile, end == count, state, statuses, kept, kept_values);
 }
 
 // --- count_magnitudes ----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ The cache serves machines with the same version of NVRTC. The arguments are comp
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from collections.abc import Sequence
 
@@ -18,10 +18,9 @@ from horovod_sparse.kernels.cuda.launch import MODULES
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compile what the cache lacks, and print the seconds that it took."""
-    archs = sys.argv[1:] if arguments is None else arguments
-    if not archs or not all(arch.isdigit() for arch in archs):
-        raise SystemExit("usage: python -m horovod_sparse.kernels.cuda.precompile ARCH..., such as 80 90")
-    for arch in archs:
+    parser = argparse.ArgumentParser(description="Compile all CUDA kernels into the cache; needs no GPU.")
+    parser.add_argument("archs", nargs="+", metavar="ARCH", help="compute capability without the dot, such as 90")
+    for arch in parser.parse_args(arguments).archs:
         for module in MODULES:
             begin = time.perf_counter()
             size = len(cached(module.name, module.kernels, arch).code)
