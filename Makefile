@@ -41,18 +41,15 @@ OF_TORCH = $(addprefix tests/transport/test_,base.py nodes.py in_process.py torc
 SERIAL = python -m pytest -n $(WORKERS) --dist loadfile
 MPITEST = python tools/mpitest.py
 
-# Tests that run on every device, and the tests of every kernel on small inputs.
-ON_DEVICES = tests/cuda tests/kernels tests/transport tests/collectives tests/wire tests/costs
-SANITIZED = tests/cuda tests/kernels -m 'not mpi and $(QUICK)' --ignore tests/kernels/test_cpu.py \
-            --ignore tests/cuda/test_on_gpu.py --ignore tests/cuda/test_emulation.py --ignore tests/cuda/test_benchmark.py
+CUDA = cuda-check cuda-tests cuda-sanitize cuda-bench cuda-figure
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help venv demo test test-ci test-nightly lint types test-serial test-laws test-mpi test-cuda test-slurm docs wheel \
-        release bench clean
+.PHONY: help venv demo test test-ci test-nightly lint types test-serial test-laws test-mpi test-slurm docs wheel \
+        release bench clean $(CUDA)
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(STAMP)  ## create the environment (VENV=.venv) with torch, MPI, Horovod and this package
 
@@ -84,6 +81,7 @@ test-ci: $(TOOLS)  ## run what CI adds to `make test`: tests marked full, more w
 	$(MPITEST) --ranks 1 -- -m '$(OTHERS)' $(UNDER_MPIRUN)
 	$(MPITEST) --ranks 4 -- -m '(mpi or law) and not slow and $(QUICK)' $(FRONT_ENDS) tests/transport
 	$(MPITEST) --torchrun --ranks 1 4 -- -m 'law and $(QUICK)' $(OF_TORCH) tests/collectives/test_laws.py
+	for part in check tests sanitize bench figure; do python -m tools.gpu.hour $$part --output runs/gpu || exit 1; done
 
 test-nightly: $(TOOLS)  ## run what a release must pass: random kills, packages, every architecture, up to 16 ranks
 	$(SERIAL) -m 'not mpi and nightly'
@@ -111,13 +109,13 @@ test-mpi: $(TOOLS)  ## run the tests under mpirun, and DDP under torchrun; the t
 	$(MPITEST) --torchrun --ranks 3 -- -m '(mpi or law) and $(QUICK)' $(OF_TORCH) tests/frontends/test_ddp.py
 	$(MPITEST) --ranks $(RANKS) -- -m '$(OTHERS)' $(UNDER_MPIRUN)
 
-test-cuda:  ## test on a GPU: identical bits, ranks that share the GPU, NCCL on all GPUs, memcheck, racecheck (needs no Horovod, no venv)
-	$(PYTHON) -m pytest $(ON_DEVICES) -m 'not mpi and $(QUICK)'
-	$(PYTHON) tools/mpitest.py --ranks 2 3 4 -- -m '(mpi or law) and $(QUICK)' $(filter-out tests/cuda,$(ON_DEVICES))
-	$(PYTHON) tools/mpitest.py --ranks 2 3 4 -- -m mpi tests/cuda
-	$(PYTHON) -m torch.distributed.run --standalone --nproc-per-node gpu examples/ddp.py
-	compute-sanitizer --tool memcheck --error-exitcode 1 $(PYTHON) -m pytest -q -x $(SANITIZED)
-	compute-sanitizer --tool racecheck --error-exitcode 1 $(PYTHON) -m pytest -q -x $(SANITIZED)
+cuda-check:  ## GPU: show in three minutes what fails first (needs no Horovod and no venv)
+cuda-tests:  ## GPU: compare bits with the CPU's, with 1, 2 and 3 ranks that share the GPU, and with all GPUs
+cuda-sanitize:  ## GPU: run every kernel under memcheck, racecheck, initcheck and synccheck
+cuda-bench:  ## GPU: time selection and whole steps, and count the kernels' memory traffic
+cuda-figure:  ## GPU: measure and draw the parts of a step of VGG-16
+$(CUDA): cuda-%:
+	$(PYTHON) -m tools.gpu.hour $* --output runs/gpu
 
 test-slurm: $(TOOLS)  ## test the scripts of slurm/ on a private SLURM (as root, installs Debian's packages)
 	tests/slurm/install.sh

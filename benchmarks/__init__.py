@@ -7,6 +7,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
+from pathlib import Path
 from typing import Any, TypeVar
 
 Contender = TypeVar("Contender")
@@ -44,6 +45,18 @@ def interleaved(
     for _, (name, contender) in product(range(rounds), contenders):
         found[name].append(measure(contender))
     return found
+
+
+def save(path: Path, content: Any) -> None:
+    """Write a result as JSON."""
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def single_rank() -> Any:
+    """Return a transport of one rank, which needs no MPI."""
+    from horovod_sparse.transport.in_process import run_ranks
+
+    return run_ranks(1, lambda transport: transport)[0]
 
 
 def print_on_rank_0(found: object) -> None:

@@ -9,13 +9,14 @@ import argparse
 import atexit
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -130,6 +131,7 @@ class DDP:
         self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
         self.local_rank = int(os.environ["LOCAL_RANK"])
         self.exchange: Any = None
+        self._postponed: list[tuple[Callable[[Any], Any], Any]] = []  # with --no-overlap: hook and bucket
 
     def replicate(self, model: nn.Module) -> nn.Module:
         """Move the model to its device and return it wrapped in DDP, which broadcasts the parameters."""
@@ -143,21 +145,47 @@ class DDP:
         if len(set(chosen)) > 1:  # different hooks would deadlock
             sys.exit(f"train.py: rank {self.rank}: --compression differs between ranks: {', '.join(chosen)}")
         if compression == "fp16":
-            self._model.register_comm_hook(None, fp16_compress_hook)
+            self._register(None, fp16_compress_hook)
         elif compression != "none":
             names = self._model.module.named_parameters()
             self.exchange = hvs.ddp.SparseState(compression, optimizer, names, grad_scaler=scaler)  # sparse
-            self._model.register_comm_hook(self.exchange, hvs.ddp.sparse_hook)  # sparse
+            self._register(self.exchange, hvs.ddp.sparse_hook)  # sparse
+        elif self._args.no_overlap:
+            self._register(None, allreduce_hook)
         return optimizer
+
+    def _register(self, state: Any, hook: Callable[..., Any]) -> None:
+        """Register a communication hook; with --no-overlap, ``exchanged()`` calls it, after the backward pass."""
+        if not self._args.no_overlap:
+            self._model.register_comm_hook(state, hook)
+            return
+
+        def postpone(state: Any, bucket):  # type: ignore[no-untyped-def] # DDP refuses annotations that are strings
+            device = bucket.buffer().device
+            done: torch.futures.Future[Tensor] = torch.futures.Future(devices=[device] if device.type == "cuda" else [])
+            done.set_result(bucket.buffer())
+            self._postponed.append((partial(hook, state), bucket))
+            return done
+
+        self._model.register_comm_hook(state, postpone)
 
     def accumulating(self) -> AbstractContextManager[None]:
         """Return a context for all but the last forward and backward pass of a step."""
         no_sync: AbstractContextManager[None] = self._model.no_sync()
         return no_sync
 
-    def exchanged(self) -> AbstractContextManager[None]:
-        """Return a null context: after ``backward()``, gradients are averages over all ranks."""
-        return nullcontext()
+    @contextmanager
+    def exchanged(self) -> Iterator[None]:
+        """Run the block; in it, gradients are averages over all ranks. With --no-overlap, exchange them first."""
+        if self._postponed:
+            with metrics.span("synchronize"):
+                for future in [hook(bucket) for hook, bucket in self._postponed]:
+                    future.wait()  # each of the hooks writes the result into its bucket
+                for _, bucket in self._postponed:
+                    for parameter, average in zip(bucket.parameters(), bucket.gradients(), strict=True):
+                        parameter.grad.copy_(average)
+            self._postponed.clear()
+        yield
 
     def sum(self, tensor: Tensor, name: str) -> Tensor:
         """Return the sum over all ranks, on the CPU."""

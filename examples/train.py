@@ -51,8 +51,6 @@ def main() -> None:
         sys.exit(f"train.py: {error}")
     if args.device == "cuda" and not torch.cuda.is_available():
         sys.exit("train.py: --device cuda, but torch finds no GPU: run `horovod-sparse check`")
-    if args.no_overlap and args.frontend != "horovod":
-        sys.exit("train.py: --no-overlap needs --frontend horovod: DistributedDataParallel exchanges during backward()")
     if args.local_steps and (args.frontend != "horovod" or args.no_overlap or args.compression == "fp16"):
         sys.exit("train.py: --local-steps needs --frontend horovod, without --no-overlap or --compression fp16")
     with hvs.checkpoint.on_preemption() if args.checkpoint else nullcontext(lambda: False) as preempted:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from horovod_sparse.kernels import kernels_for, to_device
+from horovod_sparse.kernels import copied, kernels_for, to_device
 from horovod_sparse.kernels.types import Array, Indices
 
 
@@ -61,7 +61,7 @@ class SparseVector:
     def head(self, count: int) -> SparseVector:
         """Return a copy of the first entries."""
         indices, values = self.entries
-        return replace(self, indices=indices[:count].copy(), values=values[:count].copy())
+        return replace(self, indices=copied(indices[:count]), values=copied(values[:count]))
 
     def part(self, places: Indices) -> SparseVector:
         """Return the entries with the given ascending entry numbers, which may be on any device."""

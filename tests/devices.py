@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import inspect
 import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 
@@ -36,13 +35,17 @@ if not has_gpu():
     # Shared by all processes of this run and the next ones, but separate from the user's CuPy cache.
     os.environ["CUPY_CACHE_DIR"] = str(Path(tempfile.gettempdir()) / f"horovod_sparse_emulation_{os.getuid()}")
 
+if importlib.util.find_spec("horovod_sparse.kernels._cpu") is None:
+    raise ImportError(
+        "the tests need the compiled CPU kernels, also on a GPU; with a C++ compiler and pybind11, build them by "
+        "HOROVOD_SPARSE_TEST_HOOKS=1 python setup.py build_ext --inplace"
+    )
+
 import cupy
 import numpy as np
-import reference
 from inputs import BFLOAT16, Array
 
 from horovod_sparse.kernels import to_host
-from horovod_sparse.kernels.types import Moments
 
 __all__ = ["to_host"]  # for the tests
 
@@ -50,33 +53,9 @@ if TYPE_CHECKING:
     import torch  # not needed by the laws
 
 
-def _without_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    most = len(inspect.signature(function).parameters)
-    return lambda *given, **named: function(*given[:most], **named)
-
-
-def _reference_as_cpu_kernels() -> None:
-    """Replace the CPU kernels by the NumPy reference, because they are not built."""
-    module = ModuleType("horovod_sparse.kernels.cpu")
-    for name, function in inspect.getmembers(reference, inspect.isfunction):
-        setattr(module, name, _without_options(function))
-
-    def accumulate_moments(*given: Any) -> Moments:
-        count, *sums = reference.accumulate_moments(*given[:3])
-        return Moments(count, *map(float, sums))
-
-    module.accumulate_moments = accumulate_moments  # type: ignore[attr-defined]
-    sys.modules[module.__name__] = module
-
-
 def emulated() -> bool:
     """Return whether CuPy is emulated."""
     return bool(cupy.__version__ == "emulated")
-
-
-CPU_KERNELS = emulated() or importlib.util.find_spec("horovod_sparse.kernels._cpu") is not None
-if not CPU_KERNELS:  # not required on a machine with a GPU
-    _reference_as_cpu_kernels()
 
 
 def on_device(array: Array) -> Any:
@@ -103,35 +82,81 @@ class EmulatedDevice:
     """Device whose tensors are on the CPU; it checks the conditions that a real device relies on.
 
     Kernels run only inside ``work``, after the gradients were marked.
+
+    Attributes:
+        calls: Number of calls of each method.
     """
 
     horovod_reaches = False
 
     def __init__(self) -> None:
-        self.inside = threading.local()
-        self.followed: list[tuple[str, bool]] = []  # marks, and whether they were made inside work
+        self._thread = threading.local()
+        self.calls = Counter[str]()
+
+    @property
+    def inside(self) -> int:
+        """Number of contexts of ``work`` that this thread is in."""
+        depth: int = getattr(self._thread, "depth", 0)
+        return depth
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Fail if the block copies what CuPy or torch has computed to the host while it is outside of ``work``."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        device, get = self, cupy.ndarray.get
+
+        class Guard(TorchDispatchMode):
+            def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                assert device.inside or "_local_scalar_dense" not in str(operation), "results are read only inside work"
+                return operation(*args, **kwargs or {})
+
+        def guarded(array: Any, *given: Any, **named: Any) -> Any:
+            assert device.inside, "results are read only inside work"
+            return get(array, *given, **named)
+
+        cupy.ndarray.get = guarded
+        try:
+            with Guard():
+                yield
+        finally:
+            cupy.ndarray.get = get
 
     def empty(self, dtype: torch.dtype) -> Any:
         return cupy.empty(0, str(dtype).removeprefix("torch."))
 
     def array_of(self, tensor: torch.Tensor) -> Any:
-        assert getattr(self.inside, "depth", 0), "arrays are made only inside work"
-        import torch
+        from horovod_sparse.engine.cuda import array_over
 
-        flat = tensor.detach().view(-1)
-        return cupy.adopt((flat.view(torch.uint16) if tensor.dtype == torch.bfloat16 else flat).numpy())
+        self.calls["array_of"] += 1
+        assert self.inside, "arrays are made only inside work"
+        return array_over(tensor, 0)
+
+    def nonzero(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
+        from horovod_sparse.engine.cuda import nonzero
+
+        self.calls["nonzero"] += 1
+        assert self.inside, "kernels run only inside work"
+        return nonzero(tensors)
 
     @contextmanager
     def work(self, after: Iterable[Any] = ()) -> Iterator[None]:
-        assert all(inside is False for _, inside in after), "work waits only for marks of the backward pass"
-        self.inside.depth = getattr(self.inside, "depth", 0) + 1
+        marks = list(after)
+        assert all(stream == "caller's" for stream in marks), "work waits only for marks of the backward pass"
+        self.calls["work"] += 1
+        self.calls["wait"] += len(marks)
+        self._thread.depth = self.inside + 1
         yield
-        self.inside.depth -= 1
+        self._thread.depth = self.inside - 1
 
-    def mark(self) -> tuple[str, bool]:
-        return "mark", bool(getattr(self.inside, "depth", 0))
+    def stream(self) -> str:
+        self.calls["stream"] += 1
+        return "side" if self.inside else "caller's"
 
-    def follow(self, mark: tuple[str, bool]) -> None:
-        assert not getattr(self.inside, "depth", 0)
-        assert mark[1], "results come out of work"
-        self.followed.append(mark)
+    def mark(self, stream: str) -> str:
+        self.calls["mark"] += 1
+        return stream
+
+    def follow(self) -> None:
+        assert not self.inside, "the caller's stream follows, not the side stream itself"
+        self.calls["follow"] += 1

@@ -18,7 +18,7 @@ SPECIAL = [0.0, -0.0, 1.0, -1.0, np.nan, -np.nan, np.inf, -np.inf, 1e-40, -1e-45
 
 
 def supported_levels() -> list[str]:
-    from horovod_sparse.kernels import cpu  # may be missing if only another device is tested
+    from horovod_sparse.kernels import cpu
 
     before, levels = cpu.simd_level(), []
     for level in ("avx512", "avx2", "portable"):

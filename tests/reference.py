@@ -100,6 +100,23 @@ def exclude(indices: Array, values: Array, others: Array) -> tuple[Array, Array]
     return indices[stays], values[stays]
 
 
+def shifted(indices: Array, by: int) -> Array:
+    return (indices + by).astype(np.int32)
+
+
+def gathered(buffer: Array, positions: Array, factor: float) -> Array:
+    return buffer[positions] * buffer.dtype.type(factor)
+
+
+def places(indices: Array, cuts: Array) -> Array:
+    return np.searchsorted(indices, cuts).astype(np.int64)
+
+
+def reaching(indices: Array, values: Array, threshold: float) -> tuple[Array, Array]:
+    stays = np.abs(values) >= values.dtype.type(threshold)
+    return indices[stays], values[stays]
+
+
 def cut(indices: Array, values: Array, k: int) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
     largest = np.zeros(len(values), bool)
     largest[np.argsort(-magnitude(values), kind="stable")[:k]] = True

@@ -58,11 +58,11 @@ class CudaInput(Input):
         self._context.close()
 
     def stream(self) -> None:
-        """Run the lower bound with torch: 12 bytes per element."""
+        """Run the lower bound of a selection that leaves the gradient unchanged, with torch: 12 bytes per element."""
         self._buffer.add_(self._gradient)
 
     def ours(self) -> Entries:
-        """Run the fused kernels and return the selected entries."""
+        """Run the fused kernels, which leave the gradient unchanged, and return the selected entries."""
         return cuda.select(self._segments, self._array, self.k)
 
     def array_of(self, tensor: torch.Tensor) -> Array:

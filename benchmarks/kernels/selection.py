@@ -7,7 +7,8 @@ Every round runs every contender (the fast ones several times) on the same input
 affects all of them:
 
 - stream: the lower bound: read gradient, read and write buffer, 12 bytes per element, at the same SIMD level
-- ours: the `select` kernel of this package
+- ours: the `select` kernel of this package, which moves at least these 12 bytes: it leaves the gradient as it is. In
+  training it clears the gradient in the same pass, 16 bytes: benchmarks.kernels.steps measures that
 - topk: torch.topk alone, from precomputed magnitudes
 - chain: torch's add, abs, topk, sort, gather and zero, which together do the same work as ours
 - argpartition: numpy.argpartition alone, from precomputed magnitudes (on the CPU)
@@ -21,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import os
 import platform
 import sys
@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import command_line, interleaved
+from benchmarks import command_line, interleaved, save
 from horovod_sparse.cli.units import at_least, count, listed
 from horovod_sparse.kernels import to_host
 from horovod_sparse.kernels.types import Array
@@ -275,7 +275,7 @@ def main() -> int:
     print(f"\nload average at the end: {os.getloadavg()}")
     if options.json:
         results = [{"rows": [asdict(row) for row in g], **ratios(g), "targets": met} for g, met in groups]
-        options.json.write_text(json.dumps({"machine": environment, "results": results}, indent=2) + "\n")
+        save(options.json, {"machine": environment, "results": results})
     return int(any(row.wrong for group, _ in groups for row in group))
 
 

@@ -1,132 +1,214 @@
 """Times of a bucket's complete step, from the gradient to the dense result in place, compared with a memory bound.
 
     python -m benchmarks.kernels.steps --sizes 25M --densities 0.01 --threads 1,2 --rounds 9
+    python -m benchmarks.kernels.steps --device cuda --sizes 25.6M,110M,336M --densities 0.001,0.01
 
 Every round runs every contender on the same input, so that other load on the machine affects all of them:
 
 - bound: read gradient, read and write residual, write gradient, 16 bytes per element, with the same kernels
+- bound of 24: the same with momentum, which also reads and writes the velocity: 24 bytes per element
 - step: the pipeline of topka on one rank, which sends nothing: test for finite values, selection, dense result
 - with scaler: the step as with a grad_scaler, which may restore the state before the step
-- with momentum: the step with momentum before the selection; it also reads and writes the velocity: 24 bytes
+- with momentum: the step with momentum before the selection; its bound is that of 24 bytes
 - nesterov: the same with Nesterov's momentum
 
-The last columns are the smallest times of the stages of the step; the rest of its time is Python. Results are verified:
-old residual + gradient (after momentum, if any) equals new residual + result exactly. The exit status is 1 if a result
-was wrong.
+GB/s counts the bytes of a contender's bound. The last columns are the smallest times of the stages of the step; the
+rest of its time is Python. On a GPU, a time is the mean of consecutive steps, so that the host's work for a step hides
+behind the one before it where it is shorter, and stages are the device's. Results are verified: old residual + gradient
+(after momentum, if any) equals new residual + result exactly. The exit status is 1 if a result was wrong.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import os
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
+import torch
 
-from benchmarks import command_line, interleaved
+from benchmarks import command_line, interleaved, save, single_rank
 from benchmarks.kernels.selection import machine
 from horovod_sparse import metrics
 from horovod_sparse.cli.units import at_least, count, listed
 from horovod_sparse.config import parse
+from horovod_sparse.engine.device import device_of
 from horovod_sparse.engine.pipeline import pipeline_for
-from horovod_sparse.kernels import cpu
-from horovod_sparse.transport.mpi import MPITransport
+from horovod_sparse.kernels import kernels_for, to_host
+from horovod_sparse.kernels.types import Velocity
 
 PARTS = ("select", "agree", "exchange", "apply")
-# Targets at 25M elements, 1 % and one thread: at most these multiples of the bound.
+# Targets at 25M elements, 1 % and one thread of a CPU: at most these multiples of the bound.
 TARGETS = {"step": 1.7, "with scaler": 1.4}
-_MOMENTUM = ",memory=momentum,momentum=0.9"
-# Settings of the contenders.
+_FACTOR = 0.9
+_MOMENTUM = f",memory=momentum,momentum={_FACTOR}"
+# Settings of the contenders, and the bytes per element that each cannot avoid to move.
 SETTINGS = {
     "step": "",
     "with scaler": "",
     "with momentum": _MOMENTUM,
     "nesterov": f"{_MOMENTUM},nesterov=True",
 }
+BYTES = {"bound": 16, "bound of 24": 24, "step": 16, "with scaler": 16, "with momentum": 24, "nesterov": 24}
+# Consecutive steps on a GPU. A step's result is the next one's gradient, which makes it select the same entries again.
+REPEAT = 20
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Result of one contender at one size, density and number of threads; times in milliseconds."""
+
+    size: int
+    density: float
+    threads: int
+    contender: str
+    min_ms: float
+    median_ms: float
+    gigabytes_per_second: float
+    wrong: int
+    stages: dict[str, float] = field(default_factory=dict)
 
 
 class Case:
-    """Input and contenders of one size, density and number of threads."""
+    """Input and contenders of one size, density and number of threads, on the stream used in training."""
 
-    def __init__(self, size: int, density: float, threads: int) -> None:
-        rng = np.random.default_rng(size)
-        self.initial = rng.standard_normal(size, dtype=np.float32)
-        self.gradient, self.buffer = self.initial.copy(), np.zeros_like(self.initial)
+    def __init__(
+        self,
+        size: int,
+        density: float,
+        threads: int,
+        target: torch.device = CPU,
+        contenders: Sequence[str] = tuple(SETTINGS),
+    ) -> None:
+        device = device_of(target)
+        self._context = ExitStack()
+        self._context.enter_context(device.work())
+        self._initial = torch.randn(size, generator=torch.Generator(target).manual_seed(size), device=target)
+        self._gradient = self._initial.clone()
+        self.gradient = device.array_of(self._gradient)
         self.threads = threads
+        self._buffer, self._velocity = (np.zeros_like(self.gradient) for _ in range(2))
+        self._kernels = kernels_for(self.gradient)
+        self._on_device = not isinstance(self.gradient, np.ndarray)
         self.pipelines = {
             name: pipeline_for(
-                parse(f"topka:density={density},threads={threads}{settings}"),
-                *(size, self.gradient[:0], MPITransport(MPI.COMM_SELF)),
+                parse(f"topka:density={density},threads={threads}{SETTINGS[name]}"),
+                *(size, self.gradient[:0], single_rank()),
                 undoable=name == "with scaler",
             )
-            for name, settings in SETTINGS.items()
+            for name in contenders
+            if name in SETTINGS
         }
 
-    def run(self, name: str) -> list[float]:
+    def close(self) -> None:
+        """Leave the context of the device."""
+        self._context.close()
+
+    def run(self, name: str, repeat: int = 0) -> list[float]:
         """Return one contender's milliseconds, followed by those of its stages."""
-        np.copyto(self.gradient, self.initial)
-        segments = [(0, self.gradient)]
+        repeat = repeat or (REPEAT if self._on_device else 1)
+        self._gradient.copy_(self._initial)
         metrics.clear()
+        self._synchronize()
         begin = time.perf_counter()
-        if name == "bound":
-            cpu.accumulate(segments, self.buffer, 1.0, self.threads, clear=True)
-        else:
-            self.pipelines[name].run(segments, segments)
+        for _ in range(repeat):
+            self._step(name)
+        self._synchronize()
         seconds = time.perf_counter() - begin
         totals = metrics.totals()
-        return [1e3 * seconds, *(1e3 * totals.get(part, 0.0) for part in PARTS)]
+        return [1e3 * one / repeat for one in (seconds, *(totals.get(part, 0.0) for part in PARTS))]
+
+    def _step(self, name: str) -> None:
+        segments = [(0, self.gradient)]
+        if name in self.pipelines:
+            self.pipelines[name].run(segments, segments)
+            return
+        velocity = Velocity(self._velocity, _FACTOR) if name == "bound of 24" else None
+        self._kernels.accumulate(segments, self._buffer, 1.0, self.threads, clear=True, velocity=velocity)
+
+    def _synchronize(self) -> None:
+        if self._on_device:
+            torch.cuda.synchronize()
 
     def wrong(self, name: str) -> int:
         """Return the number of wrong elements after one more step of a pipeline."""
         before = self._memory(name)["residual"].copy()
-        self.run(name)
-        memory, momentum = self._memory(name), np.float32(0.9)
-        added = memory.get("velocity", self.initial)
+        self.run(name, repeat=1)
+        memory, momentum, initial = self._memory(name), np.float32(_FACTOR), self._initial.cpu().numpy()
+        added = memory.get("velocity", initial)
         if name == "nesterov":
-            added = self.initial + momentum * added
-        return int(np.count_nonzero(memory["residual"] + self.gradient != before + added))
+            added = initial + momentum * added
+        return int(np.count_nonzero(memory["residual"] + to_host(self.gradient) != before + added))
 
     def _memory(self, name: str) -> Any:
-        return self.pipelines[name].state_dict()["memory"]
+        memory = self.pipelines[name].state_dict()["memory"]
+        return {key: to_host(memory[key]) for key in ("residual", "velocity") if key in memory}
 
 
-def show(size: int, density: float, threads: int, rounds: int) -> bool:
-    """Measure, verify and print one combination; return whether all results were right."""
-    case = Case(size, density, threads)
-    names = ["bound", *SETTINGS]
+def measure(size: int, density: float, threads: int, options: argparse.Namespace) -> list[Row]:
+    """Measure and verify one combination; return its rows."""
+    names = ["bound", *(name for name in options.contenders if name != "bound")]
+    case = Case(size, density, threads, GPU if options.device == "cuda" else CPU, names)
     for name in names:
-        case.run(name)  # first touch of the memory
-    times = interleaved(zip(names, names, strict=True), case.run, rounds)
-    wrong = {name: case.wrong(name) for name in SETTINGS}
-    print(f"\nn = {size:,}   density {density:g}   threads {threads}")
-    heads = ("min ms", "median ms", "/ bound", "of medians", *PARTS)
+        case.run(name, repeat=1)  # first touch of the memory
+    rows = []
+    for name, times in interleaved(zip(names, names, strict=True), case.run, options.rounds).items():
+        ms, *parts = np.transpose(times)
+        least, wrong = float(np.min(ms)), case.wrong(name) if name in SETTINGS else 0
+        stages = {part: float(np.min(one)) for part, one in zip(PARTS, parts, strict=True)}
+        rate = 1e-6 * BYTES[name] * size / least
+        rows.append(Row(size, density, threads, name, least, float(np.median(ms)), rate, wrong, stages))
+    case.close()
+    return rows
+
+
+def show(rows: list[Row]) -> None:
+    """Print the table of one combination."""
+    bound = rows[0]
+    print(f"\nn = {bound.size:,}   density {bound.density:g}   threads {bound.threads}")
+    heads = ("min ms", "median ms", "/ bound", "of medians", "GB/s", *PARTS)
     print(f"  {'':14}" + "".join(f"{head:>11}" for head in heads) + f"{'#wrong':>8}")
-    bound = np.array(times["bound"])[:, 0]
-    for name, (ms, *parts) in ((name, np.transpose(times[name])) for name in names):
-        least, median = np.min(ms), np.median(ms)
-        values = (least, median, least / np.min(bound), median / np.median(bound), *map(np.min, parts))
-        print(f"  {name:14}" + "".join(f"{value:11.3f}" for value in values) + f"{wrong.get(name, 0):8d}")
-    return not any(wrong.values())
+    for row in rows:
+        ratios = (row.min_ms / bound.min_ms, row.median_ms / bound.median_ms)
+        values = (row.min_ms, row.median_ms, *ratios, row.gigabytes_per_second, *row.stages.values())
+        print(f"  {row.contender:14}" + "".join(f"{value:11.3f}" for value in values) + f"{row.wrong:8d}")
 
 
 def main() -> int:
-    """Measure and print; return 1 if a result was wrong."""
+    """Measure, print and save; return 1 if a result was wrong."""
     parser = command_line("kernels.steps", __doc__)
     parser.add_argument("--sizes", type=listed(count), default="25M")
     parser.add_argument("--densities", type=listed(float), default="0.01")
     parser.add_argument("--threads", type=listed(at_least(1)), default="1")
     parser.add_argument("--rounds", type=at_least(1), default=9)
+    parser.add_argument("--contenders", type=listed(str), default=[*BYTES], help="next to bound; default: all")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--json", type=Path, help="write the measurements to this file")
     options = parser.parse_args()
-    print("   ".join(f"{name}: {value}" for name, value in machine().items()))
-    metrics.enable()
-    grid = itertools.product(options.sizes, options.densities, options.threads)
-    right = [show(*combination, options.rounds) for combination in grid]
-    targets = ", ".join(f"{name} {target:g}" for name, target in TARGETS.items())
-    print(f"\ntargets at 25M, 1 % and one thread: {targets}   load average at the end: {os.getloadavg()}")
-    return int(not all(right))
+    if unknown := set(options.contenders) - set(BYTES):
+        parser.error(f"unknown contenders {', '.join(unknown)}; known are: {', '.join(BYTES)}")
+    environment = machine(options.device)
+    print("   ".join(f"{name}: {value}" for name, value in environment.items()))
+    metrics.enable(device=torch.cuda if options.device == "cuda" else None)
+    rows = []
+    for combination in itertools.product(options.sizes, options.densities, options.threads):
+        rows += (found := measure(*combination, options))
+        show(found)
+    if options.device == "cpu":
+        targets = ", ".join(f"{name} {target:g}" for name, target in TARGETS.items())
+        print(f"\ntargets at 25M, 1 % and one thread: {targets}")
+    print(f"\nload average at the end: {os.getloadavg()}")
+    if options.json:
+        save(options.json, {"machine": environment, "rows": [asdict(row) for row in rows]})
+    return int(any(row.wrong for row in rows))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,27 @@ HVS_FUNCTION std::uint32_t gap(const std::int32_t* indices, std::int64_t i) {
   return std::uint32_t(indices[i + 1]) - std::uint32_t(indices[i]) - 1;
 }
 
+// Sets `damaged` unless the indices ascend from 0 to below `end`.
+__global__ void __launch_bounds__(block_threads)
+    check_ascending(const std::int32_t* indices, std::int64_t count, std::int64_t end, std::uint32_t* damaged) {
+  const std::int64_t i = thread_number();
+  if (i >= count) return;
+  const std::int64_t index = indices[i], before = i > 0 ? indices[i - 1] : -1;
+  if (index <= before || index >= end) *damaged = 1;
+}
+
+// Copies one in `stride` gaps' first index, then their second ones, then the last index of all.
+__global__ void __launch_bounds__(block_threads)
+    sample_gaps(const std::int32_t* indices, std::int64_t gaps, std::int64_t stride, std::int64_t samples,
+                std::int32_t* sampled) {
+  const std::int64_t i = thread_number();
+  if (i < samples) {
+    sampled[i] = indices[i * stride];
+    sampled[samples + i] = indices[i * stride + 1];
+  }
+  if (i == 0) sampled[2 * samples] = indices[gaps];
+}
+
 // Writes the low bits of all gaps; each thread composes one word.
 __global__ void __launch_bounds__(block_threads)
     pack_lows(const std::int32_t* indices, std::int64_t gaps, int bits, std::uint32_t* lows, std::int64_t words) {
@@ -87,7 +108,8 @@ HVS_FUNCTION std::uint32_t low_bits(const std::uint32_t* lows, std::int64_t word
   return std::uint32_t((lows[word] | high << 32) >> (place % 32)) & ((1u << bits) - 1);
 }
 
-// Decodes the indices after the first one, with the listed ones of their gaps. state->last becomes the last index.
+// Decodes the indices, of which `start` is the first, with the listed ones of their gaps. state->last becomes the last
+// one, unless it is also the first.
 __global__ void __launch_bounds__(block_threads)
     read_gaps(const std::uint32_t* lows, std::int64_t words, std::int64_t gaps, int bits, std::uint32_t start,
               const std::uint32_t* ones, State* state, Status* statuses, std::int32_t* indices) {
@@ -100,9 +122,10 @@ __global__ void __launch_bounds__(block_threads)
   }
   const Prefix<std::uint64_t> prefix = scan_block(std::uint64_t(sum));
   const std::uint64_t before = start + prefix.before + look_back(statuses, number, prefix.total);
+  if (first == 0) indices[0] = std::int32_t(start);
   for (int i = 0; i < batch && first + i < gaps; ++i) {
     const std::uint32_t zeros = ones[first + i] - std::uint32_t(first + i);
-    indices[first + i] = std::int32_t(std::uint32_t(before) + end[i] + (zeros << bits));
+    indices[first + i + 1] = std::int32_t(std::uint32_t(before) + end[i] + (zeros << bits));
   }
   // The thread of the last gap stores the last index in 64 bits, for the host to check, and checks the bits after the
   // low bits.

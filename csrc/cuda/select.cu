@@ -308,48 +308,78 @@ template <class Real> struct Target {
   Real* buffer;  // becomes zero where an entry is taken
 };
 
-// Compacts one tile of quad * block_threads entries, in order.
-template <class Real>
-HVS_FUNCTION void compact_tile(const Source<Real>& source, const std::int32_t* indices, const Cut<Real>& cut,
-                               std::int64_t tile, Status* statuses, const Target<Real>& target) {
-  const std::int64_t first = tile * (quad * block_threads) + std::int64_t(threadIdx.x) * quad;
-  const std::int64_t end = cut.all ? source.size : source.count;
+// A thread's entries in a row of quad * block_threads, with a bit per entry.
+template <class Real> struct Entries {
   Real x[quad];
-  std::uint32_t there = 0, greater = 0, equal = 0;  // a bit per entry
+  std::uint32_t there, greater, equal;
+
+  HVS_FUNCTION std::uint32_t counts() const { return std::uint32_t(__popc(greater) | __popc(equal) << 16); }
+};
+
+constexpr int row_size = quad * block_threads;
+
+template <class Real>
+HVS_FUNCTION Entries<Real> compared(const Source<Real>& source, const Cut<Real>& cut, std::int64_t first) {
+  const std::int64_t end = cut.all ? source.size : source.count;
+  Entries<Real> row = {};
 #pragma unroll
   for (int i = 0; i < quad; ++i) {
     const std::int64_t at = first + i;
-    x[i] = 0;
     if (at >= end) continue;
     if (cut.all) {
       const int s = first_behind(source.segments, source.segment_count, at);
       if (s >= source.segment_count || source.segments[s].start > at) continue;
     }
-    x[i] = cut.all ? source.buffer[at] : source.values[at];
-    there |= 1u << i;
-    greater |= std::uint32_t(magnitude(x[i]) > cut.threshold) << i;
-    equal |= std::uint32_t(magnitude(x[i]) == cut.threshold) << i;
+    row.x[i] = cut.all ? source.buffer[at] : source.values[at];
+    row.there |= 1u << i;
+    row.greater |= std::uint32_t(magnitude(row.x[i]) > cut.threshold) << i;
+    row.equal |= std::uint32_t(magnitude(row.x[i]) == cut.threshold) << i;
   }
-  const Prefix<std::uint32_t> prefix = scan_block(std::uint32_t(__popc(greater) | __popc(equal) << 16));
-  const std::uint64_t before = look_back(statuses, tile, two_counts(prefix.total & 0xffff, prefix.total >> 16));
-  std::int64_t above = std::int64_t(low_count(before)) + (prefix.before & 0xffff);
-  std::int64_t ties = std::int64_t(high_count(before)) + (prefix.before >> 16);
+  return row;
+}
+
+// Moves a row's entries; `above` and `ties` count the greater and the equal ones before the thread's.
+template <class Real>
+HVS_FUNCTION void move_row(const Entries<Real>& row, const std::int32_t* indices, const Cut<Real>& cut,
+                           std::int64_t first, std::uint32_t above, std::uint32_t ties, const Target<Real>& target) {
 #pragma unroll
   for (int i = 0; i < quad; ++i) {
-    if (!(there >> i & 1)) continue;
+    if (!(row.there >> i & 1)) continue;
     const std::int64_t to = above + (ties < cut.ties ? ties : cut.ties);
-    const bool taken = (greater >> i & 1) || ((equal >> i & 1) && ties < cut.ties);
+    const bool taken = (row.greater >> i & 1) || ((row.equal >> i & 1) && ties < cut.ties);
     const std::int32_t index = cut.all ? std::int32_t(first + i) : indices[first + i];
     if (taken) {
       target.indices[to] = index;
-      target.values[to] = x[i];
+      target.values[to] = row.x[i];
       if (target.buffer) target.buffer[index] = 0;
     } else if (target.rest_indices) {
       target.rest_indices[first + i - to] = index;
-      target.rest_values[first + i - to] = x[i];
+      target.rest_values[first + i - to] = row.x[i];
     }
-    above += greater >> i & 1;
-    ties += equal >> i & 1;
+    above += row.greater >> i & 1;
+    ties += row.equal >> i & 1;
+  }
+}
+
+// Compacts a tile of rows, in order. Of several rows the first pass only counts, and the second reads them again.
+template <class Real>
+HVS_FUNCTION void compact_tile(const Source<Real>& source, const std::int32_t* indices, const Cut<Real>& cut,
+                               std::int64_t tile, int rows, Status* statuses, const Target<Real>& target) {
+  const std::int64_t begin = tile * rows * row_size + std::int64_t(threadIdx.x) * quad;
+  std::uint32_t counts = 0;  // of each kind at most tile_size, so that both fit
+#pragma unroll 1
+  for (int r = 0; r < rows; ++r) counts += compared(source, cut, begin + r * row_size).counts();
+  const std::uint32_t total = scan_block(counts).total;
+  const std::uint64_t before = look_back(statuses, tile, two_counts(total & 0xffff, total >> 16));
+  std::uint32_t above = low_count(before), ties = high_count(before);
+#pragma unroll 1
+  for (int r = 0; r < rows; ++r) {
+    const std::int64_t first = begin + r * row_size;
+    const Entries<Real> row = compared(source, cut, first);
+    const Prefix<std::uint32_t> prefix = scan_block(row.counts());
+    move_row(row, indices, cut, first, above + (prefix.before & 0xffff), ties + (prefix.before >> 16), target);
+    above += prefix.total & 0xffff;
+    ties += prefix.total >> 16;
   }
 }
 
@@ -370,10 +400,11 @@ __global__ void __launch_bounds__(block_threads)
   const Source<Real> source = {values, listed < 0 ? plan->found : listed, segments, count, buffer, size};
   const Target<Real> target = {taken, taken_values, rest, rest_values, buffer};
   const std::int64_t end = cut.all ? size : source.count;
+  const int rows = cut.all ? tile_size / row_size : 1;  // the statuses of all of acc would take half a percent of it
   for (;;) {
     const std::int64_t tile = take_ticket(&plan->compact_ticket);
-    if (tile * (quad * block_threads) >= end) return;
-    compact_tile(source, indices, cut, tile, statuses, target);
+    if (tile * rows * row_size >= end) return;
+    compact_tile(source, indices, cut, tile, rows, statuses, target);
   }
 }
 

@@ -132,11 +132,70 @@ HVS_FUNCTION std::int64_t first_from(const std::int32_t* indices, std::int64_t l
   return low;
 }
 
+// Indices plus an offset.
+__global__ void __launch_bounds__(block_threads)
+    shift(const std::int32_t* indices, std::int64_t count, std::int32_t by, std::int32_t* shifted) {
+  const std::int64_t i = std::int64_t(blockIdx.x) * block_threads + threadIdx.x;
+  if (i < count) shifted[i] = indices[i] + by;
+}
+
+// Values at positions, times a factor; 0 beyond the buffer.
+template <class Real>
+__global__ void __launch_bounds__(block_threads)
+    gather(const Real* buffer, std::int64_t size, const std::int32_t* positions, std::int64_t count, Real factor,
+           Real* values) {
+  const std::int64_t i = std::int64_t(blockIdx.x) * block_threads + threadIdx.x;
+  if (i >= count) return;
+  const std::int64_t position = positions[i];
+  values[i] = position >= 0 && position < size ? factor * buffer[position] : Real(0);
+}
+
+// The number of indices below each position.
+__global__ void __launch_bounds__(block_threads)
+    places(const std::int32_t* indices, std::int64_t count, const std::int32_t* positions, std::int64_t number,
+           std::int64_t* found) {
+  const std::int64_t i = std::int64_t(blockIdx.x) * block_threads + threadIdx.x;
+  if (i < number) found[i] = first_from(indices, 0, count, positions[i]);
+}
+
 // State shared by the blocks and the host; all bytes are zero at the start.
 struct Kept {
   std::int64_t count;
   std::uint32_t ticket;
 };
+
+// Appends the entries of a tile that stay to (kept, kept_values); `stays` has a bit for each of the thread's entries,
+// which begin at `first`.
+template <class Real>
+HVS_FUNCTION void append(const std::int32_t* indices, const Real* values, std::int64_t first, std::uint32_t stays,
+                         std::int64_t tile, bool last, Kept* state, Status* statuses, std::int32_t* kept,
+                         Real* kept_values) {
+  const Prefix<std::uint32_t> prefix = scan_block(std::uint32_t(__popc(stays)));
+  const std::int64_t before = std::int64_t(look_back(statuses, tile, prefix.total));
+  if (last && threadIdx.x == 0) state->count = before + prefix.total;
+  std::int64_t to = before + prefix.before;
+  for (int i = 0; i < run; ++i) {
+    if (!(stays >> i & 1)) continue;
+    kept[to] = indices[first + i];
+    kept_values[to++] = values[first + i];
+  }
+}
+
+// Copies the entries whose magnitude is at least `least` to (kept, kept_values), one tile per block.
+template <class Real>
+__global__ void __launch_bounds__(block_threads)
+    reaching(const std::int32_t* indices, const Real* values, std::int64_t count, Real least, Kept* state,
+             Status* statuses, std::int32_t* kept, Real* kept_values) {
+  const std::int64_t tile = take_ticket(&state->ticket), begin = tile * (run * block_threads);
+  const std::int64_t first = begin + std::int64_t(threadIdx.x) * run;
+  std::uint32_t stays = 0;
+  for (int i = 0; i < run && first + i < count; ++i) {
+    const Real value = values[first + i];
+    stays |= std::uint32_t(value >= least || -value >= least) << i;
+  }
+  const bool last = begin + run * block_threads >= count;
+  append(indices, values, first, stays, tile, last, state, statuses, kept, kept_values);
+}
 
 // Copies the entries whose index is not among `others` to (kept, kept_values), one tile per block.
 template <class Real>
@@ -152,28 +211,15 @@ __global__ void __launch_bounds__(block_threads)
     range[threadIdx.x] = first_from(others, 0, other_count, limit);
   }
   __syncthreads();
-  std::int32_t index[run];
-  Real value[run];
   const std::int64_t first = begin + std::int64_t(threadIdx.x) * run;
-  for (int i = 0; i < run; ++i) {
-    index[i] = first + i < end ? indices[first + i] : 0;
-    value[i] = first + i < end ? values[first + i] : Real(0);
-  }
   std::uint32_t stays = 0;
   std::int64_t other = range[0];
   for (int i = 0; i < run && first + i < end; ++i) {
-    other = first_from(others, other, range[1], index[i]);
-    stays |= std::uint32_t(other >= range[1] || others[other] != index[i]) << i;
+    const std::int32_t index = indices[first + i];
+    other = first_from(others, other, range[1], index);
+    stays |= std::uint32_t(other >= range[1] || others[other] != index) << i;
   }
-  const Prefix<std::uint32_t> prefix = scan_block(std::uint32_t(__popc(stays)));
-  const std::int64_t before = std::int64_t(look_back(statuses, tile, prefix.total));
-  if (end == count && threadIdx.x == 0) state->count = before + prefix.total;
-  std::int64_t to = before + prefix.before;
-  for (int i = 0; i < run; ++i) {
-    if (!(stays >> i & 1)) continue;
-    kept[to] = index[i];
-    kept_values[to++] = value[i];
-  }
+  append(indices, values, first, stays, tile, end == count, state, statuses, kept, kept_values);
 }
 
 // --- count_magnitudes ----------------------------------------------------------------------------------------------

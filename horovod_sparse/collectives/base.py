@@ -104,8 +104,9 @@ class Base:
             return vector, None, self._wire
         values, error, wire = self._wire.round(vector.values)
         assert error is not None
-        lost = np.flatnonzero(error)
-        return replace(vector, values=values), SparseVector(vector.entries[0][lost], error[lost], vector.size), wire
+        smallest = float(np.finfo(error.dtype).smallest_subnormal)
+        lost = kernels_for(error).reaching(vector.entries[0], error, smallest)
+        return replace(vector, values=values), SparseVector(*lost, vector.size), wire
 
     def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
         """Sum vectors with indices, whose values ``wire`` holds exactly."""

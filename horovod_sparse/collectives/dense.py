@@ -8,6 +8,7 @@ import numpy as np
 
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.rounded import sum_rounded
+from horovod_sparse.kernels import add_to
 from horovod_sparse.rules import Exchange, SparseVector, Stateless
 from horovod_sparse.rules.options import RuleOptions, one_of
 from horovod_sparse.wire import DENSE_FORMATS
@@ -47,5 +48,5 @@ class Dense(Stateless, Base):
             return Exchange(SparseVector.full(self._transport.allreduce(values)), vector.nothing())
         total, part, error_of_sums = sum_rounded(self._transport, wire, rounded)
         if error_of_sums is not None:
-            error[part] += error_of_sums
+            add_to(error[part], error_of_sums)
         return Exchange(SparseVector.full(total), SparseVector.full(error))

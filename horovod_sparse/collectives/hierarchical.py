@@ -14,6 +14,7 @@ from horovod_sparse.collectives.gtopk import GTopk
 from horovod_sparse.collectives.oktopk import OkTopk
 from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
+from horovod_sparse.kernels import joined
 from horovod_sparse.rules import Accumulator, BucketContext, Exchange, SparseVector
 from horovod_sparse.rules.options import RuleOptions, integer
 from horovod_sparse.wire import Wire
@@ -128,7 +129,7 @@ class Hierarchical(Base):
         else:
             start[:] = total.indices is None
             content = total.values.view(np.uint8) if total.indices is None else wire.pack(total.entries)
-            message, others = np.concatenate([start, content]), range(1, node.size)
+            message, others = joined([start, content]), range(1, node.size)
             for sending in node.send_all([message] * len(others), others, message):
                 sending.wait()
         content = message[_ALIGNMENT:]

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from horovod_sparse.collectives.balance import balance, saving
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.magnitude import KthMagnitude, kth_magnitude
+from horovod_sparse.collectives.region import Region
 from horovod_sparse.collectives.split import split_reduce
-from horovod_sparse.kernels import kernels_for, to_device, to_host
+from horovod_sparse.kernels import joined, kernels_for, to_host
 from horovod_sparse.kernels.types import Array, Indices
 from horovod_sparse.rules import Accumulator, BucketContext, Exchange, SparseVector
 from horovod_sparse.rules.options import flag, integer, number
@@ -47,53 +49,6 @@ class _Part(NamedTuple):
     message: Array
     counts: list[int]
     lengths: list[int]
-
-
-class _Region:
-    """Sums of the region that this rank owns: what it holds, and what has arrived.
-
-    Args:
-        begin: First position of the region.
-        size: Number of elements of the bucket.
-        own: What this rank holds of the region. In its gaps, only positions that have arrived are summed.
-        arrived: Sums of what the ranks have sent.
-
-    Attributes:
-        sums: The sums [length of the region], without those that were taken.
-        size: Number of elements of the bucket.
-    """
-
-    def __init__(self, begin: int, size: int, own: Accumulator, arrived: SparseVector) -> None:
-        self._begin, self.size, self._held = begin, size, own.buffer
-        indices, values = arrived.entries
-        places = indices - np.int32(begin)
-        if own.active_size == own.size:
-            self.sums = own.buffer.copy()
-        else:
-            self.sums = np.zeros_like(own.buffer)
-            for start, part in own.active():
-                self.sums[start : start + part.size] = part
-            self.sums[places] = own.buffer[places]
-        self._kernels = kernels_for(self.sums)
-        self._kernels.add(places, values, self.sums)
-
-    def take_above(self, threshold: float) -> SparseVector:
-        """Move all sums out whose magnitudes reach a threshold; zeros stay."""
-        least = max(threshold, float(np.finfo(self.sums.dtype).smallest_subnormal))
-        everything = Accumulator(self.sums, [(0, self.sums)])
-        everything.settled = True
-        places, values = everything.take_above(least).entries
-        return SparseVector(places + np.int32(self._begin), values, self.size)
-
-    def put_back(self, vector: SparseVector) -> None:
-        """Add sums that were taken out."""
-        indices, values = vector.entries
-        self._kernels.add(indices - np.int32(self._begin), values, self.sums)
-
-    def taken_at(self, vector: SparseVector) -> SparseVector:
-        """Return what has to be added to what this rank holds so that nothing is left where the vector has entries."""
-        indices, _ = vector.entries
-        return SparseVector(indices, -self._held[indices - np.int32(self._begin)], self.size)
 
 
 class OkTopk(Base):
@@ -158,14 +113,14 @@ class OkTopk(Base):
         arrived = SparseVector(
             *split_reduce(self._transport, wire, vector, self._boundaries, self._options.throttle), vector.size
         )
-        region = _Region(int(self._boundaries[self._transport.rank]), vector.size, own, arrived)
+        region = Region(int(self._boundaries[self._transport.rank]), own, arrived)
         part = self._select_owned(region, self._wanted(k))
-        returned = arrived.without(part.kept).plus(region.taken_at(part.kept))
+        returned = region.returned(part.kept)
         total, error = self._gather(part, wire, vector.size)
         self._repartition(total)
         return Exchange(total, returned.plus(error))
 
-    def _select_owned(self, region: _Region, wanted: int) -> _Part:
+    def _select_owned(self, region: Region, wanted: int) -> _Part:
         """Return the sums of this rank's region that reach the global threshold; the others stay where they are."""
         threshold = self._threshold
         if not threshold.due(wanted):
@@ -185,9 +140,7 @@ class OkTopk(Base):
         self._partition_left = (self._partition_left or self._options.tau_partition) - 1
         ranks = self._transport.size
         if self._partition_left == 0 and len(total) >= ranks:
-            places = np.arange(1, ranks) * len(total) // ranks
-            inner = to_host(total.entries[0][to_device(places, total.values)])
-            self._boundaries = np.array([0, *inner, total.size], np.int64)
+            self._boundaries = np.array([0, *_quantiles(total.entries[0], ranks), total.size], np.int64)
 
     def _wanted(self, k: int) -> int:
         """Return the number of sums that the total should have."""
@@ -217,12 +170,8 @@ class OkTopk(Base):
     def _partition(self, indices: Indices, size: int) -> Array:
         """Return boundaries that give every rank about the same number of entries: the mean of the ranks' proposals."""
         ranks = self._transport.size
-        inner = np.arange(1, ranks, dtype=np.int64)
-        if indices.size:
-            # In 64 bits, as the sum of P positions exceeds 32 bits for models of ordinary size.
-            proposal = to_host(indices[to_device(inner * indices.size // ranks, indices)]).astype(np.int64)
-        else:
-            proposal = inner * size // ranks
+        # In 64 bits, as the sum of P positions exceeds 32 bits for models of ordinary size.
+        proposal = _quantiles(indices, ranks) if indices.size else np.arange(1, ranks, dtype=np.int64) * size // ranks
         return np.array([0, *self._transport.allreduce(proposal) // ranks, size], np.int64)
 
     def _select(self, sums: SparseVector, k: int) -> _Part:
@@ -250,14 +199,15 @@ class OkTopk(Base):
         many are equal: with error feedback, the magnitudes that are sent lie close together, just above the threshold.
         """
         indices, values = sums.entries
-        magnitudes = np.abs(values)
-        reached = magnitudes >= self._threshold.value
+        reached = SparseVector(*kernels_for(values).reaching(indices, values, self._threshold.value), sums.size)
         if kth is not None and kth.wanted < kth.equal:
-            equal = np.flatnonzero(magnitudes == kth.value)
-            before = int(self._transport.allgather_integers(equal.size)[: self._transport.rank].sum())
-            reached[equal[max(0, kth.wanted - before) :]] = False
-        enough = np.flatnonzero(reached)
-        return self._offer(SparseVector(indices[enough], values[enough], sums.size))
+            kind = values.dtype.type
+            above = kernels_for(values).reaching(indices, values, float(np.nextafter(kind(kth.value), kind(np.inf))))
+            larger = SparseVector(*above, sums.size)
+            equal = reached.without(larger)
+            before = int(self._transport.allgather_integers(len(equal))[: self._transport.rank].sum())
+            reached = larger.plus(equal.head(max(0, kth.wanted - before)))
+        return self._offer(reached)
 
     def _offer(self, kept: SparseVector) -> _Part:
         """Return this owner's part of the total; gathers every owner's count and length in one collective operation."""
@@ -291,3 +241,11 @@ class OkTopk(Base):
         self._threshold.load_state_dict(state["threshold"])
         self._boundaries = boundaries.copy()
         self._partition_left = checked_integer(state["partition_left"], "partition_left of oktopk")
+
+
+def _quantiles(indices: Indices, ranks: int) -> NDArray[np.int64]:
+    """Return the indices, on the host, that divide ascending ones into equal parts for the ranks."""
+    if ranks == 1:
+        return np.empty(0, np.int64)
+    places = [number * indices.size // ranks for number in range(1, ranks)]
+    return to_host(joined([indices[place : place + 1] for place in places])).astype(np.int64)

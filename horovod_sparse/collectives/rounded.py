@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from horovod_sparse.kernels import add_to, copied, joined
 from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.wire import Wire
@@ -41,16 +41,16 @@ def sum_rounded(transport: Transport, wire: Wire, values: Array) -> tuple[Array,
     parts = [slice(begin, end) for begin, end in itertools.pairwise(cuts)]
     mine = parts[group.rank]
     first, *others = _swap(group, wire, [values[part] for part in parts])
-    sums = functools.reduce(operator.iadd, others, first.copy())
+    sums = functools.reduce(add_to, others, copied(first))
     rounded, error, wire = wire.round(sums)
     if nodes is not None:
         rounded, part, error_across = sum_rounded(nodes.peers, wire, rounded)
         wire = wire.exact
         if error is not None:
-            error[part] += error_across
+            add_to(error[part], error_across)
     lengths = [wire.nbytes_all(count) for count in np.diff(cuts).tolist()]
     messages = group.allgather(wire.pack_all(rounded, mine.start), lengths)
-    total = np.concatenate(wire.unpack_values(messages), out=SCRATCH.empty(values.size, values))
+    total = joined(wire.unpack_values(messages), out=SCRATCH.empty(values.size, values))
     return total, mine, error
 
 

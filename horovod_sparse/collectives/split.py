@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from horovod_sparse.kernels import kernels_for, to_device, to_host
+from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.rules import SparseVector
 from horovod_sparse.wire import Entries, Wire
@@ -56,6 +56,5 @@ def split_reduce(transport: Transport, wire: Wire, vector: SparseVector, boundar
 def regions(vector: SparseVector, boundaries: Array) -> list[Entries]:
     """Return the vector's entries in each region; ``boundaries`` are those of ``split_reduce``."""
     indices, values = vector.entries
-    inner = np.searchsorted(indices, to_device(boundaries[1:-1].astype(np.int32), indices))
-    cuts = [0, *to_host(inner).tolist(), len(vector)]
+    cuts = [0, *kernels_for(indices).places(indices, boundaries[1:-1].astype(np.int32)).tolist(), len(vector)]
     return [(indices[begin:end], values[begin:end]) for begin, end in itertools.pairwise(cuts)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,7 +24,6 @@ from horovod_sparse.transport.base import Transport
 
 _DENSE = Sparse.of(1.0, memory="none", collective="dense")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # that kernels read and write
-_HEAD = 64  # elements of a gradient that are inspected before all of them are
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,8 @@ class StepGradients:
         gradients: Gradients by key; overwritten with the result.
         waiting: Keys of the gradients that are still missing.
         held: Keys of the gradients that take no part.
-        ready: Points in the device's work at which the gradients were available.
-        finished: Point in the device's work at which the results are available.
+        streams: Streams of the device on which the gradients were computed.
+        ready: Points in the device's work at which the gradients are available; empty until the bucket is complete.
         done: Resolved at the end of the exchange, on success and on failure.
         began: Start of the exchange, in ns of ``time.perf_counter_ns``.
         ended: End of the exchange.
@@ -83,8 +82,8 @@ class StepGradients:
         self.gradients: dict[str, torch.Tensor] = {}
         self.waiting = set(keys)
         self.held: set[str] = set()
+        self.streams: set[Hashable] = set()
         self.ready: list[Mark] = []
-        self.finished: Mark = None
         self.done: Future[None] = Future()
         self.began = self.ended = 0
 
@@ -100,6 +99,7 @@ class Bucket:
 
     Attributes:
         layout: The segments.
+        device: The device of the gradients.
         pipeline: The pipeline, which holds what is remembered between steps.
         collected: Gradients of the step in progress.
     """
@@ -110,13 +110,13 @@ class Bucket:
         self.layout = layout
         self.collected = StepGradients(layout.keys)
         self._hold_zeros = settings.hold_zeros
-        self._device = layout.device
+        self.device = layout.device
         self._dtypes = [dtype for dtype in _DTYPES if real_dtype(dtype) == layout.dtype]
-        with self._device.work():
+        with self.device.work():
             self.pipeline = pipeline_for(
                 _DENSE if layout.dense else settings.sparse,
                 layout.size,
-                self._device.empty(layout.dtype),
+                self.device.empty(layout.dtype),
                 transport,
                 number=layout.number,
                 factor=settings.factor,
@@ -149,21 +149,36 @@ class Bucket:
         """Take a gradient, as ``Worker.put``."""
         collected = self.collected
         collected.gradients[key] = gradient
-        collected.ready.append(self._device.mark())
+        collected.streams.add(self.device.stream())
         if hold:
             collected.held.add(key)
         collected.waiting.discard(key)
 
-    def work(self, collected: StepGradients) -> AbstractContextManager[None]:
-        """Return a context in which work on the gradients of a step runs on the bucket's stream, after them."""
-        return self._device.work(after=collected.ready)
+    def mark_ready(self) -> None:
+        """Mark the point in the device's work at which all gradients of the step are available.
+
+        One mark for each stream, when the exchange is submitted: an earlier mark would start nothing earlier.
+        """
+        collected = self.collected
+        if not collected.ready:  # with clipping, the buckets have been marked together
+            collected.ready = [self.device.mark(stream) for stream in collected.streams]
+
+    def work(self, collected: StepGradients | None = None) -> AbstractContextManager[None]:
+        """Return a context in which work runs on the device's side stream.
+
+        Args:
+            collected: Gradients of a step, after which the work is ordered; None: after all that this thread has
+                submitted.
+        """
+        ready = [self.device.mark(self.device.stream())] if collected is None else collected.ready
+        return self.device.work(after=ready)
 
     def _prepare(self, collected: StepGradients, conditions: Callable[[], Step]) -> Prepared:
         segments = [segment for segment in self.layout.segments if segment.key in collected.gradients]
         given = [collected.gradients[segment.key] for segment in segments]
         tensors = [self._fitting(gradient) for gradient in given]
         pairs = zip(segments, tensors, strict=True)
-        outputs = [(segment.start, self._device.array_of(tensor)) for segment, tensor in pairs]
+        outputs = [(segment.start, self.device.array_of(tensor)) for segment, tensor in pairs]
         held = self._held(collected, segments, tensors)
         taking_part = [pair for segment, pair in zip(segments, outputs, strict=True) if segment.key not in held]
         return Prepared(given, tensors, outputs, taking_part, conditions())
@@ -179,7 +194,7 @@ class Bucket:
             self.pipeline.forget()  # the step before: an error in what follows must not undo it
             prepared = self._prepare(collected, conditions)
             self.pipeline.run(prepared.gradients, prepared.outputs, prepared.step)
-            self._deliver(prepared, collected)
+            self._deliver(prepared)
 
     def start_exchange(self, collected: StepGradients, conditions: Callable[[], Step]) -> Callable[[], None]:
         """Start the exchange of a bucket that is always dense, as ``DensePipeline.begin``; return what ends it."""
@@ -191,16 +206,15 @@ class Bucket:
         def finish() -> None:
             with self.work(collected):
                 end()
-                self._deliver(prepared, collected)
+                self._deliver(prepared)
 
         return finish
 
-    def _deliver(self, prepared: Prepared, collected: StepGradients) -> None:
+    def _deliver(self, prepared: Prepared) -> None:
         """Write the results into the gradients that were copied for the pipeline."""
         for gradient, tensor in zip(prepared.given, prepared.tensors, strict=True):
             if tensor is not gradient:
                 gradient.data.copy_(tensor)  # not counted in its version, which detects changes by the user
-        collected.finished = self._device.mark()
 
     def _fitting(self, gradient: torch.Tensor) -> torch.Tensor:
         """Return a gradient as kernels take it: a copy if its memory format, dtype or device differs."""
@@ -212,37 +226,32 @@ class Bucket:
         """Return the keys of gradients whose residual neither grows nor is sent in this step."""
         if not self._hold_zeros:
             return collected.held
-        heads = torch.stack([tensor.view(-1)[:_HEAD].any() for tensor in tensors]).tolist()
-        suspects = [pair for pair, head in zip(zip(segments, tensors, strict=True), heads, strict=True) if not head]
-        return collected.held | {segment.key for segment, tensor in suspects if not tensor.any()}
-
-    def follow(self, collected: StepGradients) -> None:
-        """Order the work that this thread starts from now on after the results."""
-        self._device.follow(collected.finished)
+        used = self.device.nonzero(tensors)
+        return collected.held | {segment.key for segment, one in zip(segments, used, strict=True) if not one}
 
     def replace_momentum(self) -> None:
         """Note that the momentum of the optimizer has been replaced, as ``SparsePipeline.replace_momentum``."""
         if isinstance(self.pipeline, SparsePipeline):
-            with self._device.work():
+            with self.device.work():
                 self.pipeline.replace_momentum()
 
     def undo(self) -> None:
         """Return to the state before the last step."""
-        with self._device.work():
+        with self.device.work():
             self.pipeline.undo()
 
     def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
         """Return everything that the next step depends on, copied to the host by ``copy``, with the keys."""
-        with self._device.work():
+        with self.device.work():
             return {"parameters": self.layout.keys, **to_tensors(self.pipeline.state_dict(), copy)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that ``state_dict`` returned."""
-        with self._device.work():
+        with self.device.work():
             self.pipeline.load_state_dict(to_arrays(state))
 
     def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """Return the state that continues those of another world size, as ``Pipeline.merge``."""
-        with self._device.work():
+        with self.device.work():
             merged, notes = self.pipeline.merge([to_arrays(state) for state in states], to_arrays(leader))
             return {"parameters": self.layout.keys, **to_tensors(merged)}, notes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,13 @@ import torch
 
 from horovod_sparse.kernels.types import Array
 
-_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+_NUMPY = {
+    torch.float32: np.float32,
+    torch.float64: np.float64,
+    torch.float16: np.float16,
+    torch.bfloat16: np.uint16,  # its bits
+    torch.int32: np.int32,  # of indices
+}
 
 
 class CudaDevice:
@@ -31,7 +37,6 @@ class CudaDevice:
         # High priority: a bucket needs little work, and the network waits for it.
         self._stream = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
         self._cupy_stream = _same_stream(self._stream, self._device.index)
-        self._allocator = cupy.cuda.PythonFunctionAllocator(_allocate, _free)
 
     def empty(self, dtype: torch.dtype) -> Array:
         """Return an empty array; call it inside ``work``."""
@@ -39,37 +44,70 @@ class CudaDevice:
         return array
 
     def array_of(self, tensor: torch.Tensor) -> Array:
-        """Return a flat CuPy array of the tensor's memory; bfloat16, which CuPy lacks, as uint16 bits."""
-        flat = tensor.detach().view(-1)
-        flat.record_stream(self._stream)  # torch must not reuse the memory before this stream has finished with it
-        if tensor.dtype == torch.bfloat16:
-            array: Array = cupy.from_dlpack(flat.view(torch.int16)).view(np.uint16)
-        else:
-            array = cupy.from_dlpack(flat)
-        return array
+        """Return a flat CuPy array of the tensor's memory; bfloat16, which CuPy lacks, as uint16 bits.
+
+        Needs no ``record_stream``, which would delay the reuse of every gradient's memory: the worker keeps gradients
+        until torch's stream follows this one.
+        """
+        return array_over(tensor, self._device.index)
+
+    def nonzero(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
+        """Return for each tensor whether an element is not zero."""
+        return nonzero(tensors)
 
     @contextmanager
     def work(self, after: Iterable[Any] = ()) -> Iterator[None]:
         """Make the private stream the current one of torch and CuPy, and torch's allocator that of CuPy."""
         with (
             cupy.cuda.Device(self._device.index),
-            torch.cuda.device(self._device),
             torch.cuda.stream(self._stream),
             self._cupy_stream,
-            cupy.cuda.using_allocator(self._allocator.malloc),
+            cupy.cuda.using_allocator(self._allocate),
         ):
             for mark in after:
                 self._stream.wait_event(mark)
             yield
 
-    def mark(self) -> torch.cuda.Event:
-        """Record an event on the current stream."""
-        event: torch.cuda.Event = torch.cuda.current_stream(self._device).record_event()
+    def _allocate(self, nbytes: int) -> Any:
+        """Allocate memory for the current stream; torch lets other streams use it only after this stream's work."""
+        # torch.empty takes longer, and fills the memory if deterministic algorithms are enabled.
+        storage = torch.UntypedStorage(nbytes, device=self._device)  # type: ignore[no-untyped-call]
+        return pointer_to(storage, nbytes, self._device.index)
+
+    def stream(self) -> torch.cuda.Stream:
+        """Return torch's current stream."""
+        return torch.cuda.current_stream(self._device)
+
+    def mark(self, stream: torch.cuda.Stream) -> torch.cuda.Event:
+        """Record an event on a stream."""
+        event: torch.cuda.Event = stream.record_event()
         return event
 
-    def follow(self, mark: torch.cuda.Event) -> None:
-        """Make the current stream wait for the event; the host does not wait."""
-        torch.cuda.current_stream(self._device).wait_event(mark)
+    def follow(self) -> None:
+        """Make the current stream wait for the private one; the host does not wait."""
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+
+def array_over(tensor: torch.Tensor, device: int) -> Array:
+    """Return a flat CuPy array of a contiguous tensor's memory on a device, without DLPack's exchange of streams."""
+    array: Array = cupy.ndarray((tensor.numel(),), _NUMPY[tensor.dtype], pointer_to(tensor, tensor.nbytes, device))
+    return array
+
+
+def nonzero(tensors: Sequence[torch.Tensor]) -> list[bool]:
+    """Return for each tensor whether an element is not zero, from multi-tensor kernels and one copy to the host."""
+    # The largest magnitude: squares of small values would be zero. NaN is kept, and is not zero.
+    largest = torch._foreach_norm(list(tensors), torch.inf)
+    return [value != 0 for value in torch.stack(largest).tolist()]
+
+
+def pointer_to(owner: torch.Tensor | torch.UntypedStorage, nbytes: int, device: int) -> Any:
+    """Return CuPy's pointer to memory of torch, which keeps its owner alive.
+
+    CuPy's ``PythonFunctionAllocator`` would lose memory that is part of a reference cycle: the garbage collector may
+    clear its function that frees the memory before it is called.
+    """
+    return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(owner.data_ptr(), nbytes, owner, device), 0)
 
 
 def _same_stream(stream: torch.cuda.Stream, device: int) -> Any:
@@ -77,14 +115,3 @@ def _same_stream(stream: torch.cuda.Stream, device: int) -> Any:
     if hasattr(cupy.cuda.Stream, "from_external") and hasattr(stream, "__cuda_stream__"):
         return cupy.cuda.Stream.from_external(stream)
     return cupy.cuda.ExternalStream(stream.cuda_stream, device)  # CuPy 13, or an older torch
-
-
-def _allocate(nbytes: int, device: int) -> int:
-    """Allocate memory for the current stream; torch lets other streams use it only after this stream's work."""
-    pointer: int = torch.cuda.caching_allocator_alloc(nbytes, device, cupy.cuda.get_current_stream().ptr)
-    return pointer
-
-
-def _free(pointer: int, device: int) -> None:
-    del device  # known to the allocator
-    torch.cuda.caching_allocator_delete(pointer)  # type: ignore[no-untyped-call]

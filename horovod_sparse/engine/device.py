@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, TypeAlias
 
@@ -15,6 +15,7 @@ from horovod_sparse.kernels.types import Array
 
 # A point in the work that has been submitted to a device; an event on a GPU.
 Mark: TypeAlias = Any
+_HEAD = 64  # elements of a tensor that are inspected before all of them are
 
 
 class Device(Protocol):
@@ -30,20 +31,26 @@ class Device(Protocol):
         """Return an empty array in float32 or float64, which determines device and dtype of arrays created like it."""
 
     def array_of(self, tensor: torch.Tensor) -> Array:
-        """Return a flat array that shares the memory of a contiguous tensor.
+        """Return a flat array that shares the memory of a contiguous tensor, and keeps the tensor alive.
 
         Args:
             tensor: A tensor in float32, float64, float16 or bfloat16.
         """
 
+    def nonzero(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
+        """Return for each contiguous tensor whether an element is not zero; waits for the device at most once."""
+
     def work(self, after: Iterable[Mark] = ()) -> AbstractContextManager[None]:
         """Return a context in which kernels and copies run concurrently with the caller's work, after the marks."""
 
-    def mark(self) -> Mark:
-        """Return a mark after all work that this thread has submitted, inside or outside of ``work``."""
+    def stream(self) -> Hashable:
+        """Return the stream to which this thread submits work, inside or outside of ``work``."""
 
-    def follow(self, mark: Mark) -> None:
-        """Order the work that this thread submits from now on after a mark, without waiting for it."""
+    def mark(self, stream: Any) -> Mark:
+        """Return a mark after all work that has been submitted to a stream, by any thread."""
+
+    def follow(self) -> None:
+        """Order the work that this thread submits from now on after all that was submitted inside of ``work``."""
 
 
 class Host:
@@ -62,16 +69,25 @@ class Host:
         array: Array = tensor.numpy().reshape(-1)  # torch's own views take ten times as long
         return array
 
+    def nonzero(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
+        """Return for each tensor whether an element is not zero; reads all elements only if the first ones are zero."""
+        heads = torch.stack([tensor.view(-1)[:_HEAD].any() for tensor in tensors]).tolist()
+        return [head or bool(tensor.any()) for head, tensor in zip(heads, tensors, strict=True)]
+
     def work(self, after: Iterable[Mark] = ()) -> AbstractContextManager[None]:
         """Return a context that does nothing."""
         del after
         return nullcontext()
 
-    def mark(self) -> Mark:
-        """Return None: all work is complete."""
+    def stream(self) -> Hashable:
+        """Return None: there is one order of work."""
         return None
 
-    def follow(self, mark: Mark) -> None:
+    def mark(self, stream: Any) -> Mark:
+        """Return None: all work is complete."""
+        del stream
+
+    def follow(self) -> None:
         """Do nothing: all work is complete."""
 
 

@@ -14,7 +14,7 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Limits
 from horovod_sparse.engine.bucket import Bucket, Settings
-from horovod_sparse.engine.device import device_of, real_dtype
+from horovod_sparse.engine.device import Device, real_dtype
 from horovod_sparse.engine.layout import Member, bucket_bytes_for, plan
 from horovod_sparse.engine.state import to_tensors
 from horovod_sparse.engine.worker import Worker
@@ -187,10 +187,12 @@ class Exchange:
         self.worker.settle()
         state = self.worker.state_dict(copy)
         buffers = {} if self._buffers is None else self._buffers.buffers()
-        for saved in state["buckets"]:
-            own = {key: _array_of(buffers[key]) for key in saved["parameters"] if key in buffers}
+        for bucket, saved in zip(self.worker.buckets, state["buckets"], strict=True):
+            own = {key: buffers[key] for key in saved["parameters"] if key in buffers}
             if own:
-                saved["buffers"] = to_tensors(own, copy)
+                with bucket.work():
+                    arrays = {key: _array_of(bucket.device, buffer) for key, buffer in own.items()}
+                    saved["buffers"] = to_tensors(arrays, copy)
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -234,6 +236,6 @@ class Exchange:
         return merged, notes
 
 
-def _array_of(tensor: torch.Tensor) -> Array:
+def _array_of(device: Device, tensor: torch.Tensor) -> Array:
     """Return an array of the content of a tensor, in the precision in which gradients are exchanged."""
-    return device_of(tensor.device).array_of(tensor.detach().to(real_dtype(tensor.dtype)).contiguous())
+    return device.array_of(tensor.detach().to(real_dtype(tensor.dtype)).contiguous())

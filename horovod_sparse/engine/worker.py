@@ -18,6 +18,7 @@ from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Position, Progress
 from horovod_sparse.engine.bucket import Bucket, StepGradients
 from horovod_sparse.engine.clipping import clip
+from horovod_sparse.engine.device import Device
 from horovod_sparse.engine.pipeline.base import NoBackwardError
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.metrics.counts import statistics
@@ -66,6 +67,7 @@ class Worker:
         self._conditions = conditions
         self._undoable = undoable
         self._factor_for = factor_for
+        self._devices: set[Device] = set()
         self._bucket_of: dict[str, Bucket] = {}
         self._lock = threading.Lock()  # autograd runs one thread per device, and each may fire hooks
         self._thread = process.background("horovod_sparse")
@@ -81,6 +83,7 @@ class Worker:
     def add(self, buckets: Sequence[Bucket]) -> None:
         """Append buckets; they take part in the step in progress."""
         self.buckets += buckets
+        self._devices |= {bucket.device for bucket in buckets}
         self._bucket_of |= {key: bucket for bucket in buckets for key in bucket.layout.keys}
 
     def bucket_of(self, key: str | None) -> Bucket | None:
@@ -115,6 +118,8 @@ class Worker:
         if self._factor_for is not None and buckets:
             if any(bucket.collected.waiting for bucket in buckets):
                 return
+            for bucket in buckets:
+                bucket.mark_ready()
             steps = [(bucket, bucket.collected) for bucket in buckets]
             conditions = self._conditions(buckets[0].layout.group)
             self._thread.submit(partial(self._clip, steps, conditions, self._factor_for))
@@ -122,6 +127,8 @@ class Worker:
             together = self._together(self._next)
             if any(bucket.collected.waiting for bucket in together):
                 break
+            for bucket in together:
+                bucket.mark_ready()
             # Read here, in program order: a scheduler may change them while the worker is still busy.
             jobs = [_Job(bucket, bucket.collected, self._conditions(bucket.layout.group)) for bucket in together]
             self._thread.submit(partial(self._run, jobs))
@@ -205,8 +212,17 @@ class Worker:
         self._wait()
         if self.failed is not None:
             raise self.failed
-        for bucket in self.buckets:
-            bucket.follow(bucket.collected)
+        self._follow()
+
+    def _follow(self) -> None:
+        """Order the caller's stream after all work on gradients: it then may read the results, and free gradients."""
+        for device in self._devices:
+            device.follow()
+
+    def __del__(self) -> None:
+        """Free gradients of a step that was left unfinished only after the work on them, like ``finish``."""
+        if self.collecting:
+            self._follow()
 
     def _wait(self) -> None:
         for bucket in self.buckets[: self._next]:
@@ -250,6 +266,7 @@ class Worker:
     def finish(self) -> None:
         """Wait for everything that was started, and prepare the next step."""
         self._wait()
+        self._follow()  # also after an error, and where the front end did not wait for the results itself
         if self._undoable:
             self._exchanged = self._begun
         self.failed, self._begun, self._next, self._first = None, [], 0, 0

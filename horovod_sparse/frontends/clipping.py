@@ -114,15 +114,16 @@ def _factor(bucket: Bucket, parameters: Mapping[str, torch.Tensor]) -> float | N
     sent = pipeline.sent
     if sent is None or not len(sent):
         return None
-    indices, values = map(copy_to_host, sent.entries)
-    place = int(abs(values).argmax())
-    index, expected = int(indices[place]), float(values[place]) * pipeline.gradient_unit
-    segment = next(one for one in bucket.layout.segments if index < one.start + one.size)
-    gradient = parameters[segment.key].grad if segment.key in parameters else None
-    if gradient is None or gradient.is_sparse or not expected:
-        return None
-    factor = float(shard_of(gradient).flatten()[index - segment.start]) / expected
-    return factor if 0 < factor < math.inf else None
+    with bucket.work():
+        indices, values = map(copy_to_host, sent.entries)
+        place = int(abs(values).argmax())
+        index, expected = int(indices[place]), float(values[place]) * pipeline.gradient_unit
+        segment = next(one for one in bucket.layout.segments if index < one.start + one.size)
+        gradient = parameters[segment.key].grad if segment.key in parameters else None
+        if gradient is None or gradient.is_sparse or not expected:
+            return None
+        factor = float(shard_of(gradient).flatten()[index - segment.start]) / expected
+        return factor if 0 < factor < math.inf else None
 
 
 def _scale(optimizer: torch.optim.Optimizer) -> float:

@@ -1,6 +1,7 @@
 """Device code under every stage: one module per device, all with the functions of ``Kernels``."""
 
 import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Kernels",
+    "add_to",
+    "copied",
     "copy_to_host",
     "cpu",
     "cuda",
+    "joined",
     "kernels_for",
     "largest_magnitude",
     "packed",
@@ -70,6 +74,35 @@ def copy_to_host(array: Any) -> NDArray[Any]:
     return copy
 
 
+def add_to(total: Any, values: Any) -> Array:
+    """Add values to an array, and return it; on a device by our kernel, where CuPy would compile one."""
+    if isinstance(total, np.ndarray) or total.dtype not in (np.float32, np.float64):
+        total += values
+    else:
+        kernels_for(total).add(None, values, total)
+    result: Array = total
+    return result
+
+
+def copied(array: Array) -> Array:
+    """Return a copy of a contiguous array; on a device it is a copy of memory, for which CuPy compiles no kernel."""
+    copy = np.empty_like(array)
+    copy[...] = array
+    return copy
+
+
+def joined(parts: Sequence[Any], out: Array | None = None) -> Array:
+    """Concatenate contiguous arrays of one dtype, as ``np.concatenate``; on a device by copies of memory."""
+    if isinstance(parts[0], np.ndarray):
+        return np.concatenate(parts, out=out)
+    total = np.empty_like(parts[0], shape=(sum(part.size for part in parts),)) if out is None else out
+    end = 0
+    for part in parts:
+        begin, end = end, end + part.size
+        total[begin:end] = part
+    return total
+
+
 def to_device(array: Any, like: Array) -> Array:
     """Return the content of a NumPy array on the device of another array; on the host, the array itself."""
     return np.asarray(array, like=like)
@@ -87,8 +120,10 @@ def packed(gradients: Segments, values: Array) -> Array:
 
 
 def largest_magnitude(array: Array) -> float:
-    """Return the largest magnitude of an array of any device: 0 if it is empty, infinity if it contains NaN."""
-    if not array.size:
+    """Return the largest magnitude of an array or a tensor: 0 if it is empty, infinity if it contains NaN."""
+    if type(array).__module__.partition(".")[0] == "cupy" and array.dtype.kind == "f":
+        return kernels_for(array).largest([(0, array.reshape(-1))])
+    if 0 in array.shape:
         return 0.0
     magnitude = float(max(array.max(), -array.min()))  # without a copy of the array
     return magnitude if magnitude == magnitude else np.inf

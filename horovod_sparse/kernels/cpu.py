@@ -9,13 +9,14 @@ import os
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 import horovod_sparse.kernels._cpu as _cpu
 from horovod_sparse.kernels.formats import check_own, format_of
 from horovod_sparse.kernels.formats import largest as largest_of
 from horovod_sparse.kernels.protocol import Kernels
 from horovod_sparse.kernels.scratch import SCRATCH
-from horovod_sparse.kernels.types import Array, Moments, Segments
+from horovod_sparse.kernels.types import Array, Indices, Moments, Segments
 
 _typed = cast(Kernels, _cpu)
 accumulate = _typed.accumulate
@@ -31,6 +32,7 @@ dequantize = _typed.dequantize
 encode_indices = _typed.encode_indices
 encode_levels = _typed.encode_levels
 exclude = _typed.exclude
+gathered = _typed.gathered
 key_range = _typed.key_range
 largest = _typed.largest
 merge_sum = _typed.merge_sum
@@ -50,6 +52,27 @@ take = _typed.take
 
 def accumulate_moments(gradients: Segments, buffer: Array, scale: float = 1.0, threads: int = 1) -> Moments:
     return Moments(*_cpu.accumulate_moments(gradients, buffer, scale, threads))
+
+
+def places(indices: Indices, cuts: NDArray[np.int32]) -> NDArray[np.int64]:
+    if _flat(indices, "indices").dtype != np.int32:
+        raise ValueError(f"indices: dtype {indices.dtype} is not int32")
+    return np.searchsorted(indices, cuts).astype(np.int64)
+
+
+def shifted(indices: Indices, by: int) -> Indices:
+    if _flat(indices, "indices").dtype != np.int32:
+        raise ValueError(f"indices: dtype {indices.dtype} is not int32")
+    found: Indices = indices + np.int32(by)
+    return found
+
+
+def reaching(indices: Indices, values: Array, threshold: float) -> tuple[Indices, Array]:
+    indices, values = _typed.exclude(indices, values, np.empty(0, np.int32))  # checks, and copies
+    if not threshold >= 0:
+        raise ValueError(f"threshold must be 0 or more, not {threshold}")
+    there = np.flatnonzero(np.abs(values) >= values.dtype.type(threshold))
+    return indices[there], values[there]
 
 
 def narrow(values: Array, name: str, out: Array | None = None) -> Array:

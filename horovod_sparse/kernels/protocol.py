@@ -234,6 +234,44 @@ class Kernels(Protocol):
             values: Values at the remaining indices.
         """
 
+    def places(self, indices: Indices, cuts: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Return, for each of several positions, the number of indices below it, on the host.
+
+        Args:
+            indices: Ascending and unique, int32.
+            cuts: A few positions, a NumPy array of int32 on every device.
+        """
+
+    def shifted(self, indices: Indices, by: int) -> Indices:
+        """Return indices plus an offset; both are positions below 2**31.
+
+        Args:
+            indices: int32.
+            by: The offset, which may be negative.
+        """
+
+    def gathered(self, buffer: Array, positions: Indices, factor: float) -> Array:
+        """Return the values at positions of a buffer, multiplied by a factor.
+
+        Args:
+            buffer: float32 or float64; not changed.
+            positions: int32, ascending and unique; on a GPU, values outside of the buffer are 0.
+            factor: Factor on the values.
+        """
+
+    def reaching(self, indices: Indices, values: Array, threshold: float) -> tuple[Indices, Array]:
+        """Return the entries of a sparse vector whose magnitude is at least a threshold; NaN is none.
+
+        Args:
+            indices: Ascending and unique, int32.
+            values: float32 or float64, one per index.
+            threshold: 0 or more, rounded to the values' dtype.
+
+        Returns:
+            indices: Indices of the entries, ascending.
+            values: Values at these indices.
+        """
+
     def merge_sum(self, vectors: Sequence[tuple[Indices, Array]], size: int) -> tuple[Indices, Array]:
         """Sum sparse vectors, in time linear in their entries.
 

@@ -9,14 +9,7 @@ from numpy.typing import NDArray
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels.types import Array, Indices
-from horovod_sparse.rules import BucketContext
 from horovod_sparse.vector import SparseVector
-
-
-def zeros(context: BucketContext) -> Array:
-    """Return zeros of the bucket's size, written: the pages of ``np.zeros`` would be made in the first step."""
-    array: Array = np.full(context.size, 0, context.like.dtype, like=context.like)
-    return array
 
 
 def delivered(accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> Indices:

@@ -10,7 +10,7 @@ from typing import Any
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import to_device
 from horovod_sparse.kernels.types import Velocity
-from horovod_sparse.memories.base import delivered, require_fit, total, zeros
+from horovod_sparse.memories.base import delivered, require_fit, total
 from horovod_sparse.memories.residual import Residual
 from horovod_sparse.rules import BucketContext, Momentum, Step
 from horovod_sparse.rules.options import RuleOptions, flag, number
@@ -81,7 +81,7 @@ class MomentumCorrection(Residual):
     def __init__(self, context: BucketContext, options: Options) -> None:
         super().__init__(replace(context, undoable=False), options)  # u changes in place, so an undo needs copies
         self._own, self._fresh, self._masking = options.own, options.fresh, options.masking
-        self._velocity = zeros(context)
+        self._velocity = context.zeros()
         self._of_gradients = False  # whether v holds gradients, to which the optimizer applies momentum, not updates
 
     def open(self, step: Step, scale: float) -> Accumulator:

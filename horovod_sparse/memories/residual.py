@@ -8,7 +8,7 @@ from typing import Any
 
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import to_device
-from horovod_sparse.memories.base import require_fit, total, zeros
+from horovod_sparse.memories.base import require_fit, total
 from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.rules.options import RuleOptions
 from horovod_sparse.vector import SparseVector
@@ -32,10 +32,10 @@ class Residual:
     def __init__(self, context: BucketContext, options: Any) -> None:
         del options
         self.alternates = context.undoable
-        self._residual = zeros(context)
+        self._residual = context.zeros()
         self._empty = True  # whether it is known to be zero; false where that is not known
         # The residual before the last step. The next step writes into it, so that nothing has to be copied.
-        self._other = zeros(context) if self.alternates else None
+        self._other = context.zeros() if self.alternates else None
 
     def open(self, step: Step, scale: float) -> Accumulator:
         """Accumulate in place on the residual, or into the second buffer; nothing is copied."""

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.kernels import kernels_for
+from horovod_sparse.kernels import copied, kernels_for
 from horovod_sparse.kernels.types import MAX_SIZE, Array, Segments
 from horovod_sparse.rules.options import RuleOptions, flag, integer, number, one_of
 from horovod_sparse.vector import Exchange, SparseVector
@@ -105,6 +105,14 @@ class BucketContext:
         """
         stream = 0 if shared else 1 + self.rank
         return np.random.default_rng([seed, self.bucket, step, stream, *([level] if level else [])])
+
+    def zeros(self) -> Array:
+        """Return zeros of the bucket's size, dtype and device, written: pages of ``np.zeros`` appear in the first step.
+
+        Not ``np.full``, which passes ``device=None`` on to CuPy's ``full``, which does not accept it.
+        """
+        zeros: Array = np.zeros_like(self.like, shape=(self.size,))
+        return zeros
 
     def mean(self, numbers: Sequence[float]) -> list[float]:
         """Return numbers averaged over the ranks, bit-identical on all of them; a collective call."""
@@ -240,6 +248,6 @@ def _copy(value: Any, earlier: Any) -> Any:
     if not hasattr(value, "dtype"):
         return value
     if getattr(earlier, "shape", None) != value.shape or earlier.dtype != value.dtype:
-        return value.copy()
+        return value.copy() if isinstance(value, (np.ndarray, np.generic)) else copied(value)
     earlier[...] = value
     return earlier

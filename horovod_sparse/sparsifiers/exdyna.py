@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from horovod_sparse.kernels import to_device, to_host
+from horovod_sparse.kernels import kernels_for
 from horovod_sparse.rules import BucketContext
 from horovod_sparse.rules.options import integer
 from horovod_sparse.sparsifiers.micro import MiCRO
@@ -56,7 +56,7 @@ class ExDyna(MiCRO):
         if total.indices is None or not len(total):
             return
         inner = np.array(self._boundaries()[1:-1], np.int32)
-        places = to_host(np.searchsorted(total.indices, to_device(inner, total.indices))).tolist()
+        places = kernels_for(total.values).places(total.indices, inner).tolist()
         counts = np.diff([0, *places, len(total)]).astype(np.float64)
         self._balance(counts, block=len(total) / self._blocks)
 

@@ -109,7 +109,7 @@ class SCAPE(Fused):
         if self._gathering is not None:
             self._positions, self._gathering = self._gathering(), None
         if not self._moment.size:
-            self._moment = np.full(self._context.size, 0, self._context.like.dtype, like=self._context.like)
+            self._moment = self._context.zeros()
         self._weight *= self._beta
         if self._weight < _LEAST_WEIGHT:
             self._moment *= self._weight

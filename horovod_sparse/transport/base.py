@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from horovod_sparse.kernels import copy_to_host, to_device, to_host
+from horovod_sparse.kernels import add_to, copy_to_host, to_device, to_host
 from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.transport.nodes import Nodes, nested_nodes, nodes_of
@@ -329,7 +329,7 @@ class Transport(ABC):
         def finish() -> Array:
             own = next(parts).view(values.dtype)
             for part in parts:
-                own += part.view(values.dtype)
+                add_to(own, part.view(values.dtype))
             if nodes is not None:
                 nodes.peers.allreduce_in_place(own)
             total.view(np.uint8)[cuts[group.rank] : cuts[group.rank + 1]] = own.view(np.uint8)

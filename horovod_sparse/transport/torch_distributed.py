@@ -128,7 +128,7 @@ class TorchTransport(Transport):
     def _swap(self, message: Array, starts: Sequence[int], lengths: Sequence[int], received: Array) -> Iterator[Array]:
         own = lengths[self.rank]
         parts = [received[own * rank : own * (rank + 1)] for rank in range(self.size)]
-        nccl = self._nccl(message)
+        nccl = self._nccl(message) if all(lengths) else None
         if nccl is not None:
             into, out_of = from_dlpack(received), from_dlpack(message)
             work = nccl.alltoall_base(into, out_of, [own] * self.size, list(lengths))
@@ -158,7 +158,7 @@ class TorchTransport(Transport):
 
     def _gather(self, gathered: Array, starts: Sequence[int], lengths: Sequence[int]) -> None:
         cuts = [slice(start, start + length) for start, length in zip(starts, lengths, strict=True)]
-        nccl = self._nccl(gathered)
+        nccl = self._nccl(gathered) if all(lengths) else None
         if nccl is not None:
             parts = [from_dlpack(gathered[cut]) for cut in cuts]
             nccl.allgather([parts], [parts[self.rank]]).wait()
@@ -241,7 +241,11 @@ class TorchTransport(Transport):
         return wait
 
     def _nccl(self, like: Any) -> Any:
-        """Return NCCL's process group if collectives of such arrays run on it; the first call is collective."""
+        """Return NCCL's process group if collectives of such arrays run on it; the first call is collective.
+
+        Collectives with an empty part, of which all ranks know, go through the host: for DLPack, CuPy asks CUDA about
+        the array's address, which may be null then, and NCCL refuses null pointers where NCCL_CHECK_POINTERS is set.
+        """
         return None if isinstance(like, np.ndarray) else self.keep("nccl", lambda: self._connect_gpus(like.device.id))
 
     def _connect_gpus(self, device: int) -> Any:
@@ -251,7 +255,9 @@ class TorchTransport(Transport):
         if None in gpus or len(set(gpus)) < self.size:
             return None
         store, kind = job().store(f"{self._connection.name}/nccl"), distributed.ProcessGroupNCCL
-        return kind(store, self.rank, self.size, kind.Options())
+        options = kind.Options()
+        options._timeout = FOREVER  # by default, torch ends the process after ten minutes
+        return kind(store, self.rank, self.size, options)
 
     # Groups and shared objects
 

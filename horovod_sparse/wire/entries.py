@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from horovod_sparse.kernels import kernels_for, to_device, to_host
+from horovod_sparse.kernels import joined, kernels_for, to_device, to_host
 from horovod_sparse.kernels.types import MAX_SIZE, Array, Indices
 from horovod_sparse.wire.header import HEADER_BYTES, Header, Positions
 from horovod_sparse.wire.values import Absent, Exact, format_for
@@ -124,7 +124,7 @@ class Wire:
         return [self._read_values(header, message)[0] for header, message in zip(headers, messages, strict=True)]
 
     def _headers(self, messages: Sequence[Array]) -> list[Header]:
-        starts = to_host(np.concatenate([message[:HEADER_BYTES] for message in messages])).tobytes()
+        starts = to_host(joined([message[:HEADER_BYTES] for message in messages])).tobytes()
         # If a message is shorter than a header, at least the last one read here is incomplete.
         begins = range(0, HEADER_BYTES * len(messages), HEADER_BYTES)
         return [Header.unpack(starts[begin : begin + HEADER_BYTES], self.format.kind) for begin in begins]
@@ -156,4 +156,4 @@ def _read_positions(header: Header, part: Array, end: int) -> Indices:
 
 def concatenate(parts: Sequence[Entries]) -> Entries:
     """Concatenate entries of ascending, disjoint ranges of positions."""
-    return np.concatenate([indices for indices, _ in parts]), np.concatenate([values for _, values in parts])
+    return joined([indices for indices, _ in parts]), joined([values for _, values in parts])

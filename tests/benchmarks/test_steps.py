@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 
 import numpy as np
@@ -10,10 +11,10 @@ import pytest
 from benchmarks.kernels import steps
 
 
-def test_every_contender_is_measured_and_right(monkeypatch, capsys):
-    monkeypatch.setattr(
-        sys, "argv", ["steps", "--sizes", "20K", "--densities", "0.01", "--threads", "1,2", "--rounds", "2"]
-    )
+def test_every_contender_is_measured_and_right(monkeypatch, capsys, tmp_path):
+    saved = tmp_path / "steps.json"
+    arguments = f"--sizes 20K --densities 0.01 --threads 1,2 --rounds 2 --json {saved}"
+    monkeypatch.setattr(sys, "argv", ["steps", *arguments.split()])
     try:
         assert steps.main() == 0
     finally:
@@ -23,9 +24,12 @@ def test_every_contender_is_measured_and_right(monkeypatch, capsys):
         for line in capsys.readouterr().out.splitlines()
         if line.startswith(("  bound", "  step", "  with", "  nesterov"))
     ]
-    assert [row[0] for row in rows] == ["bound", "step", "with", "with", "nesterov"] * 2
+    assert [row[0] for row in rows] == ["bound", "bound", "step", "with", "with", "nesterov"] * 2
     assert all(float(row[-5]) > 0 for row in rows if row[0] != "bound")  # select
     assert {row[-1] for row in rows} == {"0"}
+    content = json.loads(saved.read_text())
+    assert {"cpu", "torch"} <= set(content["machine"])
+    assert [row["contender"] for row in content["rows"]] == list(steps.BYTES) * 2
 
 
 @pytest.mark.parametrize("name", steps.SETTINGS)

@@ -1,36 +1,36 @@
-"""Every kernel compiles for every architecture that is supported, without a GPU."""
+"""Every kernel compiles for every architecture that is supported, without a GPU, and ahead of the first step."""
 
 from __future__ import annotations
 
-import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-COMPILE = """
-import json, sys
-from horovod_sparse.kernels import cuda
-from horovod_sparse.kernels.cuda.compilation import compile_for
-from horovod_sparse.kernels.cuda.launch import MODULES
-
-sizes = {}
-for module in MODULES:
-    compiled = compile_for(sys.argv[1], module.name, module.kernels)
-    assert len(set(compiled.names)) == len(module.kernels), compiled.names
-    sizes[module.name] = len(compiled.code)
-print(json.dumps(sizes))
-"""
+COMPILE = "from horovod_sparse.kernels.cuda import precompile; precompile.main([{arch!r}])"
+# What is in the cache is read: this process cannot compile.
+READ = "from horovod_sparse.kernels.cuda import compilation; compilation.compile_for = None; " + COMPILE
+MODULES = {"coding", "convert", "quantize", "select", "sketch", "statistics", "vectors"}
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
     "arch", ["90", *(pytest.param(arch, marks=pytest.mark.nightly) for arch in ("70", "80", "100"))]
 )
-def test_kernels_compile(arch: str) -> None:
+def test_kernels_compile_ahead(arch: str, tmp_path: Path) -> None:
     """With the real CuPy, in a process of its own: this one may have the stand-in."""
-    run = subprocess.run([sys.executable, "-c", COMPILE, arch], capture_output=True, text=True, timeout=110)
-    assert run.returncode == 0, run.stderr
-    sizes = json.loads(run.stdout)
-    assert all(size > 1000 for size in sizes.values())
-    assert set(sizes) == {"coding", "convert", "quantize", "select", "sketch", "statistics", "vectors"}
+    for program in (COMPILE, READ):
+        run = subprocess.run(
+            [sys.executable, "-c", program.format(arch=arch)],
+            env={**os.environ, "CUPY_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=110,
+        )
+        assert run.returncode == 0, run.stderr
+        assert {line.split()[0] for line in run.stdout.splitlines()} == MODULES
+        files = list(tmp_path.glob("horovod_sparse_*.cubin"))
+        assert len(files) == len(MODULES)
+        assert all(file.stat().st_size > 1000 for file in files)

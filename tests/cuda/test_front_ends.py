@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from training import Given, agree, sgd
 
 import horovod_sparse as hvs
-from horovod_sparse.engine import exchange, layout
+from horovod_sparse.engine import layout
 from horovod_sparse.frontends.ddp import state as ddp_state
 
 pytestmark = pytest.mark.mpi
@@ -67,7 +67,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     if not emulated():
         return torch.device("cuda", torch.cuda.current_device())
     pretended = EmulatedDevice()
-    for module in (layout, exchange, ddp_state):
+    for module in (layout, ddp_state):
         monkeypatch.setattr(module, "device_of", lambda _: pretended)
     return torch.device("cpu")
 

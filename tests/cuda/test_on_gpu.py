@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -90,6 +92,7 @@ def test_a_captured_selection_is_right(work: None) -> None:
 def test_memory_beside_the_residual(density: float, work: None) -> None:
     n = 25_600_000
     gradient, buffer = cupy.ones(n, np.float32), cupy.zeros(n, np.float32)
+    torch.cuda.empty_cache()  # a block of another test's, a little larger than needed, would count as a whole
     cuda.select([(0, gradient)], buffer, round(density * n))
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats(GPU)
@@ -107,14 +110,81 @@ def test_cupy_takes_torchs_memory(device: Any) -> None:
     assert torch.cuda.memory_allocated(GPU) == before
 
 
+def test_memory_returns_from_other_threads_and_from_cycles(device: Any) -> None:
+    gc.collect()
+    before = torch.cuda.memory_allocated(GPU)
+    with device.work():
+        arrays = [cupy.empty(1 << 20, np.uint8) for _ in range(4)]
+        cycle: list[Any] = [cupy.empty(1 << 20, np.uint8)]
+        cycle.append(cycle)
+    assert torch.cuda.memory_allocated(GPU) >= before + (5 << 20)
+    thread = threading.Thread(target=arrays.clear)
+    thread.start()
+    thread.join()
+    del cycle
+    gc.collect()
+    assert torch.cuda.memory_allocated(GPU) == before
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("busy", [False, True], ids=["alone", "beside products"])
+def test_many_selections_have_the_same_bits(device: Any, busy: bool) -> None:
+    """Blocks wait for each other's counts: a missing fence, or blocks that cannot all run, would show up here."""
+    n, rounds = 25_600_000, 100 if busy else 200
+    generator = torch.Generator(GPU).manual_seed(0)
+    gradient, buffer = (torch.randn(n, generator=generator, device=GPU) for _ in range(2))
+    factor = torch.randn(4096, 4096, generator=generator, device=GPU)
+    found: dict[int, torch.Tensor] = {}
+    for round_ in range(rounds):
+        k = n // 100 + 977 * (round_ % 3)
+        ours = buffer.clone()
+        ready = device.mark()
+        if busy:  # torch's stream goes on, while the private one waits for what was marked only
+            factor = (factor @ factor).clamp(-1, 1)
+        with device.work(after=[ready]):
+            indices, values = cuda.select([(0, device.array_of(gradient))], device.array_of(ours), k)
+            sums = [torch.from_dlpack(one.view(np.int32)).sum(dtype=torch.int64) for one in (indices, values)]
+            sums.append(ours.view(torch.int32).sum(dtype=torch.int64))
+            digest = torch.stack(sums)
+            done = device.mark()
+        device.follow(done)
+        if k in found:
+            assert torch.equal(digest, found[k]), round_
+        found.setdefault(k, digest)
+    assert len(found) == 3
+
+
+def test_host_time_of_an_operation(device: Any, record_property: Callable[[str, object], None]) -> None:
+    """Microseconds, printed with ``-s`` and kept in a report of JUnit; a step of 150 tensors takes each 150 times."""
+    tensor, count = torch.zeros(1000, device=GPU), 1000
+    with device.work():
+        array = device.array_of(tensor)
+        operations: dict[str, Callable[[], Any]] = {
+            "array_of": lambda: device.array_of(tensor),
+            "empty": lambda: cupy.empty(1000, np.float32),
+            "launch": lambda: cuda.accumulate([(0, array)], array),
+            "mark": device.mark,
+        }
+        for name, run in operations.items():
+            run()
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(count):
+                run()
+            microseconds = 1e6 * (time.perf_counter() - begin) / count
+            torch.cuda.synchronize()
+            record_property(name, microseconds)
+            print(f"{name}: {microseconds:.1f} us")
+            assert microseconds < 1000
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
 def test_arrays_share_the_tensors_memory(device: Any, dtype: torch.dtype) -> None:
     tensor = torch.arange(12, dtype=torch.float32).to(dtype).to(GPU).view(3, 4)
     buffer = torch.zeros(12, dtype=torch.float32, device=GPU)
-    with device.work(after=[device.mark()]):
+    with device.work(after=[device.mark(device.stream())]):
         cuda.accumulate([(0, device.array_of(tensor))], device.array_of(buffer))
-        done = device.mark()
-    device.follow(done)
+    device.follow()
     assert torch.equal(buffer.view(3, 4), tensor.float())
 
 
@@ -126,11 +196,10 @@ def test_work_comes_after_what_was_marked_and_before_what_follows(device: Any) -
         product = a
         for _ in range(20):
             product = product @ a
-        ready = device.mark()
+        ready = device.mark(device.stream())
         with device.work(after=[ready]):
             cuda.accumulate([(0, device.array_of(product))], device.array_of(total))
-            done = device.mark()
-        device.follow(done)
+        device.follow()
         assert torch.equal(total.clone().view(4096, 4096), product)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 
 from horovod_sparse import Compression, DistributedOptimizer
 from horovod_sparse.engine import layout
+from horovod_sparse.frontends import clipping
 from horovod_sparse.frontends.horovod import gradients
 
 pytestmark = pytest.mark.mpi
@@ -80,6 +82,24 @@ def test_mixed_precision_trains(hvd: Any, comm: Any, device: torch.device) -> No
     state = optimizer.compression_state_dict()
     residuals = [bucket["memory"]["residual"] for bucket in state["buckets"] if "memory" in bucket]
     assert everywhere(comm, all(bool(torch.isfinite(one).all()) for one in residuals))
+
+
+def test_clipping_is_looked_for_on_the_exchanges_stream(hvd: Any, comm: Any, device: torch.device) -> None:
+    """After the script's own work on the gradients, which the look must not miss."""
+    model, optimizer = train(device, 1, dense_below=0)
+    parameters = dict(model.named_parameters())
+    buckets = optimizer._exchange.worker.buckets
+    for p in parameters.values():
+        p.grad.mul_(0.5)
+    for bucket in buckets:
+        with bucket.device.guarded() if emulated() else nullcontext():
+            factor = clipping._factor(bucket, {key: parameters[key] for key in bucket.layout.keys})
+        assert everywhere(comm, factor == pytest.approx(0.5))
+        if emulated():
+            bucket.device.calls.clear()
+            with bucket.work():
+                assert bucket.device.calls == {"stream": 1, "mark": 1, "work": 1, "wait": 1}
+    assert everywhere(comm, bool(buckets) == (comm.Get_size() > 1))
 
 
 @pytest.mark.parametrize("memory", ["residual", "momentum"])

@@ -30,6 +30,7 @@ LAUNCHERS = {
     "mpirun": {"-np": 1, "-n": 1, "--oversubscribe": 0, "--bind-to": 1, "--map-by": 1, "-x": 1, "--hostfile": 1},
     "horovodrun": {"-np": 1, "-H": 1, "--mpi": 0, "--mpi-args": 0, "--check-build": 0},
     "srun": {"-n": 1, "--mpi": 0, "--kill-on-bad-exit": 0, "--cpus-per-task": 0},
+    "ncu": {"--csv": 0, "--page": 1, "--print-units": 1, "--log-file": 1, "--kernel-name": 1, "--metrics": 1},
 }
 SBATCH = {"--nodes", "--ntasks-per-node", "--gpus-per-node", "--constraint", "--signal", "--cpus-per-task"}
 # Scripts of the reader.
@@ -106,6 +107,8 @@ def check(words, variables, monkeypatch):
         run("horovod_sparse.cli", arguments, monkeypatch, call="main")
     elif re.fullmatch(r"python3?", program):
         check_python(arguments, monkeypatch)
+    elif program in (".", "bash"):
+        assert (ROOT / arguments[0]).is_file(), arguments[0]
     else:
         assert program in OTHERS, f"{program} is not known: add it to the list of its kind in this file"
 

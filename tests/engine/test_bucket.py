@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
 from buckets import recording_buckets
 
+from horovod_sparse.engine import layout
+from horovod_sparse.engine.device import Host
 from horovod_sparse.rules import Step
 
 
@@ -67,6 +72,41 @@ def test_its_pipeline_is_of_its_size_precision_and_kind(monkeypatch, log, dtype,
         _, made = recording_buckets(monkeypatch, log, [torch.zeros(size, dtype=dtype) for size in (4, 3)], dense=dense)
         ((sparse, size, like, layers),) = made
         assert (sparse.is_dense, size, like, layers) == (dense, 7, sent, [0, 4])
+
+
+class Streams(Host):
+    """A device with streams, on which work is counted."""
+
+    def __init__(self):
+        self.current, self.submitted, self.after = "a", Counter(), []
+
+    def stream(self):
+        return self.current
+
+    def mark(self, stream):
+        return stream, self.submitted[stream]
+
+    def work(self, after=()):
+        self.after.append(set(after))
+        return nullcontext()
+
+
+def test_one_mark_for_each_stream_when_the_bucket_starts(monkeypatch, log):
+    """Work on a gradient begins after all that came before it on its own stream."""
+    device = Streams()
+    monkeypatch.setattr(layout, "device_of", lambda _: device)
+    (bucket,), _ = recording_buckets(monkeypatch, log, [torch.zeros(2) for _ in range(5)])
+    for key, device.current in zip("01234", "abaab", strict=True):
+        device.submitted[device.current] += 1
+        bucket.put(key, torch.ones(2), hold=False)
+    bucket.mark_ready()
+    device.current = "c"
+    device.submitted["a"] += 1
+    bucket.mark_ready()  # has been marked
+    with bucket.work(bucket.collected), bucket.work():
+        pass
+    assert device.after[-2:] == [{("a", 3), ("b", 2)}, {("c", 0)}]
+    assert len(bucket.collected.ready) == 2
 
 
 def test_its_state_has_the_keys_of_its_gradients(monkeypatch, log):

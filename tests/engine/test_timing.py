@@ -35,11 +35,14 @@ class Beside(Host):
             yield
             self.device.launch(2 * MS)
 
-    def mark(self):
+    def stream(self):
         return self.device.current
 
-    def follow(self, mark):
-        self.device.follow(mark)
+    def mark(self, stream):
+        return stream
+
+    def follow(self):
+        self.device.follow("beside")
 
 
 @pytest.fixture

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
 from buckets import recording_buckets
 
 from horovod_sparse.control.report import Progress
+from horovod_sparse.engine import layout
+from horovod_sparse.engine.device import Host
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.rules import Step
 
@@ -128,3 +132,52 @@ def test_progress_names_the_bucket_in_exchange_and_its_stage_or_the_next_one(wor
 
 def test_traffic_is_the_sum_of_the_buckets(worker):
     assert (worker.traffic.bytes_sent, worker.traffic.messages_sent) == (20, 2)
+
+
+class Following(Host):
+    """A device that notes whether the gradients still exist when the caller's stream follows its own."""
+
+    def __init__(self):
+        self.gradients, self.alive = [], []
+
+    def follow(self):
+        self.alive.append([gradient() is not None for gradient in self.gradients])
+
+
+@pytest.fixture
+def device(monkeypatch):
+    made = Following()
+    monkeypatch.setattr(layout, "device_of", lambda _: made)
+    return made
+
+
+def lend(worker, device, *keys):
+    """Put gradients that nobody else holds."""
+    device.gradients = [weakref.ref(gradient) for gradient in put(worker, *keys)]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_gradients_are_kept_until_the_callers_stream_follows_the_work_on_them(device, worker, fails):
+    """torch may reuse their memory as soon as nobody holds them."""
+    worker.buckets[0].pipeline.error = RuntimeError("the network is down") if fails else None
+    lend(worker, device, *KEYS)
+    settled(worker)
+    assert device.alive == []
+    worker.finish()
+    assert device.alive == [[True] * 4]
+    worker.buckets[0].pipeline.error = None  # whose traceback has them, too
+    settled(worker)
+    gc.collect()
+    assert not any(gradient() is not None for gradient in device.gradients)
+
+
+def test_so_are_those_of_a_step_that_is_never_finished(device, monkeypatch, log):
+    buckets, _ = recording_buckets(monkeypatch, log, [torch.zeros(10) for _ in KEYS])
+    worker = Worker(conditions=lambda _: lambda: Step(0.1))
+    worker.add(buckets)
+    lend(worker, device, *KEYS[:3])
+    settled(worker)
+    del worker, buckets
+    gc.collect()
+    assert device.alive == [[True] * 3]
+    assert not any(gradient() is not None for gradient in device.gradients)

@@ -159,7 +159,6 @@ def test_two_ranks_train_dense_and_charge_a_ring(train: Train, tmp_path: Path) -
         (["--rules", "nowhere"], "train.py: No module named 'nowhere'"),
         (["--data", "cifar10:nowhere"], "nowhere lacks data_batch_1.bin"),
         (["--device", "cuda"], "torch finds no GPU"),
-        (["--frontend", "ddp", "--no-overlap"], "--no-overlap needs --frontend horovod"),
         (["--frontend", "ddp", "--local-steps", "4"], "--local-steps needs --frontend horovod"),
         (["--epochs", "0"], "argument --epochs: must be an integer of at least 1, not '0'"),
         (["--momentum", "-1"], "argument --momentum: must be a finite number of at least 0, below 1, not '-1'"),
@@ -237,8 +236,9 @@ def test_the_time_of_an_epoch_includes_what_the_device_still_does(monkeypatch: p
 
 @pytest.mark.full
 @pytest.mark.parametrize("compression", [pytest.param("none", marks=pytest.mark.nightly), "topka:density=0.01"])
-def test_without_overlap_the_times_add_up_and_the_result_stays(compression: str, train: Train) -> None:
-    common = ["--compression", compression, "--epochs", "2", "--warmup-epochs", "0"]
+@pytest.mark.parametrize("front_end", ["horovod", "ddp"])
+def test_without_overlap_the_times_add_up_and_the_result_stays(front_end: str, compression: str, train: Train) -> None:
+    common = ["--frontend", front_end, "--compression", compression, "--epochs", "2", "--warmup-epochs", "0"]
     beside, after = train(*common), train(*common, "--no-overlap")
     assert after["parameters"] == beside["parameters"]
     stages = after["epochs"][-1]["ms_per_step"]

@@ -142,6 +142,48 @@ def test_under_torchrun_the_process_group_is_torchs_own(environment, asked):
     assert "MASTER_PORT" not in os.environ
 
 
+@pytest.fixture
+def torchrun(environment):
+    """Makes this process one of torchrun's, of which each has a number on its node."""
+
+    def install(local_rank, local_ranks):
+        variables = {"RANK": 4 + local_rank, "WORLD_SIZE": 8, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_ranks}
+        for name, value in {"TORCHELASTIC_RUN_ID": "a run", **variables}.items():
+            environment.setenv(name, str(value))
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_ranks", "expected"),
+    [("a", 2, "gloo"), ("abc", 4, "gloo"), ("ab", 2, None), ("abcd", 2, None), ("", 4, None)],
+)
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_under_torchrun_ranks_that_share_gpus_use_gloo(
+    torchrun, asked, gpus, caplog, visible, local_ranks, expected, local_rank
+):
+    """NCCL refuses them. The node's first rank says so."""
+    torchrun(local_rank, local_ranks)
+    gpus(*visible)
+    init_process_group(timeout=timedelta(seconds=5))
+    assert asked == [((expected,), {"timeout": timedelta(seconds=5)})]
+    warning = rf"^rank 4: the {local_ranks} ranks of node .* have only {len(visible)} GPU\(s\), so .* uses Gloo"
+    warnings = [message for message in caplog.messages if re.search(warning, message)]
+    assert len(caplog.messages) == len(warnings) == (expected == "gloo" and local_rank == 0)
+    assert all(f"torchrun --nproc-per-node={len(visible)}" in message for message in warnings)
+
+
+@pytest.mark.parametrize("under_torchrun", [False, True])
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_a_backend_that_is_passed_is_used(torchrun, asked, gpus, caplog, backend, under_torchrun):
+    if under_torchrun:
+        torchrun(0, 2)
+    gpus("a")
+    init_process_group(backend)
+    assert [given for given, _ in asked] == [(backend,)]
+    assert not caplog.messages
+
+
 @pytest.mark.mpi
 def test_without_threads_of_mpi_nothing_is_begun(comm, monkeypatch):
     monkeypatch.setattr(MPI, "Query_thread", lambda: 2)
@@ -189,7 +231,7 @@ def test_a_rank_uses_the_gpu_of_its_local_rank_among_those_that_it_sees(gpus, vi
 @pytest.mark.parametrize(
     ("of_node", "of_other_nodes", "expected", "warning"),
     [
-        (["a", "b"], [True], "nccl", None),
+        (["a", "b"], [True], "cpu:gloo,cuda:nccl", None),
         (["a", "b"], [False], "gloo", None),
         (
             ["a", "a"],

@@ -41,6 +41,10 @@ ACCEPTED: dict[str, tuple[Any, ...]] = {
     "add": (INT, VALUES, F32),
     "scatter": (INT, VALUES, SEGMENTS),
     "exclude": (INT, VALUES, INT),
+    "places": (INT, OnHost(INT)),
+    "shifted": (INT, 1),
+    "gathered": (F32, INT, 1.0),
+    "reaching": (INT, VALUES, 1.0),
     "merge_sum": ([(INT, VALUES)], 8),
     "count_magnitudes": (VALUES, 0, 20, 11),
     "sketch_length": (100, 0.5, 1),
@@ -140,7 +144,7 @@ def arrays() -> Iterator[Case]:
     yield both("sketch", lambda put: put(np.zeros(32)), "sketch: dtype float64 is not")
     for name in ("indices", "others", "positions", "delivered"):
         yield both(name, lambda put: put(np.arange(3)), f"{name}: dtype int64 is not int32")
-        yield by_cpu(name, constant(HUGE_INT), "2147483648 elements")
+        yield by_cpu(name, constant(HUGE_INT), "2147483648 elements", ANY - {"places", "shifted"})
     for name in ("others", "positions", "delivered", "indices"):
         of = SORTED | {"encode_indices"} if name == "indices" else ANY
         yield by_cpu(name, lambda put: put(INT[::-1].copy()), "index 1 at entry 1 does not ascend", of)

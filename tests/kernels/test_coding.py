@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inputs import REALS, SHAPES, Array, arrays
 
-KERNELS: Any = CPU[0].kernels if CPU else reference
+KERNELS: Any = CPU[0].kernels
 LAST = 2**31 - 2
 
 

@@ -18,8 +18,6 @@ from inputs import Array, normal
 
 from horovod_sparse.kernels import Kernels, cpu, cuda, kernels_for
 
-pytestmark = pytest.mark.skipif(not CPU, reason="a machine with a GPU may do without the CPU kernels")
-
 
 def test_kernels_for() -> None:
     assert kernels_for(np.zeros(3)) is cpu

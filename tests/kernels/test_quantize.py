@@ -18,7 +18,7 @@ from inputs import REALS, SCALES, SHAPES, Array, arrays, assert_same_bits, norma
 from horovod_sparse.kernels import cuda
 
 # All backends compute the same, so that a law of one is a law of all.
-KERNELS: Any = CPU[0].kernels if CPU else reference
+KERNELS: Any = CPU[0].kernels
 BITS = [4, 8]
 SEEDS = st.integers(0, 2**63 - 1)
 

@@ -12,7 +12,7 @@ import cupy
 import numpy as np
 import pytest
 import reference
-from backends import ALL, CPU, DEVICE, ONE_OF_EACH, SOME, assert_parity, assert_same
+from backends import ALL, CPU, DEVICE, ONE_OF_EACH, SOME, OnHost, assert_parity, assert_same
 from devices import on_device, to_host
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -424,3 +424,44 @@ def test_counts_of_many_ranks_lead_to_the_kth_magnitude(shape: Callable[[int], A
             left -= int(reached[digit] - counts[digit])
             prefix |= digit << shift
         assert prefix == ordered[k - 1]
+
+
+# --- reaching ------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=100)
+@given(data=st.data(), dtype=st.sampled_from(REALS), on=SOME)
+def test_reaching_small(data: st.DataObject, dtype: Any, on: Any) -> None:
+    threshold = data.draw(st.sampled_from([0.0, 5e-324, 1e-45, 1.0, 3.4e38, np.inf]) | st.floats(0, 10))
+    assert_parity("reaching", *data.draw(sparse_vectors(60, dtype)), threshold, on=on, waiting=1)
+
+
+@pytest.mark.parametrize("dtype", REALS, ids=str)
+def test_reaching_many(dtype: Any) -> None:
+    indices = np.arange(0, 70_003 * 3, 3, dtype=np.int32)
+    for threshold in (0.0, 1.0, 4.5):
+        assert_parity("reaching", indices, normal(indices.size).astype(dtype), threshold, waiting=1)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5000])
+def test_shifted(size: int) -> None:
+    indices = np.arange(0, 3 * size, 3, dtype=np.int32)
+    for by in (0, 1, 2**31 - 15_000):
+        assert_parity("shifted", indices, by, waiting=0)
+        assert_parity("shifted", reference.shifted(indices, by), -by, waiting=0)
+
+
+@pytest.mark.parametrize("dtype", REALS)
+def test_gathered(dtype: Any) -> None:
+    buffer = normal(5000).astype(dtype)
+    for count in (0, 1, 700):
+        positions = np.sort(np.random.default_rng(count).choice(5000, count, replace=False)).astype(np.int32)
+        for factor in (1.0, -1.0, 0.3):
+            assert_parity("gathered", buffer, positions, factor, waiting=0)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5000])
+def test_places(size: int) -> None:
+    indices = np.arange(0, 3 * size, 3, dtype=np.int32)
+    for positions in ([], [0], [-5, 0, 1, 3, 4, 2999, 3000, 14_997, 2**31 - 1], list(range(-1, 900))):
+        assert_parity("places", indices, OnHost(np.array(positions, np.int32)), waiting=1)

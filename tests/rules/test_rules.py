@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import resource
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,6 +34,18 @@ def test_seeds_buckets_and_steps_draw_differently_and_nothing_else_does():
 def test_a_mean_is_the_sum_by_the_number_of_ranks():
     assert BucketContext(10, LIKE, ranks=4, consensus=lambda array: array + 6).mean([2, 4.0]) == [2.0, 2.5]
     assert BucketContext(10, LIKE).mean([2, 4.0]) == [2.0, 4.0]
+
+
+def test_zeros_of_the_bucket_are_written_at_once():
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    context, before = BucketContext(10_000_000, np.empty(0, np.float64)), resident()
+    zeros = context.zeros()
+    assert resident() - before > 0.9 * zeros.nbytes
+    assert zeros.shape == (10_000_000,)
+    assert zeros.dtype == np.float64
+    assert not zeros.any()
 
 
 # --- step ---

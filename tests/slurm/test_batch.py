@@ -137,8 +137,12 @@ CONFIGURATIONS = {
 
 
 @pytest.mark.timeout(400, method="signal")
-def test_the_published_setup_leaves_its_figure_and_its_table(cluster: Cluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("front_end", "names"), [("horovod", tuple(CONFIGURATIONS)), ("ddp", ("dense", "ours"))])
+def test_the_published_setup_leaves_its_figure_and_its_table(
+    front_end: str, names: tuple[str, ...], cluster: Cluster, tmp_path: Path
+) -> None:
     """The whole job of Yoon and Oh, with a small network on digits, on the CPU."""
+    compressions = {name: CONFIGURATIONS[name] for name in names}
     log, output = tmp_path / "log", tmp_path / "yoon"
     job = cluster.submit(
         "yoon2022.sbatch",
@@ -147,15 +151,17 @@ def test_the_published_setup_leaves_its_figure_and_its_table(cluster: Cluster, t
         DATA="digits",
         MODEL="cnn",
         DEVICE="cpu",
+        FRONTEND=front_end,
+        COMPRESSIONS=" ".join(f"{name}={spec}" for name, spec in compressions.items()),
         LINKS="pcie",
         OUTPUT=str(output),
         **{**SMALL, "EPOCHS": "2"},
     )
     text = completed(cluster, job, log, limit=380)
-    assert all(name in text for name in ("pcie-sorted", "accuracy", "samples/s", "report.html"))
+    assert all(name in text for name in (f"pcie-{names[-1]}", "accuracy", "samples/s", "report.html"))
     runs = json.loads((output / "report.json").read_text())["runs"]
     assert {name: run["about"]["compression"] for name, run in runs.items()} == {
-        f"pcie-{name}": compression for name, compression in CONFIGURATIONS.items()
+        f"pcie-{name}": compression for name, compression in compressions.items()
     }
     for name, run in runs.items():
         parts = run["ms_per_step"]
@@ -165,7 +171,7 @@ def test_the_published_setup_leaves_its_figure_and_its_table(cluster: Cluster, t
         assert sum(program) <= 1.05 * parts["whole step"], "what overlaps does not add up"
         assert run["samples/s"] > 0
     page = (output / "report.html").read_text()
-    assert all(f"<td>{text}</td>" in page for name, spec in CONFIGURATIONS.items() for text in (f"pcie-{name}", spec))
+    assert all(f"<td>{text}</td>" in page for name, spec in compressions.items() for text in (f"pcie-{name}", spec))
     assert (output / "report.png").read_bytes().startswith(b"\x89PNG")
 
 

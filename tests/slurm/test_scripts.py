@@ -103,3 +103,17 @@ def test_horovodrun_gets_every_node_with_its_slots(tmp_path: Path) -> None:
     }
     done = bash("-c", "set -eu; source slurm/job.sh; hosts", PATH=f"{tmp_path}:{os.defpath}", **job)
     assert done.stdout == "n1:4,n2:4\n", done.stderr
+
+
+@pytest.mark.parametrize("front_end", ["horovod", "ddp"])
+def test_the_published_setup_trains_with_either_front_end(front_end: str, tmp_path: Path) -> None:
+    put_program(tmp_path / "srun", 'echo "$@"')
+    put_program(tmp_path / "sleep", "exec /bin/sleep 0.1")  # the real one would keep the output open
+    put_program(tmp_path / "horovod-sparse", 'echo "$@"')
+    job = {"SLURM_JOB_ID": "1", "SLURM_JOB_NAME": "yoon", "SLURM_SUBMIT_DIR": ".", "LINKS": "pcie"}
+    choice = {} if front_end == "horovod" else {"FRONTEND": front_end}
+    done = bash("slurm/yoon2022.sbatch", PATH=f"{tmp_path}:{os.defpath}", OUTPUT=str(tmp_path), **job, **choice)
+    *trainings, report = done.stdout.splitlines()
+    assert len(trainings) == 4, done.stderr
+    assert all(f" --frontend {front_end} --rules sorted_topk --no-overlap" in line for line in trainings)
+    assert report.startswith("report ")

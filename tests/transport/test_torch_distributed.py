@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from laws import everywhere, summed
@@ -14,18 +17,20 @@ pytestmark = pytest.mark.mpi
 
 
 class OverGloo:
-    """Stands in for a process group of NCCL, which also gathers tensors of different lengths."""
+    """Stands in for a process group of NCCL, which also gathers tensors of different lengths, but none without any."""
 
     def __init__(self, gloo, size):
         self.gloo, self.size, self.calls = gloo, size, []
 
     def alltoall_base(self, *arguments):
         self.calls.append("alltoall")
+        assert all(tensor.numel() for tensor in arguments[:2])
         return self.gloo.alltoall_base(*arguments)
 
     def allgather(self, outputs, inputs):
         self.calls.append("allgather")
         options = distributed.BroadcastOptions()
+        assert all(output.numel() for output in outputs[0])
         for rank, output in enumerate(outputs[0]):
             options.rootRank = rank
             work = self.gloo.broadcast([output], options)
@@ -50,18 +55,41 @@ def test_collectives_on_nccl_have_the_bits_of_those_through_the_host(torch_trans
     assert nccl.calls == (calls if transport.size > 1 else [])
 
 
+def test_collectives_with_an_empty_part_go_through_the_host(torch_transport, monkeypatch):
+    transport, last = torch_transport.duplicate(), torch_transport.size - 1
+    nccl = OverGloo(transport._connection.gloo, transport.size)
+    monkeypatch.setattr(transport, "_nccl", lambda like: nccl)
+    for empty in ({last}, set(range(transport.size))):
+        lengths = [0 if rank in empty else 8 * (rank + 1) for rank in range(transport.size)]
+        everyones = transport.allgather(np.full(lengths[transport.rank], transport.rank, np.uint8), lengths)
+        found = [part.tolist() for part in everyones]
+        assert everywhere(torch_transport, found == [[rank] * length for rank, length in enumerate(lengths)])
+    cuts = [rank * last // transport.size for rank in range(transport.size + 1)]  # fewer elements than ranks
+    lengths = [end - start for start, end in itertools.pairwise(cuts)]
+    message = np.arange(last, dtype=np.uint8)
+    own = lengths[transport.rank]
+    parts = list(transport._swap(message, cuts[:-1], lengths, np.empty(transport.size * own, np.uint8)))
+    mine = message[cuts[transport.rank] : cuts[transport.rank + 1]].tolist()
+    assert everywhere(torch_transport, [part.tolist() for part in parts] == [mine] * transport.size)
+    assert nccl.calls == []
+
+
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("without", [False, True])
 def test_nccl_is_used_where_each_rank_has_it_and_its_own_gpu(torch_transport, monkeypatch, shared, without):
     rank, size = torch_transport.rank, torch_transport.size
     gpu = type("Properties", (), {"uuid": "the only one" if shared else f"GPU {rank}"})
-    kind = type("Group", (), {"Options": dict, "__init__": lambda self, *arguments: None})
+    made = []
+    kind = type("Group", (), {"Options": SimpleNamespace, "__init__": lambda self, *arguments: made.append(arguments)})
     monkeypatch.setattr(torch_distributed.torch.cuda, "get_device_properties", lambda device: gpu)
     monkeypatch.setattr(distributed, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch_distributed.torch.cuda, "is_available", lambda: not (without and rank == size - 1))
     monkeypatch.setattr(distributed, "ProcessGroupNCCL", kind, raising=False)
     found = torch_transport.duplicate()._connect_gpus(0)
     assert everywhere(torch_transport, (found is None) == (without or (shared and size > 1)))
+    # The watch has the time limits: as Gloo, NCCL has none that anybody lives to see.
+    assert everywhere(torch_transport, all(options._timeout.days == 365 for *_, options in made))
+    assert len(made) == (found is not None)
     monkeypatch.setenv("HOROVOD_SPARSE_CUDA_AWARE", "0" if rank == 0 else "auto")
     assert everywhere(torch_transport, torch_transport.duplicate()._connect_gpus(0) is None)
 

@@ -36,6 +36,8 @@ PYTEST = "python -m pytest -q -p no:cacheprovider"
 MPITEST = "python tools/mpitest.py"
 TORCHRUN = "python -m torch.distributed.run --standalone --nproc-per-node"
 KERNELS = f"{PYTEST} tests/cuda/test_every_kernel.py"
+TRAINING_STEP = "python -m benchmarks.training_step"
+FEW = "--device cpu --batch 4 --warmup 1 --steps 2 --contenders alone dense ours"  # of a rehearsal
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def tests() -> Groups:
     """Return the tests that compare the bits of the GPU with those of the CPU; none is about time."""
     serial = f"{PYTEST} -n 8 --dist loadfile -m 'not mpi and {QUICK}' tests/cuda tests/kernels tests/transport"
     serial += " tests/collectives tests/wire tests/costs"
-    under_mpi = f"{MPITEST} --ranks 2 3 --limit 240 -- -m"
+    under_mpi = f"{MPITEST} --ranks 2 3 --limit 220 -- -m"
     over_torch = " ".join(f"tests/transport/test_{name}.py" for name in ("base", "nodes", "torch_distributed"))
     torchrun = f"{MPITEST} --torchrun --ranks 2 3 --limit 200 -- -m '(mpi or law) and {QUICK}'"
     train = "mpirun -n 2 python examples/train.py --frontend ddp --data digits --model cnn --epochs 2 --device cuda"
@@ -87,14 +89,14 @@ def tests() -> Groups:
     ddp, fsdp = f"{TORCHRUN} 2 examples/ddp.py", f"{TORCHRUN} 2 examples/fsdp.py --shards 1"
     return [
         [
-            Step("serial", serial, 480, f"{serial} --collect-only"),
-            Step("mpirun-device", f"{under_mpi} 'mpi and {QUICK}' tests/cuda", 490),
+            Step("serial", serial, 460, f"{serial} --collect-only"),
+            Step("mpirun-device", f"{under_mpi} 'mpi and {QUICK}' tests/cuda", 460),
             Step(
                 "mpirun-laws",
                 f"{under_mpi} '(mpi or law) and {QUICK}' tests/transport tests/collectives tests/wire",
-                490,
+                460,
             ),
-            Step("torchrun", f"{torchrun} {over_torch} tests/cuda/test_front_ends.py", 410),
+            Step("torchrun", f"{torchrun} {over_torch} tests/cuda/test_front_ends.py", 420),
             Step("ddp", ddp, 100, ddp),
             Step("fsdp", fsdp, 100, f"{fsdp} --steps 4"),
             Step("train", train, 200),
@@ -108,28 +110,52 @@ def tests() -> Groups:
 def sanitize() -> Groups:
     """Return every kernel under each tool of compute-sanitizer; without memory pools, which hide stray accesses."""
     tools = ("memcheck", "racecheck", "initcheck", "synccheck")
-    kernels = "env PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 --tool"
-    return [[Step(tool, f"{kernels} {tool} {KERNELS}", 500, KERNELS if tool == "memcheck" else "") for tool in tools]]
+    separate = "env HOROVOD_SPARSE_TEST_NO_POOLS=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1"
+    command = f"{separate} compute-sanitizer --error-exitcode 9 --tool {{}} {KERNELS}"
+    return [[Step(tool, command.format(tool), 500) for tool in tools]]
 
 
 def bench() -> Groups:
-    """Return the times of selection and whole steps, and the memory traffic of the kernels."""
+    """Return the times of selection and of whole steps, and the memory traffic of the kernels."""
     selection, steps = "python -m benchmarks.kernels.selection", "python -m benchmarks.kernels.steps"
-    sizes = "--device cuda --sizes 25.6M,110M,336M --densities 0.001,0.01 --rounds 5 --json {output}/selection.json"
-    training = "python -m benchmarks.training_step --overlap --density 0.01 --model"
-    once = "--device cuda --sizes 25.6M --densities 0.01 --rounds 1"
-    ncu = "ncu --clock-control none --csv --page raw --log-file {output}/traffic.csv --metrics "
-    ncu += "dram__bytes_read.sum,dram__bytes_write.sum,gpu__time_duration.sum"
+    sizes = "--device cuda --densities 0.001,0.01 --sizes 25.6M,110M"
+    ncu = "ncu --clock-control none --csv --page raw --print-units base --log-file {output}/traffic.csv"
+    ncu += " --kernel-name regex:^(find_largest|draw|sweep|digit|compact|scatter)$"
+    ncu += " --metrics dram__bytes_read.sum,dram__bytes_write.sum,gpu__time_duration.sum"
+    small = "--sizes 200k --rounds 1"
+    gpt2 = f"{TRAINING_STEP} --device cuda --overlap --density 0.01 --model"
+    cnn = f"{TRAINING_STEP} --overlap --model cnn {FEW}"
     return [
-        [Step("selection", f"{selection} {sizes}", 200, f"{selection} --sizes 200k --rounds 1")],
-        [Step("step", f"{steps} --device cuda --sizes 25.6M,110M", 60, f"{steps} --sizes 200k --rounds 1")],
-        [Step("gpt2", f"{training} gpt2 --batch 8 --json {{output}}/gpt2.json", 80)],
-        [Step("gpt2-medium", f"{training} gpt2-medium --batch 8 --json {{output}}/gpt2-medium.json", 80)],
-        [Step("traffic", f"{ncu} {selection} {once}", 90)],
+        [Step("selection", f"{selection} {sizes},336M --json {{output}}/selection.json", 150, f"{selection} {small}")],
+        [Step("step", f"{steps} {sizes} --json {{output}}/step.json", 90, f"{steps} {small}")],
+        [Step("gpt2", f"{gpt2} gpt2 --batch 8 --json {{output}}/gpt2.json", 90, cnn)],
+        [Step("gpt2-medium", f"{gpt2} gpt2-medium --batch 4 --json {{output}}/gpt2-medium.json", 90)],
+        [Step("profile", f"{ncu} {steps} --device cuda --sizes 25.6M --contenders step --rounds 1", 90)],
+        [Step("traffic", "python -m benchmarks.kernels.traffic {output}/traffic.csv --size 25.6M --density 0.01", 20)],
     ]
 
 
-PARTS: dict[str, Callable[[], Groups]] = {"check": check, "tests": tests, "sanitize": sanitize, "bench": bench}
+def figure() -> Groups:
+    """Return the parts of a step of VGG-16 on 1, 2 and 4 ranks that share the GPU, and their figure."""
+    groups: Groups = []
+    results = [f"{{output}}/vgg16-{ranks}.json" for ranks in (1, 2, 4)]
+    for ranks, result in zip((1, 2, 4), results, strict=True):
+        launcher = f"mpirun -n {ranks} " if ranks > 1 else ""
+        vgg16 = f"{launcher}{TRAINING_STEP} --device cuda --model vgg16 --batch 128 --density 0.001 --json {result}"
+        cnn = f"{launcher}{TRAINING_STEP} --model cnn --json {result} {FEW}" if ranks < 4 else ""
+        groups.append([Step(f"vgg16-{ranks}", vgg16, 160, cnn)])
+    draw = "python -m benchmarks.training_step.figure --output {output}/vgg16 "
+    groups.append([Step("figure", draw + " ".join(results), 40, draw + " ".join(results[:2]))])
+    return groups
+
+
+PARTS: dict[str, Callable[[], Groups]] = {
+    "check": check,
+    "tests": tests,
+    "sanitize": sanitize,
+    "bench": bench,
+    "figure": figure,
+}
 
 
 @dataclass

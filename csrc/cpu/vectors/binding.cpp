@@ -70,6 +70,25 @@ py::tuple py_exclude(py::handle indices, py::handle object, py::handle others) {
   });
 }
 
+py::array py_gathered(py::handle object, py::handle positions, double factor) {
+  const py::array buffer = as_array(object, "buffer");
+  check_plain(buffer, Access::read, "buffer");
+  return with_real(buffer, "buffer", [&](auto real) -> py::array {
+    using Real = decltype(real);
+    const auto* const from = reinterpret_cast<const Real*>(data_of(buffer));
+    const std::int32_t* const at = as_indices(positions, "positions");
+    const std::size_t count = py::len(positions), size = std::size_t(buffer.shape(0));
+    py::array_t<Real> values((py::ssize_t(count)));
+    Real* const out = values.mutable_data();
+    {
+      const py::gil_scoped_release release;
+      check_ascending(at, count, size, "positions");
+      for (std::size_t i = 0; i < count; ++i) out[i] = Real(factor) * from[at[i]];
+    }
+    return std::move(values);
+  });
+}
+
 template <class Real> Digit<Key<Real>> as_digit(std::int64_t prefix, std::int64_t shift, std::int64_t bits) {
   constexpr std::int64_t widest = 16, width = Bits<Real>::width;
   if (bits < 1 || bits > widest) refuse("bits must be 1 .. 16, not " + std::to_string(bits));
@@ -171,6 +190,7 @@ void define_vectors(py::module_& m) {
   m.def("round_values", py_round_values, py::arg("values").noconvert(), py::arg("rounded").noconvert(),
         py::arg("error").noconvert(), py::arg("bfloat16"));
   m.def("merge_sum", py_merge_sum, py::arg("vectors"), py::arg("size"));
+  m.def("gathered", py_gathered, py::arg("buffer"), py::arg("positions"), py::arg("factor"));
   m.def("exclude", py_exclude, py::arg("indices"), py::arg("values"), py::arg("others"));
   m.def("count_magnitudes", py_count_magnitudes, py::arg("values"), py::arg("prefix"), py::arg("shift"),
         py::arg("bits"));

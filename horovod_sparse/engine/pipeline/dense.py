@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from horovod_sparse.engine.pipeline.base import PipelineBase
 from horovod_sparse.engine.pipeline.norms import Norms
-from horovod_sparse.kernels import packed
+from horovod_sparse.kernels import packed, to_device
 from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array, Segments
 from horovod_sparse.rules import SparseVector, Step
@@ -50,7 +52,7 @@ class DensePipeline(PipelineBase):
     def _pack(self, gradients: Segments, step: Step, values: Array) -> None:
         """Write the gradients, and whether this rank had a backward pass: the sum counts the ranks that had one."""
         packed(gradients, values[:-1])
-        values[-1] = not step.idle
+        values[-1:] = to_device(np.array([not step.idle], values.dtype), values)
 
     def _finish(self, total: Array, outputs: Segments, step: Step) -> None:
         size = self._context.size

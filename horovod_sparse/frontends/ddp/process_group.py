@@ -28,8 +28,8 @@ def init_process_group(backend: str | None = None, **settings: Any) -> None:
 
     Args:
         backend: Backend of the group, which carries everything that is not compressed: DDP's first broadcast and its
-            buffers. None: nccl if each rank has its own GPU, otherwise gloo, with a warning if ranks share GPUs; under
-            torchrun, torch's default.
+            buffers. None: gloo if ranks share GPUs, which NCCL refuses, with a warning; otherwise, as torch's default,
+            gloo for the CPU, and nccl if each rank has a GPU.
         **settings: Further arguments of ``torch.distributed.init_process_group``, such as ``timeout``.
 
     Raises:
@@ -37,7 +37,7 @@ def init_process_group(backend: str | None = None, **settings: Any) -> None:
             lacks ``MPI_THREAD_MULTIPLE``.
     """
     if distributed.is_torchelastic_launched():
-        distributed.init_process_group(backend, **settings)
+        distributed.init_process_group(backend or _backend_under_torchrun(), **settings)
         return
     over_mpi = mpi_members()
     comm: MPI.Intracomm = over_mpi.MPI.COMM_WORLD
@@ -47,27 +47,43 @@ def init_process_group(backend: str | None = None, **settings: Any) -> None:
     rank, ranks, local_rank, local_ranks = comm.Get_rank(), comm.Get_size(), node.Get_rank(), node.Get_size()
     variables = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_ranks}
     os.environ.update({name: str(value) for name, value in variables.items()})
-    chosen = _backend(comm, node)
+    chosen = backend or _backend(comm, node)
     node.Free()
     store = _store(comm, one_node=local_ranks == ranks)
-    distributed.init_process_group(backend or chosen, store=store, rank=rank, world_size=ranks, **settings)
+    distributed.init_process_group(chosen, store=store, rank=rank, world_size=ranks, **settings)
 
 
 def _backend(comm: MPI.Intracomm, node: MPI.Intracomm) -> str:
-    """Return nccl if each rank has its own GPU, otherwise gloo; warn on nodes where ranks share one."""
-    gpus = node.allgather(_gpu(node.Get_rank()))
-    of_its_own = None not in gpus and len(set(gpus)) == len(gpus)
-    if not of_its_own and any(gpus) and node.Get_rank() == 0:
+    """Return nccl for GPUs, with gloo for the CPU, if each rank has its own GPU; otherwise gloo."""
+    ranks = node.allgather(_gpu(node.Get_rank()))
+    gpus = set(ranks) - {None}
+    shared = _shared(len(ranks), len(gpus), comm.Get_rank(), node.Get_rank())
+    everywhere = comm.allgather(bool(gpus) and not shared and distributed.is_nccl_available())
+    return "cpu:gloo,cuda:nccl" if all(everywhere) else "gloo"
+
+
+def _backend_under_torchrun() -> str | None:
+    """Return gloo if ranks share GPUs, otherwise None, torch's default."""
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    rank, local_rank, local_ranks = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    return "gloo" if _shared(local_ranks, gpus, rank, local_rank) else None
+
+
+def _shared(ranks: int, gpus: int, rank: int, local_rank: int) -> bool:
+    """Return whether the ranks of this node share its GPUs; the node's first rank then warns."""
+    shared = 0 < gpus < ranks
+    if shared and local_rank == 0:
         _LOG.warning(
             "rank %d: the %d ranks of node %s have only %d GPU(s), so torch's process group uses Gloo, which is slow "
-            "for what is not compressed: start one rank per GPU (srun --gpus-per-task=1)",
-            comm.Get_rank(),
-            len(gpus),
+            "for what is not compressed: start one rank per GPU (torchrun --nproc-per-node=%d, srun "
+            "--gpus-per-task=1), or pass backend='nccl' if each rank has a GPU that no other rank sees",
+            rank,
+            ranks,
             socket.gethostname(),
-            len(set(gpus) - {None}),
+            gpus,
+            gpus,
         )
-    everywhere = comm.allgather(of_its_own and distributed.is_nccl_available())
-    return "nccl" if all(everywhere) else "gloo"
+    return shared
 
 
 def _gpu(local_rank: int) -> str | None:

@@ -26,7 +26,17 @@ from horovod_sparse.kernels.cuda.statistics import (
     square_norm,
     tail,
 )
-from horovod_sparse.kernels.cuda.vectors import add, count_magnitudes, exclude, merge_sum, scatter
+from horovod_sparse.kernels.cuda.vectors import (
+    add,
+    count_magnitudes,
+    exclude,
+    gathered,
+    merge_sum,
+    places,
+    reaching,
+    scatter,
+    shifted,
+)
 
 __all__ = [
     "accumulate",
@@ -43,17 +53,21 @@ __all__ = [
     "encode_indices",
     "encode_levels",
     "exclude",
+    "gathered",
     "key_range",
     "largest",
     "merge_sum",
     "narrow",
+    "places",
     "quantize",
+    "reaching",
     "round_levels",
     "round_values",
     "sample",
     "scatter",
     "select",
     "select_above",
+    "shifted",
     "sketch_length",
     "sketch_query",
     "sketch_update",

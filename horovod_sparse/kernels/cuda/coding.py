@@ -22,7 +22,7 @@ from horovod_sparse.kernels.cuda.launch import (
 from horovod_sparse.kernels.formats import check_own
 from horovod_sparse.kernels.types import MAX_SIZE, Array, Indices
 
-_OF_INDICES = ("pack_lows", "write_highs", "list_ones", "read_gaps")
+_OF_INDICES = ("check_ascending", "sample_gaps", "pack_lows", "write_highs", "list_ones", "read_gaps")
 _OF_CODES = instances(("encode_levels", "decode_levels"), (4, 8))
 _MODULE = Module("coding", templates=["key_range", "round_levels"], plain=[*_OF_INDICES, *_OF_CODES])
 _TILE = 1024  # gaps per block
@@ -56,10 +56,11 @@ def encode_indices(indices: Indices) -> tuple[int, Array]:
 def _choose_bits(indices: Indices, gaps: int) -> tuple[int, int]:
     """Return the number of low bits with the shortest code for a sample, and the last index minus the first."""
     stride = -(-gaps // _SAMPLED)
-    parts = [indices[:-1:stride], indices[1::stride], indices[-1:]]
-    host = to_host(np.concatenate(parts)).astype(np.int64)
-    half = host.size // 2
-    sample = host[half:-1] - host[:half] - 1
+    samples = blocks_for(gaps, stride)
+    sampled = cupy.empty(2 * samples + 1, np.int32)
+    _MODULE.launch("sample_gaps", blocks_for(samples), indices, *np.array([gaps, stride, samples], np.int64), sampled)
+    host = to_host(sampled).astype(np.int64)
+    sample = host[samples:-1] - host[:samples] - 1
     span = int(host[-1] - host[0])
     if sample.min() < 0 or span < gaps:
         raise ValueError("indices: must ascend, without repeats")
@@ -83,18 +84,17 @@ def decode_indices(coded: Array, count: int, first: int, bits: int, end: int) ->
     if nbytes % 8 or (nbytes <= lows) != (gaps == 0) or 32 * words > MAX_SIZE + 64:
         raise ValueError(f"coded indices: {nbytes} bytes for {count} indices with {bits} low bits")
     indices: Indices = cupy.empty(count, np.int32)
-    indices[:1] = first
-    if gaps == 0:
-        return indices
     state, ones = zeros(2 * _STATE.itemsize, np.uint8), cupy.empty(gaps, np.uint32)
-    word_tiles, tiles = blocks_for(words), blocks_for(gaps, _TILE)
+    word_tiles, tiles = blocks_for(words), max(1, blocks_for(gaps, _TILE))
     statuses = zeros(word_tiles + tiles, np.uint64)
     all_, low_words, high_words = np.array([gaps, lows // 4, words], np.int64)
     half = _STATE.itemsize
     what = coded[lows:], high_words, all_, state[:half], statuses[:word_tiles], ones
     _MODULE.launch("list_ones", word_tiles, *what)
     given = coded, low_words, all_, np.int32(bits), np.uint32(first), ones
-    _MODULE.launch("read_gaps", tiles, *given, state[half:], statuses[word_tiles:], indices[1:])
+    _MODULE.launch("read_gaps", tiles, *given, state[half:], statuses[word_tiles:], indices)
+    if gaps == 0:
+        return indices
     listed, read = to_host(state).view(_STATE)
     if listed["count"] != gaps or listed["damaged"] or read["damaged"] or int(read["last"]) >= end:
         raise ValueError(f"coded indices: not a code of {count} indices below {end}")
@@ -104,8 +104,11 @@ def decode_indices(coded: Array, count: int, first: int, bits: int, end: int) ->
 def check_ascending(parts: Sequence[Indices], end: int) -> None:
     """Implement ``cpu.check_ascending``; synchronizes once."""
     filled = [indices for indices in parts if check_dtype(indices, "indices").size]
-    found = [part for x in filled for part in (x[1:] <= x[:-1], x[:1] < 0, x[-1:] >= end)]
-    if found and to_host(np.concatenate(found).any()):
+    damaged = zeros(1, np.uint32)
+    for indices in filled:
+        count, limit = np.array([indices.size, end], np.int64)
+        _MODULE.launch("check_ascending", blocks_for(indices.size), indices, count, limit, damaged)
+    if filled and to_host(damaged)[0]:
         raise ValueError(f"indices: must ascend from 0 to below {end}, without repeats")
 
 

@@ -63,7 +63,7 @@ def load(name: str, kernels: Sequence[str]) -> dict[str, Any]:
     Raises:
         RuntimeError: The code does not compile.
     """
-    compiled = _kept(name, kernels, cupy.cuda.Device().compute_capability)
+    compiled = cached(name, kernels, cupy.cuda.Device().compute_capability)
     module = cupy.cuda.Module()
     module.load(compiled.code)
     return {kernel: module.get_function(lowered) for kernel, lowered in zip(kernels, compiled.names, strict=True)}
@@ -104,7 +104,7 @@ def _target(arch: str) -> str:
 # --- cache ---------------------------------------------------------------------------------------------------------
 
 
-def _kept(name: str, kernels: Sequence[str], arch: str) -> Compiled:
+def cached(name: str, kernels: Sequence[str], arch: str) -> Compiled:
     """Return the code from the cache; if it is not there, compile it and add it."""
     what = [source(name), *kernels, *OPTIONS, arch, str(nvrtc.getVersion())]
     key = hashlib.sha256("\0".join(what).encode()).hexdigest()

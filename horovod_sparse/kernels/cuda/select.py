@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cupy
 import numpy as np
 
+from horovod_sparse.kernels import copied
 from horovod_sparse.kernels.cuda.launch import (
     Module,
     Table,
@@ -32,7 +33,8 @@ _MODULE = Module(
     plain=instances(("accumulate", "sweep"), (0, 1)),  # without and with a velocity
 )
 
-_TILE, _SMALL_TILE = 4096, 1024  # elements per tile in sweep and in compact
+_TILE = 4096  # elements per tile of the buffer
+_ROW = 1024  # entries per tile of a list
 _PLAN_BYTES = 80 << 10
 _WIDTH = {4: 31, 8: 63}  # bits of a magnitude, by itemsize
 _DIGIT = 11
@@ -99,7 +101,7 @@ def cut(indices: Indices, values: Array, k: int) -> tuple[tuple[Indices, Array],
     indices, values = check_vector(indices, values, "vector")
     k = _check_count(k, values.size)
     if k == 0:
-        return (indices[:0], values[:0]), (indices.copy(), values.copy())
+        return (indices[:0], values[:0]), (copied(indices), copied(values))
     selection = _Selection(Table([], 0), values[:0], 0, listed=(indices, values))
     selection.search(k)
     rest = cupy.empty(values.size - k, np.int32), cupy.empty(values.size - k, values.dtype)
@@ -202,7 +204,7 @@ class _Sample:
         if low >= strata:
             return cls(0, 0, 0, active)
         # The threshold is the lower end of a bin, slightly below the magnitude of this rank.
-        most = 1.01 * (low + _deviation(low)) * active / strata + _SMALL_TILE
+        most = 1.01 * (low + _deviation(low)) * active / strata + _ROW
         return cls(strata, low, max(0, math.floor(rank - _deviation(rank))), min(active, math.ceil(most)))
 
 
@@ -229,7 +231,8 @@ class _Selection:
         self._real, width = real_of(buffer), buffer.itemsize
         self._size = buffer.size
         self._sweep_tiles = blocks_for(self._size, _TILE)
-        compact_tiles = blocks_for(self._size if listed is None else listed[0].size, _SMALL_TILE)
+        # compact reads a list, or in tiles of the sweep the whole buffer.
+        compact_tiles = max(self._sweep_tiles, blocks_for(listed[0].size if listed else capacity, _ROW))
         statuses = 8 * (self._sweep_tiles + compact_tiles)
         zeroed = _PLAN_BYTES + statuses
         samples = 0 if listed else _STRATA
@@ -247,7 +250,8 @@ class _Selection:
         if low:
             _MODULE.launch(f"set_threshold<{self._real}>", 1, self._plan, low, threads=32)
         # The search also reads the buffer if there are too few candidates.
-        self._blocks = max(1, min(_BLOCKS_PER_PROCESSOR * multiprocessors(), compact_tiles))
+        rows = blocks_for(listed[0].size if listed else self._size, _ROW)
+        self._blocks = max(1, min(_BLOCKS_PER_PROCESSOR * multiprocessors(), rows))
 
     @property
     def _step(self) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ import cupy
 import numpy as np
 from numpy.typing import NDArray
 
-from horovod_sparse.kernels import to_host
+from horovod_sparse.kernels import copied, to_host
 from horovod_sparse.kernels.cuda.launch import (
     Module,
     Table,
@@ -23,6 +23,7 @@ from horovod_sparse.kernels.cuda.launch import (
     blocks_for,
     check_dtype,
     check_real,
+    check_scale,
     check_size,
     check_vector,
     multiprocessors,
@@ -33,7 +34,9 @@ from horovod_sparse.kernels.cuda.launch import (
 from horovod_sparse.kernels.types import MAX_SIZE, Array, Indices, Segments
 
 _MODULE = Module(
-    "vectors", templates=["add", "scatter", "fill", "exclude", "merge", "count"], plain=["clear", "bounds"]
+    "vectors",
+    templates=["add", "gather", "scatter", "fill", "exclude", "reaching", "merge", "count"],
+    plain=["clear", "bounds", "places", "shift"],
 )
 
 _ELEMENTS = 1024  # per block
@@ -83,7 +86,7 @@ def exclude(indices: Indices, values: Array, others: Indices) -> tuple[Indices, 
     check_vector(indices, values, "vector")
     check_dtype(others, "others")
     if not indices.size or not others.size:
-        return indices.copy(), values.copy()
+        return copied(indices), copied(values)
     tiles = blocks_for(indices.size, _ELEMENTS)
     state, statuses, _ = _scratch(tiles)
     kept = cupy.empty(indices.size, np.int32), cupy.empty(indices.size, values.dtype)
@@ -91,6 +94,46 @@ def exclude(indices: Indices, values: Array, others: Indices) -> tuple[Indices, 
     _MODULE.launch(
         f"exclude<{real_of(values)}>", tiles, indices, values, count, others, other_count, state, statuses, *kept
     )
+    return _first(_number(state), *kept)
+
+
+def shifted(indices: Indices, by: int) -> Indices:
+    """Implement ``cpu.shifted``; does not synchronize."""
+    count = check_dtype(indices, "indices").size
+    found: Indices = cupy.empty(count, np.int32)
+    _MODULE.launch("shift", blocks_for(count), indices, np.int64(count), np.int32(by), found)
+    return found
+
+
+def gathered(buffer: Array, positions: Indices, factor: float) -> Array:
+    """Implement ``cpu.gathered``; does not synchronize, so positions are not checked: out of bounds returns 0."""
+    count = check_dtype(positions, "positions").size
+    size, real = np.int64(check_real(buffer, "buffer").size), real_of(buffer)
+    values: Array = cupy.empty(count, buffer.dtype)
+    given = buffer, size, positions, np.int64(count), check_scale(factor, buffer, "factor")
+    _MODULE.launch(f"gather<{real}>", blocks_for(count), *given, values)
+    return values
+
+
+def places(indices: Indices, cuts: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Implement ``cpu.places``; synchronizes once, for the result."""
+    count = check_dtype(indices, "indices").size
+    found = cupy.empty(cuts.size, np.int64)
+    given = upload(np.ascontiguousarray(cuts, np.int32).view(np.uint8))
+    _MODULE.launch("places", blocks_for(cuts.size), indices, np.int64(count), given, np.int64(cuts.size), found)
+    return to_host(found)
+
+
+def reaching(indices: Indices, values: Array, threshold: float) -> tuple[Indices, Array]:
+    """Implement ``cpu.reaching``; synchronizes once, for the number of entries."""
+    check_vector(indices, values, "vector")
+    if not threshold >= 0:
+        raise ValueError(f"threshold must be 0 or more, not {threshold}")
+    tiles = blocks_for(indices.size, _ELEMENTS)
+    state, statuses, _ = _scratch(tiles)
+    kept = cupy.empty(indices.size, np.int32), cupy.empty(indices.size, values.dtype)
+    count, least = np.int64(indices.size), values.dtype.type(threshold)
+    _MODULE.launch(f"reaching<{real_of(values)}>", tiles, indices, values, count, least, state, statuses, *kept)
     return _first(_number(state), *kept)
 
 
@@ -103,7 +146,7 @@ def merge_sum(vectors: Sequence[tuple[Indices, Array]], size: int) -> tuple[Indi
     filled = [(indices, values) for indices, values in checked if indices.size]
     if len(filled) <= 1:
         indices, values = (filled or checked)[0]
-        return indices.copy(), values.copy()
+        return copied(indices), copied(values)
     merge = _Merge.of(sum(indices.size for indices, _ in filled), len(filled), size)
     rows = [(address(indices), address(values), indices.size) for indices, values in filled]
     table = upload(np.array(rows, _VECTOR).view(np.uint8))
@@ -194,4 +237,4 @@ def _number(state: Array) -> int:
 def _first(count: int, indices: Array, values: Array) -> tuple[Indices, Array]:
     """Return the first entries of the allocated arrays, copied if they use less than half of the memory."""
     indices, values, few = indices[:count], values[:count], 2 * count < indices.size
-    return (indices.copy(), values.copy()) if few else (indices, values)
+    return (copied(indices), copied(values)) if few else (indices, values)

@@ -1,14 +1,16 @@
 """A stand-in for CuPy on machines without a GPU: arrays that refuse what CuPy's refuse, and kernels on the CPU.
 
 Only what the package uses is here, under CuPy's names. Arrays do not turn into NumPy's by themselves and do not mix
-with them; whatever would wait for the device is counted in ``transfers``. New memory holds garbage, and is fenced: a
-kernel that writes beside an array fails the next launch.
+with them; whatever would wait for the device is counted in ``transfers``. Functions, ufuncs and methods refuse
+arguments that CuPy's do not take (``_signatures.py``), also those that NumPy adds when it dispatches. New memory holds
+garbage, and is fenced: a kernel that writes beside an array fails the next launch.
 """
 
 from __future__ import annotations
 
 import builtins
 import ctypes
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import numpy
 from numpy import bool_, float64, uint8
 
-from . import _stream, cuda
+from . import _signatures, _stream, cuda
 
 __all__ = ["cuda", "ndarray"]
 __version__ = "emulated"
@@ -30,7 +32,8 @@ _GARBAGE = 0xA5
 _fenced: dict[int, tuple[weakref.ref[numpy.ndarray], int, int]] = {}
 
 
-_adopted: dict[int, Any] = {}
+# Memory that somebody else has, by its identity.
+_foreign: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 def _count(what: str) -> None:
@@ -57,13 +60,12 @@ def check_fences() -> None:
             assert not beside, f"a kernel wrote beside an array of {nbytes} bytes"
 
 
-def adopt(host: numpy.ndarray) -> ndarray:
-    """An array in memory that somebody else has, such as a tensor's; it stays in use until the process ends."""
-    owner = host
-    while getattr(owner, "base", None) is not None:
-        owner = owner.base
-    _adopted[id(owner)] = owner
-    return ndarray._wrap(host)
+def _at(pointer: cuda.MemoryPointer, shape: Any, kind: Any) -> numpy.ndarray:
+    """An array in memory that somebody else has, such as a tensor's; it keeps the owner."""
+    memory: Any = (ctypes.c_uint8 * pointer.mem.size).from_address(pointer.ptr)
+    memory.owner = pointer.mem
+    _foreign[id(memory)] = memory
+    return numpy.ndarray(shape, kind, memory)
 
 
 def _host(x: Any) -> Any:
@@ -95,7 +97,7 @@ def _device(x: Any) -> Any:
 def _owned(x: Any) -> bool:
     while getattr(x, "base", None) is not None:
         x = x.base
-    return id(x) in _fenced or id(x) in _adopted
+    return id(x) in _fenced or id(x) in _foreign
 
 
 def _copy(x: Any) -> ndarray:
@@ -109,8 +111,31 @@ class _Pointer:
     def __init__(self, ptr: int) -> None:
         self.ptr = ptr
 
-    def memset_async(self, value: int, nbytes: int) -> None:
-        ctypes.memset(self.ptr, value, nbytes)
+    def memset_async(self, value: int, size: int, stream: Any = None) -> None:
+        ctypes.memset(self.ptr, value, size)
+
+
+def _as_numpy(signature: Callable[..., Any], function: Callable[..., Any], waits: bool = False) -> Callable[..., Any]:
+    """A function of NumPy's on arrays of the device, with the parameters of CuPy's.
+
+    Args:
+        signature: CuPy's, which refuses other arguments.
+        function: NumPy's.
+        waits: Whether the result's size must be known first.
+    """
+
+    @functools.wraps(signature)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        signature(*args, **kwargs)
+        if waits:
+            _count("size")
+        result = function(*map(_host, args), **{key: _host(value) for key, value in kwargs.items()})
+        if (out := kwargs.get("out")) is None:
+            return _device(result)
+        _stream.mark_busy()
+        return out
+
+    return call
 
 
 class ndarray(numpy.lib.mixins.NDArrayOperatorsMixin):
@@ -118,8 +143,8 @@ class ndarray(numpy.lib.mixins.NDArrayOperatorsMixin):
 
     __slots__ = ("__weakref__", "_array")
 
-    def __init__(self, shape: Any, dtype: Any = float64) -> None:
-        self._host = _allocate(shape, dtype)
+    def __init__(self, shape: Any, dtype: Any = float64, memptr: Any = None) -> None:
+        self._host = _at(memptr, shape, dtype) if memptr is not None and memptr.ptr else _allocate(shape, dtype)
 
     @classmethod
     def _wrap(cls, host: numpy.ndarray) -> ndarray:
@@ -146,19 +171,12 @@ class ndarray(numpy.lib.mixins.NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         assert method == "__call__", f"CuPy's ufuncs have no {method} here"
-        outputs = kwargs.pop("out", None)
-        result = getattr(ufunc, method)(*map(_host, inputs), **{key: _host(value) for key, value in kwargs.items()})
-        if outputs is None:
-            return _device(result)
-        outputs[0]._host[...] = result
-        _stream.mark_busy()
-        return outputs[0]
+        if "out" in kwargs:
+            (kwargs["out"],) = kwargs["out"]
+        return _of_cupy(ufunc)(*inputs, **kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        ours = globals().get(func.__name__)
-        if ours is None:
-            raise TypeError(f"no implementation found for {func.__name__} on types that implement __array_function__")
-        return ours(*args, **kwargs)
+        return _of_cupy(func)(*args, **kwargs)
 
     dtype = property(lambda self: self._array.dtype)
     shape = property(lambda self: self._array.shape)
@@ -200,25 +218,11 @@ class ndarray(numpy.lib.mixins.NDArrayOperatorsMixin):
             _stream.copy(out, self._array, host=out)
         return out
 
-    def set(self, host: numpy.ndarray, stream: Any = None) -> None:
-        assert host.shape == self.shape
-        assert host.dtype == self.dtype
+    def set(self, arr: numpy.ndarray, stream: Any = None) -> None:
+        assert arr.shape == self.shape
+        assert arr.dtype == self.dtype
         _stream.mark_busy()
-        _stream.copy(self._array, host, host=host)
-
-    def _of_host(name: str) -> Any:  # type: ignore[misc]
-        def method(self: ndarray, *args: Any, **kwargs: Any) -> Any:
-            return _device(getattr(self._host, name)(*map(_host, args), **kwargs))
-
-        return method
-
-    all, any, argsort, astype, copy, cumsum, max, min, ravel, repeat, reshape, sum, view = map(
-        _of_host,
-        (
-            *("all", "any", "argsort", "astype", "copy", "cumsum", "max", "min"),
-            *("ravel", "repeat", "reshape", "sum", "view"),
-        ),
-    )
+        _stream.copy(self._array, arr, host=arr)
 
     def fill(self, value: Any) -> None:
         self._host.fill(_host(value))
@@ -248,42 +252,41 @@ class ndarray(numpy.lib.mixins.NDArrayOperatorsMixin):
         return f"emulated {self._host!r}"
 
 
-def _like_numpy(name: str, waits: bool = False) -> Callable[..., Any]:
-    """A function of NumPy's on arrays of the device; ``waits`` where the result's size must be known first."""
-
-    def function(*args: Any, **kwargs: Any) -> Any:
-        if waits:
-            _count("size")
-        return _device(getattr(numpy, name)(*map(_host, args), **{key: _host(value) for key, value in kwargs.items()}))
-
-    return function
+def _of_cupy(func: Any) -> Any:
+    """The function that stands for one of NumPy's."""
+    ours = globals().get(func.__name__)
+    if ours is None:
+        raise TypeError(f"no implementation found for {func.__name__} on types that implement __array_function__")
+    return ours
 
 
-for _name in (
-    "abs", "arange", "array_equal", "clip", "concatenate", "copyto", "cumsum", "full", "isfinite", "isnan",
-    "minimum", "maximum", "ones", "packbits", "partition", "searchsorted", "sort", "unpackbits", "where", "zeros",
-):  # fmt: skip
-    globals()[_name] = _like_numpy(_name)
-for _name in ("flatnonzero", "nonzero", "union1d", "unique", "delete"):
-    globals()[_name] = _like_numpy(_name, waits=True)
+for _name, _signature in _signatures.functions().items():
+    globals()[_name] = _as_numpy(_signature, getattr(numpy, _name), waits=_name == "flatnonzero")
+for _name, _signature in _signatures.methods().items():
+    setattr(ndarray, _name, _as_numpy(_signature, getattr(numpy.ndarray, _name)))
 
 
-def empty(shape: Any, dtype: Any = float64, order: str = "C") -> ndarray:
+def empty(shape: Any, dtype: Any = float, order: str = "C") -> ndarray:
     return ndarray(shape, dtype)
 
 
-def empty_like(a: ndarray, dtype: Any = None, order: str = "K", subok: Any = None, shape: Any = None) -> ndarray:
-    return ndarray(a.shape if shape is None else shape, dtype or a.dtype)
+def empty_like(
+    prototype: ndarray, dtype: Any = None, order: str = "K", subok: Any = None, shape: Any = None
+) -> ndarray:
+    _signatures.refuse(subok=subok)
+    return ndarray(prototype.shape if shape is None else shape, dtype or prototype.dtype)
 
 
 def zeros_like(a: ndarray, dtype: Any = None, order: str = "K", subok: Any = None, shape: Any = None) -> ndarray:
-    result = empty_like(a, dtype, shape=shape)
+    result = empty_like(a, dtype, subok=subok, shape=shape)
     result.fill(0)
     return result
 
 
-def asarray(a: Any, dtype: Any = None) -> ndarray:
+def asarray(a: Any, dtype: Any = None, order: Any = None, *, copy: Any = None, blocking: bool = False) -> ndarray:
     """To the device, also from the host."""
+    assert order is None
+    assert copy is None
     if isinstance(a, ndarray):
         return a if dtype is None or a.dtype == dtype else a.astype(dtype)
     return _copy(numpy.asarray(a, dtype))

@@ -45,32 +45,32 @@ class Program:
         self.library = b""
 
 
-def createProgram(source: str, name: str, headers: tuple[str, ...], include_names: tuple[str, ...]) -> Program:
+def createProgram(src: str, name: str, headers: tuple[str, ...], include_names: tuple[str, ...]) -> Program:
     assert not headers
     assert not include_names
-    return Program(source)
+    return Program(src)
 
 
-def destroyProgram(program: Program) -> None:
-    del program
+def destroyProgram(prog: Program) -> None:
+    del prog
 
 
-def addNameExpression(program: Program, name: str) -> int:
-    program.names.append(name)
+def addNameExpression(prog: Program, name: str) -> int:
+    prog.names.append(name)
     return 0
 
 
-def getLoweredName(program: Program, name: str) -> str:
-    assert name in program.names
+def getLoweredName(prog: Program, name: str) -> str:
+    assert name in prog.names
     return name
 
 
-def getProgramLog(program: Program) -> str:
-    return program.log
+def getProgramLog(prog: Program) -> str:
+    return prog.log
 
 
-def getCUBIN(program: Program) -> bytes:
-    return program.library
+def getCUBIN(prog: Program) -> bytes:
+    return prog.library
 
 
 def getVersion() -> tuple[int, int]:
@@ -83,12 +83,12 @@ def getSupportedArchs() -> tuple[int, ...]:
     return (90,)
 
 
-def compileProgram(program: Program, options: tuple[str, ...] = ()) -> None:
+def compileProgram(prog: Program, options: tuple[str, ...]) -> None:
     """To a library with a table of the kernels."""
     assert "--fmad=false" in options
     assert "--ftz=false" in options
-    instances = ",\n".join(f'emulation::entry<&{name}>("{name}")' for name in program.names)
-    count = f"extern const int count = {len(program.names)};"
+    instances = ",\n".join(f'emulation::entry<&{name}>("{name}")' for name in prog.names)
+    count = f"extern const int count = {len(prog.names)};"
     table = f'extern "C" {{ {count} emulation::Entry table[] = {{\n{instances}}}; }}\n'
     launch = (
         'extern "C" void launch(void (*kernel)(void**), unsigned grid, unsigned block, void** args) {\n'
@@ -96,13 +96,13 @@ def compileProgram(program: Program, options: tuple[str, ...] = ()) -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         code, built = Path(folder) / "kernels.cpp", Path(folder) / "kernels.so"
-        code.write_text(f'#include "{_HEADER}"\n{program.source}\n{table}{launch}')
+        code.write_text(f'#include "{_HEADER}"\n{prog.source}\n{table}{launch}')
         command = [os.environ.get("CXX", "g++"), *_FLAGS, str(code), "-o", str(built)]
         run = subprocess.run(command, capture_output=True, text=True, check=False)
-        program.log = run.stderr[:4000]
+        prog.log = run.stderr[:4000]
         if run.returncode:
             raise NVRTCError("NVRTC_ERROR_COMPILATION (6)")
-        program.library = built.read_bytes()
+        prog.library = built.read_bytes()
 
 
 class Module:

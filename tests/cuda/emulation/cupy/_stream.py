@@ -26,9 +26,9 @@ busy = False
 mpi = os.environ.get("EMULATED_CUDA_AWARE_MPI", "")
 
 
-def alloc_pinned_memory(nbytes: int) -> Any:
-    memory = numpy.full(nbytes, 0x5A, numpy.uint8)
-    place = memory.ctypes.data, memory.ctypes.data + nbytes
+def alloc_pinned_memory(size: int) -> Any:
+    memory = numpy.full(size, 0x5A, numpy.uint8)
+    place = memory.ctypes.data, memory.ctypes.data + size
     _pinned.append(place)
     weakref.finalize(memory, _pinned.remove, place)
     return memoryview(memory)

@@ -9,7 +9,18 @@ from . import _stream
 from ._nvrtc import Module
 from ._stream import alloc_pinned_memory
 
-__all__ = ["Device", "Event", "Module", "Stream", "alloc_pinned_memory", "get_current_stream", "nvrtc", "runtime"]
+__all__ = [
+    "Device",
+    "Event",
+    "MemoryPointer",
+    "Module",
+    "Stream",
+    "UnownedMemory",
+    "alloc_pinned_memory",
+    "get_current_stream",
+    "nvrtc",
+    "runtime",
+]
 
 
 class Stream:
@@ -17,7 +28,9 @@ class Stream:
 
     null: Any = None
 
-    def __init__(self) -> None:
+    def __init__(
+        self, null: bool = False, non_blocking: bool = False, ptds: bool = False, priority: int | None = None
+    ) -> None:
         self.ptr = 0
 
     def synchronize(self) -> None:
@@ -28,7 +41,7 @@ class Stream:
 Stream.null = Stream()
 
 
-def get_current_stream() -> Stream:
+def get_current_stream(device_id: int = -1) -> Stream:
     return Stream.null
 
 
@@ -56,14 +69,29 @@ def _count_wait() -> None:
     cupy._count("synchronize")
 
 
+class UnownedMemory:
+    """Memory of somebody else, who is kept."""
+
+    def __init__(self, ptr: int, size: int, owner: Any, device_id: int = -1) -> None:
+        assert ptr or device_id >= 0, "UnownedMemory requires explicit device ID for a null pointer."
+        self.ptr, self.size, self._owner = ptr, size, owner
+
+
+class MemoryPointer:
+    """A place in memory."""
+
+    def __init__(self, mem: UnownedMemory, offset: int) -> None:
+        self.mem, self.ptr = mem, mem.ptr + offset
+
+
 class Device:
     """Device 0, with a number of multiprocessors that makes grids small."""
 
     id = 0
     compute_capability = "90"
 
-    def __init__(self, number: int = 0) -> None:
-        assert number == 0
+    def __init__(self, device: int | None = None) -> None:
+        assert device in (None, 0)
 
     attributes: dict[str, Any] = {"MultiProcessorCount": 2}  # noqa: RUF012
 
