@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,13 +18,8 @@ import horovod_sparse as hvs
 from benchmarks import power_sgd
 from benchmarks.convergence.ahead import Ahead
 from benchmarks.convergence.runs import Run
+from benchmarks.gpt2.exchanges import Simulated, ring
 from horovod_sparse.collectives.base import Base
-from horovod_sparse.control.report import limits
-from horovod_sparse.engine.exchange import Exchange
-from horovod_sparse.engine.layout import Member
-from horovod_sparse.frontends.base import ExchangingGradients, group_numbers
-from horovod_sparse.frontends.conditions import Conditions
-from horovod_sparse.frontends.momentum import apply_momentum
 from horovod_sparse.transport.base import Transport
 
 # torch's hook sends the gradients of the first steps dense.
@@ -67,7 +61,9 @@ class Exchanged:
         self.optimizers: list[Any] = list(optimizers)
         self._exchanging: list[Any]
         if transport.job is None:
-            self._exchanging = [Simulated(model, one, compression, run, transport) for one in optimizers]
+            if not isinstance(compression, hvs.Sparse):
+                raise ValueError(f"{run.name} cannot be simulated: train it without --simulate")
+            self._exchanging = [Simulated(model, one, compression, transport) for one in optimizers]
             return
         if run.local_steps:
             outer = hvs.OuterSGD(*run.outer)
@@ -116,51 +112,6 @@ class Exchanged:
             return 0
         buckets = itertools.chain(*(one.exchange.state_dict()["buckets"] for one in self._exchanging))
         return sum(_nbytes(bucket.get("memory")) for bucket in buckets)
-
-
-class Simulated(ExchangingGradients):
-    """Front end of a simulated rank: exchanges gradients before each step of a plain optimizer.
-
-    Raises:
-        ValueError: The run needs Horovod, or an exchange that the simulation does not support.
-    """
-
-    def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, compression: Any, run: Run, transport: Transport
-    ) -> None:
-        if not isinstance(compression, hvs.Sparse):
-            raise ValueError(f"{run.name} cannot be simulated: train it without --simulate")
-        self._optimizer = optimizer
-        self._parameter_names = {p: name for name, p in named_parameters(model, optimizer)}
-        owner = Conditions(weakref.proxy(self), compression, None, transport.rank)
-        self.exchange = Exchange(compression, transport, owner, 1 / transport.size, None, limits(None, None))
-        self._exchange = self.exchange
-        group_of = group_numbers([optimizer])
-        least = compression.dense_below
-        self.exchange.add([Member.of(name, p, group_of[p], least=least) for p, name in self._parameter_names.items()])
-        optimizer.register_step_pre_hook(self._exchange_gradients)
-        apply_momentum(optimizer, compression, self)
-
-    def _exchange_gradients(self, *_: object) -> None:
-        worker = self.exchange.worker
-        with worker.completing():
-            for p, name in self._parameter_names.items():
-                bucket = worker.bucket_of(name)
-                if bucket is not None and p.grad is not None:
-                    worker.put(bucket, name, p.grad)
-            worker.collect()
-
-    @property
-    def exchange_optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """The optimizer."""
-        return (self._optimizer,)
-
-    def place_named(self, keys: Sequence[str]) -> None:
-        """Do nothing: all parameters have buckets."""
-
-    def between_steps(self) -> bool:
-        """Return True: the exchange is part of the step."""
-        return True
 
 
 def named_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
@@ -221,11 +172,6 @@ def exchange(
     if power and transport.job is not None:
         return PowerSGD(model, optimizers, int(power[1]))
     return Exchanged(model, optimizers, run, spec, bucket_bytes, transport)
-
-
-def ring(nbytes: float, ranks: int) -> float:
-    """Return the bytes that a rank sends in a ring allreduce of an array of this size."""
-    return 2 * (ranks - 1) / ranks * nbytes
 
 
 def _nbytes(state: Any) -> int:

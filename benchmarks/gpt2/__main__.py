@@ -10,11 +10,18 @@
 Ranks are simulated: threads of one process, each with a replica of the model, its optimizer and its residual. They
 compute gradients in turn, and exchange them with the package's own pipelines, as separate processes would. --exchange
 is a compression in the syntax of hvs.parse; `none`, an average without any of this package's code; or `powersgd` with a
-rank, computed by torch. Bytes are those that a rank would send.
+rank, computed by torch. Bytes are those that a rank would send. `recommended` needs a density, as threads have no
+network to measure.
 
 When the minutes are over, the state is saved. The same command continues from there until all steps are done; on the
-CPU, with the bits of an uninterrupted run. Each run has a folder in --output for records and checkpoint. Text and
-tokenizer are made of the Python environment, once for each --output.
+CPU, with the bits of an uninterrupted run. Each run has a folder in --output for records and checkpoint, of up to 10 GB
+with eight ranks of 124 million parameters. Text and tokenizer are made of the Python environment, once for each
+--output. Learning rates are the same for all exchanges and not tuned: give --lr to tune them.
+
+Expected on an H100, by floating-point operations: a step of 8 ranks with 16 sequences (131,072 tokens) takes 0.35 s at
+320 TFLOP/s, 0.7 s at 160, and the exchange 0.1 to 0.3 s: 450 to 1000 steps in eight minutes. The 1600 steps of the
+commands above then take two to four pieces for each run; with --steps 400, one piece. Replicas, optimizers and
+residuals need about 30 GB, activations 20 GB.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Simulated(ExchangingGradients):
 
     Args:
         model: Replica of the model on this rank.
-        optimizer: Optimizer of all its parameters; gets two hooks.
+        optimizer: Optimizer of all or some of its parameters; gets two hooks.
         compression: The configuration.
         transport: The ranks.
     """
@@ -42,11 +42,11 @@ class Simulated(ExchangingGradients):
         self, model: nn.Module, optimizer: torch.optim.Optimizer, compression: hvs.Sparse, transport: Transport
     ) -> None:
         self._optimizer = optimizer
-        self._parameter_names = {p: name for name, p in model.named_parameters()}
+        group_of = group_numbers([optimizer])
+        self._parameter_names = {p: name for name, p in model.named_parameters() if p in group_of}
         owner = Conditions(weakref.proxy(self), compression, None, transport.rank)
         settings = (compression, transport, owner, 1 / transport.size, None, limits(None, None))
         self.exchange = self._exchange = Exchange(*settings, buffers=owner)
-        group_of = group_numbers([optimizer])
         least = compression.dense_below
         self.exchange.add([Member.of(name, p, group_of[p], least=least) for p, name in self._parameter_names.items()])
         optimizer.register_step_pre_hook(self._exchange_gradients)

@@ -31,7 +31,7 @@ PACKAGE = Path(horovod_sparse.__file__).parent
 only_emulated = pytest.mark.skipif(not emulated(), reason="about the stand-in")
 
 OWNERS = ["", "ndarray", *(f"cuda.{one}" for one in ("Device", "Event", "Module", "Stream", "runtime", "nvrtc"))]
-OWN = {"adopt", "check_fences", "transfers"}  # of the stand-in, for tests
+OWN = {"check_fences", "transfers"}  # of the stand-in, for tests
 
 
 def offered() -> Iterator[tuple[str, str | None]]:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import reference
 from backends import ALL, CPU, DEVICE, ONE_OF_EACH, SOME, assert_parity, assert_same
-from devices import emulated, on_device, to_host
+from devices import on_device, to_host
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from inputs import (
@@ -338,7 +338,9 @@ def test_memory_of_a_selection(monkeypatch: pytest.MonkeyPatch, size: int, densi
 
 def unwritten(size: int) -> Any:
     """Return an array of the device whose pages the system never has to provide."""
-    return cupy.adopt(np.empty(size, np.float32)) if emulated() else cupy.empty(size, np.float32)
+    host = np.empty(size, np.float32)
+    memory = cupy.cuda.UnownedMemory(host.ctypes.data, host.nbytes, host, 0)
+    return cupy.ndarray((size,), np.float32, cupy.cuda.MemoryPointer(memory, 0))
 
 
 @pytest.mark.parametrize("density", [0.0001, 0.01])

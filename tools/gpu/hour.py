@@ -111,7 +111,7 @@ def sanitize() -> Groups:
     """Return every kernel under each tool of compute-sanitizer; without memory pools, which hide stray accesses."""
     tools = ("memcheck", "racecheck", "initcheck", "synccheck")
     separate = "env HOROVOD_SPARSE_TEST_NO_POOLS=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1"
-    command = f"{separate} compute-sanitizer --error-exitcode 9 --tool {{}} {KERNELS}"
+    command = f"{separate} compute-sanitizer --error-exitcode 9 --tool {{}} {KERNELS} --timeout 0"
     return [[Step(tool, command.format(tool), 500) for tool in tools]]
 
 
