@@ -132,11 +132,11 @@ def sparse_rows(plan: Plan, density: float | None) -> tuple[list[Row], Row | Non
         return rows, hardly_slower(candidates)[0] if plan.computing else None
     costs = _costs(plan, density)
     rows = [_sparse_row(plan, density, cost, cost.algorithm) for cost in costs if cost.algorithm != "dense"]
-    return rows, next((row for row in rows if row.cost.algorithm == choice(costs).algorithm), None)
+    return rows, next((row for row in rows if row.cost.algorithm == choice(costs, _keep()).algorithm), None)
 
 
 def _fastest(plan: Plan, density: float) -> Row:
-    return _sparse_row(plan, density, choice(_costs(plan, density)))
+    return _sparse_row(plan, density, choice(_costs(plan, density), _keep()))
 
 
 def hardly_slower(rows: Sequence[Row]) -> list[Row]:
@@ -149,7 +149,13 @@ def _costs(plan: Plan, density: float) -> list[Cost]:
     """Return the costs of a bucket, fastest first; at density 1 everything is sent by a dense allreduce."""
     arguments = plan.bucket(density, plan.parts(dense=False))
     algorithms = ("dense", *plan.collectives) if density < 1 else ("dense",)
-    return table(**arguments, algorithms=algorithms, wire=WIDTHS[preset().collective.wire])
+    return table(**arguments, algorithms=algorithms, wire=WIDTHS[preset().collective.wire], keep=_keep())
+
+
+def _keep() -> float | None:
+    """Return the option of Ok-Topk in the preset."""
+    keep: float | None = next(one.keep for one in preset().collective.candidates if hasattr(one, "keep"))
+    return keep
 
 
 def _sparse_row(plan: Plan, density: float, cost: Cost, collective: str = "") -> Row:

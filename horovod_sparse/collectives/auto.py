@@ -78,6 +78,7 @@ class Auto(Base):
         super().__init__(context, transport, options)
         self._context = context
         given: dict[str, Any] = dict(zip(_CANDIDATES, options.candidates, strict=True))
+        self._keep: float | None = given["oktopk"].keep
         self._nodes = transport.by_node(given["hierarchical"].node_ranks)
         if not self._nodes.nested:
             del given["hierarchical"]
@@ -108,8 +109,8 @@ class Auto(Base):
         link, node, compute = self._figures()
         wire, indices = self._wire.format.width, self._options.indices
         names = ("dense", *self._collectives)
-        costs = table(size, max(k, 1), ranks, link, compute, like.itemsize, node, names, wire, indices)
-        best = choice(costs).algorithm
+        costs = table(size, max(k, 1), ranks, link, compute, like.itemsize, node, names, wire, indices, self._keep)
+        best = choice(costs, self._keep).algorithm
         if self._transport.rank == 0 and (not self._known or best != self.choice):
             _LOG.info("%s", _explain(costs, best, size, k, ranks))
         self._known[size, k] = best

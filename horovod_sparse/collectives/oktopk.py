@@ -20,7 +20,7 @@ from horovod_sparse.collectives.split import split_reduce
 from horovod_sparse.kernels import joined, kernels_for, to_host
 from horovod_sparse.kernels.types import Array, Indices
 from horovod_sparse.rules import Accumulator, BucketContext, Exchange, SparseVector
-from horovod_sparse.rules.options import flag, integer, number
+from horovod_sparse.rules.options import integer, number
 from horovod_sparse.rules.states import checked_integer
 from horovod_sparse.rules.threshold import LOW, UP, ReusedThreshold
 from horovod_sparse.wire import Wire, concatenate
@@ -66,9 +66,9 @@ class OkTopk(Base):
         """Options of Ok-Topk.
 
         Attributes:
-            owners: Whether the owner of a region adds what it holds there to the sums, and keeps those that are cut.
-                False: as published, entries of sums that are cut return to the ranks that selected them.
-            keep: Number of sums in the total, as a multiple of k.
+            keep: Number of sums that the total has, as a multiple of k. The owner of a region then adds what it holds
+                there to the sums, and keeps those that are cut. None: as published, the total has k sums, and entries
+                of the others return to the ranks that selected them.
             tau_threshold: Steps between exact global thresholds.
             tau_partition: Steps between partitions into regions.
             global_low: Lower end of the band for the number of entries of the total, as a fraction of k.
@@ -78,8 +78,7 @@ class OkTopk(Base):
             throttle: Number of concurrent exchanges during split and reduce.
         """
 
-        owners: bool = flag(False)
-        keep: float = number(1.0, lambda x: x > 0, "positive")
+        keep: float | None = number(None, lambda x: x > 0, "above 0", hint="None returns what is cut")
         tau_threshold: int = integer(32, least=1)
         tau_partition: int = integer(64, least=1)
         global_low: float = number(2 / 3, *LOW)
@@ -97,8 +96,8 @@ class OkTopk(Base):
         self._boundaries = np.zeros(transport.size + 1, np.int64)
 
     def region(self, size: int) -> tuple[int, int] | None:
-        """Return the region of this rank; with ``owners``, regions are known before the selection."""
-        if not self._options.owners:
+        """Return the region of this rank if owners keep sums; regions are then known before the selection."""
+        if self._options.keep is None:
             return None
         if self._boundaries[-1] != size:
             self._boundaries = np.arange(self._transport.size + 1, dtype=np.int64) * size // self._transport.size
@@ -106,7 +105,7 @@ class OkTopk(Base):
         return begin, end
 
     def allreduce_owned(self, vector: SparseVector, k: int, own: Accumulator) -> Exchange:
-        """Sum the ranks' vectors, and what the owners hold, to a total of about ``keep`` * k entries."""
+        """Sum the ranks' vectors, and what the owners hold, to a total of about keep * k entries."""
         return self._allreduce_rounded(vector, k, lambda rounded, wire, k: self._sum_owned(rounded, wire, k, own))
 
     def _sum_owned(self, vector: SparseVector, wire: Wire, k: int, own: Accumulator) -> Exchange:
@@ -114,7 +113,7 @@ class OkTopk(Base):
             *split_reduce(self._transport, wire, vector, self._boundaries, self._options.throttle), vector.size
         )
         region = Region(int(self._boundaries[self._transport.rank]), own, arrived)
-        part = self._select_owned(region, self._wanted(k))
+        part = self._select_owned(region, max(1, round(self._options.keep * k)))
         returned = region.returned(part.kept)
         total, error = self._gather(part, wire, vector.size)
         self._repartition(total)
@@ -142,11 +141,6 @@ class OkTopk(Base):
         if self._partition_left == 0 and len(total) >= ranks:
             self._boundaries = np.array([0, *_quantiles(total.entries[0], ranks), total.size], np.int64)
 
-    def _wanted(self, k: int) -> int:
-        """Return the number of sums that the total should have."""
-        keep: float = self._options.keep
-        return max(1, round(keep * k))
-
     def _allreduce(self, vector: SparseVector, wire: Wire, k: int) -> Exchange:
         """Sum the ranks' vectors to a total of about k entries."""
         assert vector.indices is not None
@@ -155,7 +149,7 @@ class OkTopk(Base):
             self._partition_left = self._options.tau_partition
         self._partition_left -= 1
         sums = split_reduce(self._transport, wire, vector, self._boundaries, self._options.throttle)
-        part = self._select(SparseVector(*sums, vector.size), self._wanted(k))
+        part = self._select(SparseVector(*sums, vector.size), max(k, 1))
         total, error = self._gather(part, wire, vector.size)
         return Exchange(total, vector.without(total).plus(error))
 

@@ -57,7 +57,8 @@ class Compression:
         on a fast network everything is sent (see ``Measured``). Timing decides, so two runs may differ, unless the
         second repeats the decisions of the first.
 
-        The most accurate preset for the bytes that it sends. The momentum of ``torch.optim.SGD``, ``Adam``, ``AdamW``
+        The most accurate preset for the bytes that it sends. With Ok-Topk, owners keep the sums that they do not send
+        (``keep=2``). The momentum of ``torch.optim.SGD``, ``Adam``, ``AdamW``
         and ``Muon`` is applied on each rank before the selection. As delay acts as momentum, too, 40 % of every
         gradient bypasses the velocity; ``fresh=None`` keeps the form of the optimizer's momentum instead. The momentum
         of other optimizers is applied after the exchange.
@@ -65,6 +66,8 @@ class Compression:
         preset: dict[str, Any] = {"sparsifier": "topk", "memory": "momentum", "collective": "auto", "wire": "log4"}
         if settings.get("memory", "momentum") == "momentum":
             preset["fresh"] = 0.4
+        if settings.get("collective", "auto") in ("auto", "oktopk", "hierarchical"):
+            preset["keep"] = 2.0
         if density is None:
             density, preset["schedule"] = 0.01, "measured"
             if "densities" not in settings and settings.get("schedule", "measured") == "measured":

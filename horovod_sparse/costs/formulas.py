@@ -26,6 +26,8 @@ _SHORT_FLOAT = 1 / 3
 _THROTTLE = 4
 # Sums of a histogram for Ok-Topk's exact threshold, and bytes of a rank's histogram (collectives/magnitude.py).
 _HISTOGRAMS, _HISTOGRAM_BYTES = 4, 1024
+# Passes over its region of an owner that keeps sums: they are copied, compared, and searched for the exact threshold.
+_OWNED = 3
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ class Problem:
         itemsize: Bytes of an element.
         wire: Bytes of a value on the wire.
         coded: Whether indices are coded.
+        keep: Sums in Ok-Topk's total as a multiple of k, if owners keep the others; None: as published.
     """
 
     size: int
@@ -105,6 +108,7 @@ class Problem:
     itemsize: int
     wire: float
     coded: bool = False
+    keep: float | None = None
 
     @property
     def entry(self) -> float:
@@ -114,6 +118,11 @@ class Problem:
     def entry_at(self, entries: float) -> float:
         """Return the bytes of an entry if the bucket has ``entries`` entries."""
         return (coded_bytes(entries / self.size) if self.coded else INDEX_BYTES) + self.wire
+
+    @property
+    def sums(self) -> float:
+        """Number of sums that Ok-Topk's total has."""
+        return min(self.k * (1.0 if self.keep is None else self.keep), self.size)
 
     @property
     def rounded(self) -> bool:
@@ -240,10 +249,13 @@ def _oktopk(problem: Problem, network: Network, selected: float | None = None) -
     entries takes half of that time again; joining the gathered entries takes as long as merging them once.
     """
     entries = problem.k if selected is None else selected
-    split, gathered = network.direct(problem.entry * entries), network.allgather(problem.entry * problem.k)
+    sums = problem.sums
+    split, gathered = network.direct(problem.entry * entries), network.allgather(problem.entry_at(sums) * sums)
     steps = [*split, *(_HISTOGRAMS * network.counts(_HISTOGRAM_BYTES)), *network.counts(), *gathered]
-    merging = problem.compute.merge * (3 * entries + problem.k)
-    merging += problem.coding(entries + problem.k / network.ranks, entries + problem.k)
+    merging = problem.compute.merge * (3 * entries + sums)
+    merging += problem.coding(entries + sums / network.ranks, entries + sums)
+    if problem.keep is not None:
+        merging += _OWNED * problem.compute.accumulate * problem.size / network.ranks
     rounds = _groups(network.ranks) + _HISTOGRAMS + 2
     return _cost("oktopk", problem, problem.selection, steps, merging, rounds)
 
@@ -261,7 +273,8 @@ def _hierarchical(problem: Problem, network: Network) -> Cost:
     leaders = Network(math.ceil(network.ranks / network.node.ranks), network.link)
     inner = _topka(problem, inside)
     outer = _oktopk(problem, leaders, selected=problem.union(inside.ranks))
-    broadcast = _cost("", problem, 0.0, inside.tree(problem.entry * problem.k), 0.0, rounds=inside.levels)
+    sums = problem.entry_at(problem.sums) * problem.sums
+    broadcast = _cost("", problem, 0.0, inside.tree(sums), 0.0, rounds=inside.levels)
     parts = (inner, outer, broadcast)
     return replace(
         outer,

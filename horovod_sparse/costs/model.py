@@ -21,9 +21,11 @@ ALGORITHMS = tuple(FORMULAS)
 # Algorithms that send the largest magnitudes between individual ranks. Shared indices are excluded: they cost the least
 # and converge the slowest, so they must not be chosen by time alone.
 LARGEST = ("topka", "topkdsa", "gtopk", "oktopk")
-# Algorithms that apply only k entries of the sum; the others apply all entries that any rank sends. These must be twice
-# as fast to be chosen: at twice the density Ok-Topk comes near TopkA, but gTop-k does not (docs/results.md).
-_CUTTING, _HANDICAP = ("gtopk", "oktopk", "hierarchical"), 2.0
+# Algorithms that apply only some entries of the sum; the others apply all entries that any rank sends. These must be
+# twice as fast to be chosen: at twice the density Ok-Topk comes near TopkA, but gTop-k does not (docs/results.md). If
+# owners keep twice k sums or more, 1.5 times is enough: at 1 % Ok-Topk then ends between TopkA at 1 % and at 0.5 %
+# (docs/collectives/oktopk.md).
+_CUTTING, _HANDICAP, _OWNERS_HANDICAP = ("gtopk", "oktopk", "hierarchical"), 2.0, 1.5
 
 
 def predict(
@@ -37,6 +39,7 @@ def predict(
     node: Node | None = None,
     wire: float | None = None,
     indices: str | None = None,
+    keep: float | None = None,
 ) -> Cost:
     """Predict the cost of one exchange; on one rank it consists of the selection only.
 
@@ -52,6 +55,7 @@ def predict(
         node: Ranks per node and their link; None: one rank per node.
         wire: Bytes of a value on the wire; None: ``itemsize``. "dense" does not round.
         indices: "coded" or "plain"; None: the faster of the two.
+        keep: Option of Ok-Topk.
 
     Raises:
         ValueError: The algorithm is unknown or a number is out of range.
@@ -63,7 +67,7 @@ def predict(
     if ranks < 1 or (node and node.ranks < 1):
         raise ValueError(f"ranks must be at least 1, not {ranks} on nodes of {node.ranks if node else 1}")
     pays = coding_pays(link.beta + link.staging, compute.code, k / size) if indices is None else indices == "coded"
-    problem = Problem(size, k, compute, itemsize, wire or itemsize, pays)
+    problem = Problem(size, k, compute, itemsize, wire or itemsize, pays, keep)
     cost = FORMULAS[algorithm](problem, Network(ranks, link, node))
     return cost if ranks > 1 else replace(cost, latency=0.0, merging=0.0, rounds=0)  # nothing arrives
 
@@ -79,22 +83,26 @@ def table(
     algorithms: Iterable[str] = ("dense", *LARGEST),
     wire: float | None = None,
     indices: str | None = None,
+    keep: float | None = None,
 ) -> list[Cost]:
     """Return the costs of several algorithms, fastest first; see ``predict`` for the arguments."""
-    costs = [predict(name, size, k, ranks, link, compute, itemsize, node, wire, indices) for name in algorithms]
+    costs = [predict(name, size, k, ranks, link, compute, itemsize, node, wire, indices, keep) for name in algorithms]
     return sorted(costs, key=lambda cost: cost.total)
 
 
-def choice(costs: Sequence[Cost]) -> Cost:
+def choice(costs: Sequence[Cost], keep: float | None = None) -> Cost:
     """Return the cost of the preferred algorithm: dense if it is fastest, otherwise the best of the faster ones.
 
-    Algorithms that apply only k entries of the sum count with twice their time.
+    Algorithms that apply only some entries of the sum count with more than their time.
 
     Args:
         costs: Costs from ``table``, including "dense".
+        keep: Option of Ok-Topk.
     """
     faster = itertools.takewhile(lambda cost: cost.algorithm != "dense", costs)
     weights = dict.fromkeys(_CUTTING, _HANDICAP)
+    if keep is not None and keep >= 2:
+        weights |= {"oktopk": _OWNERS_HANDICAP, "hierarchical": _OWNERS_HANDICAP}
     return min(faster, key=lambda cost: cost.total * weights.get(cost.algorithm, 1.0), default=costs[0])
 
 

@@ -14,7 +14,8 @@ from horovod_sparse.rules import Momentum, Step, snapshot
 pytestmark = pytest.mark.law
 
 SIZE, K = 1200, 60
-EXACT = "oktopk:density=0.05,owners=True,sparsifier=topk,tau_threshold=1"
+TOPK = "oktopk:density=0.05,sparsifier=topk,tau_threshold=1"
+EXACT = f"{TOPK},keep=1"
 
 
 def build(transport, spec, size=SIZE, undoable=False):
@@ -58,7 +59,7 @@ def expected_step(transport, residuals, gradients, keep, boundaries):
 
 @pytest.mark.parametrize("keep", [1, 4])
 def test_owners_send_the_largest_of_all_that_they_hold(transport, keep):
-    pipeline = build(transport, f"{EXACT},keep={keep}")
+    pipeline = build(transport, f"{TOPK},keep={keep}")
     held, draw = np.zeros((transport.size, SIZE)), np.random.default_rng(0)
     for _ in range(10):
         boundaries = np.arange(transport.size + 1) * SIZE // transport.size
@@ -71,13 +72,13 @@ def test_owners_send_the_largest_of_all_that_they_hold(transport, keep):
 
 RULES = [
     EXACT,
-    "oktopk:density=0.05,owners=True,keep=2,tau_threshold=8,tau_partition=4",
-    "oktopk:density=0.02,owners=True,keep=3,sparsifier=dgc,wire=log4,tau_partition=8",
-    "oktopk:density=0.05,owners=True,sparsifier=gaussiank,wire=bfloat16,indices=coded",
-    "hierarchical:density=0.05,owners=True,node_ranks=2,keep=2,wire=log8",
-    "oktopk:density=0.05,owners=True,sparsifier=randomk,shared=False",
-    "oktopk:density=0.05,owners=True,schedule=warmup,steps_per_epoch=50,warmup_densities=(1.0,0.1,1.0)",
-    "oktopk:density=0.05,owners=True,schedule=gravac,cf_max=100,eps=0.1,window=5",
+    "oktopk:density=0.05,keep=2,tau_threshold=8,tau_partition=4",
+    "oktopk:density=0.02,keep=3,sparsifier=dgc,wire=log4,tau_partition=8",
+    "oktopk:density=0.05,keep=1,sparsifier=gaussiank,wire=bfloat16,indices=coded",
+    "hierarchical:density=0.05,node_ranks=2,keep=2,wire=log8",
+    "oktopk:density=0.05,keep=1,sparsifier=randomk,shared=False",
+    "oktopk:density=0.05,keep=1,schedule=warmup,steps_per_epoch=50,warmup_densities=(1.0,0.1,1.0)",
+    "oktopk:density=0.05,keep=1,schedule=gravac,cf_max=100,eps=0.1,window=5",
 ]
 
 
@@ -114,7 +115,7 @@ def test_nothing_is_lost_in_500_steps(transport, spec):
 
 
 def test_what_all_ranks_have_frozen_is_kept_until_it_takes_part_again(transport):
-    pipeline, draw = build(transport, f"{EXACT},keep=4"), np.random.default_rng(transport.rank)
+    pipeline, draw = build(transport, f"{TOPK},keep=4"), np.random.default_rng(transport.rank)
     for _ in range(5):
         run(pipeline, eighths(draw, SIZE, 64))
     kept = residual(pipeline)[300:900]
@@ -141,7 +142,7 @@ def test_positions_that_only_the_owner_holds_are_delivered_with_what_others_send
 
 @pytest.mark.parametrize("memory", ["residual", "momentum"])
 def test_an_undone_step_leaves_no_trace(transport, memory):
-    spec = f"oktopk:density=0.05,owners=True,keep=2,tau_threshold=4,tau_partition=3,memory={memory}"
+    spec = f"oktopk:density=0.05,keep=2,tau_threshold=4,tau_partition=3,memory={memory}"
     momentum = Momentum(0.9)
     ours, other = (build(transport, spec, undoable=True) for _ in range(2))
     draw = np.random.default_rng(transport.rank)
@@ -155,7 +156,7 @@ def test_an_undone_step_leaves_no_trace(transport, memory):
 
 
 def test_a_state_continues_bit_for_bit(transport):
-    spec = "oktopk:density=0.05,owners=True,keep=2,tau_threshold=4,tau_partition=3,wire=log4"
+    spec = "oktopk:density=0.05,keep=2,tau_threshold=4,tau_partition=3,wire=log4"
     ours, restored = (build(transport, spec) for _ in range(2))
     draw = np.random.default_rng(transport.rank)
     for _ in range(10):
@@ -169,7 +170,7 @@ def test_a_state_continues_bit_for_bit(transport):
 
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_fewer_elements_than_ranks(transport, size):
-    pipeline, delivered = build(transport, "oktopk:density=0.5,owners=True", size), np.zeros(size)
+    pipeline, delivered = build(transport, "oktopk:density=0.5,keep=1", size), np.zeros(size)
     for _ in range(20):
         delivered += run(pipeline, np.ones(size, np.float32))
     held = summed(transport, residual(pipeline))
