@@ -58,21 +58,27 @@ class _Group:
     def _result(self, number: int) -> list[Any]:
         with self._changed:
             arrived = self._arrived[number]
-            self._changed.wait_for(lambda: len(arrived) == len(self.members) or self.left() is not None)
+
+            def missing() -> set[int]:
+                return {*range(len(self.members))} - {rank for rank, _ in arrived}
+
+            # Ranks that have taken part may have ended since.
+            self._changed.wait_for(lambda: len(arrived) == len(self.members) or self.ended(missing()) is not None)
             if len(arrived) < len(self.members):
-                raise self.failure()
+                raise self.failure(missing())
             self._read[number] += 1
             if self._read[number] == len(self.members):
                 del self._arrived[number], self._read[number]
         return [theirs for _, theirs in sorted(arrived, key=lambda pair: pair[0])]
 
-    def left(self) -> int | None:
-        """Return the first member whose thread has ended; None: all are running."""
-        return next((member for member in self.members if member in self._threads.ended), None)
+    def ended(self, ranks: Iterable[int]) -> int | None:
+        """Return the first member among ranks whose thread has ended; None: all are running."""
+        members = [self.members[rank] for rank in sorted(ranks)]
+        return next((member for member in members if member in self._threads.ended), None)
 
-    def failure(self) -> RankFailedError:
-        """Return an error that names a member whose thread has ended."""
-        member = self.left()
+    def failure(self, ranks: Iterable[int]) -> RankFailedError:
+        """Return an error that names a member among ranks whose thread has ended."""
+        member = self.ended(ranks)
         assert member is not None
         error = self._threads.ended[member]
         return RankFailedError(f"thread {member} has ended" + (f" with {error!r}" if error else ""))
@@ -146,8 +152,8 @@ class InProcessTransport(Transport):
         while message is None:
             with suppress(queue.Empty):
                 message = arrived.get(timeout=_POLL)
-            if message is None and self._group.left() is not None and arrived.empty():
-                raise self._group.failure()
+            if message is None and self._group.ended([rank]) is not None and arrived.empty():
+                raise self._group.failure([rank])
         return message.nbytes, _Done(message)
 
     def _swap(self, message: Array, starts: Sequence[int], lengths: Sequence[int], received: Array) -> Iterator[Array]:
@@ -244,8 +250,8 @@ def run_ranks(size: int, program: Callable[[Transport], T]) -> list[T]:
     """Run a program on threads that are the ranks of one group, and return its result on each rank.
 
     Raises:
-        BaseException: The error of the first rank that failed. Ranks that wait for others in a group with that rank
-            then raise ``RankFailedError``.
+        BaseException: The error of the first rank that failed. Ranks that wait for it then raise ``RankFailedError``,
+            and so do those that wait for these.
     """
     threads = _Threads()
     group = threads.group(list(range(size)))

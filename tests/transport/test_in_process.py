@@ -77,3 +77,21 @@ def test_messages_that_were_sent_are_not_changed_by_the_sender():
         return transport.receive(1 - transport.rank, values).wait().tolist()
 
     assert run_ranks(2, program) == [[1] * 4, [0] * 4]
+
+
+def test_ranks_that_have_done_their_part_and_ended_disturb_nobody():
+    """Rank 0 ends at once, with an operation in flight; rank 2 is late."""
+
+    def program(transport):
+        message = np.full(3, transport.rank, np.uint8)
+        if transport.rank == 2:
+            time.sleep(0.3)
+        gathered = transport.begin_allgather(np.array([transport.rank]))
+        if transport.rank != 1:
+            transport.send(message, 1)
+        if transport.rank == 0:
+            return []
+        rows = gathered().ravel().tolist()
+        return rows + [int(transport.receive(source, message).wait()[0]) for source in (2, 0) if transport.rank == 1]
+
+    assert run_ranks(3, program) == [[], [0, 1, 2, 2, 0], [0, 1, 2]]
