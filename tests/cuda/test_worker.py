@@ -32,6 +32,7 @@ CONFIGURATIONS = [
     "topka:density=0.05,sparsifier=dgc,memory=momentum,momentum=0.9,fresh=0.4,indices=coded",
     "gravac:cf_min=4,sparsifier=randomk,collective=shared,window=2,eps=0.1,cf_max=1e6",
     "oktopk:density=0.05,memory=momentum,momentum=0.5,max_norm=1.0,schedule=accordion,indices=plain",
+    "oktopk:density=0.05,keep=2,tau_threshold=2,tau_partition=2,indices=coded",
     "randomblock:density=0.05,memory=improved,rows=3,saving=0.5",
 ]
 MORE = [
