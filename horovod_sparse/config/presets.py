@@ -58,7 +58,7 @@ class Compression:
         second repeats the decisions of the first.
 
         The most accurate preset for the bytes that it sends. With Ok-Topk, owners keep the sums that they do not send
-        (``keep=2``). The momentum of ``torch.optim.SGD``, ``Adam``, ``AdamW``
+        (``keep=4``). The momentum of ``torch.optim.SGD``, ``Adam``, ``AdamW``
         and ``Muon`` is applied on each rank before the selection. As delay acts as momentum, too, 40 % of every
         gradient bypasses the velocity; ``fresh=None`` keeps the form of the optimizer's momentum instead. The momentum
         of other optimizers is applied after the exchange.
@@ -67,7 +67,7 @@ class Compression:
         if settings.get("memory", "momentum") == "momentum":
             preset["fresh"] = 0.4
         if settings.get("collective", "auto") in ("auto", "oktopk", "hierarchical"):
-            preset["keep"] = 2.0
+            preset["keep"] = 4.0
         if density is None:
             density, preset["schedule"] = 0.01, "measured"
             if "densities" not in settings and settings.get("schedule", "measured") == "measured":

@@ -94,9 +94,9 @@ def test_everything_is_never_sent_sparse(capsys, tmp_path):
     assert "No link is slow enough for a density of 1" in text
 
 
-@pytest.mark.parametrize(("ranks", "collective"), [("4", "topka"), ("16", "hierarchical")])
+@pytest.mark.parametrize(("ranks", "collective"), [("4", "topka"), ("32", "hierarchical")])
 def test_at_one_density_the_collectives_are_compared(ranks, collective, capsys, tmp_path):
-    """What applies less is marked where it is twice as fast; the preset finds it by itself."""
+    """What applies less is marked where it is so much faster; the preset finds it by itself."""
     model = ("--parameters", "1M", "--bandwidth", "100Mbit", "--gpus-per-node", "2", "--density", "0.01")
     text, content = advise(*model, "--ranks", ranks, capsys=capsys, folder=tmp_path)
     best = content["recommended"]
