@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 from horovod_sparse.collectives.auto import Auto
 from horovod_sparse.collectives.base import Base
@@ -64,7 +64,6 @@ class Collective(Stateful, Protocol):
         """
 
 
-@runtime_checkable
 class Owning(Collective, Protocol):
     """Collective whose ranks own the sums of a region, and keep in their residual what the total leaves out.
 

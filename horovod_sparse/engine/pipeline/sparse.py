@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from horovod_sparse import metrics
-from horovod_sparse.collectives import Owning
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.pipeline.base import NoBackwardError, PipelineBase
 from horovod_sparse.engine.pipeline.handover import Handover
@@ -133,7 +132,7 @@ class SparsePipeline(PipelineBase):
         self._stable = False  # whether the facts have not changed since the step before, and may be relied upon
         self._algorithm = str(sparse.facts()["collective"]["of"])
         self.memory, self.sparsifier, self.collective, self.schedule = sparse.build(context, transport)
-        owns = isinstance(self.collective, Owning) and not self.sparsifier.shares_indices
+        owns = hasattr(self.collective, "allreduce_owned") and not self.sparsifier.shares_indices
         self._owning: Any = self.collective if owns else None
         self._rounded: dict[str | None, Any] = {}  # by format
         self._headroom = Headroom(context, self.memory)
