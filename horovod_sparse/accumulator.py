@@ -88,17 +88,21 @@ class Accumulator:
         self._outside, self._region = outside, slice(begin, end)
         return outside
 
-    def inside(self) -> Accumulator | None:
+    def inside(self, zero: bool) -> Accumulator | None:
         """Return an accumulator of the active elements that ``outside`` leaves out; None if it was not called.
 
         Positions count from the region's begin. Settles.
+
+        Args:
+            zero: Return zeros instead of what the buffer holds.
         """
         if self._outside is None:
             return None
         self.settle()
         region = self._region
         shifted = [(start - region.start, part) for start, part in clipped(self.gradients, region.start, region.stop)]
-        inside = Accumulator(self.buffer[region], shifted)
+        buffer = self.buffer[region]
+        inside = Accumulator(np.zeros_like(buffer) if zero else buffer, shifted)
         inside.settled = True
         return inside
 

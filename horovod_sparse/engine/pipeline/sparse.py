@@ -286,7 +286,7 @@ class SparsePipeline(PipelineBase):
         try:
             vector = self.collective.extend(accumulator, vector, k)
             sent = vector if safe else replace(vector, values=np.zeros_like(vector.values))
-            own = accumulator.inside()
+            own = accumulator.inside(zero=not safe)
             if own is None or vector.indices is None:
                 exchange: Exchange = self._collective(plan).allreduce(sent, k)
             else:
