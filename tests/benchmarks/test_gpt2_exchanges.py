@@ -147,4 +147,4 @@ def test_a_step_on_a_device_has_the_bits_of_the_host(spec, monkeypatch):
     monkeypatch.setattr(kernel, "__call__", launch_alone)
     monkeypatch.setattr(layout, "device_of", lambda _: pretended)
     assert torch.equal(steps_of(spec, steps=2), expected)
-    assert pretended.followed
+    assert pretended.calls["follow"]

@@ -55,7 +55,7 @@ def misplaced(drawing: Figure) -> list[str]:
     """Return the texts of a figure that touch another one or leave the figure, except for numbers of an axis."""
     drawing.draw_without_rendering()  # lays out
     texts = [text for text in drawing.findobj(Text) if text.get_text() and text.get_visible()]
-    texts = [text for text in texts if not (type(text) is Text and text.get_text().isdigit())]
+    texts = [text for text in texts if not (type(text) is Text and text.get_text().replace(".", "").isdigit())]
     boxes = [text.get_window_extent() for text in texts]
     pairs = itertools.combinations(range(len(texts)), 2)
     touching = [texts[one].get_text() for one, other in pairs if boxes[one].overlaps(boxes[other])]
