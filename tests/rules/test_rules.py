@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import resource
-from pathlib import Path
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -36,16 +36,27 @@ def test_a_mean_is_the_sum_by_the_number_of_ranks():
     assert BucketContext(10, LIKE).mean([2, 4.0]) == [2.0, 4.0]
 
 
-def test_zeros_of_the_bucket_are_written_at_once():
-    def resident():
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+RESIDENT = """
+import resource
+from pathlib import Path
+import numpy as np
+from horovod_sparse.rules import BucketContext
 
-    context, before = BucketContext(10_000_000, np.empty(0, np.float64)), resident()
-    zeros = context.zeros()
-    assert resident() - before > 0.9 * zeros.nbytes
-    assert zeros.shape == (10_000_000,)
-    assert zeros.dtype == np.float64
-    assert not zeros.any()
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+context, before = BucketContext(10_000_000, np.empty(0, np.float64)), resident()
+zeros = context.zeros()
+print((resident() - before) / zeros.nbytes, zeros.shape, zeros.dtype, zeros.any())
+"""
+
+
+def test_zeros_of_the_bucket_are_written_at_once():
+    """In a process of its own: another's allocator may have resident memory of this size to reuse."""
+    run = subprocess.run([sys.executable, "-c", RESIDENT], capture_output=True, text=True, timeout=60, check=True)
+    share, rest = run.stdout.split(" ", 1)
+    assert float(share) > 0.9
+    assert rest == "(10000000,) float64 False\n"
 
 
 # --- step ---
