@@ -6,11 +6,12 @@ import itertools
 import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from horovod_sparse.kernels import add_to, copy_to_host, to_device, to_host
+from horovod_sparse.kernels import add_to, copied, copy_to_host, to_device, to_host
 from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array
 from horovod_sparse.transport.nodes import Nodes, nested_nodes, nodes_of
@@ -275,7 +276,7 @@ class Transport(ABC):
         caller who knows whether it waits for that round alone.
         """
         if self.size == 1:
-            return Sum(values.copy)
+            return Sum(partial(copied, values))
         if values.dtype.kind in "iu" and values.nbytes * self.size > _GATHERED_SUM_TOTAL:
             return self._sum_integers(values)
         if self._in_regions(values):
