@@ -5,7 +5,7 @@ from __future__ import annotations
 from drawing import save
 from matplotlib.figure import Figure
 
-from horovod_sparse.costs.model import LARGEST, Compute, choice, predict, table
+from horovod_sparse.costs.model import CANDIDATES, Compute, predict, table
 from horovod_sparse.costs.network import Link
 
 ELEMENTS = 25_000_000
@@ -18,7 +18,7 @@ def volume() -> None:
     figure = Figure(figsize=(8, 3.8), layout="constrained")
     axes = figure.subplots()
     ranks = [2**level for level in range(1, 11)]
-    for name in ("dense", *LARGEST, "shared"):
+    for name in ("dense", "topka", "topkdsa", "gtopk", "oktopk", "shared"):
         costs = [predict(name, ELEMENTS, ELEMENTS // 100, one, Link(0, 0), COMPUTE) for one in ranks]
         axes.loglog(ranks, [cost.nbytes / 1e6 for cost in costs], marker=".", label=name)
     axes.set(xlabel="ranks", ylabel="MB that a rank sends", title="25 million float32 elements, density 1 %")
@@ -34,13 +34,10 @@ def auto() -> None:
     axes = figure.subplots()
     gbits = [10 ** (step / 20) for step in range(-20, 61)]
     links = [Link(alpha=20e-6, beta=8e-9 / gbit) for gbit in gbits]
-    curves = {
-        name: [1e3 * predict(name, ELEMENTS, ELEMENTS // 100, 8, link, COMPUTE).total for link in links]
-        for name in ("dense", *LARGEST)
-    }
-    for name, milliseconds in curves.items():
-        axes.loglog(gbits, milliseconds, label=name)
-    best = [1e3 * choice(table(ELEMENTS, ELEMENTS // 100, 8, link, COMPUTE)).total for link in links]
+    costs = [table(ELEMENTS, ELEMENTS // 100, 8, link, COMPUTE) for link in links]
+    for name in ("dense", *CANDIDATES):
+        axes.loglog(gbits, [1e3 * cost.total for row in costs for cost in row if cost.algorithm == name], label=name)
+    best = [1e3 * row[0].total for row in costs]
     axes.loglog(gbits, best, color="black", lw=7, alpha=0.15, solid_capstyle="butt", label="the choice")
     axes.set(
         xlabel="bandwidth in Gbit/s",

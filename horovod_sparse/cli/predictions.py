@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from horovod_sparse.costs.model import LARGEST, Compute, Cost, choice, predict, table
+from horovod_sparse.costs.model import CANDIDATES, Compute, Cost, predict, table
 from horovod_sparse.costs.network import Link, Node
 from horovod_sparse.costs.step import buckets, exposed
 
@@ -67,8 +67,9 @@ class Plan:
 
     @property
     def collectives(self) -> tuple[str, ...]:
-        """Sparse collectives that can be recommended."""
-        return LARGEST if self.node is None else (*LARGEST, "hierarchical")
+        """Sparse collectives that `auto` compares; nodes sum up first only if they have equal numbers of ranks."""
+        nested = self.node is not None and self.ranks % self.node.ranks == 0
+        return (*CANDIDATES, "hierarchical") if nested else CANDIDATES
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,8 @@ def sparse_rows(plan: Plan, density: float | None) -> tuple[list[Row], Row | Non
 
     Without a density, there is a row for each density that it tries, the largest first, with the collective that it
     takes. It chooses by the times of steps, one of these or of the rounded rows of ``dense_rows``: none is chosen if
-    their computing time is not known. With a density, there is a row for each collective, fastest first. The one that
-    is worth what it leaves out is chosen; none if dense is faster than all.
+    their computing time is not known. With a density, there is a row for each collective, fastest first. The first is
+    chosen; none if dense is faster than all.
     """
     if density is None:
         schedule = preset().schedule
@@ -132,11 +133,11 @@ def sparse_rows(plan: Plan, density: float | None) -> tuple[list[Row], Row | Non
         return rows, hardly_slower(candidates)[0] if plan.computing else None
     costs = _costs(plan, density)
     rows = [_sparse_row(plan, density, cost, cost.algorithm) for cost in costs if cost.algorithm != "dense"]
-    return rows, next((row for row in rows if row.cost.algorithm == choice(costs, _keep()).algorithm), None)
+    return rows, None if costs[0].algorithm == "dense" else rows[0]
 
 
 def _fastest(plan: Plan, density: float) -> Row:
-    return _sparse_row(plan, density, choice(_costs(plan, density), _keep()))
+    return _sparse_row(plan, density, _costs(plan, density)[0])
 
 
 def hardly_slower(rows: Sequence[Row]) -> list[Row]:
@@ -149,13 +150,7 @@ def _costs(plan: Plan, density: float) -> list[Cost]:
     """Return the costs of a bucket, fastest first; at density 1 everything is sent by a dense allreduce."""
     arguments = plan.bucket(density, plan.parts(dense=False))
     algorithms = ("dense", *plan.collectives) if density < 1 else ("dense",)
-    return table(**arguments, algorithms=algorithms, wire=WIDTHS[preset().collective.wire], keep=_keep())
-
-
-def _keep() -> float | None:
-    """Return the option of Ok-Topk in the preset."""
-    keep: float | None = next(one.keep for one in preset().collective.candidates if hasattr(one, "keep"))
-    return keep
+    return table(**arguments, algorithms=algorithms, wire=WIDTHS[preset().collective.wire])
 
 
 def _sparse_row(plan: Plan, density: float, cost: Cost, collective: str = "") -> Row:

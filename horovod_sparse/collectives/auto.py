@@ -1,23 +1,23 @@
-"""Auto: measures the network and chooses a collective, sparse or dense, by predicted times."""
+"""Auto: measures the network and chooses the fastest of the equally accurate collectives, dense included."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from horovod_sparse.collectives.base import Base
-from horovod_sparse.collectives.gtopk import GTopk
 from horovod_sparse.collectives.hierarchical import Hierarchical
 from horovod_sparse.collectives.oktopk import OkTopk
 from horovod_sparse.collectives.topka import TopkA
 from horovod_sparse.collectives.topkdsa import TopkDSA
+from horovod_sparse.costs.accuracy import KEEP
 from horovod_sparse.costs.formulas import Cost
 from horovod_sparse.costs.measure import measure_compute, measure_network
-from horovod_sparse.costs.model import choice, table
+from horovod_sparse.costs.model import CANDIDATES, table
 from horovod_sparse.rules import Accumulator, BucketContext, Exchange, SparseVector
-from horovod_sparse.rules.options import RuleOptions
+from horovod_sparse.rules.options import integer, number
 from horovod_sparse.rules.states import checked_integer
 
 if TYPE_CHECKING:
@@ -26,64 +26,47 @@ if TYPE_CHECKING:
     from horovod_sparse.transport.base import Transport
 
 _LOG = logging.getLogger("horovod_sparse")
-_CANDIDATES: dict[str, type[Base]] = {
-    "topka": TopkA,
-    "topkdsa": TopkDSA,
-    "gtopk": GTopk,
-    "oktopk": OkTopk,
-    "hierarchical": Hierarchical,  # on nested nodes
-}
-_CHOICES = ("dense", *_CANDIDATES)
+_RULES: dict[str, Any] = {"topka": TopkA, "topkdsa": TopkDSA, "oktopk": OkTopk, "hierarchical": Hierarchical}
+_CHOICES = ("dense", *_RULES)
 
 
 class Auto(Base):
     """Chooses a collective for the bucket's size and the current k, and again when either changes.
 
-    Hierarchical is a candidate where several nodes have the same number of ranks, more than one. Links and kernels are
-    measured once per communicator, in under a second, and the ranks agree on the results, so that all make the same
-    choice. Rank 0 logs the predictions behind a new choice at level INFO of the logger ``horovod_sparse``. With one
-    rank the choice is dense, and nothing is measured or logged. Each algorithm keeps its thresholds while another one
-    runs.
+    All candidates train equally well at equal k, so the one that is predicted to be fastest is chosen. Hierarchical,
+    TopkA within nodes and Ok-Topk between them, is a candidate where several nodes have the same number of ranks, more
+    than one. Links and kernels are measured once per communicator, in under a second, and the ranks agree on the
+    results, so that all make the same choice. Rank 0 logs the predictions behind a new choice at level INFO of the
+    logger ``horovod_sparse``. With one rank the choice is dense, and nothing is measured or logged. Each algorithm
+    keeps its thresholds while another one runs.
     """
 
     @dataclass(frozen=True, kw_only=True)
-    class Options(Base.Options):
-        """Options of Auto and of each algorithm that it may choose. Dense exchanges do not round values.
+    class Options(OkTopk.Options):
+        """Options of Auto: those of Ok-Topk, which the others share where they have them.
 
         Attributes:
-            candidates: Options of each sparse algorithm.
+            keep: Option of Ok-Topk.
+            node_ranks: Option of Hierarchical.
         """
 
-        candidates: tuple[RuleOptions, ...] = tuple(rule.Options() for rule in _CANDIDATES.values())
-
-        def __post_init__(self) -> None:
-            """Check the fields, and that each algorithm has its options."""
-            super().__post_init__()
-            given: object = self.candidates
-            kinds = [rule.Options for rule in _CANDIDATES.values()]
-            if not isinstance(given, tuple) or [type(options) for options in given] != kinds:
-                raise ValueError(f"candidates must be the options of {', '.join(_CANDIDATES)}, not {given!r}")
-
-        @classmethod
-        def read(cls, settings: Mapping[str, Any]) -> Auto.Options:
-            """Create the options from settings; each algorithm takes those that it knows."""
-            candidates = tuple(rule.Options.read(settings) for rule in _CANDIDATES.values())
-            return cls(wire=settings.get("wire"), indices=settings.get("indices"), candidates=candidates)
-
-        def known(self) -> set[str]:
-            """Return the names of the settings that any of the algorithms takes."""
-            return {"wire", "indices"}.union(*(options.known() for options in self.candidates))
+        keep: float | None = number(
+            KEEP,
+            lambda x: x >= KEEP,
+            f"at least {KEEP:g}",
+            hint="with fewer sums Ok-Topk is less accurate than the others at the same density, so auto, which "
+            "compares times, does not take it; collective=oktopk takes any",
+        )
+        node_ranks: int | None = integer(None, least=1)
 
     def __init__(self, context: BucketContext, transport: Transport, options: Options) -> None:
         super().__init__(context, transport, options)
         self._context = context
-        given: dict[str, Any] = dict(zip(_CANDIDATES, options.candidates, strict=True))
-        self._keep: float | None = given["oktopk"].keep
-        self._nodes = transport.by_node(given["hierarchical"].node_ranks)
-        if not self._nodes.nested:
-            del given["hierarchical"]
+        self._nodes = transport.by_node(options.node_ranks)
+        names = (*CANDIDATES, "hierarchical") if self._nodes.nested else CANDIDATES
+        settings = asdict(options)
         self._collectives: dict[str, Any] = {
-            name: _CANDIDATES[name](context, transport, own) for name, own in given.items()
+            name: _RULES[name](context, transport, _RULES[name].Options.read(settings)) for name in names
         }
         self.choice = "dense"
         self._decided = (0, 0)  # size and k of the current choice
@@ -107,10 +90,10 @@ class Auto(Base):
     def _choose(self, size: int, k: int) -> None:
         like, ranks = self._context.like, self._transport.size
         link, node, compute = self._figures()
-        wire, indices = self._wire.format.width, self._options.indices
+        wire, indices, keep = self._wire.format.width, self._options.indices, self._options.keep
         names = ("dense", *self._collectives)
-        costs = table(size, max(k, 1), ranks, link, compute, like.itemsize, node, names, wire, indices, self._keep)
-        best = choice(costs, self._keep).algorithm
+        costs = table(size, max(k, 1), ranks, link, compute, like.itemsize, node, names, wire, indices, keep)
+        best = costs[0].algorithm
         if self._transport.rank == 0 and (not self._known or best != self.choice):
             _LOG.info("%s", _explain(costs, best, size, k, ranks))
         self._known[size, k] = best

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from horovod_sparse.collectives.auto import Auto
 from horovod_sparse.config.sparse import Sparse
 from horovod_sparse.rules.options import is_number
 from horovod_sparse.rules.registry import lookup
@@ -58,16 +59,17 @@ class Compression:
         second repeats the decisions of the first.
 
         The most accurate preset for the bytes that it sends. With Ok-Topk, owners keep the sums that they do not send
-        (``keep=4``). The momentum of ``torch.optim.SGD``, ``Adam``, ``AdamW``
-        and ``Muon`` is applied on each rank before the selection. As delay acts as momentum, too, 40 % of every
-        gradient bypasses the velocity; ``fresh=None`` keeps the form of the optimizer's momentum instead. The momentum
-        of other optimizers is applied after the exchange.
+        (``keep=4``), as with ``auto``. The momentum of ``torch.optim.SGD``, ``Adam``, ``AdamW`` and ``Muon`` is applied
+        on each rank before the selection. As delay acts as momentum, too, 40 % of every gradient bypasses the velocity;
+        ``fresh=None`` keeps the form of the optimizer's momentum instead. The momentum of other optimizers is applied
+        after the exchange.
         """
         preset: dict[str, Any] = {"sparsifier": "topk", "memory": "momentum", "collective": "auto", "wire": "log4"}
         if settings.get("memory", "momentum") == "momentum":
             preset["fresh"] = 0.4
-        if settings.get("collective", "auto") in ("auto", "oktopk", "hierarchical"):
-            preset["keep"] = 4.0
+        collective = settings.get("collective", "auto")  # the default of auto
+        if collective == "oktopk" or (collective == "hierarchical" and settings.get("outer", "oktopk") == "oktopk"):
+            preset["keep"] = Auto.Options().keep
         if density is None:
             density, preset["schedule"] = 0.01, "measured"
             if "densities" not in settings and settings.get("schedule", "measured") == "measured":
@@ -244,7 +246,8 @@ class Compression:
     def auto(density: float = 0.01, **settings: Any) -> Sparse:
         """Send the k largest entries over the collective predicted to be fastest; everything if dense is faster.
 
-        Network and kernels are measured before the first exchange, in about a second.
+        Collectives that train less well at the same density, such as ``gtopk``, are no candidates. Network and kernels
+        are measured before the first exchange, in about a second.
         """
         return _preset(settings, density=density, sparsifier="topk", collective="auto")
 

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
+from horovod_sparse.costs.accuracy import KEEP
 from horovod_sparse.costs.coding import coding_pays
 from horovod_sparse.costs.formulas import FORMULAS, Compute, Cost, Problem
 from horovod_sparse.costs.network import Link, Network, Node
 
-__all__ = ["ALGORITHMS", "LARGEST", "Compute", "Cost", "break_even_bandwidth", "choice", "predict", "table"]
+__all__ = ["ALGORITHMS", "CANDIDATES", "Compute", "Cost", "break_even_bandwidth", "predict", "table"]
 
 ALGORITHMS = tuple(FORMULAS)
-# Algorithms that send the largest magnitudes between individual ranks. Shared indices are excluded: they cost the least
-# and converge the slowest, so they must not be chosen by time alone.
-LARGEST = ("topka", "topkdsa", "gtopk", "oktopk")
-# Algorithms that apply only some entries of the sum; the others apply all entries that any rank sends. These must be
-# twice as fast to be chosen: at twice the density Ok-Topk comes near TopkA, but gTop-k does not (docs/results.md). If
-# owners keep twice k sums or more, 1.5 times is enough: at 1 % Ok-Topk then ends between TopkA at 1 % and at 0.5 %
-# (docs/collectives/oktopk.md).
-_CUTTING, _HANDICAP, _OWNERS_HANDICAP = ("gtopk", "oktopk", "hierarchical"), 2.0, 1.5
+# Sparse algorithms that train equally well at equal k, Ok-Topk with ``KEEP`` or more (accuracy.py): only these may be
+# compared by time alone. Hierarchical, of TopkA and Ok-Topk, is another one.
+CANDIDATES = ("topka", "topkdsa", "oktopk")
 
 
 def predict(
@@ -55,7 +51,7 @@ def predict(
         node: Ranks per node and their link; None: one rank per node.
         wire: Bytes of a value on the wire; None: ``itemsize``. "dense" does not round.
         indices: "coded" or "plain"; None: the faster of the two.
-        keep: Option of Ok-Topk.
+        keep: Option of Ok-Topk; None: as published.
 
     Raises:
         ValueError: The algorithm is unknown or a number is out of range.
@@ -80,30 +76,14 @@ def table(
     compute: Compute,
     itemsize: int = 4,
     node: Node | None = None,
-    algorithms: Iterable[str] = ("dense", *LARGEST),
+    algorithms: Iterable[str] = ("dense", *CANDIDATES),
     wire: float | None = None,
     indices: str | None = None,
-    keep: float | None = None,
+    keep: float | None = KEEP,
 ) -> list[Cost]:
     """Return the costs of several algorithms, fastest first; see ``predict`` for the arguments."""
     costs = [predict(name, size, k, ranks, link, compute, itemsize, node, wire, indices, keep) for name in algorithms]
     return sorted(costs, key=lambda cost: cost.total)
-
-
-def choice(costs: Sequence[Cost], keep: float | None = None) -> Cost:
-    """Return the cost of the preferred algorithm: dense if it is fastest, otherwise the best of the faster ones.
-
-    Algorithms that apply only some entries of the sum count with more than their time.
-
-    Args:
-        costs: Costs from ``table``, including "dense".
-        keep: Option of Ok-Topk.
-    """
-    faster = itertools.takewhile(lambda cost: cost.algorithm != "dense", costs)
-    weights = dict.fromkeys(_CUTTING, _HANDICAP)
-    if keep is not None and keep >= 2:
-        weights |= {"oktopk": _OWNERS_HANDICAP, "hierarchical": _OWNERS_HANDICAP}
-    return min(faster, key=lambda cost: cost.total * weights.get(cost.algorithm, 1.0), default=costs[0])
 
 
 def break_even_bandwidth(
@@ -114,8 +94,9 @@ def break_even_bandwidth(
     compute: Compute,
     itemsize: int = 4,
     node: Node | None = None,
-    algorithms: Iterable[str] = LARGEST,
+    algorithms: Iterable[str] = CANDIDATES,
     wire: float | None = None,
+    keep: float | None = KEEP,
 ) -> float:
     """Return the bandwidth in bytes/s below which the best of the algorithms beats Horovod's dense allreduce.
 
@@ -129,7 +110,7 @@ def break_even_bandwidth(
     def line(algorithm: str, indices: str, width: float | None = wire) -> tuple[float, float]:
         """Return the seconds at infinite bandwidth, and the slope over the seconds per byte."""
         start, unit = (
-            predict(algorithm, size, k, ranks, replace(link, beta=beta), compute, itemsize, node, width, indices)
+            predict(algorithm, size, k, ranks, replace(link, beta=beta), compute, itemsize, node, width, indices, keep)
             for beta in (0.0, 1.0)
         )
         return start.total, unit.bandwidth - start.bandwidth

@@ -96,7 +96,7 @@ def test_everything_is_never_sent_sparse(capsys, tmp_path):
 
 @pytest.mark.parametrize(("ranks", "collective"), [("4", "topka"), ("32", "hierarchical")])
 def test_at_one_density_the_collectives_are_compared(ranks, collective, capsys, tmp_path):
-    """What applies less is marked where it is so much faster; the preset finds it by itself."""
+    """The preset finds the marked one by itself."""
     model = ("--parameters", "1M", "--bandwidth", "100Mbit", "--gpus-per-node", "2", "--density", "0.01")
     text, content = advise(*model, "--ranks", ranks, capsys=capsys, folder=tmp_path)
     best = content["recommended"]
@@ -104,7 +104,7 @@ def test_at_one_density_the_collectives_are_compared(ranks, collective, capsys, 
     assert next(line for line in text.splitlines() if line.endswith("<- chosen")).split()[1] == collective
     assert eval(best, {"hvs": hvs}).density == 0.01  # noqa: S307 - our own
     names = {name.partition("collective=")[2] for name in rows_of(content)} - {""}
-    assert names == {"topka", "topkdsa", "gtopk", "oktopk", "hierarchical"}
+    assert names == {"topka", "topkdsa", "oktopk", "hierarchical"}
     assert f"on {int(ranks) // 2} nodes" in text
 
 

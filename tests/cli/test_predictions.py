@@ -59,6 +59,21 @@ def test_without_a_computing_time_no_density_is_chosen():
     assert sparse_rows(plan(), 0.01)[1] is not None
 
 
+@pytest.mark.parametrize(("ranks", "nested"), [(16, True), (18, False)])
+def test_nodes_sum_up_first_only_if_they_have_equal_numbers_of_ranks(ranks, nested):
+    """As in auto."""
+    assert ("hierarchical" in plan(ranks=ranks, node=NODE).collectives) == nested
+
+
+@pytest.mark.parametrize("ranks", [4, 64, 1024])
+def test_rows_are_priced_as_the_preset_runs_them(ranks):
+    for row in sparse_rows(plan(ranks=ranks), 0.01)[0]:
+        collective = hvs.parse(row.compression).collective
+        keep = getattr(collective, "keep", None)
+        alone = predict(row.cost.algorithm, 6_250_000, 62_500, ranks, Link(5e-6, 0.8e-9), CORE, wire=0.5, keep=keep)
+        assert row.cost.total == pytest.approx(4 * alone.total)
+
+
 def test_everything_is_sent_by_a_dense_allreduce():
     assert sparse_rows(plan(), None)[0][0].cost.algorithm == "dense"
     assert sparse_rows(plan(), 1.0) == ([], None)

@@ -10,6 +10,7 @@ from exchanges import every_way
 from laws import Case, check_exchange, digest_of, everywhere, make, own_vector, same_bits
 
 from horovod_sparse.collectives import auto
+from horovod_sparse.costs.accuracy import KEEP
 from horovod_sparse.costs.formulas import Cost
 from horovod_sparse.costs.measure import measure_compute, measure_network
 from horovod_sparse.costs.network import Link
@@ -55,13 +56,36 @@ def test_exchanges_that_are_constructed_before_any_step_have_the_same_figures(tr
     assert everywhere(transport, figures[0] == figures[1])
 
 
-def test_what_cuts_the_sum_is_not_chosen_for_a_little_time(transport, network, monkeypatch):
+def test_the_fastest_is_chosen_even_if_it_saves_little(transport, network, monkeypatch):
     network("slow")
-    costs = [Cost(name, seconds, 0, 0, 0, 0) for name, seconds in (("oktopk", 2), ("topka", 3), ("dense", 9))]
+    costs = [Cost(name, seconds, 0, 0, 0, 0) for name, seconds in (("oktopk", 2.9), ("topka", 3), ("dense", 9))]
     monkeypatch.setattr(auto, "table", lambda *_, **__: costs)
     collective = make(transport, "auto")
     collective.decide(SIZE, K)
-    assert everywhere(transport, collective.choice == ("topka" if transport.size > 1 else "dense"))
+    assert everywhere(transport, collective.choice == ("oktopk" if transport.size > 1 else "dense"))
+
+
+@pytest.mark.parametrize(("settings", "kept"), [({}, KEEP), ({"keep": 8}, 8)])
+def test_all_candidates_are_equally_accurate_and_priced_as_they_are_run(
+    transport, network, monkeypatch, settings, kept
+):
+    """What cuts the sum returns most of it to where it came from: gTopk, SparDL, and Ok-Topk unless owners keep it."""
+    network("slow")
+    priced, table = [], auto.table
+    monkeypatch.setattr(auto, "table", lambda *given: priced.append(given[-1]) or table(*given))
+    collective = make(transport, "auto", node_ranks=2, **settings)
+    collective.decide(SIZE, K)
+    parts = collective._collectives
+    assert everywhere(transport, {*parts} - {"hierarchical"} == {"topka", "topkdsa", "oktopk"})
+    assert everywhere(transport, parts["oktopk"]._options.keep == kept and set(priced) <= {kept})
+    if "hierarchical" in parts:
+        assert parts["hierarchical"]._options.outer == parts["oktopk"]._options
+
+
+@pytest.mark.parametrize("keep", [None, 2, 3.9])
+def test_fewer_sums_than_are_equally_accurate_are_refused(keep):
+    with pytest.raises(ValueError, match=f"keep must be at least 4, not {keep}: .*collective=oktopk takes any"):
+        auto.Auto.Options(keep=keep)
 
 
 @pytest.mark.mpi
@@ -81,10 +105,11 @@ def test_it_chooses_once_for_each_size_and_k(transport, network, monkeypatch):
 def test_an_algorithm_keeps_its_state_while_another_one_runs(transport, network):
     """Ok-Topk goes on with its thresholds as if nothing had come between, and what both send is counted."""
     network("slow")
-    collective, alone, other = make(transport, "auto"), make(transport, "oktopk"), make(transport, "gtopk")
+    collective, other = make(transport, "auto"), make(transport, "topkdsa")
+    alone = make(transport, "oktopk", keep=KEEP)
     for step in range(8):
         vector = own_vector(Case(5000, "same indices", seed=step), transport)
-        collective.choice = "oktopk" if step % 2 else "gtopk"
+        collective.choice = "oktopk" if step % 2 else "topkdsa"
         exchange = collective.allreduce(vector, 50)
         expected = (alone if step % 2 else other).allreduce(vector, 50)
         assert digest_of(exchange.total, exchange.returned) == digest_of(expected.total, expected.returned)
@@ -95,7 +120,8 @@ def test_an_algorithm_keeps_its_state_while_another_one_runs(transport, network)
 def test_nodes_of_several_ranks_are_measured_and_may_sum_first(transport, monkeypatch, node_ranks):
     compute, ranks = measure_compute(transport.channel(), np.empty(0, np.float32)), transport.size
     monkeypatch.setattr(auto, "measure_compute", lambda *_: compute)
-    collective, alone = (make(transport, name, node_ranks=node_ranks) for name in ("auto", "hierarchical"))
+    collective = make(transport, "auto", node_ranks=node_ranks)
+    alone = make(transport, "hierarchical", node_ranks=node_ranks, keep=KEEP)
     collective.decide(SIZE, K)
     nested = node_ranks > 1 and ranks > node_ranks and ranks % node_ranks == 0
     assert everywhere(transport, ("hierarchical" in collective.state_dict()["states"]) == nested)
@@ -119,7 +145,7 @@ def test_rank_0_logs_the_table_once_for_each_choice(transport, network, caplog):
             collective.decide(SIZE, k)
     logs = [record.getMessage() for record in caplog.records]
     assert len(logs) == (transport.rank == 0 and transport.size > 1)
-    assert all(name in log for log in logs for name in ("dense", "topka", "topkdsa", "gtopk", "oktopk", "chosen"))
+    assert all(name in log for log in logs for name in ("dense", "topka", "topkdsa", "oktopk", "chosen"))
 
 
 @pytest.mark.mpi
@@ -151,6 +177,12 @@ def test_it_measures_for_the_dtype_and_device_of_the_bucket_and_knows_the_format
         *2 * [(there, "float64")],
     ]
     assert widths == several * [4, 2, 4]
+
+
+def test_a_state_with_another_choice_is_refused(transport):
+    collective = make(transport, "auto")
+    with pytest.raises(ValueError, match=r"choice of auto must be one of dense, topka, .*, not 'gtopk'"):
+        collective.load_state_dict({**collective.state_dict(), "choice": "gtopk"})
 
 
 def test_a_restored_choice_stays_in_force(transport, network):

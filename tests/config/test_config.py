@@ -251,11 +251,31 @@ def test_settings_reach_the_rules_that_know_them(spec, part, expected):
     assert expected.items() <= options.items()
 
 
-def test_both_parts_of_hierarchical_and_all_candidates_of_auto_get_their_settings():
+@pytest.mark.parametrize(
+    ("spec", "keep"),
+    [
+        ("auto", 4),
+        ("auto:keep=6", 6),
+        ("recommended", 4),
+        ("recommended:collective=oktopk", 4),
+        ("recommended:collective=oktopk,keep=None", None),
+        ("oktopk", None),
+    ],
+)
+def test_owners_keep_sums_where_collectives_are_compared_by_time_and_in_recommended(spec, keep):
+    assert hvs.parse(spec).collective.keep == keep
+
+
+def test_recommended_takes_any_collective_between_nodes():
+    of = "recommended:collective=hierarchical"
+    assert hvs.parse(of).collective.outer.keep == 4
+    assert hvs.parse(f"{of},outer=topkdsa").collective.outer.wire == "log4"
+
+
+def test_both_parts_of_hierarchical_get_their_settings():
     both = hvs.parse("hierarchical:inner=gtopk,outer=topkdsa,throttle=2,wire=float16").collective
     assert (both.inner.wire, both.outer.wire, both.outer.throttle) == ("float16", "float16", 2)
     assert hvs.parse("gravac:cf_min=20").density == 1 / 20
-    assert [one.wire for one in hvs.parse("auto:wire=float16").collective.candidates] == ["float16"] * 5
 
 
 PARSING = """

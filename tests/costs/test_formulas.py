@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 
 from horovod_sparse.costs.coding import coded_bytes
-from horovod_sparse.costs.model import ALGORITHMS, LARGEST, Compute, predict
+from horovod_sparse.costs.model import ALGORITHMS, CANDIDATES, Compute, predict
 from horovod_sparse.costs.network import Link, Node
 
 N, K = 25_000_000, 250_000
 IDLE = Compute(0, 0, 0, 0, 0)  # computes in no time
 CORE = Compute(select=0.3e-9, accumulate=0.25e-9, reduce=0.25e-9, merge=4e-9, cut=20e-9)
 ETHERNET = Link(alpha=25e-6, beta=8 / 1e9)
+LARGEST = (*CANDIDATES, "gtopk")  # what sends the largest magnitudes
 
 
 def words(algorithm, ranks, k=K, size=N):

@@ -1,0 +1,69 @@
+"""Accuracy that was measured for the candidates of `auto`, which compares their times only.
+
+The rule that rests on it, and the collectives that it excludes: docs/schedules.md, "What is equally good". A training
+that is added here belongs in the table of that page, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Sums in the total of Ok-Topk, as a multiple of k, from which it trains as well as what delivers all entries.
+KEEP = 4.0
+
+
+@dataclass(frozen=True)
+class Training:
+    """Result of a training on the text model `stdlib` with `recommended` at a fixed density.
+
+    Attributes:
+        optimizer: "SGD" or "AdamW".
+        ranks: World size; simulated.
+        steps: Number of steps.
+        seeds: Number of trainings, of which the mean is given.
+        collective: Name from CANDIDATES; "oktopk" with ``KEEP``.
+        density: Fraction of the gradients that a rank sends.
+        perplexity: Validation perplexity at the end.
+        dense: Perplexity of dense training, for SGD with Nesterov's momentum.
+    """
+
+    optimizer: str
+    ranks: int
+    steps: int
+    seeds: int
+    collective: str
+    density: float
+    perplexity: float
+    dense: float
+
+    @property
+    def loss(self) -> float:
+        """Relative increase of the perplexity over that of dense training."""
+        return self.perplexity / self.dense - 1
+
+
+# python -m benchmarks.convergence --simulate --ranks RANKS --batch 1 --tasks stdlib --seeds SEEDS --compression
+# recommended:density=DENSITY,collective=COLLECTIVE
+TRAININGS = (
+    Training("SGD", 16, 1000, 1, "topka", 0.01, 23.00, 22.97),
+    Training("SGD", 16, 1000, 1, "topka", 0.005, 23.34, 22.97),
+    Training("SGD", 16, 1000, 1, "topka", 0.002, 24.73, 22.97),
+    Training("SGD", 16, 1000, 1, "oktopk", 0.01, 23.07, 22.97),
+    Training("SGD", 64, 300, 1, "topka", 0.01, 36.72, 36.43),
+    Training("SGD", 64, 300, 1, "oktopk", 0.01, 36.99, 36.43),
+    Training("AdamW", 16, 1000, 1, "oktopk", 0.01, 25.45, 24.82),
+)
+
+
+def known(density: float, ranks: int) -> list[Training]:
+    """Return the least accurate training of each optimizer on the nearest number of ranks.
+
+    Args:
+        density: Density in question; the trainings have the largest measured one that does not exceed it.
+        ranks: World size in question.
+    """
+    measured = max((one.density for one in TRAININGS if one.density <= density), default=None)
+    found = [one for one in TRAININGS if one.density == measured]
+    nearest = sorted(found, key=lambda one: (max(one.ranks / ranks, ranks / one.ranks), -one.loss))
+    optimizers = dict.fromkeys(one.optimizer for one in found)
+    return [next(one for one in nearest if one.optimizer == optimizer) for optimizer in optimizers]

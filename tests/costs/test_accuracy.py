@@ -1,0 +1,49 @@
+"""What is quoted of measured accuracy, and that the documentation has the same figures."""
+
+from __future__ import annotations
+
+import pytest
+from pages import ROOT
+
+from horovod_sparse.costs import accuracy
+from horovod_sparse.costs.accuracy import TRAININGS, Training, known
+from horovod_sparse.costs.model import CANDIDATES
+
+SGD = Training("SGD", 16, 1000, 1, "topka", 0.01, 22.0, 20.0)
+OKTOPK = Training("SGD", 16, 1000, 1, "oktopk", 0.01, 23.0, 20.0)
+MANY = Training("SGD", 64, 300, 1, "topka", 0.01, 24.0, 20.0)
+SPARSE = Training("SGD", 16, 1000, 1, "topka", 0.002, 25.0, 20.0)
+ADAMW = Training("AdamW", 16, 1000, 1, "oktopk", 0.01, 26.0, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("density", "ranks", "expected"),
+    [
+        (0.01, 4, [OKTOPK, ADAMW]),  # the least accurate
+        (0.01, 31, [OKTOPK, ADAMW]),
+        (0.01, 4096, [MANY, ADAMW]),  # of each optimizer
+        (1.0, 16, [OKTOPK, ADAMW]),  # a larger density is no less accurate
+        (0.009, 64, [SPARSE]),
+        (0.001, 16, []),
+    ],
+)
+def test_the_least_accurate_training_on_the_nearest_number_of_ranks_is_known(monkeypatch, density, ranks, expected):
+    monkeypatch.setattr(accuracy, "TRAININGS", (SGD, OKTOPK, MANY, SPARSE, ADAMW))
+    assert known(density, ranks) == expected
+
+
+def test_the_loss_is_relative_to_dense_training():
+    assert OKTOPK.loss == pytest.approx(0.15)
+
+
+@pytest.mark.parametrize(
+    "one", TRAININGS, ids=lambda one: f"{one.optimizer}-{one.ranks}-{one.collective}-{one.density:g}"
+)
+def test_the_table_of_the_documentation_has_every_training(one):
+    """Edit docs/schedules.md together with costs/accuracy.py."""
+    assert one.collective in CANDIDATES
+    collective = f"`{one.collective}`" + f", `keep={accuracy.KEEP:g}`" * (one.collective == "oktopk")
+    figures = f"{one.perplexity:.2f} | {one.dense:.2f} | {one.loss:+.1%}".replace("%", " %")
+    conditions = f"{one.optimizer} | {one.ranks} | {one.steps} | {one.seeds} | {collective} | {100 * one.density:g} %"
+    row = f"| {conditions} | {figures} |"
+    assert row in (ROOT / "docs/schedules.md").read_text().splitlines()
