@@ -1,7 +1,8 @@
 """`horovod-sparse advise`: Predict exchange and step times of the compressions on a cluster, and recommend one.
 
 The cost model is that of Li and Hoefler (PPoPP 2022, Table 1), plus selecting, merging and converting. With --compute,
-it covers the overlap with the backward pass, too. Nothing is measured, and convergence is not modelled.
+it covers the overlap with the backward pass, too. Nothing is measured. Accuracy is not modelled, but the nearest that
+was measured is quoted.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from horovod_sparse.cli import plot, predictions
 from horovod_sparse.cli.predictions import Plan, Row
 from horovod_sparse.cli.units import at_least, bandwidth, count, density, seconds
+from horovod_sparse.costs import accuracy
 from horovod_sparse.costs.model import Compute, break_even_bandwidth
 from horovod_sparse.costs.network import Link, Node
 
@@ -77,6 +79,7 @@ def run(options: argparse.Namespace) -> int:
     first = predictions.hardly_slower(rows)[0]  # the most precise of them: rows are in this order
     best = first.code if first in dense else code(options.density)
     remarks = about_dense(plan, options.device, chosen, rows)
+    remarks += about_accuracy(plan, chosen)
     if first in sparse or not plan.computing:
         remarks += about_steps(plan, sparse, options.density is None)
     marked = {"this link": plan.bandwidth}
@@ -165,6 +168,21 @@ def about_dense(plan: Plan, device: str, chosen: Row | None, rows: Sequence[Row]
             f", and `recommended` would do so here: {1e3 * chosen.step:.3g} ms instead of {1e3 * rows[0].step:.3g}"
         )
     return [f"{remark}."]
+
+
+def about_accuracy(plan: Plan, chosen: Row | None) -> list[str]:
+    """Return a line on what is known of the accuracy of what the preset takes, unless it sends everything."""
+    if chosen is None or chosen.density == 1:
+        return []
+    found = accuracy.known(chosen.density, plan.ranks)
+    if not found:
+        return [f"The accuracy at a density of {chosen.density:g} was not measured."]
+    of = f"Measured at a density of {found[0].density:g}, perplexity of a small language model against dense training"
+    each = [
+        f"{one.loss:+.1%} with {one.optimizer} ({one.collective}, {one.ranks} ranks, {one.steps} steps)"
+        for one in found
+    ]
+    return [f"{of}: {'; '.join(each)}. More in docs/schedules.md."]
 
 
 def about_steps(plan: Plan, rows: Sequence[Row], chooses: bool) -> list[str]:

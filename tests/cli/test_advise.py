@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
+from pages import ROOT
 
 import horovod_sparse as hvs
 from horovod_sparse.cli import main
@@ -15,6 +17,7 @@ SMALL = ("--parameters", "1.2M", "--ranks", "4", "--latency", "300us", "--comput
 # Yoon and Oh: 8 A100 with NVLink (300 GB/s each way). torch's sort-based top-k passes 13 ns an element there, 24 bytes.
 VGG16 = ("--parameters", "14.7M", "--ranks", "8", "--density", "0.001", "--bandwidth", "100Gbit")
 NVLINK = ("--gpus-per-node", "8", "--inner-bandwidth", "300GB", "--memory-bandwidth", "1.84GB")
+LOSS = r"[+-]\d+\.\d%"
 GPUS = (*MODEL, "--bandwidth", "100Gbit", "--gpus-per-node", "8", "--device", "gpu", "--compute", "100ms")
 
 
@@ -44,6 +47,20 @@ def test_dense_exchanges_and_the_densities_of_the_preset_are_compared(capsys, tm
     assert "--compute TIME" in text
     assert content["bandwidths"]["break-even"] > content["bandwidths"]["this link"]
     assert content["bandwidths"]["this link"] == pytest.approx(1.25e9)
+
+
+def test_the_documentation_shows_what_is_printed(capsys, tmp_path):
+    """docs/choosing.md, without the columns that it leaves out: the parts of the exchange."""
+    page = (ROOT / "docs/choosing.md").read_text()
+    command = re.search(r"^    horovod-sparse advise (.*)$", page, re.MULTILINE)[1]
+    text, _ = advise(*command.split(), capsys=capsys, folder=tmp_path)
+    shown = [line.split() for line in re.search(r"```text\n(.*?)```", page, re.DOTALL)[1].splitlines()]
+    table = slice(3, 12)
+    printed = [line.split() for line in text.splitlines()]
+    printed[table] = [[*cells[:5], *cells[9:]] for cells in printed[table]]
+    shown[2].remove("...")
+    printed[2] = [*printed[2][:5], *printed[2][9:]]
+    assert shown == printed
 
 
 @pytest.mark.parametrize(
@@ -106,6 +123,30 @@ def test_at_one_density_the_collectives_are_compared(ranks, collective, capsys, 
     names = {name.partition("collective=")[2] for name in rows_of(content)} - {""}
     assert names == {"topka", "topkdsa", "oktopk", "hierarchical"}
     assert f"on {int(ranks) // 2} nodes" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--ranks", "64", "--density", "0.01"), f"Measured at a density of 0.01, .*: {LOSS} with SGD .*, 64 ranks"),
+        (("--ranks", "20", "--density", "0.01"), f"with SGD .*, 16 ranks, .*; {LOSS} with AdamW .*, 16 ranks, "),
+        (("--ranks", "20", "--density", "0.1"), f"Measured at a density of 0.01, .*: {LOSS} with SGD"),
+        (("--ranks", "64", "--density", "0.0005"), "The accuracy at a density of 0.0005 was not measured"),
+        (("--ranks", "64", "--compute", "200ms"), "Measured at a density of"),
+    ],
+)
+def test_what_is_known_of_the_accuracy_of_the_choice_is_quoted(arguments, said, capsys, tmp_path):
+    given = ("--parameters", "25.6M", "--bandwidth", "1Gbit", *arguments)
+    text, _ = advise(*given, capsys=capsys, folder=tmp_path)
+    [line] = [line for line in text.splitlines() if "ccuracy at" in line or "Measured at" in line]
+    assert re.search(said, line)
+
+
+@pytest.mark.parametrize("arguments", [(), ("--compute", "10s"), ("--density", "0.9", "--bandwidth", "100Gbit")])
+def test_no_accuracy_is_quoted_where_nothing_or_everything_is_chosen(arguments, capsys, tmp_path):
+    text, _ = advise(*MODEL, *ETHERNET, *arguments, capsys=capsys, folder=tmp_path)
+    assert "perplexity" not in text
+    assert "accuracy" not in text
 
 
 def test_local_steps_are_proposed_where_no_density_is_low_enough(capsys, tmp_path):
