@@ -43,7 +43,6 @@ MORE = [
     "topka:density=0.02,sparsifier=threshold,threshold=2.0,memory=none,indices=coded",
     "topka:density=0.05,sparsifier=gaussiank,memory=conef,compressor=quantize,bits=4,indices=plain",
     "union:density=0.05,sparsifier=sidco,indices=coded",
-    "scape:density=0.05,wire=float16",
     "micro:density=0.05,wire=float16,indices=plain",
     "spardl:density=0.05,wire=bfloat16,indices=coded",
     "deft:density=0.05,indices=plain",

@@ -30,7 +30,7 @@ every_rule = pytest.mark.parametrize(("name", "options"), CASES)
 
 
 # Of these, the ranks select different parts of the bucket, and all of it together.
-DIVIDED = ("micro", "exdyna", "deft", "artopk", "scape")
+DIVIDED = ("micro", "exdyna", "deft", "artopk")
 
 
 def build(name, options, size, dtype=np.float32, rank=1):
@@ -82,7 +82,7 @@ def test_zeros_ask_for_no_more_than_k(name, options):
 @pytest.mark.parametrize("name", SPARSIFIERS)
 def test_no_array_of_the_buckets_size_is_needed(name):
     """Bytes per element of the bucket; for random positions, memory in the order of k."""
-    size, most = 1_000_000, {"randomk": 0.1, "randomblock": 0.1, "multilevel": 2, "scape": 10}.get(name, 1)
+    size, most = 1_000_000, {"randomk": 0.1, "randomblock": 0.1, "multilevel": 2}.get(name, 1)
     accumulator = Accumulator(np.zeros(size, np.float32), [(0, normal(0, size))])
     accumulator.settle()
     sparsifier = made(SPARSIFIERS[name], size, **({"threshold": 3.0} if name == "threshold" else {}))

@@ -51,7 +51,6 @@ def log2(ranks):
         ({"collective": "topka"}, lambda ranks: 1),
         ({"collective": "topka", "wire": "log4", "sparsifier": "reusedtopk"}, lambda ranks: 1),
         ({"collective": "shared", "sparsifier": "randomblock"}, lambda ranks: 1),
-        ({"collective": "shared", "sparsifier": "scape"}, lambda ranks: 1),
         ({"collective": "union"}, lambda ranks: 2),
         ({"collective": "topkdsa", "throttle": 16}, lambda ranks: 1 + (ranks > 1)),
         ({"collective": "gtopk"}, lambda ranks: 2 * log2(ranks)),

@@ -20,7 +20,7 @@ from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.sparsifiers import SPARSIFIERS
 
 SIZE = 90
-SHARING = ("randomblock", "randomk", "stable", "arctopk", "scape")
+SHARING = ("randomblock", "randomk", "stable", "arctopk")
 COMPRESSED = ("conef", "partial", "improved")
 OPTIONS = {
     "threshold": {"threshold": 16.0},

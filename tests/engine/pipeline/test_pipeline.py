@@ -22,7 +22,7 @@ from horovod_sparse.memories import MEMORIES
 from horovod_sparse.rules import BucketContext, Step, snapshot
 from horovod_sparse.sparsifiers import SPARSIFIERS
 
-SHARING = ["randomblock", "randomk", "stable", "arctopk", "scape"]
+SHARING = ["randomblock", "randomk", "stable", "arctopk"]
 # Where a bucket of any size does not do with the defaults, or where a step would depend on earlier ones.
 OPTIONS = {
     "threshold": {"threshold": 16.0},
