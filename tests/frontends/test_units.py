@@ -108,7 +108,7 @@ def test_a_unit_that_was_guessed_is_named_when_it_matters(hvd, comm, caplog):
                 train(optimizer, model, rank, [step], Given.loss)
         said = [record.message for record in caplog.records if "residual_unit='update'" in record.message]
         assert everywhere(comm, len(said) == (comm.Get_size() > 1 and rank == 0 and chosen is None))
-        assert all("stay the same as gradients, since Lamb looks" in message for message in said)
+        assert all("kept in gradient units, a guess for the optimizer Lamb" in message for message in said)
 
 
 @pytest.mark.mpi
