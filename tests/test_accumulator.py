@@ -16,7 +16,7 @@ def pending():
     return Accumulator(np.arange(6, dtype=np.float32), [(1, np.full(3, 10, np.float32))], scale=2.0)
 
 
-def test_nothing_is_added_before_it_must_be_and_then_once(pending):
+def test_gradients_are_added_lazily_and_once(pending):
     assert (pending.size, pending.active_size, pending.buffer.tolist()) == (6, 3, [0, 1, 2, 3, 4, 5])
     for _ in range(2):
         assert pending.settle().tolist() == SETTLED
@@ -33,7 +33,7 @@ def test_nothing_is_added_before_it_must_be_and_then_once(pending):
     ],
     ids=["moments", "counts", "tail", "scores", "active"],
 )
-def test_statistics_are_of_what_is_not_held_and_settle_once(pending, ask, answer):
+def test_statistics_cover_active_elements_and_settle_once(pending, ask, answer):
     for _ in range(2):
         assert ask(pending) == answer
         assert pending.buffer.tolist() == SETTLED
@@ -46,7 +46,7 @@ def test_a_sample_is_the_same_before_and_after_settling_and_changes_nothing(pend
     assert (pending.sample(0, 2).tolist(), pending.sample(1, 2).tolist()) == ([12, 16], [14])
 
 
-def test_what_is_left_can_be_taken_in_another_turn_and_held_positions_are_scaled_once(pending):
+def test_selecting_twice_scales_held_positions_once(pending):
     taken = [pending.take_largest(1), pending.take_above(14), pending.take_largest(1)]
     assert [vector.indices.tolist() for vector in taken] == [[3], [2], [1]]
     assert [vector.values.tolist() for vector in taken] == [[16], [14], [12]]
@@ -55,7 +55,7 @@ def test_what_is_left_can_be_taken_in_another_turn_and_held_positions_are_scaled
     assert pending.settle().tolist() == [0, 0, 14, 0, 8, 10]
 
 
-def test_what_is_held_is_neither_taken_with_everything_nor_at_its_position(pending):
+def test_held_positions_are_never_taken(pending):
     at = pending.take_at(np.array([0, 3, 5], np.int32), shared=True)
     assert (at.values.tolist(), at.shared) == ([0, 16, 0], True)
     whole = pending.take_all()
@@ -63,7 +63,7 @@ def test_what_is_held_is_neither_taken_with_everything_nor_at_its_position(pendi
     assert pending.settle().tolist() == [0, 0, 0, 0, 8, 10]
 
 
-def test_of_what_was_taken_only_the_largest_may_be_kept(pending):
+def test_keep_largest_puts_the_rest_back(pending):
     assert pending.keep_largest(pending.take_above(0), 2).indices.tolist() == [2, 3]
     assert pending.settle().tolist() == [0, 12, 0, 0, 8, 10]
 

@@ -93,9 +93,7 @@ def assert_killed(training: Training, fault: str, reached: int, *arguments: str)
     assert reached == EVERY or f"resuming from step {reached - EVERY}\n" in result.stdout, fault
 
 
-def test_kills_during_an_exchange_and_a_save_and_a_preemption_leave_no_trace(
-    undisturbed: str, training: Training
-) -> None:
+def test_kills_and_preemption_do_not_change_the_result(undisturbed: str, training: Training) -> None:
     assert_killed(training, "kill:exchange@1@8", EVERY)
     assert_killed(training, "kill:fsync@1@1", 2 * EVERY)
     result = training.run("term:fsync@0@4")
@@ -114,9 +112,7 @@ def test_a_rank_is_killed_at_every_other_stage_of_a_step_and_of_a_checkpoint(
     assert training.ends_as(undisturbed, training.run())
 
 
-def test_a_training_through_ddp_goes_on_after_kills_and_through_the_other_door(
-    undisturbed: str, training: Training
-) -> None:
+def test_a_run_with_ddp_resumes_after_kills_and_with_the_other_front_end(undisturbed: str, training: Training) -> None:
     """The final bits are those of the undisturbed training with Horovod."""
     ddp = ("--frontend", "ddp")
     assert_killed(training, "kill:exchange@1@8", EVERY, *ddp)

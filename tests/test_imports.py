@@ -65,7 +65,7 @@ def test_packages_import_from_those_below_them_only():
     assert {*MAY_IMPORT, "__init__", "cli"} == PACKAGES  # these two may import everything
 
 
-def test_torch_horovod_and_mpi_stay_where_they_belong():
+def test_only_certain_packages_import_torch_horovod_and_mpi():
     loaded = {(package(path), name.partition(".")[0]) for path, name, checking, _ in IMPORTS if not checking}
     users = {framework: {one for one, name in loaded if name == framework} for framework in ("torch", "mpi4py")}
     assert users == {
@@ -133,6 +133,6 @@ ADVISE = ["advise", "--parameters", "25.6M", "--ranks", "64", "--bandwidth", "10
     ],
     ids=["package", "parse", "advise", "stages", "front ends", "FSDP", "arrays"],
 )
-def test_what_is_not_needed_is_not_loaded(names, statement, forbidden):
+def test_unneeded_packages_are_not_loaded(names, statement, forbidden):
     result = launch.python("-c", CODE, forbidden, names, statement)
     assert result.returncode == 0, result.stderr

@@ -40,7 +40,7 @@ def make_wheel(source, venv, **variables):
     )
 
 
-def test_the_source_package_has_every_source_what_a_developer_needs_and_nothing_built(packages):
+def test_the_source_package_has_all_sources_and_nothing_built(packages):
     with tarfile.open(packages[0]) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.*")}
@@ -51,7 +51,7 @@ def test_the_source_package_has_every_source_what_a_developer_needs_and_nothing_
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
 
 
-def test_the_wheel_has_extension_types_licence_and_the_package_and_nothing_beside_it(packages):
+def test_the_wheel_has_package_extension_types_and_licence_only(packages):
     names = set(zipfile.ZipFile(packages[1]).namelist())
     assert [name for name in names if name.startswith(EXTENSION) and name.endswith(".so")]
     assert "horovod_sparse/py.typed" in names
@@ -109,7 +109,7 @@ def test_the_tag_of_the_wheel_names_this_python_and_a_linux_no_newer_than_this_o
         assert glibc == (None, None) or tuple(map(int, glibc)) <= own
 
 
-def test_a_wheel_that_does_not_fit_the_platform_is_no_result(tmp_path):
+def test_a_wheel_that_does_not_fit_the_platform_is_an_error(tmp_path):
     shutil.copy(ROOT / "Makefile", tmp_path)
     build = "mkdir -p build/packages && touch build/packages/a.whl build/packages/a.tar.gz"
     put_program(tmp_path / "venv/bin/python", build)

@@ -23,7 +23,7 @@ def test_twenty_disturbances_leave_no_trace():
     assert re.search(r"20 disturbances .*: final parameters equal", result.stdout)
 
 
-def test_whoever_ends_it_ends_all_it_has_started(tmp_path):
+def test_ending_the_soak_test_ends_all_its_processes(tmp_path):
     mark = Mark()
     environment = {**launch.ENVIRONMENT, **mark.variables, "TMPDIR": str(tmp_path)}
     with subprocess.Popen([sys.executable, PROGRAM], env=environment, stdout=subprocess.PIPE) as process:

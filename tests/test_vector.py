@@ -29,7 +29,7 @@ def test_plus_adds_in_the_order_given_and_leaves_empty_vectors_out():
     assert nothing.plus() is nothing
 
 
-def test_a_vector_is_parted_by_magnitude_or_by_another_ones_positions():
+def test_a_vector_can_be_split_by_magnitude_or_by_another_vectors_positions():
     vector = SparseVector(np.array([1, 4, 5, 7], np.int32), np.array([-3, 2, 3, -2], np.float32), 10)
     parts = [*vector.cut(3), vector.without(vector.cut(2)[0])]
     assert [part.indices.tolist() for part in parts] == [[1, 4, 5], [7], [4, 7]]

@@ -1,4 +1,4 @@
-"""Words and forms that readers stumble over stay out of docstrings, comments and messages of the package."""
+"""Docstrings, comments and messages of the package avoid unusual words and forms."""
 
 from __future__ import annotations
 

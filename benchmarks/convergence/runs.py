@@ -90,7 +90,7 @@ _GRAVAC_RANDOM = "gravac:cf_min=1.5,cf_max=1000,cf_step=2,window=STEPS/11"
 _LOW, _ACCORDION = "accordion:density=0.001", "interval=1,steps_per_epoch=STEPS/10"
 _RANDOM = "sparsifier=randomk,collective=shared"
 # Presets of methods published from 2021 on, trained at the densities of MiCRO and ExDyna.
-LATER = ("union", "sidco", "micro", "exdyna", "deft", "artopk", "arctopk", "spardl", "scape")
+LATER = ("union", "sidco", "micro", "exdyna", "deft", "artopk", "arctopk", "spardl")
 BLOCKS, REFRESHES, _DENSITY = (1, 64, 512, 4096), (5, 20, 100), 0.1
 # Best cell and corners of the grid.
 _BEST = (64, 5)
@@ -235,10 +235,6 @@ _ALL = (
         for name in LATER
         for percent in (1, 0.1)
     ),
-    # The publication's lower sparsity; momentum of each rank's own gradients; an optimizer like the publication's.
-    Run("scape-10%", "Later methods", "scape:density=0.1"),
-    Run("scape-momentum", "Later methods", "scape:density=0.01,memory=momentum"),
-    Run("scape-adam", "Later methods", "scape:density=0.01,memory=momentum", **_BOTH_ADAM),
     Run("onebit", "Later methods", "onebit"),
     Run("onebit-momentum", "Later methods", "onebit:memory=momentum,dense_steps=STEPS/5"),
     Run("onebit-adam", "Later methods", "onebit:memory=momentum,dense_steps=STEPS/5", **_BOTH_ADAM),

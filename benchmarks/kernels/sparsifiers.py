@@ -8,8 +8,7 @@ on the machine affects all of them. Each takes its entries through an Accumulato
 bound: read gradient, read and write buffer. `torch.topk` is the selection alone, from precomputed magnitudes.
 
 With `--ranks`, rules that divide the selection among the ranks also run as one of that many ranks, with its part of the
-bucket and k/P entries, without messages. scape then chooses k/P positions for the next step, and takes those of the
-step before.
+bucket and k/P entries, without messages.
 
 Results are verified: the entries taken and the remaining buffer add up to gradient + buffer exactly, and the number of
 entries is what the rule promises. The exit status is 1 if a result was wrong.
@@ -47,7 +46,7 @@ CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {
     "stable, refresh": ("stable", {"refresh": 1}),
 }
 # Rules that divide the selection among the ranks.
-DIVIDED = ("micro", "exdyna", "deft", "scape")
+DIVIDED = ("micro", "exdyna", "deft")
 # Promised numbers of entries for such gradients, as multiples of k; redsync's bisection may end anywhere.
 PROMISED = {
     "reusedtopk": (2 / 3, 4 / 3),
@@ -76,8 +75,6 @@ class Case:
             options = {"threshold": float(np.partition(magnitudes, -self.given.k)[-self.given.k])}
         rule: Any = SPARSIFIERS[name]
         sparsifier: Sparsifier = rule(context, rule.Options.read({**options, "threads": self.given.threads}))
-        if name == "scape":  # has a first moment from the second step on
-            sparsifier.observe(SparseVector.empty(context.size, context.like))
         return sparsifier
 
     def reset(self) -> Accumulator:

@@ -45,7 +45,7 @@ class Collective(Stateful, Protocol):
         """
 
     def extend(self, accumulator: Accumulator, vector: SparseVector, k: int) -> SparseVector:
-        """Return the vector to sum, of what was selected and any other entries that the algorithm sends.
+        """Return the vector to sum: the selected entries and any others that the algorithm sends.
 
         Called after the selection and before ``allreduce``, on all ranks. Invariant: accumulator + vector is unchanged.
 

@@ -1,4 +1,4 @@
-"""Region of positions whose sums one rank owns: what the rank holds there, and what the others have sent."""
+"""Region of positions whose sums one rank owns: its own residual there, and the entries of the other ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from horovod_sparse.rules import Accumulator, SparseVector
 
 
 class Region:
-    """Sums of a region, from which the owner takes those that it sends; what it holds does not change.
+    """Sums of a region, from which the owner takes those that it sends; its own residual does not change.
 
     Args:
         begin: First position of the region.
@@ -51,7 +51,7 @@ class Region:
         self._kernels.add(self._kernels.shifted(indices, -self._begin), values, self.sums)
 
     def returned(self, kept: SparseVector) -> SparseVector:
-        """Return what is to be added to what the owner holds, if it sends the sums ``kept``.
+        """Return the change of the owner's residual if it sends the sums ``kept``.
 
         That is what has arrived elsewhere, and the owner's part of the sums that it sends, with the opposite sign.
         """

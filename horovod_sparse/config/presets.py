@@ -195,14 +195,6 @@ class Compression:
         return _preset(settings, density=density, sparsifier="arctopk", collective="shared")
 
     @staticmethod
-    def scape(density: float = 0.01, **settings: Any) -> Sparse:
-        """Send all ranks' values at k positions, chosen in the step before by first moment and residual (SCAPE).
-
-        Each rank chooses in its own part of the bucket. The positions travel together with the values.
-        """
-        return _preset(settings, density=density, sparsifier="scape", collective="shared")
-
-    @staticmethod
     def multilevel(density: float = 0.001, **settings: Any) -> Sparse:
         """Send the k largest entries, selected in two levels as in GraVAC."""
         return _preset(settings, density=density, sparsifier="multilevel", collective="topka")

@@ -114,7 +114,7 @@ class Sparse(RuleOptions):
         if self.collective.shared_indices and not sparsifier.shares_indices:
             raise ValueError(
                 f"collective 'shared' sends values without indices, but the sparsifier {name!r} chooses "
-                "different indices on each rank: use randomblock, randomk, stable, arctopk or scape"
+                "different indices on each rank: use randomblock, randomk, stable or arctopk"
             )
         if schedule.weighs and not sparsifier.narrows:
             raise ValueError(

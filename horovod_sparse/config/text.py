@@ -12,7 +12,7 @@ from typing import Any
 from horovod_sparse.config.presets import Compression
 from horovod_sparse.rules.registry import lookup
 
-# Python 3.11's parser fails when threads meet in it (python/cpython#106905).
+# Python 3.11's parser is not thread-safe (python/cpython#106905).
 _PARSER = threading.Lock()
 # Commas outside brackets: warmup_densities=(0.3,0.1) is one setting.
 _COMMA = re.compile(r",(?![^(\[]*[)\]])")

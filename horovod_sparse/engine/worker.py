@@ -137,7 +137,7 @@ class Worker:
             self._complete = time.perf_counter_ns()
 
     def _together(self, first: int) -> list[Bucket]:
-        """Return the buckets whose messages travel together: those of small parameters, and the next one."""
+        """Return the buckets that share messages: those of small parameters, and the next one."""
         sparse = (number for number in range(first, len(self.buckets)) if not self.buckets[number].layout.dense)
         return self.buckets[first : next(sparse, first) + 1]
 
@@ -153,10 +153,10 @@ class Worker:
             job.collected.done.set_result(None)
 
     def _exchange(self, jobs: Sequence[_Job]) -> None:
-        """Exchange buckets whose messages travel together: all but the last begin, the last is exchanged, they end."""
+        """Exchange buckets with shared messages: start all, run the last, finish the rest."""
         ends: list[Callable[[], None]] = []
         last = jobs[-1].collected
-        last.began = time.perf_counter_ns()  # of all of them
+        last.began = time.perf_counter_ns()  # start time of all these buckets
         try:
             with process.communicating():
                 for job in jobs:
@@ -253,7 +253,7 @@ class Worker:
 
     @property
     def interrupted(self) -> bool:
-        """True after an exception has left a step while its buckets were in exchange."""
+        """True after an exception has interrupted a step during its exchange."""
         return bool(self._thread.abandoned)
 
     def _require_complete(self) -> None:
@@ -266,7 +266,7 @@ class Worker:
     def finish(self) -> None:
         """Wait for everything that was started, and prepare the next step."""
         self._wait()
-        self._follow()  # also after an error, and where the front end did not wait for the results itself
+        self._follow()  # also after an error, and if the front end did not wait for the results itself
         if self._undoable:
             self._exchanged = self._begun
         self.failed, self._begun, self._next, self._first = None, [], 0, 0

@@ -93,8 +93,8 @@ class SparseAllreduce:
                 float32 for all others) for later ones. A CuPy array must be on the current device. ``np.memmap`` is the
                 only NumPy subclass accepted: a mean would lose the meaning of others, such as masked arrays.
             learning_rate: Factor with which the result will be applied. When it changes, residuals are rescaled so that
-                they stay the same as updates. Leave it at 1 for optimizers that normalize the scale of the gradients,
-                such as Adam: residuals then stay the same as gradients.
+                they are kept in update units. Leave it at 1 for optimizers that normalize the scale of the gradients,
+                such as Adam: residuals are then kept in gradient units.
             epoch: Number of the epoch, from 0, for schedules that need it.
 
         Returns:

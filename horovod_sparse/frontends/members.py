@@ -77,7 +77,7 @@ def _over_torch(members: Any) -> bool:
     mpi = getattr(sys.modules.get("mpi4py"), "MPI", None)
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return True
-    # Where another launcher started the processes, each is the only one that its MPI knows.
+    # If another launcher started the processes, each is a singleton to MPI.
     return bool(mpi.COMM_WORLD.Get_size() != distributed.get_world_size())
 
 

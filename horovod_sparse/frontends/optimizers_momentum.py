@@ -69,7 +69,7 @@ class OptimizersMomentum(StepHooks):
         self._applied = []
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
-        """Average momentum with the other ranks, where it was replaced before a step that only they take."""
+        """Average replaced momentum with the other ranks before a step in which this rank does not take part."""
         for bucket, _ in self._put_back(optimizer).values():
             _pipeline(bucket).commit()
 
@@ -120,7 +120,7 @@ class OptimizersMomentum(StepHooks):
             shard.add_(_part(changes[number], segment, shard), alpha=_sign(group) * _pipeline(bucket).gradient_unit)
 
     def _turn_nesterov_off(self, optimizer: torch.optim.Optimizer, group: dict[str, Any], selected: _Places) -> None:
-        """Turn it off for parameters whose velocities were sent; the others get a group of their own for this step."""
+        """Turn Nesterov's form off for parameters whose velocities were sent; the others get a separate group."""
         velocities: list[torch.Tensor] = []
         others: list[torch.Tensor] = []
         for p in group["params"]:
@@ -212,7 +212,7 @@ class OptimizersMomentum(StepHooks):
                     _limit(shard, optimizer.state[p], group)
 
     def _replace(self, optimizer: torch.optim.Optimizer) -> None:
-        """Go on with the momentum of a state that was loaded, unless a state of the exchange has been loaded, too."""
+        """Continue with the momentum of a loaded optimizer state, unless a state of the exchange was loaded, too."""
         self._kept.clear()
         self._put(optimizer, self._loaded)
         for front_end in self.front_ends:

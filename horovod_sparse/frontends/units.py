@@ -70,9 +70,9 @@ class ResidualUnits:
             return
         self._silent = True
         _LOG.warning(
-            "rank 0: the learning rate changes, and residuals stay the same as %ss, since %s looks like an optimizer "
-            "for which that is right: set residual_unit='gradient' if its steps do not depend on the scale of the "
-            "gradients (as with Adam), residual_unit='update' if they do (as with SGD)",
+            "rank 0: the learning rate changes, and residuals are kept in %s units, a guess for the optimizer %s: set "
+            "residual_unit='gradient' if its steps do not depend on the scale of the gradients (as with Adam), "
+            "residual_unit='update' if they do (as with SGD)",
             unit_for(optimizer),
             type(optimizer).__name__,
         )

@@ -51,7 +51,7 @@ class Contractive:
         self._error.update(accumulator.buffer, gone, 1 - self._beta, self._step)
 
     def _set_apart(self, accumulator: Accumulator, vector: SparseVector, gone: Indices) -> None:
-        """Take what is stored separately out of the buffer; nothing here."""
+        """Move separately stored entries out of the buffer; none here."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the compressed error, not copied."""

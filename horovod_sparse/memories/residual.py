@@ -33,7 +33,7 @@ class Residual:
         del options
         self.alternates = context.undoable
         self._residual = context.zeros()
-        self._empty = True  # whether it is known to be zero; false where that is not known
+        self._empty = True  # whether the residual is known to be zero
         # The residual before the last step. The next step writes into it, so that nothing has to be copied.
         self._other = context.zeros() if self.alternates else None
 

@@ -49,16 +49,6 @@ def alone(array: Array) -> Array:
     return array
 
 
-# Starts to gather an array of the same length from all ranks; returns a function that waits for the rows [P, length].
-Gather: TypeAlias = Callable[[Array], Callable[[], Array]]
-
-
-def alone_in_rows(row: Array) -> Callable[[], Array]:
-    """Return a function that returns the row alone: the gathering of a single rank."""
-    rows = row[None]
-    return lambda: rows
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class BucketContext:
     """The bucket and the rank that a rule works for.
@@ -70,8 +60,6 @@ class BucketContext:
         rank: Rank of this process.
         ranks: World size P.
         consensus: Function that sums an array over the ranks; each call is a collective call.
-        gather: Function that starts to gather an array on the host, of the same length on every rank, while other
-            messages are exchanged; it returns a function that waits for all ranks' rows. A collective call.
         shared: Objects shared by the rules of all buckets of a model, by class.
         events: Event counts of this bucket's rules, by name; ``optimizer.statistics()`` reports them.
         undoable: Whether a step may be undone. The pipeline then keeps the state before the step.
@@ -90,7 +78,6 @@ class BucketContext:
     undoable: bool = False
     threads: int = 1
     layers: Sequence[int] = (0,)
-    gather: Gather = alone_in_rows
 
     def generator(self, seed: int, step: int, *, shared: bool, level: int = 0) -> np.random.Generator:
         """Return the random generator for one step of this bucket.

@@ -20,7 +20,6 @@ from horovod_sparse.sparsifiers.randomblock import RandomBlock
 from horovod_sparse.sparsifiers.randomk import RandomK
 from horovod_sparse.sparsifiers.redsync import RedSync
 from horovod_sparse.sparsifiers.reusedtopk import ReusedTopK
-from horovod_sparse.sparsifiers.scape import SCAPE
 from horovod_sparse.sparsifiers.sidco import SIDCo
 from horovod_sparse.sparsifiers.stable import StableTopK
 from horovod_sparse.sparsifiers.threshold import Threshold
@@ -82,13 +81,11 @@ SPARSIFIERS = Registry(
         DEFT,
         ARTopK,
         ARCTopK,
-        SCAPE,
     ],
 )
 
 __all__ = [
     "DEFT",
-    "SCAPE",
     "SPARSIFIERS",
     "ARCTopK",
     "ARTopK",

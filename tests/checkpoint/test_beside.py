@@ -1,4 +1,4 @@
-"""Saved beside the training, a checkpoint holds the state of the step it was asked for, whatever happens meanwhile."""
+"""A background save holds the state of the step in which it was requested."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def steps(folder):
         "topka:density=0.05",
     ],
 )
-def test_it_holds_the_state_of_its_step_though_the_training_goes_on(hvd, comm, folder, held, compression):
+def test_a_background_save_is_not_affected_by_later_steps(hvd, comm, folder, held, compression):
     checkpoints, rank, settings = Checkpoints(folder), comm.Get_rank(), {"momentum": 0.9}
     run = Training(compression, rank, **settings).train(2)
     for step in (2, 4):  # the second time in the memory of the first
@@ -63,7 +63,7 @@ def test_it_holds_the_state_of_its_step_though_the_training_goes_on(hvd, comm, f
         assert everywhere(comm, same(run.bits(), resumed.train(3).bits()))
 
 
-def test_both_ways_save_the_same(hvd, comm, checkpoints, folder):
+def test_background_and_blocking_saves_are_identical(hvd, comm, checkpoints, folder):
     run = Training("topka:density=0.05", comm.Get_rank(), momentum=0.9).train(2)
     checkpoints.async_save(1, **run.states)
     beside = checkpoints.wait()
@@ -75,7 +75,7 @@ def test_both_ways_save_the_same(hvd, comm, checkpoints, folder):
     assert checkpoints.wait() is None
 
 
-def test_one_is_under_way_at_a_time_and_everything_waits_for_it(comm, run, checkpoints, folder, held):
+def test_a_second_save_waits_for_the_first(comm, run, checkpoints, folder, held):
     for step, follow in enumerate((checkpoints.async_save, checkpoints.save)):
         held.clear()
         checkpoints.async_save(2 * step, **run.states)
@@ -91,7 +91,7 @@ def test_one_is_under_way_at_a_time_and_everything_waits_for_it(comm, run, check
     assert everywhere(comm, checkpoints.load(**run.states).step == 7)
 
 
-def test_a_failure_is_told_at_once_and_by_the_next_call_which_saves(
+def test_a_failed_background_save_is_logged_and_raised_by_the_next_call_which_still_saves(
     comm, run, checkpoints, folder, monkeypatch, caplog
 ):
     last = comm.Get_size() - 1

@@ -1,4 +1,4 @@
-"""Saved and loaded, a training goes on with the bits of an uninterrupted one; what is damaged is refused."""
+"""A run resumed from a checkpoint is bitwise identical to an uninterrupted one; damaged checkpoints are refused."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def names(comm, folder):
 
 
 def on_rank_0(comm, change):
-    """Lets one rank change the files."""
+    """Run a function on rank 0 while the others wait."""
     if comm.Get_rank() == 0:
         change()
     comm.Barrier()
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(hvd, comm, folder, compression):
+def test_a_resumed_run_is_bitwise_identical_to_an_uninterrupted_one(hvd, comm, folder, compression):
     settings = {"momentum": 0.0 if "momentum" in compression else 0.9, "amp": "oktopk" in compression}
     checkpoints, rank = Checkpoints(folder), comm.Get_rank()
     run = Training(compression, rank, **settings).train(4)
@@ -68,7 +68,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(hvd, comm, folder
     assert everywhere(comm, same(run.bits(), resumed.train(3).bits()))
 
 
-def test_horovods_own_optimizer_is_saved_too(hvd, comm, checkpoints):
+def test_horovods_own_optimizer_can_be_saved(hvd, comm, checkpoints):
     model = torch.nn.Linear(4, 3)
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     dense = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
@@ -81,7 +81,7 @@ def test_horovods_own_optimizer_is_saved_too(hvd, comm, checkpoints):
     assert "residuals start empty: the checkpoint was saved with a dense exchange" in note
 
 
-def test_nothing_saved_is_nothing_loaded(comm, run, checkpoints):
+def test_loading_from_an_empty_folder_returns_nothing(comm, run, checkpoints):
     assert everywhere(comm, checkpoints.load(**run.states) is None)
     assert "holds no checkpoint of step 7; available: none" in refusal(
         comm, lambda: checkpoints.load(step=7, **run.states)
@@ -90,7 +90,7 @@ def test_nothing_saved_is_nothing_loaded(comm, run, checkpoints):
     assert "holds nothing, not a checkpoint with digest" in message
 
 
-def test_the_last_ones_are_kept_and_the_newest_is_the_one_saved_last(comm, run, folder):
+def test_the_most_recently_saved_checkpoints_are_kept(comm, run, folder):
     checkpoints = Checkpoints(folder, keep=2)
     for step, value in ((5, "a"), (9, "b"), (9, "c"), (7, "d")):
         checkpoints.save(step, **run.states, data={"value": value, "rank": comm.Get_rank()})
@@ -131,7 +131,7 @@ DAMAGE = {
 }
 
 
-def test_what_is_damaged_is_refused_with_its_name_and_an_intact_one_is_offered(comm, run, checkpoints, folder):
+def test_a_damaged_checkpoint_is_refused_by_name_and_an_intact_one_suggested(comm, run, checkpoints, folder):
     checkpoints.save(3, **run.states)
     run.train(1)
     checkpoints.save(4, **run.states)
@@ -148,7 +148,7 @@ def test_what_is_damaged_is_refused_with_its_name_and_an_intact_one_is_offered(c
     assert everywhere(comm, checkpoints.load(step=3, **run.states).step == 3)
 
 
-def test_a_digest_tells_a_checkpoint_from_one_that_was_changed_and_signed_again(comm, run, checkpoints, folder):
+def test_a_digest_detects_a_checkpoint_that_was_changed_and_signed_again(comm, run, checkpoints, folder):
     digest = checkpoints.save(3, **run.states)
     assert len(set(comm.allgather(digest))) == 1
     run.train(1)
@@ -186,7 +186,7 @@ def with_bucket(shard, **changes):
     ],
     ids=["None", "NaN", "Inf", "buckets", "no buckets", "a number for a bucket"],
 )
-def test_a_shard_that_one_rank_alone_reads_is_refused_on_all(comm, run, checkpoints, folder, change, message):
+def test_a_damaged_shard_of_one_rank_is_refused_on_all_ranks(comm, run, checkpoints, folder, change, message):
     if comm.Get_size() == 1:  # it exchanges nothing, and has no buckets
         return
     checkpoints.save(3, **run.states)
@@ -197,7 +197,7 @@ def test_a_shard_that_one_rank_alone_reads_is_refused_on_all(comm, run, checkpoi
     assert shard.name in refused
 
 
-def test_a_state_that_is_not_finite_is_not_saved(comm, run, checkpoints, folder):
+def test_a_nonfinite_state_is_not_saved(comm, run, checkpoints, folder):
     checkpoints.save(1, **run.states)
     if comm.Get_size() == 1:
         return
@@ -208,8 +208,8 @@ def test_a_state_that_is_not_finite_is_not_saved(comm, run, checkpoints, folder)
     assert everywhere(comm, names(comm, folder) == ["step-00000001"])
 
 
-def test_a_second_job_is_refused_and_leaves_nothing(comm, run, checkpoints, folder):
-    """Each other rank is a job of its own here."""
+def test_a_second_job_is_refused_and_writes_nothing(comm, run, checkpoints, folder):
+    """Every other rank plays a separate job."""
     checkpoints.save(1, **run.states)
     holder = comm.bcast(os.getpid())
     if comm.Get_rank() > 0:
@@ -222,7 +222,7 @@ def test_a_second_job_is_refused_and_leaves_nothing(comm, run, checkpoints, fold
     assert everywhere(comm, names(comm, folder) == ["step-00000001", "step-00000002"])
 
 
-def test_what_does_not_fit_is_refused(hvd, comm, run, checkpoints):
+def test_a_checkpoint_of_another_configuration_is_refused(hvd, comm, run, checkpoints):
     checkpoints.save(1, **run.states)
     other = Training("topka:density=0.05,memory=none", comm.Get_rank())
     message = refusal(comm, lambda: checkpoints.load(**other.states))
@@ -235,7 +235,7 @@ def test_what_does_not_fit_is_refused(hvd, comm, run, checkpoints):
 
 
 @pytest.mark.parametrize("save", [Checkpoints.save, Checkpoints.async_save])
-def test_what_could_not_be_loaded_again_is_refused_when_it_is_saved(comm, run, checkpoints, folder, save):
+def test_an_object_that_could_not_be_loaded_is_refused_on_saving(comm, run, checkpoints, folder, save):
     data = {"best": [1.0, {"at": object()}]} if comm.Get_rank() == comm.Get_size() - 1 else {}
     message = refusal(comm, lambda: save(checkpoints, 1, **run.states, data=data))
     assert f"step 1 could not be saved: rank {comm.Get_size() - 1}: data['best'][1]['at'] is of type " in message
@@ -243,7 +243,7 @@ def test_what_could_not_be_loaded_again_is_refused_when_it_is_saved(comm, run, c
     assert everywhere(comm, not folder.exists())
 
 
-def test_ranks_that_save_different_steps_are_told(comm, run, checkpoints):
+def test_saving_different_steps_on_different_ranks_is_an_error(comm, run, checkpoints):
     if comm.Get_size() > 1:
         message = refusal(comm, lambda: checkpoints.save(comm.Get_rank(), **run.states))
         assert "ranks save different steps: [0, 1" in message
@@ -264,7 +264,7 @@ def test_a_save_within_a_step_is_refused(comm, run, folder):
 
 
 def limited(attempt):
-    """Lets this rank write no more than 2 KB to a file."""
+    """Limit the size of files that this rank writes to 2 KB."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
     try:
@@ -274,8 +274,8 @@ def limited(attempt):
 
 
 @pytest.mark.parametrize("fault", ["file too large", "no space", "rename"])
-def test_a_failed_save_fails_everywhere_leaves_nothing_and_costs_nothing(hvd, comm, folder, fault, monkeypatch):
-    """On the last rank, or where rank 0 gives the checkpoint its name."""
+def test_a_failed_save_fails_on_all_ranks_and_keeps_earlier_checkpoints(hvd, comm, folder, fault, monkeypatch):
+    """The failure is on the last rank, or on rank 0 when it renames the checkpoint."""
     checkpoints, last = Checkpoints(folder), comm.Get_rank() == comm.Get_size() - 1
     reference = Training("topka:density=0.05", comm.Get_rank()).train(3)
     run = Training("topka:density=0.05", comm.Get_rank()).train(1)
@@ -311,7 +311,7 @@ def test_a_folder_that_is_a_file_is_named(comm, run, checkpoints, folder):
     assert f"{folder} is not a folder" in refusal(comm, lambda: checkpoints.load(**run.states))
 
 
-def test_folders_that_nodes_do_not_share_are_noticed(comm, run, folder, tmp_path):
+def test_a_folder_not_shared_between_nodes_is_detected(comm, run, folder, tmp_path):
     rank = comm.Get_rank()
     if comm.Get_size() == 1:
         return
@@ -324,7 +324,7 @@ def test_folders_that_nodes_do_not_share_are_noticed(comm, run, folder, tmp_path
     assert "all nodes must see the same folder" in refusal(comm, lambda: split.load(**run.states))
 
 
-def test_a_process_set_saves_for_itself(hvd, comm, folder):
+def test_a_process_set_saves_its_own_checkpoint(hvd, comm, folder):
     members = list(range(max(1, comm.Get_size() - 1)))
     ranks = hvd.add_process_set(members) if comm.Get_size() > 1 else hvd.global_process_set
     inside = comm.Get_rank() in members

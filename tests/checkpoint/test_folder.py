@@ -1,4 +1,4 @@
-"""Only folders that were given the name of a whole checkpoint count; whatever else lies there is in nobody's way."""
+"""Only folders with the final name of a checkpoint count; everything else in the folder is ignored."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def folder(tmp_path):
     return folder
 
 
-def test_a_checkpoint_gets_its_name_once_all_of_it_is_on_the_disk(folder, monkeypatch):
+def test_a_checkpoint_is_renamed_after_everything_is_on_disk(folder, monkeypatch):
     calls, sizes, fsync, rename = [], {}, os.fsync, Path.rename
 
     def noted_fsync(descriptor):
@@ -78,7 +78,7 @@ def test_a_stray_name_is_ignored(folder, name, kind, tmp_path):
     assert folder.of(10).is_dir(), "what a link leads to is not deleted"
 
 
-def test_a_whole_checkpoint_that_was_to_be_replaced_is_read_where_it_is_and_gets_its_name_back(folder):
+def test_a_checkpoint_whose_replacement_was_interrupted_is_read_and_renamed_back(folder):
     replaced = folder.path / "step-00000020.replaced"
     folder.of(20).rename(replaced)
     folder.path.chmod(0o555)  # reading changes nothing
@@ -91,7 +91,7 @@ def test_a_whole_checkpoint_that_was_to_be_replaced_is_read_where_it_is_and_gets
     assert not replaced.exists()
 
 
-def test_links_inside_a_checkpoint_are_refused_and_those_for_one_too(folder, tmp_path):
+def test_symbolic_links_to_and_inside_a_checkpoint_are_refused(folder, tmp_path):
     shard = folder.of(20) / "rank-00000.pt"
     shard.rename(tmp_path / "elsewhere")
     shard.symlink_to(tmp_path / "elsewhere")

@@ -15,7 +15,7 @@ import pytest
 from horovod_sparse.checkpoint import CheckpointError, lock
 
 
-def test_another_process_is_named_until_it_is_killed(tmp_path, monkeypatch):
+def test_the_lock_names_the_process_that_holds_it_until_that_ends(tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     fork = multiprocessing.get_context("fork")
     held = fork.Event()
@@ -33,7 +33,7 @@ def test_another_process_is_named_until_it_is_killed(tmp_path, monkeypatch):
     assert f"process {os.getpid()} on " in (tmp_path / "lock").read_text()
 
 
-def test_a_child_process_does_not_inherit_it(tmp_path):
+def test_a_child_process_does_not_inherit_the_lock(tmp_path):
     lock.hold(tmp_path)
     child = os.fork()
     if child == 0:
@@ -47,7 +47,7 @@ def test_a_child_process_does_not_inherit_it(tmp_path):
     assert os.waitpid(child, 0)[1] == 0
 
 
-def test_a_folder_that_was_deleted_and_made_again_is_locked_again(tmp_path):
+def test_a_recreated_folder_can_be_locked(tmp_path):
     folder = tmp_path / "folder"
     for _ in range(2):
         folder.mkdir()
@@ -57,7 +57,7 @@ def test_a_folder_that_was_deleted_and_made_again_is_locked_again(tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_told_once(tmp_path, monkeypatch, caplog, number):
+def test_warns_once_if_the_file_system_has_no_locks(tmp_path, monkeypatch, caplog, number):
     monkeypatch.setattr(fcntl, "lockf", Mock(side_effect=OSError(number, os.strerror(number))))
     lock.hold(tmp_path)
     lock.hold(tmp_path)
@@ -65,13 +65,13 @@ def test_a_file_system_without_locks_is_told_once(tmp_path, monkeypatch, caplog,
     assert f"not support locks ({os.strerror(number)}): make sure that no other job saves" in record.message
 
 
-def test_another_error_is_not_hidden(tmp_path, monkeypatch):
+def test_other_errors_are_raised(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "lockf", Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
     with pytest.raises(OSError, match=os.strerror(errno.EIO)):
         lock.hold(tmp_path)
 
 
-def test_a_link_is_not_followed(tmp_path):
+def test_a_symbolic_link_is_not_followed(tmp_path):
     (tmp_path / "lock").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic links"):
         lock.hold(tmp_path)

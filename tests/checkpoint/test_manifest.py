@@ -1,4 +1,4 @@
-"""Whatever a manifest holds, it is read as it was written or refused, at once."""
+"""A manifest is either read back as written or refused, whatever the file holds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def text(folder):
 
 
 def outcome(folder, content):
-    """The manifest that is read from some content, or None where it is refused."""
+    """Return the manifest read from the content, or None if it is refused."""
     path = folder / "manifest.json"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     try:
@@ -56,7 +56,7 @@ def outcome(folder, content):
 
 @pytest.mark.parametrize("value", HOSTILE, ids=lambda value: value[:12])
 @pytest.mark.parametrize("place", ["step", "number", "ranks", "format", "digest", "files", "bytes", "sha256"])
-def test_a_number_that_cannot_be_is_refused_before_it_is_used(folder, text, place, value):
+def test_an_impossible_number_is_refused_before_use(folder, text, place, value):
     content = json.loads(text)
     (content["files"]["shared.pt"] if place in ("bytes", "sha256") else content)[place] = "HERE"
     start = time.process_time()
@@ -77,13 +77,13 @@ def test_changed_bytes_are_refused(folder, data):
 
 @settings(max_examples=60)
 @given(content=st.binary(max_size=300) | JSON.map(lambda value: json.dumps(value).encode()))
-def test_anything_else_is_refused(folder, content):
+def test_other_content_is_refused(folder, content):
     assert outcome(folder, content) is None
 
 
 @settings(max_examples=60)
 @given(value=JSON, place=st.sampled_from(["step", "number", "ranks", "files", "shared.pt", "bytes"]))
-def test_other_values_are_refused_even_where_the_digest_was_made_for_them(folder, value, place):
+def test_invalid_values_are_refused_even_with_a_matching_digest(folder, value, place):
     content = {"step": 120, "number": 4, "ranks": RANKS, "files": {name: vars(one) for name, one in FILES.items()}}
     if place == "bytes":
         content["files"]["shared.pt"] = {"bytes": value, "sha256": "ab" * 32}
@@ -98,7 +98,7 @@ def test_other_values_are_refused_even_where_the_digest_was_made_for_them(folder
     assert manifest is None or (place in ("step", "number", "bytes") and type(value) is int and value >= 0)
 
 
-def test_it_is_read_as_it_was_written_but_not_to_the_end_where_it_is_too_long(folder, text):
+def test_a_manifest_is_read_back_as_written_up_to_a_maximum_length(folder, text):
     assert outcome(folder, text + " " * 100_000) == MANIFEST
     assert MANIFEST.size == 7 * (RANKS + 1)
     assert outcome(folder, " " * 100_000 + text) is None

@@ -1,4 +1,4 @@
-"""On fewer or more ranks nothing is lost that the old ones held back."""
+"""Residuals are preserved when training resumes with another world size."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def first(hvd, comm):
 @pytest.mark.parametrize("op", ["Average", "Sum"])
 @pytest.mark.parametrize("direction", ["fewer", "more"])
 def test_every_gradient_is_in_the_parameters_or_in_a_residual(hvd, comm, folder, first, op, direction):
-    """Across a change of the ranks and of the learning rate, in units of updates. Two ranks take over four."""
+    """World size and learning rate change, as when two ranks resume the training of four; residuals are updates."""
     if comm.Get_size() < 3:
         return  # one rank alone exchanges nothing
     rank, operation = comm.Get_rank(), getattr(hvd, op)
@@ -71,7 +71,7 @@ def test_every_gradient_is_in_the_parameters_or_in_a_residual(hvd, comm, folder,
 
 
 @pytest.mark.parametrize("old", ["one", "all but one"])
-def test_more_ranks_start_with_the_data_of_rank_0_and_seeds_of_their_own(hvd, comm, folder, first, old):
+def test_new_ranks_get_the_data_of_rank_0_and_separate_seeds(hvd, comm, folder, first, old):
     ranks, rank = comm.Get_size(), comm.Get_rank()
     before = 1 if old == "one" else ranks - 1
     if not 0 < before < ranks:
@@ -104,7 +104,7 @@ def test_more_ranks_start_with_the_data_of_rank_0_and_seeds_of_their_own(hvd, co
 
 @pytest.mark.parametrize("steps", [3, 20], ids=["during the trials", "after them"])
 @pytest.mark.parametrize("direction", ["fewer", "more"])
-def test_measured_densities_go_on_on_all_ranks(hvd, comm, folder, first, direction, steps):
+def test_new_ranks_continue_with_the_measured_densities(hvd, comm, folder, first, direction, steps):
     if comm.Get_size() < 3:
         return
     rank, saved = comm.Get_rank(), None
@@ -137,7 +137,7 @@ def test_measured_densities_go_on_on_all_ranks(hvd, comm, folder, first, directi
     assert everywhere(comm, all(one == found[0] for one in found))
 
 
-def test_one_rank_alone_says_that_it_drops_the_residuals(hvd, comm, folder, first):
+def test_a_single_rank_warns_that_residuals_are_dropped(hvd, comm, folder, first):
     run = Training("topka:density=0.1", comm.Get_rank()).train(2)
     Checkpoints(folder).save(2, **run.states)
     one = first(1)

@@ -1,4 +1,4 @@
-"""A checkpoint fits an equal configuration, however it was written, and no other."""
+"""A checkpoint loads into an equal configuration, however that is written, and into no other."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_exchange_is_the_one_given_or_that_of_the_exchange():
     ],
     ids=["the same", "another order", "other threads", "another density", "another layout, which is compared itself"],
 )
-def test_an_equal_configuration_goes_on(spec):
+def test_an_equal_configuration_resumes(spec):
     assert compare(exchange(spec), saved(exchange(SPEC))) == []
 
 
@@ -58,7 +58,7 @@ def test_an_option_that_matters_is_named(old, new, message):
         compare(exchange(SPEC.replace(old, new)), saved(exchange(SPEC)))
 
 
-def test_dense_and_sparse_say_what_becomes_of_the_residuals():
+def test_changing_between_dense_and_sparse_reports_the_effect_on_residuals():
     assert compare(DENSE, saved(exchange(SPEC))) == ["residuals are dropped: the exchange is dense now"]
     assert compare(exchange(SPEC), saved(DENSE)) == [
         "residuals start empty: the checkpoint was saved with a dense exchange"
@@ -66,7 +66,7 @@ def test_dense_and_sparse_say_what_becomes_of_the_residuals():
     assert compare(DENSE, saved(DENSE)) == []
 
 
-def test_others_are_loaded_by_their_names():
+def test_other_objects_are_loaded_by_name():
     loaded = []
     scheduler = SimpleNamespace(load_state_dict=loaded.append)
     notes = load_others({"scheduler": scheduler}, {"scheduler": {"epoch": 3}, "scaler": {}})

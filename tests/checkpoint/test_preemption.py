@@ -1,4 +1,4 @@
-"""A signal to any rank is notice to all of them, at the same step."""
+"""A signal to any rank is noticed by all ranks in the same step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIGNALS = (signal.SIGUSR1, signal.SIGTERM)
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=str)
-def test_all_ranks_have_notice_at_the_same_step_and_signals_their_former_effect_afterwards(hvd, comm, number):
+def test_all_ranks_notice_at_the_same_step_and_signal_handlers_are_restored(hvd, comm, number):
     before = [signal.getsignal(one) for one in SIGNALS]
     with on_preemption() as preempted:
         steps = 0
@@ -34,7 +34,7 @@ def test_all_ranks_have_notice_at_the_same_step_and_signals_their_former_effect_
     assert everywhere(comm, [signal.getsignal(one) for one in SIGNALS] == before)
 
 
-def test_a_save_during_which_notice_comes_is_completed(comm, run, checkpoints, monkeypatch):
+def test_a_save_in_progress_is_completed_after_the_signal(comm, run, checkpoints, monkeypatch):
     write = store.write
 
     def signalled(*arguments):

@@ -1,4 +1,4 @@
-"""Copies share nothing with what was copied, and every save uses their memory again."""
+"""Staged copies are independent of their source, and later saves reuse their memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def tensors(state):
     return [leaf for leaf in tree_leaves(state) if isinstance(leaf, torch.Tensor)]
 
 
-def test_a_copy_is_equal_and_stays_so():
+def test_a_copy_does_not_change_with_its_source():
     kinds = (torch.float64, torch.bfloat16, torch.int64, torch.bool)
     state = OrderedDict(
         tensors=[torch.arange(6).reshape(2, 3).to(kind) for kind in kinds],
@@ -40,7 +40,7 @@ def test_a_copy_is_equal_and_stays_so():
     assert copied["transposed"].stride() == (1, 3)
 
 
-def test_memory_is_used_again_where_it_fits():
+def test_memory_that_fits_is_reused():
     staging, places = Staging(), []
     for length in (1000, 1000, 2000):
         staging.begin()
@@ -56,7 +56,7 @@ def test_memory_is_used_again_where_it_fits():
     assert places[1][1] == places[2][1]
 
 
-def test_tied_parameters_stay_one():
+def test_tied_parameters_stay_tied():
     layer = nn.Linear(3, 3)
     staging = Staging()
     staging.begin()

@@ -1,4 +1,4 @@
-"""Generators, buffers and users' data: all of it loads again without executing code."""
+"""Generators, buffers and user data load without executing code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def draw():
     return random.random(), float(np.random.rand()), torch.rand(3).tolist()  # noqa: NPY002
 
 
-def test_generators_go_on_where_they_were():
+def test_random_generators_resume():
     reseed(5)
     draw()
     state = reloaded(generators())
@@ -35,7 +35,7 @@ def test_generators_go_on_where_they_were():
     assert draw() == expected
 
 
-def test_buffers_are_told_from_parameters():
+def test_buffers_are_distinguished_from_parameters():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     assert buffers(model, model.state_dict()).keys() == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
 
@@ -51,14 +51,14 @@ def reloaded(value):
     return torch.load(file, weights_only=True)
 
 
-def test_what_would_execute_code_is_named():
+def test_objects_whose_loading_would_execute_code_are_refused_by_name():
     require_loadable({"best": [1.0, torch.zeros(2), None, {"at": (1, "a")}], 3: nn.Parameter(torch.zeros(1))}, "data")
     with pytest.raises(ValueError, match=r"data\['best'\]\[1\]\['at'\] is of type .*Anything.*without executing code"):
         require_loadable({"best": [1.0, {"at": Anything()}]}, "data")
 
 
 class Code:
-    """Makes a folder when it is unpickled."""
+    """Object that creates a folder when unpickled."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -90,7 +90,7 @@ def test_integers_beyond_255_bytes_are_refused_with_the_remedy(sign):
             require_loadable(value, "data")
 
 
-def test_nesting_that_pickle_cannot_follow_is_refused():
+def test_nesting_too_deep_for_pickle_is_refused():
     def nested(levels):
         return [] if levels == 1 else [nested(levels - 1)]
 
@@ -121,7 +121,7 @@ def attributed(value):
         (type("Real", (float,), {})(1), "data is of type .*Real"),
     ],
 )
-def test_values_that_only_look_plain_are_refused(value, where):
+def test_objects_that_only_resemble_plain_values_are_refused(value, where):
     with pytest.raises(ValueError, match=where):
         require_loadable(value, "data")
 
@@ -151,7 +151,7 @@ DATA = st.recursive(
 
 
 @given(DATA)
-def test_whatever_is_accepted_is_loaded_as_it_was(value):
+def test_accepted_values_are_loaded_unchanged(value):
     try:
         require_loadable(value, "data")
     except ValueError:
@@ -161,7 +161,7 @@ def test_whatever_is_accepted_is_loaded_as_it_was(value):
 
 
 def described(value):
-    """Types and bits; NaN is the same as NaN, and True is not 1."""
+    """Return types and bits, for which NaN equals NaN and True is not 1."""
     if isinstance(value, dict):
         return type(value), [(described(key), described(one)) for key, one in value.items()]
     if isinstance(value, (list, tuple)):

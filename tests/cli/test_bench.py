@@ -108,14 +108,14 @@ def test_bad_input_is_refused_before_mpi_starts(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_a_process_of_several_that_mpi_does_not_know_is_refused(capsys, monkeypatch):
+def test_ranks_not_started_by_mpi_are_refused(capsys, monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
     with pytest.raises(SystemExit, match="2"):
         main(["bench", "collectives"])
     assert "SLURM_STEP_NUM_TASKS=2 says" in capsys.readouterr().err
 
 
-def test_all_ranks_leave_and_one_says_why():
+def test_all_ranks_exit_and_one_prints_the_reason():
     done = launch.python("-c", REFUSED, ranks=3, limit=60)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("unknown algorithm 'ringtopk'; known are: topka") == 1

@@ -1,4 +1,4 @@
-"""`horovod-sparse check` reports what is there and what is missing, and survives whatever is missing."""
+"""`horovod-sparse check` reports what is installed and what is missing, and works on any machine."""
 
 import copy
 import json
@@ -60,7 +60,7 @@ def test_a_complete_machine_can_train(monkeypatch, capsys):
         ("kernels", {"error": "ImportError: _cpu"}, "kernels", "reinstall horovod_sparse"),
     ],
 )
-def test_what_training_needs_is_missed_and_has_a_remedy(name, facts, item, remedy, monkeypatch, capsys):
+def test_missing_requirements_are_reported_with_a_remedy(name, facts, item, remedy, monkeypatch, capsys):
     status, text = status_and_report({**COMPLETE, name: facts}, monkeypatch, capsys)
     assert status == 1
     assert "Training cannot run here yet." in text
@@ -96,9 +96,7 @@ def test_without_mpi_ddp_works_under_torchrun(facts, item, remedy, monkeypatch, 
         ({**COMPLETE["horovod"], "libraries": ["/a/libmpi.so.40", "/b/libmpi.so.12"]}, "one MPI library"),
     ],
 )
-def test_without_horovod_ddp_and_the_command_line_work_and_the_way_to_horovod_is_shown(
-    facts, item, monkeypatch, capsys
-):
+def test_without_horovod_ddp_works_and_its_installation_is_explained(facts, item, monkeypatch, capsys):
     facts = {**COMPLETE, "horovod": facts}
     status, text = status_and_report(facts, monkeypatch, capsys)
     assert status == 0
@@ -108,7 +106,7 @@ def test_without_horovod_ddp_and_the_command_line_work_and_the_way_to_horovod_is
     assert next(i for i in check.examine(facts) if i.needed == "Horovod" and not i.found).name.startswith(item)
 
 
-def test_ddp_needs_a_torch_that_distributes(monkeypatch, capsys):
+def test_ddp_needs_torch_with_distributed_support(monkeypatch, capsys):
     facts = {**COMPLETE, "torch": {**COMPLETE["torch"], "distributed": False}}
     status, text = status_and_report(facts, monkeypatch, capsys, "--json")
     assert status == 0
@@ -136,16 +134,14 @@ SLOW = {"error": "no answer within 60 s"}
     ],
     ids=["slow imports", "MPI not loaded", "neither MPI nor Horovod", "CuPy without a driver"],
 )
-def test_what_is_installed_but_does_not_answer_here_is_not_to_be_installed(
-    changes, summary, wrong, monkeypatch, capsys
-):
+def test_an_installed_package_that_fails_is_not_reported_as_missing(changes, summary, wrong, monkeypatch, capsys):
     monkeypatch.setattr(check.shutil, "which", lambda name: f"/bin/{name}")
     _, text = status_and_report({**COMPLETE, **changes}, monkeypatch, capsys)
     assert summary in text
     assert wrong not in text
 
 
-def test_training_does_not_need_gpu_cupy_gloo_nccl_or_cuda_aware_mpi(monkeypatch, capsys):
+def test_gpu_cupy_gloo_nccl_and_cuda_aware_mpi_are_optional(monkeypatch, capsys):
     facts = copy.deepcopy(COMPLETE)
     facts["cupy"] = {"error": "ModuleNotFoundError: No module named 'cupy'"}
     facts["gpu"] = {"error": "not there"}
@@ -174,7 +170,7 @@ def test_json_carries_items_and_facts(monkeypatch, capsys):
     assert [item["name"] for item in answer["items"] if item["needed"] == "training" and not item["found"]] == ["torch"]
 
 
-def test_a_probe_reports_an_import_that_fails(tmp_path, monkeypatch):
+def test_a_probe_reports_a_failed_import(tmp_path, monkeypatch):
     fake(tmp_path, monkeypatch, torch="raise ImportError('libcudart.so.13 is missing')")
     assert probes.run("torch", 60) == {"error": "ImportError: libcudart.so.13 is missing"}
 
@@ -192,13 +188,13 @@ def test_a_probe_that_hangs_is_ended_with_its_children(tmp_path, monkeypatch):
     assert time.monotonic() - start < 10
 
 
-def test_prints_of_an_import_do_not_disturb_a_probe(tmp_path, monkeypatch):
+def test_output_of_an_import_does_not_disturb_a_probe(tmp_path, monkeypatch):
     cupy = "class cuda:\n class runtime: getDeviceCount = lambda: 3\n__version__ = '9'\nprint('hello')"
     fake(tmp_path, monkeypatch, cupy=cupy)
     assert probes.run("cupy", 60) == {"version": "9", "devices": 3}
 
 
-def test_the_command_survives_a_machine_with_nothing(tmp_path, monkeypatch):
+def test_the_command_works_on_a_machine_with_nothing_installed(tmp_path, monkeypatch):
     missing = "raise ModuleNotFoundError(f'No module named {__name__!r}', name=__name__)"
     names = ("torch", "horovod", "mpi4py", "cupy", "numpy", "ml_dtypes")
     fake(tmp_path, monkeypatch, **dict.fromkeys(names, missing))
@@ -219,7 +215,7 @@ def test_this_environment_can_train(capsys):
     ("arguments", "message"),
     [(["chekc"], "check"), (["check", "--timeout", "0"], "must be a finite number of at least 0.1, not '0'")],
 )
-def test_an_unknown_command_and_a_time_limit_that_is_none_are_refused(arguments, message, capsys):
+def test_an_unknown_command_and_an_invalid_time_limit_are_refused(arguments, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
     assert message in capsys.readouterr().err

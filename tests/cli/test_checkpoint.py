@@ -1,4 +1,4 @@
-"""The command tells what is in a folder of checkpoints, and deletes only what it may."""
+"""The command lists the checkpoints of a folder, and deletes only old ones and leftovers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_all_are_listed_newest_first(folder, capsys, arguments, state):
     assert not (folder.path / "lock").exists(), "reading changes nothing"
 
 
-def test_what_is_damaged_is_named(folder, capsys):
+def test_a_damaged_checkpoint_is_named(folder, capsys):
     shutil.copy(folder.of(10) / "rank-00001.pt", folder.of(20))
     (folder.of(30) / "shared.pt").unlink()
     (folder.of(10) / "manifest.json").write_text("{")
@@ -53,7 +53,7 @@ def test_what_is_damaged_is_named(folder, capsys):
     assert "rank-00001.pt is not what was saved (its SHA-256 differs)" in rows[1][4]
 
 
-def test_older_ones_are_deleted_and_what_was_left_behind(folder, capsys):
+def test_old_checkpoints_and_leftovers_are_deleted(folder, capsys):
     (folder.path / "step-00000040.partial-89abcdef").mkdir()
     status = main(["checkpoint", str(folder.path), "--prune", "1"])
     lines = capsys.readouterr().out.splitlines()
@@ -61,7 +61,7 @@ def test_older_ones_are_deleted_and_what_was_left_behind(folder, capsys):
     assert sorted(path.name for path in folder.path.iterdir()) == ["lock", "step-00000010"]
 
 
-def test_nothing_is_deleted_while_a_job_saves(folder):
+def test_nothing_is_deleted_while_a_job_holds_the_lock(folder):
     folder.prepare()
     program = "import sys; from horovod_sparse.cli import main; sys.exit(main(sys.argv[1:]))"
     result = launch.python("-c", program, "checkpoint", str(folder.path), "--prune", "1")
@@ -70,13 +70,13 @@ def test_nothing_is_deleted_while_a_job_saves(folder):
     assert folder.steps() == [10, 20, 30]
 
 
-def test_a_folder_that_is_none_is_named(tmp_path, capsys):
+def test_a_missing_folder_is_named(tmp_path, capsys):
     status, rows, error = table(capsys, tmp_path / "none")
     assert (status, rows) == (1, [])
     assert f"{tmp_path / 'none'} is not a folder" in error
 
 
-def test_it_needs_neither_torch_nor_mpi(folder):
+def test_the_command_imports_neither_torch_nor_mpi(folder):
     without = "import sys; sys.modules.update(dict.fromkeys(('torch', 'mpi4py', 'numpy')))"
     command = "from horovod_sparse.cli import main; sys.exit(main(sys.argv[1:]))"
     result = launch.python("-c", f"{without}; {command}", "checkpoint", str(folder.path), "--verify")

@@ -1,4 +1,4 @@
-"""The benchmark times the pipeline of a training, finds what is wrong with it, and its figures are what they say."""
+"""The benchmark times the pipeline of a training, detects wrong results, and computes bandwidths as documented."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SIZE, K = 3000, 30
 
 @pytest.fixture
 def bucket(transport):
-    """A bucket whose memory holds something already."""
+    """Bucket whose memory already holds a residual."""
     bucket = Bucket(Compression.topka(density=K / SIZE), windows(SIZE, (7, transport.rank)), transport)
     bucket.run()
     return bucket
 
 
 def spoil(monkeypatch: pytest.MonkeyPatch, bucket: Bucket, change: Callable[[np.ndarray], None]) -> None:
-    """The pipeline's next total is another one."""
+    """Make the pipeline's next total wrong."""
     allreduce = bucket.pipeline.collective.allreduce  # type: ignore[attr-defined]
 
     def changed(*arguments: Any) -> Any:
@@ -50,7 +50,7 @@ def test_a_wrong_element_is_counted(transport, bucket, monkeypatch, value, chunk
     assert exchanges.wrong(transport, bucket) == 2
 
 
-def test_what_the_memory_loses_is_counted(transport, bucket, monkeypatch):
+def test_entries_lost_by_the_memory_are_counted(transport, bucket, monkeypatch):
     close = bucket.pipeline.memory.close
 
     def forget(accumulator, *arguments):
@@ -61,13 +61,13 @@ def test_what_the_memory_loses_is_counted(transport, bucket, monkeypatch):
     assert 1 <= exchanges.wrong(transport, bucket) <= transport.size
 
 
-def test_bits_that_differ_from_rank_to_rank_are_counted(transport, bucket, monkeypatch):
+def test_bits_that_differ_between_ranks_are_counted(transport, bucket, monkeypatch):
     upwards = np.float32(np.inf if transport.rank else -np.inf)
     spoil(monkeypatch, bucket, lambda values: values.put(2, np.nextafter(values[2], upwards)))
     assert exchanges.wrong(transport, bucket) == transport.size - 1
 
 
-def test_gradients_differ_from_iteration_to_iteration_and_from_rank_to_rank(transport):
+def test_gradients_differ_between_iterations_and_ranks(transport):
     gradients, again = (windows(SIZE, (7, transport.rank)) for _ in range(2))
     assert not np.array_equal(gradients[0], gradients[1])
     assert np.array_equal(gradients[1], again[1])
@@ -75,7 +75,7 @@ def test_gradients_differ_from_iteration_to_iteration_and_from_rank_to_rank(tran
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_is_measured_and_nothing_is_wrong(transport, name):
+def test_every_preset_is_measured_without_errors(transport, name):
     gradients = windows(SIZE, (1, transport.rank))
     row = exchanges.measure(name, parse(name), gradients, transport, iterations=3, warmup=1)
     assert row.wrong == 0

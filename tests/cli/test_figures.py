@@ -1,4 +1,4 @@
-"""The report's figure: bars on top of each other, and axes that lose no point."""
+"""The report's figure: stacked bars, and axes that show every point."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def record(step, **numbers):
     return {"step": step, "total/steps": 10, "total/bytes_sent": 100, **numbers}
 
 
-def test_bars_are_stacked_beside_each_other():
+def test_each_run_has_a_stacked_bar():
     seconds = {"seconds_forward": 0.1, "seconds_backward": 0.2, "seconds_synchronize": 0.3}
     exchange = {"total/seconds_select": 0.05, "total/seconds_exchange": 0.15}
     figure = draw([Run("dense", {}, [record(10, **seconds)]), Run("topka", {}, [record(10, **seconds, **exchange)])])
@@ -28,12 +28,12 @@ def test_bars_are_stacked_beside_each_other():
 
 
 @pytest.mark.parametrize(("losses", "scale"), [([2.0, 1.0], "log"), ([1.0, 0.0], "linear"), ([None, None], "linear")])
-def test_no_point_is_lost_to_a_logarithm(losses, scale):
+def test_axes_are_logarithmic_only_if_every_point_can_be_shown(losses, scale):
     figure = draw([Run("a", {}, [record(10 * i, loss=loss) for i, loss in enumerate(losses, 1)])])
     loss_of_bytes, _, _, loss, *_ = figure.axes
     assert (loss_of_bytes.get_yscale(), loss.get_yscale()) == (scale, scale)
 
 
-def test_runs_of_different_length_are_drawn_whole():
+def test_runs_of_different_length_are_drawn_completely():
     figure = draw([Run(str(length), {}, [record(i + 1, loss=1.0) for i in range(length)]) for length in (1, 7)])
     assert [len(line.get_xdata()) for line in figure.axes[0].lines] == [1, 7]

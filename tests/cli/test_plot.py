@@ -1,4 +1,4 @@
-"""What would keep a file from being written is said before anything is computed."""
+"""Problems with the output file are reported before anything is computed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from horovod_sparse.cli import plot
 
 
-def test_missing_matplotlib_is_answered_with_the_pip_command(monkeypatch, tmp_path):
+def test_missing_matplotlib_is_reported_with_the_pip_command(monkeypatch, tmp_path):
     monkeypatch.setattr(plot, "find_spec", lambda name: None)
     assert "pip install 'horovod_sparse[watch]'" in plot.unwritable(plot=tmp_path / "curves.png")
     assert plot.unwritable(tmp_path / "rows.json") == ""

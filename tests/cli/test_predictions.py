@@ -29,7 +29,7 @@ def test_every_row_is_a_configuration_in_text_and_in_python(density):
 
 
 def test_a_model_is_exchanged_bucket_by_bucket():
-    """25 million elements: 4 buckets of up to 25 MiB, or 8 where everything is sent."""
+    """25 million elements: 4 buckets of up to 25 MiB, or 8 if everything is sent."""
     rows = {row.compression: row for row in (*dense_rows(plan()), *sparse_rows(plan(), 0.01)[0])}
     arguments = {"ranks": 16, "link": Link(5e-6, 0.8e-9), "compute": CORE, "wire": 1.0}
     rounded = predict("rounded", size=3_125_000, k=3_125_000, **arguments)

@@ -1,4 +1,4 @@
-"""`horovod-sparse report`: the table, the differences, and files that need no others."""
+"""`horovod-sparse report`: the table, the differences, and self-contained files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from horovod_sparse.cli.runs import Run, read_runs
 
 
 def write_run(folder, compression, accuracies, sent, **more):
-    """A folder as train.py leaves it, with records of ten steps; times of record e are e times those of the first."""
+    """Write a folder like train.py's, with records of ten steps; times of record e are e times those of the first."""
     log = metrics.Log(
         folder, **{"compression": compression, "frontend": "horovod", "data": "digits", "model": "cnn", **more}
     )
@@ -82,7 +82,7 @@ def test_columns_are_aligned(dense, topka):
     assert {len(row) for row in (header, line, *full)} == {len(header)}
 
 
-def test_differences_are_points_against_dense_of_the_same_task_wherever_it_stands(tmp_path, dense, topka):
+def test_differences_are_points_against_the_dense_run_of_the_same_task(tmp_path, dense, topka):
     other = write_run(tmp_path / "other", "topka", [0.1], 1, model="vgg16")
     for order in ([dense, topka, other], [topka, other, dense]):
         assert report.differences(read_runs(order)) == {"topka": pytest.approx(-0.5)}
@@ -107,22 +107,22 @@ def test_the_command_prints_and_writes_everything(dense, topka, tmp_path, capsys
     assert page.count("<tr>") == page.count("</tr>") == 1 + len(report.table(read_runs([dense, topka]))) - 1
 
 
-def test_names_and_settings_cannot_change_the_page():
+def test_names_and_settings_are_escaped_in_the_page():
     run = Run("<b>&", {"compression": "<script>"}, [{"step": 1, "total/steps": 1}])
     page = report.page([run], b"")
     assert "<script>" not in page
     assert "&lt;b&gt;&amp;" in page
 
 
-def test_a_training_that_wrote_nothing_but_statistics_is_enough(tmp_path, capsys):
-    """Without loss and accuracy, and with losses that no logarithm takes."""
+def test_statistics_alone_are_enough(tmp_path, capsys):
+    """Loss and accuracy are missing, or the loss is not positive."""
     metrics.Log(tmp_path / "a").write(1, {"total/steps": 1, "total/bytes_sent": 5, "total/density": 0.1})
     metrics.Log(tmp_path / "b").write(1, {}, loss=-1.0)
     assert main(["report", str(tmp_path / "a"), str(tmp_path / "b"), "--output", str(tmp_path)]) == 0
     assert rows(capsys.readouterr().out)["density"] == ["0.1", "-"]
 
 
-def test_what_is_missing_is_named(tmp_path, topka, monkeypatch, capsys):
+def test_missing_records_are_named(tmp_path, topka, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         main(["report", str(tmp_path / "nowhere"), "--output", str(tmp_path)])
     assert "nowhere/statistics.jsonl" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Trainings that wrote statistics, as the report reads them."""
+"""Runs with statistics, as the report reads them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RECORDS = [
 ]
 
 
-def test_curves_leave_out_what_was_not_written():
+def test_curves_skip_missing_numbers():
     run = Run("a", {}, RECORDS)
     assert run.curve("loss") == ([10, 25], [2.0, 1.0])
     assert run.over_bytes("loss") == ([100, 700], [2.0, 1.0])
@@ -24,14 +24,14 @@ def test_curves_leave_out_what_was_not_written():
     assert run.total("total/bytes_sent") == 700
 
 
-def test_sums_are_told_for_a_step():
+def test_sums_are_reported_per_step():
     run = Run("a", {}, RECORDS)
     assert run.per_step("total/bytes_sent") == 20  # of 10, 20 and 80
     ms = run.ms()
     assert (ms["forward"], ms["select"], ms["backward"]) == (pytest.approx(75.0), pytest.approx(20.0), None)
 
 
-def test_runs_are_named_by_their_folders_or_by_paths_where_these_have_one_name(tmp_path):
+def test_runs_are_named_by_folder_or_by_path_if_folders_have_the_same_name(tmp_path):
     for folder in ("a/x", "b/x", "c"):
         metrics.Log(tmp_path / folder, compression="topka").write(1, {})
     x, other, c = tmp_path / "a" / "x", tmp_path / "b" / "x", tmp_path / "c"

@@ -1,4 +1,4 @@
-"""The collectives as the tests build them: each with the settings that change what it does."""
+"""Parametrizes tests over the collectives, each with the settings that change its behaviour."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ LINKS = {"slow": Link(50e-6, 8e-9), "fast": Link(1e-6, 8e-13)}  # 1 Gbit/s, 10 T
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Runs tests of a name and its settings for every collective."""
+    """Run tests that take ``name`` and ``settings`` for every collective."""
     if {"name", "settings"} <= set(metafunc.fixturenames):
         metafunc.parametrize(("name", "settings"), CONFIGURATIONS, ids=str)
 
 
 @pytest.fixture
 def network(monkeypatch):
-    """Lets Auto find a link without measuring."""
+    """Give Auto a network without measuring it."""
 
     def install(speed):
         monkeypatch.setattr(auto, "measure_network", lambda *_: (LINKS[speed], None))

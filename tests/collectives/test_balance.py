@@ -1,4 +1,4 @@
-"""balance: equal shares, in the same order, nothing lost."""
+"""balance: equal shares in unchanged order."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_shares_are_equal_and_ascend_with_the_ranks(transport, seed, most):
 
 
 @pytest.mark.law
-def test_only_what_changes_hands_travels(transport):
+def test_only_entries_that_change_ranks_are_sent(transport):
     transport = transport.channel()
     indices = np.arange(8, dtype=np.int32) + 8 * transport.rank
     vector = SparseVector(indices, np.ones(8, np.float32), 8 * transport.size)
@@ -60,7 +60,7 @@ def ways(counts):
 @pytest.mark.parametrize("ranks", range(2, 17))
 @settings(max_examples=40)
 @given(data=st.data())
-def test_the_shorter_way_is_taken_and_bounded_at_every_number_of_ranks(ranks, data):
+def test_the_shorter_gathering_is_chosen_and_bounded_at_every_world_size(ranks, data):
     kinds = st.one_of(st.just(0), st.integers(0, 3), st.integers(0, 1000))
     counts = data.draw(st.lists(kinds, min_size=ranks, max_size=ranks))
     if data.draw(st.booleans()):  # all on one rank
@@ -74,7 +74,7 @@ def test_the_shorter_way_is_taken_and_bounded_at_every_number_of_ranks(ranks, da
     assert whole - min(counts) <= min(2 * whole * others / ranks, whole)  # what is sent and received without it
 
 
-def test_balancing_pays_where_one_rank_has_far_more_from_three_ranks_on():
+def test_balancing_pays_from_three_ranks_on_if_one_has_far_more():
     """Four times the mean, which three and four ranks cannot have, is not what matters."""
     assert saving([900, 0]) == 0
     assert saving([900, 0, 0]) == 1800 - 1200

@@ -1,4 +1,4 @@
-"""Values in the format of the wire, through every collective that rounds; the laws themselves are with the others."""
+"""Wire formats of values, through every collective that rounds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ narrower = pytest.mark.parametrize(("wire", "dtype"), NARROWER)
 
 
 @narrower
-def test_numbers_of_any_magnitude_come_out_in_parts_that_make_them_up_exactly(transport, name, settings, wire, dtype):
+def test_total_and_returned_sum_to_the_input_exactly_at_any_magnitude(transport, name, settings, wire, dtype):
     size, rank, ranks = 1000, transport.rank, transport.size
     generator = np.random.default_rng([7, rank])
     values = (generator.standard_normal(size) * np.exp(generator.uniform(-40, 80, size))).astype(dtype)
@@ -28,7 +28,7 @@ def test_numbers_of_any_magnitude_come_out_in_parts_that_make_them_up_exactly(tr
 
 
 def bytes_sent(transport, name, dtype, density, **settings):
-    """In the second step, when thresholds are known."""
+    """Return the bytes of the second step, in which thresholds are known."""
     size = 100_000
     indices = np.arange(0, size, round(1 / density), dtype=np.int32)
     vector = SparseVector(indices, np.ones(indices.size, dtype), size, shared=True)
@@ -51,7 +51,7 @@ def bytes_sent(transport, name, dtype, density, **settings):
         ("dense", 1, 0),
     ],
 )
-def test_values_travel_in_as_many_bytes_as_the_format_has(transport, rule, density, index, wire, dtype):
+def test_values_take_the_bytes_of_their_wire_format(transport, rule, density, index, wire, dtype):
     nodes = {"node_ranks": 2} if rule == "hierarchical" else {}
     full = bytes_sent(transport, rule, dtype, density, **nodes)
     short = bytes_sent(transport, rule, dtype, density, wire=wire, **nodes)
@@ -62,7 +62,7 @@ def test_values_travel_in_as_many_bytes_as_the_format_has(transport, rule, densi
 
 
 @pytest.mark.parametrize("rule", ["topka", "topkdsa", "gtopk", "oktopk", "spardl", "hierarchical", "auto"])
-def test_indices_are_coded_where_the_link_is_slow_and_the_total_has_the_same_bits(transport, monkeypatch, rule):
+def test_indices_are_coded_on_slow_links_without_changing_the_total(transport, monkeypatch, rule):
     sent, totals = {}, []
     for speed, beta in (("slow", 8e-9), ("fast", 1e-12), ("coded", 0.0), ("plain", 1.0)):
         monkeypatch.setattr(measure, "measure_link", lambda *_, beta=beta: Link(1e-6, beta))

@@ -11,7 +11,7 @@ from horovod_sparse.vector import SparseVector
 pytestmark = pytest.mark.law
 
 
-def test_asks_for_everything_and_sends_as_many_bytes_as_a_ring(transport):
+def test_dense_selects_everything_and_sends_the_bytes_of_a_ring(transport):
     collective, ranks = make(transport, "dense"), transport.size
     assert collective.decide(50_000, 10)
     collective.allreduce(SparseVector.full(np.ones(50_000, np.float32)), 50_000)

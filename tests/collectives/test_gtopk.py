@@ -1,4 +1,4 @@
-"""gTopk: the k largest survive a tree of merges, and what is dropped stays with the rank that dropped it."""
+"""gTopk: a tree of merges keeps the k largest; the rank that drops an entry keeps it in its residual."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_total_is_k_sparse(transport, case):
     assert len(check_exchange(transport, make(transport, "gtopk", case.dtype), case).total) <= case.k
 
 
-def test_the_largest_stay_and_ties_go_to_the_lower_index(transport):
+def test_the_largest_are_kept_and_ties_go_to_the_lower_index(transport):
     rank, ranks = transport.rank, transport.size
     total = make(transport, "gtopk").allreduce(sparse([rank, 50], [rank + 1, 100]), 2).total
     assert everywhere(transport, total.indices.tolist() == [ranks - 1, 50])
@@ -31,7 +31,7 @@ def test_the_largest_stay_and_ties_go_to_the_lower_index(transport):
     assert everywhere(transport, tied.indices.tolist() == [3, 5])
 
 
-def test_a_contribution_dropped_on_the_way_returns_although_its_index_survives(transport):
+def test_a_contribution_dropped_by_a_merge_is_returned_even_if_its_index_survives(transport):
     """The last rank's entry at 7 survives; others' smaller ones at 7 are dropped by merges before they meet it."""
     ranks, last = transport.size, transport.size - 1
     mine = sparse([7], [64]) if transport.rank == last else sparse([7, 8, 9], [1, 8, 8])

@@ -1,4 +1,4 @@
-"""Hierarchical: nodes first, then across nodes."""
+"""Hierarchical: one collective within nodes, another between them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from horovod_sparse.vector import SparseVector
 pytestmark = pytest.mark.law
 
 
-def test_one_node_runs_the_inner_collective_alone(transport):
+def test_on_one_node_only_the_inner_collective_runs(transport):
     vector = own_vector(Case(1000, "random", seed=4), transport)
     collective = make(transport, "hierarchical", inner="topka", outer="oktopk", node_ranks=transport.size)
     total = collective.allreduce(vector, 10).total
@@ -21,21 +21,21 @@ def test_one_node_runs_the_inner_collective_alone(transport):
     )
 
 
-def test_ranks_that_share_memory_are_one_node(transport):
+def test_ranks_with_shared_memory_form_a_node(transport):
     exchange = check_exchange(
         transport, make(transport, "hierarchical", inner="gtopk"), Case(1000, "random", share=0.01)
     )
     assert len(exchange.total) <= 10
 
 
-def test_what_the_nodes_drop_stays_with_their_first_ranks(transport):
+def test_entries_dropped_by_a_node_are_returned_to_its_first_rank(transport):
     collective = make(transport, "hierarchical", inner="topka", outer="gtopk", node_ranks=2)
     exchange = check_exchange(transport, collective, Case(1000, "disjoint", share=0.01))
     assert transport.rank % 2 == 0 or len(exchange.returned) == 0
 
 
 @pytest.mark.parametrize("node_ranks", [1, 2])
-def test_what_the_last_rounding_takes_away_is_the_first_ranks(transport, node_ranks):
+def test_the_error_of_the_last_rounding_is_returned_to_the_first_rank(transport, node_ranks):
     """All first ranks round the same total; here its values are sums that bfloat16 does not hold."""
     collective = make(transport, "hierarchical", inner="gtopk", outer="topka", node_ranks=node_ranks, wire="bfloat16")
     vector = SparseVector(np.arange(50, dtype=np.int32), np.full(50, 256 if transport.rank else 1, np.float32), 50)
@@ -57,7 +57,7 @@ def test_only_first_ranks_send_across_nodes(transport):
     assert transport.rank % 2 == 0 or collective.traffic.bytes_sent == alone.traffic.bytes_sent
 
 
-def test_a_node_whose_total_became_dense_meets_one_whose_total_is_sparse(transport):
+def test_a_node_with_a_dense_total_is_summed_with_one_with_a_sparse_total(transport):
     """TopkDSA gives up indices where they do not pay: here on the first node only."""
     size = 1000
     indices = np.arange(size if transport.rank < 2 else 3, dtype=np.int32)
@@ -76,6 +76,6 @@ def test_a_node_whose_total_became_dense_meets_one_whose_total_is_sparse(transpo
         ({"node_ranks": 0}, "node_ranks must be an integer of at least 1, not 0"),
     ],
 )
-def test_what_cannot_be_combined_is_refused(settings, message):
+def test_invalid_combinations_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         Hierarchical.Options.read(settings)

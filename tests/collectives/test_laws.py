@@ -1,4 +1,4 @@
-"""What every collective must do, at every number of ranks; what is special to one is in its own file."""
+"""Laws of every collective, at every world size. Files named after collectives test what is specific to one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EXACT = [(None, "float32"), (None, "float64")]
 
 @pytest.fixture(autouse=True)
 def slow_network(network):
-    """A network on which Auto chooses now this, now that."""
+    """Network on which Auto's choice varies."""
     network("slow")
 
 
@@ -56,7 +56,7 @@ def fits(name, case):
 
 
 def results(transport, name, settings, steps, way):
-    """The bits of all results of a few steps of one collective, whose laws are checked."""
+    """Run a few steps of a collective, check its laws, and return a digest of all results."""
     with through(way, transport.rank) as put:
         collective = make(transport, name, steps[0].dtype, put, **settings)
         exchanges = [check_exchange(transport, collective, case, put) for case in steps if fits(name, case)]
@@ -74,7 +74,7 @@ SOME = st.sampled_from([[HOST]] * 9 + [[HOST, way] for way in DEVICE])
     indices=st.sampled_from([None, "plain", "coded", "coded"]),
     ways=SOME,
 )
-def test_nothing_is_lost_and_every_rank_and_device_holds_the_same_bits(
+def test_nothing_is_lost_and_all_ranks_and_devices_have_the_same_bits(
     transport, name, settings, steps, chosen, indices, ways
 ):
     wire, dtype = FORMATS[chosen % len(FORMATS)]
@@ -86,7 +86,7 @@ def test_nothing_is_lost_and_every_rank_and_device_holds_the_same_bits(
 
 
 @pytest.mark.parametrize("k", ["1", "n"])
-def test_works_where_ranks_outnumber_elements_and_nothing_or_everything_is_selected(transport, name, settings, k):
+def test_fewer_elements_than_ranks_and_empty_or_full_selections(transport, name, settings, k):
     for wire, dtype in [EXACT[0], *NARROWER[1:], *LOGARITHMIC]:
         indices = "coded" if wire in ("float32", "log8") and name != "dense" else None
         collective = make(transport, name, dtype, **with_wire(settings, wire, indices))
@@ -98,7 +98,7 @@ def test_works_where_ranks_outnumber_elements_and_nothing_or_everything_is_selec
 
 @pytest.mark.parametrize("size", [1000, 1001, 64])
 @pytest.mark.parametrize("rule", ["dense", "topka", "topkdsa"])
-def test_what_does_not_limit_the_total_returns_nothing(transport, rule, size):
+def test_collectives_without_a_limit_return_nothing(transport, rule, size):
     for pattern in ("everything", "disjoint", "random", "some empty"):
         exchange = check_exchange(transport, make(transport, rule), Case(size, pattern, seed=3, share=1e-9))
         assert len(exchange.returned) == 0
@@ -114,7 +114,7 @@ def test_a_million_elements(transport, name, settings, pattern):
 
 
 @pytest.mark.parametrize("wire", [None, "bfloat16", "log8"])
-def test_sums_in_one_order_whatever_arrives_first(transport, name, settings, wire):
+def test_the_order_of_summation_does_not_depend_on_arrival(transport, name, settings, wire):
     """Random floats, whose sums depend on the order, give the same bits on every rank and in every run."""
     shared = name == "shared"
     for seed in range(3):
@@ -139,7 +139,7 @@ def test_vectors_without_indices_are_summed_dense(transport, put, name, settings
 
 
 @every_device
-def test_numbers_of_any_kind_are_exchanged(transport, put, name, settings):
+def test_infinities_and_nan_are_exchanged(transport, put, name, settings):
     values = np.random.default_rng(transport.rank).standard_normal(200).astype(np.float32) * np.float32(1e30)
     values[::7], values[3], values[8] = 0, np.inf, -np.nan
     if transport.rank:
@@ -165,7 +165,7 @@ def test_indices_above_2_to_the_24_and_boundary_sums_above_2_to_the_32_stay_exac
     assert everywhere(transport, total.indices.tolist() == expected)
 
 
-def test_what_is_sent_is_received(transport, name, settings):
+def test_bytes_sent_equal_bytes_received(transport, name, settings):
     """Also where messages travel around a ring: they are long in the second step."""
     traffics = []
     for case in (Case(5000, "everything"), Case(50_000, "everything", dtype="float64")):
@@ -178,17 +178,17 @@ def test_what_is_sent_is_received(transport, name, settings):
         assert transport.size == 1 or min(astuple(traffic)) > 0
 
 
-def test_a_restored_collective_goes_on_with_the_same_bits(transport, name, settings):
+def test_a_restored_collective_continues_bitwise_identically(transport, name, settings):
     check_restored(transport, lambda: make(transport, name, **settings))
 
 
-def test_a_part_of_the_ranks_exchanges_among_themselves(transport, name, settings):
+def test_a_subset_of_the_ranks_can_exchange(transport, name, settings):
     half = -(-transport.size // 2)
     own = transport.by_node(half).own
     check_exchange(own, make(own, name, **settings), Case(500, "same indices", seed=transport.rank // half))
 
 
-def test_collectives_on_one_communicator_do_not_meet(transport):
+def test_collectives_on_one_communicator_do_not_interfere(transport):
     pair = [make(transport, rule) for rule in ("topka", "oktopk", "gtopk")]
     for size in (1000, 10, 20_000):  # another size on the same collective is no trap
         for collective in pair:

@@ -30,7 +30,7 @@ KINDS = {
     share=st.floats(0, 1.2),
     tight=st.booleans(),
 )
-def test_agrees_with_sorting_everything(transport, seed, most, kind, dtype, share, tight):
+def test_kth_magnitude_equals_that_of_sorting_all_values(transport, seed, most, kind, dtype, share, tight):
     parts = []
     for rank in range(transport.size):
         generator = np.random.default_rng([seed, rank])

@@ -17,7 +17,7 @@ SIZE, K = 50_000, 500
 
 
 def selection(transport, step, size=SIZE, k=K, clustered=False):
-    """k random entries of this rank; clustered: nine tenths of them in the first tenth of the positions."""
+    """Return k random entries of this rank; clustered: nine tenths of them in the first tenth of the positions."""
     generator = np.random.default_rng([transport.rank, step])
     positions = generator.choice(size, k, replace=False)
     if clustered:
@@ -34,7 +34,7 @@ def scaled(vector, factor):
 
 @examples(15)
 @given(case=cases(most=5000))
-def test_what_returns_is_all_that_missed_the_total_and_nothing_else(transport, case):
+def test_exactly_the_entries_missing_from_the_total_are_returned(transport, case):
     exchange = check_exchange(transport, make(transport, "oktopk", case.dtype), case)
     mine = own_vector(case, transport)
     missed = ~np.isin(mine.indices, exchange.total.indices)
@@ -42,7 +42,7 @@ def test_what_returns_is_all_that_missed_the_total_and_nothing_else(transport, c
     assert everywhere(transport, np.array_equal(exchange.returned.values, mine.values[missed]))
 
 
-def test_what_missed_the_total_returns_with_its_own_bits_whatever_the_format(transport):
+def test_returned_entries_are_unrounded_in_every_wire_format(transport):
     vector = selection(transport, 0)
     exchange = make(transport, "oktopk", wire="bfloat16").allreduce(vector, K)
     missed = ~np.isin(vector.indices, exchange.total.indices)
@@ -59,7 +59,7 @@ def test_an_exact_step_keeps_the_k_largest_sums(transport):
     assert everywhere(transport, len(total) == K and np.abs(total.values).min() >= least * (1 - 1e-6))
 
 
-def test_of_sums_that_equal_the_kth_those_with_the_lowest_positions_are_sent(transport):
+def test_ties_with_the_kth_sum_go_to_the_lower_index(transport):
     size, k = 600, 100
     values = np.where(np.arange(size) % 10 == 0, 3, 1).astype(np.float32)  # 60 above, 40 of 540 equal
     vector = SparseVector(np.arange(size, dtype=np.int32), values, size)
@@ -69,7 +69,7 @@ def test_of_sums_that_equal_the_kth_those_with_the_lowest_positions_are_sent(tra
     assert everywhere(transport, np.array_equal(exchange.returned.indices, np.setdiff1d(vector.indices, expected)))
 
 
-def test_magnitudes_of_two_values_do_not_make_a_step_send_more_than_k(transport):
+def test_many_equal_magnitudes_do_not_exceed_k(transport):
     """Rounded to 16 bits, the magnitudes that error feedback sends are few different ones."""
     collective, counts = make(transport, "oktopk"), []
     for step in range(200):
@@ -81,7 +81,7 @@ def test_magnitudes_of_two_values_do_not_make_a_step_send_more_than_k(transport)
 
 
 @pytest.mark.mpi
-def test_the_threshold_and_the_boundaries_are_found_anew_on_schedule_and_reused_in_between(transport, monkeypatch):
+def test_threshold_and_boundaries_are_renewed_on_schedule_and_reused_in_between(transport, monkeypatch):
     exact, partitions = [], []
     find, partition = oktopk.kth_magnitude, OkTopk._partition
     monkeypatch.setattr(oktopk, "kth_magnitude", lambda *args: exact.append(step) or find(*args))
@@ -96,7 +96,7 @@ BERT = {"tau_threshold": 128, "global_low": 4 / 5, "global_high": 5 / 4, "global
 
 
 @pytest.mark.parametrize(("options", "low", "high"), [({}, 2 / 3, 4 / 3), (BERT, 4 / 5, 5 / 4)], ids=["", "bert"])
-def test_the_number_of_entries_stays_inside_the_band_for_hundreds_of_steps(transport, options, low, high):
+def test_the_number_of_entries_stays_within_its_bounds_for_hundreds_of_steps(transport, options, low, high):
     """Magnitudes that stay, then shrink as gradients do, then grow; regions move with the entries."""
     collective, counts, factor = make(transport, "oktopk", tau_partition=16, **options), [], 1.0
     for step in range(300):
@@ -110,14 +110,14 @@ def test_the_number_of_entries_stays_inside_the_band_for_hundreds_of_steps(trans
 
 
 @pytest.mark.parametrize("factor", [1e6, 30, 0.03, 1e-6])
-def test_a_threshold_that_is_far_off_is_found_anew_before_anything_travels(transport, factor):
+def test_a_threshold_that_is_far_off_is_renewed_before_the_exchange(transport, factor):
     collective = make(transport, "oktopk")
     collective.allreduce(selection(transport, 0), K)
     total = collective.allreduce(scaled(selection(transport, 1), factor), K).total
     assert everywhere(transport, 2 / 3 * K <= len(total) <= 4 / 3 * K)
 
 
-def test_a_total_that_nudging_brings_back_needs_no_exact_threshold(transport, monkeypatch):
+def test_adjusting_the_threshold_avoids_an_exact_one(transport, monkeypatch):
     collective = make(transport, "oktopk", global_low=0.97, global_high=1.03, global_up=1.05, global_down=1.05)
     vector = selection(transport, 0)
     collective.allreduce(vector, K)
@@ -125,7 +125,7 @@ def test_a_total_that_nudging_brings_back_needs_no_exact_threshold(transport, mo
     assert everywhere(transport, 0.97 * K <= len(collective.allreduce(scaled(vector, 1.05), K).total) <= 1.03 * K)
 
 
-def test_a_changed_k_takes_effect_at_once(transport):
+def test_a_changed_k_takes_effect_immediately(transport):
     collective = make(transport, "oktopk")
     counts = [len(collective.allreduce(selection(transport, step), k).total) for step, k in enumerate([K, K // 2, K])]
     assert everywhere(transport, counts == [K, K // 2, K])
@@ -174,7 +174,7 @@ def noting_traffic(monkeypatch, where, name, traffic):
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("worth", "size", "k", "steps"), [(1, 4000, 120, 100), (2**16, 60_000, 6000, 10)])
-def test_what_travels_is_bounded_whatever_is_selected(transport, monkeypatch, worth, size, k, steps):
+def test_the_volume_is_bounded_for_every_selection(transport, monkeypatch, worth, size, k, steps):
     """The bounds of docs/collectives/oktopk.md, in entries of two words; regions stay those of the first step.
 
     A header and what aligns it is four entries at most, of each of up to 3 P messages.
@@ -211,7 +211,7 @@ def test_what_travels_is_bounded_whatever_is_selected(transport, monkeypatch, wo
     assert ranks < 3 or worth > 1 or moved.any()
 
 
-def test_an_owner_with_far_more_than_the_mean_gives_entries_away(transport, monkeypatch):
+def test_an_owner_with_far_more_than_the_mean_redistributes_entries(transport, monkeypatch):
     collective, k = make(transport, "oktopk", tau_partition=100, indices="plain"), 20_000
     offered, offer = [], collective._offer
     monkeypatch.setattr(collective, "_offer", lambda kept: offered.append(len(kept)) or offer(kept))
@@ -225,7 +225,7 @@ def test_an_owner_with_far_more_than_the_mean_gives_entries_away(transport, monk
 
 
 @pytest.mark.parametrize("clustered", [False, True])
-def test_where_regions_fit_no_more_than_the_published_volume_travels(transport, clustered):
+def test_balanced_regions_send_no_more_than_the_published_volume(transport, clustered):
     collective = make(transport, "oktopk")
     k, size, ranks, steps = 10_000, 1_000_000, transport.size, 4
     collective.allreduce(selection(transport, 0, size, k, clustered), k)
@@ -236,7 +236,7 @@ def test_where_regions_fit_no_more_than_the_published_volume_travels(transport, 
     assert everywhere(transport, sent <= 4 * 6 * k * (ranks - 1) / ranks)
 
 
-def test_a_state_of_another_number_of_ranks_is_refused(transport):
+def test_a_state_of_another_world_size_is_refused(transport):
     state = make(transport, "oktopk").state_dict()
     state["boundaries"] = np.zeros(transport.size + 2, np.int64)
     with pytest.raises(ValueError, match=rf"regions of {transport.size + 1} ranks, but there are {transport.size}"):

@@ -1,4 +1,4 @@
-"""Exchanges in few bits, with error feedback: half of the bytes or fewer, and nothing lost over time."""
+"""Rounded values with error feedback: at most half the bytes, and nothing lost over time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = 10_000
 
 
 def run(transport, spec, steps):
-    """Return the pipeline, and what is left of the gradients of all ranks after what was delivered."""
+    """Run the pipeline; return it, and the sum of all ranks' gradients minus what was delivered."""
     pipeline = pipeline_for(parse(spec), SIZE, LIKE, transport)
     owed, generator = np.zeros(SIZE), np.random.default_rng(transport.rank)
     for _ in range(steps):
@@ -30,7 +30,7 @@ def run(transport, spec, steps):
 
 @pytest.mark.parametrize("wire", ["log4", "fitted3", "fitted2"])
 @pytest.mark.parametrize("collective", ["topka", "oktopk"])
-def test_what_a_selection_loses_in_few_bits_is_delivered_later(transport, collective, wire):
+def test_rounding_errors_of_a_selection_are_delivered_later(transport, collective, wire):
     pipeline, owed = run(transport, f"{collective}:density=0.1,wire={wire}", 150)
     held = pipeline.state_dict()["memory"]["residual"]
     assert everywhere(transport, np.allclose(summed(transport, held), owed, atol=1e-2))
@@ -40,7 +40,7 @@ def test_what_a_selection_loses_in_few_bits_is_delivered_later(transport, collec
 @pytest.mark.parametrize("wire", ["fitted3", "fitted2"])
 @pytest.mark.parametrize("collective", ["topka", "oktopk", "dense"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_gradient_that_is_not_finite_reaches_no_residual(transport, collective, wire, bad):
+def test_a_nonfinite_gradient_does_not_enter_a_residual(transport, collective, wire, bad):
     density = "" if collective == "dense" else "density=0.1,"
     pipeline = pipeline_for(parse(f"{collective}:{density}wire={wire}"), SIZE, LIKE, transport)
     generator, finite = np.random.default_rng(transport.rank), []
@@ -60,7 +60,7 @@ def test_a_gradient_that_is_not_finite_reaches_no_residual(transport, collective
     [("bfloat16", 16), ("float16", 16), ("log8", 8), ("log4", 4), ("fitted3", 3), ("fitted2", 2), ("sign", 1.125)],
 )
 @pytest.mark.parametrize("node_ranks", [None, 2])
-def test_what_rounding_takes_is_delivered_later(transport, wire, bits, node_ranks):
+def test_rounding_errors_of_dense_steps_are_delivered_later(transport, wire, bits, node_ranks):
     if node_ranks:
         transport = on_nodes(transport, node_ranks)
     steps = 300
@@ -89,7 +89,7 @@ def test_dense_steps_at_the_start_are_exact(transport, wire):
     assert pipeline.statistics(norms=False).events == {"steps_dense": 2, f"steps_dense_{wire}": 2}
 
 
-def test_signs_of_the_momentum_deliver_every_gradient_as_often_as_momentum_does(transport):
+def test_signs_of_the_momentum_deliver_as_much_as_momentum(transport):
     """The optimizer's buffer holds what was delivered, and what the dense steps at the start left in it."""
     size, steps, warm = 520, 300, 30
     pipeline = pipeline_for(parse(f"onebit:memory=momentum,dense_steps={warm}"), size, LIKE, transport)
@@ -118,7 +118,7 @@ def test_signs_of_the_momentum_deliver_every_gradient_as_often_as_momentum_does(
     assert everywhere(transport, max(norms[-70:]) < 1.5 * max(norms[60:130]))  # it does not grow
 
 
-def test_a_node_may_sum_in_few_bits_before_momentum_is_masked(transport):
+def test_rounding_within_a_node_works_with_masked_momentum(transport):
     spec = "hierarchical:density=0.1,inner=dense,outer=dense,node_ranks=2,memory=momentum,masking=True,momentum=0.5"
     pipeline = pipeline_for(parse(f"{spec},wire=bfloat16"), SIZE, LIKE, transport)
     generator = np.random.default_rng(transport.rank)
@@ -130,7 +130,7 @@ def test_a_node_may_sum_in_few_bits_before_momentum_is_masked(transport):
         assert everywhere(transport, np.isfinite(output).all() and output.any())
 
 
-def test_without_a_format_nothing_is_rounded_or_remembered():
+def test_without_a_wire_format_nothing_is_rounded_or_kept():
     assert Compression.dense().is_dense
     assert not Compression.dense(wire="bfloat16").is_dense
     assert parse("dense:wire=bfloat16") == Compression.dense(wire="bfloat16")

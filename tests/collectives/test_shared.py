@@ -1,4 +1,4 @@
-"""SharedIndices: values alone travel."""
+"""SharedIndices: only values are sent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.law
 
 
 @pytest.mark.parametrize(("wire", "width"), [(None, 4), ("bfloat16", 2)])
-def test_values_travel_in_two_phases_and_no_index_does(transport, wire, width):
+def test_values_are_sent_in_two_phases_without_indices(transport, wire, width):
     collective, ranks = make(transport, "shared", wire=wire), transport.size
     exchange = check_exchange(transport, collective, Case(4000 * ranks, "everything"))
     assert wire or len(exchange.returned) == 0

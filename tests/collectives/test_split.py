@@ -1,4 +1,4 @@
-"""split_reduce: every owner sums its region, however the steps are grouped."""
+"""split_reduce: every owner sums its region, for every grouping of the messages."""
 
 from __future__ import annotations
 

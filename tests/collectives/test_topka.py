@@ -11,8 +11,8 @@ from horovod_sparse.vector import SparseVector
 pytestmark = pytest.mark.law
 
 
-def test_entries_are_added_in_the_order_of_the_ranks(transport):
-    """Here another order would round to other numbers."""
+def test_entries_are_added_in_rank_order(transport):
+    """Another order would round differently for these values."""
     mine = np.float32(2.0**24 if transport.rank == 0 else 1.0)
     vector = SparseVector(np.array([5], np.int32), np.array([mine]), 10)
     total = make(transport, "topka").allreduce(vector, 1).total

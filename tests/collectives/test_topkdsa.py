@@ -1,4 +1,4 @@
-"""TopkDSA: regions that travel sparse or dense, whichever is shorter."""
+"""TopkDSA: each region is sent sparse or dense, whichever is smaller."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_total_can_have_dense_and_sparse_regions(transport):
 
 
 @pytest.mark.parametrize(("wire", "share"), [(None, 1 / 2), ("float32", 1 / 2), ("bfloat16", 1 / 3)])
-def test_a_region_becomes_dense_where_that_is_shorter_on_the_wire(transport, wire, share):
+def test_a_region_becomes_dense_if_that_takes_fewer_bytes(transport, wire, share):
     size = 12_000
     for factor, full in ((0.95, False), (1.05, True)):
         chosen = np.linspace(0, size - 1, round(factor * share * size))

@@ -15,14 +15,14 @@ HEADER = 24
 
 
 def full_of(transport, size):
-    """An accumulator of a bucket that has gradients everywhere, and what it holds."""
+    """Return an accumulator with gradients at every position, and its content."""
     gradient = np.random.default_rng(transport.rank).integers(1, 99, size).astype(np.float32)
     return Accumulator(np.zeros(size, np.float32), [(0, gradient)]), gradient
 
 
 @pytest.mark.parametrize("indices", ["plain", "coded"])
 @pytest.mark.parametrize("pattern", ["random", "disjoint", "some empty"])
-def test_every_rank_sends_what_it_has_at_the_positions_of_all(transport, pattern, indices):
+def test_every_rank_sends_its_values_at_the_union_of_positions(transport, pattern, indices):
     collective, case = make(transport, "union", indices=indices), Case(500, pattern)
     accumulator, gradient = full_of(transport, 500)
     vector = accumulator.take_at(own_vector(case, transport).entries[0], shared=False)
@@ -52,7 +52,7 @@ def test_held_positions_stay_and_are_sent_as_zeros(transport):
     assert everywhere(transport, (accumulator.buffer[:first] == 2).all())
 
 
-def test_positions_that_all_ranks_know_are_not_sent(transport):
+def test_shared_positions_are_not_sent(transport):
     collective, shared = make(transport, "union"), make(transport, "shared")
     vector = SparseVector(np.arange(0, 5000, 2, dtype=np.int32), np.ones(2500, np.float32), 5000, shared=True)
     accumulator, _ = full_of(transport, 5000)
@@ -62,7 +62,7 @@ def test_positions_that_all_ranks_know_are_not_sent(transport):
     assert everywhere(transport, collective.traffic == shared.traffic)
 
 
-def test_a_position_costs_four_bytes_and_a_value_of_the_union_what_a_sum_costs(transport):
+def test_bytes_per_position_and_per_value_of_the_union(transport):
     size, ranks = 3000 * transport.size, transport.size
     collective, counts = make(transport, "union", indices="plain"), []
     for _ in range(3):

@@ -13,7 +13,7 @@ from horovod_sparse.accumulator import Accumulator
 
 @pytest.mark.parametrize("settled", [False, True])
 def test_an_accumulator_on_the_device(settled: bool) -> None:
-    """What was added up already counts like what is pending; its zeros make more tensors of it."""
+    """A settled accumulator behaves like a pending one; zeros split it into more tensors."""
     segments, buffer = [(3, normal(70_000)), (70_100, normal(500, seed=1))], normal(71_000, seed=2)
     expected = buffer.copy()
     accumulator = Accumulator(on_device(buffer), segments_on_device(segments), 0.5)

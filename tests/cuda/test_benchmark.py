@@ -1,4 +1,4 @@
-"""Benchmarks of kernels with --device cuda measure and verify; without a GPU their times mean nothing."""
+"""Benchmarks with --device cuda measure and verify; without a GPU, their times mean nothing."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "enable", lambda on=True, device=None: enable(on))  # times of the host
 
 
-def test_every_contender_is_measured_and_right(
+def test_every_contender_is_measured_and_verified(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     size = 20_000

@@ -1,4 +1,4 @@
-"""What an exchange of the device's vectors costs; what comes out of it is in tests/collectives, for host and device."""
+"""Cost of an exchange of device vectors; tests/collectives checks its results on host and device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ transfers = getattr(cupy, "transfers", {})  # only the stand-in counts
 
 
 def steps(transport, put, shared):
-    """Vectors of one density, whose lengths differ a little."""
+    """Return vectors of one density with slightly different lengths."""
     for seed in range(5):
         generator = np.random.default_rng([seed, 0 if shared else transport.rank])
         indices = np.flatnonzero(generator.random(8000) < 0.1).astype(np.int32)
@@ -31,7 +31,7 @@ def steps(transport, put, shared):
 @pytest.mark.parametrize(
     ("name", "waits"), [("dense", 2), ("shared", 2), ("topka", 4), ("topkdsa", 10), ("gtopk", 14), ("oktopk", 12)]
 )
-def test_pinned_memory_is_allocated_once_and_the_device_seldom_waited_for(transport, name, waits):
+def test_pinned_memory_is_allocated_once_with_few_synchronizations(transport, name, waits):
     counts = []
     with through(STAGED) as put, allocations() as sizes:
         # Measuring the link would allocate, too.

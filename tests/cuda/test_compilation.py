@@ -1,4 +1,4 @@
-"""Compiled kernels are kept for the next process, and nothing that is wrong with what is kept matters."""
+"""Compiled kernels are cached for the next process; a damaged or unwritable cache does not matter."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_damaged_file_is_replaced(compilations: list[str], tmp_path: Path, dam
     assert restored.names == json.loads(head)["names"]
 
 
-def test_where_nothing_can_be_kept_it_is_said(
+def test_warns_if_the_cache_cannot_be_written(
     compilations: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "kernels").write_text("a file where the folder should be")
@@ -73,21 +73,21 @@ def test_where_nothing_can_be_kept_it_is_said(
     assert "set CUPY_CACHE_DIR to a writable folder" in caplog.text
 
 
-def test_headers_are_put_in_their_places_once() -> None:
+def test_headers_are_inlined_once() -> None:
     text = compilation.source("select")
     assert '#include "' not in text
     assert text.count("struct Segment {") == 1
 
 
 @pytest.mark.skipif(not emulated(), reason="the stand-in knows one architecture")
-def test_architectures_beside_those_known() -> None:
+def test_unknown_architectures() -> None:
     assert compilation._target("90") == "sm_90"
     assert compilation._target("130") == "compute_90"
     with pytest.raises(RuntimeError, match=r"compute capability 60, but .* compiles for 90 and newer"):
         compilation._target("60")
 
 
-def test_code_that_does_not_compile_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_errors_show_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compilation, "source", lambda name: "__global__ void kernel(unknown x) {}")
     with pytest.raises(RuntimeError, match=r"convert\.cu does not compile for sm_90(.|\n)*unknown"):
         compilation.compile_for("90", NAME, ["kernel"])

@@ -1,4 +1,4 @@
-"""The stand-in for CuPy finds what it is there to find."""
+"""The emulation of CuPy finds the bugs that it exists to find."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_planted_bugs_are_found(body: str, message: str) -> None:
 
 
 @pytest.mark.skipif(not emulated(), reason="about the stand-in")
-def test_host_and_device_do_not_mix() -> None:
+def test_host_and_device_arrays_cannot_be_mixed() -> None:
     x = on_device(np.arange(5))
     for mixed in (lambda: x + np.arange(5), lambda: np.add(np.arange(5), x), lambda: np.concatenate([x, np.arange(3)])):
         with pytest.raises(TypeError):

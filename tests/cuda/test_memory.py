@@ -43,14 +43,14 @@ def test_an_array_shares_the_memory_of_a_tensor_and_keeps_it(dtype: torch.dtype,
     assert alive() is None
 
 
-def test_an_array_of_nothing() -> None:
+def test_an_empty_array() -> None:
     array = array_over(torch.empty(0, device=PLACE), 0)
     assert (array.size, to_host(array).size) == (0, 0)
     array = cupy.ndarray((0,), np.uint8, pointer_to(torch.UntypedStorage(0, device=PLACE), 0, 0))
     assert to_host(array).size == 0
 
 
-def test_memory_in_a_cycle_is_given_back() -> None:
+def test_memory_in_a_reference_cycle_is_freed() -> None:
     """The garbage collector clears objects in any order."""
     storage = torch.UntypedStorage(400, device=PLACE)
     alive = weakref.ref(storage)
@@ -62,8 +62,8 @@ def test_memory_in_a_cycle_is_given_back() -> None:
 
 
 @pytest.mark.parametrize("check", [Host().nonzero, nonzero], ids=["host", "device"])
-def test_only_zeros_are_zero(check: Any) -> None:
-    """Not the smallest numbers, whose squares are, nor what is not finite, wherever it is."""
+def test_only_zeros_count_as_zero(check: Any) -> None:
+    """The smallest numbers, whose squares are zero, and nonfinite numbers at any position do not."""
     last = torch.zeros(1000)
     last[-1] = 1
     tensors = [

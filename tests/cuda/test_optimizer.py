@@ -84,8 +84,8 @@ def test_mixed_precision_trains(hvd: Any, comm: Any, device: torch.device) -> No
     assert everywhere(comm, all(bool(torch.isfinite(one).all()) for one in residuals))
 
 
-def test_clipping_is_looked_for_on_the_exchanges_stream(hvd: Any, comm: Any, device: torch.device) -> None:
-    """After the script's own work on the gradients, which the look must not miss."""
+def test_clipping_is_detected_on_the_stream_of_the_exchange(hvd: Any, comm: Any, device: torch.device) -> None:
+    """The check must follow the script's own work on the gradients."""
     model, optimizer = train(device, 1, dense_below=0)
     parameters = dict(model.named_parameters())
     buckets = optimizer._exchange.worker.buckets
@@ -106,7 +106,7 @@ def test_clipping_is_looked_for_on_the_exchanges_stream(hvd: Any, comm: Any, dev
 def test_the_state_moves_between_devices(
     hvd: Any, comm: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch, memory: str
 ) -> None:
-    """It holds tensors of the CPU, and either device takes it."""
+    """The state holds CPU tensors, which load on either device."""
     _, ours = train(device, 3, dense_below=0, memory=memory)
     assert everywhere(comm, len(ours.state_dict()["state"]) == 4)
     state = ours.compression_state_dict()

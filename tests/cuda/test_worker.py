@@ -43,7 +43,6 @@ MORE = [
     "topka:density=0.02,sparsifier=threshold,threshold=2.0,memory=none,indices=coded",
     "topka:density=0.05,sparsifier=gaussiank,memory=conef,compressor=quantize,bits=4,indices=plain",
     "union:density=0.05,sparsifier=sidco,indices=coded",
-    "scape:density=0.05,wire=float16",
     "micro:density=0.05,wire=float16,indices=plain",
     "spardl:density=0.05,wire=bfloat16,indices=coded",
     "deft:density=0.05,indices=plain",
@@ -57,7 +56,7 @@ MORE = [
 
 @contextmanager
 def there() -> Iterator[torch.device]:
-    """Where parameters are put; without a GPU, tensors of the CPU pretend to be there as long as this lasts."""
+    """Provide the device of the parameters; without a GPU, CPU tensors pretend to be on it during the block."""
     if not emulated():
         yield torch.device("cuda", 0)
         return
@@ -115,7 +114,7 @@ def test_the_device_computes_what_the_host_does(transport: Any, configuration: s
 
 
 @pytest.mark.parametrize("configuration", ["oktopk:density=0.05", "randomk:density=0.05,memory=conef,saving=0.5"])
-def test_an_overflow_leaves_every_residual_as_it_was(transport: Any, configuration: str) -> None:
+def test_an_overflow_leaves_all_residuals_unchanged(transport: Any, configuration: str) -> None:
     """It reaches every rank, so that a GradScaler skips the step everywhere; the finite bucket is undone."""
     dtypes = [*[torch.float16] * 4, torch.float64]
     generator = torch.Generator().manual_seed(transport.rank)
@@ -150,7 +149,7 @@ def test_an_overflow_leaves_every_residual_as_it_was(transport: Any, configurati
         ("oktopk:density=0.02,indices=coded", 38),
     ],
 )
-def test_a_step_waits_for_the_device_a_few_times_only(transport: Any, configuration: str, most: int) -> None:
+def test_a_step_synchronizes_with_the_device_only_a_few_times(transport: Any, configuration: str, most: int) -> None:
     generator = torch.Generator().manual_seed(transport.rank)
     with there() as device:
         worker = start(transport, configuration, device, [torch.float32] * len(SHAPES))

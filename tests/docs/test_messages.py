@@ -40,7 +40,7 @@ def test_the_package_writes_this_message(message):
     assert any(len(wanted - found) <= 1 for found in TEMPLATES if len(found) < 80)
 
 
-def test_a_message_that_nobody_writes_is_found():
+def test_an_outdated_message_is_detected():
     with pytest.raises(AssertionError):
         test_the_package_writes_this_message("the band of a reused threshold must hold")
 

@@ -114,7 +114,7 @@ def check_types(folder, codes: dict[str, str]) -> str:
 
 
 @pytest.mark.full
-def test_every_block_calls_what_exists_as_it_is_declared(tmp_path):
+def test_every_block_passes_mypy(tmp_path):
     found = check_types(tmp_path, {block.name: block.text for block in [*PYTHON, *AFTER]})
     assert found.startswith("Success"), found
 
@@ -132,7 +132,7 @@ def test_a_wrong_call_is_found(tmp_path):
 
 
 @pytest.mark.full
-def test_your_own_rule_can_be_registered_and_keeps_the_laws():
+def test_the_custom_rule_of_the_page_can_be_registered_and_obeys_the_laws():
     programs = [block.text for block in PYTHON if block.page == "docs/own-rule.md"]
     assert len(programs) == 3
     program = "\n".join([*programs, "for ranks in (1, 3):\n    test_strided(ranks)\nprint(compression.sparsifier)"])

@@ -1,4 +1,4 @@
-"""A bucket takes gradients in any order and layout, and gives the results in the parameters' own."""
+"""A bucket accepts gradients in any order and layout, and returns results in the parameters' layout."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_held_parameters_are_written_but_not_read(monkeypatch, log):
     assert log == [(0, [0], 0.1)]
 
 
-def test_the_next_step_begins_empty_and_the_results_of_the_last_stay(monkeypatch, log):
+def test_the_next_step_starts_empty_and_keeps_earlier_results(monkeypatch, log):
     p = torch.zeros(10)
     (bucket,), _ = recording_buckets(monkeypatch, log, [p])
     (result,) = exchange(bucket, {"0": torch.ones(10)})
@@ -55,8 +55,8 @@ def test_a_gradient_of_another_precision_is_exchanged_in_the_buckets(monkeypatch
     assert gradient._version == version  # as for results that kernels write: only users count
 
 
-def test_gradients_of_zeros_are_held_where_that_is_asked_for(monkeypatch, log):
-    """Any element may be the one that is not zero."""
+def test_zero_gradients_are_held_on_request(monkeypatch, log):
+    """The one nonzero element may be anywhere."""
     parameters = [torch.zeros(200) for _ in range(3)]
     for hold_zeros, taken in [(False, [0, 200, 400]), (True, [0, 400])]:
         (bucket,), _ = recording_buckets(monkeypatch, log, parameters, 4000, hold_zeros=hold_zeros)
@@ -67,7 +67,7 @@ def test_gradients_of_zeros_are_held_where_that_is_asked_for(monkeypatch, log):
 
 
 @pytest.mark.parametrize(("dtype", "sent"), [(torch.float16, np.float32), (torch.float64, np.float64)], ids=str)
-def test_its_pipeline_is_of_its_size_precision_and_kind(monkeypatch, log, dtype, sent):
+def test_the_pipeline_has_the_size_precision_and_kind_of_the_bucket(monkeypatch, log, dtype, sent):
     for dense in (False, True):
         _, made = recording_buckets(monkeypatch, log, [torch.zeros(size, dtype=dtype) for size in (4, 3)], dense=dense)
         ((sparse, size, like, layers),) = made
@@ -109,13 +109,13 @@ def test_one_mark_for_each_stream_when_the_bucket_starts(monkeypatch, log):
     assert len(bucket.collected.ready) == 2
 
 
-def test_its_state_has_the_keys_of_its_gradients(monkeypatch, log):
+def test_the_state_has_the_keys_of_the_gradients(monkeypatch, log):
     (bucket,), _ = recording_buckets(monkeypatch, log, [torch.zeros(10), torch.zeros(10)])
     assert bucket.state_dict() == {"parameters": ["0", "1"]}
 
 
 @pytest.mark.parametrize(("complete", "hidden"), [(5, 0), (10, 0), (13, 3), (17, 7), (20, 7)])
-def test_an_exchange_is_hidden_until_the_last_gradient_is_there(monkeypatch, complete, hidden):
+def test_exchange_time_is_hidden_until_the_last_gradient_is_available(monkeypatch, complete, hidden):
     (bucket,), _ = recording_buckets(monkeypatch, [], [torch.zeros(3)])
     bucket.collected.began, bucket.collected.ended = 10, 17
     bucket.begin(complete)

@@ -9,7 +9,7 @@ from horovod_sparse.engine.clipping import clip
 
 
 def halved(norms):
-    """A factor of a half, for a norm that is noted."""
+    """Record the norm, and return a factor of a half."""
     return lambda norm: norms.append(norm) or 0.5
 
 

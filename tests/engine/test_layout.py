@@ -21,7 +21,7 @@ def members(sizes, dtype=torch.float32, group=0, together=None):
 
 
 @given(sizes=st.lists(st.integers(1, 500), max_size=30), limit=st.integers(1, 3000))
-def test_every_parameter_has_one_place_and_buckets_keep_the_limit(sizes, limit):
+def test_every_parameter_is_in_one_bucket_and_buckets_keep_the_limit(sizes, limit):
     buckets = plan(members(sizes), limit)
     segments = [segment for bucket in buckets for segment in bucket.segments]
     assert [int(segment.key) for segment in segments] == list(range(len(sizes)))
@@ -49,8 +49,8 @@ def test_a_group_is_one_bucket_whatever_its_size():
     assert [bucket.size for bucket in plan([*together, *members([100, 100])], 500)] == [300, 100, 100]
 
 
-def test_buckets_come_in_the_order_in_which_they_are_complete():
-    """The one of the small parameters waits for the first layer's, and no other bucket for it."""
+def test_buckets_are_ordered_by_completion():
+    """The bucket of small parameters waits for the first layer's gradient; no other bucket waits for it."""
     layers = [*members([10]), *members([100]), *members([10]), *members([100], group=1), *members([10, 100])]
     layers = [one._replace(dense=one.size == 10) for one in layers]
     kinds = [(bucket.size, bucket.group, bucket.dense) for bucket in plan(layers, 10**6)]
@@ -58,7 +58,7 @@ def test_buckets_come_in_the_order_in_which_they_are_complete():
 
 
 @pytest.mark.parametrize(("millions", "dense", "mebibytes"), [(0.1, True, 1), (1, False, 25), (80, True, 25)])
-def test_what_is_sent_dense_starts_early_and_ends_with_a_small_bucket(millions, dense, mebibytes):
+def test_dense_exchanges_start_early_and_end_with_a_small_bucket(millions, dense, mebibytes):
     model = members([round(1e6 * millions / 10)] * 10)
     assert bucket_bytes_for(model, dense) == mebibytes * 2**20
     assert bucket_bytes_for(members([2**20] * 16), dense=True) == 8 * 2**20

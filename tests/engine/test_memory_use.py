@@ -1,4 +1,4 @@
-"""One residual of the model's size, or as little of it as was asked for, and nothing else of that size."""
+"""Memory use is one residual of the model's size, or the configured share of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of a step: those that need not be are not sent."""
+"""Messages of a step: none is sent needlessly."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_small_parameters_take_no_round_of_their_own(hvd, comm):
     assert agree(comm, snapshot(model))
 
 
-def test_times_and_messages_of_a_step_without_backward_are_not_left_over(hvd, comm):
+def test_a_step_without_backward_leaves_no_times_or_messages_behind(hvd, comm):
     model, optimizer = build()
     train(optimizer, model, comm.Get_rank(), range(4))
     kept = len(waiting._abandoned)
@@ -44,7 +44,7 @@ def test_times_and_messages_of_a_step_without_backward_are_not_left_over(hvd, co
     assert everywhere(comm, len(waiting._abandoned) == kept)
 
 
-def test_messages_that_travel_together_or_one_after_the_other_make_no_difference_to_the_bits(hvd, comm, monkeypatch):
+def test_piggybacked_and_separate_messages_give_the_same_bits(hvd, comm, monkeypatch):
     (model, optimizer), (other, apart) = build(), build()
     worker = apart.exchange.worker
     monkeypatch.setattr(worker, "_together", lambda first: worker.buckets[first : first + 1])

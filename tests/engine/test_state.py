@@ -1,4 +1,4 @@
-"""States become tensors, which files hold, and arrays again, without a change of a bit."""
+"""States convert to tensors for files and back to arrays, bit for bit."""
 
 from __future__ import annotations
 

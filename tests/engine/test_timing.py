@@ -1,4 +1,4 @@
-"""Stages of a bucket on a device that works later than it is told: timed there, on the stream that does the work."""
+"""Stages of a bucket on an asynchronous device are timed there, on the stream that does the work."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def device(monkeypatch):
 
 
 @pytest.mark.mpi
-def test_stages_begin_when_the_device_has_the_gradients_and_lie_on_its_own_stream(comm, transport, device):
+def test_stages_start_when_the_gradients_are_ready_on_the_device(comm, transport, device):
     parameter = torch.zeros(2000)
     (one,) = plan([Member.of("weight", parameter, group=0)], bucket_bytes=1 << 20)
     worker = Worker(lambda _: lambda: Step(0.1, epoch=0))

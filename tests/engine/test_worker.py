@@ -34,7 +34,7 @@ def worker(monkeypatch, log):
 
 
 def put(worker, *keys):
-    """Hands in ones; gives where the results will be."""
+    """Submit ones; return the result tensors."""
     gradients = [torch.ones(10) for _ in keys]
     for key, gradient in zip(keys, gradients, strict=True):
         worker.put(worker.bucket_of(key), key, gradient)
@@ -42,7 +42,7 @@ def put(worker, *keys):
 
 
 def settled(worker):
-    """After what the worker does behind the result."""
+    """Drain the worker."""
     worker._thread.submit(lambda: None).result()
 
 
@@ -60,14 +60,14 @@ def test_a_bucket_waits_for_the_one_before_it(worker, log):
     assert log == []
 
 
-def test_a_parameter_left_out_is_not_waited_for(worker, log):
+def test_an_unused_parameter_is_not_waited_for(worker, log):
     worker.leave_out(worker.bucket_of(KEYS[0]), KEYS[0])
     put(worker, *KEYS[1:])
     worker.collect()
     assert log == [(0, [10], 0.1), (1, [0, 10], 0.1)]
 
 
-def test_an_error_reaches_who_waits_and_the_next_step_starts_clean(worker, log):
+def test_an_error_is_raised_to_the_waiting_thread_and_the_next_step_starts_clean(worker, log):
     worker.buckets[0].pipeline.error = RuntimeError("the network is down")
     put(worker, *KEYS)
     with pytest.raises(RuntimeError, match="down") as caught:
@@ -82,7 +82,7 @@ def test_an_error_reaches_who_waits_and_the_next_step_starts_clean(worker, log):
     assert all(torch.equal(result, torch.full((10,), 0.5)) for result in results)
 
 
-def test_a_step_that_is_not_confirmed_is_undone_before_the_next(worker, log):
+def test_an_unconfirmed_step_is_undone_before_the_next(worker, log):
     for confirmed in (True, False, True):
         put(worker, *KEYS)
         worker.finish()
@@ -93,8 +93,8 @@ def test_a_step_that_is_not_confirmed_is_undone_before_the_next(worker, log):
     assert [event for _, event, *_ in log] == steps + steps + undone + steps
 
 
-def test_only_the_buckets_that_were_exchanged_are_undone_and_once(worker, log):
-    """One behind a bucket that failed is not exchanged: where only this rank failed, the others still wait in that."""
+def test_only_exchanged_buckets_are_undone_and_only_once(worker, log):
+    """Buckets after a failed one are not exchanged: if only this rank failed, the others still wait in that one."""
     worker.buckets[0].pipeline.error = RuntimeError("the network is down")
     put(worker, *KEYS)
     worker.finish()
@@ -103,7 +103,7 @@ def test_only_the_buckets_that_were_exchanged_are_undone_and_once(worker, log):
     assert log == [(0, [0, 10], 0.1), (0, "undone")]
 
 
-def test_handing_in_does_not_wait_for_the_exchange(worker, log):
+def test_submitting_does_not_wait_for_the_exchange(worker, log):
     worker.buckets[0].pipeline.gate = threading.Event()
     put(worker, *KEYS)
     assert log == []
@@ -152,13 +152,13 @@ def device(monkeypatch):
 
 
 def lend(worker, device, *keys):
-    """Put gradients that nobody else holds."""
+    """Submit gradients that nobody else references."""
     device.gradients = [weakref.ref(gradient) for gradient in put(worker, *keys)]
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_gradients_are_kept_until_the_callers_stream_follows_the_work_on_them(device, worker, fails):
-    """torch may reuse their memory as soon as nobody holds them."""
+    """torch may reuse their memory once nobody references them."""
     worker.buckets[0].pipeline.error = RuntimeError("the network is down") if fails else None
     lend(worker, device, *KEYS)
     settled(worker)
@@ -171,7 +171,7 @@ def test_gradients_are_kept_until_the_callers_stream_follows_the_work_on_them(de
     assert not any(gradient() is not None for gradient in device.gradients)
 
 
-def test_so_are_those_of_a_step_that_is_never_finished(device, monkeypatch, log):
+def test_gradients_of_an_unfinished_step_are_kept_as_well(device, monkeypatch, log):
     buckets, _ = recording_buckets(monkeypatch, log, [torch.zeros(10) for _ in KEYS])
     worker = Worker(conditions=lambda _: lambda: Step(0.1))
     worker.add(buckets)

@@ -1,4 +1,4 @@
-"""The DDP front end: DDP's results at density 1, the optimizer's bits, and nothing lost or lent."""
+"""The DDP front end: DDP's results at density 1, the optimizer's bits, and nothing lost or duplicated."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def parsed(spec):
 
 
 def replicate(model, compression=None, optimizer=None, state=None, **of_ddp):
-    """DDP with small buckets, which it makes anew after the first step."""
+    """Return DDP with small buckets, which it rebuilds after the first step."""
     replica = DistributedDataParallel(model, **{"bucket_cap_mb": 0.001, **of_ddp})
     if compression is None and state is None:
         return replica, None
@@ -84,8 +84,8 @@ def test_at_density_1_it_is_ddps_own_allreduce(group, comm, dtype, view):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_it_has_the_bits_of_the_optimizer(hvd, group, comm, spec):
-    """Also after DDP has made its buckets anew, as what is remembered belongs to parameters; and by learning rates."""
+def test_ddp_is_bitwise_identical_to_the_optimizer(hvd, group, comm, spec):
+    """Also after DDP has rebuilt its buckets, as residuals belong to parameters; learning rates vary."""
     model, rank, rates = mlp(), comm.Get_rank(), (0.1, 0.1, 0.1, 0.01)
     optimizer = wrap(model, parsed(spec))
     train(optimizer, model, rank, range(3))
@@ -162,7 +162,7 @@ def test_nothing_is_lost_or_counted_twice(group, comm, spec, use):
     assert agree(comm, snapshot(model))
 
 
-def test_gradients_that_were_accumulated_without_an_exchange_travel_once(group, comm):
+def test_gradients_accumulated_without_an_exchange_are_sent_once(group, comm):
     rank, results = comm.Get_rank(), []
     for compression in (None, EVERYTHING):
         model = mlp()
@@ -191,7 +191,7 @@ def test_uneven_inputs_with_ddps_join(group, comm):
     assert agree(comm, results[1])
 
 
-def test_two_models_that_learn_in_turns_and_at_once(group, comm):
+def test_two_models_that_train_alternately_and_together(group, comm):
     rank = comm.Get_rank()
     results = []
     for compression in (None, EVERYTHING):
@@ -211,7 +211,7 @@ def test_two_models_that_learn_in_turns_and_at_once(group, comm):
     assert everywhere(comm, near(*results, 1e-5))
 
 
-def test_a_group_that_one_optimizer_gets_leaves_the_rates_of_the_others(group, comm):
+def test_a_group_added_to_one_optimizer_keeps_the_rates_of_the_others(group, comm):
     rank, results = comm.Get_rank(), []
     for added in (False, True):
         model = mlp()
@@ -229,7 +229,7 @@ def test_a_group_that_one_optimizer_gets_leaves_the_rates_of_the_others(group, c
     assert everywhere(comm, same(*results))
 
 
-def test_a_part_of_the_ranks(group, comm):
+def test_a_process_group_of_some_ranks(group, comm):
     ranks = comm.Get_size()
     chosen = list(range(ranks - 1, ranks)) if ranks < 3 else [1, 2]
     part, few = distributed.new_group(chosen), comm.Split(comm.Get_rank() in chosen)
@@ -245,7 +245,7 @@ def test_a_part_of_the_ranks(group, comm):
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_step_that_a_grad_scaler_skips_leaves_no_trace(group, comm, fused):
+def test_a_step_skipped_by_a_grad_scaler_changes_nothing(group, comm, fused):
     rank, results = comm.Get_rank(), []
     for overflow in (False, True):
         model, scaler = mlp(), torch.amp.GradScaler("cpu", init_scale=1024.0, backoff_factor=1 - 2**-24)
@@ -264,8 +264,8 @@ def test_a_step_that_a_grad_scaler_skips_leaves_no_trace(group, comm, fused):
     assert everywhere(comm, same(*results))
 
 
-def test_the_state_goes_on_in_a_new_one_by_a_checkpoint(group, comm, tmp_path):
-    """With the bits of a training that was not interrupted."""
+def test_a_state_restored_from_a_checkpoint_continues(group, comm, tmp_path):
+    """Bitwise equal to an uninterrupted run."""
     model, other = mlp(), mlp()
     expected, (_, state) = trained(comm, mlp(), SPARSE, steps=6)[0], trained(comm, model, SPARSE, steps=3)
     checkpoints = Checkpoints(comm.bcast(tmp_path) / "checkpoints")
@@ -301,7 +301,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("compression", [SPARSE, parsed("oktopk:memory=momentum,momentum=0.9,tau_threshold=2")])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("order", [1, -1], ids=["", "reversed"])
-def test_a_pickled_state_keeps_the_names_and_goes_on_with_the_same_bits(group, comm, kind, compression, order):
+def test_a_pickled_state_keeps_the_names_and_continues_bitwise_identically(group, comm, kind, compression, order):
     """Pickled, and copied before it is used again."""
     if compression.replaces_momentum and kind == "unknown":
         return
@@ -339,7 +339,7 @@ def test_a_state_that_is_pickled_before_it_is_used_keeps_the_names_of_its_optimi
     assert everywhere(comm, names == (set(dict(named(model))) if comm.Get_size() > 1 else set()))
 
 
-def test_an_unpickled_state_asks_for_what_it_was_pickled_with(group, comm):
+def test_an_unpickled_state_must_be_connected_as_before(group, comm):
     if comm.Get_size() == 1:
         return
 
@@ -406,7 +406,7 @@ def test_states_of_another_number_of_ranks_are_merged_before_the_first_step(grou
         hvs.ddp.SparseState(SPARSE).merge(mine, old[0])
 
 
-def test_sparse_gradients_take_the_way_of_ddp(group, comm):
+def test_sparse_gradients_are_exchanged_by_ddp(group, comm):
     """Embeddings: what DDP itself would do with them."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(30, 12, sparse=True), nn.Linear(12, 4))
@@ -468,7 +468,7 @@ class Wrapper(torch.optim.Optimizer):
 
 
 @pytest.mark.parametrize("wrong", ["sgd", mlp(), mlp().parameters(), [sgd(mlp()), "sgd"], torch.optim.SGD, {"a": 1}])
-def test_what_is_no_optimizer_is_refused(wrong):
+def test_objects_other_than_optimizers_are_refused(wrong):
     state = hvs.ddp.SparseState(SPARSE)
     for use in (lambda: hvs.ddp.SparseState(SPARSE, wrong), lambda: setattr(state, "optimizer", wrong)):
         with pytest.raises(
@@ -510,7 +510,7 @@ def half(model, number, *more):
     ids=["none", "of two", "some"],
 )
 def test_an_optimizer_of_another_model_is_refused_on_all_ranks(group, comm, make, message, on):
-    """Also where it has the same shapes, so that only the parameters themselves tell."""
+    """Also if the shapes agree, and only the parameters themselves differ."""
     model, rank = mlp(), comm.Get_rank()
     wrong = on == "all ranks" or rank == comm.Get_size() - 1
     given = make(model, mlp() if wrong else model)

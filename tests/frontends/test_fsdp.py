@@ -133,7 +133,7 @@ RECOMMENDED, OKTOPK = "recommended:wire=float32", "oktopk:tau_partition=2,tau_th
         ("topka:memory=momentum,momentum=0.9", "without momentum"),
     ],
 )
-def test_with_one_shard_it_has_the_bits_of_ddp(comm, group, spec, optimizer):
+def test_with_one_shard_fsdp_is_bitwise_identical_to_ddp(comm, group, spec, optimizer):
     """Momentum and its buffers in the optimizer's state included, all of which are distributed tensors here."""
     make, mesh, model, rank = OPTIMIZERS[optimizer], mesh_of(comm, 1), mlp(), comm.Get_rank()
     expected = make(model)
@@ -222,8 +222,8 @@ def test_a_layer_that_one_replica_does_not_use_gets_the_gradient_of_the_others(c
 
 
 @pytest.mark.parametrize("why", ["frozen", "unused", "unused on the first replica"])
-def test_zeros_in_place_of_a_gradient_leave_the_residual_alone(comm, mesh, why):
-    """So that a parameter stands still without a gradient, however a script zeroes gradients."""
+def test_zero_gradients_leave_the_residual_unchanged(comm, mesh, why):
+    """A parameter without a gradient then stays unchanged, however a script zeroes gradients."""
     rank, replicas, shards = comm.Get_rank(), mesh["replicate"].size(), mesh["shard"].size()
     without = why != "unused on the first replica" or rank // shards == 0
     model = Loss(lambda _, step: ("second",) if without and why != "frozen" and step > 2 else ("first", "second"))
@@ -246,7 +246,7 @@ def test_zeros_in_place_of_a_gradient_leave_the_residual_alone(comm, mesh, why):
     assert agree(comm, full(model))
 
 
-def test_gradients_that_were_accumulated_without_an_exchange_travel_once(comm, mesh):
+def test_gradients_accumulated_without_an_exchange_are_sent_once(comm, mesh):
     rank, results = comm.Get_rank(), []
     for compression in (None, EVERYTHING):
         model = shard(mlp(), mesh if compression is None else mesh["shard"])
@@ -343,7 +343,7 @@ def test_each_replica_clips_its_gradient_by_the_norm_over_its_shards(comm, mesh,
     assert everywhere(comm, all(most / replicas**0.5 < gradient.norm() for gradient in of_replicas))
 
 
-def test_a_step_that_a_grad_scaler_skips_leaves_no_trace(comm, mesh):
+def test_a_step_skipped_by_a_grad_scaler_changes_nothing(comm, mesh):
     rank, results = comm.Get_rank(), []
     for overflow in (False, True):
         model, scaler = shard(mlp(), mesh["shard"]), torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -361,7 +361,7 @@ def test_a_step_that_a_grad_scaler_skips_leaves_no_trace(comm, mesh):
     assert everywhere(comm, same(*results))
 
 
-def test_two_models_that_learn_in_turns_and_at_once(comm, mesh):
+def test_two_models_that_train_alternately_and_together(comm, mesh):
     """Each exchanges over messages of its own, in the order of its own buckets."""
     rank, results = comm.Get_rank(), []
     for compression in (None, EVERYTHING):
@@ -482,7 +482,7 @@ def test_one_replica_exchanges_nothing(comm, group):
 
 @pytest.mark.parametrize("compression", [SPARSE, single("recommended")], ids=["topka", "recommended"])
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
-def test_resuming_has_the_bits_of_an_uninterrupted_training(comm, mesh, tmp_path, compression, optimizer):
+def test_a_resumed_run_is_bitwise_identical_to_an_uninterrupted_one(comm, mesh, tmp_path, compression, optimizer):
     """Model and optimizer with torch.distributed.checkpoint, the exchange with a file of each rank."""
     rank, path = comm.Get_rank(), comm.bcast(tmp_path)
     runs = []
@@ -551,7 +551,7 @@ def fails(comm, message, backward):
     comm.Barrier()
 
 
-def test_what_cannot_be_exchanged_fails_in_the_backward_pass(comm, mesh):
+def test_gradients_that_cannot_be_exchanged_fail_in_the_backward_pass(comm, mesh):
     if mesh["replicate"].size() == 1:
         return
     rank = comm.Get_rank()
@@ -590,7 +590,7 @@ def half_frozen():
 
 
 def test_after_the_error_about_a_frozen_parameter_training_goes_on(comm, mesh):
-    """With the bits of a training that has not met it: nothing is exchanged before."""
+    """Bitwise equal to a run without the error: nothing was exchanged before it."""
     if mesh["replicate"].size() == 1:
         return
     rank, results = comm.Get_rank(), []
@@ -655,7 +655,7 @@ def set_factor(model, mesh, factor=2.0):
         module.set_force_sum_reduction_for_comms(mesh["shard"].size() > 1)
 
 
-def test_a_divide_factor_is_refused_and_the_remedy_gives_what_hsdp_gives_with_it(comm, mesh):
+def test_a_divide_factor_is_refused_with_an_equivalent_remedy(comm, mesh):
     rank, message = comm.Get_rank(), r"set_gradient_divide_factor.* by shards \* replicas / factor"
     gradients = []
     for expected in (True, False):
@@ -712,8 +712,8 @@ def parallel(comm, mesh):
     return fully_shard(model, mesh=mesh["shard"])
 
 
-def test_tensor_parallel_ranks_stay_together(comm, group):
-    """What all of them hold is sent dense, as they would select different elements of it."""
+def test_tensor_parallel_ranks_do_not_diverge(comm, group):
+    """Parameters that all of them hold are sent dense, as they would select different elements."""
     if comm.Get_size() % 2:
         return
     sizes = (comm.Get_size() // 2, 1, 2)

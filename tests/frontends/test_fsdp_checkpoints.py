@@ -1,4 +1,4 @@
-"""Sharded models in checkpoints: the same bits with the same shards, and nothing lost with any others."""
+"""Checkpoints of sharded models: bitwise identical with the same shards, and nothing lost with others."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def folder(group, comm, tmp_path):
 
 
 def most(comm):
-    """The grid of all ranks with the most of both replicas and shards."""
+    """Return the grid of all ranks that has as many replicas and shards as possible."""
     ranks = comm.Get_size()
     return (ranks // 2, 2) if ranks % 2 == 0 and ranks > 2 else (ranks, 1)
 
@@ -75,7 +75,7 @@ def meshes(group, comm):
 
 @pytest.mark.parametrize("call", ["save", "async_save"])
 @pytest.mark.parametrize(("spec", "optimizer"), [("oktopk", "SGD"), ("recommended", "AdamW"), ("recommended", "SGD")])
-def test_resuming_has_the_bits_of_an_uninterrupted_training(comm, meshes, folder, spec, optimizer, call):
+def test_a_resumed_run_is_bitwise_identical_to_an_uninterrupted_one(comm, meshes, folder, spec, optimizer, call):
     checkpoints, rank = Checkpoints(folder), comm.Get_rank()
     run = Run(meshes[most(comm)][0], spec, optimizer).train(rank, range(3))
     getattr(checkpoints, call)(3, **run.states, data={"batch": rank})
@@ -160,7 +160,7 @@ def check_transition(comm, meshes, folder, spec, old, new, by_files=False):
     "spec",
     ["topka", "recommended", *(pytest.param(spec, marks=pytest.mark.full) for spec in ("small parameters", "oktopk"))],
 )
-def test_any_other_grid_of_replicas_and_shards_goes_on(comm, meshes, folder, spec):
+def test_training_continues_with_any_other_grid_of_replicas_and_shards(comm, meshes, folder, spec):
     others = [size for size in meshes if size != most(comm)] or [most(comm)]
     pairs = [(most(comm), one) for one in others] + [(one, most(comm)) for one in others]
     for number, (old, new) in enumerate(pairs if spec == "recommended" else pairs[::3]):
@@ -223,7 +223,7 @@ class Failing:
         raise OSError("no space left")
 
 
-def test_a_save_that_fails_leaves_the_checkpoint_before(comm, meshes, folder):
+def test_a_failed_save_keeps_the_earlier_checkpoint(comm, meshes, folder):
     rank, checkpoints = comm.Get_rank(), Checkpoints(folder)
     run = Run(meshes[most(comm)][0]).train(rank, range(1))
     checkpoints.save(1, **run.states)
@@ -237,7 +237,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_before(comm, meshes, folder):
     assert everywhere(comm, same(full(run.model), before))
 
 
-def test_what_does_not_fit_is_refused_on_every_rank(comm, meshes, folder):
+def test_checkpoints_of_other_models_are_refused_on_every_rank(comm, meshes, folder):
     (replicas, shards), rank = most(comm), comm.Get_rank()
     mesh, checkpoints = meshes[replicas, shards][0], Checkpoints(folder)
     compressed = "randomk:density=0.05,memory=conef,compressor=quantize,dense_below=0"

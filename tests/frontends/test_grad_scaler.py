@@ -1,4 +1,4 @@
-"""A step that a GradScaler skips might as well not have happened, on every rank and in every bucket."""
+"""A step that a GradScaler skips has no effect, on any rank or bucket."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Training:
         )
 
     def step(self, number, overflow_in=None):
-        """With the name of a parameter its gradient becomes infinite."""
+        """Run a step; the gradient of the named parameter becomes infinite."""
         self.optimizer.zero_grad()
         self.optimizer.set_epoch(number)
         loss = loss_of(self.model, self.rank, number)
@@ -81,7 +81,7 @@ def twins(comm, steps):
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS)
-def test_a_skipped_step_leaves_no_trace(hvd, comm, configuration, one_network):
+def test_a_skipped_step_changes_nothing(hvd, comm, configuration, one_network):
     """The overflow is in the last bucket: the others had been exchanged. The loss scale is halved in both runs."""
     here = "0.weight" if comm.Get_rank() == comm.Get_size() - 1 else None
     disturbed, undisturbed = Training(comm, configuration), Training(comm, configuration)
@@ -100,7 +100,7 @@ def test_a_skipped_step_leaves_no_trace(hvd, comm, configuration, one_network):
     [(torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {"fused": True})],
     ids=["not called", "fused"],
 )
-def test_what_is_saved_after_a_skipped_step_is_the_state_before_it(hvd, comm, optimizer, settings):
+def test_a_state_saved_after_a_skipped_step_is_the_one_before_it(hvd, comm, optimizer, settings):
     """Also where step() is called all the same, and torch's kernel leaves the parameters as they are."""
     training = Training(comm, "oktopk:density=0.1", optimizer, **settings)
     for number in range(OVERFLOWS):
@@ -114,8 +114,8 @@ def test_what_is_saved_after_a_skipped_step_is_the_state_before_it(hvd, comm, op
     assert comm.Get_size() == 1 or everywhere(comm, not same(saved, old_saved))
 
 
-def test_a_step_in_which_a_bucket_fails_is_undone_in_those_before_it_and_only_there(hvd, comm, monkeypatch):
-    """The error reaches the program, which goes on."""
+def test_a_failed_bucket_undoes_the_buckets_before_it_only(hvd, comm, monkeypatch):
+    """The program catches the error and continues."""
     if comm.Get_size() == 1:
         return  # one rank has no buckets
     training, undisturbed = twins(comm, OVERFLOWS)

@@ -87,7 +87,7 @@ class Training:
     [(5, "async_save"), (7, "save"), (8, "save")],
     ids=["in a round, beside it", "before its last step", "between rounds"],
 )
-def test_a_checkpoint_goes_on_bit_by_bit(hvd, comm, folder, step, save, of):
+def test_a_resumed_checkpoint_is_bitwise_identical(hvd, comm, folder, step, save, of):
     """Also in the middle of a round, where parameters, optimizer and loss scale are each rank's own."""
     rank = comm.Get_rank()
     training = Training(rank, of).train(range(step))
@@ -108,7 +108,7 @@ def test_a_checkpoint_goes_on_bit_by_bit(hvd, comm, folder, step, save, of):
 
 @pytest.mark.parametrize("frozen", ["rank 0", "others"])
 @pytest.mark.parametrize(("since", "step"), [(0, 2), (4, 6), (5, 6)], ids=["at first", "later", "in a round"])
-def test_a_checkpoint_in_a_round_goes_on_where_some_ranks_have_frozen_a_layer(hvd, comm, folder, frozen, since, step):
+def test_a_checkpoint_within_a_round_resumes_with_a_layer_frozen_on_some_ranks(hvd, comm, folder, frozen, since, step):
     """A rank that has frozen it holds its common values, and another rank its own."""
     rank, checkpoints = comm.Get_rank(), Checkpoints(folder)
 
@@ -134,8 +134,8 @@ def test_a_checkpoint_in_a_round_goes_on_where_some_ranks_have_frozen_a_layer(hv
     assert agree(comm, straight)
 
 
-def test_on_fewer_ranks_residuals_go_on_and_the_round_starts_anew(hvd, comm, folder):
-    """Two ranks take over those of three or more; what is owed is the same update."""
+def test_on_fewer_ranks_residuals_are_kept_and_the_round_restarts(hvd, comm, folder):
+    """Two ranks take over the residuals of three or more, as the same update."""
     rank, ranks = comm.Get_rank(), comm.Get_size()
     model = mlp()
     optimizer = wrap_local(model, outer=hvs.OuterSGD())
@@ -158,8 +158,8 @@ def test_on_fewer_ranks_residuals_go_on_and_the_round_starts_anew(hvd, comm, fol
     comm.Barrier()
 
 
-def test_a_training_that_exchanged_gradients_goes_on_with_local_steps(hvd, comm, folder):
-    """What was owed in gradients is owed as the same update."""
+def test_a_run_that_exchanged_gradients_continues_with_local_steps(hvd, comm, folder):
+    """Residuals of gradients become residuals of the same update."""
     rank, given = comm.Get_rank(), 0.0
     for wrapper, steps in ((wrap, range(5)), (wrap_local, range(5, 13))):
         model = Given()
@@ -209,7 +209,7 @@ def test_a_state_of_the_plain_optimizer_begins_a_round(hvd, comm):
 
 
 @pytest.mark.parametrize("steps", [0, 4, 6])
-def test_a_state_takes_the_optimizer_back_to_where_it_was_saved(hvd, comm, steps):
+def test_loading_a_state_restores_the_optimizer(hvd, comm, steps):
     """With the outer momentum of that moment, or without any, and whatever has happened since."""
     rank, model = comm.Get_rank(), mlp()
     optimizer = wrap_local(model, EVERYTHING, sgd(model), outer=hvs.OuterSGD())
@@ -240,8 +240,8 @@ def test_the_outer_momentum_of_a_frozen_parameter_is_saved_again_after_it_was_lo
 
 @pytest.mark.parametrize("fused", [False, True], ids=["", "fused"])
 @pytest.mark.parametrize("clip", [False, True], ids=["", "clipped"])
-def test_a_step_that_a_scaler_skips_on_one_rank_counts_and_gives_nothing(hvd, comm, fused, clip):
-    """Ranks meet after as many calls; each has come as far as its own optimizer would have come without us."""
+def test_a_step_skipped_by_a_scaler_on_one_rank_counts_and_adds_nothing(hvd, comm, fused, clip):
+    """Rounds end after the same number of calls; each rank has moved as far as with its plain optimizer."""
     rank = comm.Get_rank()
 
     def walk(optimizer, model):
@@ -268,7 +268,7 @@ def test_a_step_that_a_scaler_skips_on_one_rank_counts_and_gives_nothing(hvd, co
     assert agree(comm, snapshot(model))
 
 
-def test_a_round_in_which_every_step_of_every_rank_is_skipped_leaves_no_trace(hvd, comm):
+def test_a_round_of_skipped_steps_changes_nothing(hvd, comm):
     rank, model = comm.Get_rank(), mlp()
     optimizer = wrap_local(model, outer=hvs.OuterSGD())
     train(optimizer, model, rank, range(4))
@@ -383,7 +383,7 @@ def test_arguments_that_differ_between_ranks_are_named(hvd, comm):
 
 
 @pytest.mark.parametrize("wrapper", ["stock", "distributed", "local"])
-def test_what_is_wrapped_already_is_refused(hvd, comm, wrapper):
+def test_a_wrapped_optimizer_is_refused(hvd, comm, wrapper):
     model = mlp()
     kinds = {"distributed": partial(wrap, model, None), "local": partial(wrap_local, model, None)}
     wrapped = kinds.get(wrapper, hvd.DistributedOptimizer)(sgd(model, momentum=0))

@@ -1,4 +1,4 @@
-"""Momentum before the selection is momentum SGD where everything is sent, and nowhere is any of it left out."""
+"""Momentum before the selection equals momentum SGD at density 1, and is delivered completely below."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("front_end", "options", "settings", "wrapping"), CASES, ids=str)
-def test_at_density_1_it_is_momentum_sgd(hvd, group, comm, front_end, options, settings, wrapping):
+def test_at_density_1_the_memory_equals_momentum_sgd(hvd, group, comm, front_end, options, settings, wrapping):
     """Whatever the learning rate does, for parameters of every size, on one rank, too, and with masking or without."""
     passes, sign = wrapping.get("backward_passes_per_step", 1), -1 if "maximize" in settings else 1
 
@@ -72,7 +72,7 @@ KINDS = {
 @pytest.mark.parametrize("front_end", ["Horovod", pytest.param("DDP", marks=pytest.mark.full)])
 @pytest.mark.parametrize("fused", [False, pytest.param(True, marks=pytest.mark.full)], ids=["", "fused"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_loss_scale_that_changes_and_steps_that_are_skipped_leave_no_trace(hvd, group, comm, front_end, fused, kind):
+def test_a_changing_loss_scale_and_skipped_steps_have_no_effect(hvd, group, comm, front_end, fused, kind):
     compression, make, settings = KINDS[kind]
     model, ours, rank = mlp(torch.float64), mlp(torch.float64), comm.Get_rank()
     train_plain(comm, model, make(model))
@@ -160,7 +160,7 @@ def test_momentum_that_the_optimizer_gets_later_is_refused(hvd, comm):
         pytest.param("topka:density=1.0,memory=momentum", 0.9, marks=pytest.mark.full),
     ],
 )
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(hvd, comm, tmp_path, spec, momentum):
+def test_a_resumed_run_is_bitwise_identical_to_an_uninterrupted_one(hvd, comm, tmp_path, spec, momentum):
     rank, checkpoints = comm.Get_rank(), Checkpoints(comm.bcast(tmp_path) / "checkpoints")
 
     def made():
@@ -191,7 +191,7 @@ def test_the_momentum_is_broadcast_with_the_optimizers_state(hvd, comm):
     assert everywhere(comm, same([resumed.state.get(p, {}) for p in other.parameters()], expected))
 
 
-def test_momentum_goes_on_with_more_ranks_and_with_fewer(hvd, comm, tmp_path):
+def test_momentum_continues_with_another_world_size(hvd, comm, tmp_path):
     """At density 1, in the bits of what the mean gradient would give; every rank has the same gradients."""
     rank, ranks, folder = comm.Get_rank(), comm.Get_size(), comm.bcast(tmp_path) / "checkpoints"
     parts = {number: hvd.add_process_set(list(range(number))) for number in range(1, ranks)}
@@ -222,7 +222,7 @@ def test_momentum_goes_on_with_more_ranks_and_with_fewer(hvd, comm, tmp_path):
 
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 @pytest.mark.parametrize("scale", [1.0, 65536.0])
-def test_each_rank_clips_its_whole_gradient(hvd, group, comm, front_end, scale):
+def test_each_rank_clips_its_complete_gradient(hvd, group, comm, front_end, scale):
     """Over several buckets, small parameters and others, to the threshold by sqrt(P), whatever the loss scale."""
     rank, most = comm.Get_rank(), 0.5
     model, scaler = mlp(torch.float64), torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1)
@@ -239,7 +239,7 @@ def test_each_rank_clips_its_whole_gradient(hvd, group, comm, front_end, scale):
     assert everywhere(comm, near(moved, means(comm, [factor * one for one in own])))
 
 
-def test_a_gradient_that_is_not_finite_is_not_clipped_and_changes_no_state_of_its_rank(hvd, comm):
+def test_a_nonfinite_gradient_is_not_clipped_and_changes_no_state(hvd, comm):
     model, rank = mlp(), comm.Get_rank()
     optimizer = wrap(model, hvs.Compression.dgc(**WHOLE, max_norm=0.1))
     train(optimizer, model, rank, range(2))
@@ -303,7 +303,7 @@ def test_below_density_1_every_gradient_is_delivered_ten_times(
 
 
 def still_owed(optimizer, nesterov, fresh):
-    """What this rank's memory and its share of the buffers will deliver in the long run."""
+    """Return what this rank's memory and its share of the buffers will deliver in the long run."""
     owed = 0.0
     states = {name: optimizer.state[p] for p, name in optimizer._parameter_names.items()}
     for bucket in optimizer.compression_state_dict()["buckets"]:

@@ -138,7 +138,7 @@ def test_step_after_synchronize_warns_and_exchanges_once(hvd, comm):
 
 
 @pytest.mark.parametrize("through", ["optimizer", "model"])
-def test_a_rank_without_backward_after_a_skipped_step_still_meets_the_others(hvd, comm, through):
+def test_a_rank_without_backward_after_a_skipped_step_still_takes_part(hvd, comm, through):
     """A GradScaler skips step() after synchronize(); the next step must not be taken for synchronized already."""
     model, rank, ranks = mlp(), comm.Get_rank(), comm.Get_size()
     optimizer = wrap(model, EVERYTHING)
@@ -405,7 +405,7 @@ def test_gradients_that_are_not_contiguous_keep_their_layout(hvd, comm):
     assert_parity(hvd, comm, scenario)
 
 
-def test_what_is_no_state_of_the_exchange_is_refused_with_its_keys(hvd, comm):
+def test_an_invalid_state_of_the_exchange_is_refused_with_its_keys(hvd, comm):
     model = mlp()
     optimizer = wrap(model)
     if comm.Get_size() > 1:
@@ -466,7 +466,7 @@ def test_horovods_own_compressors_give_horovods_own_optimizer(hvd, comm):
         assert not hasattr(optimizer, "compression_state_dict")
 
 
-def test_the_class_is_the_wrapped_one_and_tells_its_compression(hvd, comm):
+def test_the_class_is_the_wrapped_one_and_shows_its_compression(hvd, comm):
     optimizer = wrap(mlp(), EVERYTHING)
     assert isinstance(optimizer, torch.optim.SGD)
     assert type(optimizer).__name__ == "SGD"
@@ -475,7 +475,7 @@ def test_the_class_is_the_wrapped_one_and_tells_its_compression(hvd, comm):
 
 
 @pytest.mark.parametrize(("sleeps", "setting"), [(True, None), (False, None), (True, "1")])
-def test_the_cost_of_horovods_thread_is_told_once_where_cores_are_short(hvd, monkeypatch, caplog, sleeps, setting):
+def test_warns_once_when_oversubscribed(hvd, monkeypatch, caplog, sleeps, setting):
     monkeypatch.setattr(gradients.waiting, "choose", lambda *_: None)
     monkeypatch.setattr(gradients.waiting, "sleeps", sleeps)
     monkeypatch.delenv("HOROVOD_CYCLE_TIME", raising=False)

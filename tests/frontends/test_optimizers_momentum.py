@@ -63,7 +63,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("front_end", "make", "settings"), CASES)
-def test_at_density_1_it_is_the_optimizer_of_torch(hvd, group, comm, front_end, make, settings):
+def test_at_density_1_training_equals_torchs_optimizer(hvd, group, comm, front_end, make, settings):
     """Whatever learning rate and momentum do, for parameters of every size, and so are state and settings."""
     sign = -1 if settings.get("maximize") else 1
     given = {"rate": falling, "loss": lambda *at: sign * loss_of(*at), "steps": 110, "change": cycled}
@@ -79,7 +79,7 @@ def test_at_density_1_it_is_the_optimizer_of_torch(hvd, group, comm, front_end, 
 
 if hasattr(torch.optim, "Muon"):  # since torch 2.9
 
-    def test_at_density_1_muon_has_its_own_momentum(hvd, group, comm):
+    def test_at_density_1_muon_applies_its_own_momentum(hvd, group, comm):
         """It orthogonalizes in bfloat16, so that rounding shows."""
         rank, results = comm.Get_rank(), []
         for compression in (None, hvs.Compression.topka(memory="momentum", density=1.0, dense_below=0)):
@@ -158,7 +158,7 @@ def test_at_density_1_parameters_that_are_frozen_for_some_steps(hvd, group, comm
     assert everywhere(comm, near(snapshot(ours), snapshot(model), 1e-8))
 
 
-def test_the_settings_of_the_optimizer_are_the_users(hvd, comm, caplog):
+def test_the_optimizers_settings_are_restored_after_each_step(hvd, comm, caplog):
     """Between steps, in a step's closure, and after a step that failed; OneCycleLR finds and changes them."""
     model, rank, seen = mlp(), comm.Get_rank(), []
     with caplog.at_level(logging.INFO, "horovod_sparse"):
@@ -224,7 +224,7 @@ def test_at_density_1_with_ddp_ranks_may_use_different_parameters(group, comm, m
 
 
 @pytest.mark.parametrize("make", [sgd, adam])
-def test_a_state_of_the_plain_optimizer_goes_on(hvd, comm, make):
+def test_a_state_of_the_plain_optimizer_continues(hvd, comm, make):
     """SGD's as if it had been wrapped from the beginning; on rank 0, from which the others get it."""
     model, settings = mlp(torch.float64), {"weight_decay": 0.05}
     optimizer = make(model, **settings)
@@ -286,7 +286,7 @@ def longest(state):
 
 
 @pytest.mark.parametrize("after", [3, 30])
-def test_a_plain_adamw_goes_on_with_short_steps(hvd, comm, after):
+def test_a_plain_adamw_continues_with_bounded_steps(hvd, comm, after):
     """Also where nothing was delivered yet."""
     model, rank = Given(torch.float64), comm.Get_rank()
     optimizer = wrap(model, SELECTED, adamw(model, lr=0.01))
@@ -368,7 +368,7 @@ def test_the_state_may_be_read_between_micro_batches_but_not_during_an_exchange(
 # --- optimizers whose momentum stays theirs ---
 
 
-def test_momentum_that_cannot_be_taken_over_is_applied_after_the_selection(hvd, comm, caplog):
+def test_unsupported_momentum_is_applied_after_the_selection(hvd, comm, caplog):
     """As with the residual, and rank 0 says so; where there is none, there is nothing to say."""
     results = []
     for memory in ("residual", "momentum"):
@@ -417,7 +417,7 @@ def test_ranks_agree_after_momentum_was_replaced(hvd, comm, kind):
 
 
 @pytest.mark.parametrize("skip", ["the step", "a gradient"])
-def test_a_gradient_that_is_dropped_after_the_exchange_leaves_the_rest_right(hvd, comm, skip):
+def test_dropping_a_gradient_after_the_exchange_keeps_the_rest_correct(hvd, comm, skip):
     """What was delivered in it is lost, as in any training, and nothing else."""
     model, rank = Given(torch.float64), comm.Get_rank()
     compression = hvs.Compression.topka(memory="momentum", density=0.05, dense_below=0)

@@ -108,7 +108,7 @@ def refused(message, change=None, elementwise=True, **of_own):
         reshard(saved, {**state(0, 2, 1, 3, fresh=True), **of_own}, elementwise, momentum_of)
 
 
-def test_what_does_not_fit_is_refused_with_the_remedy():
+def test_states_that_do_not_fit_are_refused_with_the_remedy():
     refused("compressed form.*load them with the number of shards they were saved with", elementwise=False)
     refused(r"none of \['bias', .*pass the states of all ranks", list.clear)
     refused(
@@ -127,7 +127,7 @@ def test_what_does_not_fit_is_refused_with_the_remedy():
     refused(r"residuals of \['bias', .*, which are sent dense here.*with its dense_below", buckets=own["buckets"])
 
 
-def test_what_some_shards_sent_dense_last_is_converted_to_what_a_selection_continues():
+def test_residuals_are_converted_if_only_some_shards_were_dense():
     """Over time, an element x of a residual of gradients becomes the update share / (1 - m) x."""
     saved, own = [state(0, 2, shard, 2) for shard in range(2)], state(0, 2, 0, 1, fresh=True)
     dense = saved[1]["buckets"][1]

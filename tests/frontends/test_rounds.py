@@ -1,4 +1,4 @@
-"""Laws of local steps: the mean is what it should be, nothing is lost, parameters are the same on every rank."""
+"""Laws of local steps: the correct mean, nothing lost, the same parameters on every rank."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Exact(Given):
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_rounds_of_one_step_are_the_distributed_optimizer_bit_by_bit(hvd, comm, spec):
+def test_rounds_of_one_step_are_bitwise_identical_to_the_distributed_optimizer(hvd, comm, spec):
     """Where sums are exact; a learning rate that is a power of two scales residuals and thresholds without rounding."""
     rank, ends = comm.Get_rank(), []
     for wrapper in (wrap, partial(wrap_local, local_steps=1)):
@@ -73,7 +73,7 @@ def test_rounds_of_one_step_are_the_distributed_optimizer_bit_by_bit(hvd, comm, 
 
 @pytest.mark.parametrize("outer", OUTER, ids=repr)
 @pytest.mark.parametrize("inner", [torch.optim.SGD, torch.optim.AdamW])
-def test_at_density_1_the_outer_step_takes_the_mean_of_the_ranks_ways(hvd, comm, inner, outer):
+def test_at_density_1_the_outer_step_uses_the_mean_update(hvd, comm, inner, outer):
     """Local SGD and DiLoCo, as one would write them with allreduce."""
     rank, model, theirs = comm.Get_rank(), mlp(), mlp()
     optimizer = wrap_local(model, EVERYTHING, inner(model.parameters(), lr=0.05), local_steps=3, outer=outer)
@@ -95,7 +95,7 @@ def test_at_density_1_the_outer_step_takes_the_mean_of_the_ranks_ways(hvd, comm,
 
 @examples(12)
 @given(spec=st.sampled_from(SPECS), seed=st.integers(0, 2**31), rounds=st.integers(1, 6))
-def test_nothing_is_lost_however_many_steps_each_rank_takes_in_a_round(hvd, comm, spec, seed, rounds):
+def test_nothing_is_lost_for_any_numbers_of_steps_per_rank(hvd, comm, spec, seed, rounds):
     """None at all, too, on some of them or on all; the learning rate changes: what has moved is an update already."""
     rank, model, moved = comm.Get_rank(), Given(), 0.0
     counts = np.random.default_rng(seed).integers(0, 4, (rounds, comm.Get_size()))
@@ -112,7 +112,7 @@ def test_nothing_is_lost_however_many_steps_each_rank_takes_in_a_round(hvd, comm
 
 @pytest.mark.parametrize("outer", [OUTER[1], pytest.param(MEAN, marks=pytest.mark.full)], ids=["DiLoCo", "mean"])
 @pytest.mark.parametrize("spec", [*SPECS, "randomk:density=0.1", "hierarchical:density=0.1,node_ranks=2"])
-def test_after_a_round_parameters_have_the_same_bits_and_in_it_they_have_not(hvd, comm, spec, outer):
+def test_parameters_are_identical_after_a_round_and_differ_within(hvd, comm, spec, outer):
     rank, model = comm.Get_rank(), mlp()
     optimizer = wrap_local(model, parse(spec), sgd(model, momentum=0.9), outer=outer)
     for number in range(5):
@@ -139,7 +139,7 @@ def test_ranks_may_use_other_parts_of_the_model(hvd, comm):
 
 
 @pytest.mark.parametrize("where", ["on all ranks", "on rank 0"])
-def test_a_frozen_parameter_stands_still_until_it_learns_again(hvd, comm, where):
+def test_a_frozen_parameter_does_not_move(hvd, comm, where):
     """On all ranks alike: momentum does not move it. On one: it follows the others, and its residual waits."""
     rank, ranks, model = comm.Get_rank(), comm.Get_size(), mlp()
     optimizer = wrap_local(model, None, sgd(model, momentum=0), outer=hvs.OuterSGD())
@@ -157,7 +157,7 @@ def test_a_frozen_parameter_stands_still_until_it_learns_again(hvd, comm, where)
     assert agree(comm, snapshot(model))
 
 
-def test_a_parameter_that_is_frozen_within_a_round_ends_where_its_steps_have_led(hvd, comm):
+def test_a_parameter_frozen_within_a_round_keeps_its_earlier_steps(hvd, comm):
     rank, model = comm.Get_rank(), Given()
     optimizer = wrap_local(model, EVERYTHING, sgd(model, lr=1.0, momentum=0))
     train(optimizer, model, rank, range(2), Given.loss)
@@ -170,7 +170,7 @@ def test_a_parameter_that_is_frozen_within_a_round_ends_where_its_steps_have_led
     assert everywhere(comm, moved == pytest.approx(comm.allreduce(mine) / comm.Get_size(), abs=1e-3))
 
 
-def test_a_parameter_that_was_frozen_at_first_takes_part_when_it_learns_anywhere(hvd, comm):
+def test_a_parameter_unfrozen_on_any_rank_takes_part(hvd, comm):
     rank, model = comm.Get_rank(), mlp()
     model[0].requires_grad_(False)
     optimizer = wrap_local(model, EVERYTHING)
@@ -183,7 +183,7 @@ def test_a_parameter_that_was_frozen_at_first_takes_part_when_it_learns_anywhere
     assert everywhere(comm, comm.Get_size() == 1 or len(optimizer.exchange.exchange.worker.buckets) > 1)
 
 
-def test_a_round_ends_early_where_ranks_ask_for_it(hvd, comm):
+def test_a_round_can_end_early(hvd, comm):
     """Though they have taken different numbers of steps; where none has taken any, nothing is sent."""
     rank, model = comm.Get_rank(), Given()
     optimizer = wrap_local(model, EVERYTHING, sgd(model, lr=1.0, momentum=0), outer=hvs.OuterSGD(1, 0.5))
@@ -196,7 +196,7 @@ def test_a_round_ends_early_where_ranks_ask_for_it(hvd, comm):
     assert everywhere(comm, same(snapshot(model), after) and optimizer.traffic.bytes_sent == sent)
 
 
-def test_ranks_that_part_from_different_parameters_are_told(hvd, comm):
+def test_different_initial_parameters_are_reported(hvd, comm):
     rank, model = comm.Get_rank(), mlp()
     if comm.Get_size() == 1:
         return
@@ -236,7 +236,7 @@ def test_a_bucket_is_sent_once_a_round(hvd, comm):
     assert everywhere(comm, comm.Get_size() == 1 or every_message / 8 < some_messages < every_message / 5)
 
 
-def test_a_part_of_the_ranks_trains_alone(hvd, comm):
+def test_a_process_set_trains_separately(hvd, comm):
     rank = comm.Get_rank()
     halves = comm.Split(rank % 2)
     model = mlp()

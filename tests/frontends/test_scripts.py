@@ -113,7 +113,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_gradients_changed_on_their_way_are_never_taken_in_silence(hvd, comm, change):
+def test_gradients_changed_during_the_exchange_are_an_error(hvd, comm, change):
     model, rank = mlp(), comm.Get_rank()
     optimizer = wrap(model)
     loss_of(model, rank, 0).backward()
@@ -207,7 +207,7 @@ def test_parameters_that_are_unfrozen_are_exchanged_from_then_on(hvd, comm, wher
     assert everywhere(comm, (after > before) == (comm.Get_size() > 1))
 
 
-def test_a_training_goes_on_whose_parameters_were_unfrozen_one_after_the_other(hvd, comm, tmp_path):
+def test_a_run_with_gradually_unfrozen_parameters_resumes(hvd, comm, tmp_path):
     """The script that goes on wraps the optimizer as the first one did."""
 
     def frozen():
@@ -242,7 +242,7 @@ def uneven(wrapper, hvd, steps):
     return parameters, last, optimizer, model
 
 
-def test_a_rank_that_has_joined_gives_nothing_as_in_stock(hvd, comm):
+def test_a_joined_rank_contributes_nothing_as_in_horovod(hvd, comm):
     rank = comm.Get_rank()
     stock, last_of_stock, *_ = uneven(hvd.DistributedOptimizer, hvd, 2 + 2 * rank)
     ours, last, optimizer, model = uneven(partial(hvs.DistributedOptimizer, compression=EVERYTHING), hvd, 2 + 2 * rank)
@@ -253,7 +253,7 @@ def test_a_rank_that_has_joined_gives_nothing_as_in_stock(hvd, comm):
     assert agree(comm, snapshot(model))
 
 
-def test_an_optimizer_that_nobody_uses_any_more_is_not_waited_for(hvd, comm):
+def test_an_unused_optimizer_is_not_waited_for_in_join(hvd, comm):
     """It may be gone on one rank, and here still."""
     rank = comm.Get_rank()
     kept = [wrap(mlp()), wrap(mlp())]

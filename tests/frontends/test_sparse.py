@@ -42,7 +42,7 @@ def test_a_state_of_another_model_is_refused(hvd, comm):
         optimizer.load_compression_state_dict(state)
 
 
-def test_a_state_that_is_damaged_in_its_last_bucket_changes_no_bucket(hvd, comm):
+def test_a_state_damaged_in_its_last_bucket_changes_no_bucket(hvd, comm):
     model, rank = mlp(), comm.Get_rank()
     optimizer = wrap(model)
     train(optimizer, model, rank)

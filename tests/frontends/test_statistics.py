@@ -44,7 +44,7 @@ either = pytest.mark.parametrize("front_end", ["horovod", "ddp"])
 
 @either
 @pytest.mark.parametrize("spec", ["topka", "oktopk:tau_threshold=4", "auto"])
-def test_sums_are_those_of_the_counters_and_are_told_once(hvd, group, comm, front_end, spec):
+def test_sums_are_those_of_the_counters_and_reported_once(hvd, group, comm, front_end, spec):
     given = ",".join(f"{name}={value}" for name, value in settings().items())
     one = FrontEnd(front_end, mlp(), hvs.parse(f"{spec}{',' if ':' in spec else ':'}{given}"))
     rank, sent, received = comm.Get_rank(), 0, 0
@@ -147,7 +147,7 @@ def test_a_step_whose_gradients_are_not_finite_is_counted_and_not_measured(comm,
 
 
 @either
-def test_the_exchange_is_hidden_until_the_last_gradient_is_there(hvd, group, comm, front_end):
+def test_exchange_time_is_hidden_until_the_last_gradient_is_available(hvd, group, comm, front_end):
     """The times add up to that of the stages, and what little lies between these."""
     one = FrontEnd(front_end, mlp(), hvs.Compression.topka(**settings()))
     one.train(comm.Get_rank(), range(5))
@@ -156,7 +156,7 @@ def test_the_exchange_is_hidden_until_the_last_gradient_is_there(hvd, group, com
     assert everywhere(comm, stages <= here["seconds_hidden"] + here["seconds_exposed"])
 
 
-def test_a_copy_of_the_model_says_nothing_of_the_other(comm, hvd):
+def test_a_copied_model_has_separate_statistics(comm, hvd):
     model = mlp()
     other = copy.deepcopy(model)
     optimizer, another = wrap(model), wrap(other)

@@ -17,7 +17,7 @@ from horovod_sparse.frontends.units import unit_for
 
 
 class Lamb(torch.optim.Optimizer):
-    """A class that torch does not have; its update is beside the point."""
+    """Optimizer class unknown to torch; its update does not matter."""
 
     def __init__(self, params, lr=0.1, **of_group):
         super().__init__(params, {"lr": lr, **of_group})
@@ -73,7 +73,7 @@ def test_what_was_held_is_delivered_as_gradients_whatever_the_learning_rate_did(
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("one", "other"), [("update", "gradient"), ("gradient", "update")])
-def test_a_state_goes_on_with_the_other_unit(hvd, comm, one, other):
+def test_a_state_is_converted_to_the_other_unit(hvd, comm, one, other):
     """What is held is converted by the learning rate that it was written under."""
     if comm.Get_size() == 1:
         return
@@ -108,7 +108,7 @@ def test_a_unit_that_was_guessed_is_named_when_it_matters(hvd, comm, caplog):
                 train(optimizer, model, rank, [step], Given.loss)
         said = [record.message for record in caplog.records if "residual_unit='update'" in record.message]
         assert everywhere(comm, len(said) == (comm.Get_size() > 1 and rank == 0 and chosen is None))
-        assert all("stay the same as gradients, since Lamb looks" in message for message in said)
+        assert all("kept in gradient units, a guess for the optimizer Lamb" in message for message in said)
 
 
 @pytest.mark.mpi

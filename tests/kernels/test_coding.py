@@ -1,4 +1,4 @@
-"""Codes of indices and values on every backend against the NumPy reference; what is damaged is refused by all."""
+"""Codes of indices and values on every backend against the NumPy reference; damaged codes are refused by all."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ CASES = {
 
 
 def assert_coded(indices: Array, on: Any = ALL) -> None:
-    """Both ways, on all backends."""
+    """Encode and decode on all backends."""
     several = len(indices) > 1
     bits, coded = assert_parity("encode_indices", indices, on=on, waiting=2 * several)
     if len(indices):
@@ -80,7 +80,7 @@ def test_few_indices(gaps: list[int], first: int, on: Any) -> None:
 
 
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.1, 0.5])
-def test_positions_at_random_cost_little_more_than_their_entropy(density: float) -> None:
+def test_random_positions_take_little_more_than_their_entropy(density: float) -> None:
     indices = np.flatnonzero(np.random.default_rng(1).random(4_000_000) < density).astype(np.int32)
     bits, coded = KERNELS.encode_indices(indices)
     entropy = -(density * math.log2(density) + (1 - density) * math.log2(1 - density)) / density
@@ -106,7 +106,7 @@ def outcome(kernels: Any, arguments: Any) -> Any:
 
 
 def assert_judged_alike(*arguments: Any, on: Any = ALL) -> None:
-    """The same indices as the reference's, or refused by all."""
+    """Assert that all backends decode the reference's indices, or all refuse."""
     expected = outcome(reference, arguments)
     for backend in on:
         result = outcome(backend.kernels, backend.put(arguments))
@@ -180,7 +180,7 @@ def test_any_numbers(data: st.DataObject, n: int, level: tuple[int, int, int], o
 
 
 @levels
-def test_levels_go_to_themselves_and_everything_to_the_nearest(bits: int, top: int, shift: int) -> None:
+def test_values_round_to_the_nearest_level(bits: int, top: int, shift: int) -> None:
     magnitudes = reference.level_magnitudes(bits, top, shift)
     table = np.concatenate([magnitudes, -magnitudes])
     assert np.array_equal(KERNELS.round_levels(table, bits, top, shift)[0], table)

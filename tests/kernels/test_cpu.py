@@ -68,7 +68,7 @@ LONG_CALLS: dict[str, Callable[[Array, Array], object]] = {
 
 @pytest.mark.parametrize("name", LONG_CALLS)
 def test_gil_is_released(name: str) -> None:
-    """Another thread goes on while the kernel works."""
+    """Another thread runs during the kernel."""
     values, indices = normal(8_000_000), np.arange(8_000_000, dtype=np.int32)
     ticks = [time.perf_counter()]
     stop = threading.Event()

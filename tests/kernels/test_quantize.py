@@ -92,7 +92,7 @@ def test_blocks_beyond_float32(bits: int, size: float) -> None:
 
 
 @given(data=st.data(), n=st.integers(1, 600), bits=st.sampled_from(BITS), seed=SEEDS)
-def test_every_element_goes_to_a_level_next_to_it(data: st.DataObject, n: int, bits: int, seed: int) -> None:
+def test_every_element_is_rounded_to_an_adjacent_level(data: st.DataObject, n: int, bits: int, seed: int) -> None:
     dtype = data.draw(st.sampled_from(REALS))
     x = data.draw(arrays(dtype, n))
     x[~(np.abs(x) < 1e38)] = 3
@@ -102,7 +102,7 @@ def test_every_element_goes_to_a_level_next_to_it(data: st.DataObject, n: int, b
 @pytest.mark.parametrize("dtype", REALS, ids=str)
 @pytest.mark.parametrize("unit", [1.0, 2.0**-126, 0.37, 1e30])
 @pytest.mark.parametrize("bits", BITS)
-def test_levels_stay_as_they_are(dtype: Any, unit: float, bits: int) -> None:
+def test_levels_stay_unchanged(dtype: Any, unit: float, bits: int) -> None:
     """Multiples of a unit of 16 significant bits, the largest among them."""
     largest = 2 ** (bits - 1) - 1
     mantissa, exponent = np.frexp(unit)
@@ -129,7 +129,7 @@ def test_zero_elements_stay_zero(dtype: Any) -> None:
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", REALS, ids=str)
-def test_a_block_that_is_not_finite_becomes_nan_and_no_other(bits: int, bad: float, dtype: Any) -> None:
+def test_only_a_nonfinite_block_becomes_nan(bits: int, bad: float, dtype: Any) -> None:
     level = 2 ** (bits - 1) - 1
     x = np.full(700, level, dtype)
     x[300] = bad
@@ -145,7 +145,7 @@ def test_a_block_beyond_float32_becomes_nan() -> None:
 
 
 def test_seeds_and_blocks_are_independent() -> None:
-    """Halfway between levels, every element is a coin: no two seeds, blocks or halves of a block toss the same one."""
+    """Halfway between levels, every element is a coin toss; seeds, blocks and halves of a block toss independently."""
     x = np.full(512 * 256, 0.5, np.float32)
     x[::256] = 7
     tosses = [2 * restored(x, 4, seed).reshape(-1, 256)[:, 1:] - 1 for seed in (0, 1, 2)]

@@ -1,4 +1,4 @@
-"""Scratch memory: used again, and never by two arrays at a time."""
+"""Scratch memory is reused, and never shared by two arrays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rules import LIKE
 from horovod_sparse.kernels.scratch import Scratch
 
 
-def test_memory_is_used_again_where_it_fits_once_no_view_refers_to_it():
+def test_memory_that_fits_is_reused_once_no_view_refers_to_it():
     scratch = Scratch()
     small, large = scratch.empty(20_000, LIKE), scratch.empty(100_000, LIKE)
     assert not np.shares_memory(small, large)

@@ -1,4 +1,4 @@
-"""Accumulation and selection on every backend: what the NumPy reference computes, bit by bit."""
+"""Accumulation and selection on every backend are bitwise identical to the NumPy reference."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_select_many_elements(hooks: Any, density: float, options: str) -> None:
     ("layout", "options"), [*((layout, "none") for layout in LAYOUTS), *((as_given, one) for one in [*OPTIONS][1:])]
 )
 def test_formats(format_: Any, real: Any, layout: Callable[[Array], Array], options: str) -> None:
-    """On the device, whole tiles inside a tensor take a fast way, which needs aligned quads; others do not."""
+    """On the device, tiles that lie inside a tensor take a fast path, which needs aligned quads."""
     segments, on = [(start, layout(part)) for start, part in four_parts(format_)], ALL if layout is as_given else CPU
     buffer, other = (normal(30_020, seed=seed).astype(real) for seed in (1, 2))
     how = OPTIONS[options](other)
@@ -166,8 +166,8 @@ def test_many_small_tensors() -> None:
 
 
 @pytest.mark.parametrize("k", [99, 100, 101])
-def test_of_equal_magnitudes_the_first_leave(k: int) -> None:
-    """Wherever tiles, blocks and threads meet; and the signs do not matter."""
+def test_ties_go_to_the_lower_index(k: int) -> None:
+    """At the borders of tiles, blocks and threads, too; signs do not matter."""
     buffer = np.where(np.arange(30_000) % 3, -0.5, 0.5).astype(np.float32)
     buffer[[0, 1023, 1024, 4095, 4096, 29_999]] = [1, 2, -3, 4, 1, -1]
     indices, _ = assert_parity("select", [(0, np.zeros_like(buffer))], buffer, k, threads=[1, 3])
@@ -264,8 +264,8 @@ def test_select_wrong_thresholds(hooks: Any, plan: Any, fallbacks: int) -> None:
 
 
 @pytest.mark.parametrize("k", [99, 100, 101])
-def test_select_as_many_as_reach_the_bracket(hooks: Any, k: int) -> None:
-    """Exactly k candidates reach the high end: none of those between the ends leaves."""
+def test_select_exactly_the_candidates_above_the_bracket(hooks: Any, k: int) -> None:
+    """Exactly k candidates reach the upper end: none between the ends is selected."""
     gradient = np.random.default_rng(0).permutation(1000).astype(np.float32)
     before = hooks.fallbacks()
     with forced(hooks, (800.0, 850.0, 900.0, 10**4)):
@@ -346,7 +346,7 @@ def unwritten(size: int) -> Any:
 @pytest.mark.parametrize("density", [0.0001, 0.01])
 @pytest.mark.parametrize("shape", [normal, layered])
 def test_samples_suffice(density: float, shape: Shape) -> None:
-    """Neither too few candidates nor too many, for magnitudes like those of gradients."""
+    """Samples give neither too few nor too many candidates for magnitudes like those of gradients."""
     n = 1_000_000
     k, x = round(density * n), shape(n)
     sample = module._Sample.of(n, k)
@@ -404,7 +404,7 @@ def test_memory_that_grows_during_a_call(threads: int) -> None:
         *(([0.5, np.nan, -np.nan, -np.inf], threshold, [1, 2, 3]) for threshold in (1.0, 3.4e38, np.inf, 1e300)),
     ],
 )
-def test_zero_and_nan_leave_but_no_held_position(values: list[float], threshold: float, expected: list[int]) -> None:
+def test_zeros_and_nan_are_selected_but_not_if_held(values: list[float], threshold: float, expected: list[int]) -> None:
     """Zero reaches the threshold 0, NaN every threshold."""
     buffer = np.array([*values * 100, 7, np.inf], np.float32)
     segments = [(0, np.zeros(len(buffer) - 2, np.float32))]
@@ -413,7 +413,7 @@ def test_zero_and_nan_leave_but_no_held_position(values: list[float], threshold:
 
 
 def test_threshold_is_rounded_to_the_buffer() -> None:
-    """0.7 is above float32's nearest number to it, which reaches it nevertheless."""
+    """float32's nearest number to 0.7 is below it, and is selected nevertheless."""
     nearest = np.full(100, 0.7, np.float32)
     for real, count in zip(REALS, (100, 0), strict=True):
         indices, _ = assert_parity("select_above", [(0, nearest)], np.zeros(100, real), 0.7, waiting=1)
@@ -450,8 +450,8 @@ print(*sorted(set(outcomes)))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_nothing_leaves_when_memory_runs_out(threads: int) -> None:
-    """Whether the scratch memory cannot grow or the result has no room."""
+def test_nothing_is_selected_if_memory_runs_out(threads: int) -> None:
+    """Either the scratch memory cannot grow, or the result cannot be allocated."""
     command = [sys.executable, "-c", OUT_OF_MEMORY.format(threads=threads)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert run.stdout == "done failed\n", run.stderr
@@ -461,7 +461,7 @@ def test_nothing_leaves_when_memory_runs_out(threads: int) -> None:
 
 
 @given(data=st.data(), size=st.integers(0, 40), dtype=st.sampled_from(REALS), k=st.integers(0, 50), on=SOME)
-def test_cut_takes_what_select_would(data: st.DataObject, size: int, dtype: Any, k: int, on: Any) -> None:
+def test_cut_selects_like_select(data: st.DataObject, size: int, dtype: Any, k: int, on: Any) -> None:
     assert_parity("cut", np.arange(0, 3 * size, 3, dtype=np.int32), data.draw(arrays(dtype, size)), k, on=on)
 
 

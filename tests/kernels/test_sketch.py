@@ -1,4 +1,4 @@
-"""The count sketch on every backend against the NumPy reference, and the laws that make it a compressor of errors."""
+"""The count sketch on every backend against the NumPy reference, and the laws of an error compressor."""
 
 from __future__ import annotations
 
@@ -91,14 +91,14 @@ def test_deliveries_in_one_section_only(rows: int) -> None:
         assert_parity("sketch_update", sketch, normal(40_000), np.array(delivered, np.int32), rows, 3, 0.5)
 
 
-def test_counters_of_negative_zero_stay_where_no_position_is() -> None:
+def test_counters_without_positions_keep_negative_zero() -> None:
     """The last vector has fewer positions than lanes."""
     sketch = np.full(KERNELS.sketch_length(17, 1.0, 1), -0.0, np.float32)
     for carried in (0.5, 0.0):
         assert_parity("sketch_update", sketch, np.zeros(17, np.float32), positions(17, 0.5), 1, 3, carried)
 
 
-def test_positions_that_do_not_ascend_do_no_harm_elsewhere() -> None:
+def test_unordered_positions_do_not_corrupt_other_memory() -> None:
     """On the device they are not checked, as the host would have to wait for them."""
     sketch = cupy.zeros(cuda.sketch_length(40_000, 0.3, 1), np.float32)
     wild = np.array([5, -7, 39_999, 2**31 - 1, 3, -(2**31), 20_000], np.int32)
@@ -136,8 +136,8 @@ def test_the_sketch_of_a_sum_is_the_sum_of_the_sketches(rows: int, dtype: Any) -
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("carried", [0.25, 1.0])
-def test_an_update_takes_out_what_the_buffer_was_made_of(rows: int, carried: float) -> None:
-    """Of a buffer gradient + carried * estimates, the gradient is added: nothing is encoded twice."""
+def test_an_update_does_not_encode_carried_estimates_twice(rows: int, carried: float) -> None:
+    """Of a buffer gradient + carried * estimates, only the gradient is added to the sketch."""
     x, gradient = integers(20_000), integers(20_000, 1)
     sketch, buffer = sketch_of(x, rows, 3), gradient.copy()
     KERNELS.sketch_query(sketch, buffer, rows, 3, carried, add=True)
@@ -146,7 +146,7 @@ def test_an_update_takes_out_what_the_buffer_was_made_of(rows: int, carried: flo
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_where_all_was_delivered_nothing_is_left(rows: int) -> None:
+def test_nothing_is_left_after_everything_was_delivered(rows: int) -> None:
     """Of all positions, and of those of whole sections: no counter is shared between sections."""
     x = normal(40_000)
     for stop in (40_000, 2 * 13_328):
@@ -161,7 +161,7 @@ def test_where_all_was_delivered_nothing_is_left(rows: int) -> None:
 
 @settings(max_examples=50)
 @given(share=st.floats(0, 1), carried=st.floats(0, 1))
-def test_no_share_of_deliveries_makes_a_sketch_larger(share: float, carried: float) -> None:
+def test_no_share_of_deliveries_increases_the_norm_of_a_sketch(share: float, carried: float) -> None:
     x = normal(5000)
     sketch, buffer = sketch_of(x, 1, 3), np.float32(carried) * estimates(x, 1, 3)
     before = np.abs(sketch)
@@ -184,7 +184,7 @@ def test_a_single_element_is_returned_exactly(size: int, share: float, rows: int
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_a_nan_stays_visible(rows: int) -> None:
+def test_a_nan_is_returned_as_nan(rows: int) -> None:
     x = normal(5000)
     x[[70, 4999]] = np.nan, -np.inf
     for backend in ALL:

@@ -1,4 +1,4 @@
-"""Moments, counts, norms, scores and samples on every backend: what the NumPy reference computes, bit by bit."""
+"""Moments, counts, norms, scores and samples on every backend are bitwise identical to the NumPy reference."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_moments_of_many_blocks() -> None:
 
 @dtypes
 @pytest.mark.parametrize("cuts", [[], [5, 70_001, 70_003, 250_000]])
-def test_bits_of_moments_depend_neither_on_level_nor_on_threads(dtype: Any, cuts: list[int]) -> None:
+def test_moments_are_bitwise_identical_for_every_level_and_number_of_threads(dtype: Any, cuts: list[int]) -> None:
     segments = split(layered(300_017), cuts, gap=7)
     assert_moments(segments, normal(300_100, seed=1).astype(dtype), 0.3, [1, 2, 3, 5, 64], on=CPU)
 
@@ -246,7 +246,7 @@ def test_counts_in_more_tiles_than_blocks() -> None:
 
 
 @dtypes
-def test_a_count_is_how_many_select_above_takes(dtype: Any) -> None:
+def test_a_count_equals_the_entries_of_select_above(dtype: Any) -> None:
     segments = split(np.zeros(5_000, dtype), [17, 3_000], gap=100)
     settled = layered(5_200).astype(dtype)
     settled[::501], settled[::77] = np.nan, np.float32(0.7)  # which is below 0.7, but reaches 0.7 rounded to float32
@@ -270,7 +270,7 @@ def test_square_norm_of_many_tensors() -> None:
 
 
 @formats
-def test_square_norm_of_what_is_not_finite(format_: Any) -> None:
+def test_square_norm_of_nonfinite_numbers(format_: Any) -> None:
     gradient = np.ones(5000).astype(format_)
     gradient[4321] = -np.inf
     assert assert_square_norm([(0, gradient)]) == np.inf
@@ -315,8 +315,8 @@ def test_the_samples_of_all_starts_are_the_sum() -> None:
 @formats
 @pytest.mark.parametrize("layout", [as_given, every_third, reversed_, odd_address])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_one_number_that_is_not_finite_is_found(format_: Any, layout: Callable[[Array], Array], bad: float) -> None:
-    """Wherever it is: between tiles, and in front of the device's first 16 bytes and behind the last."""
+def test_a_single_nonfinite_number_is_found(format_: Any, layout: Callable[[Array], Array], bad: float) -> None:
+    """At any position: between tiles, before the device's first 16 bytes, and after the last."""
     x = normal(9_000).astype(format_)
     x[:2] = [-ml_dtypes.finfo(format_).max, ml_dtypes.finfo(format_).tiny]
     on = places_of(ONE_OF_EACH, layout)
@@ -329,7 +329,7 @@ def test_one_number_that_is_not_finite_is_found(format_: Any, layout: Callable[[
             assert backend.kernels.largest([(0, backend.put(x)), (9_000, whole[lead:])]) == np.inf
 
 
-def test_what_is_beside_a_tensor_does_not_matter() -> None:
+def test_memory_next_to_a_tensor_is_not_read() -> None:
     for backend in ONE_OF_EACH:
         x = backend.put(np.array([np.nan, 1, 2, 3, 4, 5, 6, np.inf], np.float32))
         largest = backend.kernels.largest

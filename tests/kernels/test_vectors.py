@@ -1,4 +1,4 @@
-"""Sparse vectors on every backend: what the NumPy reference computes, bit by bit.
+"""Sparse vectors on every backend are bitwise identical to the NumPy reference.
 
 The CPU refuses indices that are out of bounds or do not ascend; on the device, they do no harm.
 """
@@ -43,7 +43,7 @@ EMPTY = np.zeros(0, np.int32), np.zeros(0, np.float32)
 
 
 def vector(rng: np.random.Generator, low: int, high: int, count: int, dtype: Any = np.float32) -> Vector:
-    """A vector of so many entries in low .. high."""
+    """Return a vector of ``count`` entries in low .. high."""
     indices = low + np.sort(rng.choice(high - low, count, replace=False))
     return indices.astype(np.int32), rng.standard_normal(count).astype(dtype)
 
@@ -178,7 +178,7 @@ def test_exclude_from_many(counts: tuple[int, int], spread: int) -> None:
     assert_excluded(indices, normal(len(indices)).astype(REALS[spread % 2]), others)
 
 
-def test_exclude_all_none_and_beside() -> None:
+def test_exclude_all_none_and_neighbours() -> None:
     indices = some(10**6, 0.005)
     values = normal(len(indices))
     assert len(assert_excluded(indices, values, indices)[0]) == 0
@@ -194,7 +194,7 @@ def test_exclude_at_the_ends_of_int32() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_exclude_reads_and_writes_nothing_beside_the_arrays(seed: int) -> None:
+def test_exclude_stays_within_its_arrays(seed: int) -> None:
     """On the device, whatever the indices are; the stand-in's arrays are fenced."""
     rng = np.random.default_rng(seed)
     indices, others = (rng.integers(-(2**31), 2**31, count).astype(np.int32) for count in (3000, 2000))
@@ -267,7 +267,7 @@ def test_merge_sum_of_two(counts: tuple[int, int], ranges: tuple[int, int]) -> N
     [*((size, size, size) for size in (1023, 1024, 1025, 30_000)), (1000, 1000), (1000, 999), (700, 800), (3, 1000)],
 )
 def test_merge_sum_in_a_full_bucket(tiles: None, counts: tuple[int, ...]) -> None:
-    """The union has fewer entries than the vectors together, and there is room for no more sums than positions."""
+    """The union has fewer entries than the vectors together, and at most as many as the bucket has positions."""
     rng, size = np.random.default_rng(0), max(1000, *counts)
     assert_merged([vector(rng, 0, size, count) for count in counts], size)
 
@@ -332,8 +332,8 @@ def test_one_vector_with_entries_is_copied() -> None:
 
 
 @pytest.mark.parametrize(("count", "kept"), [(0, False), (4, False), (5, True), (10, True)])
-def test_little_is_kept_beside_the_sums(count: int, kept: bool) -> None:
-    """At least half of what was allotted on the device is used, or the rest is given back."""
+def test_little_memory_is_kept_besides_the_sums(count: int, kept: bool) -> None:
+    """The device uses at least half of the allocation, or frees the rest."""
     allotted = cupy.arange(10, dtype=np.int32), cupy.zeros(10, np.float32)
     indices, values = module._first(count, *allotted)
     assert to_host(indices).tolist() == list(range(count))
@@ -343,7 +343,7 @@ def test_little_is_kept_beside_the_sums(count: int, kept: bool) -> None:
 # --- merge_sum on the device: indices that are not what they should be ---------------------------------------------
 
 
-def test_entries_outside_of_the_bucket_are_left_out(tiles: None) -> None:
+def test_entries_outside_the_bucket_are_ignored(tiles: None) -> None:
     rng, size = np.random.default_rng(0), 5000
     wild = np.array([-(2**31), -70_000, -1, *range(0, size, 7), size, size + 1, size + 2000, 2**31 - 1])
     values, inside = normal(len(wild)), (wild >= 0) & (wild < size)
@@ -361,7 +361,7 @@ def test_nothing_inside_of_the_bucket(size: int) -> None:
 
 
 @pytest.mark.parametrize("indices", ["random", "descending", "equal"])
-def test_nothing_is_written_beside_the_sums_whatever_the_indices_are(tiles: None, indices: str) -> None:
+def test_merge_sum_stays_within_its_arrays_for_any_indices(tiles: None, indices: str) -> None:
     """The stand-in's arrays are fenced."""
     rng, size, count = np.random.default_rng(0), 4000, 3000
     wild = {
@@ -409,7 +409,7 @@ def test_counts_of_distributions(shape: Callable[[int], Array], dtype: Any) -> N
 
 @pytest.mark.parametrize("shape", SHAPES)
 @dtypes
-def test_counts_of_many_ranks_lead_to_the_kth_magnitude(shape: Callable[[int], Array], dtype: Any) -> None:
+def test_summed_counts_find_the_kth_magnitude_over_ranks(shape: Callable[[int], Array], dtype: Any) -> None:
     """Radix selection with summed counts, which is what the function is for."""
     parts = np.array_split(shape(50_000).astype(dtype), [10, 10, 30_000])
     ordered = np.sort(reference.magnitude(np.concatenate(parts)))[::-1]

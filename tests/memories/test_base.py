@@ -1,4 +1,4 @@
-"""The laws of every memory: what is kept, merged and restored; and which entries were delivered."""
+"""Laws of every memory: keeping, merging, restoring, and which entries count as delivered."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def filled(rank, name, options):
 
 
 @every_memory
-def test_a_merged_memory_holds_the_sum_and_to_merge_changes_nothing_else(name, options, error):
+def test_a_merged_memory_holds_the_sum_and_merging_changes_nothing_else(name, options, error):
     for ranks in (0, 1, 3):
         memories = [filled(rank, name, options) for rank in range(ranks)]
         heir, twin = filled(7, name, options), filled(7, name, options)
@@ -54,8 +54,8 @@ def test_a_merged_memory_holds_the_sum_and_to_merge_changes_nothing_else(name, o
 
 
 @every_memory
-def test_a_restored_memory_goes_on(name, options, error):
-    """With arrays of its own, although the state is not a copy."""
+def test_a_restored_memory_continues(name, options, error):
+    """It has separate arrays, although the state is not a copy."""
     one, other = filled(0, name, options), built(0, name, options)
     other.load_state_dict(one.state_dict())
     for seed in range(2):
@@ -76,7 +76,7 @@ def test_a_state_of_another_size_is_refused(name, options, error):
 
 @every_memory
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_failed_exchange_gives_everything_back(name, options, error, whole):
+def test_a_failed_exchange_returns_everything_to_the_memory(name, options, error, whole):
     memory, untouched = (built(0, name, options) for _ in range(2))
     gradient = eighths(np.random.default_rng(4), SIZE)
     accumulator = opened(memory, gradient)
@@ -125,11 +125,11 @@ def vector(entries):
         ({}, {2: 7}, []),
     ],
 )
-def test_entries_that_did_not_come_back_whole_were_delivered(sent, returned, expected):
+def test_entries_not_returned_completely_count_as_delivered(sent, returned, expected):
     assert delivered(ACCUMULATOR, vector(sent), vector(returned)).tolist() == expected
 
 
-def test_a_dense_step_delivers_all_that_takes_part_unless_it_failed():
+def test_a_dense_step_delivers_all_active_elements_unless_it_failed():
     whole = SparseVector.full(np.ones(10, np.float32))
     assert delivered(ACCUMULATOR, whole, whole.nothing()).tolist() == [1, 2, 3, 6, 7]
     assert delivered(ACCUMULATOR, whole, whole).tolist() == []

@@ -32,7 +32,7 @@ def filled(name, step=0, **context):
 
 
 @either
-def test_what_is_held_is_nothing_at_first_and_can_be_rescaled_added_and_forgotten(name):
+def test_an_error_is_empty_at_first_and_can_be_rescaled_added_and_cleared(name):
     assert not decoded(built(name)).any()
     compressor = filled(name)
     before = decoded(compressor)
@@ -54,12 +54,12 @@ def test_what_is_held_is_nothing_at_first_and_can_be_rescaled_added_and_forgotte
         ("quantize", [{}, {"rank": 1}, {"bucket": 1}, {"step": 1}], 4),
     ],
 )
-def test_ranks_share_the_hash_of_a_sketch_and_round_codes_independently(name, where, different):
+def test_ranks_share_a_sketchs_hash_and_round_codes_independently(name, where, different):
     arrays = [next(iter(filled(name, **one).state_dict().values())).tobytes() for one in where]
     assert len(set(arrays)) == different
 
 
 @pytest.mark.parametrize(("options", "most"), [({"saving": 0.6}, 0.41), ({"saving": 0.9}, 0.11), (CODES, 0.15)])
-def test_it_takes_the_memory_it_says(options, most):
+def test_memory_use_is_as_reported(options, most):
     arrays = [array for array in made(Contractive, 200_000, **options).state_dict().values() if np.ndim(array)]
     assert sum(array.nbytes for array in arrays) <= most * 200_000 * LIKE.itemsize

@@ -1,4 +1,4 @@
-"""Contractive and what derives from it: the error, compressed; right in expectation, and never lost."""
+"""Contractive memories: the compressed error is unbiased, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CODES = {"compressor": "quantize", "bits": 4}
     ],
     ids=str,
 )
-def test_in_expectation_what_is_held_is_what_was_not_delivered(rule, options):
+def test_the_expected_residual_is_what_was_not_delivered(rule, options):
     gradient, positions, samples = normal(0, SIZE), some(np.random.default_rng(1), SIZE, 40), []
     for seed in range(300):
         memory = made(rule, SIZE, seed=seed, **options)
@@ -39,7 +39,7 @@ def test_in_expectation_what_is_held_is_what_was_not_delivered(rule, options):
     ids=str,
 )
 def test_a_sketch_is_not_encoded_twice(rule, options):
-    """Exactly: while nothing is delivered, the counters are those of the sum of all gradients."""
+    """While nothing is delivered, the counters are exactly those of the sum of all gradients."""
     generator, (memory, expected) = np.random.default_rng(2), (made(rule, SIZE, **options) for _ in range(2))
     gradients = [eighths(generator, SIZE) for _ in range(6)]
     for gradient in gradients:

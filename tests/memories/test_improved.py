@@ -1,4 +1,4 @@
-"""ImprovedContractive: what the error compressor misses is fed back, too."""
+"""ImprovedContractive also feeds back what the error compressor misses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POSITIONS = some(np.random.default_rng(1), SIZE, 40)
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_it_is_more_exact_than_the_plain_one(version):
+def test_improved_is_more_accurate_than_contractive(version):
     """With 4 bits: a second code of the first one's error; and the largest entries kept whole."""
     gradient = np.random.default_rng(2).standard_t(2, SIZE).astype(np.float32)
     errors = []
@@ -24,7 +24,7 @@ def test_it_is_more_exact_than_the_plain_one(version):
     assert errors[1] < errors[0] / 2
 
 
-def test_version_2_keeps_as_many_entries_as_were_sent_the_largest_of_the_error():
+def test_version_2_keeps_the_largest_errors_as_many_as_entries_were_sent():
     memory = made(ImprovedContractive, SIZE, version=2)
     accumulated, delivered = send(memory, eighths(np.random.default_rng(4), SIZE), POSITIONS)
     state, rest = memory.state_dict(), accumulated - written(delivered)

@@ -26,7 +26,7 @@ def reference(residual, velocity, gradient, momentum, fresh, share=1):
 
 
 def converted(residual, velocity, to_gradients, momentum, share, weight):
-    """What the optimizer's momentum delivers of a gradient over time, and what the velocity delivers."""
+    """Return what the optimizer's momentum delivers of a gradient over time, and what the velocity delivers."""
     factor = np.float32((1 - momentum) / share)
     if not to_gradients:
         return residual * (1 / factor), velocity
@@ -62,11 +62,13 @@ def momentum_of(factor, nesterov=False, dampening=0.0):
     above=st.booleans(),
     returns=st.integers(0, 3),
 )
-def test_every_step_is_the_published_recursion(size, k, seed, form, fresh, dense, own, masking, look, above, returns):
+def test_every_step_equals_the_published_recursion(
+    size, k, seed, form, fresh, dense, own, masking, look, above, returns
+):
     """With a momentum of its own, or with the optimizer's, which may change from step to step.
 
-    Whatever looks at the accumulator first, the velocity changes once. In dense steps the optimizer applies its own
-    momentum, and the memory converts what it holds.
+    The velocity changes once, whichever method reads the accumulator first. In dense steps the optimizer applies its
+    own momentum, and the memory converts what it holds.
     """
     generator, own = np.random.default_rng(seed), own and "dampening" not in form
     memory = made(MomentumCorrection, size, masking=masking, fresh=fresh, **({"momentum": 0.5, **form} if own else {}))
@@ -113,6 +115,6 @@ def test_the_velocity_follows_the_loss_scale_and_the_residual_its_unit(nesterov)
 
 
 @pytest.mark.parametrize(("norm", "factor"), [(5, 0.2), (1.0, 1), (0.0, 1), (math.inf, 1), (math.nan, 1)])
-def test_a_norm_is_clipped_to_this_ranks_share_of_it(norm, factor):
+def test_the_norm_is_clipped_to_this_ranks_share(norm, factor):
     assert MomentumCorrection.Options(max_norm=2.0).clip(norm, ranks=4) == factor
     assert MomentumCorrection.Options().clip(norm, ranks=4) == 1

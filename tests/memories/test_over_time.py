@@ -68,7 +68,7 @@ def signal(kind):
 
 
 def momentum_of(options):
-    """What momentum makes of a gradient, where nothing is masked, and of a masked one where something was sent."""
+    """Return what momentum makes of a gradient, without masking, and with masking where an entry was sent."""
     velocity, m = np.zeros(SIZE), 0.9
 
     def fed(gradient, sent):
@@ -81,7 +81,7 @@ def momentum_of(options):
 
 
 def account(name, options, sparsifier, kind):
-    """Lets a memory work for hundreds of steps."""
+    """Run a memory for hundreds of steps."""
     memory = made(MEMORIES[name], BucketContext(SIZE, LIKE), **options)
     chooser = made(SPARSIFIERS[sparsifier], BucketContext(SIZE, LIKE))
     filtered = momentum_of(options) if name == "momentum" else lambda gradient, sent: gradient
@@ -139,7 +139,7 @@ def cases(compressed):
     ]
 
 
-def test_every_memory_is_here():
+def test_every_memory_is_tested():
     assert OPTIONS.keys() >= MEMORIES.keys()
 
 
@@ -152,7 +152,7 @@ def test_nothing_is_lost_and_nothing_grows(name, options, sparsifier, kind):
 
 
 @pytest.mark.parametrize(("name", "options", "sparsifier", "kind"), cases(compressed=True))
-def test_a_compressed_error_is_delivered_like_a_whole_one(name, options, sparsifier, kind):
+def test_a_compressed_error_is_delivered_like_a_full_one(name, options, sparsifier, kind):
     one, plain = account(name, options, sparsifier, kind), of_error_feedback(sparsifier, kind)
     error, waits = tolerance(options), 3 / (1 - options["beta"]) if "beta" in options else 1
     delivered, held, of_plain = one.share(one.delivered), one.share(one.held), plain.share(plain.delivered)
@@ -161,7 +161,7 @@ def test_a_compressed_error_is_delivered_like_a_whole_one(name, options, sparsif
     assert one.growth < 2
 
 
-def test_without_memory_nothing_is_held_and_of_random_positions_the_density_is_delivered():
+def test_without_memory_random_positions_deliver_the_density():
     one = account("none", {}, "randomk", "noisy")
     assert not one.held.any()
     assert abs(one.share(one.delivered) - DENSITY) < 0.01

@@ -1,4 +1,4 @@
-"""Partial: a part of the error is fed back, the other one stays."""
+"""Partial: only a part of the error is fed back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_only_a_part_of_the_error_is_fed_back(compressor):
 
 
 @either
-def test_a_dense_step_leaves_the_part_that_stayed_behind(compressor):
+def test_a_dense_step_leaves_the_part_that_is_not_fed_back(compressor):
     memory = made(Partial, SIZE, beta=0.25, compressor=compressor)
     send(memory, eighths(np.random.default_rng(2), SIZE), NOWHERE)
     before = fed_back(memory)  # three quarters of the error

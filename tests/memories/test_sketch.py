@@ -1,4 +1,4 @@
-"""CountSketch: within its bound, free of what was delivered, and never larger than the residual."""
+"""CountSketch: error bound, removal of delivered entries, and size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZE = 400
 
 
 def test_the_error_of_one_row_is_within_its_bound():
-    """E ||C(x) - x||^2 <= n/w ||x||^2, and not far below it: a bound that is never reached would show nothing."""
+    """E ||C(x) - x||^2 <= n/w ||x||^2, and not far below, so that the test is sensitive."""
     x, squares = normal(0, SIZE), []
     for seed in range(400):
         sketch = CountSketch(BucketContext(SIZE, LIKE), 0.6, 1, seed, 0)
@@ -27,8 +27,8 @@ def test_the_error_of_one_row_is_within_its_bound():
     assert 0.5 * SIZE / width < np.mean(squares) <= SIZE / width
 
 
-def test_a_block_that_is_sent_takes_its_error_with_it():
-    """Sections of the sketch are stretches of the bucket: blocks of their size leave nothing behind, and no noise."""
+def test_sending_a_block_clears_its_error():
+    """Each section of the sketch covers a range of the bucket: sending a block of that size leaves no noise."""
     size = 4 * 16_384
     memory = made(Contractive, size, saving=0.9)
     for section in range(4):
@@ -38,7 +38,7 @@ def test_a_block_that_is_sent_takes_its_error_with_it():
         assert np.abs(after[positions]).max() < 1e-4
 
 
-def test_one_that_would_be_larger_than_the_residual_is_refused():
+def test_a_sketch_larger_than_the_residual_is_refused():
     with pytest.raises(
         ValueError, match="rank 2: a sketch of 16 counters is larger than the residual of bucket 5 with"
     ):

@@ -1,4 +1,4 @@
-"""Sums over the steps of buckets, and the flat numbers that are made of them."""
+"""Sums over the steps of buckets, and the flat statistics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_sums_of_buckets_add_up_and_ratios_are_of_the_sums():
     assert (numbers["total/seconds_select"], numbers["total/seconds_agree"]) == (2.0, 0.5)
 
 
-def test_everything_is_a_plain_number():
+def test_all_statistics_are_plain_numbers():
     norms = {"gradient": 4.0, "accumulated": 16.0, "selected": 4.0, "held": 12.0}
     events = {"trial_exposed_share": 1, "trial_seconds_0.01": 1}
     numbers = statistics({0: counted(measured=1, **norms, dense_bytes=1.0, events=Counter(events))})
@@ -42,7 +42,7 @@ def test_everything_is_a_plain_number():
     assert {name for name in names if not is_sum(name)} == {*ratios, "trial_exposed_share", "trial_seconds_0.01"}
 
 
-def test_norms_are_there_where_they_were_taken():
+def test_norms_are_reported_only_if_measured():
     taken = counted(measured=1, gradient=9.0, accumulated=16.0, selected=4.0, held=12.0)
     numbers = statistics(
         {0: taken, 1: Counts(measured=1, gradient=16.0, accumulated=16.0, selected=16.0, steps=1), 2: counted()}
@@ -53,6 +53,6 @@ def test_norms_are_there_where_they_were_taken():
     assert "bucket2/gradient_norm" not in numbers
 
 
-def test_buckets_without_a_step_say_nothing():
+def test_buckets_without_a_step_are_left_out():
     assert statistics({}) == {}
     assert statistics({0: Counts()}) == {}

@@ -1,4 +1,4 @@
-"""The file of a training's statistics: what was written is read, also after a kill or a step back."""
+"""The file of a run's statistics, also after a kill or a resumed run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from horovod_sparse import metrics
 from horovod_sparse.metrics.log import NAME, read
 
 
-def test_what_was_written_is_read(tmp_path):
+def test_records_are_read_as_written(tmp_path):
     log = metrics.Log(tmp_path / "runs" / "a", compression="topka", ranks=4)
     log.write(10, {"total/bytes_sent": 7}, loss=0.5)
     log.write(15, {}, loss=np.float32(0.25))
@@ -25,7 +25,7 @@ def test_what_was_written_is_read(tmp_path):
     assert "NaN" not in (tmp_path / "runs" / "a" / NAME).read_text()  # which is not JSON
 
 
-def test_steps_that_are_repeated_replace_others_and_a_line_that_was_cut_off_does_not_count(tmp_path):
+def test_repeated_steps_replace_earlier_ones_and_a_truncated_line_is_ignored(tmp_path):
     log = metrics.Log(tmp_path)
     for step in (10, 20, 30):
         log.write(step, {})
@@ -39,7 +39,7 @@ def test_steps_that_are_repeated_replace_others_and_a_line_that_was_cut_off_does
 
 
 @pytest.mark.parametrize("content", [None, "", "[1]\n", "nonsense\n", '{"loss": 1}\n', '{"about": {}}\n'])
-def test_a_file_without_records_is_named(tmp_path, content):
+def test_a_file_without_records_is_refused_by_name(tmp_path, content):
     if content is not None:
         (tmp_path / NAME).write_text(content)
     with pytest.raises(ValueError, match=r"statistics\.jsonl .*(Log writes it|adds one)"):

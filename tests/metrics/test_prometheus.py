@@ -1,4 +1,4 @@
-"""The text file of the node exporter: counters grow, gauges follow, and the format is Prometheus' own."""
+"""The text file of the node exporter: counters, gauges, and Prometheus' format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SAMPLE = re.compile(r'([a-z_][a-z0-9_]*)(\{(?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)*\})
 
 
 def samples(path):
-    """Values by name and labels; every line has the form of the exposition format, and the kind comes first."""
+    """Return values by name and labels; assert that every line has the exposition format, and follows its type."""
     found, kinds = {}, {}
     for line in path.read_text().splitlines():
         if line.startswith("#"):
@@ -28,7 +28,7 @@ def samples(path):
     return found
 
 
-def test_sums_grow_and_ratios_follow(tmp_path):
+def test_sums_accumulate_and_ratios_are_replaced(tmp_path):
     path = tmp_path / "a.prom"
     file = metrics.TextFile(path, rank=3)
     file.write({"total/bytes_sent": 5, "total/density": 0.5, "bucket0/bytes_sent": 5, "bucket1/density": 0.1}, loss=2)
@@ -54,6 +54,6 @@ def test_labels_and_names_are_escaped_and_without_labels_there_are_no_braces(tmp
     assert list(samples(tmp_path / "a.prom")) == ["horovod_sparse_steps_total"]
 
 
-def test_another_ending_is_refused(tmp_path):
+def test_another_suffix_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"end in \.prom"):
         metrics.TextFile(tmp_path / "a.txt")

@@ -1,4 +1,4 @@
-"""Spans as ranges of torch's profiler and of NVTX, while these are on."""
+"""Spans as ranges of torch's profiler and of NVTX."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_spans_are_ranges_of_the_profiler_while_it_is_on(recording):
     assert [span.name for span in metrics.spans()] == (["forward", "select", "apply"] if recording else [])
 
 
-def test_the_profiler_shows_other_threads_where_it_is_told_to(recording):
+def test_the_profiler_shows_other_threads_on_request(recording):
     def exchange():
         with metrics.span("exchange"):
             pass
@@ -51,7 +51,7 @@ def test_the_profiler_shows_other_threads_where_it_is_told_to(recording):
     assert profiled() == []
 
 
-def test_spans_are_nvtx_ranges_where_a_tool_listens_and_cuda_is_in_use(recording, monkeypatch):
+def test_spans_are_nvtx_ranges_under_a_tool_with_cuda_initialized(recording, monkeypatch):
     opened = []
 
     @contextmanager

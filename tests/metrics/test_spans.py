@@ -1,4 +1,4 @@
-"""Spans, their totals, and the file that Perfetto opens; on a device, whose work goes on after the host's."""
+"""Spans, their totals, and the Chrome trace; also of an asynchronous device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _recording():
     metrics.clear()
 
 
-def test_a_span_has_a_length_and_details_and_a_mark_has_details_alone():
+def test_a_span_has_a_length_and_details_and_a_mark_only_details():
     with metrics.span("select", bucket=3):
         time.sleep(0.01)
     metrics.mark("density", density=0.5)
@@ -34,7 +34,7 @@ def test_a_span_has_a_length_and_details_and_a_mark_has_details_alone():
     assert span.start + span.duration <= mark.start
 
 
-def test_nothing_is_recorded_when_off_and_a_span_also_when_its_block_raises():
+def test_recording_can_be_off_and_includes_blocks_that_raise():
     metrics.enable(False)
     metrics.mark("density")
     with metrics.span("select"):
@@ -90,7 +90,7 @@ MS = 1_000_000
 
 @pytest.fixture
 def device(monkeypatch):
-    """A device that spans are taken on, in a time of its own."""
+    """Provide a device with a separate clock that spans are recorded on."""
     clock = Clock()
     monkeypatch.setattr(device_module, "time", clock)
     launching = AsynchronousDevice(clock)
@@ -103,7 +103,7 @@ def lengths():
     return [(one.name, one.duration) for one in metrics.spans()]
 
 
-def test_a_span_on_a_device_is_as_long_as_the_work_it_launched_and_waits_for_nothing(device):
+def test_a_device_span_lasts_as_long_as_the_launched_work_without_waiting(device):
     waits, before = device.waits, device.clock.now
     with metrics.span("forward"):
         device.launch(20 * MS)
@@ -116,7 +116,7 @@ def test_a_span_on_a_device_is_as_long_as_the_work_it_launched_and_waits_for_not
     assert backward.start == forward.start + forward.duration
 
 
-def test_a_device_that_waits_for_the_host_is_at_it_as_long_as_the_host(device):
+def test_a_device_span_includes_waiting_for_the_host(device):
     """A message: the host waits for what it sends, and the device for what arrives."""
     with metrics.span("select"):
         device.launch(3 * MS)
@@ -127,7 +127,7 @@ def test_a_device_that_waits_for_the_host_is_at_it_as_long_as_the_host(device):
     assert lengths() == [("select", 3 * MS), ("exchange", 12 * MS)]
 
 
-def test_work_that_the_host_waits_for_in_no_span_is_still_that_of_its_span(device):
+def test_a_wait_outside_of_spans_does_not_shorten_the_span_of_the_work(device):
     """``loss.item()`` behind the block waits for forward: the time is forward's and not lost."""
     with metrics.span("forward"):
         device.launch(30 * MS)
@@ -154,7 +154,7 @@ def test_every_thread_is_timed_on_its_own_stream(device):
     assert (select.start, select.thread, backward.thread) == (backward.start, "worker", "MainThread")
 
 
-def test_spans_of_a_device_lie_on_the_time_of_the_host(device):
+def test_device_spans_are_on_the_hosts_time_axis(device):
     offset = metrics._epoch
     for _ in range(300):  # hours of work, read now and then
         device.clock.work(40_000 * MS)
@@ -168,7 +168,7 @@ def test_spans_of_a_device_lie_on_the_time_of_the_host(device):
         metrics.clear()
 
 
-def test_hundreds_of_steps_are_timed_without_a_wait_and_without_a_heap_of_events(device, monkeypatch):
+def test_hundreds_of_steps_are_timed_without_waiting_and_with_few_events(device, monkeypatch):
     monkeypatch.setattr(device_module, "_MOST_LAUNCHED", 50)
     numbers = random.Random(0)
     launched, waits, most = [], device.waits, 0
@@ -185,7 +185,7 @@ def test_hundreds_of_steps_are_timed_without_a_wait_and_without_a_heap_of_events
     assert metrics.totals()["forward"] == pytest.approx(sum(ns for name, ns in launched if name == "forward") / 1e9)
 
 
-def test_clearing_forgets_what_the_device_has_not_done_yet_and_the_host_can_be_timed_again(device):
+def test_clearing_drops_unfinished_device_spans(device):
     with metrics.span("forward"):
         device.launch(20 * MS)
     metrics.clear()

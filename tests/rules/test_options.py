@@ -1,4 +1,4 @@
-"""Options of rules: checked where they are written, compared as values."""
+"""Options of rules are checked on construction and compared as values."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Options(RuleOptions):
     threads: int = integer(1, free=True)
 
 
-def test_an_option_is_checked_where_it_is_written():
+def test_an_option_is_checked_on_construction():
     with pytest.raises(ValueError, match="count must be an integer of at least 1, not 0: two is usual"):
         Options(count=0)
 
 
 @pytest.mark.parametrize("value", [2**63, 10**400, True, 1.0, float("nan"), "3", None, [], b"1"])
-def test_a_whole_number_is_one_that_kernels_can_take(value):
+def test_integers_are_limited_to_the_range_of_the_kernels(value):
     with pytest.raises(ValueError, match=r"count must be an integer of at (least 1|most 9223372036854775807), not"):
         Options(count=value)
 
 
 @pytest.mark.parametrize("value", [10**400, float("inf"), float("nan"), 1j, "", [1], b"x", None, True])
-def test_a_number_is_one_that_a_float_holds(value):
+def test_numbers_are_limited_to_the_range_of_a_float(value):
     with pytest.raises(ValueError, match=r"share must be in \(0, 1\], not"):
         Options(share=value)
 

@@ -1,4 +1,4 @@
-"""The page on rules of one's own: its example runs as it stands there, in a training's exchange and its laws."""
+"""The example in the page on custom rules runs unchanged, in an exchange and in the law tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def page(tmp_path):
     return SimpleNamespace(**runpy.run_path(str(path)))
 
 
-def test_the_example_is_a_rule_like_any_other(page, comm):
+def test_the_example_works_like_a_built_in_rule(page, comm):
     assert SPARSIFIERS["strided"] is page.Strided
     page.test_strided(3)
     average, gradient = hvs.SparseAllreduce(100, page.compression, comm), np.full(100, comm.Get_rank(), np.float32)

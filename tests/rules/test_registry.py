@@ -1,4 +1,4 @@
-"""Rules of one's own: what is asked of them, and that they are known wherever a name is."""
+"""Custom rules: requirements, and use by name."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def options(base=RuleOptions):
 
 
 @pytest.mark.parametrize("registry", REGISTRIES, ids=lambda registry: registry.kind)
-def test_the_rules_that_are_there_have_what_is_asked_of_others(registry):
+def test_the_built_in_rules_meet_the_requirements_of_custom_ones(registry):
     for rule in registry.values():
         registry.check(rule)
 
@@ -85,7 +85,7 @@ def test_the_rules_that_are_there_have_what_is_asked_of_others(registry):
         (first(state_dict=None), r"must have a method state_dict\(self\)"),
     ],
 )
-def test_a_class_that_lacks_something_is_refused_with_what_it_lacks(rule, message):
+def test_an_incomplete_class_is_refused_with_the_missing_attribute(rule, message):
     with pytest.raises(ValueError, match=message):
         hvs.register("sparsifier", "changed")(rule)
     assert "changed" not in SPARSIFIERS
@@ -108,12 +108,12 @@ def test_a_collective_must_count_its_traffic():
         ("sparsifier", "topk", "sparsifier 'topk' already exists, as horovod_sparse.sparsifiers.topk.TopK: choose an"),
     ],
 )
-def test_a_name_that_cannot_be_is_refused(kind, name, message):
+def test_an_invalid_name_is_refused(kind, name, message):
     with pytest.raises(ValueError, match=message):
         hvs.register(kind, name)(First)
 
 
-def test_a_rule_is_known_by_its_name_from_then_on():
+def test_a_registered_rule_can_be_used_by_name():
     with pytest.raises(
         ValueError, match=r"unknown sparsifier 'first'; known are: topk, .*custom sparsifier must be registered"
     ):
@@ -130,7 +130,7 @@ def test_a_rule_is_known_by_its_name_from_then_on():
     assert average(np.ones(100, np.float32)).nonzero()[0].tolist() == list(range(5, 15))
 
 
-def test_a_module_that_is_loaded_anew_registers_anew():
+def test_a_reloaded_module_replaces_its_rule():
     for _ in range(2):
         hvs.register("sparsifier", "first")(First)
     again = type("First", (First,), {"Options": options(), "__module__": __name__})
@@ -140,8 +140,8 @@ def test_a_module_that_is_loaded_anew_registers_anew():
         hvs.register("sparsifier", "first")(first())
 
 
-def test_a_configuration_of_a_rule_that_is_not_registered_here_says_so(monkeypatch):
-    """As one that came from another rank by a pickle."""
+def test_a_configuration_with_an_unregistered_rule_is_refused(monkeypatch):
+    """As when a pickle comes from another rank."""
     hvs.register("sparsifier", "first")(First)
     sparse = hvs.parse("topka:sparsifier=first")
     monkeypatch.delitem(SPARSIFIERS._rules, "first")
@@ -164,7 +164,7 @@ def test_schedules_and_memories_can_be_registered_too():
 
 
 @pytest.mark.mpi
-def test_a_rank_that_has_not_registered_a_rule_is_told_and_no_rank_waits(comm):
+def test_a_rule_not_registered_on_one_rank_is_an_error_on_all(comm):
     missing = comm.Get_size() > 1 and comm.Get_rank() == comm.Get_size() - 1
     if not missing:
         hvs.register("sparsifier", "first")(First)
@@ -177,7 +177,7 @@ def test_a_rank_that_has_not_registered_a_rule_is_told_and_no_rank_waits(comm):
 
 
 @pytest.mark.mpi
-def test_rules_of_different_names_are_told_apart_between_ranks(comm):
+def test_ranks_with_rules_of_different_names_are_refused(comm):
     for name in ("one", "two"):
         hvs.register("sparsifier", name)(type(name, (First,), {"Options": options(First.Options)}))
     name = "two" if comm.Get_rank() else "one"

@@ -1,4 +1,4 @@
-"""Terms that all rules share: place, step, and copies of a state."""
+"""Types that all rules share: context, step, and copies of a state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def draw(bucket=0, rank=0, seed=0, step=0, shared=True):
     return BucketContext(10, LIKE, bucket, rank, 4).generator(seed, step, shared=shared).integers(2**60)
 
 
-def test_a_shared_generator_is_the_same_on_every_rank_and_an_own_one_is_not():
+def test_a_shared_generator_is_the_same_on_every_rank_and_a_private_one_is_not():
     assert len({draw(rank=rank) for rank in range(4)}) == 1
     assert len({draw(rank=rank, shared=False) for rank in range(4)}) == 4
 
@@ -31,7 +31,7 @@ def test_seeds_buckets_and_steps_draw_differently_and_nothing_else_does():
     assert draw(1, 2, 3, 4, shared=False) == draw(1, 2, 3, 4, shared=False)
 
 
-def test_a_mean_is_the_sum_by_the_number_of_ranks():
+def test_a_mean_is_the_sum_divided_by_the_world_size():
     assert BucketContext(10, LIKE, ranks=4, consensus=lambda array: array + 6).mean([2, 4.0]) == [2.0, 2.5]
     assert BucketContext(10, LIKE).mean([2, 4.0]) == [2.0, 4.0]
 
@@ -51,7 +51,7 @@ print((resident() - before) / zeros.nbytes, zeros.shape, zeros.dtype, zeros.any(
 """
 
 
-def test_zeros_of_the_bucket_are_written_at_once():
+def test_zeros_of_the_bucket_are_resident_immediately():
     """In a process of its own: another's allocator may have resident memory of this size to reuse."""
     run = subprocess.run([sys.executable, "-c", RESIDENT], capture_output=True, text=True, timeout=60, check=True)
     share, rest = run.stdout.split(" ", 1)
@@ -68,7 +68,7 @@ def test_the_norm_is_that_of_the_gradients_without_the_loss_scale():
     assert Step().square_norm() == 0
 
 
-def test_epochs_are_counted_in_steps_or_told_and_never_guessed():
+def test_epochs_come_from_steps_per_epoch_or_the_script_and_are_never_guessed():
     assert [Step(number=number, epoch=7).epochs(3) for number in range(7)] == [0, 0, 0, 1, 1, 1, 2]
     assert Step(number=9, epoch=7).epochs(None) == 7
     with pytest.raises(RuntimeError, match=r"call optimizer.set_epoch\(epoch\).*or give the compression steps_per_"):
@@ -78,7 +78,7 @@ def test_epochs_are_counted_in_steps_or_told_and_never_guessed():
 # --- state ---
 
 
-def test_what_has_no_state_takes_none():
+def test_a_stateless_rule_refuses_a_state():
     Stateless().load_state_dict(Stateless().state_dict())
     with pytest.raises(ValueError, match=r"Stateless has no state, .*\['step'\]"):
         Stateless().load_state_dict({"step": 1})
@@ -88,7 +88,7 @@ def state(size=3, dtype=np.float32):
     return {"step": 1, "memory": {"residual": np.arange(size, dtype=dtype), "unit": 0.5}, "seen": [[0.1, 2.0]]}
 
 
-def test_a_copy_does_not_change_with_the_state_and_gives_its_memory_to_the_next_one():
+def test_a_copy_does_not_change_with_the_state_and_its_memory_is_reused():
     live = state()
     first = snapshot(live)
     array = first["memory"]["residual"]

@@ -43,7 +43,7 @@ def test_another_structure_is_named(change, message):
 
 
 @pytest.mark.parametrize("bad", [math.nan, -math.inf, np.float32("nan"), np.array([1, np.nan]), [0.0, math.inf]])
-def test_numbers_that_are_not_finite_are_named_but_those_of_a_schedule(bad):
+def test_nonfinite_numbers_are_refused_except_in_schedules(bad):
     with pytest.raises(ValueError, match=r"state\['a'\]\['b'\].* not finite"):
         require_finite({"a": {"b": bad}}, "state")
     require_finite({"schedule": {"norm": bad}, "none": None, "name": "nan", "bits": np.array([True])}, "state")
@@ -66,7 +66,7 @@ def test_values_are_checked():
         checked_number(math.inf, "x", finite=True)
 
 
-def test_positions_are_inside_and_ascend():
+def test_positions_must_ascend_within_the_bucket():
     for good in ([], [0], [0, 4], [1, 2, 3]):
         require_positions(np.array(good, np.int32), 5, "blocks")
     for bad in ([-1], [5], [0, 5], [1, 1], [2, 1], [3, 1, 4]):

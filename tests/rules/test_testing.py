@@ -1,4 +1,4 @@
-"""The laws that users test their rules by: the package's own rules obey them, and whatever breaks one is found."""
+"""The law tests for users: the package's own rules pass, and broken rules fail."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Unsorted(TopK):
 
 
 class Forgets(TopK):
-    """Takes one more in every step, and saves nothing of it."""
+    """Rule that takes one more entry in every step, and does not save the count."""
 
     steps = 0
 
@@ -101,7 +101,7 @@ class Lossy(TopkA):
 
 
 class Alone(TopkA):
-    """Gives every rank its own vector."""
+    """Collective that returns every rank its own vector."""
 
     def _allreduce(self, vector, wire, k):
         return Exchange(vector, vector.nothing())
@@ -115,7 +115,7 @@ class Overwrites(TopkA):
 
 
 class Duplicates(TopkA):
-    """Sends entries that it leaves in the accumulator."""
+    """Rule that sends entries without removing them from the accumulator."""
 
     def extend(self, accumulator, vector, k):
         return vector.plus(SparseVector.full(accumulator.buffer.copy()))
@@ -162,7 +162,7 @@ class Counts(Constant):
         (check_schedule, Counts, "a restored schedule returns the same densities, in step 1"),
     ],
 )
-def test_a_rule_that_breaks_a_law_is_found(transport, check, rule, law):
+def test_a_rule_that_breaks_a_law_is_detected(transport, check, rule, law):
     if rule in (SharesInNameOnly, Alone, ByRank) and transport.size == 1:
         check(transport, rule)
         return

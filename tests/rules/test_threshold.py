@@ -1,4 +1,4 @@
-"""ReusedThreshold: when it is found anew, and which way it is nudged."""
+"""ReusedThreshold: when it is renewed, and how it is adjusted in between."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def threshold(events=None):
     return result
 
 
-def test_it_is_due_at_once_for_another_k_and_every_period_steps():
+def test_a_threshold_is_renewed_for_another_k_and_every_period_steps():
     assert ReusedThreshold(4, 0.5, 1.5, 1.1, 1.2).due(K)
     assert threshold().due(K + 1)
     one, due = threshold(), []
@@ -31,7 +31,7 @@ def test_it_is_due_at_once_for_another_k_and_every_period_steps():
 @pytest.mark.parametrize(
     ("count", "value"), [(49, 8 / 1.2), (50, 8), (100, 8), (150, 8), (151, 8 * 1.1), (300, 8 * 1.1), (301, 8 * 1.1)]
 )
-def test_it_is_nudged_outside_the_band_only_and_its_upper_end_can_be_raised(count, value, times):
+def test_a_threshold_is_adjusted_only_outside_the_band_whose_upper_end_can_be_raised(count, value, times):
     one = threshold()
     assert one.holds(count, times) == (50 <= count <= 150 * times)
     assert one.value == value
@@ -45,7 +45,7 @@ def steps_until_it_is_reused(one):
     return count
 
 
-def test_one_that_does_not_hold_is_left_alone_for_longer_each_time():
+def test_the_interval_grows_while_a_threshold_keeps_failing():
     one, waits = threshold(), []
     for _ in range(4):
         one.reuse()
@@ -60,7 +60,7 @@ def test_one_that_does_not_hold_is_left_alone_for_longer_each_time():
     assert steps_until_it_is_reused(one) == 1
 
 
-def test_a_restored_one_goes_on():
+def test_a_restored_threshold_continues():
     one, other = threshold(), threshold()
     one.reuse()
     assert not one.holds(200)
@@ -70,7 +70,7 @@ def test_a_restored_one_goes_on():
     assert other.value == 8 * 1.1
 
 
-def test_what_is_renewed_and_what_does_is_counted():
+def test_renewals_and_reuses_are_counted():
     events = Counter()
     one = threshold(events)
     for count in (K, 10 * K, K):  # the second does not hold

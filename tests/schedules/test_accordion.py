@@ -1,4 +1,4 @@
-"""Accordion: the high density where the summed gradient changes or the learning rate falls, the low one in between."""
+"""Accordion: the high density while the summed gradient changes or the learning rate falls, else the low one."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def densities(norms, rates=None, where=2, steps=3, **options):
 
 
 def test_the_density_is_high_until_two_epochs_can_be_compared_and_low_once_they_agree():
-    """An epoch in two counts, the first one included; it is compared when it is over."""
+    """Every other epoch counts, the first one included; it is compared at its end."""
     assert densities([1.0] * 6) == [HIGH] * 3 + [LOW] * 3
     assert densities([1.0] * 24, interval=10) == [HIGH] * 11 + [LOW] * 13
 
 
 @pytest.mark.parametrize(("norm", "expected"), [(0.49, HIGH), (0.51, LOW), (1.49, LOW), (1.51, HIGH), (0.5, HIGH)])
-def test_a_change_of_the_norm_by_half_asks_for_the_high_density(norm, expected):
+def test_a_change_of_the_norm_by_half_selects_the_high_density(norm, expected):
     assert densities([1.0, 9.0, norm, 9.0, 9.0])[3:] == [expected] * 2
 
 
@@ -50,11 +50,11 @@ def test_the_high_density_ends_when_the_norm_settles():
     assert densities([1, 0, 1, 0, 9, 0, 9, 0])[3:] == [LOW, LOW, HIGH, HIGH, LOW]
 
 
-def test_a_norm_of_zero_is_left_with_the_high_density():
+def test_growth_from_a_norm_of_zero_selects_the_high_density():
     assert densities([0, 0, 1, 0])[3] == HIGH
 
 
-def test_noise_of_single_steps_does_not_hide_that_the_signal_changes():
+def test_noise_of_single_steps_does_not_hide_a_change_of_the_signal():
     """Steps' norms are all about 1, whereas the mean gradient's falls from 0.5 to 0.2, and stays."""
     schedule, seen = built(), []
     for epoch, signal in enumerate([0.5] * 4 + [0.2] * 4):
@@ -64,8 +64,8 @@ def test_noise_of_single_steps_does_not_hide_that_the_signal_changes():
     assert seen[3:] == [LOW, LOW, HIGH, HIGH, LOW]
 
 
-def test_the_first_steps_count_also_where_everything_travels_in_them():
-    """Were they left out, the norm of the first epoch would be that of its end."""
+def test_dense_steps_at_the_start_count():
+    """Without them, the norm of the first epoch would be that of its end."""
     schedule, seen = built(dense_steps=2), []
     for epoch in range(4):
         for number in range(3):
@@ -84,7 +84,7 @@ def test_the_loss_scale_may_change_within_an_epoch(scales):
     assert schedule._norm == pytest.approx(0.4)
 
 
-def test_what_is_held_for_an_epoch_is_not_in_its_sum():
+def test_parameters_held_for_an_epoch_are_not_in_its_sum():
     schedule = built(3)
     for epoch in (0, 1):
         schedule.densities(Step(epoch=epoch, gradients=[(2, np.ones(1, np.float32))]))
@@ -95,18 +95,18 @@ def test_what_is_held_for_an_epoch_is_not_in_its_sum():
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.99])
-def test_any_fall_of_the_learning_rate_asks_for_the_high_density_at_once_and_until_the_next_comparison(rate):
+def test_a_lower_learning_rate_selects_the_high_density_until_the_next_comparison(rate):
     rates = [1.0] * 5 + [rate] * 6
     assert densities([1.0] * 11, rates, interval=4) == [HIGH] * 9 + [LOW] * 2
     assert densities([1.0] * 14, [1.0] * 6 + [rate] * 8, interval=4)[4:] == [HIGH, LOW, HIGH, HIGH, HIGH, *[LOW] * 5]
 
 
-def test_a_learning_rate_that_rises_asks_for_nothing():
+def test_a_rising_learning_rate_changes_nothing():
     assert densities([1.0] * 6, [0.1 * epoch for epoch in range(6)])[3:] == [LOW] * 3
 
 
 def test_a_learning_rate_that_falls_in_every_epoch_keeps_the_density_high():
-    """As of a cosine: every epoch is one of decay."""
+    """As with a cosine schedule: the rate decays in every epoch."""
     assert densities([1.0] * 20, [1 - 0.01 * epoch for epoch in range(20)]) == [HIGH] * 20
 
 
@@ -114,7 +114,7 @@ def test_a_learning_rate_that_falls_in_every_epoch_keeps_the_density_high():
 
 
 def ranks(number, told, working=None, size=2):
-    """A place among ranks that all say what this one does; those that do not work say nothing."""
+    """Return a context among ranks with the same numbers as this one; idle ranks contribute nothing."""
 
     def consensus(numbers):
         told.append(numbers)
@@ -123,7 +123,7 @@ def ranks(number, told, working=None, size=2):
     return BucketContext(size, LIKE, ranks=number, consensus=consensus)
 
 
-def test_the_norm_is_the_root_of_the_mean_square_over_the_ranks_and_told_once_an_epoch():
+def test_the_norm_is_the_root_mean_square_over_ranks_and_exchanged_once_an_epoch():
     told = []
     densities([1.0, 3.0, 2.0, 1.0], [1.0, 1.0, 0.5, 0.5], where=ranks(4, told))
     # Square of the norm of the epoch's mean gradient, if it counted, whether it did; the rate of the next epoch.
@@ -136,7 +136,7 @@ def test_ranks_that_idle_change_neither_the_norm_nor_the_rate():
 
 
 def test_an_idle_rank_follows_the_others():
-    """It adds nothing, and takes over what is told: here that the learning rate of two others fell."""
+    """It contributes nothing, and follows the others: here, the learning rate of two others fell."""
     context = BucketContext(2, LIKE, ranks=3, consensus=lambda numbers: numbers + np.array([2.0, 2, 2 * rate, 2]))
     schedule, seen = built(context), []
     for epoch in range(8):
@@ -149,7 +149,7 @@ def test_an_idle_rank_follows_the_others():
 # --- state ---
 
 
-def test_a_restored_one_goes_on():
+def test_a_restored_schedule_continues():
     generator, schedule, seen, expected, whole = np.random.default_rng(3), built(), [], [], built()
     for number in range(300):
         epoch, rate = number // 7, 1.0 if number < 150 else 0.5
@@ -163,7 +163,7 @@ def test_a_restored_one_goes_on():
     assert {LOW, HIGH} == set(seen)
 
 
-def test_the_buffer_is_there_in_epochs_that_count_only():
+def test_the_buffer_exists_only_in_epochs_that_count():
     schedule, sizes = built(50), []
     for epoch in range(4):
         schedule.densities(Step(epoch=epoch, gradients=[(0, np.ones(50, np.float32))]))

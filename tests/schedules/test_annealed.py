@@ -20,7 +20,7 @@ from horovod_sparse.schedules import Annealed
     break_at=st.integers(0, 300),
 )
 def test_the_density_follows_the_learning_rate(rates, floor, interval, break_at):
-    """From one look to the next, and over a restart."""
+    """The density is updated at intervals, and continues after a restart."""
 
     def new():
         return made(Annealed, 10, 0.01, floor=floor, interval=interval)
@@ -36,8 +36,8 @@ def test_the_density_follows_the_learning_rate(rates, floor, interval, break_at)
         assert schedule.densities(Step(rate, number=number)) == (pytest.approx(0.01 * factor),)
 
 
-def test_ranks_with_other_learning_rates_have_the_same_density():
-    """As one in hvd.join() has that of the step in which it joined."""
+def test_ranks_with_different_learning_rates_have_the_same_density():
+    """A rank in hvd.join() has the rate of the step in which it joined."""
     sums = [np.array([1.0]), np.array([0.8])]
     context = BucketContext(10, LIKE, ranks=2, consensus=lambda _: sums.pop(0))
     schedule = made(Annealed, context, 0.01, interval=1)

@@ -1,4 +1,4 @@
-"""Constant, and what the other schedules have of it: dense steps at the start."""
+"""Constant, and the dense steps at the start of every schedule."""
 
 from __future__ import annotations
 

@@ -20,14 +20,14 @@ WINDOW = 4
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The time, which a test may set forward."""
+    """Provide a clock that tests advance."""
     now = [0.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     return now
 
 
 def build(buckets=1, context=None, **options):
-    """The schedules of one model's buckets, in the order of their numbers."""
+    """Return the schedules of one model's buckets, by bucket number."""
     context = {"shared": {}, **(context or {})}
     options = {"cf_max": 80.0, "window": WINDOW, "eps": 0.7, "omega": 0.01, **options}
     return [made(GraVAC, BucketContext(10, LIKE, bucket, **context), 0.1, **options) for bucket in range(buckets)]
@@ -68,9 +68,7 @@ def factors(schedules):
     ("gains", "expected"),
     [((0.9, 0.8), 20), ((0.9, 0.71), 20), ((0.9, 0.69), 10), ((0.71, 0.1), 10), ((0.69, 0.1), None)],
 )
-def test_the_first_window_sends_the_lowest_and_then_the_candidate_if_its_gain_suffices_else_that_else_everything(
-    gains, expected
-):
+def test_candidate_order(gains, expected):
     schedules = build()
     assert steps(schedules, gains) == [10] * WINDOW
     assert steps(schedules, gains, WINDOW) == [expected] * WINDOW
@@ -97,7 +95,7 @@ def test_gains_are_moving_averages_over_the_window():
 
 
 @pytest.mark.parametrize("scale", [1.0, 1024.0])
-def test_what_is_scaled_with_the_loss_weighs_as_much_as_before(scale):
+def test_the_loss_scale_does_not_change_the_averages(scale):
     schedules = build()
     steps(schedules, (0.9, 0.9), 2 * WINDOW)
     unscaled = schedules[0]._search.state_dict()["averages"]
@@ -117,8 +115,8 @@ def test_what_is_scaled_with_the_loss_weighs_as_much_as_before(scale):
     )
 )
 @settings(max_examples=40)
-def test_several_buckets_decide_as_one_with_all_their_parameters(gains):
-    """Also where a bucket is left out of a step because a gradient was not finite. Sums are exact."""
+def test_several_buckets_decide_like_one_with_all_parameters(gains):
+    """Also if a bucket is left out of a step because a gradient was not finite. Sums are exact."""
     several, one = build(4), build()
     for number, pair in enumerate(gains):
         pair = [gain / 8 for gain in pair]
@@ -127,7 +125,7 @@ def test_several_buckets_decide_as_one_with_all_their_parameters(gains):
         assert factors(several) == factors(one)
 
 
-def test_a_step_costs_one_message_whatever_the_number_of_buckets():
+def test_a_step_takes_one_message_for_any_number_of_buckets():
     messages = []
     context = {"ranks": 3, "consensus": lambda array: messages.append(array) or 3 * array}
     steps(build(5, context), (0.9, 0.8), 11)
@@ -141,7 +139,7 @@ def test_a_bucket_that_is_added_later_takes_part():
 
 
 def test_ranks_that_idle_do_not_lower_the_averages():
-    """Half of the ranks stop: averages and decisions are as if they had never been there."""
+    """Half of the ranks stop: averages and decisions are the same as without them."""
     busy, alone = [4], build(cf_max=1e6)
     context = {"ranks": 4, "consensus": lambda sums: np.append(busy[0] * sums[:-1], 4 * sums[-1])}
     among_others = build(1, context, cf_max=1e6)
@@ -173,7 +171,7 @@ def test_each_candidate_has_its_own_window(clock):
 
 
 def sent(schedules, clock, seconds_of, gains_of, count, gap=None):
-    """Steps whose time depends on the factor that they are sent by."""
+    """Run steps whose time depends on the factor; return the factors."""
     chosen = []
     for number in range(count):
         factor = step(schedules, gains_of)
@@ -189,7 +187,7 @@ GAINS = {10: 0.95, 20: 0.8, 40: 0.8, 80: 0.8}
 
 
 @pytest.mark.parametrize("gap", [None, 3])
-def test_when_all_are_seen_the_smallest_is_settled_on_whose_gain_times_throughput_is_close_to_the_best(clock, gap):
+def test_the_search_settles_on_the_smallest_factor_close_to_the_best_product(clock, gap):
     """Throughput doubles from 20 to 40 and hardly more to 80. Time between steps does not count."""
     schedules = build(window=10)
     sent(schedules, clock, SECONDS, GAINS, 41, gap)
@@ -201,14 +199,14 @@ def test_when_all_are_seen_the_smallest_is_settled_on_whose_gain_times_throughpu
 
 
 def test_throughput_belongs_to_the_factor_that_was_sent(clock):
-    """80 is tried once and has no gain: the rest of its window takes the time of others, which says nothing of it."""
+    """80 is tried once without enough gain; the rest of its window has the times of other factors."""
     schedules = build(window=10)
     seconds, gains = {10: 8.0, 20: 4.0, 40: 6.0, 80: 4.0}, {10: 0.95, 20: 0.8, 40: 0.71, 80: 0.1}
     assert sent(schedules, clock, seconds, gains, 41).count(80) == 1
     assert factors(schedules) == [10, 20]
 
 
-def test_where_no_candidate_has_the_gain_to_be_sent_the_lowest_is_settled_on(clock):
+def test_without_a_candidate_of_sufficient_gain_the_lowest_is_chosen(clock):
     schedules = build(window=10)
     chosen = sent(schedules, clock, dict.fromkeys(SECONDS, 8.0), {10: 0.95, 20: 0.5, 40: 0.5, 80: 0.3}, 41)
     assert chosen.count(10) == 39  # 40 and 80 are tried once
@@ -216,8 +214,8 @@ def test_where_no_candidate_has_the_gain_to_be_sent_the_lowest_is_settled_on(clo
 
 
 @pytest.mark.parametrize(("everything", "expected"), [(9.0, 10), (18.0, 20), (35.0, 40), (900.0, 80)])
-def test_where_gains_are_equal_time_decides_as_in_measured(clock, everything, expected):
-    """The largest density whose steps take no longer than the shortest, as long as computing or sending."""
+def test_with_equal_gains_time_decides_as_in_measured(clock, everything, expected):
+    """The largest density whose steps take no longer than the shortest ones."""
     schedules = build(window=10)
     seconds = {factor: max(1.0, everything / (factor or 1)) for factor in (None, 10, 20, 40, 80)}
     sent(schedules, clock, seconds, dict.fromkeys((10, 20, 40, 80), 0.9), 60)
@@ -238,8 +236,8 @@ def test_where_gains_are_equal_time_decides_as_in_measured(clock, everything, ex
     gains=st.lists(st.tuples(st.floats(0, 2), st.floats(0, 2)).map(lambda pair: (max(pair), min(pair))), max_size=60),
     restored=st.sets(st.integers(0, 59)),
 )
-def test_a_restored_one_goes_on_and_factors_stay_in_their_range(gains, restored):
-    """Until it settles, which time has a part in."""
+def test_a_restored_schedule_continues_and_factors_stay_in_range(gains, restored):
+    """Compared until it settles, which depends on times."""
     one, other = build(2, cf_max=1e6), build(2, cf_max=1e6)
     for number, pair in enumerate(gains):
         if number in restored:
@@ -253,8 +251,8 @@ def test_a_restored_one_goes_on_and_factors_stay_in_their_range(gains, restored)
 
 
 @pytest.mark.parametrize("buckets", [1, 3])
-def test_a_step_that_is_undone_leaves_no_trace(buckets):
-    """Also in a step that ends a window. Buckets are undone in reverse order."""
+def test_an_undone_step_does_not_change_the_state(buckets):
+    """Including steps that end a window. Buckets are undone in reverse order."""
     one, other = build(buckets, cf_max=1e6), build(buckets, cf_max=1e6)
     for number in range(5 * WINDOW):
         pair = (0.9, 0.9 - 0.01 * (number % 7))

@@ -43,7 +43,7 @@ class Training:
         self.trials = _Trials(self.options, clock=lambda: self.time)
 
     def train(self, steps, computing, dense, rounding=0.0, selecting=0.0):
-        """Return what some steps have sent."""
+        """Run some steps; return the candidates that were sent."""
         used = []
         for _ in range(steps):
             (candidate,) = {self.trials.begin(context, self.exposed) for context in self.contexts}
@@ -95,7 +95,7 @@ def test_the_largest_density_that_costs_no_time_is_found_within_a_hundred_steps(
 
 
 @law
-def test_what_is_clear_is_decided_early(transport):
+def test_clear_cases_are_decided_early(transport):
     training = Training(transport)
     used = training.train(100, 1.0, 0.5)
     assert len(training.options.candidates) == 7
@@ -107,7 +107,7 @@ def test_what_is_clear_is_decided_early(transport):
 
 
 @law
-def test_a_smaller_density_is_tried_only_where_bytes_decide(transport):
+def test_a_smaller_density_is_tried_only_if_bytes_decide(transport):
     training = Training(transport, least=0.001)
     used = training.train(100, 1.0, 900.0)
     assert used[16:] == [Candidate(0.001)] * 84  # after 0.002 and 0.01, which are far apart, 0.001, and 0.002 again
@@ -133,7 +133,7 @@ def test_another_network_leads_to_other_densities(transport):
 
 
 @law
-def test_a_link_that_changes_in_the_step_of_the_decision_leads_to_other_densities_too(transport):
+def test_a_link_that_changes_in_the_deciding_step_changes_the_density(transport):
     training = Training(transport, buckets=1)
     while not training.events["decisions"]:
         chosen = training.train(1, 1.0, 10.0)[-1]
@@ -145,7 +145,7 @@ def test_a_link_that_changes_in_the_step_of_the_decision_leads_to_other_densitie
 @law
 @settings(max_examples=10)
 @given(lengths=st.lists(st.integers(50, 400), min_size=5, max_size=30), seed=st.integers(0, 1000))
-def test_trials_stay_a_small_share_of_a_network_that_always_changes(transport, lengths, seed):
+def test_trials_stay_rare_on_a_network_that_always_changes(transport, lengths, seed):
     training = Training(transport, buckets=1, noise=0.2, seed=seed)
     for number, length in enumerate(lengths):
         training.train(length, 1.0, (0.5, 20.0, 200.0)[number % 3])

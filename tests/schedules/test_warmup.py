@@ -20,7 +20,7 @@ def densities(schedule, steps):
 @settings(max_examples=50)
 @given(density=st.floats(1e-5, 1.0), warmup=st.integers(0, 20), length=st.integers(1, 7))
 @example(4.0**-5, 4, 1)
-def test_the_density_falls_in_equal_factors_to_the_one_configured(density, warmup, length):
+def test_the_density_falls_by_equal_factors_to_the_configured_one(density, warmup, length):
     """Lin et al.: 75 %, 93.75 %, 98.4375 %, 99.6 % and then 99.9 % sparse, for a density of 1/1024 and 4 epochs."""
     found = densities(made(WarmUp, 10, density, warmup=warmup, steps_per_epoch=length), (warmup + 2) * length)
     assert found[warmup * length :] == [density] * (2 * length)

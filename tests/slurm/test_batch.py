@@ -1,4 +1,4 @@
-"""Every script of slurm/, submitted to a SLURM of the tests' own on small settings."""
+"""Every script of slurm/, submitted with small settings to a SLURM that the tests start."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_srun_alone_starts_ddp_on_two_nodes(cluster: Cluster, tmp_path: Path) ->
     assert result["epochs"][-1]["bytes_per_step"] < 0.2 * 4 * result["parameter_count"]
 
 
-def test_ranks_that_mpi_does_not_know_of_fail(cluster: Cluster, tmp_path: Path) -> None:
+def test_ranks_not_started_by_mpi_fail(cluster: Cluster, tmp_path: Path) -> None:
     """Open MPI 4 says so itself; with an MPI that lets each of them begin alone, ``init_process_group`` does."""
     log, command = tmp_path / "log", f"srun --mpi=none {DDP} --output {tmp_path}"
     job = cluster.submit(f"--wrap={command}", log, *NODES, **TCP, **SMALL)
@@ -138,7 +138,7 @@ CONFIGURATIONS = {
 
 @pytest.mark.timeout(400, method="signal")
 @pytest.mark.parametrize(("front_end", "names"), [("horovod", tuple(CONFIGURATIONS)), ("ddp", ("dense", "ours"))])
-def test_the_published_setup_leaves_its_figure_and_its_table(
+def test_the_published_setup_writes_its_figure_and_table(
     front_end: str, names: tuple[str, ...], cluster: Cluster, tmp_path: Path
 ) -> None:
     """The whole job of Yoon and Oh, with a small network on digits, on the CPU."""
@@ -175,7 +175,7 @@ def test_the_published_setup_leaves_its_figure_and_its_table(
     assert (output / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_repository_may_be_elsewhere(cluster: Cluster, tmp_path: Path) -> None:
+def test_scripts_find_the_repository_from_another_folder(cluster: Cluster, tmp_path: Path) -> None:
     """Scripts are found from the folder they are submitted in, or from REPOSITORY."""
     log = tmp_path / "log"
     job = cluster.submit("sweep.sbatch", log, "--array=7", f"--chdir={tmp_path}", REPOSITORY=str(REPOSITORY))
@@ -183,7 +183,7 @@ def test_the_repository_may_be_elsewhere(cluster: Cluster, tmp_path: Path) -> No
     assert "none for task 7" in log.read_text()
 
 
-def test_shellcheck_finds_nothing_to_say() -> None:
+def test_shellcheck_reports_nothing() -> None:
     paths = [path for pattern in ("slurm/*.s*", "tools/*.sh", "tests/slurm/*.sh") for path in REPOSITORY.glob(pattern)]
     command = ["shellcheck", "--external-sources", *paths]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)

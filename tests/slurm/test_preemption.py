@@ -1,4 +1,4 @@
-"""A training that is preempted, moved or warned goes on with the bits of one that nothing happened to."""
+"""A run that is preempted, moved or warned ends bitwise equal to an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def parameters(output: Path) -> str:
 
 
 def at_first_checkpoint(output: Path) -> None:
-    """Waits until a run has something to go on from."""
+    """Wait until a run has a checkpoint."""
     folder = output / "checkpoints"
     wait_until(lambda: any(folder.glob("step-????????")), 120, f"a checkpoint in {folder}")
 
@@ -42,7 +42,7 @@ def stopped_at(log: Path) -> list[int]:
 
 
 def ranks(mark: Mark) -> list[int]:
-    """Processes that have become Python, if only just."""
+    """Return the processes that run Python by now."""
     found = []
     for pid in mark.processes():
         with suppress(OSError):  # it has ended
@@ -53,7 +53,7 @@ def ranks(mark: Mark) -> list[int]:
 
 @pytest.fixture(scope="module")
 def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Hash of the parameters that the training ends with where nothing happens."""
+    """Return the hash of the final parameters of an uninterrupted run."""
     folder = tmp_path_factory.mktemp("undisturbed")
     job = cluster.submit("train.sbatch", folder / "log", OUTPUT=str(folder), **TRAINING)
     state = cluster.wait_for(job, limit=LIMIT)
@@ -62,7 +62,7 @@ def undisturbed(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> s
 
 
 def assert_continued(cluster: Cluster, job: str, log: Path, output: Path, expected: str) -> None:
-    """Waits for a job that was requeued once to end like the undisturbed one."""
+    """Wait for a job that was requeued once; assert that it ended like the undisturbed one."""
     state = cluster.wait_for(job, limit=LIMIT)
     assert (state, cluster.show(job)["Restarts"]) == ("COMPLETED", "1"), log.read_text()
     assert parameters(output) == expected
@@ -70,7 +70,9 @@ def assert_continued(cluster: Cluster, job: str, log: Path, output: Path, expect
 
 # The second is what clusters without preempt_send_user_signal do: SIGTERM to the script.
 @pytest.mark.parametrize("signal", ["B:USR1@120", "TERM@120"])
-def test_a_job_of_higher_priority_preempts(cluster: Cluster, undisturbed: str, tmp_path: Path, signal: str) -> None:
+def test_a_job_of_higher_priority_preempts_the_training(
+    cluster: Cluster, undisturbed: str, tmp_path: Path, signal: str
+) -> None:
     log = tmp_path / "log"
     job = cluster.submit("train.sbatch", log, f"--signal={signal}", OUTPUT=str(tmp_path), **TRAINING)
     at_first_checkpoint(tmp_path)
@@ -82,7 +84,9 @@ def test_a_job_of_higher_priority_preempts(cluster: Cluster, undisturbed: str, t
 
 
 @pytest.mark.parametrize("launcher", ["horovodrun", "mpirun"])
-def test_other_launchers_pass_the_signal_on(cluster: Cluster, undisturbed: str, tmp_path: Path, launcher: str) -> None:
+def test_the_signal_reaches_the_ranks_through_other_launchers(
+    cluster: Cluster, undisturbed: str, tmp_path: Path, launcher: str
+) -> None:
     log = tmp_path / "log"
     job = cluster.submit("horovodrun.sbatch", log, LAUNCHER=launcher, OUTPUT=str(tmp_path), **TRAINING)
     at_first_checkpoint(tmp_path)
@@ -127,8 +131,8 @@ def test_a_node_that_goes_down(cluster: Cluster, undisturbed: str, tmp_path: Pat
     assert stopped_at(log) == [], "it had no time to say so"
 
 
-def test_one_task_of_an_array_is_preempted_alone(cluster: Cluster, tmp_path: Path) -> None:
-    """Also the task whose own number is the number of the whole array."""
+def test_a_single_task_of_an_array_is_preempted(cluster: Cluster, tmp_path: Path) -> None:
+    """Including the task whose job ID is that of the array."""
     variables = {**TRAINING, "COMPRESSIONS": "oktopk:density=0.01 topka:density=0.01", "FOLDER": str(tmp_path)}
     array = cluster.submit("sweep.sbatch", tmp_path / "log-%a", "--array=0-1", **variables)
     for run in ("0-oktopk", "1-topka"):

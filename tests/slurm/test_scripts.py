@@ -1,4 +1,4 @@
-"""What holds for the files of slurm/ without a SLURM."""
+"""Checks of the files of slurm/ that need no SLURM."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_an_unknown_network_is_refused() -> None:
     assert "NETWORK=infinyband is unknown; known are: auto, infiniband" in done.stderr
 
 
-def test_ranks_get_the_cores_that_were_asked_for() -> None:
+def test_ranks_get_the_requested_cores() -> None:
     assert {"OMP_NUM_THREADS=5", "SRUN_CPUS_PER_TASK=6"} <= set(settings(SLURM_CPUS_PER_TASK="6").stdout.splitlines())
     assert "OMP_NUM_THREADS=1" in settings().stdout.splitlines()
 

@@ -1,4 +1,4 @@
-"""ARCTopK: the best blocks of the sum over the ranks, as far as a sketch shows them."""
+"""ARCTopK: the best blocks of the sum over the ranks, estimated by a sketch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def published(total, count, block, columns, seed, number):
 
 @pytest.mark.law
 @pytest.mark.parametrize(("size", "block", "columns", "refresh"), [(1000, 8, 4, 1), (1003, 10, 1, 3), (64, 1, 2, 1)])
-def test_every_step_is_that_of_the_reference(transport, size, block, columns, refresh):
+def test_every_step_equals_the_reference(transport, size, block, columns, refresh):
     spec = Sparse.of(0.1, "arctopk", collective="shared", block=block, columns=columns, refresh=refresh, seed=3)
     pipeline, ranks = pipeline_for(spec, size, LIKE, transport), transport.size
     residual, generator = np.zeros((ranks, size), np.float32), np.random.default_rng(5)
@@ -51,7 +51,7 @@ def test_every_step_is_that_of_the_reference(transport, size, block, columns, re
 
 @pytest.mark.law
 def test_noise_that_cancels_between_ranks_is_not_chosen(transport):
-    """Stable Top-K adds up the ranks' squared norms, and chooses it."""
+    """Stable Top-K, which adds up the ranks' squared norms, would choose it."""
     signal, noise = np.zeros(640, np.float32), np.zeros(640, np.float32)
     signal[:64], noise[64:128] = 1, 50
     sign = 0 if transport.size % 2 and transport.rank == transport.size - 1 else (-1) ** transport.rank
@@ -64,7 +64,7 @@ def test_noise_that_cancels_between_ranks_is_not_chosen(transport):
     assert found[StableTopK][0] == (64 if transport.size > 1 else 0)
 
 
-def test_held_positions_count_nothing():
+def test_held_positions_do_not_count():
     gradient, buffer = np.ones(40, np.float32), np.zeros(40, np.float32)
     buffer[10:20] = 100
     accumulator = Accumulator(buffer, [(0, gradient[:10]), (20, 2 * gradient[20:])])
@@ -80,7 +80,7 @@ def test_the_sketch_changes_from_step_to_step():
 
 
 @pytest.mark.law
-def test_a_choice_sends_the_sketch_and_a_step_the_values(transport):
+def test_sketches_are_sent_only_in_choosing_steps(transport):
     size, block, columns = 64_000 * transport.size, 64, 4
     spec = Sparse.of(0.1, "arctopk", collective="shared", block=block, columns=columns, refresh=2)
     pipeline, sent = pipeline_for(spec, size, LIKE, transport), []

@@ -15,7 +15,7 @@ from horovod_sparse.sparsifiers import ARTopK, TopK
 
 @pytest.mark.law
 @pytest.mark.parametrize("leader", ["turn", "norm"])
-def test_every_step_is_that_of_the_reference(transport, leader):
+def test_every_step_equals_the_reference(transport, leader):
     rank, ranks, size, k = transport.rank, transport.size, 300, 15
     pipeline = pipeline_for(Sparse.of(0.05, "artopk", collective="union", leader=leader), size, LIKE, transport)
     residual, generator, leaders = np.zeros((ranks, size), np.float32), np.random.default_rng(5), set()
@@ -36,7 +36,7 @@ def test_every_step_is_that_of_the_reference(transport, leader):
     assert len(leaders) > 1 or ranks == 1
 
 
-def test_a_rank_selects_what_topk_does_when_it_is_its_turn_and_nothing_else():
+def test_a_rank_selects_like_topk_in_its_turn_and_nothing_otherwise():
     gradient = np.arange(1, 51, dtype=np.float32)
     for number in range(6):
         for rank in range(3):
@@ -47,7 +47,7 @@ def test_a_rank_selects_what_topk_does_when_it_is_its_turn_and_nothing_else():
 
 
 @pytest.mark.law
-def test_the_volume_does_not_grow_with_the_ranks(transport):
+def test_the_volume_does_not_grow_with_the_world_size(transport):
     size, k, ranks = 100_000, 10_000, transport.size
     pipeline = pipeline_for(Sparse.of(0.1, "artopk", collective="union", indices="plain"), size, LIKE, transport)
     sent = []

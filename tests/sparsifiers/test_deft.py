@@ -64,7 +64,7 @@ def published(acc, k, number, starts):
 @pytest.mark.parametrize(
     ("size", "density", "starts"), [(900, 0.05, (0, 30, 40, 700)), (64, 0.02, (0, 5)), (20, 0.4, (0,))]
 )
-def test_every_step_is_that_of_the_reference(transport, size, density, starts):
+def test_every_step_equals_the_reference(transport, size, density, starts):
     spec, rank, ranks = Sparse.of(density, sparsifier="deft", collective="union"), transport.rank, transport.size
     pipeline = pipeline_for(spec, size, LIKE, transport, layers=starts)
     residual, generator, k = (
@@ -109,7 +109,7 @@ def test_layers_larger_than_a_ranks_share_are_divided():
     assert _divided([0, 2], 4) == [0, 0, 1, 1, 2]
 
 
-def test_bins_cost_about_the_same():
+def test_bins_have_similar_costs():
     assert _packed([9, 1, 8, 2, 7, 3], 3) == [[0, 1], [2, 3], [4, 5]]
     assert _packed([5.0], 3) == [[0], [], []]
 

@@ -1,4 +1,4 @@
-"""DGCSampling: a threshold out of a sample, and never more than k entries."""
+"""DGCSampling: a threshold from a sample, and never more than k entries."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def published(acc, k, start):
     density=st.floats(0.001, 0.9),
     seed=st.integers(0, 999),
 )
-def test_it_takes_what_the_published_rule_takes(kind, size, density, seed):
+def test_dgc_selects_like_the_published_rule(kind, size, density, seed):
     gradient, k = spread(np.random.default_rng(seed), kind, size), max(1, round(density * size))
     context = BucketContext(size, LIKE, bucket=1, rank=2, ranks=3)
     sparsifier = made(DGCSampling, context, seed=seed)
@@ -47,7 +47,7 @@ def test_it_takes_what_the_published_rule_takes(kind, size, density, seed):
 
 
 @pytest.mark.parametrize("density", [0.001, 0.1])
-def test_of_many_gradients_nearly_k_leave_and_the_largest(density):
+def test_nearly_k_of_many_gradients_are_selected_the_largest_ones(density):
     gradient, k = normal(0, 200_000), round(density * 200_000)
     vector, rest = take(made(DGCSampling, gradient.size), gradient, k)
     assert 0.8 * k <= len(vector) <= k
@@ -77,7 +77,7 @@ def test_ranks_and_steps_sample_at_different_positions(monkeypatch):
     assert all(0 <= start < 100 for start in starts)
 
 
-def test_one_pass_does_where_the_sample_is_right_and_never_more_than_three(monkeypatch):
+def test_one_pass_suffices_with_a_good_sample_and_three_always(monkeypatch):
     calls = passes(monkeypatch, "settle", "count_reaching", "take_above", "take_largest")
     gradient = normal(0, 100_000)
     take(made(DGCSampling, gradient.size), gradient, 1000)

@@ -1,4 +1,4 @@
-"""ExDyna: parts that exchange blocks until all have about as many entries."""
+"""ExDyna: parts exchange blocks until all select about the same number of entries."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_part_keeps_a_quarter_of_its_share():
 
 
 @pytest.mark.parametrize(("size", "blocks", "ranks"), [(1600, 16, 3), (1601, 1024, 4), (10, 1024, 5), (1600, 2, 4)])
-def test_the_parts_cover_the_bucket_whatever_moves(size, blocks, ranks):
+def test_the_parts_always_cover_the_bucket(size, blocks, ranks):
     rules, gradient = [rule_of(ranks, size, rank, blocks=blocks) for rank in range(ranks)], normal(1, size)
     for number in range(30):
         taken = [take(rule, gradient, size // 2, number)[0] for rule in rules]
@@ -72,7 +72,7 @@ def test_the_parts_cover_the_bucket_whatever_moves(size, blocks, ranks):
 
 
 @pytest.mark.law
-def test_ranks_come_to_select_about_as_many_entries_each(transport):
+def test_ranks_converge_to_similar_numbers_of_entries(transport):
     """Magnitudes are ten times as large in the first eighth of the bucket."""
     size, ranks = 16_000, transport.size
     spec = Sparse.of(0.1, sparsifier="exdyna", collective="union", blocks=128)

@@ -40,7 +40,7 @@ def published(acc, k):
     density=st.floats(0.001, 0.99),
     seed=st.integers(0, 999),
 )
-def test_it_takes_what_the_published_rule_takes(kind, size, density, seed):
+def test_gaussiank_selects_like_the_published_rule(kind, size, density, seed):
     gradient, k = spread(np.random.default_rng(seed), kind, size), max(1, round(density * size))
     if k < size and gradient.any() and len(expected := published(gradient, k)):
         assert np.array_equal(taken(gradient, k), expected)
@@ -53,7 +53,7 @@ def test_normal_gradients_give_about_k_entries(density):
     assert 2 / 3 * k <= len(taken(normal(1, 100_000), k)) <= 4 / 3 * k
 
 
-def test_where_nothing_reaches_the_threshold_the_k_largest_leave():
+def test_the_k_largest_are_selected_if_nothing_reaches_the_threshold():
     signs = np.where(np.arange(100_000) % 2, np.float32(1), np.float32(-1))  # the last threshold is 1.1
     assert len(published(signs, 1)) == 0
     assert taken(signs, 1).tolist() == [0]
@@ -70,7 +70,7 @@ def test_the_bucket_is_read_at_most_four_times(kind, monkeypatch):
         assert len(calls) <= 4
 
 
-def test_a_correction_that_nobody_evaluates_is_not_applied():
+def test_the_last_correction_is_not_applied():
     """Of 50, 8 reach the first threshold, 10 half of it and a quarter: too few each time. An eighth would give 35."""
     gradient = np.repeat(np.array([64, 20, 10, 3, 0.5], np.float32), [5, 3, 2, 25, 65])
     threshold = gradient.mean() - gradient.std() * NormalDist().inv_cdf(0.25)

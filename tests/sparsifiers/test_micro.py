@@ -1,4 +1,4 @@
-"""MiCRO: another part of the bucket for each rank, and one threshold for all of them."""
+"""MiCRO: a separate part of the bucket for each rank, and a common threshold."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Reference:
 
 @pytest.mark.law
 @pytest.mark.parametrize(("size", "density"), [(1200, 0.05), (50, 0.02), (7, 0.3)])
-def test_every_step_is_that_of_the_reference(transport, size, density):
+def test_every_step_equals_the_reference(transport, size, density):
     pipeline = pipeline_for(Sparse.of(density, sparsifier="micro", collective="union"), size, LIKE, transport)
     generator, reference, k = np.random.default_rng(5), Reference(transport.size, size), max(1, round(density * size))
     for number in range(25):
@@ -127,7 +127,7 @@ def test_after_a_total_far_from_k_the_threshold_is_computed_again(count):
     assert rule.state_dict()["threshold"] == pytest.approx(5 * threshold, rel=1e-6)
 
 
-def test_a_new_k_has_a_new_threshold():
+def test_another_k_computes_the_threshold_again():
     rule, threshold = ready(k=100)
     assert len(take(rule, normal(0, 1000), 10)[0]) == 10
     assert rule.state_dict()["threshold"] > threshold

@@ -18,7 +18,7 @@ gradients = hnp.arrays(np.float32, st.integers(1, 200), elements=st.integers(-4,
 
 @settings(max_examples=60)
 @given(gradient=gradients, k=st.integers(1, 250), cf_min=st.sampled_from([1, 1.5, 10.0, 1e6]))
-def test_it_takes_and_leaves_what_topk_does(gradient, k, cf_min):
+def test_multilevel_selects_like_topk(gradient, k, cf_min):
     vector, rest = take(made(MultiLevel, gradient.size, cf_min=cf_min), gradient, k)
     expected, expected_rest = take(made(TopK, gradient.size), gradient, k)
     assert np.array_equal(vector.indices, expected.indices)

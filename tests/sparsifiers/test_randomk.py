@@ -34,7 +34,7 @@ def test_every_subset_is_equally_likely(size, k):
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_ranks_draw_the_same_or_their_own_and_steps_buckets_and_seeds_differ(shared):
+def test_positions_depend_on_step_bucket_seed_and_on_the_rank_unless_shared(shared):
     def draw(rank=0, number=0, bucket=1, seed=3):
         vector = taken(
             made(RandomK, BucketContext(1000, LIKE, bucket, rank, 2), seed=seed, shared=shared), 1000, 20, number
@@ -52,7 +52,7 @@ def test_ranks_draw_the_same_or_their_own_and_steps_buckets_and_seeds_differ(sha
 
 @settings(max_examples=60)
 @given(size=st.integers(1, 200), k=st.integers(1, 210), part=st.integers(0, 210), number=st.integers(0, 50))
-def test_a_part_holds_so_many_of_the_entries_and_is_the_same_on_every_rank(size, k, part, number):
+def test_narrowing_keeps_k_entries_the_same_on_every_rank(size, k, part, number):
     parts = []
     for rank in range(2):
         sparsifier = made(RandomK, BucketContext(size, LIKE, rank=rank, ranks=2))
@@ -67,7 +67,7 @@ def test_a_part_holds_so_many_of_the_entries_and_is_the_same_on_every_rank(size,
     assert all(one.shared for one in parts)
 
 
-def test_every_part_is_equally_likely_whatever_the_magnitudes():
+def test_every_narrowed_subset_is_equally_likely_for_any_magnitudes():
     sparsifier = made(RandomK, 6)
 
     def draw(number):
@@ -77,7 +77,7 @@ def test_every_part_is_equally_likely_whatever_the_magnitudes():
     assert_equally_likely(draw, 6, 2, 3000)
 
 
-def test_ranks_that_draw_their_own_positions_draw_their_own_parts():
+def test_ranks_with_private_positions_narrow_independently():
     def part(rank):
         sparsifier = made(RandomK, BucketContext(1000, LIKE, rank=rank, ranks=2), shared=False)
         # Of vectors at the same positions, to see that the second draw differs.

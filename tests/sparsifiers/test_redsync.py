@@ -37,14 +37,14 @@ def published(acc, k):
     density=st.floats(0.001, 0.9),
     seed=st.integers(0, 999),
 )
-def test_it_takes_what_the_published_rule_takes(kind, size, density, seed):
+def test_redsync_selects_like_the_published_rule(kind, size, density, seed):
     gradient, k = spread(np.random.default_rng(seed), kind, size), max(1, round(density * size))
     if k < size and gradient.any():
         assert np.array_equal(taken(gradient, k), published(gradient, k))
 
 
 @pytest.mark.parametrize("exponent", range(1, 8))
-def test_every_eighth_can_be_found(exponent):
+def test_every_threshold_of_the_bisection_can_be_found(exponent):
     """Magnitudes for which only one threshold has k to 2k entries."""
     gradient = np.zeros(10_000, np.float32)
     gradient[:1] = 8
@@ -54,7 +54,7 @@ def test_every_eighth_can_be_found(exponent):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_equal_magnitudes_leave_although_their_mean_is_rounded(dtype):
+def test_equal_magnitudes_are_selected_although_their_mean_is_rounded(dtype):
     for size in range(2, 100):
         for value in (0.1, 0.7, 0.9):
             assert len(taken(np.full(size, value, dtype), 1)) == size

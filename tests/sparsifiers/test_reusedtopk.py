@@ -19,14 +19,14 @@ def step(sparsifier, number, factor=1.0):
     return vector
 
 
-def test_a_scheduled_step_takes_what_topk_takes():
+def test_a_scheduled_step_selects_like_topk():
     sparsifier = made(ReusedTopK, SIZE, tau_threshold=3)
     for number in range(7):
         same = np.array_equal(step(sparsifier, number).indices, step(made(TopK, SIZE), number).indices)
         assert same == (number % 3 == 0)
 
 
-def test_a_reused_threshold_takes_all_that_reach_it():
+def test_a_reused_threshold_selects_everything_that_reaches_it():
     sparsifier = made(ReusedTopK, SIZE)
     smallest = np.abs(step(sparsifier, 0).values).min()
     assert np.array_equal(step(sparsifier, 1).indices, np.flatnonzero(np.abs(normal(1, SIZE)) >= smallest))
@@ -40,7 +40,7 @@ def test_the_number_of_entries_settles_inside_the_band():
 
 
 @pytest.mark.parametrize("factor", [1e-3, 0.5, 10.0, 1e4])
-def test_a_jump_of_the_gradients_leaves_the_number_of_entries_near_the_band(factor):
+def test_a_jump_of_the_gradients_keeps_the_number_of_entries_near_the_band(factor):
     sparsifier = made(ReusedTopK, SIZE)
     for number in range(5):
         assert 2 / 3 * K <= len(step(sparsifier, number, factor if number % 2 else 1)) <= 4 / 3 * K

@@ -1,4 +1,4 @@
-"""SIDCo: exponential distributions, each fitted to what the one before it has left."""
+"""SIDCo: exponential distributions, each fitted to the tail beyond the previous threshold."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def published(acc, k):
     density=st.floats(0.001, 0.99),
     seed=st.integers(0, 999),
 )
-def test_it_takes_what_the_published_rule_takes(kind, size, density, seed):
+def test_sidco_selects_like_the_published_rule(kind, size, density, seed):
     gradient, k = spread(np.random.default_rng(seed), kind, size), max(1, round(density * size))
     if k < size and gradient.any() and len(expected := published(gradient, k)):
         assert np.array_equal(taken(gradient, k), expected)
@@ -65,7 +65,7 @@ def test_the_number_of_entries_is_near_k(density, draw, least, most):
     assert least * k <= len(taken(numbers, k)) <= most * k
 
 
-def test_where_nothing_reaches_the_threshold_the_k_largest_leave():
+def test_the_k_largest_are_selected_if_nothing_reaches_the_threshold():
     gradient = np.ones(1000, np.float32)
     assert len(published(gradient, 5)) == 0
     assert taken(gradient, 5).tolist() == [0, 1, 2, 3, 4]

@@ -31,7 +31,7 @@ def best(total, count, block, size):
 
 
 def agreeing(size, agreed, **options):
-    """One that notes what the ranks are asked to sum."""
+    """Return a consensus function that records the arrays to sum."""
     return made(StableTopK, BucketContext(size, LIKE, consensus=lambda array: agreed.append(array) or array), **options)
 
 
@@ -52,7 +52,7 @@ def test_the_best_blocks_of_all_ranks_together_are_chosen(size, block, k, seed):
 
 @settings(max_examples=60)
 @given(cuts=st.lists(st.integers(0, 90), max_size=8), block=st.integers(1, 40), seed=st.integers(0, 99))
-def test_held_positions_count_nothing(cuts, block, seed):
+def test_held_positions_do_not_count(cuts, block, seed):
     cuts = sorted(cuts)
     gradient, acc, seen = whole_numbers(seed, 90), np.zeros(90, np.float32), []
     parts = list(zip(cuts[::2], cuts[1::2], strict=False))
@@ -63,7 +63,7 @@ def test_held_positions_count_nothing(cuts, block, seed):
     assert np.array_equal(seen[0], scores(acc, block))
 
 
-def test_between_two_choices_nothing_is_chosen_or_agreed_upon():
+def test_between_choices_no_scores_are_computed_or_exchanged():
     agreed, counts = [], []
     sparsifier = agreeing(200, agreed, block=8, refresh=3)
     for number in range(7):
@@ -73,7 +73,7 @@ def test_between_two_choices_nothing_is_chosen_or_agreed_upon():
     assert counts == [1, 1, 1, 2, 2, 2, 3]
 
 
-def test_another_density_is_a_new_choice_unless_it_is_as_many_blocks():
+def test_another_density_chooses_again_unless_the_number_of_blocks_is_the_same():
     agreed, counts = [], []
     sparsifier = agreeing(200, agreed, block=8, refresh=100)
     for number, k in enumerate([40, 41, 47, 48, 16, 3, 8]):

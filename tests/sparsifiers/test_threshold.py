@@ -1,4 +1,4 @@
-"""Threshold: all that reach a given magnitude."""
+"""Threshold: everything that reaches a given magnitude."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ gradients = hnp.arrays(np.float32, st.integers(1, 200), elements=st.floats(-8, 8
 
 @settings(max_examples=50)
 @given(gradient=gradients, threshold=st.sampled_from([2**-10, 0.5, 3.0, 8.0]), k=st.integers(1, 300))
-def test_exactly_those_that_reach_it_leave_whatever_k_is(gradient, threshold, k):
+def test_exactly_what_reaches_the_threshold_is_selected_for_any_k(gradient, threshold, k):
     vector, _ = take(made(Threshold, gradient.size, threshold=threshold), gradient, k)
     assert np.array_equal(vector.indices, np.flatnonzero(np.abs(gradient) >= threshold))

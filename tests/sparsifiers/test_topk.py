@@ -1,4 +1,4 @@
-"""TopK: exactly the k largest magnitudes leave the accumulator."""
+"""TopK: exactly the k largest magnitudes are selected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ gradients = hnp.arrays(np.float32, st.integers(1, 200), elements=st.floats(-8, 8
 
 @settings(max_examples=60)
 @given(gradient=gradients, k=st.integers(1, 250), threads=st.integers(1, 3))
-def test_exactly_k_leave_and_ties_go_to_the_lower_index(gradient, k, threads):
+def test_exactly_k_are_selected_and_ties_go_to_the_lower_index(gradient, k, threads):
     vector, rest = take(made(TopK, gradient.size, threads=threads), gradient, k)
     expected = np.sort(np.argsort(-np.abs(gradient), kind="stable")[:k])
     assert np.array_equal(vector.indices, expected)

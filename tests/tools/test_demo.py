@@ -1,4 +1,4 @@
-"""The demo: what it runs, prints and draws, on a network that it makes or without one."""
+"""The demo: what it runs, prints and draws, with and without an emulated network."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_figure_is_a_png(tmp_path):
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_runs_that_fail_are_shown_with_the_end_of_what_they_said(tmp_path):
+def test_failed_runs_are_shown_with_the_end_of_their_output(tmp_path):
     command = [sys.executable, "-c", "print('50%|# | 1/2 [00:01<'); raise SystemExit('out of paper')"]
     with demo.progress_bar(200, show=True) as bar, pytest.raises(RuntimeError, match=r"status 1:(.|\n)*out of paper"):
         demo.watch(command, os.environ, tmp_path / "log.txt", 2, bar)
@@ -86,7 +86,7 @@ def test_a_wrong_rate_is_refused(capsys):
     assert "'fast' is not a rate" in capsys.readouterr().err
 
 
-def test_without_namespaces_the_demo_says_so_shows_this_machine_and_succeeds(tmp_path, monkeypatch, capsys):
+def test_without_namespaces_the_demo_compares_on_this_machine_only(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(demo, "obstacle", lambda: "tc not found: install iproute2")
     monkeypatch.setattr(demo, "train_here", lambda options, bar: runs())
     assert demo.main(["--output", str(tmp_path)]) == 0
@@ -96,7 +96,7 @@ def test_without_namespaces_the_demo_says_so_shows_this_machine_and_succeeds(tmp
     assert "nodes" not in shown
 
 
-def test_what_fails_fails_the_demo(monkeypatch, capsys):
+def test_a_failed_run_fails_the_demo(monkeypatch, capsys):
     monkeypatch.setattr(demo, "obstacle", lambda: "")
     monkeypatch.setattr(demo, "train_slow", Mock(side_effect=RuntimeError("no disk")))
     assert demo.main([]) == 1
@@ -108,7 +108,7 @@ FORBIDDEN = "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bound
 ASK = "from benchmarks.cluster.emulated import obstacle; print(obstacle())"
 
 
-def test_a_kernel_without_user_namespaces_is_told_from_one_with_them():
+def test_kernels_without_user_namespaces_are_detected():
     if reason := emulated.obstacle():
         pytest.skip(f"no namespaces here: {reason}")
     ask = [sys.executable, "-c", ASK]

@@ -1,4 +1,4 @@
-"""Horovod is built without CUDA, whatever nvcc lies around, unless operations on GPUs are asked for."""
+"""Horovod is built without CUDA, even if nvcc is installed, unless operations on GPUs are requested."""
 
 import subprocess
 import sys
@@ -102,7 +102,7 @@ def run(command, environ, folder):
 
 
 @pytest.mark.full
-def test_an_nvcc_in_the_way_does_not_matter(source, environ):
+def test_an_installed_nvcc_does_not_matter(source, environ):
     with tarfile.open(source.parent / "horovod-0.28.1.tar.gz", "w:gz") as archive:
         archive.add(source, source.name)
     environ |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(source.parent), "PYTHONPATH": str(TOOLS)}
@@ -133,7 +133,7 @@ def test_a_source_without_the_file_is_refused(tmp_path):
         horovod_source.correct(tmp_path, horovod_source.corrections({}))
 
 
-def test_a_package_that_cannot_be_had_is_named_with_the_remedy(monkeypatch, tmp_path):
+def test_a_package_that_cannot_be_downloaded_is_named_with_the_remedy(monkeypatch, tmp_path):
     missing = InstallError("No matching distribution found for horovod==0.28.1")
     monkeypatch.setattr(horovod_source, "pip", Mock(side_effect=missing))
     with pytest.raises(InstallError, match=r"(?s)No matching distribution.*set PIP_FIND_LINKS.*0\.28\.1\.tar\.gz"):

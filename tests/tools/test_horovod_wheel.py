@@ -13,7 +13,7 @@ MPI = Mpi(Path("/cluster/bin/mpicxx"), Path("/cluster/lib/libmpi.so.40"), "Open 
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch, tmp_path):
-    """An environment of the user's without settings for Horovod, with torch 2.13.0 and a source that is there."""
+    """Provide a user's environment without settings for Horovod, with torch 2.13.0 and an available source."""
     for name in [*horovod_wheel.options({}), "HOROVOD_GPU_OPERATIONS", "CXX", "MAKEFLAGS", "MPI_HOME"]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -33,7 +33,7 @@ def test_the_build_has_mpi_and_torch_and_nothing_else():
     }
 
 
-def test_the_variables_of_the_user_win(monkeypatch):
+def test_the_users_variables_take_precedence(monkeypatch):
     monkeypatch.setenv("HOROVOD_WITH_GLOO", "1")
     monkeypatch.setenv("HOROVOD_GPU_OPERATIONS", "NCCL")
     monkeypatch.setenv("CXX", "g++-12")
@@ -63,7 +63,7 @@ def test_the_mpi_of_the_environment_is_searched_for_from_where_the_binary_is(mon
     assert horovod_wheel.build_environment(MPI)["LDFLAGS"] == "-s"
 
 
-def test_environments_that_are_alike_share_a_wheel(monkeypatch):
+def test_equal_environments_share_a_wheel(monkeypatch):
     def folder(prefix):
         monkeypatch.setattr(horovod_wheel, "PREFIX", Path(prefix))
         return horovod_wheel.wheel_folder(Mpi(Path(prefix, "bin/mpicxx"), Path(prefix, "lib/libmpi.so.40"), "v4.1.8"))
@@ -99,7 +99,7 @@ def test_another_mpi_changes_the_folder():
     ("error", "remedy"),
     [("g++: fatal error: Killed signal terminated program", "MAKEFLAGS=-j1"), ("something else", "Fix the problem")],
 )
-def test_a_build_that_fails_says_what_happened_and_leaves_no_wheel(error, remedy, monkeypatch, capsys):
+def test_a_failed_build_is_reported_and_leaves_no_wheel(error, remedy, monkeypatch, capsys):
     after = 100 if "fatal error:" in error else 10  # without a sign of an error the last lines are shown
     lines = [*(f"line {i}" for i in range(100)), error, *(f"cleaning {i}" for i in range(after))]
     script = "printf '%s\\n' '" + "' '".join(lines) + "'; exit 1"

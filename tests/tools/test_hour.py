@@ -1,4 +1,4 @@
-"""The runner of a first hour on a GPU: a step that fails or hangs hides no other, and every part ends in time."""
+"""The runner of a first hour on a GPU: failing or hanging steps do not stop others, and every part ends in time."""
 
 from __future__ import annotations
 

@@ -55,7 +55,9 @@ class Machine:
         (True, True, True, {"installed", "kept", "built"}, ["build", "install built"]),
     ],
 )
-def test_it_does_as_little_as_possible(installed, kept, force, working, actions, monkeypatch, tmp_path, capsys):
+def test_horovod_is_built_or_installed_only_if_necessary(
+    installed, kept, force, working, actions, monkeypatch, tmp_path, capsys
+):
     machine = Machine(monkeypatch, tmp_path / "0123abcd", working)
     monkeypatch.setattr(install_horovod, "installed_from", lambda folder: installed)
     if kept:

@@ -47,12 +47,12 @@ def test_without_a_driver_the_cpu_build_is_taken(install):
     assert install() == [f"{CPU} --dry-run", CPU]
 
 
-def test_where_it_cannot_be_had_pip_chooses(install, capfd):
+def test_pip_chooses_if_the_cpu_build_is_unavailable(install, capfd):
     assert install(uv="exit 2") == [f"{CPU} --dry-run", DEFAULT]
     assert "pip chooses" in capfd.readouterr().out
 
 
-def test_its_index_is_asked_in_haste_but_read_at_leisure(install, tmp_path):
+def test_the_index_is_probed_with_a_short_timeout_and_installed_from_with_a_long_one(install, tmp_path):
     hasty = 'test "$UV_HTTP_RETRIES:$UV_HTTP_CONNECT_TIMEOUT" = 0:3'
     assert install(uv=f'case "$*" in *dry-run*) {hasty} ;; *) ! {hasty} ;; esac') == [f"{CPU} --dry-run", CPU]
 
@@ -61,16 +61,16 @@ def test_with_a_driver_pip_chooses(install):
     assert install(driver=True) == [DEFAULT]
 
 
-def test_the_user_has_the_last_word(install):
+def test_the_users_choice_takes_precedence(install):
     assert install("torch==2.12.0", "--no-index") == ["pip install torch==2.12.0 --no-index"]
 
 
-def test_the_torch_that_is_there_stays(monkeypatch):
+def test_an_installed_torch_is_kept(monkeypatch):
     monkeypatch.setattr(install_torch.subprocess, "call", pytest.fail)
     assert install_torch.main(["torch==2.12.0"]) == 0
 
 
-def test_a_driver_shows_in_its_program(monkeypatch, tmp_path):
+def test_a_driver_is_detected_by_its_program(monkeypatch, tmp_path):
     (tmp_path / "nvidia-smi").touch(mode=0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     assert install_torch.has_driver()

@@ -45,7 +45,7 @@ def working(monkeypatch):
     return mpi_stack._probe(Path(shutil.which("mpicxx", path=f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}")))
 
 
-def test_the_library_says_where_and_what_it_is(working):
+def test_path_and_version_of_the_mpi_library_are_found(working):
     assert working.library.exists()
     assert working.library.name.startswith("libmpi")
     assert "MPI" in working.version
@@ -69,7 +69,7 @@ def test_an_mpi_that_does_not_work_is_named_with_the_remedy(tmp_path, monkeypatc
     assert commands == []
 
 
-def test_the_wheel_makes_way_for_the_mpi_of_the_machine(tmp_path, monkeypatch, commands, working, start_file):
+def test_the_machines_mpi_replaces_the_wheel(tmp_path, monkeypatch, commands, working, start_file):
     mpicxx = put_program(tmp_path / "bin" / "mpicxx", f'exec {working.mpicxx} "$@"')
     monkeypatch.setattr(mpi_stack, "_has_wheel", lambda: not commands)
     monkeypatch.setenv("PATH", f"{mpicxx.parent}:{os.environ['PATH']}")
@@ -88,7 +88,7 @@ def test_without_an_mpi_on_the_machine_the_wheel_is_installed(monkeypatch, comma
     assert Path(started_with(start_file)["OPAL_PREFIX"]).is_dir()
 
 
-def test_mpi4py_that_fits_is_left_alone(working, commands):
+def test_a_matching_mpi4py_is_kept(working, commands):
     mpi_stack.match_mpi4py(working)
     assert commands == []
 
@@ -103,6 +103,6 @@ def test_mpi4py_is_built_where_its_wheel_loads_another_library(working, commands
     assert "--no-binary=mpi4py" in commands[1]
 
 
-def test_an_import_that_fails_is_told(working):
+def test_a_failed_import_is_reported(working):
     with pytest.raises(InstallError, match="No module named 'no_such_module'"):
         mpi_stack.check_libraries(working, "import no_such_module\n")

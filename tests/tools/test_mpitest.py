@@ -59,7 +59,7 @@ def test_the_first_number_of_ranks_that_fails_ends_all(monkeypatch):
     assert tried == [1, 2]
 
 
-def test_the_tests_let_horovod_look_for_work_seldom_and_timed_programs_do_not(monkeypatch):
+def test_tests_have_a_long_horovod_cycle_and_timed_programs_do_not(monkeypatch):
     monkeypatch.delenv("HOROVOD_CYCLE_TIME", raising=False)
     look = [sys.executable, "-c", "import os, sys; sys.exit(os.environ.get('HOROVOD_CYCLE_TIME') != sys.argv[1])"]
     assert mpitest.launch([*look, "10"], 30) == ""
@@ -68,7 +68,7 @@ def test_the_tests_let_horovod_look_for_work_seldom_and_timed_programs_do_not(mo
     assert mpitest.launch([*look, "3"], 30) == ""
 
 
-def test_without_mpirun_the_remedy_is_told(monkeypatch, capsys):
+def test_without_mpirun_the_error_names_the_remedy(monkeypatch, capsys):
     monkeypatch.setenv("PATH", "/nowhere")
     assert mpitest.main(["--ranks", "2"]) == 1
     assert "make venv" in capsys.readouterr().err

@@ -44,7 +44,7 @@ def test_this_repository_has_one_version_and_one_section_for_each():
     assert [problem for problem in release.changelog_problems(ROOT) if "sections" in problem] == []
 
 
-def test_what_is_ready_can_be_released(ready, capsys):
+def test_a_ready_repository_can_be_released(ready, capsys):
     assert release.main(["--packages"]) == 0
     assert "can be released" in capsys.readouterr().out
 
@@ -60,7 +60,7 @@ def test_what_is_ready_can_be_released(ready, capsys):
         ("CITATION.cff", "Cite", "Quote", "the working tree has changes"),
     ],
 )
-def test_what_is_not_ready_is_named(ready, capsys, name, old, new, message):
+def test_missing_preparations_are_named(ready, capsys, name, old, new, message):
     change(ready / name, old, new)
     assert release.main([]) == 1
     assert message in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What is missing on a machine is named before anything is installed, with the remedy."""
+"""Missing requirements are named with a remedy before anything is installed."""
 
 import subprocess
 import sys
@@ -37,7 +37,7 @@ def test_a_path_with_special_characters_is_refused(name, tmp_path):
         ({"compiler": "false"}, "apt-get install g++"),
     ],
 )
-def test_what_is_missing_has_a_remedy(setting, remedy, tmp_path):
+def test_missing_tools_have_a_remedy(setting, remedy, tmp_path):
     done = check(tmp_path, **setting)
     assert done.returncode == 1
     assert next(iter(setting.values())) in done.stderr

@@ -1,4 +1,4 @@
-"""Messages: a vector is parted into what survives the way and the rounding error, and nothing else; on any device."""
+"""Messages: a vector is split exactly into rounded values and errors, on any device."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def numbers(dtype):
 
 
 def nearest(values, name):
-    """Reference: to nearest even, of numbers inside the format's range."""
+    """Reference: rounding to nearest even, within the format's range."""
     if name != "bfloat16":
         return values.astype(FORMATS[name])
     bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
@@ -61,7 +61,7 @@ def rounded(put, name, values, dtype="float32"):
 @rounding
 @some
 @given(data=st.data(), coded_from=st.sampled_from([0, NEVER]))
-def test_what_survives_the_way_and_the_error_are_exactly_the_values(put, name, dtype, data, coded_from):
+def test_values_are_split_exactly_into_rounded_value_and_error(put, name, dtype, data, coded_from):
     values = data.draw(numbers(dtype))
     given_ = put(np.asarray(values, dtype))
     survives, errors, wire = Wire.of(name, given_.dtype, coded_from).round(given_)
@@ -90,14 +90,14 @@ def test_numbers_beyond_the_range_saturate(put, name, values):
     assert np.array_equal(rounded(put, name, values)[0], np.sign(values) * largest)
 
 
-def test_where_the_rest_could_not_be_held_everything_stays_behind(put):
+def test_a_value_whose_error_is_not_representable_is_kept_completely(put):
     survives, errors = rounded(put, "float16", [2**30 + 128, 1, -1e30])
     assert survives.tolist() == [0, 1, 0]
     assert errors.tolist() == [2**30 + 128, 0, np.float32(-1e30)]
 
 
 @narrowing
-def test_infinity_and_nan_travel_as_they_are(put, name, dtype):
+def test_infinity_and_nan_are_sent_unchanged(put, name, dtype):
     values = [np.inf, -np.inf, np.nan, 1]
     survives, errors = rounded(put, name, values, dtype)
     assert np.array_equal(survives, values, equal_nan=True)
@@ -109,7 +109,7 @@ def address(array):
 
 
 @pytest.mark.parametrize(("name", "dtype"), EXACT)
-def test_values_as_narrow_as_the_format_are_left_alone(put, name, dtype):
+def test_values_in_the_wire_format_are_unchanged(put, name, dtype):
     values = put(np.array([1e-45, 0.1, 3e38], dtype))
     with waits(0):
         survives, error, wire = Wire.of(name, values.dtype).round(values)
@@ -155,7 +155,7 @@ def test_levels_are_as_fine_as_the_range_of_the_magnitudes_allows(put, name, oct
 
 
 @pytest.mark.parametrize("name", ["log8", "log4"])
-def test_what_is_not_finite_arrives_as_nan_and_spoils_nothing_else(put, name):
+def test_nonfinite_values_arrive_as_nan_and_affect_only_their_block(put, name):
     given_ = put(np.array([np.inf, -np.inf, np.nan, 1, -2, 0], np.float32))
     survives, errors, wire = Wire.of(name, given_.dtype).round(given_)
     assert not to_host(errors).any()
@@ -170,9 +170,7 @@ def test_what_is_not_finite_arrives_as_nan_and_spoils_nothing_else(put, name):
     kind=st.sampled_from(["normal", "few", "wide", "zero"]),
     seed=st.integers(0, 2**31),
 )
-def test_signs_leave_an_error_that_is_shorter_than_the_block_and_may_be_divided_between_blocks(
-    put, size, dtype, kind, seed
-):
+def test_signs_reduce_the_norm_and_can_be_split_between_blocks(put, size, dtype, kind, seed):
     generator = np.random.default_rng(seed)
     values = generator.standard_normal(size)
     values *= {"normal": 1, "few": generator.random(size) < 0.01, "wide": np.exp(20 * values), "zero": 0}[kind]
@@ -198,7 +196,7 @@ def test_signs_leave_an_error_that_is_shorter_than_the_block_and_may_be_divided_
     kind=st.sampled_from(["normal", "largest", "one", "few", "wide", "zero"]),
     seed=st.integers(0, 2**31),
 )
-def test_fitted_levels_leave_an_error_that_is_shorter_by_what_arrives(put, size, name, dtype, kind, seed):
+def test_fitted_levels_leave_an_error_orthogonal_to_the_sent_values(put, size, name, dtype, kind, seed):
     generator = np.random.default_rng(seed)
     values = generator.standard_normal(size)
     factors = {"largest": np.abs(values) > 2, "few": generator.random(size) < 0.01, "wide": np.exp(20 * values)}
@@ -233,7 +231,7 @@ def test_levels_are_fitted_to_the_magnitudes(put):
     assert np.linalg.norm(rounded(put, "log4", values)[1]) > np.linalg.norm(errors)
 
 
-def test_few_indices_travel_plain_and_many_coded(put):
+def test_few_indices_are_sent_plain_and_many_coded(put):
     wire = Wire.of(None, np.dtype(np.float32), coded_from=100)
     sizes = []
     for count in (99, 100, 1000):
@@ -273,7 +271,7 @@ def test_damaged_messages_are_refused_or_are_others_of_the_same_region(put, name
     assert refused > len(damaged) // 20
 
 
-def test_what_is_wrong_with_a_message_is_said(put):
+def test_errors_describe_what_is_wrong_with_a_message(put):
     wire, message = message_of(None, np.arange(9, dtype=np.int32), coded=True)
     other, _ = message_of("log8", np.arange(9, dtype=np.int32), coded=True)
     newer = message.copy()
@@ -297,7 +295,7 @@ def test_joined_parts_keep_their_dtypes(put):
 
 @pytest.mark.parametrize("coded_from", [0, NEVER])
 @pytest.mark.parametrize("count", [0, 1, 50])
-def test_positions_travel_without_values(put, coded_from, count):
+def test_positions_can_be_sent_without_values(put, coded_from, count):
     indices = np.arange(count, dtype=np.int32) * 3
     wire = Wire.of("float16", np.dtype(np.float32), coded_from)
     message = wire.pack_indices(put(indices))

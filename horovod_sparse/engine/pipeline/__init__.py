@@ -62,7 +62,6 @@ def pipeline_for(
         undoable=undoable,
         threads=own_cores(transport),
         layers=layers,
-        gather=consensus.begin_allgather,
     )
     choose_waiting(transport, on_device=not isinstance(like, np.ndarray))
     transport = transport.channel()

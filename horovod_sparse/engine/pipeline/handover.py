@@ -61,7 +61,7 @@ class Handover:
         self.held, self.plain, self.switches = self.next, self.plain != self.switches, False
 
     def forget(self) -> None:
-        """Note that the optimizer's buffer has been replaced, and holds nothing of what was delivered."""
+        """Record that the optimizer's buffer was replaced, and contains no delivered momentum."""
         self.held = self.next = self._nothing
         self.plain, self.switches = True, False
 

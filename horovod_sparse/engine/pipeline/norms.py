@@ -27,7 +27,7 @@ class Norms:
         self._scale = step.loss_scale**2
 
     def taken(self, accumulator: Accumulator, vector: SparseVector) -> None:
-        """Record what a sparsifier has taken out of an accumulator, and what it has left there."""
+        """Record the norms of the selected entries and of the remaining accumulator."""
         self._selected = _square([(0, vector.values)]) / self._scale
         self._rest = _square(accumulator.active()) / self._scale
 

@@ -25,7 +25,7 @@ from horovod_sparse.transport.waiting import keep_alive
 
 _LOG = logging.getLogger("horovod_sparse")
 _SAMPLE = 64  # entries
-_REPLACED = 1 << 32  # added to the first of the numbers that are summed, which counts ranks in its lower bits
+_REPLACED = 1 << 32  # added to the first number of the agreement, whose lower bits count ranks
 
 
 class _Facts(NamedTuple):
@@ -56,7 +56,7 @@ class _Plan(NamedTuple):
         ks: Number of entries of each candidate.
         dense: Whether everything is sent instead.
         wire: Format to which values are then rounded; None: not rounded.
-        plain: Whether everything is sent, and in more than its signs, so that next to nothing is delayed.
+        plain: Whether the step is dense and not 1-bit.
     """
 
     elements: int
@@ -195,7 +195,7 @@ class SparsePipeline(PipelineBase):
         if not facts.working:
             raise self._no_backward()
         if not unsafe:
-            # Without a memory, a selection that was sent in vain would be lost.
+            # Without a memory, the selection of a discarded exchange would be lost.
             relies = self.schedule.predictable and not self._sparse.memory.keeps_nothing
             self._stable = relies and facts == self._facts and facts.elements > 0
             self._facts = facts
@@ -269,7 +269,7 @@ class SparsePipeline(PipelineBase):
         )
         # The same on every rank, even if parameters are held on some ranks only.
         plan = self._plan(step, -(-self._facts.elements // self._context.ranks))
-        # Where nothing takes part, as while all parameters are frozen, momentum stays where it is.
+        # If no element is active, for example while all parameters are frozen, momentum does not change.
         step = replace(step, dense=plan.plain if plan.elements else self.handover.plain)
         norms = Norms(step) if self._measuring else None
         accumulator = self.memory.open(step, scales.memory)

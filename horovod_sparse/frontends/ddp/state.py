@@ -102,7 +102,7 @@ class SparseState(ForOptimizers):
         compression: A ``Sparse``, usually from ``hvs.Compression`` or ``hvs.parse``.
         optimizer: The optimizer of the model, or a list of several; residuals follow their learning rates. For a
             wrapper, such as Accelerate's, pass the optimizer inside. The attribute may also be set later, before the
-            first backward pass. None: residuals stay the same as gradients. Required by compressions that apply
+            first backward pass. None: residuals are kept in gradient units. Required by compressions that apply
             momentum: small parameters and the weight decay get their momentum in the optimizer's step.
         named_parameters: Pairs of name and parameter, usually ``model.named_parameters()``. Messages and checkpoints
             use the names.
@@ -174,7 +174,7 @@ class SparseState(ForOptimizers):
             apply_momentum(optimizer, self.compression, None if self._exchange is None else self)
 
     def between_steps(self) -> bool:
-        """Return True, after it has finished a step: nobody asks during backward()."""
+        """Finish a pending step, and return True: this is never called during backward()."""
         self._between_steps()
         return True
 

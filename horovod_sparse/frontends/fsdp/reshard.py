@@ -160,7 +160,7 @@ def _bucket(
 
 
 def _convert(parts: Sequence[_Piece], momentum: Callable[[], Momentum]) -> None:
-    """Convert what was sent dense last to what a selection continues, unless all of it was sent dense last.
+    """Convert pieces whose last step was dense to the form that a selection continues, unless all were dense.
 
     In the arrays of the pieces: see ``MomentumCorrection`` for residuals, and ``OptimizersMomentum`` for buffers.
     """

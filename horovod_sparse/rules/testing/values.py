@@ -16,8 +16,7 @@ from horovod_sparse.rules import BucketContext, SparseVector
 def context_of(transport: Any, size: int, dtype: Any = np.float32) -> BucketContext:
     """Return this rank's context for a host bucket of ``size`` elements."""
     like = np.empty(0, dtype)
-    consensus, gather = transport.allreduce, transport.begin_allgather
-    return BucketContext(size, like, 0, transport.rank, transport.size, consensus, gather=gather)
+    return BucketContext(size, like, 0, transport.rank, transport.size, transport.allreduce)
 
 
 def eighths(generator: np.random.Generator, size: Any, most: int = 64, dtype: Any = np.float32) -> NDArray[Any]:

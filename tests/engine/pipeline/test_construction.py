@@ -1,4 +1,4 @@
-"""A pipeline is made on all ranks or on none: what fails on one rank alone fails on all of them."""
+"""A pipeline is constructed on all ranks or on none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPARSE = Sparse.of(0.1, collective="hierarchical", node_ranks=2, outer="gtopk")
 
 
 def refusal(transport):
-    """The error with which a pipeline cannot be made."""
+    """Return the error that the construction of a pipeline raises."""
     try:
         pipeline_for(SPARSE, 100, LIKE, transport)
     except Exception as error:
@@ -24,7 +24,7 @@ def refusal(transport):
 
 
 @pytest.mark.law
-def test_a_collective_that_only_the_first_ranks_of_the_nodes_cannot_make_fails_everywhere(transport, monkeypatch):
+def test_a_construction_that_fails_on_the_first_ranks_of_nodes_fails_on_all_ranks(transport, monkeypatch):
     rules = hierarchical._RULES
 
     def refuse(*_):
@@ -40,7 +40,7 @@ def test_a_collective_that_only_the_first_ranks_of_the_nodes_cannot_make_fails_e
 
 @pytest.mark.mpi
 @pytest.mark.law
-def test_memory_that_one_rank_alone_does_not_get_fails_everywhere(transport, monkeypatch):
+def test_an_allocation_that_fails_on_one_rank_fails_on_all_ranks(transport, monkeypatch):
     last = transport.rank == transport.size - 1
     if last:
         monkeypatch.setattr(Residual, "__init__", lambda *_: (_ for _ in ()).throw(MemoryError("400 GB")))

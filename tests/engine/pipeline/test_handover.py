@@ -1,4 +1,4 @@
-"""Handover: an optimizer with its own momentum arrives at what the memory delivers, and its buffer fades beside it."""
+"""Handover: the optimizer's own momentum reproduces what the memory delivers; the rest of its buffer decays."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def made():
     loaded=st.booleans(),
     averages=st.booleans(),
 )
-def test_the_buffer_is_what_was_delivered_and_a_rest_that_fades(seed, kinds, dampening, loaded, averages):
-    """Whatever the momentum does, where there is none for a step, where steps are skipped, and over restarts.
+def test_the_buffer_is_what_was_delivered_plus_a_rest_that_decays(seed, kinds, dampening, loaded, averages):
+    """Momentum varies and is absent in some steps, steps are skipped, and training restarts.
 
     The rest gets dense steps.
     """

@@ -1,4 +1,4 @@
-"""Results in the gradients' own arrays, and steps that can be undone: the same bits, with fewer passes."""
+"""Results in the gradients' own arrays, and undoable steps: the same bits, with fewer passes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def parameters(gradient, dtype):
 
 
 def run(pipeline, outputs, held=1, in_place=True):
-    """One step; gives what the optimizer would see."""
+    """Run one step; return the gradients that the optimizer would see."""
     gradients = [pair for number, pair in enumerate(outputs) if number != held]
     if not in_place:
         gradients = [(start, array.copy()) for start, array in gradients]
@@ -58,7 +58,7 @@ COMBINATIONS = [*((name, "residual") for name in SPARSIFIERS), *(("topk", name) 
 @pytest.mark.law
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize(("sparsifier", "memory"), COMBINATIONS)
-def test_a_result_in_the_gradients_place_has_the_same_bits(transport, sparsifier, memory, dtype):
+def test_results_in_place_are_bitwise_identical(transport, sparsifier, memory, dtype):
     settings = settings_of(sparsifier, memory)
     one, other = build(transport, **settings), build(transport, **settings)
     for number in range(4):
@@ -73,7 +73,7 @@ def test_a_result_in_the_gradients_place_has_the_same_bits(transport, sparsifier
 
 
 @pytest.mark.law
-def test_gradients_that_are_no_outputs_stay_as_they_are(transport):
+def test_gradients_that_are_not_outputs_stay_unchanged(transport):
     pipeline, gradient = build(transport), eighths(own(transport), SIZE)
     output, before = np.empty_like(gradient), gradient.copy()
     pipeline.run([(0, gradient)], [(0, output)], Step())
@@ -100,9 +100,7 @@ def test_an_exchange_that_fails_loses_nothing(transport, monkeypatch, undoable, 
 
 @pytest.mark.law
 @pytest.mark.parametrize(("sparsifier", "memory"), COMBINATIONS)
-def test_steps_that_can_be_undone_have_the_same_bits_and_one_that_is_not_finite_leaves_no_trace(
-    transport, sparsifier, memory
-):
+def test_undoable_steps_are_bitwise_identical_and_a_nonfinite_one_is_undone(transport, sparsifier, memory):
     settings = settings_of(sparsifier, memory)
     one, other, ranks = build(transport, undoable=True, **settings), build(transport, **settings), transport.size
     for number in range(4):

@@ -1,4 +1,4 @@
-"""The whole step of one bucket: what it does, and the laws it obeys with every combination of its parts."""
+"""One step of a bucket: its reference, and the laws for every combination of rules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from horovod_sparse.memories import MEMORIES
 from horovod_sparse.rules import BucketContext, Step, snapshot
 from horovod_sparse.sparsifiers import SPARSIFIERS
 
-SHARING = ["randomblock", "randomk", "stable", "arctopk", "scape"]
+SHARING = ["randomblock", "randomk", "stable", "arctopk"]
 # Where a bucket of any size does not do with the defaults, or where a step would depend on earlier ones.
 OPTIONS = {
     "threshold": {"threshold": 16.0},
@@ -51,7 +51,7 @@ def own(transport, *seed):
 
 
 def run(pipeline, gradient, **conditions):
-    """One exchange of a bucket of one parameter; gives what the optimizer would see."""
+    """Run one exchange of a bucket with one parameter; return the gradient that the optimizer would see."""
     output = np.full_like(gradient, np.nan)
     pipeline.run([(0, gradient)], [(0, output)], Step(**conditions))
     return output
@@ -69,7 +69,7 @@ def remembered(pipeline):
 @pytest.mark.parametrize(
     ("size", "density", "dense_steps"), [(1, 0.5, 0), (1500, 0.01, 1), (300, 0.3, 0), (90, 1e-4, 2)]
 )
-def test_every_step_is_that_of_the_reference(transport, sparsifier, collective, size, density, dense_steps):
+def test_every_step_equals_the_reference(transport, sparsifier, collective, size, density, dense_steps):
     """With learning rates that are powers of two, all numbers are exact."""
     settings = {**OPTIONS.get(sparsifier, {}), **OPTIONS.get(collective, {}), "dense_steps": dense_steps}
     pipeline = build(transport, size, density, 0.5, sparsifier=sparsifier, collective=collective, **settings)
@@ -97,7 +97,7 @@ def test_every_step_is_that_of_the_reference(transport, sparsifier, collective, 
 
 @pytest.mark.law
 @pytest.mark.parametrize("sparsifier", ["topk", "gaussiank", "sidco", "dgc"])
-def test_fewer_elements_than_ranks_are_sent_all(transport, sparsifier):
+def test_fewer_elements_than_ranks_are_all_sent(transport, sparsifier):
     """Only rank 0 has the one parameter, as where the others have frozen it."""
     pipeline, given = build(transport, 10, sparsifier=sparsifier), np.zeros(1, np.float32)
     here = [(0, np.ones(1, np.float32))] if transport.rank == 0 else []
@@ -118,7 +118,7 @@ def test_density_one_is_a_dense_allreduce(transport, collective):
 
 
 @pytest.mark.law
-def test_ranks_that_hold_different_positions_agree_on_k_and_keep_them(transport):
+def test_ranks_with_different_held_positions_agree_on_k(transport):
     """A parameter frozen on some ranks only: the others' k would otherwise differ, and with it what a total holds."""
     pipeline, half = build(transport, 400, 0.05, collective="oktopk"), transport.rank % 2
     run(pipeline, eighths(own(transport), 400))
@@ -150,7 +150,7 @@ def test_without_memory_the_rest_is_dropped(transport):
     ],
     ids=["gravac", "warmup"],
 )
-def test_auto_decides_once_for_the_k_in_force_and_each_algorithm_keeps_its_state(
+def test_auto_decides_once_per_k_and_each_algorithm_keeps_its_state(
     transport, monkeypatch, settings, decisions, reused
 ):
     """GraVAC sends fewer entries than that k in some steps, and the warm-up changes it."""
@@ -174,7 +174,7 @@ def test_auto_decides_once_for_the_k_in_force_and_each_algorithm_keeps_its_state
 
 
 @pytest.mark.law
-def test_a_step_that_is_not_finite_decides_nothing_and_leaves_all_as_it_was(transport, monkeypatch):
+def test_a_nonfinite_step_changes_no_decision_and_no_state(transport, monkeypatch):
     pipeline = build(transport, 100, 0.1, collective="auto", schedule="warmup", steps_per_epoch=3)
     for number in range(4):
         run(pipeline, eighths(own(transport, number), 100))
@@ -190,7 +190,7 @@ def test_a_step_that_is_not_finite_decides_nothing_and_leaves_all_as_it_was(tran
 
 
 @pytest.mark.mpi
-def test_the_schedule_is_told_the_number_of_the_step_and_the_squares_of_what_it_weighs(transport):
+def test_the_schedule_gets_the_step_number_and_squared_norms(transport):
     settings = {"cf_max": 100.0, "cf_step": 10.0, "dense_steps": 1, "window": 1, "eps": 0.5}
     pipeline = build(transport, 100, 0.1, schedule="gravac", **settings)
     gradient, seen = np.array([4.0] * 1 + [2.0] * 9 + [1.0] * 90, np.float32), []
@@ -224,7 +224,7 @@ def test_a_rank_without_backward_contributes_zeros(transport, preset):
     assert everywhere(transport, np.array_equal(run(pipeline, gradient, idle=idle), np.eye(10)[3]))
 
 
-def test_a_dense_bucket_sends_one_message_and_remembers_nothing(transport):
+def test_a_dense_bucket_sends_one_message_and_keeps_no_state(transport):
     ranks = transport.size
     context = BucketContext(1000, LIKE, 0, transport.rank, ranks, consensus=None)  # to ask for it would be an error
     pipeline = DensePipeline(context, transport.channel(), factor=1 / 4)
@@ -243,8 +243,8 @@ def test_a_dense_bucket_sends_one_message_and_remembers_nothing(transport):
 @pytest.mark.parametrize("wire", [None, "bfloat16"])
 @pytest.mark.parametrize(("sparsifier", "collective"), COMMON)
 @pytest.mark.parametrize(("size", "density"), [(1, 1.0), (2000, 0.01), (300, 0.3)])
-def test_momentum_is_lost_only_where_something_was_delivered(transport, sparsifier, collective, wire, size, density):
-    """The residuals take up the velocities: total + sum of v' = sum of (v + m u + g), also where values are rounded."""
+def test_momentum_is_dropped_only_at_delivered_positions(transport, sparsifier, collective, wire, size, density):
+    """Velocities enter the residuals: total + sum of v' = sum of (v + m u + g), with rounded values, too."""
     names = {"sparsifier": sparsifier, "memory": "momentum", "collective": collective}
     pipeline, generator = build(transport, size, density, **names, momentum=0.5, wire=wire), own(transport, size)
     for _ in range(3):
@@ -260,7 +260,7 @@ def test_momentum_is_lost_only_where_something_was_delivered(transport, sparsifi
 @pytest.mark.slow
 @pytest.mark.parametrize("memory", MEMORIES)
 @pytest.mark.parametrize(("sparsifier", "collective"), COMMON)
-def test_every_combination_goes_on_with_the_same_bits_after_a_restart_and_after_an_undo(
+def test_every_combination_continues_bitwise_identically_after_restart_and_undo(
     transport, sparsifier, collective, memory
 ):
     names = {"sparsifier": sparsifier, "memory": memory, "collective": collective, "schedule": "accordion"}
@@ -304,8 +304,8 @@ SENDS = [(1.0, None), (1.0, "float16"), (1.0, "log8"), (0.1, None), (0.01, None)
 @pytest.mark.law
 @laws.examples(30)
 @given(sends=st.lists(st.sampled_from(SENDS), min_size=1, max_size=40), held=st.booleans(), seed=st.integers(0, 1000))
-def test_nothing_is_lost_where_steps_are_dense_rounded_or_sparse_in_turn(transport, sends, held, seed):
-    """Whether the memory is empty, so that gradients need not pass through it, or not; with held positions as well."""
+def test_nothing_is_lost_if_dense_rounded_and_sparse_steps_alternate(transport, sends, held, seed):
+    """With an empty memory, which gradients can bypass, and with a filled one; held positions occur, too."""
     pipeline = build(transport, 300, memory="residual", collective="topka")
     pipeline.schedule = Script(sends)
     generator, given_, total = own(transport, seed), np.zeros(300), np.zeros(300)
@@ -328,7 +328,7 @@ def test_nothing_is_lost_where_steps_are_dense_rounded_or_sparse_in_turn(transpo
 
 @pytest.mark.law
 @pytest.mark.parametrize("put", ["float16 gradients", "gaps", "several"])
-def test_gradients_that_bypass_an_empty_memory_arrive_as_through_it(transport, put):
+def test_bypassing_an_empty_memory_does_not_change_the_result(transport, put):
     through, past = (build(transport, 300, 1.0) for _ in range(2))
     through.memory._empty = False
     gradient = eighths(own(transport), 300, 8).astype(np.float16 if put == "float16 gradients" else np.float32)
@@ -343,7 +343,7 @@ def test_gradients_that_bypass_an_empty_memory_arrive_as_through_it(transport, p
 
 
 @pytest.mark.law
-def test_a_dense_step_delivers_a_residual_that_was_loaded(transport):
+def test_a_dense_step_delivers_a_loaded_residual(transport):
     old, new = (build(transport, 300, 0.1) for _ in range(2))
     run(old, eighths(own(transport), 300, 8))
     new.load_state_dict(snapshot(old.state_dict()))
@@ -354,8 +354,8 @@ def test_a_dense_step_delivers_a_residual_that_was_loaded(transport):
 
 
 @pytest.mark.law
-def test_merged_states_hold_the_same_updates(transport):
-    """Rank 0 takes over what all ranks held, as if the others were new."""
+def test_merged_states_hold_the_sum_of_updates(transport):
+    """Rank 0 takes over the residuals of all ranks; the others start empty."""
     old, new = (build(transport, 200, factor=0.25, sparsifier="reusedtopk", collective="oktopk") for _ in range(2))
     for number in range(3):
         run(old, eighths(own(transport, number), 200), learning_rate=0.5)

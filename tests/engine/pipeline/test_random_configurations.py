@@ -1,4 +1,4 @@
-"""Random configurations: refused with a ValueError on every rank alike, or good for steps in which nothing is lost."""
+"""Random configurations are either refused with a ValueError on every rank, or lose nothing in training."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def fields_of(settings: dict[str, str]) -> list[Field[object]]:
 
 
 def spec(draw: random.Random, wild: float) -> str:
-    """A random configuration as text; so much of its values may be anything."""
+    """Draw a configuration as text; a given share of its values is arbitrary."""
     settings = {kind: draw.choice(list(rules)) for kind, rules in KINDS.items() if draw.random() < 0.4}
     known = OPTIONS if draw.random() < wild else sorted({one.name for one in fields_of(settings)})
     for name in draw.sample(known, min(len(known), draw.choice((0, 1, 2, 3, 4)))):
@@ -50,7 +50,7 @@ def spec(draw: random.Random, wild: float) -> str:
 
 
 def read(text: str) -> Sparse | None:
-    """The configuration, None where it is refused; any other error is a failure."""
+    """Return the configuration, or None if it is refused; any other error is a failure."""
     try:
         return parse(text)
     except ValueError:
@@ -68,7 +68,7 @@ def test_a_random_text_is_read_or_refused_with_a_value_error(seed: int) -> None:
 
 
 def check(transport, text: str) -> bool:
-    """Trains 20 steps; tells whether the configuration was accepted."""
+    """Train 20 steps; return whether the configuration was accepted."""
     sparse = read(text)
     if sparse is None:
         return False

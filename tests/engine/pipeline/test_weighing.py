@@ -1,4 +1,4 @@
-"""GraVAC on several ranks: what is sent of what was weighed, one decision for a model, and its state."""
+"""GraVAC on several ranks: one decision for a model, the entries that are sent, and the state."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ COMBINATIONS = [
 
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
-    """Every step takes as long as any other."""
+    """Make all steps take equally long."""
     monkeypatch.setattr(tally, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
 
 
 @pytest.fixture
 def chosen():
-    """Reads what was chosen so far, in all buckets."""
+    """Return the choices so far in all buckets."""
     metrics.clear()
     metrics.enable()
     yield lambda: [span.details["chosen"] for span in metrics.spans() if span.name == "weigh"]
@@ -65,15 +65,15 @@ def own(transport, *seed):
 
 
 def signal(size, generator, share=0.5):
-    """Noise of this rank and a direction that all have in common; sums are exact."""
+    """Return noise of this rank plus a common direction; sums are exact."""
     common = eighths(np.random.default_rng(9), size, 32)
     return eighths(generator, size, 32) + np.float32(share) * common
 
 
 @pytest.mark.law
 @pytest.mark.parametrize(("sparsifier", "collective"), COMBINATIONS)
-def test_nothing_is_lost_in_hundreds_of_steps_and_all_ranks_send_alike(transport, chosen, sparsifier, collective):
-    """Whatever is chosen: the signal comes and goes, so that in the end all three are."""
+def test_nothing_is_lost_in_hundreds_of_steps_and_ranks_decide_alike(transport, chosen, sparsifier, collective):
+    """The signal comes and goes, so that all three choices occur."""
     settings = {"sparsifier": sparsifier, "collective": collective, "cf_step": 1.25}
     model, generator, steps = Model(transport, 2, 200, **settings), own(transport, 1), 300 if thorough() else 60
     given, totals, bits = np.zeros(400), np.zeros(400), []
@@ -90,7 +90,7 @@ def test_nothing_is_lost_in_hundreds_of_steps_and_all_ranks_send_alike(transport
     assert everywhere(transport, np.array_equal(totals + summed(transport, residual), summed(transport, given)))
 
 
-def test_buckets_that_are_not_finite_are_left_out_and_the_ranks_go_on_alike(transport, chosen):
+def test_nonfinite_buckets_are_left_out_of_the_decision(transport, chosen):
     model, generator = Model(transport, 3, 100), own(transport, 7)
     bad = np.random.default_rng(8)
     for _ in range(60):
@@ -104,8 +104,8 @@ def test_buckets_that_are_not_finite_are_left_out_and_the_ranks_go_on_alike(tran
     assert everywhere(transport, bool(np.isfinite(gains).all()))
 
 
-def test_a_state_goes_over_to_another_number_of_ranks(transport):
-    """The decision in force, averages and candidates are those of the old rank 0."""
+def test_a_state_loads_with_another_world_size(transport):
+    """Decision, averages and candidates are those of the old rank 0."""
     old, new = Model(transport, 2, 200), Model(transport, 2, 200)
     for number in range(35):
         old.run(signal(400, own(transport, 10, number)))
