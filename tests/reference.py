@@ -337,7 +337,8 @@ def level_codes(values: Array, bits: int, top: int, shift: int) -> Array:
 
 def level_values(codes: Array, bits: int, top: int, shift: int, dtype: Any) -> Array:
     magnitudes = level_magnitudes(bits, top, shift)
-    return np.concatenate([magnitudes, [np.nan], -magnitudes[1:]]).astype(np.float32)[codes].astype(dtype)
+    # 0 - 0 is 0 without a sign.
+    return np.concatenate([magnitudes, [np.nan], 0 - magnitudes[1:]]).astype(np.float32)[codes].astype(dtype)
 
 
 def round_levels(values: Array, bits: int, top: int, shift: int) -> tuple[Array, Array]:

@@ -53,12 +53,12 @@ HVS_FUNCTION std::uint8_t level_code(const Levels& levels, std::int32_t key, boo
   return std::uint8_t(key >= infinite_key ? sign : signed_code);
 }
 
-// The value of a code; NaN for the code of non-finite values.
+// The value of a code; NaN for the code of non-finite values. A level of 0 has no sign, as its next code has none.
 HVS_FUNCTION float level_value(const Levels& levels, std::int32_t code) {
   const std::int32_t level = code & levels.largest;
   const std::uint32_t sign = code > levels.largest ? 0x80000000u : 0u;
-  const std::uint32_t bits = level == 0 ? (sign ? 0x7fc00000u : 0u) : sign | bits_of(magnitude_of(levels, level));
-  return float_of(bits);
+  const std::uint32_t magnitude = bits_of(magnitude_of(levels, level));
+  return float_of(level == 0 ? (sign ? 0x7fc00000u : 0u) : magnitude == 0 ? 0u : sign | magnitude);
 }
 
 }  // namespace hvs

@@ -388,8 +388,9 @@ class Kernels(Protocol):
         With ``L = 2**(bits - 1) - 1``, the magnitudes of the levels are 0 and, for i = 1 .. L, the float32 numbers
         whose bits are ``top - (L - i) * 2**shift`` (0 where that is negative). This is a piecewise linear logarithm
         with equal steps inside an octave. Every level has 23 - shift bits after the leading one. Values below half of
-        the lowest level become 0; values above the largest level become that level. If the error itself would have to
-        be rounded, the level is 0 and the error is the value. Infinity and NaN are unchanged and have error 0.
+        the lowest level become 0, without a sign; values above the largest level become that level. If the error itself
+        would have to be rounded, the level is 0 and the error is the value. Infinity and NaN are unchanged and have
+        error 0.
 
         Args:
             values: float32 or float64, contiguous.

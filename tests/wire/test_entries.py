@@ -75,6 +75,16 @@ def test_values_are_split_exactly_into_rounded_value_and_error(put, name, dtype,
         assert [one.tobytes() for one in arrived] == [indices[part].tobytes(), survives[part].tobytes()]
 
 
+@pytest.mark.parametrize("name", ["log8", "log4"])
+@pytest.mark.parametrize("values", [[-1e-205], [-1e-46, 1e-46], [-1e-45, -1e-40]])
+def test_values_that_become_zero_have_no_sign(put, name, values):
+    given_ = put(np.array(values))
+    survives, _, wire = Wire.of(name, given_.dtype).round(given_)
+    indices = put(np.arange(len(values), dtype=np.int32))
+    arrived = Wire.of(name, given_.dtype).unpack(wire.pack((indices, survives)), len(values))[1]
+    assert to_host(arrived).tobytes() == to_host(survives).tobytes()
+
+
 @narrowing
 @some
 @given(data=st.data())
