@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.kernels import to_device
+from horovod_sparse.kernels import kernels_for, to_device
 from horovod_sparse.kernels.types import Velocity
 from horovod_sparse.memories.base import delivered, require_fit, total
 from horovod_sparse.memories.residual import Residual
@@ -99,8 +99,20 @@ class MomentumCorrection(Residual):
             scale *= self._converted(step.dense, momentum, weight)
             if step.dense:
                 return super().open(step, scale)
+        if step.resumes:  # u has decayed and was added to v in the exchange before
+            for _, gradient in step.gradients:
+                gradient *= gradient.dtype.type(share)
+            kernels_for(self._velocity).accumulate(step.gradients, self._velocity)
+            for _, gradient in step.gradients:
+                gradient *= gradient.dtype.type(fresh + weight)
+            return Accumulator(self._residual, step.gradients, scale)
         velocity = Velocity(self._velocity, momentum.factor, share, fresh * share, weight)
         return Accumulator(self._residual, step.gradients, scale, clear=step.clear, velocity=velocity)
+
+    def take_back(self, vector: SparseVector) -> None:
+        """Add entries to v that were delivered in an exchange that the next one continues."""
+        self.empty = False
+        kernels_for(self._residual).add(vector.indices, vector.values, self._residual)
 
     def _converted(self, to_gradients: bool, momentum: Momentum, weight: float) -> float:
         """Convert the memory between gradients and updates; return the factor on v.
@@ -113,7 +125,7 @@ class MomentumCorrection(Residual):
         factor = (1 - momentum.factor) / momentum.share
         if not to_gradients:
             return 1 / factor
-        self._empty = False
+        self.empty = False
         self._residual += self._residual.dtype.type(weight * momentum.factor / (1 - momentum.factor)) * self._velocity
         self._velocity[...] = 0
         return factor

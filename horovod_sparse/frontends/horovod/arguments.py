@@ -42,6 +42,7 @@ def facts(
                 arguments["stall_abort"],
                 arguments["residual_unit"],
                 [optimizer],
+                arguments["undoable"],
             ),
             **{name: repr(arguments[name]) for name in chosen},
             "groups": groups,
