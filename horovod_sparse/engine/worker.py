@@ -256,7 +256,7 @@ class Worker:
                     f"{type(error).__name__} interrupted step() while bucket {running[0].layout.number} was in exchange"
                 )
             else:
-                self.finish()
+                self.finish(failed=True)
             raise
         self.finish()
 
@@ -272,11 +272,16 @@ class Worker:
                 "this rank has not: start again from the last checkpoint"
             )
 
-    def finish(self) -> None:
-        """Wait for everything that was started, and prepare the next step."""
+    def finish(self, failed: bool = False) -> None:
+        """Wait for everything that was started, and prepare the next step.
+
+        Args:
+            failed: Whether the front end raises an error. If the step cannot be undone, it then counts as applied.
+        """
         self._wait()
         self._follow()  # also after an error, and if the front end did not wait for the results itself
-        if self._confirmed:
+        failed |= self.failed is not None
+        if self._confirmed and not (failed and not self._undoable):
             self.unapplied = [bucket for bucket in self._begun if self._undoable or bucket.changed]
         self.failed, self._begun, self._next, self._first = None, [], 0, 0
         self._step += 1

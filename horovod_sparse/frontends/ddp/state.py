@@ -193,8 +193,10 @@ class SparseState(ForOptimizers):
                 self._check_optimizers(exchange, self._unchecked)
                 self._unchecked = None
         if bucket.index() == 0 and exchange.worker.collecting:
+            joined = exchange.worker.complete  # no hook of a parameter has run: DDP's join() takes part in this pass
             exchange.worker.finish()
-            begin_backward(self, exchange)
+            if joined:
+                exchange.worker.confirm()
         buffer = bucket.buffer()
         if exchange.ranks == 1 or buffer.is_sparse or not buffer.is_floating_point():
             future: torch.futures.Future[torch.Tensor] = allreduce_hook(self.group, bucket)
