@@ -43,6 +43,8 @@ class MomentumCorrection(Residual):
             nesterov: Use Nesterov momentum; only with ``momentum``.
             fresh: f, in [0, 1]: share of a gradient that bypasses u, in steps that send a selection. None: the form of
                 the optimizer or of ``nesterov``, as in dense steps.
+            limit: Most that the norm of what a step delivers may exceed the running mean of earlier steps, as a factor;
+                the rest is kept. Keeps high learning rates and short warm-ups from diverging. None: no limit.
             masking: Clear u where v was selected and delivered (factor masking), so that old directions fade sooner.
                 Dense steps delay no entry, and mask nothing.
             max_norm: Front ends clip this rank's gradient of all parameters, without the loss scale, to a norm of
@@ -54,6 +56,7 @@ class MomentumCorrection(Residual):
         momentum: float | None = number(None, lambda x: 0 <= x < 1, "in [0, 1)", hint="None uses the optimizer's")
         nesterov: bool = flag(False)
         fresh: float | None = number(None, lambda x: 0 <= x <= 1, "in [0, 1]", hint="None keeps the momentum's form")
+        limit: float | None = number(None, lambda x: x > 1, "above 1", hint="None sets no limit")
         masking: bool = flag(False)
         max_norm: float | None = number(None, lambda x: x > 0, "above 0", hint="None disables clipping")
 

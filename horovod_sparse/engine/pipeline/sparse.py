@@ -25,6 +25,7 @@ from horovod_sparse.transport.waiting import keep_alive
 
 _LOG = logging.getLogger("horovod_sparse")
 _SAMPLE = 64  # entries
+_MEAN_OVER = 10  # steps, about, that the mean of norms covers
 _REPLACED = 1 << 32  # added to the first number of the agreement, whose lower bits count ranks
 
 
@@ -146,6 +147,7 @@ class SparsePipeline(PipelineBase):
         self._replaced_here = False  # on this rank, since the last step of the optimizer
         self._loaded = False  # a state, since the last step
         self.changed = False
+        self._norm = 0.0  # mean of the norms of what the last steps have delivered, if there is a limit
         self._dense = False  # whether the last step sent everything
 
     @property
@@ -357,6 +359,9 @@ class SparsePipeline(PipelineBase):
             return
         self._count(plan, k, vector, exchange)
         self._enter("apply")
+        momentum = self._sparse.momentum
+        if momentum is not None and momentum.limit is not None and vector.indices is not None:
+            exchange = self._limited(exchange, momentum.limit, scales.carry)
         if norms is not None:
             norms.taken(accumulator, vector)
             norms.returned(accumulator, exchange.returned)
@@ -374,6 +379,17 @@ class SparsePipeline(PipelineBase):
             self._scatter(total, taken, cleared=True)
             if others:
                 self._scatter(total, others)
+
+    def _limited(self, exchange: Exchange, limit: float, carry: float) -> Exchange:
+        """Limit what is delivered to a multiple of the mean of earlier steps; every rank keeps its part of the rest."""
+        norm = math.sqrt(self._kernels.square_norm([(0, exchange.total.values)]))  # the same on every rank
+        mean = self._norm * carry or norm
+        factor = min(1.0, limit * mean / norm) if norm else 1.0
+        self._norm = mean + (factor * norm - mean) / _MEAN_OVER
+        if factor == 1:
+            return exchange
+        rest = exchange.total.times((1 - factor) / self._context.ranks)
+        return Exchange(exchange.total.times(factor), exchange.returned.plus(rest))
 
     def _plan(self, step: Step, elements: int) -> _Plan:
         """Decide k, dense or sparse, and the algorithm, before anything is selected."""
@@ -445,7 +461,9 @@ class SparsePipeline(PipelineBase):
         states = {name: rule.state_dict() for name, rule in new.items()}
         handover = Handover(self._context).state_dict()
         facts = {"facts": list(_Facts()), "stable": False}
-        self._restore({"unit": 0.0, "gradient_unit": 0.0, "steps": 0, **facts, **states, "handover": handover})
+        self._restore(
+            {"unit": 0.0, "gradient_unit": 0.0, "steps": 0, "norm": 0.0, **facts, **states, "handover": handover}
+        )
         self._kept = self.changed = False
 
     @property
@@ -486,6 +504,7 @@ class SparsePipeline(PipelineBase):
             "steps": self.steps,
             "facts": list(self._facts),
             "stable": self._stable,
+            "norm": self._norm,
             "memory": self.memory.state_dict(),
             "sparsifier": self.sparsifier.state_dict(),
             "collective": self.collective.state_dict(),
@@ -522,6 +541,7 @@ class SparsePipeline(PipelineBase):
         self.steps = checked_integer(state["steps"], "steps")
         self._facts = _Facts(*(checked_integer(number, "facts") for number in state["facts"]))
         self._stable = checked_flag(state["stable"], "stable")
+        self._norm = checked_number(state["norm"], "norm")
         self.sparsifier.load_state_dict(state["sparsifier"])
         self.collective.load_state_dict(state["collective"])
         self.schedule.load_state_dict(state["schedule"])
@@ -539,7 +559,7 @@ class SparsePipeline(PipelineBase):
                     f"and {first}, as the learning rate changed while ranks were in join(): load them with the world "
                     "size they were saved with, or save again after a step of all ranks"
                 )
-        kept = ("unit", "gradient_unit", "steps", "schedule", "handover")
+        kept = ("unit", "gradient_unit", "steps", "norm", "schedule", "handover")
         merged = {**mine, **{key: leader[key] for key in kept}}
         merged |= {"facts": list(_Facts()), "stable": False}
         merged["memory"] = self.memory.merge([state["memory"] for state in states])
