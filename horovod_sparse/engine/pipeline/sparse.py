@@ -359,9 +359,8 @@ class SparsePipeline(PipelineBase):
             return
         self._count(plan, k, vector, exchange)
         self._enter("apply")
-        momentum = self._sparse.momentum
-        if momentum is not None and momentum.limit is not None and vector.indices is not None:
-            exchange = self._limited(exchange, momentum.limit, scales.carry)
+        if vector.indices is not None:
+            exchange = self._limited(exchange, scales.carry)
         if norms is not None:
             norms.taken(accumulator, vector)
             norms.returned(accumulator, exchange.returned)
@@ -380,8 +379,11 @@ class SparsePipeline(PipelineBase):
             if others:
                 self._scatter(total, others)
 
-    def _limited(self, exchange: Exchange, limit: float, carry: float) -> Exchange:
+    def _limited(self, exchange: Exchange, carry: float) -> Exchange:
         """Limit what is delivered to a multiple of the mean of earlier steps; every rank keeps its part of the rest."""
+        limit = None if self._sparse.momentum is None else self._sparse.momentum.limit
+        if limit is None:
+            return exchange
         norm = math.sqrt(self._kernels.square_norm([(0, exchange.total.values)]))  # the same on every rank
         mean = self._norm * carry or norm
         factor = min(1.0, limit * mean / norm) if norm else 1.0
