@@ -137,13 +137,20 @@ def follow_optimizer(
 
         return args[:1], {**kwargs, "closure": evaluated}
 
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(lambda optimizer, *_: confirm(optimizer))
+    follow_loads(optimizer, exchange)
+
+
+def follow_loads(optimizer: torch.optim.Optimizer, exchange: Exchange) -> None:
+    """Tell an exchange, which is held weakly, when an optimizer loads a state of another step."""
+    reference = weakref.ref(exchange)
+
     def loading(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         alive = reference()
         if alive is not None and not _equal(state["state"], optimizer.state_dict()["state"]):
             alive.note_load()
 
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(lambda optimizer, *_: confirm(optimizer))
     optimizer.register_load_state_dict_pre_hook(loading)
 
 

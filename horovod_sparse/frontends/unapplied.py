@@ -7,12 +7,11 @@ the optimizer. If they were cleared, the result was dropped, and so must be what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.exchange import Exchange
+from horovod_sparse.engine.pipeline.sparse import SparsePipeline
 from horovod_sparse.frontends.base import FrontEnd
 from horovod_sparse.frontends.clipping import factor_of
 from horovod_sparse.frontends.members import job
@@ -45,8 +44,8 @@ def begin_backward(front_end: FrontEnd, exchange: Exchange) -> None:
 def _kept(bucket: Bucket, parameters: dict[str, torch.Tensor]) -> bool:
     """Return whether the gradients of a bucket hold the result of the last exchange, and not zeros or nothing."""
     gradients = [p.grad for p in parameters.values()]
-    if not _any([gradient for gradient in gradients if gradient is not None]):
-        return False
+    if not any(bool(shard_of(gradient).any()) for gradient in gradients if gradient is not None):
+        return None not in gradients and _sent_zeros(bucket)
     factor = factor_of(bucket, parameters, bucket.pipeline.factor)
     if None in gradients or (factor is not None and abs(factor - 1) > 1e-2):
         raise RuntimeError(
@@ -57,5 +56,7 @@ def _kept(bucket: Bucket, parameters: dict[str, torch.Tensor]) -> bool:
     return True
 
 
-def _any(gradients: Sequence[torch.Tensor]) -> bool:
-    return any(bool(shard_of(gradient).any()) for gradient in gradients)
+def _sent_zeros(bucket: Bucket) -> bool:
+    """Return whether the last exchange has delivered zeros, as far as is known, which look like cleared gradients."""
+    sent = bucket.pipeline.sent if isinstance(bucket.pipeline, SparsePipeline) else None
+    return sent is not None and not sent.values.any()

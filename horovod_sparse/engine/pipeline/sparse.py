@@ -359,8 +359,7 @@ class SparsePipeline(PipelineBase):
             return
         self._count(plan, k, vector, exchange)
         self._enter("apply")
-        if vector.indices is not None:
-            exchange = self._limited(exchange, scales.carry)
+        exchange = self._limited(exchange, scales.carry, step.dense)
         if norms is not None:
             norms.taken(accumulator, vector)
             norms.returned(accumulator, exchange.returned)
@@ -379,10 +378,10 @@ class SparsePipeline(PipelineBase):
             if others:
                 self._scatter(total, others)
 
-    def _limited(self, exchange: Exchange, carry: float) -> Exchange:
+    def _limited(self, exchange: Exchange, carry: float, dense: bool) -> Exchange:
         """Limit what is delivered to a multiple of the mean of earlier steps; every rank keeps its part of the rest."""
         limit = None if self._sparse.momentum is None else self._sparse.momentum.limit
-        if limit is None:
+        if limit is None or dense:
             return exchange
         norm = math.sqrt(self._kernels.square_norm([(0, exchange.total.values)]))  # the same on every rank
         mean = self._norm * carry or norm

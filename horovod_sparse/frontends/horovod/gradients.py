@@ -29,6 +29,7 @@ from horovod_sparse.frontends.horovod.arguments import numbered, user_level
 from horovod_sparse.frontends.horovod.grad_scaler import exchange_before_unscaling
 from horovod_sparse.frontends.horovod.join import Use, let_join
 from horovod_sparse.frontends.momentum import apply_momentum, follow_step
+from horovod_sparse.frontends.step_hooks import follow_loads
 from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.transport import waiting
 from horovod_sparse.transport.agreement import agree
@@ -94,6 +95,7 @@ class Gradients(ExchangingGradients):
         _Horovod.__init__(self, params, named_parameters, hvd.Compression.none, **of_horovod)
         if self._exchange is not None:
             warn_of_clipping(self, self)  # type: ignore[arg-type]
+            follow_loads(self, self._exchange)  # type: ignore[arg-type]
         apply_momentum(self, sparse, None if self._exchange is None else self)  # type: ignore[arg-type]
 
     def _register_hooks(self) -> None:
