@@ -2,7 +2,7 @@
 
     python -m benchmarks.convergence.scaling                             # everything; call it again to resume
     python -m benchmarks.convergence.scaling --tasks stdlib --ranks 64 --seeds 1 --runs recommended-oktopk
-
+    python -m benchmarks.convergence.scaling --report docs/data/scaling --page docs/scaling.md
 
 Ranks are threads of this process, which keeps one to two cores busy. On a core of 2024, a run of 64 ranks takes 9
 minutes, of 16 ranks 6, of 4 ranks 80 seconds. Every finished run is appended to records.jsonl and is not repeated; nor
@@ -22,14 +22,13 @@ from pathlib import Path
 from benchmarks import command_line
 from benchmarks.convergence.arguments import STEPS, names_of, run_named
 from benchmarks.convergence.results import Record, read_records, records_path
-from benchmarks.convergence.runs import ADAM, DENSE, FASHION, OTHERS, SEEDS, STDLIB, Job
+from benchmarks.convergence.runs import ADAM, FASHION, SEEDS, STDLIB, Job
+from benchmarks.convergence.scaling_report import NESTEROV, PRESET, TOPKA, contenders, write
 from horovod_sparse.cli.units import at_least, listed
 
-NESTEROV, TOPKA, PRESET = "dense-nesterov", "recommended", "recommended-oktopk"
-SGD = (NESTEROV, PRESET, TOPKA, DENSE, *(f"recommended-{name}" for name in OTHERS if name != "oktopk"))
-ADAMW = (ADAM, *(f"{name}-adam" for name in SGD if name not in (NESTEROV, DENSE)))
-# What the others are compared with, and what is claimed: three seeds instead of one.
-HEADLINE = (NESTEROV, PRESET, TOPKA, ADAM, f"{PRESET}-adam", f"{TOPKA}-adam")
+RUNS = (*contenders("SGD"), *contenders("AdamW"))
+# Dense training and the preset have three seeds, all others one.
+HEADLINE = (NESTEROV, ADAM, *(f"{name}{suffix}" for name in (PRESET, TOPKA) for suffix in ("", "-adam")))
 
 
 @dataclass(frozen=True)
@@ -57,12 +56,14 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--ranks", type=listed(_ranks), default=RANKS, help=f"numbers of ranks, out of {','.join(map(str, RANKS))}")
     add("--tasks", type=names_of(CELLS), default=(*CELLS,), help=f"tasks to train, out of {','.join(CELLS)}")
-    add("--runs", type=names_of((*SGD, *ADAMW)), default=(*SGD, *ADAMW), help=f"out of {','.join((*SGD, *ADAMW))}")
+    add("--runs", type=names_of(RUNS), default=RUNS, help=f"out of {','.join(RUNS)}")
     add("--seeds", type=at_least(1), default=SEEDS, help="maximum number of seeds per run")
     add("--steps", type=at_least(1), help="steps per run (default: the task's on that number of ranks)")
     add("--minutes", type=float, default=math.inf, help="start no run after this number of minutes")
     add("--fashion-mnist", type=Path, metavar="DIR", default=Path("/usr/share/datasets/fashion-mnist"))
     add("--output", type=Path, default=Path("runs/scaling"), help="folder for the results")
+    add("--report", type=Path, metavar="DIR", help="train nothing; write the tables and the figure of a folder")
+    add("--page", action="append", default=[], type=Path, help="with --report: page to write the tables into")
     parser.set_defaults(validate=False)
     return parser
 
@@ -96,11 +97,18 @@ def published() -> list[Record]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train and report; return the exit status."""
     options = build_parser().parse_args(arguments)
-    from benchmarks.convergence.worker import simulate  # loads torch
+    folder, known = options.report or options.output, published()
+    wanted = jobs(options)
+    if options.report is None:
+        from benchmarks.convergence.worker import simulate  # loads torch
 
-    options.output.mkdir(parents=True, exist_ok=True)
-    known = published()
-    simulate(options, [job for job in jobs(options) if not any(job.made(record) for record in known)])
+        folder.mkdir(parents=True, exist_ok=True)
+        simulate(options, [job for job in wanted if not any(job.made(record) for record in known)])
+    try:
+        print(write(wanted, known + read_records(records_path(folder)), folder, options.page))
+    except (OSError, ValueError) as error:
+        print(f"convergence.scaling: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
