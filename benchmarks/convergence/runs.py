@@ -84,6 +84,13 @@ POWERSGD_RANKS = (1, 2, 4, 8)
 # A rank of PowerSGD, and the density in percent at which the recommended preset must be as accurate with a third of the
 # bytes. The higher ranks have two, as the tasks differ: the first for images, the second for the language model.
 RIVALS = ((1, 0.1), (2, 0.2), (4, 0.5), (4, 1), (8, 1), (8, 4))
+# Collectives of the recommended preset besides TopkA, with its keep=4 for Ok-Topk: see scaling.py.
+OTHERS = {
+    "oktopk": "oktopk",
+    "oktopk-published": "oktopk,keep=None",
+    "gtopk": "gtopk",
+    "spardl": "spardl",
+}
 # The search runs to the end: on one machine, without a network, no factor has a better throughput than another.
 _GRAVAC = "cf_max=1000,cf_step=2,window=STEPS/8"
 _GRAVAC_RANDOM = "gravac:cf_min=1.5,cf_max=1000,cf_step=2,window=STEPS/11"
@@ -117,6 +124,17 @@ _ALL = (
         for percent in PERCENTS
     ),
     Run("recommended-annealed", "Recommended", f"{_RECOMMENDED}0.01,schedule=annealed", seeds=1),
+    *(
+        Run(
+            f"recommended-{name}{suffix}",
+            group,
+            f"{_RECOMMENDED.replace('topka', collective)}0.01",
+            tasks=(),
+            **settings,
+        )
+        for suffix, group, settings in (("", "Recommended", {}), ("-adam", "Momentum with Adam", _BOTH_ADAM))
+        for name, collective in OTHERS.items()
+    ),
     Run("dense-nesterov", "Recommended", "none", "nesterov", **_EVERYWHERE),
     *(Run(f"powersgd-{rank}", "PowerSGD", f"powersgd:rank={rank}", **_EVERYWHERE) for rank in POWERSGD_RANKS),
     *(Run(f"powersgd-{rank}-nesterov", "PowerSGD", f"powersgd:rank={rank}", "nesterov") for rank in POWERSGD_RANKS),
