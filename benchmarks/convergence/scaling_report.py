@@ -19,7 +19,7 @@ from benchmarks.convergence.results import Interval, Record, Results
 from benchmarks.convergence.runs import ADAM, DENSE, STDLIB, Job
 from horovod_sparse.cli.image import write_png
 
-NESTEROV, PRESET, TOPKA = "dense-nesterov", "recommended-oktopk", "recommended"
+NESTEROV, PRESET, TOPKA = "dense-nesterov", "recommended-oktopk", "recommended-topka"
 
 
 class _Shown(NamedTuple):
