@@ -148,7 +148,7 @@ def test_exchanged_passes_that_add_up_belong_to_one_step(comm, front_end, name, 
     moved = -sum(p.double().sum().item() for p in parameters(made.model))
     expected = comm.allreduce(given) / comm.Get_size() / (1 - 0.5)
     assert agree(comm, parameters(made.model))
-    assert everywhere(comm, moved == pytest.approx(expected, rel=1e-6, abs=1e-4))
+    assert everywhere(comm, moved == pytest.approx(expected, rel=1e-5, abs=1e-4))
 
 
 def test_nothing_is_lost_when_steps_of_several_passes_are_dropped_at_random(comm, front_end):
