@@ -240,12 +240,12 @@ class Bucket:
 
     @property
     def changed(self) -> bool:
-        """Whether the last exchange has changed what the pipeline remembers."""
+        """True if the last exchange has changed what the pipeline remembers."""
         return isinstance(self.pipeline, SparsePipeline) and self.pipeline.changed
 
     @property
     def trained(self) -> bool:
-        """Whether the pipeline remembers a step."""
+        """True if the pipeline remembers a step."""
         return isinstance(self.pipeline, SparsePipeline) and self.pipeline.steps > 0
 
     def undo(self) -> None:

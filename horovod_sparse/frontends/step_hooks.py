@@ -108,7 +108,7 @@ def _is_of(place: int, optimizers: int, group: int) -> bool:
 def follow_optimizer(
     optimizer: torch.optim.Optimizer, exchange: Exchange, applied: Callable[[int], bool] | None = None
 ) -> None:
-    """Tell an exchange, which is held weakly, what an optimizer does with the results.
+    """Report to an exchange, which is held weakly, what an optimizer does with the results.
 
     The exchange learns of each step that has applied them, and of a state of another step that the optimizer loads.
 
@@ -143,7 +143,7 @@ def follow_optimizer(
 
 
 def follow_loads(optimizer: torch.optim.Optimizer, exchange: Exchange) -> None:
-    """Tell an exchange, which is held weakly, when an optimizer loads a state of another step."""
+    """Report to an exchange, which is held weakly, when an optimizer loads a state of another step."""
     reference = weakref.ref(exchange)
 
     def loading(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

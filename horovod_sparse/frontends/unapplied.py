@@ -1,7 +1,7 @@
 """Backward passes that begin before an optimizer has applied the result of the last exchange.
 
 A step of the exchange is final when the optimizer has applied its result. If another backward pass begins before, the
-gradients tell what the script wants: if they still hold the result, the pass adds to it, and both belong to one step of
+gradients show what the script wants: if they still hold the result, the pass adds to it, and both belong to one step of
 the optimizer. If they were cleared, the result was dropped, and so must be what the exchange remembers of it.
 """
 

@@ -241,7 +241,7 @@ class SparsePipeline(PipelineBase):
 
     @property
     def _remembers_nothing(self) -> bool:
-        """Whether the memory is known to hold zeros only."""
+        """True if the memory is known to hold zeros only."""
         return self._sparse.memory.keeps_nothing or getattr(self.memory, "empty", False)
 
     @staticmethod
