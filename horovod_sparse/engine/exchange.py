@@ -81,7 +81,6 @@ class Exchange:
         transport: The ranks that take part.
         ranks: World size P.
         worker: Takes the gradients.
-        confirmed: Whether a step counts only once an optimizer has applied it.
         undoable: Whether a step can be dropped.
     """
 
@@ -102,7 +101,6 @@ class Exchange:
         self.compression = sparse
         self.transport = transport
         self.ranks = transport.size  # a rank that leaves ends MPI: not to be read later
-        self.confirmed = confirmed
         self.undoable = undoable or (grad_scaler is not None and grad_scaler.is_enabled())
         self._owner = owner
         self._buffers = buffers if sparse.takes_momentum_over else None

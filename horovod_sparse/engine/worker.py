@@ -52,6 +52,7 @@ class Worker:
 
     Attributes:
         buckets: All buckets in the order of exchange; empty if there is one rank.
+        confirmed: The argument; may be set later.
         failed: The error that ended the step in progress; None: none so far.
         unapplied: Buckets that have been exchanged, and whose result no optimizer has applied.
         exposed: Nanoseconds of the last step's exchange after its last gradient was available, by the host's clock.
@@ -68,7 +69,7 @@ class Worker:
         self.failed: BaseException | None = None
         self.exposed = 0
         self._conditions = conditions
-        self._confirmed = confirmed
+        self.confirmed = confirmed
         self._undoable = undoable
         self._factor_for = factor_for
         self._devices: set[Device] = set()
@@ -281,7 +282,7 @@ class Worker:
         self._wait()
         self._follow()  # also after an error, and if the front end did not wait for the results itself
         failed |= self.failed is not None
-        if self._confirmed and not (failed and not self._undoable):
+        if self.confirmed and not (failed and not self._undoable):
             self.unapplied = [bucket for bucket in self._begun if self._undoable or bucket.changed]
         self.failed, self._begun, self._next, self._first = None, [], 0, 0
         self._step += 1

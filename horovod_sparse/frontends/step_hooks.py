@@ -6,10 +6,11 @@ import functools
 import logging
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from horovod_sparse.engine.clipping import clip
 from horovod_sparse.engine.exchange import Exchange
@@ -17,6 +18,8 @@ from horovod_sparse.frontends.base import FrontEnd
 from horovod_sparse.frontends.shards import shard_of, total_norm
 
 _LOG = logging.getLogger("horovod_sparse")
+# Parameters of exchanges that were given no optimizer.
+_without_optimizer: weakref.WeakKeyDictionary[Exchange, Container[torch.Tensor]] = weakref.WeakKeyDictionary()
 
 
 class StepHooks(ABC):
@@ -95,10 +98,31 @@ class StepHooks(ABC):
         return all(front_end.exchange_ranks == 1 for front_end in self.front_ends)
 
 
-def follow_optimizers(optimizers: Sequence[torch.optim.Optimizer], exchange: Exchange) -> None:
-    """Follow the optimizers of a model, as ``follow_optimizer``; each applies the gradients of its own groups."""
+def follow_optimizers(
+    optimizers: Sequence[torch.optim.Optimizer], exchange: Exchange, parameters: Container[torch.Tensor]
+) -> None:
+    """Follow the optimizers of a model, as ``follow_optimizer``; each applies the gradients of its own groups.
+
+    Without any, every optimizer of this process that has one of the parameters is followed from its first step on.
+    """
+    if not optimizers:
+        _without_optimizer[exchange] = parameters
+        _follow_unknown()
     for place, optimizer in enumerate(optimizers):
         follow_optimizer(optimizer, exchange, functools.partial(_is_of, place, len(optimizers)))
+
+
+@functools.cache
+def _follow_unknown() -> None:
+    """Follow every optimizer of this process, once; torch iterates over its hooks, so this one is never removed."""
+
+    def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for exchange, parameters in list(_without_optimizer.items()):
+            if any(p in parameters for group in optimizer.param_groups for p in group["params"]):
+                exchange.worker.confirmed = True
+                exchange.worker.confirm()
+
+    register_optimizer_step_post_hook(stepped)
 
 
 def _is_of(place: int, optimizers: int, group: int) -> bool:

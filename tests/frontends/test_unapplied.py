@@ -134,6 +134,28 @@ def test_a_cleared_exchange_that_cannot_be_undone_is_refused_on_every_rank(comm,
         made.backward(comm.Get_rank(), 1)
 
 
+@pytest.mark.parametrize("kind", ["DDP", "FSDP"])
+def test_an_optimizer_that_was_not_given_is_found_by_its_steps(comm, group, kind):
+    """An update by hand is no step of an optimizer: every exchange then counts."""
+    model, mesh, rank = Given(), grid(comm.Get_size(), 1), comm.Get_rank()
+    if kind == "FSDP":
+        replica = model = shard(model, mesh["shard"])
+        exchanged(model, mesh, COMPRESSIONS["topka"], None)
+    else:
+        replica = DistributedDataParallel(model)
+        replica.register_comm_hook(hvs.ddp.SparseState(COMPRESSIONS["topka"]), hvs.ddp.sparse_hook)
+    for step in range(3):  # by hand
+        replica.zero_grad()
+        replica(rank, step).backward()
+    optimizer = plain(model)
+    optimizer.step()
+    replica(rank, 3).backward()
+    replica.zero_grad()
+    if comm.Get_size() > 1:
+        with pytest.raises(RuntimeError, match=rf"rank {rank}: .*cleared without a step"):
+            replica(rank, 4).backward()
+
+
 @pytest.mark.parametrize("undoable", [False, True])
 @pytest.mark.parametrize("name", COMPRESSIONS)
 def test_exchanged_passes_that_add_up_belong_to_one_step(comm, front_end, name, undoable):

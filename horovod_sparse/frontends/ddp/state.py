@@ -261,8 +261,8 @@ class SparseState(ForOptimizers):
             if named[name].numel()
         ]
         exchange.add(members)
-        self._parameter_names |= {named[member.key]: member.key for member in members}
-        if exchange.confirmed and exchange.ranks > 1:
+        self._parameter_names.update({named[member.key]: member.key for member in members})
+        if exchange.ranks > 1:
             for member in members:
                 named[member.key].register_hook(_hook(weakref.ref(self)))  # type: ignore[no-untyped-call]
         if self._loaded is not None:
@@ -286,7 +286,7 @@ class SparseState(ForOptimizers):
                 "buffers": owner,
             }
             exchange = Exchange(self.compression, transport, owner, factor, scaler, stall, **settings)
-            follow_optimizers(self.optimizers, exchange)
+            follow_optimizers(self.optimizers, exchange, self._parameter_names)
             self._exchange = exchange
             for optimizer in self.optimizers:
                 apply_momentum(optimizer, self.compression, self)

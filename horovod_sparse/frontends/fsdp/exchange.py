@@ -109,7 +109,7 @@ class ReplicaExchange(ForOptimizers):
             trainable: Mapping[str, Any] = self._parameters
             for name, p in trainable.items():
                 p.register_post_accumulate_grad_hook(_hook(me, name))
-        follow_optimizers(self.optimizers, self._exchange)
+        follow_optimizers(self.optimizers, self._exchange, self._parameter_names)
         for one in self.optimizers:
             warn_of_clipping(one, self)
             apply_momentum(one, compression, self)
