@@ -366,7 +366,7 @@ class Transport(ABC):
             self._nodes_found = (None if nodes is None else nodes.counting(self.traffic),)
         return self._nodes_found[0]
 
-    # Operations on Python objects, for construction, checkpoints and reports. Their traffic is not counted.
+    # Operations on objects and flags, for construction, checkpoints and reports. Their traffic is not counted.
 
     def allgather_object(self, item: Any) -> list[Any]:
         """Return every rank's object, in rank order. A collective operation."""
@@ -393,6 +393,14 @@ class Transport(ABC):
             content = np.empty(length[0], np.uint8)
         self._broadcast(content)
         return item if self.rank == 0 else _decoded(content)
+
+    def anywhere(self, flag: bool) -> bool:
+        """Return whether a flag is set on any rank. A collective operation."""
+        flags = np.zeros((self.size, 1), np.uint8)
+        flags[self.rank] = flag
+        if self.size > 1:
+            self._gather_rows(flags)
+        return bool(flags.any())
 
     @abstractmethod
     def barrier(self, pause: float = 0.0) -> None:

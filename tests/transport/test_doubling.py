@@ -46,3 +46,4 @@ def test_objects_arrays_and_sums_are_those_of_few_ranks(transport, many):
         total += np.float32(1 / (other + 3))
     assert everywhere(transport, (transport.allreduce(values) == total).all())
     assert [transport.broadcast_object(number + rank) for number in range(3)] == [0, 1, 2]
+    assert everywhere(transport, transport.anywhere(rank == ranks - 1) and not transport.anywhere(False))
