@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from horovod_sparse.control.report import Snapshot
@@ -30,11 +31,13 @@ class Link:
         """World ranks of the group's members, by rank in the group."""
         return self._transport.members
 
-    def ask(self) -> None:
-        """Query the activity of all other ranks."""
-        for rank in self._others - self._unanswered:
+    def ask(self, ranks: Iterable[int]) -> None:
+        """Query the activity of members, given by their world ranks."""
+        numbers = {world: rank for rank, world in enumerate(self.ranks)}
+        asked = {numbers[world] for world in ranks} - {self._transport.rank}
+        for rank in asked - self._unanswered:
             self._transport.post(None, rank, _ASKS)
-        self._unanswered = set(self._others)
+        self._unanswered |= asked
 
     def answers(self, since: float) -> dict[int, Snapshot | None]:
         """Return the answers received since a time of the monotonic clock, by world rank; None: no answer."""

@@ -173,6 +173,14 @@ class Wait:
         others = "; ".join(f"{_ranks(ranks)}: {what}" for what, ranks in sorted(ranks_of.items()))
         return f"{self}: {others or _UNKNOWN}"
 
+    def shared_by(self, theirs: Snapshot | None) -> bool:
+        """Return whether another rank waits in the same call or exchange; None: it gave no answer."""
+        if theirs is None:
+            return False
+        if self.call:
+            return self.call in theirs.calls
+        return self.number is not None and bool(theirs.exchanges.get(self.number, Progress(0, 0)).stage)
+
     def _describe(self, theirs: Snapshot | None) -> str:
         if theirs is None:
             return "missing, gives no answer (stopped or unreachable)"
