@@ -53,9 +53,15 @@ class Link:
             self._unanswered.discard(rank)
 
     def say_farewell(self, content: Any) -> None:
-        """Announce to all other ranks that this rank leaves."""
-        for rank in self._others:
-            self._transport.post(content, rank, _LEAVES)
+        """Announce that this rank leaves, to the ranks at distances of 1, 2, 4 and so on in both directions.
+
+        Where some ranks of the group have left and the others wait for them, one of the others is the neighbor of one
+        that has left, and ends the job.
+        """
+        distances = [sign << bit for bit in range((self._transport.size - 1).bit_length()) for sign in (1, -1)]
+        for rank in {(self._transport.rank + distance) % self._transport.size for distance in distances}:
+            if rank != self._transport.rank:
+                self._transport.post(content, rank, _LEAVES)
 
     def farewells(self) -> list[tuple[int, Any]]:
         """Return the world rank and the content of each farewell that has arrived."""

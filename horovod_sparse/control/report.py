@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -105,10 +106,12 @@ class Snapshot:
     Attributes:
         calls: Calls in which the program waits for other ranks.
         exchanges: Progress of each exchange, by a number that is the same on all its ranks.
+        left: World ranks whose farewells have arrived.
     """
 
     calls: tuple[str, ...]
     exchanges: Mapping[int, Progress]
+    left: tuple[int, ...] = ()
 
     @property
     def newest(self) -> int | None:
@@ -160,13 +163,14 @@ class Wait:
         where = f"stage {progress.stage} of bucket {progress.bucket} ({names}) in step {progress.step}"
         return where + of_optimizer(number)
 
-    def report(self, answers: Mapping[int, Snapshot | None], left: Container[int]) -> str:
+    def report(self, answers: Mapping[int, Snapshot | None], left: Iterable[int]) -> str:
         """Return where this rank waits, and what each other rank is doing.
 
         Args:
             answers: Snapshots of the other ranks by world rank; None: no answer.
-            left: World ranks that have left.
+            left: World ranks whose farewells have arrived here; others may have heard of more.
         """
+        left = {*left, *itertools.chain.from_iterable(theirs.left for theirs in answers.values() if theirs)}
         ranks_of: defaultdict[str, list[int]] = defaultdict(list)
         for rank, theirs in sorted(answers.items()):
             ranks_of["has left" if rank in left else self._describe(theirs)].append(rank)

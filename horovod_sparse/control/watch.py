@@ -198,9 +198,11 @@ class Watch:
     def _snapshot(self) -> Snapshot:
         sources = {number: exchange.source() for number, exchange in self._exchanges.items()}
         progress = {number: source.progress() for number, source in sources.items() if source is not None}
-        if self._world is not None:  # reaches the ranks of deleted exchanges, too
-            self._exchanges = {number: self._exchanges[number] for number in progress}
-        return Snapshot(tuple(call.name for call in self._process.calls), progress)
+        if self._world is not None:  # reaches the ranks of exchanges of all ranks when these are deleted
+            size = len(self._world.ranks)
+            known = self._exchanges.items()
+            self._exchanges = {number: one for number, one in known if number in progress or len(one.link.ranks) < size}
+        return Snapshot(tuple(call.name for call in self._process.calls), progress, tuple(self._farewells))
 
     def _waits(self, mine: Snapshot) -> Iterator[tuple[Hashable, Wait]]:
         for number, progress in mine.exchanges.items():

@@ -221,6 +221,24 @@ def test_a_rank_that_leaves_the_report_to_an_earlier_one_ends_the_job_if_that_do
 
 
 @pytest.mark.mpi
+def test_a_farewell_reaches_the_group_of_a_deleted_exchange_but_not_one_of_all_ranks(hvd, transport, hasty):
+    """The farewells to all ranks together reach few neighbors, which may be none of a group's."""
+    world, group = transport.duplicate(), MPITransport(transport.comm.Split(transport.rank == 0))
+    watching, workers = Watch(Program()), [Worker(), Worker()]
+    for one, worker in zip((group, transport.duplicate()), workers, strict=True):
+        watching.add(one, weakref.ref(worker), Limits(0, 0))
+    watching.start(world)
+    del worker
+    workers.clear()
+    expected = [group.members] if group.size < transport.size else []
+    assert everywhere(
+        transport,
+        until(lambda: [one.link.ranks for one in watching._exchanges.values()] == expected, limit=5),
+    )
+    watching.close()
+
+
+@pytest.mark.mpi
 def test_a_wait_that_goes_on_is_not_reported(hvd, transport, caplog, hasty):
     watching, worker = Watch(Program()), Worker(*range(10**4))
     worker.stage = "exchange"
