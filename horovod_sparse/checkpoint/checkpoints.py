@@ -175,15 +175,16 @@ class Checkpoints:
     def _agree(self, step: int) -> str:
         """Check that all ranks save the same step; return rank 0's token for this save."""
         with process.communicating(CALL, self._transport):
-            everyone = self._transport.allgather_object((step, secrets.token_hex(4)))
-        steps = [rank_step for rank_step, _ in everyone]
+            first, token = self._transport.broadcast_object((step, secrets.token_hex(4)))
+            valid = type(step) is int and 0 <= step == first
+            steps = self._transport.allgather_object(step) if self._transport.anywhere(not valid) else []
         if steps != [step] * len(steps):
             raise CheckpointError(f"ranks save different steps: {steps}: save on all ranks at the same step")
         wrong = [rank_step for rank_step in steps if type(rank_step) is not int or rank_step < 0]
         if wrong:
             raise CheckpointError(f"step must be an integer of at least 0, not {wrong[0]!r}")
-        token: str = everyone[0][1]
-        return token
+        known: str = token
+        return known
 
     def _store_in_background(self, snapshot: Snapshot, alive: ExitStack) -> str:
         with alive:

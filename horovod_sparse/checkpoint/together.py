@@ -33,7 +33,8 @@ def together(transport: Transport, what: str, call: str = CALL) -> Iterator[None
         error = caught
     with process.communicating(call, transport):
         wait_for_all(transport)
-        everyone = transport.allgather_object(None if error is None else _text(error))
+        failure = transport.anywhere(error is not None)
+        everyone = transport.allgather_object(None if error is None else _text(error)) if failure else []
     failed = [f"rank {rank}: {text}" for rank, text in enumerate(everyone) if text is not None]
     if failed:
         more = f"; and {len(failed) - _SHOWN} more ranks" if len(failed) > _SHOWN else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from horovod_sparse.control.report import Snapshot
@@ -30,11 +31,13 @@ class Link:
         """World ranks of the group's members, by rank in the group."""
         return self._transport.members
 
-    def ask(self) -> None:
-        """Query the activity of all other ranks."""
-        for rank in self._others - self._unanswered:
+    def ask(self, ranks: Iterable[int]) -> None:
+        """Query the activity of members, given by their world ranks."""
+        numbers = {world: rank for rank, world in enumerate(self.ranks)}
+        asked = {numbers[world] for world in ranks} - {self._transport.rank}
+        for rank in asked - self._unanswered:
             self._transport.post(None, rank, _ASKS)
-        self._unanswered = set(self._others)
+        self._unanswered |= asked
 
     def answers(self, since: float) -> dict[int, Snapshot | None]:
         """Return the answers received since a time of the monotonic clock, by world rank; None: no answer."""
@@ -50,9 +53,15 @@ class Link:
             self._unanswered.discard(rank)
 
     def say_farewell(self, content: Any) -> None:
-        """Announce to all other ranks that this rank leaves."""
-        for rank in self._others:
-            self._transport.post(content, rank, _LEAVES)
+        """Announce that this rank leaves, to the ranks at distances of 1, 2, 4 and so on in both directions.
+
+        Where some ranks of the group have left and the others wait for them, one of the others is the neighbor of one
+        that has left, and ends the job.
+        """
+        distances = [sign << bit for bit in range((self._transport.size - 1).bit_length()) for sign in (1, -1)]
+        for rank in {(self._transport.rank + distance) % self._transport.size for distance in distances}:
+            if rank != self._transport.rank:
+                self._transport.post(content, rank, _LEAVES)
 
     def farewells(self) -> list[tuple[int, Any]]:
         """Return the world rank and the content of each farewell that has arrived."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -105,10 +106,12 @@ class Snapshot:
     Attributes:
         calls: Calls in which the program waits for other ranks.
         exchanges: Progress of each exchange, by a number that is the same on all its ranks.
+        left: World ranks whose farewells have arrived.
     """
 
     calls: tuple[str, ...]
     exchanges: Mapping[int, Progress]
+    left: tuple[int, ...] = ()
 
     @property
     def newest(self) -> int | None:
@@ -160,18 +163,27 @@ class Wait:
         where = f"stage {progress.stage} of bucket {progress.bucket} ({names}) in step {progress.step}"
         return where + of_optimizer(number)
 
-    def report(self, answers: Mapping[int, Snapshot | None], left: Container[int]) -> str:
+    def report(self, answers: Mapping[int, Snapshot | None], left: Iterable[int]) -> str:
         """Return where this rank waits, and what each other rank is doing.
 
         Args:
             answers: Snapshots of the other ranks by world rank; None: no answer.
-            left: World ranks that have left.
+            left: World ranks whose farewells have arrived here; others may have heard of more.
         """
+        left = {*left, *itertools.chain.from_iterable(theirs.left for theirs in answers.values() if theirs)}
         ranks_of: defaultdict[str, list[int]] = defaultdict(list)
         for rank, theirs in sorted(answers.items()):
             ranks_of["has left" if rank in left else self._describe(theirs)].append(rank)
         others = "; ".join(f"{_ranks(ranks)}: {what}" for what, ranks in sorted(ranks_of.items()))
         return f"{self}: {others or _UNKNOWN}"
+
+    def shared_by(self, theirs: Snapshot | None) -> bool:
+        """Return whether another rank waits in the same call or exchange; None: it gave no answer."""
+        if theirs is None:
+            return False
+        if self.call:
+            return self.call in theirs.calls
+        return self.number is not None and bool(theirs.exchanges.get(self.number, Progress(0, 0)).stage)
 
     def _describe(self, theirs: Snapshot | None) -> str:
         if theirs is None:

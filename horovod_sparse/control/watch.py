@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -92,19 +93,21 @@ class _Timer:
         position: Bucket that is waited for, or None in a call; a new position starts a new timer.
         since: Start of the wait, by the monotonic clock.
         due: Length of the wait at which the next report or abort is due.
-        asked: Time at which the other ranks were queried for that, by the monotonic clock; None: not yet.
+        asked: Time at which other ranks were queried for that, by the monotonic clock; None: not yet.
+        reports: Whether all of them were queried, as the rank before this one does not wait.
     """
 
     position: Position | None
     since: float
     due: float
     asked: float | None = None
+    reports: bool = False
 
 
 class Watch:
     """Thread that checks twice a second whether this rank is waiting for other ranks.
 
-    If a wait is too long, it queries the other ranks. Their watches answer even while their programs are busy. If this
+    If a wait is too long, it queries other ranks. Their watches answer even while their programs are busy. If this
     rank waits for a rank that has left, it ends the job, because collectives of MPI would never return.
     """
 
@@ -195,9 +198,11 @@ class Watch:
     def _snapshot(self) -> Snapshot:
         sources = {number: exchange.source() for number, exchange in self._exchanges.items()}
         progress = {number: source.progress() for number, source in sources.items() if source is not None}
-        if self._world is not None:  # reaches the ranks of deleted exchanges, too
-            self._exchanges = {number: self._exchanges[number] for number in progress}
-        return Snapshot(tuple(call.name for call in self._process.calls), progress)
+        if self._world is not None:  # reaches the ranks of exchanges of all ranks when these are deleted
+            size = len(self._world.ranks)
+            known = self._exchanges.items()
+            self._exchanges = {number: one for number, one in known if number in progress or len(one.link.ranks) < size}
+        return Snapshot(tuple(call.name for call in self._process.calls), progress, tuple(self._farewells))
 
     def _waits(self, mine: Snapshot) -> Iterator[tuple[Hashable, Wait]]:
         for number, progress in mine.exchanges.items():
@@ -223,18 +228,53 @@ class Watch:
         return _Timer(position, time.monotonic(), due=self._limits(wait).after(0))
 
     def _check_stall(self, key: Hashable, wait: Wait, timer: _Timer) -> None:
-        """Query the other ranks ahead of the limit, and report what they are doing or end the job at the limit."""
+        """Query other ranks ahead of the limit, and at the limit report what they are doing or end the job.
+
+        Of the ranks that wait, the first and those that follow one that does not wait report. The rest query the one
+        before them: if each queried all others, there would be P^2 messages.
+        """
         if isinstance(key, Call) and not key.stalls:
             return
         now, link = time.monotonic(), self._link(wait)
-        waited = now - timer.since
-        if timer.asked is None and waited >= timer.due - _PATIENCE:
-            timer.asked = now
+        waited, before = now - timer.since, None if link is None else self._before(key, link)
+        if timer.asked is None and waited >= timer.due - (1 if before is None else 2) * _PATIENCE:
+            timer.asked, timer.reports = now, before is None
             if link is not None:
-                link.ask()
-        if timer.asked is None or now - timer.asked < _PATIENCE or waited < timer.due:
+                link.ask(link.ranks if before is None else [before])
+        if timer.asked is None:
             return
         answers = {} if link is None else link.answers(timer.asked)
+        answered = now - timer.asked >= _PATIENCE
+        if link is not None and before is not None and not timer.reports:
+            if wait.shared_by(answers[before]):
+                self._leave_to(before, wait, timer, waited)
+            elif answered or answers[before] is not None:
+                timer.asked, timer.reports = now, True
+                link.ask(link.ranks)
+        elif answered and waited >= timer.due:
+            self._report(wait, timer, waited, answers)
+
+    def _leave_to(self, before: int, wait: Wait, timer: _Timer, waited: float) -> None:
+        """Leave the report to an earlier rank, which may have waited for less time; end the job if it does not."""
+        limits, grace = self._limits(wait), 2 * _PATIENCE
+        if 0 < limits.abort <= waited - grace:
+            self._process.abort(
+                f"has waited {waited:.0f} s in {wait}: rank {before}: waits there too; ends all ranks after "
+                f"stall_abort={limits.abort:g} s"
+            )
+        if waited >= timer.due:
+            timer.asked = None
+            timer.due = min(limits.after(waited), max(waited, limits.abort) + grace if limits.abort else math.inf)
+
+    def _before(self, key: Hashable, link: Link) -> int | None:
+        """Return the world rank of the rank before this one among those that wait for each other; None: the first."""
+        own, ranks = self._process.job.rank, link.ranks
+        if isinstance(key, Call) and key.transport is not None:
+            ranks = [rank for rank in key.transport.members if rank in ranks]
+        at = ranks.index(own) if own in ranks else 0
+        return ranks[at - 1] if at else None
+
+    def _report(self, wait: Wait, timer: _Timer, waited: float, answers: Mapping[int, Snapshot | None]) -> None:
         limits = self._limits(wait)
         timer.asked, timer.due = None, limits.after(waited)
         text = f"has waited {waited:.0f} s in {wait.report(answers, self._farewells)}"

@@ -20,17 +20,18 @@ def agree(transport: Transport, mine: Mapping[str, Any] | Exception) -> None:
         ValueError: The facts differ between ranks, or another rank had an error.
         Exception: The error of this rank.
     """
-    rank = transport.rank
-    # Compare digests first: facts of large models are long, and there may be many ranks.
-    mark = str(mine) if isinstance(mine, Exception) else hashlib.sha256(repr(mine).encode()).digest()
-    everyone = transport.allgather_object(mark)
+    rank, error = transport.rank, isinstance(mine, Exception)
+    # Compare digests with rank 0's first: facts of large models are long, and there may be many ranks.
+    digest = None if error else hashlib.sha256(repr(mine).encode()).digest()
+    digest_of_first = transport.broadcast_object(digest)
+    if not transport.anywhere(error or digest != digest_of_first):
+        return
+    errors = transport.allgather_object(str(mine) if error else None)
     if isinstance(mine, Exception):
         raise mine
-    for other, theirs in enumerate(everyone):
-        if isinstance(theirs, str):
+    for other, theirs in enumerate(errors):
+        if theirs is not None:
             raise ValueError(f"rank {rank}: rank {other} could not begin: {theirs.removeprefix(f'rank {other}: ')}")
-    if len(set(everyone)) == 1:
-        return
     first = transport.broadcast_object(mine)
     differences = [_difference(fact, rank, mine[fact], first[fact]) for fact in first if mine[fact] != first[fact]]
     for difference in filter(None, transport.allgather_object(differences[0] if differences else None)):

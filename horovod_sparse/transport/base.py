@@ -14,6 +14,7 @@ import numpy as np
 from horovod_sparse.kernels import add_to, copied, copy_to_host, to_device, to_host
 from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array
+from horovod_sparse.transport.doubling import DIRECT_RANKS
 from horovod_sparse.transport.nodes import Nodes, nested_nodes, nodes_of
 from horovod_sparse.transport.slots import Slots
 from horovod_sparse.transport.traffic import RING_BYTES, Traffic
@@ -25,7 +26,7 @@ MAX_MESSAGE_BYTES = 2**31 - 1
 # Gathered arrays start at multiples of this many bytes, so that they can be viewed in any dtype.
 _ALIGNMENT = 8
 # Up to one of these limits, in bytes per rank and in total, an allreduce gathers the arrays and each rank adds them.
-# This takes one round of messages instead of two.
+# This takes one round of messages instead of two. On more than ``DIRECT_RANKS``, it only does so if it waits at once.
 _GATHERED_SUM_BYTES, _GATHERED_SUM_TOTAL = 256, 1 << 15
 # In a slot, length and number of a message precede its bytes.
 _SLOT_HEADER_BYTES = 16
@@ -219,7 +220,7 @@ class Transport(ABC):
         everyones[self.rank] = mine
         if self.size > 1:
             self.traffic.rounds += 1
-            self._start_gather(everyones)()
+            self._gather_rows(everyones)
         others = self.size - 1
         self.traffic.both(others * mine.nbytes, others * mine.nbytes, others.bit_length())
         return everyones
@@ -259,7 +260,7 @@ class Transport(ABC):
         """
         if self.size > 1:
             self.traffic.rounds += 1
-        return self.begin_allreduce(values).wait()
+        return self._begin_sum(values, waits=True).wait()
 
     def allreduce_in_place(self, values: Array) -> None:
         """Overwrite a floating-point array with its sum over the ranks, as ``allreduce``, without further arrays."""
@@ -272,16 +273,22 @@ class Transport(ABC):
     def begin_allreduce(self, values: Any) -> Sum:
         """Start to sum an array over the ranks, as ``allreduce``, while other messages are exchanged.
 
-        All ranks start their operations in the same order. The first round is not counted in ``traffic``: it is the
-        caller who knows whether it waits for that round alone.
+        All ranks start their operations in the same order. They may wait in any order for gatherings and for sums of
+        integers or of less than 256 bytes; for longer sums, in the same order. The first round is not counted in
+        ``traffic``: it is the caller who knows whether it waits for that round alone.
         """
+        return self._begin_sum(values, waits=False)
+
+    def _begin_sum(self, values: Any, *, waits: bool) -> Sum:
+        """Start a sum; ``waits``: the caller waits for it at once."""
         if self.size == 1:
             return Sum(partial(copied, values))
-        if values.dtype.kind in "iu" and values.nbytes * self.size > _GATHERED_SUM_TOTAL:
+        short = values.nbytes * self.size <= _GATHERED_SUM_TOTAL
+        if values.dtype.kind in "iu" and not (short and (waits or self.size <= DIRECT_RANKS)):
             return self._sum_integers(values)
         if self._in_regions(values):
             return self._sum_regions(values, SCRATCH.empty(values.size, values))
-        return self._sum_gathered(values)
+        return self._sum_gathered(values, self._gathered if waits else self.begin_allgather)
 
     def _in_regions(self, values: Array) -> bool:
         """Return whether a sum of floating-point numbers takes fewer bytes or fewer rounds."""
@@ -300,9 +307,17 @@ class Transport(ABC):
 
         return Sum(finish)
 
-    def _sum_gathered(self, values: Any) -> Sum:
+    def _gathered(self, row: Array) -> Callable[[], Array]:
+        """Gather as ``begin_allgather``, and wait."""
+        rows = np.empty((self.size, row.size), row.dtype)
+        rows[self.rank] = row
+        self._gather_rows(rows)
+        self._count_gather([row.nbytes] * self.size)
+        return lambda: rows
+
+    def _sum_gathered(self, values: Any, gather: Callable[[Array], Callable[[], Array]]) -> Sum:
         """Gather all arrays, and add them on each rank in rank order."""
-        gathered = self.begin_allgather(to_host(values))
+        gathered = gather(to_host(values))
 
         def finish() -> Array:
             total, *others = gathered()
@@ -351,7 +366,7 @@ class Transport(ABC):
             self._nodes_found = (None if nodes is None else nodes.counting(self.traffic),)
         return self._nodes_found[0]
 
-    # Operations on Python objects, for construction, checkpoints and reports. Their traffic is not counted.
+    # Operations on objects and flags, for construction, checkpoints and reports. Their traffic is not counted.
 
     def allgather_object(self, item: Any) -> list[Any]:
         """Return every rank's object, in rank order. A collective operation."""
@@ -360,7 +375,7 @@ class Transport(ABC):
         content = pickle.dumps(item)
         lengths = np.zeros((self.size, 1), np.int64)
         lengths[self.rank] = len(content)
-        self._start_gather(lengths)()
+        self._gather_rows(lengths)
         cuts = [0, *np.cumsum(lengths).tolist()]
         gathered = np.empty(cuts[-1], np.uint8)
         gathered[cuts[self.rank] : cuts[self.rank + 1]] = np.frombuffer(content, np.uint8)
@@ -378,6 +393,14 @@ class Transport(ABC):
             content = np.empty(length[0], np.uint8)
         self._broadcast(content)
         return item if self.rank == 0 else _decoded(content)
+
+    def anywhere(self, flag: bool) -> bool:
+        """Return whether a flag is set on any rank. A collective operation."""
+        flags = np.zeros((self.size, 1), np.uint8)
+        flags[self.rank] = flag
+        if self.size > 1:
+            self._gather_rows(flags)
+        return bool(flags.any())
 
     @abstractmethod
     def barrier(self, pause: float = 0.0) -> None:
@@ -481,9 +504,18 @@ class Transport(ABC):
     def _gather(self, gathered: Array, starts: Sequence[int], lengths: Sequence[int]) -> None:
         """Gather an array of bytes in place; each rank has filled its part."""
 
+    def _gather_rows(self, rows: Array) -> None:
+        """Gather the rows of a host array in place, each rank its row ``rank``."""
+        row_bytes = rows[0].nbytes
+        starts = [row_bytes * rank for rank in range(self.size)]
+        self._gather(rows.reshape(-1).view(np.uint8), starts, [row_bytes] * self.size)
+
     @abstractmethod
     def _start_gather(self, rows: Array) -> Callable[[], object]:
-        """Start gathering the rows of a host array in place, each rank its row ``rank``; return what waits for them."""
+        """Start gathering the rows of a host array in place, each rank its row ``rank``; return what waits for them.
+
+        Several may be in flight, and be waited for in different orders on different ranks.
+        """
 
     @abstractmethod
     def _broadcast(self, message: Array) -> None:

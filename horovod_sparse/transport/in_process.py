@@ -190,7 +190,7 @@ class InProcessTransport(Transport):
 
     def channel(self) -> InProcessTransport:
         """Return a transport of the same ranks over the same queues, with a separate traffic counter."""
-        channel = InProcessTransport(self._threads, self._group, self.rank)
+        channel = type(self)(self._threads, self._group, self.rank)
         channel._kept, channel._measured = self._kept, self._measured
         return channel
 
@@ -203,7 +203,7 @@ class InProcessTransport(Transport):
         members = [self.members[rank] for rank in ranks]
         group = self._threads.group(members) if ranks[0] == self.rank else None
         groups = self._start("a split", group)()
-        return InProcessTransport(self._threads, groups[ranks[0]], list(ranks).index(self.rank))
+        return type(self)(self._threads, groups[ranks[0]], list(ranks).index(self.rank))
 
     def split(self, node_ranks: int | None) -> Nodes:
         """Divide the ranks by node, for the first call of ``by_node``."""

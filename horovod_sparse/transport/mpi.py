@@ -14,7 +14,7 @@ from mpi4py import MPI
 
 from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.transport import waiting
+from horovod_sparse.transport import doubling, waiting
 from horovod_sparse.transport.base import Receiving, Sending, Transport
 from horovod_sparse.transport.nodes import ONE_NODE, Nodes
 from horovod_sparse.transport.staging import CUDA_AWARE, IN_PLACE, Buffer, Path, path_for, staged
@@ -26,8 +26,9 @@ from horovod_sparse.transport.waiting import keep_alive, wait
 # larger pieces take a third less time.
 PIECE_BYTES = 60 << 10
 SHARED_MEMORY_PIECE_BYTES = 1 << 20
-# Tags: first pieces of messages; lengths of messages that fill their first piece; further pieces; parts of a sum.
-_MESSAGE, _LENGTH, _PIECE, _PART = 1, 3, 4, 5
+# Tags: first pieces of messages; lengths of messages that fill their first piece; further pieces; parts of a sum; of a
+# gathering.
+_MESSAGE, _LENGTH, _PIECE, _PART, _DOUBLED = 1, 3, 4, 5, 6
 _POSTS = 32758  # first of ten tags, one per mailbox; every MPI allows tags up to 32767
 
 
@@ -188,6 +189,10 @@ class MPITransport(Transport):
             )
             return
         path = self._common_path(gathered)
+        if path is IN_PLACE and self.size > doubling.DIRECT_RANKS:  # Open MPI's algorithm takes P - 1 messages
+            parts = [gathered[start : start + length] for start, length in zip(starts, lengths, strict=True)]
+            doubling.gather_by_doubling(parts, self.rank, self._trade)
+            return
         if path is IN_PLACE:
             complete([self.comm.Iallgatherv(MPI.IN_PLACE, [gathered, lengths, starts, MPI.BYTE])])
             return
@@ -198,6 +203,11 @@ class MPITransport(Transport):
         complete([self.comm.Iallgatherv(MPI.IN_PLACE, [target.array, lengths, starts, MPI.BYTE])])
         target.close()
         own.close()
+
+    def _trade(self, sent: Array, to: int, received: Array, origin: int) -> None:
+        """Send a host array of any length to a rank, and receive one from another."""
+        arrives = self.comm.Irecv([received, MPI.BYTE], origin, _DOUBLED)
+        complete([arrives, self.comm.Isend([sent, MPI.BYTE], to, _DOUBLED)])
 
     def _gather_around_ring(self, parts: Sequence[Array]) -> None:
         """Forward the parts from the left to the right neighbor in size - 1 steps."""

@@ -26,11 +26,13 @@ from torch.utils.dlpack import from_dlpack
 
 from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array
+from horovod_sparse.transport import doubling
 from horovod_sparse.transport.base import Receiving, Sending, Transport
 from horovod_sparse.transport.cuda_aware import VARIABLE
 from horovod_sparse.transport.nodes import Nodes
 from horovod_sparse.transport.staging import IN_PLACE, Buffer, Path, staged
 from horovod_sparse.transport.torch_job import FOREVER, job
+from horovod_sparse.transport.traffic import RING_BYTES
 
 # Gloo matches messages by tag: lengths of messages, messages, parts of collectives.
 _LENGTH, _MESSAGE, _PART = 1, 2, 3
@@ -167,15 +169,14 @@ class TorchTransport(Transport):
         (own,), (target,) = path.outgoing([gathered[cuts[self.rank]]]), path.incoming([gathered])
         if target.array is not gathered:
             target.array[cuts[self.rank]] = own.array
-        self._gather_parts([target.array[cut] for cut in cuts])()
+        self._gather_parts([target.array[cut] for cut in cuts])
         target.close()
         own.close()
 
     def _start_gather(self, rows: Array) -> Callable[[], None]:
-        return self._gather_parts(list(rows))
+        return self._start_parts(list(rows))
 
-    def _gather_parts(self, parts: Sequence[Array]) -> Callable[[], None]:
-        """Start gathering host arrays in place; each rank has filled its own."""
+    def _start_parts(self, parts: Sequence[Array]) -> Callable[[], None]:
         waits = [*self._from_all(parts), *self._to_all([parts[self.rank]] * self.size)]
 
         def finish() -> None:
@@ -184,10 +185,27 @@ class TorchTransport(Transport):
 
         return finish
 
+    def _gather_parts(self, parts: Sequence[Array]) -> None:
+        """Gather host arrays in place; each rank has filled its own."""
+        if self.size > doubling.DIRECT_RANKS and sum(part.nbytes for part in parts) < RING_BYTES:
+            doubling.gather_by_doubling(parts, self.rank, self._trade)
+        else:
+            self._start_parts(parts)()
+
+    def _trade(self, sent: Array, to: int, received: Array, origin: int) -> None:
+        """Send a host array to a rank, and receive one of known length from another."""
+        for wait in (self._from(origin, received, _PART), self._to(to, sent, _PART)):
+            wait()
+
     def _broadcast(self, message: Array) -> None:
+        """Broadcast along a binomial tree: a rank's parent lacks its lowest bit."""
         path = _path(message)
         (buffer,) = path.outgoing([message]) if self.rank == 0 else path.incoming([message])
-        waits = self._to_all([buffer.array] * self.size) if self.rank == 0 else [self._from(0, buffer.array, _PART)]
+        lowest = self.rank & -self.rank or 1 << self.size.bit_length()
+        if self.rank:
+            self._from(self.rank - lowest, buffer.array, _PART)()
+        children = [self.rank + (1 << bit) for bit in range(lowest.bit_length() - 1)]
+        waits = [self._to(child, buffer.array, _PART) for child in reversed(children) if child < self.size]
         for wait in waits:
             wait()
         buffer.close()
@@ -206,7 +224,7 @@ class TorchTransport(Transport):
     def barrier(self, pause: float = 0.0) -> None:
         """Wait until all ranks have called this method; ``pause`` is ignored, as waiting in Gloo takes no core."""
         del pause
-        self._start_gather(np.empty((self.size, 1), np.uint8))()
+        self._gather_rows(np.zeros((self.size, 1), np.uint8))
 
     def _to_all(self, arrays: Sequence[Array]) -> list[Callable[[], None]]:
         """Start sending an array to each other rank; each rank begins with another destination."""

@@ -103,6 +103,14 @@ def test_a_report_says_where_it_waits_and_where_every_other_rank_is():
     }
 
 
+def test_a_rank_has_left_if_any_rank_that_answers_has_heard_its_farewell():
+    mine = snapshot(e1=(17, 2, "exchange"))
+    _, others = reported(
+        Wait(mine, 1), {1: None, 2: Snapshot(mine.calls, mine.exchanges, left=(1,)), 3: None}, left={3}
+    )
+    assert others == {"ranks 1, 3: has left", "rank 2: waits there too"}
+
+
 def test_a_report_says_in_which_call_ranks_wait_between_two_steps():
     mine = snapshot("preempted()", e1=(18, 0))
     answers = {
@@ -188,8 +196,7 @@ def test_a_rank_that_sleeps_is_named_and_waited_for_and_one_that_stays_away_ends
     for rank, other, where, missing in [
         (0, 2, between, asleep),
         (2, 0, between, asleep),
-        (0, 1, within, stopped),
-        (1, 0, within, stopped),
+        (0, 1, within, stopped),  # rank 1 leaves the report to rank 0
     ]:
         pattern = rf"^rank {rank}: has waited [3-5] s in {re.escape(where)}: .*$"
         (line,) = re.findall(pattern, result.stderr, re.MULTILINE)

@@ -108,7 +108,7 @@ def test_a_call_that_stalls_is_reported_before_it_ends_the_job(way, who):
 class Program:
     """Stands in for a process whose program waits in no call."""
 
-    job = SimpleNamespace(rank=0, size=3)
+    job = SimpleNamespace(rank=MPI.COMM_WORLD.Get_rank(), size=3)
     calls = ()
     background_calls = ()
     communicating = staticmethod(contextlib.nullcontext)
@@ -169,16 +169,73 @@ def test_a_rank_that_does_not_answer_is_asked_once_and_believed_later(hvd, trans
     away = f"rank {last}: missing, has not reached bucket 0 of step 0"
     watching.add(transport, weakref.ref(worker), Limits(0.4, 0))
     with stopped:
-        if transport.rank < last:
+        if transport.rank == 0 < last:
             assert until(lambda: sum(silent in one.getMessage() for one in caplog.records) >= 3), caplog.text
             assert all("stage agree of bucket 0 (weight) in step 0" in one.getMessage() for one in caplog.records)
             assert asked.count(last) == 1
         transport.barrier()
-    if transport.rank < last:
+    if transport.rank == 0 < last:
         assert until(lambda: away in caplog.text), caplog.text
     transport.barrier()
     watching.close()
     assert everywhere(transport, watching._thread is None)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("missing", [None, 0])
+def test_only_the_first_rank_that_waits_after_a_missing_one_queries_all_and_reports(
+    hvd, transport, caplog, hasty, asked, missing
+):
+    transport, watching, worker = transport.duplicate(), Watch(Program()), Worker()
+    rank, ranks, reporter = transport.rank, transport.size, 0 if missing is None else 1
+    worker.stage = "" if rank == missing else "exchange"
+    watching.add(transport, weakref.ref(worker), Limits(0.4, 0))
+    if rank == reporter:
+        assert until(lambda: len(caplog.records) > 1), caplog.text
+    transport.barrier()
+    with watching._lock:
+        mine = len(caplog.records) > 0, set(asked)
+    reports, queried = zip(*transport.allgather_object(mine), strict=True)
+    assert reports == tuple(rank == reporter for rank in range(ranks))
+    for other in range(ranks):
+        others = {*range(ranks)} - {other}
+        assert queried[other] <= (others if other == reporter else set() if other == missing else {other - 1})
+        assert queried[other] == others or other != reporter
+    transport.barrier()
+    watching.close()
+
+
+@pytest.mark.mpi
+def test_a_rank_that_leaves_the_report_to_an_earlier_one_ends_the_job_if_that_does_not(hvd, transport, hasty):
+    """The earlier one may have begun to wait much later; here, it never reports."""
+    transport, watching, worker, reasons = transport.duplicate(), Watch(Program()), Worker(), []
+    watching._process.abort = reasons.append
+    watching.add(transport, weakref.ref(worker), Limits(0, 0.4 * (transport.rank > 0)))
+    if transport.rank:
+        assert until(lambda: reasons), "no rank ended the job"
+        said = r"has waited [\d.]+ s in stage agree of bucket 0 .*: rank {}: waits there too; .*stall_abort=0.4 s"
+        assert re.match(said.format(transport.rank - 1), reasons[0]), reasons
+    transport.barrier()
+    watching.close()
+    assert everywhere(transport, transport.rank > 0 or not reasons)
+
+
+@pytest.mark.mpi
+def test_a_farewell_reaches_the_group_of_a_deleted_exchange_but_not_one_of_all_ranks(hvd, transport, hasty):
+    """The farewells to all ranks together reach few neighbors, which may be none of a group's."""
+    world, group = transport.duplicate(), MPITransport(transport.comm.Split(transport.rank == 0))
+    watching, workers = Watch(Program()), [Worker(), Worker()]
+    for one, worker in zip((group, transport.duplicate()), workers, strict=True):
+        watching.add(one, weakref.ref(worker), Limits(0, 0))
+    watching.start(world)
+    del worker
+    workers.clear()
+    expected = [group.members] if group.size < transport.size else []
+    assert everywhere(
+        transport,
+        until(lambda: [one.link.ranks for one in watching._exchanges.values()] == expected, limit=5),
+    )
+    watching.close()
 
 
 @pytest.mark.mpi

@@ -173,6 +173,41 @@ def test_rows_are_gathered_in_rank_order_while_other_messages_are_exchanged(tran
     assert everywhere(transport, (channel.traffic.bytes_sent > 0) == (ranks > 1))
 
 
+def check_that_waits_take_any_order(transport, seed):
+    """Start gatherings and short sums; wait for some before and for some after messages that ranks wait for at once."""
+    channel, rank, ranks = transport.channel(), transport.rank, transport.size
+    begun, expected = [], []
+    for number in range(3):
+        begun.append(channel.begin_allgather(np.full(5, 10 * number + rank, np.int32)))
+        begun.append(channel.begin_allreduce(np.arange(4) + number).wait)
+        begun.append(channel.begin_allreduce(np.full(3, rank + 0.5, np.float32)).wait)
+        expected.append([[10 * number + other] * 5 for other in range(ranks)])
+        expected.append([ranks * (i + number) for i in range(4)])
+        expected.append([sum(other + 0.5 for other in range(ranks))] * 3)
+    order = np.random.default_rng([seed, rank]).permutation(len(begun)).tolist()
+    before = (seed + rank) % ranks * len(begun) // max(1, ranks - 1)  # from none to all
+    results = {number: begun[number]().tolist() for number in order[:before]}
+    sent = channel.send(numbered(rank, 7), (rank + 1) % ranks)
+    total, integers = channel.allreduce(np.ones(2)), channel.allgather_integers(rank)
+    message = channel.receive((rank - 1) % ranks, numbered(rank, 0)).wait()
+    sent.wait()
+    results |= {number: begun[number]().tolist() for number in order[before:]}
+    assert everywhere(transport, [results[number] for number in range(len(begun))] == expected)
+    assert everywhere(transport, integers[:, 0].tolist() == list(range(ranks)) and total.tolist() == [ranks] * 2)
+    assert everywhere(transport, (message == numbered((rank - 1) % ranks, 7)).all())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_gatherings_and_short_sums_in_flight_are_waited_for_in_any_order(transport, seed):
+    check_that_waits_take_any_order(transport, seed)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("seed", range(5))
+def test_on_many_ranks_too_they_are_waited_for_in_any_order(transport, seed, many):
+    check_that_waits_take_any_order(transport, seed)
+
+
 def test_rows_that_nobody_waits_for_are_still_written_to_an_array_that_exists(transport):
     wait = transport.begin_allgather(np.arange(50))
     rows = next(cell.cell_contents for cell in wait.__closure__ if isinstance(cell.cell_contents, np.ndarray))

@@ -95,3 +95,32 @@ def test_ranks_that_have_done_their_part_and_ended_disturb_nobody():
         return rows + [int(transport.receive(source, message).wait()[0]) for source in (2, 0) if transport.rank == 1]
 
     assert run_ranks(3, program) == [[], [0, 1, 2, 2, 0], [0, 1, 2]]
+
+
+def test_gtopk_on_many_loaded_ranks_fails_nobody():
+    """Ranks end while others still wait for slower ones."""
+
+    def program(transport):
+        collective = make(transport, "gtopk")
+        vector = own_vector(Case(300, "random", seed=1, share=0.1), transport)
+        for step in range(3):
+            time.sleep(0.05 * (transport.rank % 7 == step))
+            total = allreduce(collective, vector, 30).total
+        return digest_of(total)
+
+    assert len(set(run_ranks(64, program))) == 1
+
+
+@pytest.mark.parametrize("rank", [0, 13, 63])
+def test_a_rank_of_many_that_ends_before_its_exchange_is_named(rank):
+    def program(transport):
+        collective = make(transport, "gtopk")
+        vector = own_vector(Case(300, "random", seed=1, share=0.1), transport)
+        allreduce(collective, vector, 30)
+        if transport.rank != rank:
+            allreduce(collective, vector, 30)
+
+    begin = time.monotonic()
+    with pytest.raises(RankFailedError, match=f"thread {rank} has ended"):
+        run_ranks(64, program)
+    assert time.monotonic() - begin < 20
