@@ -28,8 +28,8 @@ def gather_by_doubling(parts: Sequence[Array], rank: int, trade: Trade) -> None:
 
     Args:
         parts: Arrays on the host, in rank order, of the same sizes on all ranks; each rank has filled its own.
-        rank: This rank.
-        trade: Exchanges the messages of a round.
+        rank: Number of this rank.
+        trade: Function that exchanges the messages of a round.
     """
     size, held = len(parts), 1
     contents = [part.view(np.uint8) for part in parts]
