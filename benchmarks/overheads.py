@@ -119,7 +119,7 @@ def _construct_bucket(transport: Counting) -> None:
 
 
 def _agree_in_step(transport: Counting) -> None:
-    transport.begin_allreduce(np.ones(4, np.int64)).wait()  # of SparsePipeline
+    transport.begin_allreduce(np.ones(5, np.int64)).wait()  # of SparsePipeline
 
 
 def _sum_of_rules(transport: Counting) -> None:

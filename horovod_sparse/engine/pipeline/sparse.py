@@ -26,6 +26,7 @@ from horovod_sparse.transport.waiting import keep_alive
 _LOG = logging.getLogger("horovod_sparse")
 _SAMPLE = 64  # entries
 _MEAN_OVER = 10  # steps, about, that the mean of norms covers
+_FILLING = 20  # steps in which velocities grow, at a momentum of 0.9; they have no limit
 _REPLACED = 1 << 32  # added to the first number of the agreement, whose lower bits count ranks
 
 
@@ -385,7 +386,7 @@ class SparsePipeline(PipelineBase):
             return exchange
         norm = math.sqrt(self._kernels.square_norm([(0, exchange.total.values)]))  # the same on every rank
         mean = self._norm * carry or norm
-        factor = min(1.0, limit * mean / norm) if norm else 1.0
+        factor = min(1.0, limit * mean / norm) if norm and self.steps >= _FILLING else 1.0
         self._norm = mean + (factor * norm - mean) / _MEAN_OVER
         if factor == 1:
             return exchange
