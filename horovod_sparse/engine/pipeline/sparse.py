@@ -101,6 +101,16 @@ class _Scales(NamedTuple):
     earlier: float = 0.0
     paused: bool = False
 
+    @property
+    def kept(self) -> float:
+        """Factor on what the optimizer's buffer holds, in this step and later ones."""
+        return 1.0 if self.paused else self.carry
+
+    @property
+    def once(self) -> float:
+        """Factor on what the optimizer's buffer holds, in this step only, as its unit stays that of the memory."""
+        return self.carry if self.paused else 1.0
+
     def after(self, density: float) -> _Units:
         """Return the units of the memory after a step that has delivered a share of its content."""
         if not self.units.mean:
@@ -315,8 +325,7 @@ class SparsePipeline(PipelineBase):
         accumulator = memory.open(step, scales.memory)
         vector, density, k = self._take(accumulator, plan, step)
         self._units = scales.after(density)
-        if not scales.paused:
-            self.handover.rescale(scales.carry)
+        self.handover.rescale(scales.kept)
         self._note(density)
         if self._context.undoable:
             magnitude = accumulator.magnitude(vector)
@@ -345,7 +354,7 @@ class SparsePipeline(PipelineBase):
             else:
                 memory.close(accumulator, vector, vector)
                 gradients = () if safe else gradients  # those that are safe stay in the memory
-                step = step if scales.paused else replace(step, carry=1.0)
+                step = replace(step, carry=scales.once)
             self._send_dense(gradients, outputs, step)
             return
         self._count(plan, k, vector, exchange)
@@ -358,8 +367,7 @@ class SparsePipeline(PipelineBase):
         self.sparsifier.observe(exchange.total)
         self._steps += 1
         momentum = step.momentum if step.number else replace(step.momentum, share=step.momentum.first)
-        carry = scales.carry if scales.paused else 1.0
-        total = self.handover.gradient(exchange.total, momentum, step.dense, carry)
+        total = self.handover.gradient(exchange.total, momentum, step.dense, scales.once)
         self.sent = None if total.indices is None else total.head(_SAMPLE)
         if not accumulator.cleared:
             self._scatter(total, outputs)
