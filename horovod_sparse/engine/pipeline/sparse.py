@@ -509,8 +509,8 @@ class SparsePipeline(PipelineBase):
     def _restore(self, state: Mapping[str, Any]) -> None:
         self.memory.load_state_dict(state["memory"])
         self._headroom.forget()
-        numbers = (checked_number(state[key], key) for key in ("unit", "gradient_unit"))
-        self._units = _Units(*numbers, mean=checked_flag(state["mean_unit"], "mean_unit"))
+        update, gradient = (checked_number(state[key], key) for key in ("unit", "gradient_unit"))
+        self._units = _Units(update, gradient, checked_flag(state["mean_unit"], "mean_unit"))
         self._steps = checked_integer(state["steps"], "steps")
         self._facts = _Facts(*(checked_integer(number, "facts") for number in state["facts"]))
         self._stable = checked_flag(state["stable"], "stable")
