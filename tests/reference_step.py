@@ -21,7 +21,9 @@ class Held(NamedTuple):
 
 
 def accumulate(held: Held, gradients: Array, unit: float) -> Array:
-    """Return the residuals in the unit of this step, plus the gradients."""
+    """Return the residuals in the unit of this step, plus the gradients; only these if they are worth no update."""
+    if held.unit and not unit:
+        return gradients
     return held.residuals * (held.unit / unit if held.unit and unit else 1.0) + gradients
 
 
@@ -40,6 +42,8 @@ def exchange(acc: Array, chosen: Array, unit: float, held: Held, collective: str
         total, returned = merge_tree(sent, k)
     if collective == "spardl" and not chosen.all():
         total, returned = cut_hops(sent, k)
+    if held.unit and not unit:  # the memory pauses
+        return total, held
     return total, Held(acc - sent + returned, unit or held.unit)
 
 

@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from horovod_sparse.collectives import COLLECTIVES, Collective, Dense, TopkA
-from horovod_sparse.memories import MEMORIES, Memory, Residual
+from horovod_sparse.memories import MEMORIES, Memory, NoMemory, Residual
 from horovod_sparse.rules import ANYWHERE, BucketContext
 from horovod_sparse.rules.options import RuleOptions, integer, number
 from horovod_sparse.rules.registry import Registry, lookup
@@ -165,6 +165,10 @@ class Sparse(RuleOptions):
         collective = self._make("collective", context, transport)
         memory, sparsifier = self._make("memory", context), self._make("sparsifier", context)
         return memory, sparsifier, collective, self._make("schedule", context, self.density)
+
+    def without_memory(self, context: BucketContext) -> Memory:
+        """Build a memory that keeps nothing, for steps in which the configured one pauses."""
+        return NoMemory(context, NoMemory.Options())
 
     @property
     def dense_wire(self) -> str | None:

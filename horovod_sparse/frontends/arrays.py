@@ -94,7 +94,7 @@ class SparseAllreduce:
                 only NumPy subclass accepted: a mean would lose the meaning of others, such as masked arrays.
             learning_rate: Factor with which the result will be applied. When it changes, residuals are rescaled so that
                 they are kept in update units. Leave it at 1 for optimizers that normalize the scale of the gradients,
-                such as Adam: residuals are then kept in gradient units.
+                such as Adam, and where momentum is applied to the result: residuals are then kept in gradient units.
             epoch: Number of the epoch, from 0, for schedules that need it.
 
         Returns:

@@ -11,7 +11,7 @@ import torch
 from horovod_sparse.config import Sparse
 from horovod_sparse.frontends.base import FrontEnd, numbered_group
 from horovod_sparse.frontends.momentum import buffers_of, load_buffers
-from horovod_sparse.frontends.optimizers import momentum_of
+from horovod_sparse.frontends.optimizers import applies_momentum, momentum_of
 from horovod_sparse.frontends.units import ResidualUnits
 from horovod_sparse.rules import Momentum, Step
 
@@ -46,7 +46,13 @@ class Conditions:
             rate = float(rate)
             self._units.note(optimizer, group, rate)
         momentum = momentum_of(optimizer, settings) if self._takes_momentum_over else Momentum()
-        return replace(step, learning_rate=rate, scale_free=self._units.scale_free(optimizer), momentum=momentum)
+        return replace(
+            step,
+            learning_rate=rate,
+            scale_free=self._units.scale_free(optimizer),
+            momentum=momentum,
+            momentum_after=applies_momentum(settings) and not momentum.factor,
+        )
 
     def place_named(self, keys: Sequence[str]) -> None:
         """Create a bucket for parameters by their names; a collective call."""

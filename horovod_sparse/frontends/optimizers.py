@@ -43,7 +43,12 @@ def is_known(optimizer: torch.optim.Optimizer) -> bool:
 
 def has_momentum(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether an optimizer applies momentum."""
-    return any(group.get("momentum") or group.get("betas", (0,))[0] for group in optimizer.param_groups)
+    return any(map(applies_momentum, optimizer.param_groups))
+
+
+def applies_momentum(group: Mapping[str, Any]) -> bool:
+    """Return whether the settings of a param group include momentum."""
+    return bool(group.get("momentum") or group.get("betas", (0,))[0])
 
 
 def coupled_decay(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float:

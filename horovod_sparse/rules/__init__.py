@@ -152,6 +152,7 @@ class Step:
             as a gradient, independent of the learning rate, and not as an update.
         carry: Factor that converts gradients of earlier steps to this step's loss scale and averaging factor.
         momentum: Momentum of the optimizer, for a memory that applies it before the selection.
+        momentum_after: Whether the optimizer applies momentum to what is delivered, and no memory did so before.
         dense: Whether it was decided to send every entry, with more than its sign; set for the memory, once the density
             is known.
         resumes: Whether the gradients were added to the result of the exchange before, which the optimizer has not
@@ -170,6 +171,7 @@ class Step:
     scale_free: bool = False
     carry: float = 1.0
     momentum: Momentum = Momentum()
+    momentum_after: bool = False
     dense: bool = False
     resumes: bool = False
     exposed: float = 0.0

@@ -15,11 +15,11 @@ from horovod_sparse.frontends.conditions import Conditions
 from horovod_sparse.transport.in_process import run_ranks
 
 
-def conditions(*groups):
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
+def conditions(*groups, spec="topka", kind=torch.optim.SGD):
+    optimizer = kind([torch.zeros(1)], lr=0.1)
     optimizer.param_groups[:] = groups
     front_end = SimpleNamespace(exchange_optimizers=[optimizer], exchange_progress=lambda: (3, True))
-    return Conditions(front_end, parse("topka"), None, rank=0)
+    return Conditions(front_end, parse(spec), None, rank=0)
 
 
 @pytest.mark.parametrize(("group", "rate"), [(-1, 1.0), (0, 0.5), (1, 0.25), (2, 1.0), (3, 1.0)])
@@ -27,6 +27,21 @@ def test_a_group_without_a_rate_has_the_default(group, rate):
     """Adafactor's rate is None: it chooses its own."""
     step = conditions({"lr": 0.5}, {"lr": torch.tensor(0.25)}, {"lr": None}, {}).step_for(group)
     assert (step.learning_rate, step.epoch, step.idle) == (rate, 3, True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "momentum", "after"),
+    [
+        ("topka", torch.optim.SGD, 0.9, True),
+        ("topka", torch.optim.SGD, 0, False),
+        ("topka:memory=momentum", torch.optim.SGD, 0.9, False),
+        ("topka:memory=momentum", torch.optim.RMSprop, 0.9, True),  # whose momentum stays where it is
+        ("topka:memory=momentum,momentum=0.9", torch.optim.SGD, 0, False),
+    ],
+)
+def test_momentum_that_no_memory_applies_comes_after_the_exchange(spec, kind, momentum, after):
+    group = {"lr": 0.5, "momentum": momentum, "nesterov": False, "dampening": 0, "params": []}
+    assert conditions(group, spec=spec, kind=kind).step_for(0).momentum_after == after
 
 
 def test_a_name_that_is_taken_is_refused_on_every_rank():

@@ -15,7 +15,15 @@ from horovod_sparse.frontends.shards import Chunk, fill
 from horovod_sparse.rules import Momentum
 
 SHAPES = {"weight": (63, 3), "bias": (63,), "row": (1, 5), "last": (7, 2, 2)}
-RULES = {"unit": 0.5, "gradient_unit": 1.0, "steps": 4, "sparsifier": {}, "schedule": {}, "collective": {}}
+RULES = {
+    "unit": 0.5,
+    "gradient_unit": 1.0,
+    "mean_unit": False,
+    "steps": 4,
+    "sparsifier": {},
+    "schedule": {},
+    "collective": {},
+}
 
 
 def chunk(shape, shard, shards):

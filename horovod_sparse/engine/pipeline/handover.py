@@ -35,8 +35,7 @@ class Handover:
 
     def rescale(self, factor: float) -> None:
         """Multiply what the buffer holds, after a change of the loss scale."""
-        if factor != 1:
-            self.held = self.held.times(factor)
+        self.held = _times(self.held, factor)
 
     def gradient(self, total: SparseVector, momentum: Momentum, dense: bool, carry: float = 1.0) -> SparseVector:
         """Return the gradient for the optimizer's next step.
@@ -45,16 +44,16 @@ class Handover:
             total: Delivered velocities, or plain gradients in a dense step.
             momentum: The optimizer's momentum in this step.
             dense: Whether it is a dense step.
-            carry: Factor on what the buffer holds in this step; unlike ``rescale``, it is not remembered.
+            carry: Factor that converts what the buffer holds to the unit of this step's totals; unlike ``rescale``, it
+                is not remembered, and what the buffer holds after the step is converted back.
         """
         if not (momentum.factor or momentum.averages):  # the optimizer's buffer stays as it is
             self.next, self.switches = self.held, False
             return total
-        self.next, self.switches = self._nothing if dense else total, dense != self.plain
+        self.next, self.switches = self._nothing if dense else _times(total, 1 / carry), dense != self.plain
         if dense:
             return total.plus(self.held.times(-momentum.factor * carry / momentum.share))
-        effective = total.plus(self.held.times(-momentum.factor * carry))
-        return effective if momentum.share == 1 else effective.times(1 / momentum.share)
+        return _times(total.plus(self.held.times(-momentum.factor * carry)), 1 / momentum.share)
 
     def unapplied(self, momentum: Momentum) -> SparseVector:
         """Return the last gradient, which the optimizer has not applied; of a dense step, only what was added to it."""
@@ -86,3 +85,7 @@ class Handover:
         self.plain = checked_flag(state["plain"], "plain")
         self.held = self.next = SparseVector(None if full else indices, values, size)
         self.switches = False
+
+
+def _times(vector: SparseVector, factor: float) -> SparseVector:
+    return vector if factor == 1 else vector.times(factor)

@@ -75,18 +75,51 @@ class _Plan(NamedTuple):
 
 
 class _Units(NamedTuple):
-    """Factors that convert the memory's content to an update and to a mean gradient; 0: not known yet."""
+    """Factors that convert the memory's content to an update and to a mean gradient.
+
+    Attributes:
+        update: 0: the content is worth no update, as it is of steps with a learning rate of 0.
+        gradient: 0: not known yet, as nothing has been in the memory.
+        mean: Whether ``update`` is a mean over the gradients in the memory, as momentum is applied to what it delivers.
+    """
 
     update: float = 0.0
     gradient: float = 0.0
+    mean: bool = False
 
 
 class _Scales(NamedTuple):
-    """Units of a step, and the factors on gradients of earlier steps and on the memory."""
+    """Units of a step, and the factors on gradients of earlier steps and on the memory.
+
+    Attributes:
+        units: Units of this step's gradients.
+        carry: Factor on gradients of earlier steps.
+        memory: Factor on the memory.
+        earlier: What converts the memory's content, times that factor, to an update.
+        paused: Whether the memory takes no part, as the step is worth nothing compared to its content.
+    """
 
     units: _Units
-    carry: float
-    memory: float
+    carry: float = 1.0
+    memory: float = 1.0
+    earlier: float = 0.0
+    paused: bool = False
+
+    @property
+    def kept(self) -> float:
+        """Factor on what the optimizer's buffer holds, in this step and later ones."""
+        return 1.0 if self.paused else self.carry
+
+    @property
+    def once(self) -> float:
+        """Factor on what the optimizer's buffer holds, in this step only, as its unit stays that of the memory."""
+        return self.carry if self.paused else 1.0
+
+    def after(self, density: float) -> _Units:
+        """Return the units of the memory after a step that has delivered a share of its content."""
+        if not self.units.mean:
+            return self.units
+        return self.units._replace(update=self.earlier + density * (self.units.update - self.earlier))
 
 
 class SparsePipeline(PipelineBase):
@@ -94,9 +127,15 @@ class SparsePipeline(PipelineBase):
 
     Invariant: total + sum over ranks of the new memory = sum over ranks of (scale * old memory + gradients), where
     scale = old unit / new unit. The unit is learning rate / loss scale * factor: the memory's content times the unit is
-    an update, even if the state is loaded with another world size. A unit of 0, with which some warm-ups start, allows
-    no such scale; the last other unit remains in force. For a scale-free optimizer, the unit is 1 / loss scale *
-    factor. Both units are remembered, so that a state can be continued with either.
+    an update, even if the state is loaded with another world size. In a step with a learning rate of 0, or so small
+    that rounding the memory's content changes more, the memory pauses: it keeps its content and unit, and what is left
+    of the gradients is dropped. For a scale-free optimizer, the unit is 1 / loss scale * factor. Both units are
+    remembered, so that a state can be continued with either.
+
+    If the optimizer applies momentum to what is delivered, later learning rates multiply it, too. The scale is then at
+    most 1, apart from the loss scale, and the old unit is the mean of the learning rates at which the memory's content
+    was computed: each step replaces a share of it, its density. No gradient then has more effect than one of the
+    present step, nor than the mean rate of its time warrants.
 
     If the memory applies the optimizer's momentum, total is a velocity, and the optimizer gets the gradient with which
     its own momentum arrives at it: see ``Handover``.
@@ -142,6 +181,7 @@ class SparsePipeline(PipelineBase):
         self._owning: Any = self.collective if owns else None
         self._rounded: dict[str | None, Any] = {}  # by format
         self._headroom = Headroom(context, self.memory)
+        self._pausing = sparse.without_memory(context)  # used while the memory pauses
         self.handover = Handover(context)
         self.sent: SparseVector | None = None
         self.replaced = False
@@ -270,10 +310,19 @@ class SparsePipeline(PipelineBase):
     def _scales(self, step: Step) -> _Scales:
         update, gradient = step.learning_rate / step.loss_scale * self.factor, self.factor / step.loss_scale
         old = self._units
-        carry = old.gradient / gradient if old.gradient > 0 and gradient > 0 else 1.0
-        rescale = old.update / update if old.update > 0 and update > 0 else 1.0
-        memory = carry if step.scale_free else rescale
-        return _Scales(_Units(update or old.update, gradient), carry, memory)
+        if not (old.gradient and gradient):
+            return _Scales(_Units(update or old.update, gradient))
+        carry = old.gradient / gradient
+        if step.scale_free:
+            return _Scales(_Units(update or old.update, gradient), carry, carry)
+        rescale = old.update / update if update else carry
+        if step.momentum_after:
+            memory = min(carry, rescale)
+            earlier = old.update / memory if memory else update
+            return _Scales(_Units(update, gradient, mean=True), carry, memory, earlier)
+        # As rates, without the loss scale.
+        paused = old.update > 0 and update * carry <= old.update * float(np.finfo(self._context.like.dtype).eps)
+        return _Scales(old if paused else _Units(update, gradient), carry, carry if paused else rescale, paused=paused)
 
     def _send_dense(self, gradients: Segments, outputs: Segments, step: Step) -> None:
         """Send the gradients without a selection, and leave the memory unchanged.
@@ -322,10 +371,11 @@ class SparsePipeline(PipelineBase):
         step = replace(step, dense=plan.plain if plan.elements else self.handover.plain)
         norms = Norms(step) if self._measuring else None
         empty = self._remembers_nothing
-        accumulator = self.memory.open(step, scales.memory)
+        memory = self._pausing if scales.paused else self.memory
+        accumulator = memory.open(step, scales.memory)
         vector, density, k = self._take(accumulator, plan, step)
-        self._units = scales.units
-        self.handover.rescale(scales.carry)
+        self._units = scales.after(density)
+        self.handover.rescale(scales.kept)
         self._note(density)
         late = self._context.undoable and self._facts.resuming == 0
         if late:
@@ -347,15 +397,15 @@ class SparsePipeline(PipelineBase):
         except BaseException as error:
             if asked is not None and not isinstance(error, NoBackwardError):  # may be in flight
                 keep_alive([asked.wait])
-            self.memory.close(accumulator, vector, vector)  # nothing was delivered: everything is kept
+            memory.close(accumulator, vector, vector)  # nothing was delivered: everything is kept
             raise
         if unsafe:  # sent in vain
             if self._context.undoable:
                 self.undo()
             else:
-                self.memory.close(accumulator, vector, vector)
+                memory.close(accumulator, vector, vector)
                 gradients = () if safe else gradients  # those that are safe stay in the memory
-                step = replace(step, carry=1.0)
+                step = replace(step, carry=scales.once)
             self._send_dense(gradients, outputs, step)
             return
         self._count(plan, k, vector, exchange)
@@ -365,12 +415,12 @@ class SparsePipeline(PipelineBase):
             norms.taken(accumulator, vector)
             norms.returned(accumulator, exchange.returned)
             self._measuring = not norms.note(self.counts)
-        self.memory.close(accumulator, vector, exchange.returned)
+        memory.close(accumulator, vector, exchange.returned)
         self.sparsifier.observe(exchange.total)
         self.steps += 1
-        self.changed = not (step.dense and empty and self._remembers_nothing)
+        self.changed = not (scales.paused or (step.dense and empty and self._remembers_nothing))
         self._dense = step.dense
-        total = self.handover.gradient(exchange.total, self._momentum(step), step.dense)
+        total = self.handover.gradient(exchange.total, self._momentum(step), step.dense, scales.once)
         self.sent = None if total.indices is None else total.head(_SAMPLE)
         if not accumulator.cleared:
             self._scatter(total, outputs)
@@ -503,6 +553,7 @@ class SparsePipeline(PipelineBase):
         return {
             "unit": self._units.update,
             "gradient_unit": self._units.gradient,
+            "mean_unit": self._units.mean,
             "steps": self.steps,
             "facts": list(self._facts),
             "stable": self._stable,
@@ -539,7 +590,8 @@ class SparsePipeline(PipelineBase):
     def _restore(self, state: Mapping[str, Any]) -> None:
         self.memory.load_state_dict(state["memory"])
         self._headroom.forget()
-        self._units = _Units(*(checked_number(state[key], key) for key in ("unit", "gradient_unit")))
+        update, gradient = (checked_number(state[key], key) for key in ("unit", "gradient_unit"))
+        self._units = _Units(update, gradient, checked_flag(state["mean_unit"], "mean_unit"))
         self.steps = checked_integer(state["steps"], "steps")
         self._facts = _Facts(*(checked_integer(number, "facts") for number in state["facts"]))
         self._stable = checked_flag(state["stable"], "stable")
@@ -553,7 +605,8 @@ class SparsePipeline(PipelineBase):
         """Return the state that continues those of another world size."""
         mine, notes = self.state_dict(), []
         for state in states:
-            names = ["gradient_unit"] if state["memory"].get("of_gradients") else ["unit", "gradient_unit"]
+            of_gradients = state["mean_unit"] or state["memory"].get("of_gradients")
+            names = ["gradient_unit"] if of_gradients else ["unit", "gradient_unit"]
             own, first = ([one[name] for name in names] for one in (state, leader))
             if state["memory"] and own != first:
                 raise ValueError(
@@ -561,7 +614,7 @@ class SparsePipeline(PipelineBase):
                     f"and {first}, as the learning rate changed while ranks were in join(): load them with the world "
                     "size they were saved with, or save again after a step of all ranks"
                 )
-        kept = ("unit", "gradient_unit", "steps", "norm", "schedule", "handover")
+        kept = ("unit", "gradient_unit", "mean_unit", "steps", "norm", "schedule", "handover")
         merged = {**mine, **{key: leader[key] for key in kept}}
         merged |= {"facts": list(_Facts()), "stable": False}
         merged["memory"] = self.memory.merge([state["memory"] for state in states])

@@ -149,7 +149,7 @@ def _bucket(
     fresh = [name for name in ("sparsifier", "schedule") if own[name] and (name == "sparsifier" or _sized(first[name]))]
     state = {
         **{name: value for name, value in own.items() if name not in ("buffers", "schedule", "memory")},
-        **{name: first[name] for name in ("unit", "gradient_unit", "steps")},
+        **{name: first[name] for name in ("unit", "gradient_unit", "mean_unit", "steps", "norm")},
         "memory": memory,
         "schedule": own["schedule"] if "schedule" in fresh else first["schedule"],
         "handover": handover,
@@ -192,7 +192,7 @@ def _require_convertible(buckets: Sequence[Mapping[str, Any]], keys: Sequence[st
             f"the states hold errors of {', '.join(keys)} in a compressed form, which cannot be divided among other "
             f"shards: {remedy}"
         )
-    units = {(bucket["unit"], bucket["gradient_unit"]) for bucket in buckets}
+    units = {(0.0 if bucket["mean_unit"] else bucket["unit"], bucket["gradient_unit"]) for bucket in buckets}
     if len(units) > 1:
         raise ValueError(
             f"residuals of {', '.join(keys)} have different units {sorted(units)} on different shards, as after "
