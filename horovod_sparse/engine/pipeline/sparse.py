@@ -512,10 +512,9 @@ class SparsePipeline(PipelineBase):
         new = {"memory": memory, "sparsifier": sparsifier, "collective": collective, "schedule": schedule}
         states = {name: rule.state_dict() for name, rule in new.items()}
         handover = Handover(self._context).state_dict()
-        facts = {"facts": list(_Facts()), "stable": False}
-        self._restore(
-            {"unit": 0.0, "gradient_unit": 0.0, "steps": 0, "norm": 0.0, **facts, **states, "handover": handover}
-        )
+        units = {"unit": 0.0, "gradient_unit": 0.0, "mean_unit": False}
+        counts = {"steps": 0, "norm": 0.0, "facts": list(_Facts()), "stable": False}
+        self._restore({**units, **counts, **states, "handover": handover})
         self._kept = self.changed = False
 
     @property
