@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch.optim import SGD
 
-from horovod_sparse.frontends.optimizers import coupled_decay, has_momentum
+from horovod_sparse.frontends.optimizers import coupled_decay, has_momentum, torch_class
 from horovod_sparse.frontends.step_hooks import StepHooks
 from horovod_sparse.rules import Momentum
 
@@ -43,7 +42,7 @@ class OwnMomentum(StepHooks):
             )
         for group in optimizer.param_groups:
             # Only SGD applies momentum to the weight decay.
-            decay = coupled_decay(optimizer, group) if isinstance(optimizer, SGD) else 0.0
+            decay = coupled_decay(optimizer, group) if torch_class(optimizer) is torch.optim.SGD else 0.0
             for p in group["params"]:
                 if p.grad is not None and p.requires_grad:
                     self._add(optimizer, p, self.options.own, decay, dense=not self._selected(optimizer, p))

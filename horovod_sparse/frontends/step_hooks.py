@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import weakref
 from abc import ABC, abstractmethod
 from typing import Any
@@ -15,6 +16,7 @@ from horovod_sparse.frontends.base import FrontEnd
 from horovod_sparse.frontends.shards import shard_of, total_norm
 
 _LOG = logging.getLogger("horovod_sparse")
+_HOOKED = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # of the function that calls step hooks
 
 
 class StepHooks(ABC):
@@ -35,6 +37,8 @@ class StepHooks(ABC):
 
     def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Prepare the gradients before an optimizer's step, or after each evaluation of its closure."""
+        if _nested(optimizer):
+            return None
         self._restore(optimizer)  # in case the last step failed
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
@@ -91,6 +95,18 @@ class StepHooks(ABC):
     @property
     def _alone(self) -> bool:
         return all(front_end.exchange_ranks == 1 for front_end in self.front_ends)
+
+
+def _nested(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a step() that has called the hooks calls that of its base class, for which torch calls them, too.
+
+    Read from the stack, as a step that fails calls no hook.
+    """
+    frame, calls = sys._getframe(), 0
+    while frame.f_back is not None:
+        frame = frame.f_back
+        calls += frame.f_code is _HOOKED and frame.f_locals.get("self") is optimizer
+    return calls > 1
 
 
 def confirm_steps(optimizer: torch.optim.Optimizer, worker: Worker) -> None:

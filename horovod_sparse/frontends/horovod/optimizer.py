@@ -62,6 +62,7 @@ class _Optimizer(Gradients):
 
     # Torch then calls step hooks only around the step of the user's class, where the gradients are reduced.
     step.hooked = True  # type: ignore[attr-defined]
+    step.exchanges = True  # type: ignore[attr-defined]
 
     def _exchanging(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Return a closure that also reduces the gradients."""

@@ -51,6 +51,7 @@ class _Local(Exchanging, torch.optim.Optimizer):
 
     # Torch then calls step hooks only around the step of the user's class.
     step.hooked = True  # type: ignore[attr-defined]
+    step.exchanges = True  # type: ignore[attr-defined]
 
     def synchronize(self) -> None:
         """End the round now; all ranks then have the same parameters.
