@@ -33,12 +33,15 @@ def torch_class(optimizer: Optimizer) -> type[Optimizer] | None:
 def _torch_class(optimizer: Optimizer) -> type[Optimizer] | None:
     kind = type(optimizer)
     base = next((cls for cls in kind.__mro__ if cls in _BEHAVIORS), None)
-    if base is None:
+    if base is None or replaces_step(optimizer) or _behavior(kind) != _BEHAVIORS[base]:
         return None
-    replaced = vars(optimizer).get("step")
-    if replaced is not None and _unwrapped(replaced) is not _unwrapped(kind.step):
-        return None
-    return base if _behavior(kind) == _BEHAVIORS[base] else None
+    return base
+
+
+def replaces_step(optimizer: Optimizer) -> bool:
+    """Return whether the instance has a step in place of its class's, other than torch's wrappers around that."""
+    step = vars(optimizer).get("step")
+    return step is not None and _unwrapped(step) is not _unwrapped(type(optimizer).step)
 
 
 def _behavior(kind: type[Optimizer]) -> tuple[Any, Any]:

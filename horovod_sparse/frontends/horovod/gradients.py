@@ -104,13 +104,12 @@ class Gradients(ExchangingGradients):
             ValueError: The parameters differ between ranks.
             RuntimeError: Called between backward() and step().
         """
-        wrapped = hasattr(self, "_requires_update")  # False in torch's constructor, which runs before Horovod's
-        if wrapped and self._handles:
+        if self._handles:
             raise RuntimeError(
                 f"rank {hvd.rank()}: add_param_group() between backward() and step(): call it after step()"
             )
         super(self.__class__, self).add_param_group(param_group)  # type: ignore[misc]
-        if not wrapped or self._exchange is None or self._exchange.ranks == 1:
+        if self._exchange is None or self._exchange.ranks == 1:
             return
         added = self.param_groups[-1]["params"]
         names = {p: name for name, p in numbered(self)} | self._parameter_names  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from horovod_sparse.frontends.horovod.join import Use, let_join
 from horovod_sparse.frontends.local_sgd.outer import DILOCO, OuterSGD
 from horovod_sparse.frontends.local_sgd.rounds import Rounds, plain
 from horovod_sparse.frontends.members import job, transport_of
+from horovod_sparse.frontends.wrapping import require_free_names, wrapped
 from horovod_sparse.transport.agreement import agree
 
 
@@ -170,10 +171,7 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
     named = list(named_parameters or ())
     with process.communicating("LocalOptimizer()", transport):
         agree(transport, _facts(optimizer, named, local_steps, compression, outer, (stall_timeout, stall_abort)))
-    kind = type(optimizer)
-    local: Any = object.__new__(type(kind.__name__, (kind,), _OVERRIDES))
-    # A scheduler that was created earlier has replaced the plain optimizer's step.
-    local.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    local = wrapped(optimizer, _OVERRIDES)
     names = names_of(optimizer.param_groups, named)
     local.local_steps = local_steps
     local._use = Use()
@@ -212,6 +210,7 @@ def _check(
     optimizer: torch.optim.Optimizer, named: list[tuple[str, torch.Tensor]], local_steps: int, compression: Any
 ) -> None:
     require_plain(optimizer)
+    require_free_names(optimizer, _OVERRIDES)
     if type(local_steps) is not int or local_steps < 1:
         raise ValueError(f"local_steps must be an integer of at least 1, not {local_steps!r}")
     if not isinstance(compression, Sparse):
