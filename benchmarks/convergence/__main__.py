@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from benchmarks.convergence.worker import simulate  # loads torch
 
         options.output.mkdir(parents=True, exist_ok=True)
-        simulate(options)
+        simulate(options, jobs(options))
         return _report(options.output)
     if shutil.which("mpirun") is None:
         print("convergence: mpirun is not on PATH: run `make venv`, or load your MPI module", file=sys.stderr)

@@ -56,9 +56,9 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--quick", action="store_true", help=f"{', '.join(SMALL)}, one seed, the most important runs")
     add("--headline", action="store_true", help="only the rows about the main sources, with all seeds")
-    add("--tasks", type=_names(STEPS), help=f"tasks to train, out of {','.join(STEPS)}")
+    add("--tasks", type=names_of(STEPS), help=f"tasks to train, out of {','.join(STEPS)}")
     help_ = f"runs to train, with @ and a factor on the learning rate if wanted, out of {','.join(RUNS)}"
-    add("--runs", type=_names(RUNS), help=help_.replace("%", "%%"))
+    add("--runs", type=names_of(RUNS), help=help_.replace("%", "%%"))
     add("--rules", action="append", default=[], metavar="MODULE", help="module that registers custom rules")
     add(
         "--compression",
@@ -101,7 +101,7 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _names(known: Iterable[str]) -> Callable[[str], list[str]]:
+def names_of(known: Iterable[str]) -> Callable[[str], list[str]]:
     """Return a parser of comma-separated names."""
 
     def convert(name: str) -> str:
@@ -114,7 +114,7 @@ def _names(known: Iterable[str]) -> Callable[[str], list[str]]:
 
 def jobs(options: argparse.Namespace) -> list[Job]:
     """Return the requested jobs, sorted by seed so that early results cover all runs."""
-    runs = [_run(name) for name in options.runs or [own(spec) for spec in options.compression] or RUNS]
+    runs = [run_named(name) for name in options.runs or [own(spec) for spec in options.compression] or RUNS]
     pairs = [(task, run) for task in options.tasks or STEPS for run in runs if _wanted(task, run, options)]
     return [
         Job(task, run, seed, options.steps or run.longer * STEPS[task], options.ranks, options.batch)
@@ -137,7 +137,7 @@ def load_rules(options: argparse.Namespace) -> None:
         hvs.parse(spec)
 
 
-def _run(name: str) -> Run:
+def run_named(name: str) -> Run:
     """Return the run of a name, possibly with a factor on the learning rate."""
     known, _, factor = name.partition("@")
     return replace(RUNS[known], name=name, rate=float(factor)) if factor else RUNS[known]

@@ -34,30 +34,50 @@ def main() -> None:
     hvd.init()
     torch.set_num_threads(1)  # the ranks share the cores
     transport = MPITransport(MPI.COMM_WORLD)
-    train_all(options, lambda job, samples: train(TASKS[job.task], samples, job, transport), transport.broadcast_object)
+    train_all(
+        options,
+        jobs(options),
+        lambda job, samples: train(TASKS[job.task], samples, job, transport),
+        transport.broadcast_object,
+        first=transport.rank == 0,
+    )
 
 
-def simulate(options: argparse.Namespace) -> None:
-    """Train with ranks that are threads of this process."""
+def simulate(options: argparse.Namespace, wanted: Sequence[Job]) -> None:
+    """Train jobs with ranks that are threads of this process."""
     torch.set_num_threads(1)
-    train_all(options, lambda job, samples: simulated(job, samples, options.ranks), lambda item: item)
+    train_all(options, wanted, simulated, lambda item: item, first=True)
 
 
-def simulated(job: Job, samples: tuple[Samples, Samples], ranks: int) -> Record:
+def simulated(job: Job, samples: tuple[Samples, Samples]) -> Record:
     """Return the record of a training run whose ranks are threads."""
     task = TASKS[job.task]
     model = build(task, job)  # here, as torch's generator is global
-    replicas = [copy.deepcopy(model) for _ in range(ranks)]
-    return run_ranks(ranks, lambda transport: train(task, samples, job, transport, replicas[transport.rank]))[0]
+    replicas = [copy.deepcopy(model) for _ in range(job.ranks)]
+    return run_ranks(job.ranks, lambda transport: train(task, samples, job, transport, replicas[transport.rank]))[0]
 
 
-def train_all(options: argparse.Namespace, training: Training, shared: Callable[[bool], bool]) -> None:
-    """Train the jobs of the command line that have no record yet; ``shared`` returns rank 0's value on all ranks."""
+def train_all(
+    options: argparse.Namespace,
+    wanted: Sequence[Job],
+    training: Training,
+    shared: Callable[[bool], bool],
+    *,
+    first: bool,
+) -> None:
+    """Train the jobs that have no record in the folder yet.
+
+    Args:
+        options: Arguments of the command line.
+        wanted: The jobs.
+        training: Function that trains one of them on samples; a collective call.
+        shared: Function that returns rank 0's value on all ranks.
+        first: Whether this rank writes the records.
+    """
     until = time.monotonic() + 60 * options.minutes
     path = records_path(options.output)
     records = read_records(path)
-    first = options.simulate or hvd.rank() == 0
-    waiting: Sequence[Job] = [job for job in jobs(options) if not any(job.made(record) for record in records)]
+    waiting = [job for job in wanted if not any(job.made(record) for record in records)]
     samples = {name: TASKS[name].load(options.fashion_mnist) for name in {job.task for job in waiting}}
     if options.validate:
         samples = {name: held_out(train, len(test)) for name, (train, test) in samples.items()}
@@ -76,8 +96,8 @@ def summary(record: Record) -> str:
     """Return a run's outcome in one line."""
     outcome = "diverged" if record["final"] is None else f"{record['metric']} {record['final']:.4g}"
     return (
-        f"{record['task']} {record['run']} seed {record['seed']}: {outcome}, {record['bytes_sent'] / 1e6:.3f} MB sent, "
-        f"{record['seconds']:.1f} s"
+        f"{record['task']} {record['run']} on {record['ranks']} ranks, seed {record['seed']}: {outcome}, "
+        f"{record['bytes_sent'] / 1e6:.3f} MB sent, {record['seconds']:.1f} s"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -74,6 +74,7 @@ class StepGradients:
         streams: Streams of the device on which the gradients were computed.
         ready: Points in the device's work at which the gradients are available; empty until the bucket is complete.
         done: Resolved at the end of the exchange, on success and on failure.
+        resumes: Whether they were added to the result of the last exchange, as ``Step.resumes``.
         began: Start of the exchange, in ns of ``time.perf_counter_ns``.
         ended: End of the exchange.
     """
@@ -85,6 +86,7 @@ class StepGradients:
         self.streams: set[Hashable] = set()
         self.ready: list[Mark] = []
         self.done: Future[None] = Future()
+        self.resumes = False
         self.began = self.ended = 0
 
 
@@ -181,7 +183,7 @@ class Bucket:
         outputs = [(segment.start, self.device.array_of(tensor)) for segment, tensor in pairs]
         held = self._held(collected, segments, tensors)
         taking_part = [pair for segment, pair in zip(segments, outputs, strict=True) if segment.key not in held]
-        return Prepared(given, tensors, outputs, taking_part, conditions())
+        return Prepared(given, tensors, outputs, taking_part, replace(conditions(), resumes=collected.resumes))
 
     def exchange(self, collected: StepGradients, conditions: Callable[[], Step]) -> None:
         """Exchange the gradients of a step, on any thread.
@@ -191,7 +193,8 @@ class Bucket:
             conditions: Returns the conditions of the step.
         """
         with self.work(collected):
-            self.pipeline.forget()  # the step before: an error in what follows must not undo it
+            if not collected.resumes:
+                self.pipeline.forget()  # the step before: an error in what follows must not undo it
             prepared = self._prepare(collected, conditions)
             self.pipeline.run(prepared.gradients, prepared.outputs, prepared.step)
             self._deliver(prepared)
@@ -235,10 +238,26 @@ class Bucket:
             with self.device.work():
                 self.pipeline.replace_momentum()
 
+    @property
+    def changed(self) -> bool:
+        """Whether the last exchange has changed what the pipeline remembers."""
+        return isinstance(self.pipeline, SparsePipeline) and self.pipeline.changed
+
+    @property
+    def trained(self) -> bool:
+        """Whether the pipeline remembers a step."""
+        return isinstance(self.pipeline, SparsePipeline) and self.pipeline.steps > 0
+
     def undo(self) -> None:
         """Return to the state before the last step."""
         with self.device.work():
             self.pipeline.undo()
+
+    def reset(self) -> None:
+        """Return to the state of a new bucket; a collective call."""
+        if isinstance(self.pipeline, SparsePipeline):
+            with self.device.work():
+                self.pipeline.reset()
 
     def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
         """Return everything that the next step depends on, copied to the host by ``copy``, with the keys."""

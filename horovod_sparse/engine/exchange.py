@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from horovod_sparse.rules import Step
 from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.traffic import Traffic
 
+_LOG = logging.getLogger("horovod_sparse")
 _CALL = "construction of buckets"  # for reports of stalls
 
 
@@ -67,6 +69,8 @@ class Exchange:
         factor: Factor on the totals; 1/P averages.
         grad_scaler: The scaler that multiplies the loss.
         stall: Limits of the wait for a bucket.
+        confirmed: Whether the front end confirms each step that an optimizer has applied.
+        undoable: Whether a step can be dropped; it always can with a grad_scaler.
         hold_zeros: Whether a gradient of zeros only means that its parameter took no part in the step.
         buffers: Momentum buffers of the optimizers; None: they are no part of the state.
         total_norm: Returns the norm of a model's gradients from that of the gradients on this rank, on the worker
@@ -77,7 +81,8 @@ class Exchange:
         transport: The ranks that take part.
         ranks: World size P.
         worker: Takes the gradients.
-        undoable: Whether a step may be skipped by the scaler.
+        confirmed: Whether a step counts only once an optimizer has applied it.
+        undoable: Whether a step can be dropped.
     """
 
     def __init__(
@@ -88,6 +93,8 @@ class Exchange:
         factor: float,
         grad_scaler: torch.amp.GradScaler | None,
         stall: Limits,
+        confirmed: bool = False,
+        undoable: bool = False,
         hold_zeros: bool = False,
         buffers: Buffers | None = None,
         total_norm: Callable[[float], float] = float,
@@ -95,7 +102,8 @@ class Exchange:
         self.compression = sparse
         self.transport = transport
         self.ranks = transport.size  # a rank that leaves ends MPI: not to be read later
-        self.undoable = grad_scaler is not None and grad_scaler.is_enabled()
+        self.confirmed = confirmed
+        self.undoable = undoable or (grad_scaler is not None and grad_scaler.is_enabled())
         self._owner = owner
         self._buffers = buffers if sparse.takes_momentum_over else None
         self._settings = Settings(sparse, factor, self.undoable, hold_zeros)
@@ -108,7 +116,9 @@ class Exchange:
             return factor
 
         clips = momentum is not None and momentum.max_norm is not None
-        self.worker = Worker(self._conditions, self.undoable, factor_for if clips else None)
+        self.worker = Worker(self._conditions, confirmed, self.undoable, factor_for if clips else None)
+        self._optimizer_loaded = self._state_loaded = False  # since the last exchange
+        self._warned = False  # that only an optimizer has loaded a state
         if self.ranks > 1 and transport.job is not None:  # ranks that are threads end together
             process.abort_on_error()
             with process.communicating(_CALL, transport):
@@ -142,7 +152,22 @@ class Exchange:
         with process.communicating(_CALL, self.transport):
             self.worker.add([Bucket(layout, self._settings, self.transport, self._shared) for layout in layouts])
 
+    def note_load(self) -> None:
+        """Note that an optimizer has loaded a state of another step."""
+        self._optimizer_loaded = any(bucket.trained for bucket in self.worker.buckets)
+
+    def _warn_of_load(self) -> None:
+        if self._optimizer_loaded and not (self._state_loaded or self._warned):
+            self._warned = True
+            _LOG.warning(
+                "rank %d: the optimizer has loaded a state of another step, but residuals and velocities are those of "
+                "the last step: load the state of the exchange, too, or call reset()",
+                self.transport.rank,
+            )
+        self._optimizer_loaded = self._state_loaded = False
+
     def _conditions(self, group: int) -> Callable[[], Step]:
+        self._warn_of_load()
         step: Step | Exception
         try:
             step = self._owner.step_for(group)
@@ -205,9 +230,16 @@ class Exchange:
         self.worker.settle()
         self._grow(state)
         self.worker.load_state_dict(state)
+        self._state_loaded = True
         if self._buffers is not None and self.worker.buckets:
             saved = [bucket.get("buffers", {}) for bucket in state["buckets"]]
             self._buffers.load_buffers({key: buffer for buffers in saved for key, buffer in buffers.items()})
+
+    def reset(self) -> None:
+        """Return to the state of a new exchange; a collective call between steps."""
+        with process.communicating("reset()", self.transport):
+            self.worker.reset()
+        self._state_loaded = True
 
     def _grow(self, state: Mapping[str, Any]) -> None:
         """Create buckets for parameters that had been trained when a state was saved, but not yet here."""

@@ -45,19 +45,22 @@ class Worker:
         conditions: Returns, for the index of a param group, a function that returns the conditions of the step. The
             outer function is called in program order, the inner one on the worker thread, where it may wait for the
             device.
-        undoable: Whether a step counts only after a call of ``confirm``. The buckets must be undoable, too.
+        confirmed: Whether a step counts only after a call of ``confirm``. Until then it can be resumed or dropped.
+        undoable: Whether the buckets can undo a step.
         factor_for: Clipping: returns a factor on all gradients of this rank for their total norm without the loss
             scale. No bucket starts before all are complete then. None: gradients are not clipped.
 
     Attributes:
         buckets: All buckets in the order of exchange; empty if there is one rank.
         failed: The error that ended the step in progress; None: none so far.
+        unapplied: Buckets that have been exchanged, and whose result no optimizer has applied.
         exposed: Nanoseconds of the last step's exchange after its last gradient was available, by the host's clock.
     """
 
     def __init__(
         self,
         conditions: Callable[[int], Callable[[], Step]],
+        confirmed: bool = False,
         undoable: bool = False,
         factor_for: Callable[[float], float] | None = None,
     ) -> None:
@@ -65,13 +68,14 @@ class Worker:
         self.failed: BaseException | None = None
         self.exposed = 0
         self._conditions = conditions
+        self._confirmed = confirmed
         self._undoable = undoable
         self._factor_for = factor_for
         self._devices: set[Device] = set()
         self._bucket_of: dict[str, Bucket] = {}
         self._lock = threading.Lock()  # autograd runs one thread per device, and each may fire hooks
         self._thread = process.background("horovod_sparse")
-        self._exchanged: list[Bucket] = []  # in a step that has not been applied yet
+        self.unapplied: list[Bucket] = []  # whose result no optimizer has applied
         self._begun: list[Bucket] = []  # whose exchange has begun in this step
         self._first = 0  # number of the first of those that were started last
         self._next = 0  # number of the bucket that starts next
@@ -101,7 +105,7 @@ class Worker:
         """
         self._require_complete()
         with self._lock:
-            self._undo()
+            self._drop()
             bucket.put(key, gradient, hold)
             self._start()
 
@@ -109,7 +113,7 @@ class Worker:
         """Exchange the bucket without a gradient that is exchanged elsewhere in this step."""
         self._require_complete()
         with self._lock:
-            self._undo()
+            self._drop()
             bucket.collected.waiting.discard(key)
             self._start()
 
@@ -198,6 +202,11 @@ class Worker:
             self.failed = error
 
     @property
+    def complete(self) -> bool:
+        """True from the exchange of the last gradient until the step is finished."""
+        return bool(self.buckets) and self._next == len(self.buckets)
+
+    @property
     def collecting(self) -> bool:
         """True while a step has gradients and is not finished."""
         return any(bucket.collected.gradients for bucket in self.buckets)
@@ -247,7 +256,7 @@ class Worker:
                     f"{type(error).__name__} interrupted step() while bucket {running[0].layout.number} was in exchange"
                 )
             else:
-                self.finish()
+                self.finish(failed=True)
             raise
         self.finish()
 
@@ -263,12 +272,17 @@ class Worker:
                 "this rank has not: start again from the last checkpoint"
             )
 
-    def finish(self) -> None:
-        """Wait for everything that was started, and prepare the next step."""
+    def finish(self, failed: bool = False) -> None:
+        """Wait for everything that was started, and prepare the next step.
+
+        Args:
+            failed: Whether the front end raises an error. If the step cannot be undone, it then counts as applied.
+        """
         self._wait()
         self._follow()  # also after an error, and if the front end did not wait for the results itself
-        if self._undoable:
-            self._exchanged = self._begun
+        failed |= self.failed is not None
+        if self._confirmed and not (failed and not self._undoable):
+            self.unapplied = [bucket for bucket in self._begun if self._undoable or bucket.changed]
         self.failed, self._begun, self._next, self._first = None, [], 0, 0
         self._step += 1
         self.exposed = sum(bucket.begin(self._complete) for bucket in self.buckets)
@@ -312,20 +326,62 @@ class Worker:
 
         return self._thread.submit(take_part).result
 
-    def confirm(self) -> None:
-        """Note that the step that was exchanged has been applied."""
-        self._exchanged, self._begun = [], []
+    def confirm(self, applied: Callable[[int], bool] | None = None) -> None:
+        """Note that a step that was exchanged has been applied.
+
+        Args:
+            applied: Whether the parameters of a group, by its number, were part of the optimizer's step; None: all.
+        """
+        others = [bucket for bucket in self.buckets if applied is not None and not applied(bucket.layout.group)]
+        for bucket in self.buckets:
+            bucket.collected.resumes &= bucket in others
+        left = [bucket for bucket in self.unapplied or self._begun if bucket in others]
+        self.unapplied, self._begun = (left, []) if self.unapplied else ([], left)
+
+    def resume(self, kept: Sequence[Bucket]) -> None:
+        """Begin a backward pass after a step that was exchanged but not applied.
+
+        Args:
+            kept: Buckets whose result is still held by the gradients, to which this pass adds. The other results have
+                been cleared: they are dropped.
+
+        Raises:
+            RuntimeError: Results have been cleared, and cannot be undone.
+        """
+        with self._lock:
+            self.unapplied = [bucket for bucket in self.unapplied if bucket not in kept]
+            self._drop()
+            for bucket in kept:
+                bucket.collected.resumes = True
 
     def settle(self) -> None:
-        """Undo a step that was exchanged but not applied; to be called between steps."""
+        """Undo a step that was exchanged but not applied, if it can be; to be called between steps."""
         self._require_complete()
         with self._lock:
-            self._undo()
+            if self._undoable:
+                self._drop()
 
-    def _undo(self) -> None:
-        for bucket in reversed(self._exchanged):  # the first one keeps the shared state from before the step
+    def _drop(self) -> None:
+        """Undo the exchange of results that are not applied."""
+        if not self.unapplied:
+            return
+        if not self._undoable:
+            raise RuntimeError(
+                f"rank {process.job.rank}: gradients were exchanged by backward() and cleared without a step of the "
+                "optimizer, but their exchange has changed the residuals: compute gradients that are not applied "
+                "without an exchange (inside model.no_sync(), or with set_requires_gradient_sync(False)), pass the "
+                "grad_scaler if it skips steps, or pass undoable=True, which keeps the state before each step"
+            )
+        for bucket in reversed(self.unapplied):  # the first one keeps the shared state from before the step
             bucket.undo()
-        self._exchanged = []
+        self.unapplied = []
+
+    def reset(self) -> None:
+        """Return to the state of a new worker; a collective call between steps."""
+        self._require_complete()
+        for bucket in self.buckets:
+            bucket.reset()
+        self.unapplied = []
 
     def progress(self) -> Progress:
         """Return the progress of the exchange, for other threads."""

@@ -24,6 +24,7 @@ def common_facts(
     stall_abort: float | None,
     residual_unit: str | None,
     optimizers: Sequence[torch.optim.Optimizer],
+    undoable: bool = False,
 ) -> dict[str, Any]:
     """Return the facts that every front end compares between ranks.
 
@@ -39,6 +40,7 @@ def common_facts(
         "compression": compression.facts() if isinstance(compression, Sparse) else repr(compression),
         "stall_timeout": stall_timeout,
         "stall_abort": stall_abort,
+        "undoable": undoable,
         "residual_unit": tuple(unit_for(optimizer, residual_unit) for optimizer in optimizers),
         "parameter": parameter_facts(named),
     }
@@ -79,6 +81,7 @@ def check_optimizers(
     compression: Sparse,
     optimizers: Sequence[torch.optim.Optimizer],
     grad_scaler: torch.amp.GradScaler | None,
+    undoable: bool,
     remedy: str,
 ) -> None:
     """Check the optimizers that a front end takes instead of wrapping one.
@@ -87,6 +90,7 @@ def check_optimizers(
         compression: The configuration.
         optimizers: The optimizers.
         grad_scaler: The scaler of the loss, if any.
+        undoable: Whether exchanged gradients may be dropped.
         remedy: How to pass an optimizer, for the message.
 
     Raises:
@@ -97,6 +101,8 @@ def check_optimizers(
         require_plain(optimizer)
     if compression.replaces_momentum and not optimizers:
         raise ValueError(f"the compression applies momentum, for which it needs the optimizer: {remedy}")
+    if undoable and not optimizers:
+        raise ValueError(f"undoable=True needs the optimizer, which shows whether gradients were applied: {remedy}")
     if grad_scaler is not None and grad_scaler.is_enabled() and len(optimizers) != 1:
         raise ValueError(
             f"a grad_scaler needs exactly one optimizer, which shows whether a step was skipped, not "

@@ -111,6 +111,16 @@ class Exchanging:
         exchange = self._between_steps()
         return {} if exchange is None else exchange.worker.statistics(norms)
 
+    def reset(self) -> None:
+        """Forget residuals, velocities and decisions, as at the start of the training; a collective call between steps.
+
+        For scripts that go back to an earlier model, such as after a search for a learning rate, and have no state of
+        the exchange of that time to load.
+        """
+        exchange = self._between_steps()
+        if exchange is not None:
+            exchange.reset()
+
     def _between_steps(self) -> Exchange | None:
         """Return the exchange, ready for its state to be read."""
         return self._exchange
@@ -151,6 +161,21 @@ class ExchangingGradients(Exchanging):
     def between_steps(self) -> bool:
         """Return whether no exchange is in progress."""
         raise NotImplementedError
+
+    def discard(self) -> None:
+        """Drop the gradients of the last exchange, which no optimizer has applied, and what was remembered of them.
+
+        A backward pass that begins with cleared gradients does the same by itself. To be called on all ranks.
+
+        Raises:
+            RuntimeError: The exchange cannot be undone, as neither ``undoable=True`` nor a ``grad_scaler`` was given.
+        """
+        exchange = self._between_steps()
+        if exchange is None or exchange.ranks == 1:
+            return
+        exchange.worker.resume([])
+        for p in self._parameter_names:
+            p.grad = None
 
     def settle(self) -> None:
         """Undo a step that was exchanged but skipped."""

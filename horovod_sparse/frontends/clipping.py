@@ -71,7 +71,7 @@ class _Watch:
         for front_end in self.front_ends:
             for bucket, parameters in self._buckets(optimizer, front_end).items():
                 if not self._warned and (bucket.layout.torch_device.type != "cuda" or self._steps % _INTERVAL == 1):
-                    factor = _factor(bucket, parameters)
+                    factor = factor_of(bucket, parameters, _pipeline(bucket).gradient_unit)
                     if factor is not None:
                         bytes_ = next(iter(parameters.values())).element_size()
                         self._compare(bucket, factor * _scale(optimizer), _ROUNDING.get(bytes_, 1e-3))
@@ -107,23 +107,29 @@ class _Watch:
             )
 
 
-def _factor(bucket: Bucket, parameters: Mapping[str, torch.Tensor]) -> float | None:
-    """Return what an entry of a bucket was multiplied by after the exchange; None if that is not known."""
-    pipeline = bucket.pipeline
-    assert isinstance(pipeline, SparsePipeline)
-    sent = pipeline.sent
+def factor_of(bucket: Bucket, parameters: Mapping[str, torch.Tensor], unit: float) -> float | None:
+    """Return what an entry of a bucket was multiplied by after the exchange, in a unit of the sum that was delivered.
+
+    None if that is not known.
+    """
+    sent = _pipeline(bucket).sent
     if sent is None or not len(sent):
         return None
     with bucket.work():
         indices, values = map(copy_to_host, sent.entries)
         place = int(abs(values).argmax())
-        index, expected = int(indices[place]), float(values[place]) * pipeline.gradient_unit
+        index, expected = int(indices[place]), float(values[place]) * unit
         segment = next(one for one in bucket.layout.segments if index < one.start + one.size)
         gradient = parameters[segment.key].grad if segment.key in parameters else None
         if gradient is None or gradient.is_sparse or not expected:
             return None
         factor = float(shard_of(gradient).flatten()[index - segment.start]) / expected
         return factor if 0 < factor < math.inf else None
+
+
+def _pipeline(bucket: Bucket) -> SparsePipeline:
+    assert isinstance(bucket.pipeline, SparsePipeline)
+    return bucket.pipeline
 
 
 def _scale(optimizer: torch.optim.Optimizer) -> float:

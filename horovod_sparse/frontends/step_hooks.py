@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from horovod_sparse.engine.clipping import clip
-from horovod_sparse.engine.worker import Worker
+from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.frontends.base import FrontEnd
 from horovod_sparse.frontends.shards import shard_of, total_norm
 
@@ -109,14 +111,71 @@ def _nested(optimizer: torch.optim.Optimizer) -> bool:
     return calls > 1
 
 
-def confirm_steps(optimizer: torch.optim.Optimizer, worker: Worker) -> None:
-    """Confirm to a worker, which is held weakly, each step that an optimizer has applied."""
-    reference = weakref.ref(worker)
+def follow_optimizers(optimizers: Sequence[torch.optim.Optimizer], exchange: Exchange) -> None:
+    """Follow the optimizers of a model, as ``follow_optimizer``; each applies the gradients of its own groups."""
+    for place, optimizer in enumerate(optimizers):
+        follow_optimizer(optimizer, exchange, functools.partial(_is_of, place, len(optimizers)))
 
-    def confirm(optimizer: torch.optim.Optimizer, *_: object) -> None:
+
+def _is_of(place: int, optimizers: int, group: int) -> bool:
+    return group < 0 or group % optimizers == place
+
+
+def follow_optimizer(
+    optimizer: torch.optim.Optimizer, exchange: Exchange, applied: Callable[[int], bool] | None = None
+) -> None:
+    """Tell an exchange, which is held weakly, what an optimizer does with the results.
+
+    The exchange learns of each step that has applied them, and of a state of another step that the optimizer loads.
+
+    Args:
+        optimizer: The optimizer.
+        exchange: The exchange.
+        applied: Whether the optimizer has the parameters of a group, by its number; None: of all.
+    """
+    reference = weakref.ref(exchange)
+
+    def confirm(optimizer: torch.optim.Optimizer) -> None:
         overflow, alive = getattr(optimizer, "found_inf", None), reference()
         # With fused=True a GradScaler always calls step() and leaves the decision to torch's kernel.
         if alive is not None and not (overflow is not None and overflow.item()):
-            alive.confirm()
+            alive.worker.confirm(applied)
 
-    optimizer.register_step_post_hook(confirm)
+    def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            return None
+
+        def evaluated() -> Any:
+            loss = closure()
+            confirm(optimizer)  # whose result the optimizer uses, even if it evaluates the closure again
+            return loss
+
+        return args[:1], {**kwargs, "closure": evaluated}
+
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(lambda optimizer, *_: confirm(optimizer))
+    follow_loads(optimizer, exchange)
+
+
+def follow_loads(optimizer: torch.optim.Optimizer, exchange: Exchange) -> None:
+    """Tell an exchange, which is held weakly, when an optimizer loads a state of another step."""
+    reference = weakref.ref(exchange)
+
+    def loading(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        alive = reference()
+        if alive is not None and not _equal(state["state"], optimizer.state_dict()["state"]):
+            alive.note_load()
+
+    optimizer.register_load_state_dict_pre_hook(loading)
+
+
+def _equal(loaded: Mapping[Any, Mapping[str, Any]], own: Mapping[Any, Mapping[str, Any]]) -> bool:
+    """Return whether two states of an optimizer are known to be of the same step."""
+    pairs = [(loaded.get(key, {}).get(name), value) for key, state in own.items() for name, value in state.items()]
+    tensors = [(one, other) for one, other in pairs if isinstance(other, torch.Tensor)]
+    return bool(tensors) and all(isinstance(one, torch.Tensor) and _same(one, other) for one, other in tensors)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and bool((shard_of(one).cpu() == shard_of(other).cpu()).all())

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from horovod_sparse.accumulator import Accumulator
-from horovod_sparse.kernels import to_device
+from horovod_sparse.kernels import kernels_for, to_device
 from horovod_sparse.kernels.types import Velocity
 from horovod_sparse.memories.base import delivered, require_fit, total
 from horovod_sparse.memories.residual import Residual
@@ -43,6 +43,8 @@ class MomentumCorrection(Residual):
             nesterov: Use Nesterov momentum; only with ``momentum``.
             fresh: f, in [0, 1]: share of a gradient that bypasses u, in steps that send a selection. None: the form of
                 the optimizer or of ``nesterov``, as in dense steps.
+            limit: Most that the norm of what a step delivers may exceed the running mean of earlier steps, as a factor;
+                the rest is kept. Keeps high learning rates and short warm-ups from diverging. None: no limit.
             masking: Clear u where v was selected and delivered (factor masking), so that old directions fade sooner.
                 Dense steps delay no entry, and mask nothing.
             max_norm: Front ends clip this rank's gradient of all parameters, without the loss scale, to a norm of
@@ -54,6 +56,7 @@ class MomentumCorrection(Residual):
         momentum: float | None = number(None, lambda x: 0 <= x < 1, "in [0, 1)", hint="None uses the optimizer's")
         nesterov: bool = flag(False)
         fresh: float | None = number(None, lambda x: 0 <= x <= 1, "in [0, 1]", hint="None keeps the momentum's form")
+        limit: float | None = number(None, lambda x: x > 1, "above 1", hint="None sets no limit")
         masking: bool = flag(False)
         max_norm: float | None = number(None, lambda x: x > 0, "above 0", hint="None disables clipping")
 
@@ -99,8 +102,20 @@ class MomentumCorrection(Residual):
             scale *= self._converted(step.dense, momentum, weight)
             if step.dense:
                 return super().open(step, scale)
+        if step.resumes:  # u has decayed and was added to v in the exchange before
+            for _, gradient in step.gradients:
+                gradient *= gradient.dtype.type(share)
+            kernels_for(self._velocity).accumulate(step.gradients, self._velocity)
+            for _, gradient in step.gradients:
+                gradient *= gradient.dtype.type(fresh + weight)
+            return Accumulator(self._residual, step.gradients, scale)
         velocity = Velocity(self._velocity, momentum.factor, share, fresh * share, weight)
         return Accumulator(self._residual, step.gradients, scale, clear=step.clear, velocity=velocity)
+
+    def take_back(self, vector: SparseVector) -> None:
+        """Add entries to v that were delivered in an exchange that the next one continues."""
+        self.empty = False
+        kernels_for(self._residual).add(vector.indices, vector.values, self._residual)
 
     def _converted(self, to_gradients: bool, momentum: Momentum, weight: float) -> float:
         """Convert the memory between gradients and updates; return the factor on v.
@@ -113,7 +128,7 @@ class MomentumCorrection(Residual):
         factor = (1 - momentum.factor) / momentum.share
         if not to_gradients:
             return 1 / factor
-        self._empty = False
+        self.empty = False
         self._residual += self._residual.dtype.type(weight * momentum.factor / (1 - momentum.factor)) * self._velocity
         self._velocity[...] = 0
         return factor

@@ -19,6 +19,7 @@ class Residual:
 
     Attributes:
         alternates: Whether a step leaves the arrays of the previous state unchanged.
+        empty: Whether the residual is known to be zero.
     """
 
     @dataclass(frozen=True, kw_only=True)
@@ -33,14 +34,16 @@ class Residual:
         del options
         self.alternates = context.undoable
         self._residual = context.zeros()
-        self._empty = True  # whether the residual is known to be zero
+        self.empty = True
+        self._in_place = True  # whether the step in progress changes the residual itself
         # The residual before the last step. The next step writes into it, so that nothing has to be copied.
         self._other = context.zeros() if self.alternates else None
 
     def open(self, step: Step, scale: float) -> Accumulator:
         """Accumulate in place on the residual, or into the second buffer; nothing is copied."""
-        if self._other is None:
-            return Accumulator(self._residual, step.gradients, scale, clear=step.clear, empty=self._empty)
+        self._in_place = self._other is None or step.resumes  # the other one is from before the first exchange
+        if self._other is None or self._in_place:
+            return Accumulator(self._residual, step.gradients, scale, clear=step.clear, empty=self.empty)
         return Accumulator(self._other, step.gradients, scale, source=self._residual, clear=step.clear)
 
     def close(self, accumulator: Accumulator, vector: SparseVector, returned: SparseVector) -> None:
@@ -48,8 +51,9 @@ class Residual:
         accumulator.settle()
         accumulator.put_back(returned)
         everything = vector.indices is None and not len(returned)
-        self._empty = everything and (self._empty or accumulator.active_size == accumulator.size)
-        self._swap()
+        self.empty = everything and (self.empty or accumulator.active_size == accumulator.size)
+        if not self._in_place:
+            self._swap()
 
     def _swap(self) -> None:
         if self._other is not None:
@@ -66,7 +70,7 @@ class Residual:
         else:
             require_fit(state["residual"], self._residual)
             self._residual[...] = to_device(state["residual"], self._residual)
-            self._empty = False
+            self.empty = False
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Add up the residuals."""

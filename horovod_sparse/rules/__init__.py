@@ -154,6 +154,8 @@ class Step:
         momentum: Momentum of the optimizer, for a memory that applies it before the selection.
         dense: Whether it was decided to send every entry, with more than its sign; set for the memory, once the density
             is known.
+        resumes: Whether the gradients were added to the result of the exchange before, which the optimizer has not
+            applied: both belong to one step of the optimizer. Memories get only what was added.
         exposed: Seconds for which the model's exchange continued in the previous step after this rank's last gradient
             was available; 0 if not known, as on a GPU.
     """
@@ -169,6 +171,7 @@ class Step:
     carry: float = 1.0
     momentum: Momentum = Momentum()
     dense: bool = False
+    resumes: bool = False
     exposed: float = 0.0
 
     def square_norm(self) -> float:

@@ -96,7 +96,7 @@ def test_what_is_missing_is_trained_and_everything_written(tmp_path, monkeypatch
     words = ["-m", "benchmarks.convergence", "--tasks", "digits", "--steps", "4", "--seeds", "1", "--ranks", "2"]
     done = launch.python(*words, "--runs", "dense,topka,powersgd-2", "--output", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1/1 digits topka seed 0: accuracy" in done.stdout
+    assert "1/1 digits topka on 2 ranks, seed 0: accuracy" in done.stdout
     records = list(map(json.loads, path.read_text().splitlines()))
     assert records[0] == dense, "it is not trained again"
     assert [(record["run"], record.get("ranks")) for record in records] == [("dense", 2), ("topka", 2)]

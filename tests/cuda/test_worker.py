@@ -73,7 +73,7 @@ def start(
     layouts = plan([Member.of(str(i), p, group=0) for i, p in enumerate(parameters)], bucket_bytes=1 << 20)
     shared = Settings(parse(configuration), 1 / transport.size, undoable)
     buckets = [Bucket(layout, shared, transport) for layout in layouts]
-    worker = Worker(lambda _: lambda: Step(0.1, epoch=0), undoable)
+    worker = Worker(lambda _: lambda: Step(0.1, epoch=0), undoable, undoable)
     worker.add(buckets)
     return worker
 

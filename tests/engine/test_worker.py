@@ -28,7 +28,7 @@ def log():
 def worker(monkeypatch, log):
     """Two buckets of two gradients."""
     buckets, _ = recording_buckets(monkeypatch, log, [torch.zeros(10) for _ in KEYS])
-    made = Worker(conditions=lambda _: lambda: Step(0.1), undoable=True)
+    made = Worker(conditions=lambda _: lambda: Step(0.1), confirmed=True, undoable=True)
     made.add(buckets)
     return made
 

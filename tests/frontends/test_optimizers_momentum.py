@@ -416,8 +416,7 @@ def test_ranks_agree_after_momentum_was_replaced(hvd, comm, kind):
     assert agree(comm, train(optimizer, model, rank, range(30, 40)))
 
 
-@pytest.mark.parametrize("skip", ["the step", "a gradient"])
-def test_dropping_a_gradient_after_the_exchange_keeps_the_rest_correct(hvd, comm, skip):
+def test_clearing_one_gradient_after_the_exchange_keeps_the_rest_correct(hvd, comm):
     """What was delivered in it is lost, as in any training, and nothing else."""
     model, rank = Given(torch.float64), comm.Get_rank()
     compression = hvs.Compression.topka(memory="momentum", density=0.05, dense_below=0)
@@ -426,16 +425,14 @@ def test_dropping_a_gradient_after_the_exchange_keeps_the_rest_correct(hvd, comm
     for step in range(250):
         closure_of(optimizer, model, rank, step, Given.loss if step < 10 else nothing)()
         optimizer.synchronize()
-        if step == 5:
-            for p, (bucket, segment) in optimizer.selected().items():
-                indices, values = bucket.pipeline.handover.next.entries
-                inside = (indices >= segment.start) & (indices < segment.start + segment.size)
-                lost[p] = bucket.pipeline.gradient_unit * values[inside].sum()
-        if step == 5 and skip == "a gradient":
-            model.second.grad, lost[model.first] = None, 0.0
+        if step == 5 and comm.Get_size() > 1:
+            bucket, segment = optimizer.selected()[model.second]
+            indices, values = bucket.pipeline.handover.next.entries
+            inside = (indices >= segment.start) & (indices < segment.start + segment.size)
+            lost[model.second] = bucket.pipeline.gradient_unit * values[inside].sum()
+            model.second.grad = None
         with optimizer.skip_synchronize():
-            if step != 5 or skip == "a gradient":
-                optimizer.step()
+            optimizer.step()
     given = comm.allreduce(model.total(rank, *range(10))) / comm.Get_size()
     assert agree(comm, snapshot(model))
     expected = pytest.approx(10 * given - sum(lost.values()), rel=1e-6)

@@ -32,12 +32,13 @@ class PipelineBase(ABC):
     Attributes:
         stage: The stage in progress, or the last one; read by other threads for reports.
         counts: Counts since the last call of ``statistics``.
+        factor: Factor on the totals; 1/P averages.
     """
 
     def __init__(self, context: BucketContext, transport: Transport, factor: float) -> None:
         self._context = context
         self._transport = transport
-        self._factor = factor
+        self.factor = factor
         self._kernels = kernels_for(context.like)
         self.stage = "select"
         self.counts = Counts()
@@ -128,7 +129,7 @@ class PipelineBase(ABC):
 
     def _scatter(self, total: SparseVector, outputs: Segments, cleared: bool = False) -> None:
         """Write factor * total into outputs, which hold zeros already where they are cleared."""
-        self._kernels.scatter(total.indices, total.values, outputs, self._factor, cleared=cleared)
+        self._kernels.scatter(total.indices, total.values, outputs, self.factor, cleared=cleared)
 
     @abstractmethod
     def forget(self) -> None:

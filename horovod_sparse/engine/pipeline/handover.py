@@ -56,6 +56,10 @@ class Handover:
         effective = total.plus(self.held.times(-momentum.factor * carry))
         return effective if momentum.share == 1 else effective.times(1 / momentum.share)
 
+    def unapplied(self, momentum: Momentum) -> SparseVector:
+        """Return the last gradient, which the optimizer has not applied; of a dense step, only what was added to it."""
+        return self.next.plus(self.held.times(-momentum.factor)).times(1 / momentum.share)
+
     def commit(self) -> None:
         """Note that the optimizer has applied the last gradient."""
         self.held, self.plain, self.switches = self.next, self.plain != self.switches, False

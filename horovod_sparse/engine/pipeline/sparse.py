@@ -17,7 +17,7 @@ from horovod_sparse.engine.pipeline.handover import Handover
 from horovod_sparse.engine.pipeline.headroom import Headroom
 from horovod_sparse.engine.pipeline.norms import Norms
 from horovod_sparse.kernels.types import Array, Segments
-from horovod_sparse.rules import Accumulator, BucketContext, Exchange, SparseVector, Step, snapshot
+from horovod_sparse.rules import Accumulator, BucketContext, Exchange, Momentum, SparseVector, Step, snapshot
 from horovod_sparse.rules.states import checked_flag, checked_integer, checked_number, require_finite, require_like
 from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.traffic import Traffic
@@ -25,6 +25,7 @@ from horovod_sparse.transport.waiting import keep_alive
 
 _LOG = logging.getLogger("horovod_sparse")
 _SAMPLE = 64  # entries
+_MEAN_OVER = 10  # steps, about, that the mean of norms covers
 _REPLACED = 1 << 32  # added to the first number of the agreement, whose lower bits count ranks
 
 
@@ -35,11 +36,13 @@ class _Facts(NamedTuple):
         working: Number of ranks with a backward pass.
         elements: Number of elements that take part, over all ranks.
         epochs: Sum of 1 + epoch over the working ranks that know it.
+        resuming: Number of ranks whose gradients were added to the result of the exchange before.
     """
 
     working: int = 0
     elements: int = 0
     epochs: int = 0
+    resuming: int = 0
 
     @property
     def epoch(self) -> int | None:
@@ -109,6 +112,8 @@ class SparsePipeline(PipelineBase):
         handover: What the optimizer's own momentum holds of what was delivered.
         replaced: Whether any rank's momentum was replaced before the last step.
         sent: Some entries of the sum that the last step has delivered; None after a dense step.
+        changed: Whether the last exchange has changed the memory.
+        steps: Number of steps so far, without those that were sent dense for a gradient that was not finite.
     """
 
     def __init__(
@@ -124,7 +129,7 @@ class SparsePipeline(PipelineBase):
         self._agreement, self._consensus = agreement, consensus
         self._sparse = sparse
         self._units = _Units()
-        self._steps = 0
+        self.steps = 0
         self._density = 0.0  # of the last step
         self._before: dict[str, Any] = {}  # state before the last step, if it may be undone
         self._kept = False  # whether that step has begun
@@ -141,6 +146,9 @@ class SparsePipeline(PipelineBase):
         self.replaced = False
         self._replaced_here = False  # on this rank, since the last step of the optimizer
         self._loaded = False  # a state, since the last step
+        self.changed = False
+        self._norm = 0.0  # mean of the norms of what the last steps have delivered, if there is a limit
+        self._dense = False  # whether the last step sent everything
 
     @property
     def traffic(self) -> Traffic:
@@ -162,25 +170,30 @@ class SparsePipeline(PipelineBase):
         the last steps, these messages are sent together with the exchange, whose result is used if all are finite.
         """
         self._enter("select")
-        if self._context.undoable:
-            self._keep()
+        if not step.resumes:
+            self.changed = False
+            if self._context.undoable:
+                self._keep()
         scales = self._scales(step)
         elements = sum([array.size for _, array in gradients])
         # A step that may be undone detects values that are not finite in the selected entries, without another pass.
-        safe = self._context.undoable or self._can_add(gradients, elements, max(scales.carry, scales.memory))
+        late = self._context.undoable and not step.resumes
+        safe = late or self._can_add(gradients, elements, max(scales.carry, scales.memory))
         # A rank in `hvd.join()` does not know the epoch and gets it from working ranks. 0 stands for none.
         epoch = 0 if step.idle or step.epoch is None else step.epoch + 1
         # Each rank may have loaded momentum of its own before this bucket was created.
-        self._replaced_here |= step.momentum.begun and not (self._steps or self._loaded)
+        self._replaced_here |= step.momentum.begun and not (self.steps or self._loaded)
         first = (not safe) + _REPLACED * self._replaced_here
-        mine = np.array([first, not step.idle, elements, epoch], np.int64)
-        relies = self._stable
+        mine = np.array([first, not step.idle, elements, epoch, step.resumes], np.int64)
+        relies = self._stable and not step.resumes
         if not relies:
             self._enter("agree")
             if self._learn(self._agreement.allreduce(mine)):
                 self._send_dense(gradients, outputs, replace(step, carry=scales.carry))
                 return
             self._enter("select")
+        if step.resumes:
+            step, gradients = self._resume(step, gradients)
         self._send_sparse(gradients, outputs, step, scales, mine, relies)
 
     def _learn(self, sums: Array) -> bool:
@@ -194,12 +207,46 @@ class SparsePipeline(PipelineBase):
         facts = _Facts(*numbers)
         if not facts.working:
             raise self._no_backward()
+        if facts.resuming not in (0, self._context.ranks):
+            raise RuntimeError(
+                f"rank {self._context.rank}: {facts.resuming} of {self._context.ranks} ranks have added gradients to "
+                "exchanged ones that no step has applied, and the others have not: do the same on all ranks"
+            )
         if not unsafe:
             # Without a memory, the selection of a discarded exchange would be lost.
             relies = self.schedule.predictable and not self._sparse.memory.keeps_nothing
-            self._stable = relies and facts == self._facts and facts.elements > 0
+            self._stable = relies and facts == self._facts and facts.elements > 0 and not facts.resuming
             self._facts = facts
         return bool(unsafe)
+
+    def _resume(self, step: Step, gradients: Segments) -> tuple[Step, Segments]:
+        """Return a step of what was added to the result of the last exchange, which the optimizer has not applied.
+
+        The ranks hold that result as gradients, equal parts of it, and exchange it once more. If the optimizer's
+        momentum is applied before the selection, it is an effective gradient; the memory then takes back the
+        velocities themselves.
+        """
+        added = np.zeros(self._context.size, self._context.like.dtype, like=self._context.like)
+        self._kernels.accumulate(gradients, added)
+        self.steps -= 1
+        momentum = self._momentum(replace(step, number=self.steps))
+        if self._sparse.takes_momentum_over and (momentum.factor or momentum.averages):
+            unapplied = self.handover.unapplied(momentum).times(-self.factor)
+            self._kernels.add(unapplied.indices, unapplied.values, added)
+            memory: Any = self.memory
+            memory.take_back(self.handover.next.times(1 / self._context.ranks))
+            self._headroom.forget()
+        parts = [(start, added[start : start + array.size]) for start, array in gradients]
+        return replace(step, resumes=not self._dense), parts
+
+    @property
+    def _remembers_nothing(self) -> bool:
+        """Whether the memory is known to hold zeros only."""
+        return self._sparse.memory.keeps_nothing or getattr(self.memory, "empty", False)
+
+    @staticmethod
+    def _momentum(step: Step) -> Momentum:
+        return step.momentum if step.number else replace(step.momentum, share=step.momentum.first)
 
     def _keep(self) -> None:
         """Keep the state before a step; copy what the step changes in place."""
@@ -215,12 +262,12 @@ class SparsePipeline(PipelineBase):
 
     def _too_large(self, magnitude: float) -> bool:
         if math.isfinite(magnitude):
-            where = (self._context.rank, self._context.bucket, self._steps)
+            where = (self._context.rank, self._context.bucket, self.steps)
             _LOG.warning("rank %d: bucket %d, step %d: gradients are sent dense, as sums might overflow", *where)
         return False
 
     def _scales(self, step: Step) -> _Scales:
-        update, gradient = step.learning_rate / step.loss_scale * self._factor, self._factor / step.loss_scale
+        update, gradient = step.learning_rate / step.loss_scale * self.factor, self.factor / step.loss_scale
         old = self._units
         carry = old.gradient / gradient if old.gradient > 0 and gradient > 0 else 1.0
         rescale = old.update / update if old.update > 0 and update > 0 else 1.0
@@ -240,7 +287,8 @@ class SparsePipeline(PipelineBase):
         self._kernels.accumulate(gradients, dense)
         total = SparseVector.full(self._transport.allreduce(dense))  # not rounded
         # The units stay those of the memory, which does not change.
-        total = self.handover.gradient(total, step.momentum, dense=True, carry=step.carry)
+        if not step.resumes:
+            total = self.handover.gradient(total, step.momentum, dense=True, carry=step.carry)
         self.counts.nonfinite += 1
         self.counts.exchanged(size, size, size, size, "dense")
         self._enter("apply")
@@ -251,8 +299,8 @@ class SparsePipeline(PipelineBase):
     ) -> None:
         """Exchange a selection; if a rank's gradients turn out not to be safe to add, send only those, dense.
 
-        ``mine`` are the numbers of this rank that are summed: unsafe, working, elements, epochs. If the step relies on
-        the facts of the step before, they are still to be summed.
+        ``mine`` are the numbers of this rank that are summed: unsafe, working, elements, epochs, resuming. If the step
+        relies on the facts of the step before, they are still to be summed.
         """
         safe = not mine[0] % _REPLACED
         # If no rank had a backward pass, which is not known yet, velocities have to stay as they are.
@@ -260,7 +308,7 @@ class SparsePipeline(PipelineBase):
         others = _beyond(taken, outputs)
         step = replace(
             step,
-            number=self._steps,
+            number=self.steps,
             gradients=taken,
             epoch=self._facts.epoch if step.idle or relies else step.epoch,
             # A step that may be undone may need its gradients again.
@@ -272,17 +320,19 @@ class SparsePipeline(PipelineBase):
         # If no element is active, for example while all parameters are frozen, momentum does not change.
         step = replace(step, dense=plan.plain if plan.elements else self.handover.plain)
         norms = Norms(step) if self._measuring else None
+        empty = self._remembers_nothing
         accumulator = self.memory.open(step, scales.memory)
         vector, density, k = self._take(accumulator, plan, step)
         self._units = scales.units
         self.handover.rescale(scales.carry)
         self._note(density)
-        if self._context.undoable:
+        late = self._context.undoable and self._facts.resuming == 0
+        if late:
             magnitude = accumulator.magnitude(vector)
             safe = self._headroom.holds(magnitude) or self._too_large(magnitude)
             mine[0] += (not safe) - mine[0] % _REPLACED
         self._enter("exchange", entries=vector.values.size)
-        asked = self._agreement.begin_allreduce(mine) if relies or self._context.undoable else None
+        asked = self._agreement.begin_allreduce(mine) if relies or late else None
         try:
             vector = self.collective.extend(accumulator, vector, k)
             sent = vector if safe else replace(vector, values=np.zeros_like(vector.values))
@@ -309,15 +359,17 @@ class SparsePipeline(PipelineBase):
             return
         self._count(plan, k, vector, exchange)
         self._enter("apply")
+        exchange = self._limited(exchange, scales.carry, step.dense)
         if norms is not None:
             norms.taken(accumulator, vector)
             norms.returned(accumulator, exchange.returned)
             self._measuring = not norms.note(self.counts)
         self.memory.close(accumulator, vector, exchange.returned)
         self.sparsifier.observe(exchange.total)
-        self._steps += 1
-        momentum = step.momentum if step.number else replace(step.momentum, share=step.momentum.first)
-        total = self.handover.gradient(exchange.total, momentum, step.dense)
+        self.steps += 1
+        self.changed = not (step.dense and empty and self._remembers_nothing)
+        self._dense = step.dense
+        total = self.handover.gradient(exchange.total, self._momentum(step), step.dense)
         self.sent = None if total.indices is None else total.head(_SAMPLE)
         if not accumulator.cleared:
             self._scatter(total, outputs)
@@ -325,6 +377,20 @@ class SparsePipeline(PipelineBase):
             self._scatter(total, taken, cleared=True)
             if others:
                 self._scatter(total, others)
+
+    def _limited(self, exchange: Exchange, carry: float, dense: bool) -> Exchange:
+        """Limit what is delivered to a multiple of the mean of earlier steps; every rank keeps its part of the rest."""
+        limit = None if self._sparse.momentum is None else self._sparse.momentum.limit
+        if limit is None or dense:
+            return exchange
+        norm = math.sqrt(self._kernels.square_norm([(0, exchange.total.values)]))  # the same on every rank
+        mean = self._norm * carry or norm
+        factor = min(1.0, limit * mean / norm) if norm else 1.0
+        self._norm = mean + (factor * norm - mean) / _MEAN_OVER
+        if factor == 1:
+            return exchange
+        rest = exchange.total.times((1 - factor) / self._context.ranks)
+        return Exchange(exchange.total.times(factor), exchange.returned.plus(rest))
 
     def _plan(self, step: Step, elements: int) -> _Plan:
         """Decide k, dense or sparse, and the algorithm, before anything is selected."""
@@ -358,7 +424,7 @@ class SparsePipeline(PipelineBase):
         square_norm = self._kernels.square_norm
         squares = [square_norm([(0, level.values)]) for level in levels]
         chosen, gains = self.schedule.choose(squares, lambda: square_norm(accumulator.active()))
-        metrics.mark("weigh", bucket=self._context.bucket, step=self._steps, gains=gains, chosen=chosen)
+        metrics.mark("weigh", bucket=self._context.bucket, step=self.steps, gains=gains, chosen=chosen)
         if chosen is None:
             accumulator.put_back(vector)
             return accumulator.take_all(), 1.0, plan.ks[0]
@@ -367,9 +433,9 @@ class SparsePipeline(PipelineBase):
 
     def _note(self, density: float) -> None:
         if metrics.recording:
-            metrics.mark("density", bucket=self._context.bucket, step=self._steps, density=density)
+            metrics.mark("density", bucket=self._context.bucket, step=self.steps, density=density)
         if density != self._density and self._context.rank == 0:
-            _LOG.info("bucket %d, step %d: density %.3g", self._context.bucket, self._steps, density)
+            _LOG.info("bucket %d, step %d: density %.3g", self._context.bucket, self.steps, density)
         self._density = density
 
     def _count(self, plan: _Plan, k: int, vector: SparseVector, exchange: Exchange) -> None:
@@ -387,6 +453,19 @@ class SparsePipeline(PipelineBase):
         """Return to the state before the last step."""
         if self._kept:
             self._restore(self._before)
+            self.changed = False
+
+    def reset(self) -> None:
+        """Return to the state of a new pipeline; a collective call."""
+        memory, sparsifier, collective, schedule = self._sparse.build(self._context, self._transport)
+        new = {"memory": memory, "sparsifier": sparsifier, "collective": collective, "schedule": schedule}
+        states = {name: rule.state_dict() for name, rule in new.items()}
+        handover = Handover(self._context).state_dict()
+        facts = {"facts": list(_Facts()), "stable": False}
+        self._restore(
+            {"unit": 0.0, "gradient_unit": 0.0, "steps": 0, "norm": 0.0, **facts, **states, "handover": handover}
+        )
+        self._kept = self.changed = False
 
     @property
     def sends_signs(self) -> bool:
@@ -423,9 +502,10 @@ class SparsePipeline(PipelineBase):
         return {
             "unit": self._units.update,
             "gradient_unit": self._units.gradient,
-            "steps": self._steps,
+            "steps": self.steps,
             "facts": list(self._facts),
             "stable": self._stable,
+            "norm": self._norm,
             "memory": self.memory.state_dict(),
             "sparsifier": self.sparsifier.state_dict(),
             "collective": self.collective.state_dict(),
@@ -459,9 +539,10 @@ class SparsePipeline(PipelineBase):
         self.memory.load_state_dict(state["memory"])
         self._headroom.forget()
         self._units = _Units(*(checked_number(state[key], key) for key in ("unit", "gradient_unit")))
-        self._steps = checked_integer(state["steps"], "steps")
+        self.steps = checked_integer(state["steps"], "steps")
         self._facts = _Facts(*(checked_integer(number, "facts") for number in state["facts"]))
         self._stable = checked_flag(state["stable"], "stable")
+        self._norm = checked_number(state["norm"], "norm")
         self.sparsifier.load_state_dict(state["sparsifier"])
         self.collective.load_state_dict(state["collective"])
         self.schedule.load_state_dict(state["schedule"])
@@ -479,7 +560,7 @@ class SparsePipeline(PipelineBase):
                     f"and {first}, as the learning rate changed while ranks were in join(): load them with the world "
                     "size they were saved with, or save again after a step of all ranks"
                 )
-        kept = ("unit", "gradient_unit", "steps", "schedule", "handover")
+        kept = ("unit", "gradient_unit", "steps", "norm", "schedule", "handover")
         merged = {**mine, **{key: leader[key] for key in kept}}
         merged |= {"facts": list(_Facts()), "stable": False}
         merged["memory"] = self.memory.merge([state["memory"] for state in states])

@@ -33,7 +33,8 @@ from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.conditions import Conditions
 from horovod_sparse.frontends.members import job, transport_of
 from horovod_sparse.frontends.momentum import apply_momentum
-from horovod_sparse.frontends.step_hooks import confirm_steps
+from horovod_sparse.frontends.step_hooks import follow_optimizers
+from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.frontends.units import check_unit
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.transport.agreement import agree
@@ -108,6 +109,7 @@ class SparseState(ForOptimizers):
             use the names.
         process_group: The process group of the DDP model; None: all ranks.
         grad_scaler: The scaler of the loss, as for ``DistributedOptimizer``; needs exactly one optimizer.
+        undoable: Whether exchanged gradients may be dropped, as for ``DistributedOptimizer``; needs an optimizer.
         residual_unit: "update" or "gradient", as for ``DistributedOptimizer``; None: by each optimizer's class.
         stall_timeout: Seconds before a stall is reported, as for ``DistributedOptimizer``.
         stall_abort: Seconds before a stall ends all ranks, as for ``DistributedOptimizer``.
@@ -125,6 +127,7 @@ class SparseState(ForOptimizers):
         process_group: distributed.ProcessGroup | None = None,
         *,
         grad_scaler: torch.amp.GradScaler | None = None,
+        undoable: bool = False,
         residual_unit: str | None = None,
         stall_timeout: float | None = None,
         stall_abort: float | None = None,
@@ -144,6 +147,7 @@ class SparseState(ForOptimizers):
         self._names_by_position: dict[str, str] = {}  # of a pickled state, until parameters are known
         self._must_have: dict[str, bool] = {}  # whether an unpickled state needs optimizer and scaler again
         self._grad_scaler = grad_scaler
+        self._undoable = undoable
         self._residual_unit = residual_unit
         self._stall = (stall_timeout, stall_abort)
         self._loaded: Mapping[str, Any] | None = None  # state to load once the buckets exist
@@ -189,7 +193,10 @@ class SparseState(ForOptimizers):
                 self._check_optimizers(exchange, self._unchecked)
                 self._unchecked = None
         if bucket.index() == 0 and exchange.worker.collecting:
+            joined = exchange.worker.complete  # no hook of a parameter has run: DDP's join() takes part in this pass
             exchange.worker.finish()
+            if joined:
+                exchange.worker.confirm()
         buffer = bucket.buffer()
         if exchange.ranks == 1 or buffer.is_sparse or not buffer.is_floating_point():
             future: torch.futures.Future[torch.Tensor] = allreduce_hook(self.group, bucket)
@@ -198,6 +205,13 @@ class SparseState(ForOptimizers):
         if bucket.is_last():
             self._place(exchange)
         return future
+
+    def _backward_begins(self) -> None:
+        """Settle what became of the last exchange, before a backward pass changes gradients."""
+        assert self._exchange is not None
+        if self._exchange.worker.complete:
+            self._exchange.worker.finish()
+        begin_backward(self, self._exchange)
 
     def _keyed(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor, bool]]:
         return ((self._parameter_names[p], gradient, not p.requires_grad) for p, gradient in pairs)
@@ -248,6 +262,9 @@ class SparseState(ForOptimizers):
         ]
         exchange.add(members)
         self._parameter_names |= {named[member.key]: member.key for member in members}
+        if exchange.confirmed and exchange.ranks > 1:
+            for member in members:
+                named[member.key].register_hook(_hook(weakref.ref(self)))  # type: ignore[no-untyped-call]
         if self._loaded is not None:
             exchange.load_state_dict(self._loaded)
             self._loaded = None
@@ -262,10 +279,14 @@ class SparseState(ForOptimizers):
             stall = limits(*self._stall)
             owner = Conditions(weakref.proxy(self), self.compression, self._residual_unit, transport.rank)
             factor, scaler = 1 / transport.size, self._grad_scaler
-            settings: dict[str, Any] = {"hold_zeros": True, "buffers": owner}
+            settings: dict[str, Any] = {
+                "confirmed": bool(self.optimizers),
+                "undoable": self._undoable,
+                "hold_zeros": True,
+                "buffers": owner,
+            }
             exchange = Exchange(self.compression, transport, owner, factor, scaler, stall, **settings)
-            for optimizer in self.optimizers:
-                confirm_steps(optimizer, exchange.worker)
+            follow_optimizers(self.optimizers, exchange)
             self._exchange = exchange
             for optimizer in self.optimizers:
                 apply_momentum(optimizer, self.compression, self)
@@ -277,9 +298,11 @@ class SparseState(ForOptimizers):
             check_devices(devices)
             self._require_given_again()
             remedy = "pass it to SparseState, or set state.optimizer before the first backward pass"
-            check_optimizers(self.compression, self.optimizers, self._grad_scaler, remedy)
+            check_optimizers(self.compression, self.optimizers, self._grad_scaler, self._undoable, remedy)
             named = [(str(number), p) for number, group in enumerate(self.param_groups) for p in group["params"]]
-            facts = common_facts(self.compression, named, *self._stall, self._residual_unit, self.optimizers)
+            facts = common_facts(
+                self.compression, named, *self._stall, self._residual_unit, self.optimizers, self._undoable
+            )
             names = tuple(sorted({*self._names.values(), *self._names_by_position.values()}))
             return {**facts, "named_parameters": names}
         except ValueError as error:
@@ -383,6 +406,7 @@ class SparseState(ForOptimizers):
         return {
             "compression": self.compression,
             "epoch": self._epoch,
+            "undoable": self._undoable,
             "residual_unit": self._residual_unit,
             "stall": self._stall,
             "state": self.state_dict(),
@@ -399,6 +423,7 @@ class SparseState(ForOptimizers):
         SparseState.__init__(
             self,
             state["compression"],
+            undoable=state["undoable"],
             residual_unit=state["residual_unit"],
             stall_timeout=timeout,
             stall_abort=abort,
@@ -407,6 +432,16 @@ class SparseState(ForOptimizers):
         self._names_by_position = state["names"]
         self._must_have = state["had"] if state["state"]["buckets"] else {}
         self._loaded = state["state"] if state["state"]["buckets"] else None
+
+
+def _hook(reference: weakref.ref[SparseState]) -> Callable[[torch.Tensor], None]:
+    def hook(gradient: torch.Tensor) -> None:
+        del gradient
+        state = reference()
+        if state is not None:
+            state._backward_begins()
+
+    return hook
 
 
 def sparse_hook(state: SparseState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

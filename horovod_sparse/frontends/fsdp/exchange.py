@@ -37,7 +37,8 @@ from horovod_sparse.frontends.fsdp.reshard import chunks_in, reshard
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.momentum import apply_momentum
 from horovod_sparse.frontends.shards import Chunk, shard_of, with_shard
-from horovod_sparse.frontends.step_hooks import confirm_steps
+from horovod_sparse.frontends.step_hooks import follow_optimizers
+from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.frontends.units import check_unit
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.rules import Momentum
@@ -67,6 +68,7 @@ class ReplicaExchange(ForOptimizers):
         compression: Sparse,
         optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
         grad_scaler: torch.amp.GradScaler | None,
+        undoable: bool,
         residual_unit: str | None,
         stall_timeout: float | None,
         stall_abort: float | None,
@@ -81,7 +83,8 @@ class ReplicaExchange(ForOptimizers):
         transport = transport_of(group)
         assert transport is not None
         with process.communicating("sparse_all_reduce()", transport):
-            agree(transport, self._facts(model, group, grad_scaler, residual_unit, (stall_timeout, stall_abort)))
+            stalls = (stall_timeout, stall_abort)
+            agree(transport, self._facts(model, group, grad_scaler, undoable, residual_unit, stalls))
         _exchanges.update(dict.fromkeys(model.modules(), self))
         self._shards = self._transport_of_shards()
         me = weakref.proxy(self)
@@ -94,6 +97,8 @@ class ReplicaExchange(ForOptimizers):
             factor,
             grad_scaler,
             stall,
+            confirmed=bool(self.optimizers),
+            undoable=undoable,
             buffers=owner,
             total_norm=lambda norm: me._total_norm(norm),
         )
@@ -104,8 +109,8 @@ class ReplicaExchange(ForOptimizers):
             trainable: Mapping[str, Any] = self._parameters
             for name, p in trainable.items():
                 p.register_post_accumulate_grad_hook(_hook(me, name))
+        follow_optimizers(self.optimizers, self._exchange)
         for one in self.optimizers:
-            confirm_steps(one, self._exchange.worker)
             warn_of_clipping(one, self)
             apply_momentum(one, compression, self)
 
@@ -114,6 +119,7 @@ class ReplicaExchange(ForOptimizers):
         model: nn.Module,
         group: distributed.ProcessGroup,
         grad_scaler: torch.amp.GradScaler | None,
+        undoable: bool,
         residual_unit: str | None,
         stall: tuple[float | None, float | None],
     ) -> dict[str, Any] | Exception:
@@ -128,9 +134,11 @@ class ReplicaExchange(ForOptimizers):
             require_same_selection(self._parameters, compression.dense_below)
             check_devices({p.device for p in self._parameters.values()})
             self._require_one_mesh()
-            check_optimizers(compression, self.optimizers, grad_scaler, "pass optimizer to sparse_all_reduce")
+            remedy = "pass optimizer to sparse_all_reduce"
+            check_optimizers(compression, self.optimizers, grad_scaler, undoable, remedy)
             require_own(self.optimizers, self._parameters.values(), {p: name for name, p in self._parameters.items()})
-            facts = common_facts(compression, self._parameters.items(), *stall, residual_unit, self.optimizers)
+            named = self._parameters.items()
+            facts = common_facts(compression, named, *stall, residual_unit, self.optimizers, undoable)
             return {**facts, "shard": shard_facts(self._parameters)}
         except ValueError as error:
             return ValueError(f"rank {distributed.get_rank()}: {error}")
@@ -207,6 +215,9 @@ class ReplicaExchange(ForOptimizers):
     def _backward_begins(self, gradient: torch.Tensor) -> None:
         """Queue the end of the step in the outermost backward pass: reentrant checkpointing runs others inside it."""
         del gradient
+        assert self._exchange is not None
+        if not self._submitted:
+            begin_backward(self, self._exchange)
         self._begun = True
         Variable._execution_engine.queue_callback(self._backward_ends)
 
@@ -406,6 +417,7 @@ def sparse_all_reduce(
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
     grad_scaler: torch.amp.GradScaler | None = None,
+    undoable: bool = False,
     residual_unit: str | None = None,
     stall_timeout: float | None = None,
     stall_abort: float | None = None,
@@ -425,6 +437,7 @@ def sparse_all_reduce(
         compression: A ``Sparse``, usually from ``hvs.Compression`` or ``hvs.parse``.
         optimizer: The optimizer of the model, or a list of several, as for ``SparseState``.
         grad_scaler: The scaler of the loss, as for ``DistributedOptimizer``; needs exactly one optimizer.
+        undoable: Whether exchanged gradients may be dropped, as for ``DistributedOptimizer``; needs an optimizer.
         residual_unit: "update" or "gradient", as for ``DistributedOptimizer``; None: by each optimizer's class.
         stall_timeout: Seconds before a stall is reported, as for ``DistributedOptimizer``.
         stall_abort: Seconds before a stall ends all ranks, as for ``DistributedOptimizer``.
@@ -448,4 +461,5 @@ def sparse_all_reduce(
         raise ValueError(f"rank {distributed.get_rank()} is not in the group: pass mesh.get_group('replicate')")
     limits(stall_timeout, stall_abort)
     check_unit(residual_unit)
-    return ReplicaExchange(model, group, compression, optimizer, grad_scaler, residual_unit, stall_timeout, stall_abort)
+    settings = (grad_scaler, undoable, residual_unit, stall_timeout, stall_abort)
+    return ReplicaExchange(model, group, compression, optimizer, *settings)

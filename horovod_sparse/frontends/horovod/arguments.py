@@ -48,6 +48,7 @@ def facts(
                 arguments["stall_abort"],
                 arguments["residual_unit"],
                 [optimizer],
+                arguments["undoable"],
             ),
             **{name: repr(arguments[name]) for name in chosen},
             "groups": groups,

@@ -29,6 +29,8 @@ from horovod_sparse.frontends.horovod.arguments import numbered, user_level
 from horovod_sparse.frontends.horovod.grad_scaler import exchange_before_unscaling
 from horovod_sparse.frontends.horovod.join import Use, let_join
 from horovod_sparse.frontends.momentum import apply_momentum, follow_step
+from horovod_sparse.frontends.step_hooks import follow_loads
+from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.transport import waiting
 from horovod_sparse.transport.agreement import agree
 from horovod_sparse.transport.base import Transport
@@ -61,6 +63,7 @@ class Gradients(ExchangingGradients):
         sparse: Sparse,
         transport: Transport | None,
         grad_scaler: torch.amp.GradScaler | None,
+        undoable: bool,
         residual_unit: str | None,
         stall: Limits,
         **of_horovod: Any,
@@ -78,10 +81,21 @@ class Gradients(ExchangingGradients):
         if transport is not None:
             factor = 1.0 if of_horovod["op"] == hvd.Sum else 1.0 / transport.size
             owner = Conditions(weakref.proxy(self), sparse, residual_unit, transport.rank)
-            self._exchange = Exchange(sparse, transport, owner, factor, grad_scaler, stall, buffers=owner)
+            self._exchange = Exchange(
+                sparse,
+                transport,
+                owner,
+                factor,
+                grad_scaler,
+                stall,
+                confirmed=True,
+                undoable=undoable,
+                buffers=owner,
+            )
         _Horovod.__init__(self, params, named_parameters, hvd.Compression.none, **of_horovod)
         if self._exchange is not None:
             warn_of_clipping(self, self)  # type: ignore[arg-type]
+            follow_loads(self, self._exchange)  # type: ignore[arg-type]
         apply_momentum(self, sparse, None if self._exchange is None else self)  # type: ignore[arg-type]
 
     def _register_hooks(self) -> None:
@@ -139,9 +153,10 @@ class Gradients(ExchangingGradients):
 
     def _hook(self) -> None:
         """Register hooks on parameters that have none; torch does not allow it while a parameter is frozen."""
-        hook = _hook(weakref.ref(self))
+        before, after = (_hook(weakref.ref(self), name) for name in ("_backward_begins", "_accumulated"))
         learning: list[Any] = [p for p in self._unhooked if p.requires_grad]
-        self._hooks += [p.register_post_accumulate_grad_hook(hook) for p in learning]
+        self._hooks += [p.register_hook(before) for p in learning]
+        self._hooks += [p.register_post_accumulate_grad_hook(after) for p in learning]
         self._unhooked = [p for p in self._unhooked if not p.requires_grad]
 
     @property
@@ -183,6 +198,12 @@ class Gradients(ExchangingGradients):
         self._hooks, self._newer = [], weakref.ref(newer)
         self._handles.clear()
         _exchanging.discard(self)
+
+    def _backward_begins(self, gradient: torch.Tensor | None = None) -> None:
+        """Settle what became of the last exchange, before a backward pass; the first hook of a parameter."""
+        del gradient
+        assert self._exchange is not None
+        begin_backward(self, self._exchange)
 
     def _accumulated(self, p: torch.Tensor) -> None:
         """Submit a parameter's gradient after the last backward pass of a step; called by its hook after each pass."""
@@ -276,6 +297,7 @@ class Gradients(ExchangingGradients):
         )
 
     def _complete_step(self, exchange: Exchange) -> None:
+        self._backward_begins()  # if this rank had no backward pass
         self._submit(self._requires_update.difference(self._handles))
         self._submit([p for p, (handle, _) in self._handles.items() if handle is None])
         exchange.worker.collect()
@@ -352,9 +374,9 @@ class Gradients(ExchangingGradients):
             return None
         if exchange.undoable:
             raise ValueError(
-                f"rank {rank}: hvd.join() cannot be used with a grad_scaler, as this rank would not learn which steps "
-                "the others skip: let every rank take the same number of steps (equal shares of the data, "
-                "drop_last=True)"
+                f"rank {rank}: hvd.join() cannot be used with a grad_scaler or undoable=True, as this rank would not "
+                "learn which steps the others skip: let every rank take the same number of steps (equal shares of "
+                "the data, drop_last=True)"
             )
         if isinstance(self, torch.optim.LBFGS):
             raise ValueError(
@@ -378,11 +400,11 @@ class Gradients(ExchangingGradients):
         return exchange.worker.join(after_step, ended)
 
 
-def _hook(optimizer: weakref.ref[Any]) -> Callable[[torch.Tensor], None]:
-    def hook(p: torch.Tensor) -> None:
+def _hook(optimizer: weakref.ref[Any], name: str) -> Callable[[torch.Tensor], None]:
+    def hook(tensor: torch.Tensor) -> None:
         alive = optimizer()
         if alive is not None:
-            alive._accumulated(p)
+            getattr(alive, name)(tensor)
 
     return hook
 

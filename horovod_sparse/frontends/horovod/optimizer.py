@@ -73,6 +73,8 @@ class _Optimizer(Gradients):
             if self._should_synchronize:
                 self.synchronize()
             self._synchronized = False
+            if self._exchange is not None:  # the optimizer uses the result, even if it evaluates the closure again
+                self._exchange.worker.confirm()
             if self._exchange is None or not isinstance(self, torch.optim.LBFGS):
                 return loss
             transport = self._exchange.transport
@@ -174,6 +176,7 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
     process_set: Any = hvd.global_process_set,
     *,
     grad_scaler: torch.amp.GradScaler | None = None,
+    undoable: bool = False,
     residual_unit: str | None = None,
     stall_timeout: float | None = None,
     stall_abort: float | None = None,
@@ -203,6 +206,9 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
         grad_scaler: The scaler of the loss. When its scale changes, residuals are rescaled, so that they stay the same
             as updates. When it skips a step, residuals and thresholds return to their state before that step, for which
             a copy is kept.
+        undoable: Whether exchanged gradients may be cleared without a step of the optimizer, as in the training of a
+            GAN. The residuals then return to their state before the exchange, for which a copy is kept: 4 bytes for
+            each parameter, 8 with ``memory="momentum"``. Otherwise the next backward pass raises an error.
         residual_unit: What stays the same when the learning rate changes. "update": learning rate times residual, for
             optimizers that apply learning rate times gradient, such as SGD. "gradient": the residual, for optimizers
             that normalize the scale of the gradients, such as Adam. None: chosen by the optimizer's class; classes
@@ -217,8 +223,8 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
 
     Returns:
         The optimizer, an instance of the wrapped optimizer's class. In addition to Horovod's methods it has
-        ``set_epoch``, ``compression``, ``compression_state_dict``, ``load_compression_state_dict``,
-        ``exchange``, ``statistics`` and ``traffic``.
+        ``set_epoch``, ``compression``, ``compression_state_dict``, ``load_compression_state_dict``, ``discard``,
+        ``reset``, ``exchange``, ``statistics`` and ``traffic``.
 
     Raises:
         ValueError: An argument is out of range, or differs between ranks.
@@ -236,7 +242,12 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
         "process_set": process_set,
     }
     named = None if named_parameters is None else list(named_parameters)
-    own = {"stall_timeout": stall_timeout, "stall_abort": stall_abort, "residual_unit": residual_unit}
+    own = {
+        "stall_timeout": stall_timeout,
+        "stall_abort": stall_abort,
+        "residual_unit": residual_unit,
+        "undoable": undoable,
+    }
     with process.communicating("DistributedOptimizer()"):
         transport = transport_of(process_set)
         if transport is not None:
@@ -244,7 +255,7 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
     if isinstance(compression, Sparse):
         _warn_of_line_search(optimizer, compression)
         made = wrapped(optimizer, {**vars(_Horovod), **_OVERRIDES})
-        of_exchange = (compression, transport, grad_scaler, residual_unit, limits(stall_timeout, stall_abort))
+        of_exchange = (compression, transport, grad_scaler, undoable, residual_unit, limits(stall_timeout, stall_abort))
         kept = dict(vars(made))
         made.__init__(optimizer.param_groups, named, *of_exchange, **arguments)
         require_kept(made, kept)

@@ -330,7 +330,7 @@ def test_nothing_is_lost_if_dense_rounded_and_sparse_steps_alternate(transport, 
 @pytest.mark.parametrize("put", ["float16 gradients", "gaps", "several"])
 def test_bypassing_an_empty_memory_does_not_change_the_result(transport, put):
     through, past = (build(transport, 300, 1.0) for _ in range(2))
-    through.memory._empty = False
+    through.memory.empty = False
     gradient = eighths(own(transport), 300, 8).astype(np.float16 if put == "float16 gradients" else np.float32)
     cuts = {"gaps": [(10, 50), (80, 300)], "several": [(0, 120), (120, 300)]}.get(put, [(0, 300)])
     segments = [(begin, gradient[begin:end].copy()) for begin, end in cuts]
@@ -339,7 +339,7 @@ def test_bypassing_an_empty_memory_does_not_change_the_result(transport, put):
         pipeline.run(segments, [(0, output)], Step())
     assert everywhere(transport, np.array_equal(*outputs))
     assert everywhere(transport, not remembered(past).any() and not remembered(through).any())
-    assert past.memory._empty
+    assert past.memory.empty
 
 
 @pytest.mark.law

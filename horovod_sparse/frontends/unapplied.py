@@ -1,0 +1,62 @@
+"""Backward passes that begin before an optimizer has applied the result of the last exchange.
+
+A step of the exchange is final when the optimizer has applied its result. If another backward pass begins before, the
+gradients tell what the script wants: if they still hold the result, the pass adds to it, and both belong to one step of
+the optimizer. If they were cleared, the result was dropped, and so must be what the exchange remembers of it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from horovod_sparse.engine.bucket import Bucket
+from horovod_sparse.engine.exchange import Exchange
+from horovod_sparse.engine.pipeline.sparse import SparsePipeline
+from horovod_sparse.frontends.base import FrontEnd
+from horovod_sparse.frontends.clipping import factor_of
+from horovod_sparse.frontends.members import job
+from horovod_sparse.frontends.shards import shard_of
+
+
+def begin_backward(front_end: FrontEnd, exchange: Exchange) -> None:
+    """Resume or drop results that no optimizer has applied; called before a backward pass changes any gradient.
+
+    Raises:
+        RuntimeError: The gradients were changed, or only some of them were cleared; the compression's own momentum
+            was applied to gradients that are added to; or results were dropped that cannot be undone.
+    """
+    if not exchange.worker.unapplied:
+        return
+    parameters: dict[Bucket, dict[str, torch.Tensor]] = {}
+    for p, (bucket, segment) in front_end.selected().items():
+        parameters.setdefault(bucket, {})[segment.key] = p
+    kept = [bucket for bucket in exchange.worker.unapplied if _kept(bucket, parameters.get(bucket, {}))]
+    momentum = exchange.compression.momentum
+    if kept and momentum is not None and momentum.own is not None:
+        raise RuntimeError(
+            f"rank {job().rank}: gradients are added to exchanged ones before a step of the optimizer, which a "
+            "compression with momentum of its own does not support: accumulate gradients without an exchange (inside "
+            "model.no_sync(), or with set_requires_gradient_sync(False)), or set momentum=None in the compression"
+        )
+    exchange.worker.resume(kept)
+
+
+def _kept(bucket: Bucket, parameters: dict[str, torch.Tensor]) -> bool:
+    """Return whether the gradients of a bucket hold the result of the last exchange, and not zeros or nothing."""
+    gradients = [p.grad for p in parameters.values()]
+    if not any(bool(shard_of(gradient).any()) for gradient in gradients if gradient is not None):
+        return None not in gradients and _sent_zeros(bucket)
+    factor = factor_of(bucket, parameters, bucket.pipeline.factor)
+    if None in gradients or (factor is not None and abs(factor - 1) > 1e-2):
+        raise RuntimeError(
+            f"rank {job().rank}: some gradients of bucket {bucket.layout.number} were cleared or changed after their "
+            "exchange, and a backward pass would add to the others before a step of the optimizer: clear all of them, "
+            "or change them only after the last backward pass before the step"
+        )
+    return True
+
+
+def _sent_zeros(bucket: Bucket) -> bool:
+    """Return whether the last exchange has delivered zeros, as far as is known, which look like cleared gradients."""
+    sent = bucket.pipeline.sent if isinstance(bucket.pipeline, SparsePipeline) else None
+    return sent is not None and not sent.values.any()

@@ -1,0 +1,165 @@
+"""The preset and its rivals on 4, 16 and 64 ranks: list of trainings, resuming, tables and figure."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import launch
+import pytest
+
+import horovod_sparse as hvs
+from benchmarks.convergence.report import filled
+from benchmarks.convergence.results import read_records, records_path
+from benchmarks.convergence.scaling import HEADLINE, RUNS, build_parser, jobs, main, published
+from benchmarks.convergence.scaling_report import by_ranks, tables, write
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def asked(*words):
+    return jobs(build_parser().parse_args(words))
+
+
+def record(job, final, share):
+    """Record of a job that sent a share of the bytes of a dense ring."""
+    dense = 8 * 1000 * (job.ranks - 1) / job.ranks
+    sent = {"step": job.steps, "bytes_sent": share * dense * job.steps}
+    metric = "perplexity" if job.task == "stdlib" else "accuracy"
+    outcome = {"metric": metric, "final": final, "parameters": 1000, "curve": [sent], "bytes_sent": sent["bytes_sent"]}
+    return {**job.settings(), "ranks": job.ranks, **outcome}
+
+
+def test_everything_is_every_run_on_every_task_and_number_of_ranks_with_its_seeds():
+    found = asked()
+    assert len(found) == len(set(found))
+    cells = Counter((job.task, job.ranks, job.run.name.partition("@")[0]) for job in found)
+    assert cells == {
+        (task, ranks, run): 3 if run in HEADLINE else 1
+        for task in ("stdlib", "fashion-mnist")
+        for ranks in (4, 16, 64)
+        for run in RUNS
+    }
+    assert [job.seed for job in found] == sorted(job.seed for job in found), "early results show the whole picture"
+
+
+def test_many_ranks_take_smaller_batches_and_64_half_the_rate():
+    settings = {
+        (job.task, job.ranks): (job.batch, job.steps, job.run.rate_on(job.task)) for job in asked("--runs", "dense")
+    }
+    assert settings == {
+        ("stdlib", 4): (0, 1000, 1),
+        ("stdlib", 16): (1, 1000, 1),
+        ("stdlib", 64): (1, 300, 0.5),
+        ("fashion-mnist", 4): (0, 1170, 1),
+        ("fashion-mnist", 16): (16, 1170, 1),
+        ("fashion-mnist", 64): (16, 300, 0.5),
+    }
+
+
+def test_the_preset_has_its_own_keep_and_the_published_form_none():
+    specs = {job.run.name: hvs.parse(job.spec).collective for job in asked("--ranks", "4") if job.spec != "none"}
+    for suffix in ("", "-adam"):
+        assert specs[f"recommended-oktopk{suffix}"].keep == 4
+        assert specs[f"recommended-oktopk-published{suffix}"].keep is None
+
+
+def test_flags_select_parts_of_everything():
+    found = asked("--ranks", "16", "--tasks", "stdlib", "--runs", "dense-adam,recommended-gtopk", "--seeds", "2")
+    assert set(found) < set(asked())
+    assert [(job.run.name, job.seed) for job in found] == [
+        ("dense-adam", 0),
+        ("recommended-gtopk", 0),
+        ("dense-adam", 1),
+    ]
+
+
+@pytest.mark.parametrize("words", [["--ranks", "8"], ["--tasks", "digits"], ["--runs", "topka"]])
+def test_other_parts_are_refused_and_the_known_ones_listed(words, capsys):
+    with pytest.raises(SystemExit):
+        asked(*words)
+    assert words[1] in capsys.readouterr().err
+
+
+def test_tables_have_mean_error_seeds_and_bytes_for_each_number_of_ranks():
+    finals = {
+        "dense-nesterov": (20.0, 21.0, 22.0),
+        "recommended-oktopk": (20.2, 21.0, 22.44),
+        "recommended-gtopk": (22,),
+    }
+    records = [
+        record(job, finals[job.run.name.partition("@")[0]][job.seed], 1 if job.spec == "none" else 1 / job.ranks)
+        for job in asked("--tasks", "stdlib", "--ranks", "16,64", "--runs", ",".join(finals))
+    ]
+    text = tables(by_ranks(asked(), records[::-1]))
+    sixteen, _, sixty_four = text.partition("**64 ranks**")
+    assert sixteen.startswith("**16 ranks**")
+    assert "| SGD | dense, Nesterov momentum | 21.00 ± 0.58 (3) |  | 8 | 1/1.0 |" in sixteen
+    assert "| SGD | preset with Ok-Topk (keep=4) | 21.21 ± 0.66 (3) | +1.00 ± 0.58 | 0 | 1/16.0 |" in sixteen
+    assert "| SGD | gTopk | 22.00 (1) | +10.00 | 0 | 1/64.0 |" in sixty_four
+    assert text.count("| SGD |") == 6
+    assert "AdamW" not in text
+
+
+def test_images_are_compared_in_points_and_a_seed_that_diverged_is_told():
+    words = [
+        "--tasks",
+        "fashion-mnist",
+        "--ranks",
+        "64",
+        "--runs",
+        "dense-adam,recommended-topka-adam,recommended-spardl-adam",
+    ]
+    finals = {"dense-adam@0.5": 0.92, "recommended-topka-adam@0.5": 0.915, "recommended-spardl-adam@0.5": None}
+    text = tables(by_ranks(asked(), [record(job, finals[job.run.name], 0.5) for job in asked(*words)]))
+    assert "| AdamW | preset with TopkA | 8.50 ± 0.00 % (3) | +0.50 ± 0.00 |" in text
+    assert "| AdamW | SparDL | diverged (1 of 1) |  |  | 1/2.0 |" in text
+
+
+def test_the_report_fills_a_page_and_draws_the_figure(tmp_path):
+    records = [record(job, None if "spardl" in job.run.name else 20 + job.seed, 0.1) for job in asked()]
+    page = tmp_path / "page.md"
+    page.write_text("begin\n<!-- begin scaling -->\nold\n<!-- end scaling -->\nend\n")
+    text = write(asked(), records, tmp_path, [page])
+    assert page.read_text() == f"begin\n<!-- begin scaling -->\n\n{text}\n\n<!-- end scaling -->\nend\n"
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_without_trainings_is_named(tmp_path, capsys):
+    assert main(["--report", str(tmp_path), "--steps", "7"]) == 1
+    assert "no training has a record" in capsys.readouterr().err
+
+
+def test_the_published_page_shows_the_published_records():
+    page = (ROOT / "docs" / "scaling.md").read_text()
+    records = published() + read_records(records_path(ROOT / "docs" / "data" / "scaling"))
+    assert filled([page], {"scaling": tables(by_ranks(asked(), records))}) == [page]
+
+
+@pytest.mark.full
+def test_parts_are_trained_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = [
+        "-m",
+        "benchmarks.convergence.scaling",
+        "--tasks",
+        "stdlib",
+        "--ranks",
+        "4",
+        "--steps",
+        "1",
+        "--seeds",
+        "1",
+    ]
+    words += ["--output", str(tmp_path), "--runs"]
+    path = tmp_path / "records.jsonl"
+    for runs in ("recommended-oktopk", "recommended-oktopk,dense-nesterov"):
+        before = path.read_text() if path.exists() else ""
+        done = launch.python(*words, runs)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert path.read_text().startswith(before)
+        assert done.stdout.count(" on 4 ranks, seed 0: perplexity ") == 1
+    found = list(map(json.loads, path.read_text().splitlines()))
+    assert [(one["run"], one["ranks"]) for one in found] == [("recommended-oktopk", 4), ("dense-nesterov", 4)]
+    assert "| SGD | dense, Nesterov momentum |" in (tmp_path / "report.md").read_text()
