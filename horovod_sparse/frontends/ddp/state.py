@@ -218,8 +218,7 @@ class SparseState(ForOptimizers):
 
     def _submit(self, worker: Worker, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         delivery = _Delivery(bucket.buffer(), worker)
-        both = zip(bucket.parameters(), bucket.gradients(), strict=True)
-        pairs = [(p, gradient) for p, gradient in both if p.numel()]
+        pairs = [(p, gradient) for p, gradient in _gradients(bucket) if p.numel()]
         if any(p not in self._parameter_names for p, _ in pairs):
             self._unplaced += [(p, gradient, delivery) for p, gradient in pairs]
         else:
@@ -432,6 +431,14 @@ class SparseState(ForOptimizers):
         self._names_by_position = state["names"]
         self._must_have = state["had"] if state["state"]["buckets"] else {}
         self._loaded = state["state"] if state["state"]["buckets"] else None
+
+
+def _gradients(bucket: GradBucket) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the parameters of a DDP bucket and their gradients."""
+    parameters, gradients = bucket.parameters(), bucket.gradients()
+    if any(p.is_complex() for p in parameters):  # all of them, in a buffer of reals, of which gradients() gives a half
+        gradients = list(bucket.buffer().split([2 * p.numel() for p in parameters]))
+    return zip(parameters, gradients, strict=True)
 
 
 def _hook(reference: weakref.ref[SparseState]) -> Callable[[torch.Tensor], None]:

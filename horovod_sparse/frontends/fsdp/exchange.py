@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
-from horovod_sparse.engine.device import real_dtype
 from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.engine.layout import Member
 from horovod_sparse.frontends.arguments import check_devices, check_optimizers, common_facts, optimizers_in, require_own
@@ -148,16 +147,9 @@ class ReplicaExchange(ForOptimizers):
         group_of = group_numbers(self.optimizers)
         used = Member(_USED, len(self._parameters), torch.float32, torch.device("cpu"), -1, dense=True)
         return [used] + [
-            Member(
-                name,
-                size,
-                real_dtype(p.dtype),
-                p.device,
-                group_of.get(p, -1),
-                dense=p.numel() < self.compression.dense_below,
-            )
+            Member.of(name, p, group_of.get(p, -1), least=self.compression.dense_below, shard=shard_of(p))
             for name, p in self._parameters.items()
-            if (size := shard_of(p).numel())
+            if shard_of(p).numel()
         ]
 
     @property
@@ -257,7 +249,8 @@ class ReplicaExchange(ForOptimizers):
             with self._exchange.worker.completing():
                 self._require_frozen()
                 missing = self._submit_missing()
-                used = torch.tensor([_ONE * (name in self._submitted) for name in self._parameters])
+                counts = [_ONE * (name in self._submitted) for name in self._parameters]
+                used = torch.tensor(counts, dtype=torch.float32, device="cpu")
                 self._submit(_USED, used)
                 self._exchange.worker.collect()
             if not self._compared:

@@ -429,7 +429,7 @@ def _members(optimizer: Any, parameters: Sequence[torch.Tensor]) -> list[Member]
     return [
         Member.of(name, p, group_of[id(p)], together.get(id(p)), least)
         for name, p in named.items()
-        if p.is_floating_point() and p.numel()
+        if (p.is_floating_point() or p.is_complex()) and p.numel()
     ]
 
 

@@ -227,8 +227,10 @@ def _check(
     if len(set(names.values())) < len(names):
         raise ValueError("named_parameters gives a name twice: give each parameter its own name")
     for p, name in names.items():
-        if not p.is_floating_point():
-            raise ValueError(f"{name} is {p.dtype}, but only real parameters are exchanged: use another optimizer")
+        if not (p.is_floating_point() or p.is_complex()):
+            raise ValueError(
+                f"{name} is {p.dtype}, but only real and complex parameters are exchanged: use another optimizer"
+            )
         if hasattr(p, "to_local"):
             raise ValueError(
                 f"{name} is a {type(p).__name__}, of which this rank holds a shard, but only complete parameters can "
