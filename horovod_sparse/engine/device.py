@@ -60,7 +60,7 @@ class Host:
 
     def empty(self, dtype: torch.dtype) -> Array:
         """Return an empty array."""
-        return self.array_of(torch.empty(0, dtype=dtype))
+        return self.array_of(torch.empty(0, dtype=dtype, device="cpu"))
 
     def array_of(self, tensor: torch.Tensor) -> Array:
         """Return a flat NumPy view; bfloat16 as the dtype of ml_dtypes."""

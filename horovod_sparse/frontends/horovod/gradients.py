@@ -446,7 +446,8 @@ def _no_gradient(p: torch.Tensor, sparse: bool) -> torch.Tensor:
     if not sparse:
         return torch.zeros_like(p)
     no_rows = torch.empty(1, 0, dtype=torch.int64, device=p.device)
-    return torch.sparse_coo_tensor(no_rows, p.detach().new_empty(0, *p.shape[1:]), p.shape, check_invariants=True)
+    no_values = p.detach().new_empty(0, *p.shape[1:])
+    return torch.sparse_coo_tensor(no_rows, no_values, p.shape, device=p.device, check_invariants=True)
 
 
 @functools.cache
