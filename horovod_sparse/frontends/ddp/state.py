@@ -141,7 +141,7 @@ class SparseState(ForOptimizers):
         check_unit(residual_unit)
         self._sparse = compression
         self.optimizer = optimizer
-        self.process_group = process_group
+        self._process_group = process_group
         self._names = names_in(named_parameters)
         self._parameter_names = {}  # of parameters with buckets
         self._names_by_position: dict[str, str] = {}  # of a pickled state, until parameters are known
@@ -157,9 +157,22 @@ class SparseState(ForOptimizers):
         self._unchecked: dict[torch.Tensor, None] | None = {}
 
     @property
+    def process_group(self) -> distributed.ProcessGroup | None:
+        """The process group of the DDP model; None: all ranks."""
+        return self._process_group
+
+    @process_group.setter
+    def process_group(self, given: distributed.ProcessGroup | None) -> None:
+        if self._exchange is not None and given is not self._process_group:
+            raise ValueError(
+                f"rank {job().rank}: process_group must be set before the first backward pass: pass it to SparseState"
+            )
+        self._process_group = given
+
+    @property
     def group(self) -> distributed.ProcessGroup:
         """The process group."""
-        group = self.process_group or distributed.group.WORLD
+        group = self._process_group or distributed.group.WORLD
         assert group is not None, "torch.distributed is not initialized"
         return group
 
@@ -170,8 +183,15 @@ class SparseState(ForOptimizers):
 
     @optimizer.setter
     def optimizer(self, given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None) -> None:
-        self.optimizers = optimizers_in(given)
-        self._optimizer = given
+        optimizers = optimizers_in(given)
+        if self._exchange is not None and optimizers != self.optimizers:
+            raise ValueError(
+                f"rank {job().rank}: optimizer must be set before the first backward pass, as the exchange follows its "
+                "steps: change the param groups of the old optimizer, or begin with a new DistributedDataParallel and "
+                "SparseState"
+            )
+        self.optimizers = optimizers
+        self._optimizer = optimizers if isinstance(given, (list, tuple)) else given
         for optimizer in self.optimizers:
             # Not in the first backward pass, which may already be inside the first step, in a closure.
             warn_of_clipping(optimizer, self)
@@ -192,6 +212,8 @@ class SparseState(ForOptimizers):
             if bucket.is_last():
                 self._check_optimizers(exchange, self._unchecked)
                 self._unchecked = None
+        if bucket.index() == 0:
+            self._require_groups()
         if bucket.index() == 0 and exchange.worker.collecting:
             joined = exchange.worker.complete  # no hook of a parameter has run: DDP's join() takes part in this pass
             exchange.worker.finish()
@@ -341,7 +363,7 @@ class SparseState(ForOptimizers):
 
     @grad_scaler.setter
     def grad_scaler(self, given: torch.amp.GradScaler | None) -> None:
-        if self._exchange is not None:
+        if self._exchange is not None and given is not self._grad_scaler:
             raise ValueError("grad_scaler must be set before the first backward pass: pass it to SparseState")
         self._grad_scaler = given
 

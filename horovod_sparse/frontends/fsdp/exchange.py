@@ -197,6 +197,7 @@ class ReplicaExchange(ForOptimizers):
     def _require_unchanged(self, model: nn.Module) -> None:
         """Raise RuntimeError if the backward pass would leave a gradient to this replica, or would not average it."""
         self._require_frozen()
+        self._require_groups()
         units = list(units_of(model))
         try:
             require_means(units)

@@ -40,6 +40,22 @@ _SHOWN = 3  # names of parameters that a message holds
 _exchanging: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers whose hooks are registered
 
 
+def _fixed(name: str) -> Any:
+    """Return an attribute that the constructor sets, and nobody afterwards."""
+
+    def value(optimizer: Any) -> Any:
+        return vars(optimizer)[name]
+
+    def set_value(optimizer: Any, given: Any) -> None:
+        if vars(optimizer).setdefault(name, given) != given:
+            raise ValueError(
+                f"rank {hvd.rank()}: {name} cannot be changed, as the exchange was made for it: pass it to "
+                "DistributedOptimizer"
+            )
+
+    return property(value, set_value)
+
+
 class Gradients(ExchangingGradients):
     """Part of the wrapped optimizer that exchanges gradients; overrides Horovod's functions as ``_Optimizer`` does."""
 
@@ -50,11 +66,11 @@ class Gradients(ExchangingGradients):
     _synchronized: bool
     _should_synchronize: bool
     _sparse_allreduce_grad_async: Callable[..., tuple[Any, Any]]
-    op: Any
+    op = _fixed("op")
+    process_set = _fixed("process_set")
     sparse_as_dense: bool
     backward_passes_per_step: int
     param_groups: list[dict[str, Any]]
-    process_set: Any
 
     def __init__(
         self,
