@@ -33,7 +33,7 @@ class CudaDevice:
     horovod_reaches = False  # built without CUDA, Horovod may read host copies before they are complete
 
     def __init__(self, device: torch.device) -> None:
-        self._device = torch.empty(0, dtype=torch.float32, device=device).device  # adds the index: "cuda" is the current device
+        self._device = torch.empty(0, device=device).device  # adds the index: "cuda" is the current device
         # High priority: a bucket needs little work, and the network waits for it.
         self._stream = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
         self._cupy_stream = _same_stream(self._stream, self._device.index)

@@ -116,7 +116,7 @@ def device_of(device: torch.device) -> Device:
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which gradients are accumulated and sent: float64 for 64-bit reals, float32 for all others."""
+    """Return the dtype in which gradients are accumulated and sent: float64 for 64-bit reals, else float32."""
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
 
 

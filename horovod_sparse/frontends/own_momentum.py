@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.optimizers import coupled_decay, has_momentum, torch_class
 from horovod_sparse.frontends.step_hooks import StepHooks
 from horovod_sparse.rules import Momentum
@@ -28,6 +29,7 @@ class OwnMomentum(StepHooks):
         # Optimizers initialize the state of a parameter in their first step if it is empty.
         self._new: dict[torch.Tensor, torch.Tensor] = {}
 
+    @eager
     def after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Store new velocities in the optimizer's state."""
         for p, buffer in self._new.items():

@@ -15,6 +15,7 @@ import torch
 from horovod_sparse.engine.clipping import clip
 from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.frontends.base import FrontEnd
+from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.shards import shard_of, total_norm
 
 _LOG = logging.getLogger("horovod_sparse")
@@ -37,6 +38,7 @@ class StepHooks(ABC):
         optimizer.register_step_pre_hook(self.before)
         optimizer.register_step_post_hook(self.after)
 
+    @eager
     def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Prepare the gradients before an optimizer's step, or after each evaluation of its closure."""
         if _nested(optimizer):
@@ -55,6 +57,7 @@ class StepHooks(ABC):
 
         return args[:1], {**kwargs, "closure": prepared}
 
+    @eager
     def after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Restore what was changed for an optimizer's step."""
         self._restore(optimizer)
@@ -141,6 +144,7 @@ def follow_optimizer(
         if alive is not None and not (overflow is not None and overflow.item()):
             alive.worker.confirm(applied)
 
+    @eager
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
@@ -154,7 +158,7 @@ def follow_optimizer(
         return args[:1], {**kwargs, "closure": evaluated}
 
     optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(lambda optimizer, *_: confirm(optimizer))
+    optimizer.register_step_post_hook(eager(lambda optimizer, *_: confirm(optimizer)))
     follow_loads(optimizer, exchange)
 
 

@@ -10,7 +10,7 @@ from sharding import full
 from states import same
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from training import agree, near, settings, snapshot
+from training import agree, near, snapshot
 
 import horovod_sparse as hvs
 
@@ -46,7 +46,9 @@ class Terms(nn.ModuleList):
 
 def trained(comm, front_end, dtypes, compression=None, make=None, steps=4):
     """Parameters after some steps."""
-    make = make or (lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0 if front_end == "local" else 0.9))
+    make = make or (
+        lambda parameters: torch.optim.SGD(parameters, lr=0.01, momentum=0 if front_end == "local" else 0.9)
+    )
     started = start(front_end, Terms(*dtypes), make, compression)
     for step in range(steps):
         started.optimizer.zero_grad()
@@ -59,8 +61,13 @@ def reals(parameters):
     return [torch.view_as_real(p) if p.is_complex() else p for p in parameters]
 
 
-SPECS = {"topka": "topka:dense_below=0", "recommended": "recommended:dense_below=0,collective=topka,wire=float32,fresh=None"}
-CASES = [(front_end, name) for front_end in FRONT_ENDS for name in SPECS if (front_end, name) != ("local", "recommended")]
+SPECS = {
+    "topka": "topka:dense_below=0",
+    "recommended": "recommended:dense_below=0,collective=topka,wire=float32,fresh=None",
+}
+CASES = [
+    (front_end, name) for front_end in FRONT_ENDS for name in SPECS if (front_end, name) != ("local", "recommended")
+]
 
 
 @pytest.mark.parametrize(("front_end", "name"), CASES)

@@ -31,6 +31,7 @@ from horovod_sparse.frontends.arguments import (
 from horovod_sparse.frontends.base import ForOptimizers, group_numbers
 from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.conditions import Conditions
+from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.members import job, transport_of
 from horovod_sparse.frontends.momentum import apply_momentum
 from horovod_sparse.frontends.step_hooks import follow_optimizers
@@ -459,11 +460,12 @@ def _gradients(bucket: GradBucket) -> Iterable[tuple[torch.Tensor, torch.Tensor]
     """Return the parameters of a DDP bucket and their gradients."""
     parameters, gradients = bucket.parameters(), bucket.gradients()
     if any(p.is_complex() for p in parameters):  # all of them, in a buffer of reals, of which gradients() gives a half
-        gradients = list(bucket.buffer().split([2 * p.numel() for p in parameters]))
+        gradients = list(bucket.buffer().split([2 * p.numel() for p in parameters]))  # type: ignore[no-untyped-call]
     return zip(parameters, gradients, strict=True)
 
 
 def _hook(reference: weakref.ref[SparseState]) -> Callable[[torch.Tensor], None]:
+    @eager
     def hook(gradient: torch.Tensor) -> None:
         del gradient
         state = reference()
@@ -473,6 +475,7 @@ def _hook(reference: weakref.ref[SparseState]) -> Callable[[torch.Tensor], None]
     return hook
 
 
+@eager
 def sparse_hook(state: SparseState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average one DDP bucket with a sparse exchange; pass it to ``model.register_comm_hook`` with its state.
 
@@ -484,4 +487,9 @@ def sparse_hook(state: SparseState, bucket: GradBucket) -> torch.futures.Future[
     Returns:
         Future of the bucket's buffer, which then holds the mean over the ranks.
     """
+    if not isinstance(bucket, GradBucket):
+        raise RuntimeError(
+            f"rank {job().rank}: DDP passes single gradients to its hooks, not buckets, because "
+            "torch._dynamo.config.optimize_ddp is 'python_reducer': leave it at its default, True"
+        )
     return state._receive(bucket)

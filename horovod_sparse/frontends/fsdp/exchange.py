@@ -23,6 +23,7 @@ from horovod_sparse.frontends.arguments import check_devices, check_optimizers, 
 from horovod_sparse.frontends.base import ForOptimizers, group_numbers
 from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.conditions import Conditions
+from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.fsdp.model import (
     parameters_of,
     require_held,
@@ -185,6 +186,7 @@ class ReplicaExchange(ForOptimizers):
     def place_named(self, keys: Sequence[str]) -> None:
         """Do nothing: only parameters that required gradients at construction are exchanged."""
 
+    @eager
     def _forwarded(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Let the backward pass end with the step; the forward hook of the model."""
         del inputs
@@ -205,6 +207,7 @@ class ReplicaExchange(ForOptimizers):
         except ValueError as error:
             raise RuntimeError(f"rank {distributed.get_rank()}: {error}") from error
 
+    @eager
     def _backward_begins(self, gradient: torch.Tensor) -> None:
         """Queue the end of the step in the outermost backward pass: reentrant checkpointing runs others inside it."""
         del gradient
@@ -235,10 +238,12 @@ class ReplicaExchange(ForOptimizers):
         if bucket is not None:  # None: this rank holds no element of the parameter
             worker.put(bucket, key, shard, hold)
 
+    @eager
     def _backward_ends(self) -> None:
         """Queue the end of the step again, behind FSDP's callback, which reduces the last gradients."""
         Variable._execution_engine.queue_callback(self._complete_step)
 
+    @eager
     @torch.no_grad()
     def _complete_step(self) -> None:
         """Wait for the results at the end of a backward pass."""
@@ -398,6 +403,7 @@ class ReplicaExchange(ForOptimizers):
 def _hook(exchange: ReplicaExchange, name: str) -> Callable[[torch.Tensor], None]:
     """Return the hook of a parameter; with a weak proxy, as garbage collection does not see what torch's hooks hold."""
 
+    @eager
     def hook(p: torch.Tensor) -> None:
         exchange._reduced(name, p)
 

@@ -25,6 +25,7 @@ from horovod_sparse.frontends.arguments import parameter_facts
 from horovod_sparse.frontends.base import ExchangingGradients
 from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.conditions import Conditions
+from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.horovod.arguments import numbered, user_level
 from horovod_sparse.frontends.horovod.grad_scaler import exchange_before_unscaling
 from horovod_sparse.frontends.horovod.join import Use, let_join
@@ -274,6 +275,7 @@ class Gradients(ExchangingGradients):
             self._exchange.worker.leave_out(bucket, self._parameter_names[p])
         return self._sparse_allreduce_grad_async(p, self._parameter_names[p])
 
+    @eager
     def synchronize(self) -> None:
         """Complete the exchange; every ``p.grad`` then holds the reduced gradient.
 
@@ -417,6 +419,7 @@ class Gradients(ExchangingGradients):
 
 
 def _hook(optimizer: weakref.ref[Any], name: str) -> Callable[[torch.Tensor], None]:
+    @eager
     def hook(tensor: torch.Tensor) -> None:
         alive = optimizer()
         if alive is not None:

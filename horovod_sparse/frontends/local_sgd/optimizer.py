@@ -14,6 +14,7 @@ from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
 from horovod_sparse.frontends.arguments import check_devices, common_facts, names_of, parameter_facts, require_plain
 from horovod_sparse.frontends.base import Exchanging, functions_of
+from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.horovod.join import Use, let_join
 from horovod_sparse.frontends.local_sgd.outer import DILOCO, OuterSGD
 from horovod_sparse.frontends.local_sgd.rounds import Rounds, plain
@@ -31,6 +32,7 @@ class _Local(Exchanging, torch.optim.Optimizer):
     # A GradScaler then always calls step() and passes on whether it found an overflow: skipped steps count, too.
     _step_supports_amp_scaling = True
 
+    @eager
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a local step; the last one of a round also calls ``synchronize()``.
 
@@ -54,6 +56,7 @@ class _Local(Exchanging, torch.optim.Optimizer):
     step.hooked = True  # type: ignore[attr-defined]
     step.exchanges = True  # type: ignore[attr-defined]
 
+    @eager
     def synchronize(self) -> None:
         """End the round now; all ranks then have the same parameters.
 
@@ -242,6 +245,7 @@ def _check(
 def _beginning(rounds: weakref.ref[Rounds]) -> Callable[..., None]:
     """Return a hook for after each step of the user's class, including the one with which Horovod initializes state."""
 
+    @eager
     def begin(*_: object) -> None:
         alive = rounds()
         if alive is not None:
