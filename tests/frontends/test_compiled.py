@@ -20,13 +20,10 @@ SPARSE = hvs.Compression.topka(**settings())
 
 
 @pytest.fixture
-def of_dynamo():
-    """Dynamo's settings, which are restored with its caches."""
-    import torch._dynamo.config as of_dynamo
-
-    with of_dynamo.patch():
-        torch._dynamo.reset()
-        yield of_dynamo
+def fresh_dynamo():
+    """Clear what Dynamo has compiled, before and after the test."""
+    torch._dynamo.reset()
+    yield
     torch._dynamo.reset()
 
 
@@ -40,7 +37,7 @@ def trained(comm, front_end, steps=3, compiled=""):
     )
 
     def backward(step):
-        loss_of(model, comm.Get_rank(), step).backward()
+        loss_of(made.model, comm.Get_rank(), step).backward()
 
     def stepping():
         made.optimizer.step()
@@ -48,7 +45,6 @@ def trained(comm, front_end, steps=3, compiled=""):
     def compile_(function, name):
         return torch.compile(function, backend="aot_eager") if name in compiled else function
 
-    model = compile_(made.model, "model")
     backward, stepping = compile_(backward, "backward"), compile_(stepping, "step")
     for step in range(steps):
         made.optimizer.zero_grad()
@@ -59,12 +55,14 @@ def trained(comm, front_end, steps=3, compiled=""):
 
 @pytest.mark.parametrize("front_end", ["Horovod", "local", "DDP", "FSDP"])
 @pytest.mark.parametrize("compiled", ["backward", "step"])
-def test_a_compiled_training_step_has_the_same_bits(hvd, group, comm, of_dynamo, front_end, compiled):
+def test_a_compiled_training_step_has_the_same_bits(hvd, group, comm, fresh_dynamo, front_end, compiled):
     expected = trained(comm, front_end)
     assert everywhere(comm, same(trained(comm, front_end, compiled=compiled), expected))
 
 
-def test_ddps_reducer_in_python_is_refused_on_every_rank(group, comm, of_dynamo):
-    of_dynamo.optimize_ddp = "python_reducer"
+def test_ddps_reducer_in_python_is_refused_on_every_rank(group, comm):
+    """DDP then passes gradient and parameter to its hooks."""
+    made = start("DDP", mlp(), lambda parameters: torch.optim.SGD(parameters, lr=0.1), SPARSE)
+    p = next(made.model.parameters())
     with pytest.raises(RuntimeError, match=rf"rank {comm.Get_rank()}: .*python_reducer.*leave it at its default"):
-        trained(comm, "DDP", steps=1, compiled="model")
+        hvs.ddp.sparse_hook(made.exchange, (torch.zeros_like(p), p))
