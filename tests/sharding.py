@@ -17,7 +17,7 @@ from horovod_sparse.frontends.shards import Chunk
 
 def grid(replicas: int, shards: int) -> DeviceMesh:
     """Return the mesh of the first ranks; a collective call of all ranks."""
-    ranks = torch.arange(replicas * shards).view(replicas, shards)
+    ranks = torch.arange(replicas * shards, device="cpu").view(replicas, shards)
     return DeviceMesh("cpu", ranks, mesh_dim_names=("replicate", "shard"))
 
 

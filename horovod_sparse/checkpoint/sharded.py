@@ -82,7 +82,7 @@ def join(state: dict[str, Any], pieces: Sequence[Shards], objects: Mapping[_Path
         if target is None:
             raise ValueError(f"{name} was saved from a sharded tensor, but there is none here: it is another model")
         shards = [(Chunk.of(value), value)] if complete else [_read(one[path]) for one in pieces if path in one]
-        local = torch.empty(shard_of(target).shape, dtype=value.dtype)
+        local = torch.empty(shard_of(target).shape, dtype=value.dtype, device="cpu")
         fill(local, Chunk.of(target), shards, name)
         return with_shard(target, local.to(target.device))
 

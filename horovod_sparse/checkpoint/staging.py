@@ -73,7 +73,7 @@ class Staging:
     def _buffer(self, like: torch.Tensor, pinned: bool) -> torch.Tensor:
         """Return the next buffer: that of the previous save if it fits, otherwise a new one."""
         if self._used == len(self._buffers):
-            self._buffers.append(torch.empty(0))
+            self._buffers.append(torch.empty(0, dtype=torch.float32, device="cpu"))
         buffer = self._buffers[self._used]
         if (buffer.shape, buffer.dtype, buffer.is_pinned()) != (like.shape, like.dtype, pinned):
             buffer = torch.empty_like(like, device="cpu", pin_memory=pinned)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from horovod_sparse.config import Sparse
-from horovod_sparse.engine.device import Mark, real_dtype
+from horovod_sparse.engine.device import Mark, real_dtype, real_view
 from horovod_sparse.engine.layout import Layout, Segment
 from horovod_sparse.engine.pipeline import pipeline_for
 from horovod_sparse.engine.pipeline.dense import DensePipeline
@@ -150,7 +150,7 @@ class Bucket:
     def put(self, key: str, gradient: torch.Tensor, hold: bool) -> None:
         """Take a gradient, as ``Worker.put``."""
         collected = self.collected
-        collected.gradients[key] = gradient
+        collected.gradients[key] = real_view(gradient)
         collected.streams.add(self.device.stream())
         if hold:
             collected.held.add(key)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from horovod_sparse.engine.device import real_view
+
 
 @torch.no_grad()
 def clip(gradients: Sequence[torch.Tensor], factor_for: Callable[[float], float], loss_scale: float = 1.0) -> None:
@@ -19,7 +21,7 @@ def clip(gradients: Sequence[torch.Tensor], factor_for: Callable[[float], float]
     """
     norms: dict[torch.device, list[torch.Tensor]] = {}
     for gradient in gradients:
-        values = gradient.coalesce().values() if gradient.is_sparse else gradient
+        values = real_view(gradient.coalesce().values() if gradient.is_sparse else gradient)
         # Squares of 16-bit values would overflow.
         dtype = torch.float64 if values.dtype == torch.float64 else torch.float32
         norms.setdefault(values.device, []).append(torch.linalg.vector_norm(values, dtype=dtype).double())

@@ -60,7 +60,7 @@ class Host:
 
     def empty(self, dtype: torch.dtype) -> Array:
         """Return an empty array."""
-        return self.array_of(torch.empty(0, dtype=dtype))
+        return self.array_of(torch.empty(0, dtype=dtype, device="cpu"))
 
     def array_of(self, tensor: torch.Tensor) -> Array:
         """Return a flat NumPy view; bfloat16 as the dtype of ml_dtypes."""
@@ -116,5 +116,12 @@ def device_of(device: torch.device) -> Device:
 
 
 def real_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which gradients are accumulated and sent: float64 for float64, float32 for all others."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
+    """Return the dtype in which gradients are accumulated and sent: float64 for 64-bit reals, else float32."""
+    return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+
+
+def real_view(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a complex tensor as real and imaginary parts that share its memory; a real tensor unchanged."""
+    if not tensor.is_complex():
+        return tensor
+    return torch.view_as_real(tensor.conj() if tensor.is_conj() else tensor)  # a mean of conjugates is their conjugate

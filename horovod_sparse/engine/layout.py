@@ -85,10 +85,30 @@ class Member(NamedTuple):
     dense: bool = False
 
     @classmethod
-    def of(cls, key: str, parameter: torch.Tensor, group: int, together: int | None = None, least: int = 0) -> Member:
-        """Return the member for the gradient of a parameter; with fewer than ``least`` elements, it is sent dense."""
-        size = parameter.numel()
-        return cls(key, size, real_dtype(parameter.dtype), parameter.device, group, together, size < least)
+    def of(
+        cls,
+        key: str,
+        parameter: torch.Tensor,
+        group: int,
+        together: int | None = None,
+        least: int = 0,
+        shard: torch.Tensor | None = None,
+    ) -> Member:
+        """Return the member for the gradient of a parameter.
+
+        Args:
+            key: Name of the gradient.
+            parameter: The parameter. If it is complex, real and imaginary parts are sent dense: optimizers take both
+                together, while a selection would separate them.
+            group: Index of the param group.
+            together: Number of the user's group.
+            least: Elements from which on a parameter is selected from.
+            shard: What this rank holds of the parameter; None: all of it.
+        """
+        complex_, held = parameter.is_complex(), parameter if shard is None else shard
+        dense = complex_ or parameter.numel() < least
+        size = held.numel() * (2 if complex_ else 1)
+        return cls(key, size, real_dtype(parameter.dtype), parameter.device, group, together, dense)
 
 
 def bucket_bytes_for(members: Sequence[Member], dense: bool) -> int:

@@ -110,13 +110,13 @@ def check_optimizers(
         )
 
 
-def optimizers_in(given: Any) -> list[torch.optim.Optimizer]:
+def optimizers_in(given: Any) -> tuple[torch.optim.Optimizer, ...]:
     """Return the optimizers in an argument that takes one, several in a list or tuple, or None.
 
     Raises:
         TypeError: An item is not an optimizer, or is a wrapper without step hooks, such as Accelerate's.
     """
-    optimizers = [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
+    optimizers = () if given is None else tuple(given) if isinstance(given, (list, tuple)) else (given,)
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise TypeError(

@@ -12,6 +12,7 @@ from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.engine.layout import Segment
 from horovod_sparse.engine.pipeline.sparse import SparsePipeline
+from horovod_sparse.frontends.members import job
 from horovod_sparse.transport.traffic import Traffic
 
 # Attributes of a class that belong to itself. Horovod's broadcast_optimizer_state recognizes optimizers by __module__.
@@ -209,7 +210,27 @@ class ForOptimizers(ExchangingGradients):
         optimizers: The optimizers.
     """
 
-    optimizers: list[torch.optim.Optimizer]
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    _grouped: list[list[int]] | None = None  # ids of the parameters of each group, as last checked
+
+    def _require_groups(self) -> None:
+        """Raise RuntimeError if a parameter was moved into another param group, whose rate its residual cannot follow.
+
+        To be called before each step, on all ranks.
+        """
+        grouped = [[id(p) for p in group["params"]] for group in self.param_groups]
+        if grouped == self._grouped:
+            return
+        group_of = group_numbers(self.optimizers)
+        for p, name in self._parameter_names.items():
+            bucket = self.bucket_of(p)
+            if bucket is not None and group_of.get(p, bucket.layout.group) != bucket.layout.group:
+                raise RuntimeError(
+                    f"rank {job().rank}: {name} was added to an optimizer, or moved into another of its param groups, "
+                    "after the first backward pass: add_param_group() before it, with lr=0 for what is trained later, "
+                    "or begin with a new exchange of the model"
+                )
+        self._grouped = grouped
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:

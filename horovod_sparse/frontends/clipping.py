@@ -14,6 +14,7 @@ from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.layout import Segment
 from horovod_sparse.engine.pipeline.sparse import SparsePipeline
 from horovod_sparse.frontends.base import FrontEnd
+from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.kernels import copy_to_host
@@ -51,6 +52,7 @@ class _Watch:
         self._places: weakref.WeakKeyDictionary[FrontEnd, _Places] = weakref.WeakKeyDictionary()
         self._warned = False
 
+    @eager
     def __call__(
         self, optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[Any, Any] | None:
@@ -99,11 +101,13 @@ class _Watch:
             if job().rank:
                 return
             _LOG.warning(
-                "rank 0: gradients are clipped after the exchange, by a factor of %.3g. Their entries are sums over "
-                "many steps, and what is clipped is lost. Stop clipping in the script (max_grad_norm=0 in a Trainer), "
-                "and let the compression clip each rank's gradient before the exchange: memory='momentum' with "
-                "max_norm, see Clipping in docs/ddp.md",
-                smaller,
+                "rank 0: gradients are scaled after the exchange, by a factor that changes: %.3g after %.3g. Their "
+                "entries are sums over many steps, to which the factor of one step does not belong. If the script "
+                "divides by the number of tokens or samples, let it divide the loss instead, before backward(). If it "
+                "clips, stop that (max_grad_norm=0 in a Trainer), and let the compression clip each rank's gradient "
+                "before the exchange: memory='momentum' with max_norm, see Clipping in docs/ddp.md",
+                factor,
+                before,
             )
 
 

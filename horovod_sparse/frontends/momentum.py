@@ -7,12 +7,11 @@ import weakref
 from collections.abc import Mapping
 
 import torch
-from torch.optim import Adam, AdamW
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.frontends.base import FrontEnd
 from horovod_sparse.frontends.members import job
-from horovod_sparse.frontends.optimizers import has_momentum, is_known
+from horovod_sparse.frontends.optimizers import has_momentum, is_adam, is_known
 from horovod_sparse.frontends.optimizers_momentum import OptimizersMomentum
 from horovod_sparse.frontends.own_momentum import OwnMomentum
 from horovod_sparse.frontends.step_hooks import StepHooks
@@ -29,8 +28,8 @@ def apply_momentum(optimizer: torch.optim.Optimizer, sparse: Sparse, front_end: 
 
     Args:
         optimizer: The optimizer; without momentum if the compression has its own. If the compression uses the
-            optimizer's, momentum of other classes than ``SGD``, ``Muon``, ``Adam`` and ``AdamW`` is applied after the
-            exchange, and rank 0 logs a warning.
+            optimizer's, momentum of other classes than ``SGD``, ``Muon``, ``Adam`` and ``AdamW``, and of subclasses
+            with their own ``step``, is applied after the exchange, and rank 0 logs a warning.
         sparse: The configuration; nothing is done if it applies no momentum.
         front_end: The front end that exchanges the gradients, held weakly; None: this rank takes part in none. An
             optimizer of several models has several.
@@ -41,7 +40,7 @@ def apply_momentum(optimizer: torch.optim.Optimizer, sparse: Sparse, front_end: 
     if sparse.momentum is None:
         return
     signs = sparse.dense_wire == "sign" and sparse.takes_momentum_over
-    if signs and not sparse.dense_steps and isinstance(optimizer, (Adam, AdamW)):
+    if signs and not sparse.dense_steps and is_adam(optimizer):
         raise ValueError(
             f"dense_steps must be at least 1, not 0, where signs of the first moment of {type(optimizer).__name__} are "
             "sent, as its second moment is that of the dense steps: use a fifth of all steps, as in "
@@ -89,7 +88,7 @@ def _report(optimizer: torch.optim.Optimizer, fresh: float | None) -> None:
     if not is_known(optimizer):
         _LOG.warning(
             "rank 0: momentum of %s is applied after the exchange, as the compression only knows that of SGD, Adam, "
-            "AdamW and Muon: use one of these, or memory='residual'",
+            "AdamW and Muon, and of subclasses without their own step(): use one of these, or memory='residual'",
             type(optimizer).__name__,
         )
     elif fresh is not None:

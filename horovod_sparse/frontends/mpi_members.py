@@ -57,7 +57,7 @@ def _of_process_set(process_set: Any) -> MPITransport | None:
     if process_set.size() == 1:
         return MPITransport(MPI.COMM_SELF.Dup())
     everybody = process_set.size() == job().size
-    mine = torch.tensor([job().rank])
+    mine = torch.tensor([job().rank], dtype=torch.int64, device="cpu")
     name = f"horovod_sparse.world_ranks.{process_set.process_set_id}"
     with process.communicating(_CALL, _everybody() if everybody else None):
         return _group(hvd.allgather(mine, name=name, process_set=process_set).tolist())

@@ -2,18 +2,70 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch.optim import SGD, Adam, AdamW
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from horovod_sparse.rules import Momentum
 
-MUON: Any = getattr(torch.optim, "Muon", ())  # since torch 2.9
+MUON: Any = getattr(torch.optim, "Muon", None)  # since torch 2.9
+_TORCH = str(Path(torch.__file__).parent)
+_MOMENTUM = (SGD, MUON, Adam, AdamW)
+_classes: weakref.WeakKeyDictionary[Optimizer, type[Optimizer] | None] = weakref.WeakKeyDictionary()
 
 
-def momentum_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> Momentum:
+def torch_class(optimizer: Optimizer) -> type[Optimizer] | None:
+    """Return the class of torch whose steps an optimizer takes; None if it has its own step.
+
+    A subclass that overrides ``step`` may do anything with the gradients, also around a call of its base class.
+    Wrappers of torch, such as a scheduler's around the step of an instance, change nothing. Decided once for each
+    optimizer: wrappers that are added later call the step hooks as before.
+    """
+    if optimizer not in _classes:
+        _classes[optimizer] = _torch_class(optimizer)
+    return _classes[optimizer]
+
+
+def _torch_class(optimizer: Optimizer) -> type[Optimizer] | None:
+    kind = type(optimizer)
+    base = next((cls for cls in kind.__mro__ if cls in _BEHAVIORS), None)
+    if base is None or replaces_step(optimizer) or _behavior(kind) != _BEHAVIORS[base]:
+        return None
+    return base
+
+
+def replaces_step(optimizer: Optimizer) -> bool:
+    """Return whether the instance has a step in place of its class's, other than torch's wrappers around that."""
+    step = vars(optimizer).get("step")
+    return step is not None and _unwrapped(step) is not _unwrapped(type(optimizer).step)
+
+
+def _behavior(kind: type[Optimizer]) -> tuple[Any, Any]:
+    """Return the functions with which a class takes a step, below the front ends of this package."""
+    steps = (vars(cls)["step"] for cls in kind.__mro__ if "step" in vars(cls))
+    step = next(step for step in steps if not getattr(step, "exchanges", False))
+    return _unwrapped(step), _unwrapped(getattr(kind, "_init_group", None))
+
+
+def _unwrapped(step: Any) -> Any:
+    """Return the function inside of torch's wrappers: of profiler, scheduler and compiler, as a method or not."""
+    while True:
+        step = getattr(step, "__func__", step)
+        code = getattr(step, "__code__", None)
+        if code is None or not code.co_filename.startswith(_TORCH) or not hasattr(step, "__wrapped__"):
+            return step
+        step = step.__wrapped__
+
+
+_CLASSES = (cls for cls in vars(torch.optim).values() if isinstance(cls, type) and cls is not Optimizer)
+_BEHAVIORS = {cls: _behavior(cls) for cls in _CLASSES}  # now, as a script may replace them
+
+
+def momentum_of(optimizer: Optimizer, group: Mapping[str, Any]) -> Momentum:
     """Return the momentum of a param group that a memory can apply before the selection; none if it is not known.
 
     This is the momentum of SGD and Muon and the first moment of Adam and AdamW. The momentum of other optimizers is not
@@ -21,27 +73,33 @@ def momentum_of(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> M
     """
     if not is_known(optimizer):
         return Momentum()
-    adam = isinstance(optimizer, (Adam, AdamW))
+    adam = is_adam(optimizer)
     factor = float(group["betas"][0] if adam else group["momentum"])
     begun = factor != 0 and any(buffer_name(optimizer) in optimizer.state.get(p, {}) for p in group["params"])
-    if not isinstance(optimizer, SGD):
+    if torch_class(optimizer) is not SGD:
         return Momentum(factor, not adam and bool(group["nesterov"]), 1 - factor, averages=True, begun=begun)
     share = 1 - float(group["dampening"])
     # With a dampening of 1 the optimizer ignores all gradients but the first.
     return Momentum(factor, bool(group["nesterov"]), share, begun=begun) if share else Momentum()
 
 
-def buffer_name(optimizer: torch.optim.Optimizer) -> str:
+def buffer_name(optimizer: Optimizer) -> str:
     """Return the key of the momentum in the optimizer's state of a parameter."""
-    return "exp_avg" if isinstance(optimizer, (Adam, AdamW)) else "momentum_buffer"
+    return "exp_avg" if is_adam(optimizer) else "momentum_buffer"
 
 
-def is_known(optimizer: torch.optim.Optimizer) -> bool:
+def is_known(optimizer: Optimizer) -> bool:
     """Return whether ``momentum_of`` knows the momentum of an optimizer."""
-    return isinstance(optimizer, (SGD, MUON, Adam, AdamW))
+    cls = torch_class(optimizer)
+    return cls is not None and cls in _MOMENTUM
 
 
-def has_momentum(optimizer: torch.optim.Optimizer) -> bool:
+def is_adam(optimizer: Optimizer) -> bool:
+    """Return whether an optimizer takes the steps of Adam or AdamW."""
+    return torch_class(optimizer) in (Adam, AdamW)
+
+
+def has_momentum(optimizer: Optimizer) -> bool:
     """Return whether an optimizer applies momentum."""
     return any(map(applies_momentum, optimizer.param_groups))
 
@@ -51,9 +109,8 @@ def applies_momentum(group: Mapping[str, Any]) -> bool:
     return bool(group.get("momentum") or group.get("betas", (0,))[0])
 
 
-def coupled_decay(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> float:
+def coupled_decay(optimizer: Optimizer, group: Mapping[str, Any]) -> float:
     """Return the weight decay that SGD and Adam add to the gradient; negative where ``p.grad`` points uphill."""
-    coupled = isinstance(optimizer, (SGD, Adam)) and not isinstance(optimizer, AdamW)
-    if not coupled or group.get("decoupled_weight_decay"):
+    if torch_class(optimizer) not in (SGD, Adam) or group.get("decoupled_weight_decay"):
         return 0.0
     return float(-group["weight_decay"] if group.get("maximize") else group["weight_decay"])

@@ -89,7 +89,7 @@ class OptimizersMomentum(StepHooks):
             sizes = [own[p].size for p in in_order]
             buffers = [self._buffer(optimizer, p) for p in in_order]
             flat = [
-                torch.zeros(size) if one is None else shard_of(one).flatten()
+                torch.zeros(size, dtype=torch.float64, device="cpu") if one is None else shard_of(one).flatten()
                 for size, one in zip(sizes, buffers, strict=True)
             ]
             if flat:

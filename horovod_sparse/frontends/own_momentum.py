@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch.optim import SGD
 
-from horovod_sparse.frontends.optimizers import coupled_decay, has_momentum
+from horovod_sparse.frontends.eager import eager
+from horovod_sparse.frontends.optimizers import coupled_decay, has_momentum, torch_class
 from horovod_sparse.frontends.step_hooks import StepHooks
 from horovod_sparse.rules import Momentum
 
@@ -29,6 +29,7 @@ class OwnMomentum(StepHooks):
         # Optimizers initialize the state of a parameter in their first step if it is empty.
         self._new: dict[torch.Tensor, torch.Tensor] = {}
 
+    @eager
     def after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Store new velocities in the optimizer's state."""
         for p, buffer in self._new.items():
@@ -43,7 +44,7 @@ class OwnMomentum(StepHooks):
             )
         for group in optimizer.param_groups:
             # Only SGD applies momentum to the weight decay.
-            decay = coupled_decay(optimizer, group) if isinstance(optimizer, SGD) else 0.0
+            decay = coupled_decay(optimizer, group) if torch_class(optimizer) is torch.optim.SGD else 0.0
             for p in group["params"]:
                 if p.grad is not None and p.requires_grad:
                     self._add(optimizer, p, self.options.own, decay, dense=not self._selected(optimizer, p))

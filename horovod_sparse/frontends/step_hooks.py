@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -15,11 +16,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from horovod_sparse.engine.clipping import clip
 from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.frontends.base import FrontEnd
+from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.shards import shard_of, total_norm
 
 _LOG = logging.getLogger("horovod_sparse")
 # Parameters of exchanges that were given no optimizer.
 _without_optimizer: weakref.WeakKeyDictionary[Exchange, Container[torch.Tensor]] = weakref.WeakKeyDictionary()
+_HOOKED = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # of the function that calls step hooks
 
 
 class StepHooks(ABC):
@@ -38,8 +41,11 @@ class StepHooks(ABC):
         optimizer.register_step_pre_hook(self.before)
         optimizer.register_step_post_hook(self.after)
 
+    @eager
     def before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         """Prepare the gradients before an optimizer's step, or after each evaluation of its closure."""
+        if _nested(optimizer):
+            return None
         self._restore(optimizer)  # in case the last step failed
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
@@ -54,6 +60,7 @@ class StepHooks(ABC):
 
         return args[:1], {**kwargs, "closure": prepared}
 
+    @eager
     def after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Restore what was changed for an optimizer's step."""
         self._restore(optimizer)
@@ -96,6 +103,18 @@ class StepHooks(ABC):
     @property
     def _alone(self) -> bool:
         return all(front_end.exchange_ranks == 1 for front_end in self.front_ends)
+
+
+def _nested(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a step() that has called the hooks calls that of its base class, for which torch calls them, too.
+
+    Read from the stack, as a step that fails calls no hook.
+    """
+    frame, calls = sys._getframe(), 0
+    while frame.f_back is not None:
+        frame = frame.f_back
+        calls += frame.f_code is _HOOKED and frame.f_locals.get("self") is optimizer
+    return calls > 1
 
 
 def follow_optimizers(
@@ -149,6 +168,7 @@ def follow_optimizer(
         if alive is not None and not (overflow is not None and overflow.item()):
             alive.worker.confirm(applied)
 
+    @eager
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
@@ -162,7 +182,7 @@ def follow_optimizer(
         return args[:1], {**kwargs, "closure": evaluated}
 
     optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(lambda optimizer, *_: confirm(optimizer))
+    optimizer.register_step_post_hook(eager(lambda optimizer, *_: confirm(optimizer)))
     follow_loads(optimizer, exchange)
 
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import torch
 
+from horovod_sparse.frontends.optimizers import torch_class
+
 _LOG = logging.getLogger("horovod_sparse")
 UPDATE, GRADIENT = "update", "gradient"
-# Classes in torch.optim, including subclasses. Some versions of torch lack some of them.
-_KNOWN = {
-    UPDATE: ("SGD", "ASGD", "LBFGS"),
-    GRADIENT: (
-        *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop"),
-        "SparseAdam",
-    ),
-}
+# Classes in torch.optim, and their subclasses without a step of their own.
+_UPDATE = ("SGD", "ASGD", "LBFGS")
+_GRADIENT = (
+    *("Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop"),
+    "SparseAdam",
+)
 
 
 def check_unit(unit: Any) -> None:
@@ -28,11 +28,9 @@ def check_unit(unit: Any) -> None:
 
 
 def known_unit(optimizer: torch.optim.Optimizer) -> str | None:
-    """Return the unit for an optimizer of torch; None for other classes."""
-    for unit, names in _KNOWN.items():
-        if isinstance(optimizer, tuple(getattr(torch.optim, name) for name in names if hasattr(torch.optim, name))):
-            return unit
-    return None
+    """Return the unit for an optimizer that takes steps of torch; None for others."""
+    name = getattr(torch_class(optimizer), "__name__", None)
+    return UPDATE if name in _UPDATE else GRADIENT if name in _GRADIENT else None
 
 
 def unit_for(optimizer: torch.optim.Optimizer, chosen: str | None = None) -> str:

@@ -45,6 +45,11 @@ def divide(model, step):
         p.grad.div_(3)
 
 
+def divide_by_tokens(model, step):
+    for p in model.parameters():
+        p.grad.div_(100 + 7 * step)
+
+
 def scale(model, step):
     """As a script that scales its loss by hand."""
     for p in model.parameters():
@@ -60,6 +65,7 @@ CASES = {
     "the last layer": (BUCKETS, clip_the_last_layer, True),
     "once": (SELECTED, clip_once, True),
     "a little": (SELECTED, clip_little, True),
+    "by tokens": (SELECTED, divide_by_tokens, True),
     "divided": (BUCKETS, divide, False),
     "scaled": (SELECTED, scale, False),
     "dense": (hvs.Compression.dense(dense_below=100), clip, False),
@@ -83,7 +89,7 @@ def test_an_optimizer_that_has_stepped_is_not_taken_for_clipping(group, comm, ca
             loss_of(replica, rank, step).backward()
             for optimizer in optimizers if step % 2 else reversed(optimizers):
                 optimizer.step()
-    assert everywhere(comm, not any("are clipped after the exchange" in message for message in caplog.messages))
+    assert everywhere(comm, not any("are scaled after the exchange" in message for message in caplog.messages))
 
 
 def test_a_single_rank_says_that_it_clips_each_optimizer_by_its_own_norm(group, comm, caplog):
@@ -119,17 +125,16 @@ def test_a_closure_may_clip(hvd, group, comm, caplog, front_end, warns):
     with caplog.at_level(logging.WARNING, "horovod_sparse"):
         for _ in range(12):
             optimizer.step(closure)
-    reports = [message for message in caplog.messages if "are clipped after the exchange" in message]
+    reports = [message for message in caplog.messages if "are scaled after the exchange" in message]
     assert everywhere(comm, len(reports) == (warns and rank == 0 and comm.Get_size() > 1))
+    assert all("divide the loss" in message and "max_norm" in message for message in reports)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("front_end", FRONT_ENDS)
 @pytest.mark.parametrize("make", [sgd, pytest.param(adamw, marks=pytest.mark.full)])
 @pytest.mark.parametrize("case", CASES)
-def test_gradients_that_are_clipped_after_a_selection_are_reported_once(
-    hvd, group, comm, caplog, case, make, front_end
-):
+def test_gradients_that_are_scaled_after_a_selection_are_reported_once(hvd, group, comm, caplog, case, make, front_end):
     compression, change, warns = CASES[case]
     model, rank = mlp(), comm.Get_rank()
     replica, optimizer = FRONT_ENDS[front_end](model, compression, make(model))
@@ -141,5 +146,6 @@ def test_gradients_that_are_clipped_after_a_selection_are_reported_once(
             change(model, step)
             with optimizer.skip_synchronize() if front_end == "Horovod" else nullcontext():
                 optimizer.step()
-    reports = [message for message in caplog.messages if "are clipped after the exchange" in message]
+    reports = [message for message in caplog.messages if "are scaled after the exchange" in message]
     assert everywhere(comm, len(reports) == (warns and rank == 0 and comm.Get_size() > 1))
+    assert all("divide the loss" in message and "max_norm" in message for message in reports)

@@ -476,7 +476,7 @@ def test_objects_other_than_optimizers_are_refused(wrong):
         ):
             use()
     assert state.optimizer is None
-    assert state.optimizers == []
+    assert state.optimizers == ()
 
 
 @pytest.mark.parametrize("compression", [SPARSE, hvs.Compression.dgc()])
@@ -486,7 +486,7 @@ def test_a_wrapper_of_an_optimizer_is_refused_with_the_remedy(compression):
         TypeError, match=r"is a .*Wrapper, which wraps .*pass the wrapped optimizer, optimizer\.optimizer"
     ):
         hvs.ddp.SparseState(compression, [Wrapper(inside)])
-    assert hvs.ddp.SparseState(compression, (inside,)).optimizers == [inside]
+    assert hvs.ddp.SparseState(compression, (inside,)).optimizers == (inside,)
 
 
 def half(model, number, *more):

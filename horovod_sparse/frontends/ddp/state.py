@@ -31,6 +31,7 @@ from horovod_sparse.frontends.arguments import (
 from horovod_sparse.frontends.base import ForOptimizers, group_numbers
 from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.conditions import Conditions
+from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.members import job, transport_of
 from horovod_sparse.frontends.momentum import apply_momentum
 from horovod_sparse.frontends.step_hooks import follow_optimizers
@@ -141,7 +142,7 @@ class SparseState(ForOptimizers):
         check_unit(residual_unit)
         self._sparse = compression
         self.optimizer = optimizer
-        self.process_group = process_group
+        self._process_group = process_group
         self._names = names_in(named_parameters)
         self._parameter_names = {}  # of parameters with buckets
         self._names_by_position: dict[str, str] = {}  # of a pickled state, until parameters are known
@@ -157,9 +158,22 @@ class SparseState(ForOptimizers):
         self._unchecked: dict[torch.Tensor, None] | None = {}
 
     @property
+    def process_group(self) -> distributed.ProcessGroup | None:
+        """The process group of the DDP model; None: all ranks."""
+        return self._process_group
+
+    @process_group.setter
+    def process_group(self, given: distributed.ProcessGroup | None) -> None:
+        if self._exchange is not None and given is not self._process_group:
+            raise ValueError(
+                f"rank {job().rank}: process_group must be set before the first backward pass: pass it to SparseState"
+            )
+        self._process_group = given
+
+    @property
     def group(self) -> distributed.ProcessGroup:
         """The process group."""
-        group = self.process_group or distributed.group.WORLD
+        group = self._process_group or distributed.group.WORLD
         assert group is not None, "torch.distributed is not initialized"
         return group
 
@@ -170,8 +184,15 @@ class SparseState(ForOptimizers):
 
     @optimizer.setter
     def optimizer(self, given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None) -> None:
-        self.optimizers = optimizers_in(given)
-        self._optimizer = given
+        optimizers = optimizers_in(given)
+        if self._exchange is not None and optimizers != self.optimizers:
+            raise ValueError(
+                f"rank {job().rank}: optimizer must be set before the first backward pass, as the exchange follows its "
+                "steps: change the param groups of the old optimizer, or begin with a new DistributedDataParallel and "
+                "SparseState"
+            )
+        self.optimizers = optimizers
+        self._optimizer = optimizers if isinstance(given, (list, tuple)) else given
         for optimizer in self.optimizers:
             # Not in the first backward pass, which may already be inside the first step, in a closure.
             warn_of_clipping(optimizer, self)
@@ -192,6 +213,8 @@ class SparseState(ForOptimizers):
             if bucket.is_last():
                 self._check_optimizers(exchange, self._unchecked)
                 self._unchecked = None
+        if bucket.index() == 0:
+            self._require_groups()
         if bucket.index() == 0 and exchange.worker.collecting:
             joined = exchange.worker.complete  # no hook of a parameter has run: DDP's join() takes part in this pass
             exchange.worker.finish()
@@ -218,8 +241,7 @@ class SparseState(ForOptimizers):
 
     def _submit(self, worker: Worker, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         delivery = _Delivery(bucket.buffer(), worker)
-        both = zip(bucket.parameters(), bucket.gradients(), strict=True)
-        pairs = [(p, gradient) for p, gradient in both if p.numel()]
+        pairs = [(p, gradient) for p, gradient in _gradients(bucket) if p.numel()]
         if any(p not in self._parameter_names for p, _ in pairs):
             self._unplaced += [(p, gradient, delivery) for p, gradient in pairs]
         else:
@@ -342,7 +364,7 @@ class SparseState(ForOptimizers):
 
     @grad_scaler.setter
     def grad_scaler(self, given: torch.amp.GradScaler | None) -> None:
-        if self._exchange is not None:
+        if self._exchange is not None and given is not self._grad_scaler:
             raise ValueError("grad_scaler must be set before the first backward pass: pass it to SparseState")
         self._grad_scaler = given
 
@@ -434,7 +456,16 @@ class SparseState(ForOptimizers):
         self._loaded = state["state"] if state["state"]["buckets"] else None
 
 
+def _gradients(bucket: GradBucket) -> Iterable[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the parameters of a DDP bucket and their gradients."""
+    parameters, gradients = bucket.parameters(), bucket.gradients()
+    if any(p.is_complex() for p in parameters):  # all of them, in a buffer of reals, of which gradients() gives a half
+        gradients = list(bucket.buffer().split([2 * p.numel() for p in parameters]))  # type: ignore[no-untyped-call]
+    return zip(parameters, gradients, strict=True)
+
+
 def _hook(reference: weakref.ref[SparseState]) -> Callable[[torch.Tensor], None]:
+    @eager
     def hook(gradient: torch.Tensor) -> None:
         del gradient
         state = reference()
@@ -444,6 +475,7 @@ def _hook(reference: weakref.ref[SparseState]) -> Callable[[torch.Tensor], None]
     return hook
 
 
+@eager
 def sparse_hook(state: SparseState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average one DDP bucket with a sparse exchange; pass it to ``model.register_comm_hook`` with its state.
 
@@ -455,4 +487,9 @@ def sparse_hook(state: SparseState, bucket: GradBucket) -> torch.futures.Future[
     Returns:
         Future of the bucket's buffer, which then holds the mean over the ranks.
     """
+    if not isinstance(bucket, GradBucket):
+        raise RuntimeError(
+            f"rank {job().rank}: DDP passes single gradients to its hooks, not buckets, because "
+            "torch._dynamo.config.optimize_ddp is 'python_reducer': leave it at its default, True"
+        )
     return state._receive(bucket)

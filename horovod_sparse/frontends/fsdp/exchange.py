@@ -17,13 +17,13 @@ from torch.utils._pytree import tree_leaves
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
-from horovod_sparse.engine.device import real_dtype
 from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.engine.layout import Member
 from horovod_sparse.frontends.arguments import check_devices, check_optimizers, common_facts, optimizers_in, require_own
 from horovod_sparse.frontends.base import ForOptimizers, group_numbers
 from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.conditions import Conditions
+from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.fsdp.model import (
     parameters_of,
     require_held,
@@ -148,16 +148,9 @@ class ReplicaExchange(ForOptimizers):
         group_of = group_numbers(self.optimizers)
         used = Member(_USED, len(self._parameters), torch.float32, torch.device("cpu"), -1, dense=True)
         return [used] + [
-            Member(
-                name,
-                size,
-                real_dtype(p.dtype),
-                p.device,
-                group_of.get(p, -1),
-                dense=p.numel() < self.compression.dense_below,
-            )
+            Member.of(name, p, group_of.get(p, -1), least=self.compression.dense_below, shard=shard_of(p))
             for name, p in self._parameters.items()
-            if (size := shard_of(p).numel())
+            if shard_of(p).numel()
         ]
 
     @property
@@ -193,6 +186,7 @@ class ReplicaExchange(ForOptimizers):
     def place_named(self, keys: Sequence[str]) -> None:
         """Do nothing: only parameters that required gradients at construction are exchanged."""
 
+    @eager
     def _forwarded(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Let the backward pass end with the step; the forward hook of the model."""
         del inputs
@@ -205,6 +199,7 @@ class ReplicaExchange(ForOptimizers):
     def _require_unchanged(self, model: nn.Module) -> None:
         """Raise RuntimeError if the backward pass would leave a gradient to this replica, or would not average it."""
         self._require_frozen()
+        self._require_groups()
         units = list(units_of(model))
         try:
             require_means(units)
@@ -212,6 +207,7 @@ class ReplicaExchange(ForOptimizers):
         except ValueError as error:
             raise RuntimeError(f"rank {distributed.get_rank()}: {error}") from error
 
+    @eager
     def _backward_begins(self, gradient: torch.Tensor) -> None:
         """Queue the end of the step in the outermost backward pass: reentrant checkpointing runs others inside it."""
         del gradient
@@ -242,10 +238,12 @@ class ReplicaExchange(ForOptimizers):
         if bucket is not None:  # None: this rank holds no element of the parameter
             worker.put(bucket, key, shard, hold)
 
+    @eager
     def _backward_ends(self) -> None:
         """Queue the end of the step again, behind FSDP's callback, which reduces the last gradients."""
         Variable._execution_engine.queue_callback(self._complete_step)
 
+    @eager
     @torch.no_grad()
     def _complete_step(self) -> None:
         """Wait for the results at the end of a backward pass."""
@@ -257,7 +255,8 @@ class ReplicaExchange(ForOptimizers):
             with self._exchange.worker.completing():
                 self._require_frozen()
                 missing = self._submit_missing()
-                used = torch.tensor([_ONE * (name in self._submitted) for name in self._parameters])
+                counts = [_ONE * (name in self._submitted) for name in self._parameters]
+                used = torch.tensor(counts, dtype=torch.float32, device="cpu")
                 self._submit(_USED, used)
                 self._exchange.worker.collect()
             if not self._compared:
@@ -404,6 +403,7 @@ class ReplicaExchange(ForOptimizers):
 def _hook(exchange: ReplicaExchange, name: str) -> Callable[[torch.Tensor], None]:
     """Return the hook of a parameter; with a weak proxy, as garbage collection does not see what torch's hooks hold."""
 
+    @eager
     def hook(p: torch.Tensor) -> None:
         exchange._reduced(name, p)
 

@@ -95,7 +95,7 @@ def require_same_selection(parameters: Mapping[str, DTensor], dense_below: int) 
     for name, p in parameters.items():
         sizes = zip(p.placements, p.device_mesh.shape, strict=True)
         shards = math.prod(size for placement, size in sizes if not placement.is_replicate())
-        if shards < len(ranks) and p.numel() >= dense_below:
+        if shards < len(ranks) and p.numel() >= dense_below and not p.is_complex():
             raise ValueError(
                 f"{name} has {shards} shards on the {len(ranks)} ranks of a replica, as with tensor parallelism: ranks "
                 "that hold the same elements would select different ones, and drift apart: shard it over all of these "

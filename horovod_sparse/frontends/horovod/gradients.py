@@ -25,6 +25,7 @@ from horovod_sparse.frontends.arguments import parameter_facts
 from horovod_sparse.frontends.base import ExchangingGradients
 from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.conditions import Conditions
+from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.horovod.arguments import numbered, user_level
 from horovod_sparse.frontends.horovod.grad_scaler import exchange_before_unscaling
 from horovod_sparse.frontends.horovod.join import Use, let_join
@@ -40,6 +41,22 @@ _SHOWN = 3  # names of parameters that a message holds
 _exchanging: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers whose hooks are registered
 
 
+def _fixed(name: str) -> Any:
+    """Return an attribute that the constructor sets, and nobody afterwards."""
+
+    def value(optimizer: Any) -> Any:
+        return vars(optimizer)[name]
+
+    def set_value(optimizer: Any, given: Any) -> None:
+        if vars(optimizer).setdefault(name, given) != given:
+            raise ValueError(
+                f"rank {hvd.rank()}: {name} cannot be changed, as the exchange was made for it: pass it to "
+                "DistributedOptimizer"
+            )
+
+    return property(value, set_value)
+
+
 class Gradients(ExchangingGradients):
     """Part of the wrapped optimizer that exchanges gradients; overrides Horovod's functions as ``_Optimizer`` does."""
 
@@ -50,11 +67,11 @@ class Gradients(ExchangingGradients):
     _synchronized: bool
     _should_synchronize: bool
     _sparse_allreduce_grad_async: Callable[..., tuple[Any, Any]]
-    op: Any
+    op = _fixed("op")
+    process_set = _fixed("process_set")
     sparse_as_dense: bool
     backward_passes_per_step: int
     param_groups: list[dict[str, Any]]
-    process_set: Any
 
     def __init__(
         self,
@@ -118,13 +135,12 @@ class Gradients(ExchangingGradients):
             ValueError: The parameters differ between ranks.
             RuntimeError: Called between backward() and step().
         """
-        wrapped = hasattr(self, "_requires_update")  # False in torch's constructor, which runs before Horovod's
-        if wrapped and self._handles:
+        if self._handles:
             raise RuntimeError(
                 f"rank {hvd.rank()}: add_param_group() between backward() and step(): call it after step()"
             )
         super(self.__class__, self).add_param_group(param_group)  # type: ignore[misc]
-        if not wrapped or self._exchange is None or self._exchange.ranks == 1:
+        if self._exchange is None or self._exchange.ranks == 1:
             return
         added = self.param_groups[-1]["params"]
         names = {p: name for name, p in numbered(self)} | self._parameter_names  # type: ignore[arg-type]
@@ -259,6 +275,7 @@ class Gradients(ExchangingGradients):
             self._exchange.worker.leave_out(bucket, self._parameter_names[p])
         return self._sparse_allreduce_grad_async(p, self._parameter_names[p])
 
+    @eager
     def synchronize(self) -> None:
         """Complete the exchange; every ``p.grad`` then holds the reduced gradient.
 
@@ -402,6 +419,7 @@ class Gradients(ExchangingGradients):
 
 
 def _hook(optimizer: weakref.ref[Any], name: str) -> Callable[[torch.Tensor], None]:
+    @eager
     def hook(tensor: torch.Tensor) -> None:
         alive = optimizer()
         if alive is not None:
@@ -430,7 +448,7 @@ def _members(optimizer: Any, parameters: Sequence[torch.Tensor]) -> list[Member]
     return [
         Member.of(name, p, group_of[id(p)], together.get(id(p)), least)
         for name, p in named.items()
-        if p.is_floating_point() and p.numel()
+        if (p.is_floating_point() or p.is_complex()) and p.numel()
     ]
 
 
@@ -447,7 +465,8 @@ def _no_gradient(p: torch.Tensor, sparse: bool) -> torch.Tensor:
     if not sparse:
         return torch.zeros_like(p)
     no_rows = torch.empty(1, 0, dtype=torch.int64, device=p.device)
-    return torch.sparse_coo_tensor(no_rows, p.detach().new_empty(0, *p.shape[1:]), p.shape, check_invariants=True)
+    no_values = p.detach().new_empty(0, *p.shape[1:])
+    return torch.sparse_coo_tensor(no_rows, no_values, p.shape, device=p.device, check_invariants=True)
 
 
 @functools.cache

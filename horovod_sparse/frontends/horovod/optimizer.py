@@ -19,6 +19,7 @@ from horovod_sparse.frontends.base import Exchanging, ExchangingGradients, funct
 from horovod_sparse.frontends.horovod.arguments import facts, user_level
 from horovod_sparse.frontends.horovod.gradients import Gradients
 from horovod_sparse.frontends.members import transport_of
+from horovod_sparse.frontends.wrapping import require_kept, wrapped
 from horovod_sparse.transport.agreement import agree
 
 
@@ -62,6 +63,7 @@ class _Optimizer(Gradients):
 
     # Torch then calls step hooks only around the step of the user's class, where the gradients are reduced.
     step.hooked = True  # type: ignore[attr-defined]
+    step.exchanges = True  # type: ignore[attr-defined]
 
     def _exchanging(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """Return a closure that also reduces the gradients."""
@@ -249,17 +251,18 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
     with process.communicating("DistributedOptimizer()"):
         transport = transport_of(process_set)
         if transport is not None:
-            agree(transport, facts(optimizer, named, compression, {**arguments, **own}))
+            agree(transport, facts(optimizer, named, compression, {**arguments, **own}, _OVERRIDES))
     if isinstance(compression, Sparse):
         _warn_of_line_search(optimizer, compression)
-        kind = type(optimizer)
-        cls = type(kind.__name__, (kind,), {**vars(_Horovod), **_OVERRIDES})
+        made = wrapped(optimizer, {**vars(_Horovod), **_OVERRIDES})
         of_exchange = (compression, transport, grad_scaler, undoable, residual_unit, limits(stall_timeout, stall_abort))
-        wrapped = cls(optimizer.param_groups, named, *of_exchange, **arguments)
+        kept = dict(vars(made))
+        made.__init__(optimizer.param_groups, named, *of_exchange, **arguments)
+        require_kept(made, kept)
     else:
-        wrapped = hvd.DistributedOptimizer(optimizer, named, compression, **arguments)
-    wrapped.state.update(optimizer.state)  # the optimizer may have been used before, or loaded
-    return wrapped
+        made = hvd.DistributedOptimizer(optimizer, named, compression, **arguments)
+        made.state.update(optimizer.state)  # the optimizer may have been used before, or loaded
+    return made
 
 
 def _warn_of_line_search(optimizer: torch.optim.Optimizer, compression: Sparse) -> None:

@@ -14,10 +14,12 @@ from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
 from horovod_sparse.frontends.arguments import check_devices, common_facts, names_of, parameter_facts, require_plain
 from horovod_sparse.frontends.base import Exchanging, functions_of
+from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.horovod.join import Use, let_join
 from horovod_sparse.frontends.local_sgd.outer import DILOCO, OuterSGD
 from horovod_sparse.frontends.local_sgd.rounds import Rounds, plain
 from horovod_sparse.frontends.members import job, transport_of
+from horovod_sparse.frontends.wrapping import require_free_names, wrapped
 from horovod_sparse.transport.agreement import agree
 
 
@@ -30,6 +32,7 @@ class _Local(Exchanging, torch.optim.Optimizer):
     # A GradScaler then always calls step() and passes on whether it found an overflow: skipped steps count, too.
     _step_supports_amp_scaling = True
 
+    @eager
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take a local step; the last one of a round also calls ``synchronize()``.
 
@@ -51,7 +54,9 @@ class _Local(Exchanging, torch.optim.Optimizer):
 
     # Torch then calls step hooks only around the step of the user's class.
     step.hooked = True  # type: ignore[attr-defined]
+    step.exchanges = True  # type: ignore[attr-defined]
 
+    @eager
     def synchronize(self) -> None:
         """End the round now; all ranks then have the same parameters.
 
@@ -169,10 +174,7 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
     named = list(named_parameters or ())
     with process.communicating("LocalOptimizer()", transport):
         agree(transport, _facts(optimizer, named, local_steps, compression, outer, (stall_timeout, stall_abort)))
-    kind = type(optimizer)
-    local: Any = object.__new__(type(kind.__name__, (kind,), _OVERRIDES))
-    # A scheduler that was created earlier has replaced the plain optimizer's step.
-    local.__dict__.update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    local = wrapped(optimizer, _OVERRIDES)
     names = names_of(optimizer.param_groups, named)
     local.local_steps = local_steps
     local._use = Use()
@@ -211,6 +213,7 @@ def _check(
     optimizer: torch.optim.Optimizer, named: list[tuple[str, torch.Tensor]], local_steps: int, compression: Any
 ) -> None:
     require_plain(optimizer)
+    require_free_names(optimizer, _OVERRIDES)
     if type(local_steps) is not int or local_steps < 1:
         raise ValueError(f"local_steps must be an integer of at least 1, not {local_steps!r}")
     if not isinstance(compression, Sparse):
@@ -227,8 +230,10 @@ def _check(
     if len(set(names.values())) < len(names):
         raise ValueError("named_parameters gives a name twice: give each parameter its own name")
     for p, name in names.items():
-        if not p.is_floating_point():
-            raise ValueError(f"{name} is {p.dtype}, but only real parameters are exchanged: use another optimizer")
+        if not (p.is_floating_point() or p.is_complex()):
+            raise ValueError(
+                f"{name} is {p.dtype}, but only real and complex parameters are exchanged: use another optimizer"
+            )
         if hasattr(p, "to_local"):
             raise ValueError(
                 f"{name} is a {type(p).__name__}, of which this rank holds a shard, but only complete parameters can "
@@ -240,6 +245,7 @@ def _check(
 def _beginning(rounds: weakref.ref[Rounds]) -> Callable[..., None]:
     """Return a hook for after each step of the user's class, including the one with which Horovod initializes state."""
 
+    @eager
     def begin(*_: object) -> None:
         alive = rounds()
         if alive is not None:

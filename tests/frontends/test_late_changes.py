@@ -1,0 +1,84 @@
+"""What a script changes after the first step, and the exchange cannot follow, is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from front_ends import start
+from laws import everywhere
+from training import loss_of, mlp, settings, sgd
+
+import horovod_sparse as hvs
+
+pytestmark = pytest.mark.mpi
+
+SPARSE = hvs.Compression.topka(**settings())
+
+
+def stepped(comm, front_end, make=lambda parameters: torch.optim.SGD(parameters, lr=0.1), **more):
+    """Return a training after one step."""
+    started = start(front_end, mlp(), make, SPARSE, **more)
+    step(comm, started)
+    return started
+
+
+def step(comm, started, number=0):
+    started.optimizer.zero_grad()
+    loss_of(started.model, comm.Get_rank(), number).backward()
+    started.optimizer.step()
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_optimizer_of_a_ddp_state_stays_after_the_first_step(group, comm, scaled):
+    scaler = torch.amp.GradScaler("cpu", enabled=scaled)
+    started = stepped(comm, "DDP", grad_scaler=scaler)
+    state = started.exchange
+    state.optimizer, state.process_group, state.grad_scaler = started.optimizer, None, scaler  # as they are
+    for another in (sgd(mlp()), [started.optimizer, sgd(mlp())], None):
+        with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: optimizer must be set before .*SparseState"):
+            state.optimizer = another
+    with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: process_group must be set before"):
+        state.process_group = torch.distributed.group.WORLD
+    step(comm, started, 1)
+    assert state.optimizer is started.optimizer
+    assert state.optimizers == (started.optimizer,)
+
+
+def test_an_optimizer_cannot_be_added_to_those_of_a_state(group, comm):
+    first = sgd(mlp())
+    state = hvs.ddp.SparseState(SPARSE, [first])
+    with pytest.raises(AttributeError):
+        state.optimizer.append(sgd(mlp()))
+    with pytest.raises(AttributeError):
+        state.optimizers.append(sgd(mlp()))
+
+
+@pytest.mark.parametrize("front_end", ["DDP", "FSDP"])
+@pytest.mark.parametrize("change", ["added", "moved"])
+def test_a_parameter_that_gets_another_group_is_refused_on_every_rank(group, comm, front_end, change):
+    """Its residual is kept with the rate of its first group, or without one."""
+
+    def some(parameters):
+        parameters = list(parameters)
+        return torch.optim.SGD([{"params": parameters[:-1] if change == "added" else parameters}], lr=0.1)
+
+    started = stepped(comm, front_end, some)
+    last = list(started.model.parameters())[-1]
+    first = started.optimizer.param_groups[0]
+    first["params"] = [p for p in first["params"] if p is not last]
+    step(comm, started, 1)  # nothing is wrong with a parameter that is trained no longer
+    started.optimizer.add_param_group({"params": [last], "lr": 1.0})
+    if comm.Get_size() == 1:
+        step(comm, started, 2)
+        return
+    with pytest.raises(RuntimeError, match=rf"rank {comm.Get_rank()}: .* was added .*add_param_group\(\) before it"):
+        step(comm, started, 2)
+
+
+def test_what_the_exchange_of_a_wrapped_optimizer_was_made_for_stays(hvd, comm):
+    optimizer = stepped(comm, "Horovod").optimizer
+    optimizer.op, optimizer.process_set = optimizer.op, optimizer.process_set  # as they are
+    for name, other in (("op", hvd.Sum), ("process_set", None)):
+        with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: {name} cannot be changed"):
+            setattr(optimizer, name, other)
+    assert everywhere(comm, optimizer.op == hvd.Average)
