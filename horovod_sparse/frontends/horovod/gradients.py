@@ -348,12 +348,12 @@ class Gradients(ExchangingGradients):
         exchange.worker.collect()
 
     def _take_results(self) -> None:
-        changed = []
+        changed, versions = [], _last_versions(self._handles.values())
         self._allreduce_delay = dict.fromkeys(self._allreduce_delay, self.backward_passes_per_step)
-        for p, (handle, version) in self._handles.items():
+        for p, (handle, _) in self._handles.items():
             if not isinstance(handle, torch.Tensor):
                 _take_from_horovod(p, handle)
-            elif p.grad is not handle or handle._version != version:
+            elif p.grad is not handle or handle._version != versions[id(_counted(handle))]:
                 changed.append(self._parameter_names[p])
             elif self._densified and p in self._densified:
                 handle.zero_().add_(self._densified[p].to_sparse())
@@ -426,6 +426,22 @@ def _hook(optimizer: weakref.ref[Any], name: str) -> Callable[[torch.Tensor], No
             getattr(alive, name)(tensor)
 
     return hook
+
+
+def _counted(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the tensor whose changes the version of a gradient counts: views, as of a flat buffer, share it."""
+    base: torch.Tensor | None = gradient._base
+    return gradient if base is None else base
+
+
+def _last_versions(handles: Iterable[tuple[Any, Any]]) -> dict[int, int]:
+    """Return the versions with which tensors were submitted last, by their ids; other views were changed before."""
+    versions: dict[int, int] = {}
+    for handle, version in handles:
+        if isinstance(handle, torch.Tensor):
+            key = id(_counted(handle))
+            versions[key] = max(version, versions.get(key, 0))
+    return versions
 
 
 def _take_from_horovod(p: torch.Tensor, handle: Any) -> None:
