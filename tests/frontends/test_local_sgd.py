@@ -368,7 +368,8 @@ def test_arguments_that_cannot_be_are_named_with_a_remedy(hvd, comm):
     refused(comm, "local_steps .* not 2.5", local_steps=2.5)
     refused(comm, r"unknown compression .*Compression\.dense", compression=hvd.Compression.none)
     refused(comm, "outer step .*residual", compression=hvs.Compression.dgc())
-    refused(comm, "complex64", optimizer=torch.optim.SGD([nn.Parameter(torch.ones(2, dtype=torch.complex64))]))
+    integers = nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False)
+    refused(comm, "int64", optimizer=torch.optim.SGD([integers]))
     model = mlp()
     names = [("one", p) for p in model.parameters()]
     with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: .*a name twice"):
