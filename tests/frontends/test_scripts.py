@@ -129,6 +129,44 @@ def test_gradients_changed_during_the_exchange_are_an_error(hvd, comm, change):
     assert agree(comm, train(optimizer, model, rank))
 
 
+def flattened(model):
+    """Let all gradients be views of one buffer, as Megatron, apex and fairseq do; return the buffer."""
+    parameters = list(model.parameters())
+    flat = torch.zeros(sum(p.numel() for p in parameters), dtype=parameters[0].dtype)
+    for p, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+        p.grad = part.view_as(p)
+    return flat
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_gradients_may_be_views_of_one_buffer(hvd, comm, passes):
+    rank, ends = comm.Get_rank(), []
+    for flat in (False, True):
+        model = mlp()
+        optimizer = wrap(model, backward_passes_per_step=passes)
+        buffer = flattened(model) if flat else None
+        for step in range(4):
+            if buffer is None:
+                optimizer.zero_grad(set_to_none=False)
+            else:
+                buffer.zero_()
+            for number in range(passes):
+                loss_of(model, rank, 10 * step + number).backward()
+            optimizer.step()
+        ends.append(snapshot(model))
+    assert everywhere(comm, same(*ends))
+
+
+def test_a_flat_buffer_that_changes_during_the_exchange_is_an_error(hvd, comm):
+    model = mlp()
+    optimizer, buffer = wrap(model), flattened(model)
+    loss_of(model, comm.Get_rank(), 0).backward()
+    buffer.mul_(0.5)
+    if comm.Get_size() > 1:
+        with pytest.raises(RuntimeError, match="were changed between backward"):
+            optimizer.step()
+
+
 @pytest.mark.parametrize("unscale", [True, False])
 def test_a_grad_scaler_finds_exchanged_gradients(hvd, comm, unscale):
     """Scripts for one process call nothing between backward() and what the scaler does to the gradients."""

@@ -16,6 +16,7 @@ from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
 from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.frontends.base import Exchanging, ExchangingGradients, functions_of
+from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.horovod.arguments import facts, user_level
 from horovod_sparse.frontends.horovod.gradients import Gradients
 from horovod_sparse.frontends.members import transport_of
@@ -31,6 +32,7 @@ class _Optimizer(Gradients):
     Horovod's in the same way, and call them as ``_Horovod.name(self, ...)``.
     """
 
+    @eager
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Apply the reduced gradients; calls ``synchronize()`` first unless that has been done.
 
