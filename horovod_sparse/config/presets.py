@@ -61,13 +61,13 @@ class Compression:
         The most accurate preset for the bytes that it sends. With Ok-Topk, owners keep the sums that they do not send
         (``keep=4``), as with ``auto``. The momentum of ``torch.optim.SGD``, ``Adam``, ``AdamW`` and ``Muon`` is applied
         on each rank before the selection. As delay acts as momentum, too, 40 % of every gradient bypasses the velocity;
-        ``fresh=None`` keeps the form of the optimizer's momentum instead. What a step delivers is limited to 1.2 times
+        ``fresh=None`` keeps the form of the optimizer's momentum instead. What a step delivers is limited to 1.5 times
         the mean of earlier steps, so that high learning rates do not diverge. The momentum of other optimizers is
         applied after the exchange.
         """
         preset: dict[str, Any] = {"sparsifier": "topk", "memory": "momentum", "collective": "auto", "wire": "log4"}
         if settings.get("memory", "momentum") == "momentum":
-            preset |= {"fresh": 0.4, "limit": 1.2}
+            preset |= {"fresh": 0.4, "limit": 1.5}
         collective = settings.get("collective", "auto")  # the default of auto
         if collective == "oktopk" or (collective == "hierarchical" and settings.get("outer", "oktopk") == "oktopk"):
             preset["keep"] = Auto.Options().keep

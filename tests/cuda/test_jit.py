@@ -56,7 +56,7 @@ def train(transport: Any, configuration: str, steps: int = 3) -> set[Variant]:
     """Return what the first steps of a bucket compile, including its construction."""
     with there(), compiled() as found:
         members = [Member.of(str(i), torch.zeros(shape), group=0) for i, shape in enumerate(SHAPES)]
-        settings = Settings(parse(configuration), 1 / transport.size, confirmed=True, undoable=True)
+        settings = Settings(parse(configuration), 1 / transport.size, undoable=True)
         worker = Worker(lambda _: lambda: Step(0.1, epoch=0), confirmed=True, undoable=True)
         worker.add([Bucket(one, settings, transport) for one in plan(members, bucket_bytes=1 << 20)])
         for step in range(steps):

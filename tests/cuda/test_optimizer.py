@@ -93,7 +93,8 @@ def test_clipping_is_detected_on_the_stream_of_the_exchange(hvd: Any, comm: Any,
         p.grad.mul_(0.5)
     for bucket in buckets:
         with bucket.device.guarded() if emulated() else nullcontext():
-            factor = clipping._factor(bucket, {key: parameters[key] for key in bucket.layout.keys})
+            unit = bucket.pipeline.gradient_unit
+            factor = clipping.factor_of(bucket, {key: parameters[key] for key in bucket.layout.keys}, unit)
         assert everywhere(comm, factor == pytest.approx(0.5))
         if emulated():
             bucket.device.calls.clear()

@@ -43,7 +43,7 @@ def trained(comm, front_end, steps=3, compiled=""):
         made.optimizer.step()
 
     def compile_(function, name):
-        return torch.compile(function, backend="aot_eager") if name in compiled else function
+        return torch.compile(function, backend="eager", dynamic=False) if name in compiled else function
 
     backward, stepping = compile_(backward, "backward"), compile_(stepping, "step")
     for step in range(steps):
