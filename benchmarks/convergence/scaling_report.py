@@ -19,7 +19,7 @@ from benchmarks.convergence.results import Interval, Record, Results
 from benchmarks.convergence.runs import ADAM, DENSE, STDLIB, Job
 from horovod_sparse.cli.image import write_png
 
-NESTEROV, PRESET, TOPKA = "dense-nesterov", "recommended-oktopk", "recommended-topka"
+NESTEROV, PRESET, TOPKA = "dense-nesterov", "recommended-oktopk", "recommended"
 
 
 class _Shown(NamedTuple):
@@ -34,7 +34,7 @@ _SHOWN = {
     DENSE: _Shown("dense, heavy-ball momentum", "P"),
     ADAM: _Shown("dense", "*"),
     PRESET: _Shown("preset with Ok-Topk (keep=4)", "o"),
-    TOPKA: _Shown("preset with TopkA", "s"),
+    TOPKA: _Shown("preset with TopkA, limit=None", "s"),
     "recommended-oktopk-published": _Shown("Ok-Topk as published", "v"),
     "recommended-gtopk": _Shown("gTopk", "D"),
     "recommended-spardl": _Shown("SparDL", "X"),
