@@ -26,6 +26,7 @@ from horovod_sparse.frontends.base import ExchangingGradients
 from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.conditions import Conditions
 from horovod_sparse.frontends.horovod.arguments import numbered, user_level
+from horovod_sparse.frontends.horovod.changes import changed
 from horovod_sparse.frontends.horovod.grad_scaler import exchange_before_unscaling
 from horovod_sparse.frontends.horovod.join import Use, let_join
 from horovod_sparse.frontends.momentum import apply_momentum, follow_step
@@ -330,21 +331,19 @@ class Gradients(ExchangingGradients):
         exchange.worker.collect()
 
     def _take_results(self) -> None:
-        changed = []
+        names = [self._parameter_names[p] for p in changed(self._handles)]
         self._allreduce_delay = dict.fromkeys(self._allreduce_delay, self.backward_passes_per_step)
-        for p, (handle, version) in self._handles.items():
+        for p, (handle, _) in self._handles.items():
             if not isinstance(handle, torch.Tensor):
                 _take_from_horovod(p, handle)
-            elif p.grad is not handle or handle._version != version:
-                changed.append(self._parameter_names[p])
             elif self._densified and p in self._densified:
                 handle.zero_().add_(self._densified[p].to_sparse())
         self._densified.clear()
         self._handles.clear()
-        if changed:
-            names = ", ".join(changed[:_SHOWN]) + (", ..." if len(changed) > _SHOWN else "")
+        if names:
+            shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
             raise RuntimeError(
-                f"rank {hvd.rank()}: the gradients of {names} were changed between backward() and step(), during the "
+                f"rank {hvd.rank()}: the gradients of {shown} were changed between backward() and step(), during the "
                 "exchange: call optimizer.synchronize() first, then clip them, and step inside "
                 "`with optimizer.skip_synchronize():`"
             )
