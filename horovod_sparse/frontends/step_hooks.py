@@ -164,7 +164,10 @@ def follow_loads(optimizer: torch.optim.Optimizer, exchange: Exchange) -> None:
 
     def loading(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         alive = reference()
-        if alive is not None and not _equal(state["state"], optimizer.state_dict()["state"]):
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        # Not from state_dict(), which calls the user's hooks.
+        own = {number: optimizer.state[p] for number, p in enumerate(parameters) if p in optimizer.state}
+        if alive is not None and not _equal(state["state"], own):
             alive.note_load()
 
     optimizer.register_load_state_dict_pre_hook(loading)
