@@ -1,4 +1,4 @@
-"""Wrapped optimizers: instances of a class built at run time that keep all of the optimizer they are made from."""
+"""Wrapped optimizers: of a class that is built at run time, with everything that the optimizer they wrap has."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import torch
 
 from horovod_sparse.frontends.optimizers import replaces_step
 
+_OF_TORCH = {*dir(torch.optim.Optimizer), "_step_supports_amp_scaling"}
+
 
 class _Kept:
     """Base class between a wrapped optimizer and the user's class, whose constructor would reset what the user set."""
@@ -20,59 +22,50 @@ class _Kept:
         """Do nothing: ``wrapped`` has taken all attributes over."""
 
 
-def require_free_names(optimizer: torch.optim.Optimizer, functions: Mapping[str, Any]) -> None:
-    """Check that functions of a front end hide none of the user's.
-
-    Args:
-        optimizer: The optimizer to wrap.
-        functions: Functions and attributes of the class that wraps it.
-
-    Raises:
-        ValueError: An attribute of the optimizer has the name of one of the functions, other than torch's own.
-    """
-    kind, of_torch = type(optimizer), {*dir(torch.optim.Optimizer), "_step_supports_amp_scaling"}
-    for name in functions.keys() - of_torch:
-        if name.startswith("__"):
-            continue
-        if name in vars(optimizer) or getattr(kind, name, None) is not None:
-            raise ValueError(
-                f"{kind.__name__}.{name} would be hidden by what a wrapped optimizer has under that name: rename it in "
-                f"{kind.__name__}"
-            )
-
-
-def require_kept(optimizer: torch.optim.Optimizer, kept: Mapping[str, Any]) -> None:
-    """Raise ValueError if the constructor of a wrapped optimizer has overwritten attributes that it was given."""
-    for name, value in kept.items():
-        if vars(optimizer)[name] is not value:
-            kind = type(optimizer).__name__
-            raise ValueError(f"{kind}.{name} would be overwritten by Horovod's attribute: rename it in {kind}")
-
-
 def wrapped(optimizer: torch.optim.Optimizer, functions: Mapping[str, Any]) -> Any:
     """Return an optimizer of a subclass with the attributes of another one, on which no constructor was called yet.
 
     Param groups, states and hooks are shared, but not the lists and dictionaries that hold them: what is added to one
-    optimizer is not added to the other. Methods of the instance are bound to the new one. A ``step`` of the instance is
-    left out: that of a scheduler would count the steps of the plain optimizer.
+    optimizer is not added to the other. Methods of the instance are bound to the new one. Attributes that have the
+    names of functions are left out: the ``step`` of a scheduler would count the steps of the plain optimizer.
 
     Args:
         optimizer: The optimizer.
         functions: Functions and attributes that override those of its class.
     """
     kind = type(optimizer)
-    if replaces_step(optimizer):
-        warnings.warn(
-            f"step() of this {kind.__name__} was replaced on the instance, and the wrapped optimizer takes the steps "
-            "of its class: wrap the optimizer first, and replace step() of the result",
-            stacklevel=3,
-        )
     made: Any = object.__new__(type(kind.__name__, (_Kept, kind), dict(functions)))
     for name, value in vars(optimizer).items():
-        if name in ("state", "param_groups") or name.startswith("_optimizer_"):
+        if _is_copied(name):
             value = copy.copy(value)
         elif isinstance(value, types.MethodType) and value.__self__ is optimizer:
             value = types.MethodType(value.__func__, made)
-        if name != "step":
+        if name not in functions:
             made.__dict__[name] = value
     return made
+
+
+def warn_of_hidden(optimizer: torch.optim.Optimizer, made: torch.optim.Optimizer) -> None:
+    """Warn the caller's caller of attributes of an optimizer that the one that wraps it has replaced by its own."""
+    kind = type(optimizer)
+    hidden = {name for name in vars(type(made)).keys() - _OF_TORCH if hasattr(kind, name)}
+    for name, value in vars(optimizer).items():
+        if not _is_copied(name) and _function(vars(made).get(name)) is not _function(value):
+            hidden.add(name)
+    if not replaces_step(optimizer):
+        hidden.discard("step")
+    if hidden:
+        warnings.warn(
+            f"the wrapped optimizer has its own {', '.join(sorted(hidden))}, hiding what {kind.__name__} has under "
+            f"that name, also in its own code: rename it, or set it on the wrapped optimizer",
+            stacklevel=3,
+        )
+
+
+def _is_copied(name: str) -> bool:
+    return name in ("state", "param_groups") or name.startswith("_optimizer_")
+
+
+def _function(value: Any) -> Any:
+    """Return the function of a bound method, and any other value itself."""
+    return getattr(value, "__func__", value)

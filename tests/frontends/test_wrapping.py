@@ -86,7 +86,7 @@ def test_a_scheduler_of_the_plain_optimizer_sets_the_rate(hvd, group, comm, fron
     train(optimizer, model, comm.Get_rank(), [0])
     schedulers[0].step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
-    assert not [one for one in recwarn if "was replaced on the instance" in str(one.message)]
+    assert not [one for one in recwarn if "the wrapped optimizer has its own" in str(one.message)]
 
 
 def test_a_step_that_was_replaced_on_the_instance_is_reported(hvd, group, comm, front_end):
@@ -97,30 +97,70 @@ def test_a_step_that_was_replaced_on_the_instance_is_reported(hvd, group, comm, 
 
     model = mlp()
     before = snapshot(model)
-    with pytest.warns(UserWarning, match=r"step\(\) of this SGD was replaced on the instance"):
+    with pytest.warns(UserWarning, match="the wrapped optimizer has its own step, hiding what SGD has"):
         _, optimizer, _ = start(front_end, model, make, SPARSE)
     train(optimizer, model, comm.Get_rank(), [0])
     assert everywhere(comm, not same(snapshot(model), before))
 
 
 class Averaging(torch.optim.SGD):
+    traffic = None
+
     def statistics(self):
         return {}
 
 
-def test_a_method_that_would_be_hidden_is_refused(hvd, group, comm, front_end):
-    with pytest.raises(ValueError, match=r"rank \d: Averaging.statistics would be hidden.*: rename it in Averaging"):
-        start(front_end, mlp(), lambda parameters: Averaging(parameters, 0.1), SPARSE)
-
-
-def test_an_attribute_that_would_be_hidden_is_refused(hvd, group, comm, front_end):
+def test_what_the_front_end_hides_is_reported(hvd, group, comm, front_end):
     def make(parameters):
-        optimizer = torch.optim.SGD(parameters, 0.1)
-        optimizer.traffic = 3
+        optimizer = Averaging(parameters, 0.1)
+        optimizer._exchange = "an attribute"
+        optimizer.set_epoch = types.MethodType(lambda self, epoch: None, optimizer)
         return optimizer
 
-    with pytest.raises(ValueError, match=r"rank \d: SGD.traffic would be hidden"):
-        start(front_end, mlp(), make, SPARSE)
+    model = mlp()
+    hidden = "_exchange, set_epoch, statistics, traffic"
+    with pytest.warns(UserWarning, match=f"the wrapped optimizer has its own {hidden}, hiding what Averaging"):
+        _, optimizer, _ = start(front_end, model, make, SPARSE)
+    optimizer.set_epoch(3)
+    train(optimizer, model, comm.Get_rank(), [0])
+    assert optimizer.statistics() != {}
+    assert optimizer.traffic is not None
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "RMSprop", "LBFGS", "ASGD", "Adafactor"])
+def test_nothing_of_an_optimizer_of_torch_is_hidden(hvd, group, comm, front_end, name, recwarn):
+    start(front_end, mlp(), getattr(torch.optim, name), SPARSE)
+    assert not [one for one in recwarn if "the wrapped optimizer has its own" in str(one.message)]
+
+
+def test_what_is_added_later_is_not_added_to_the_plain_optimizer(hvd, group, comm, front_end):
+    made = []
+
+    def make(parameters):
+        made.append(torch.optim.SGD(parameters, 0.1, momentum=0.9))
+        return made[0]
+
+    model = mlp()
+    _, optimizer, _ = start(front_end, model, make, hvs.Compression.topka(memory="residual", **settings()))
+    train(optimizer, model, comm.Get_rank(), [0])
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3), requires_grad=False)]})
+    assert not made[0].state
+    assert len(made[0].param_groups) == 1
+
+
+def test_state_of_steps_before_is_kept(hvd, group, comm, front_end):
+    momentum = []
+
+    def make(parameters):
+        optimizer = torch.optim.SGD(parameters, 0.1, momentum=0.9)
+        train(optimizer, model, 0, [0])
+        momentum.extend(state["momentum_buffer"] for state in optimizer.state.values())
+        return optimizer
+
+    model = mlp()
+    _, optimizer, _ = start(front_end, model, make, hvs.Compression.topka(memory="residual", **settings()))
+    kept = [optimizer.state[p]["momentum_buffer"] for p in model.parameters()]
+    assert all(one is other for one, other in zip(kept, momentum, strict=True))
 
 
 def test_an_optimizer_that_holds_another_one(hvd, group, comm, front_end):

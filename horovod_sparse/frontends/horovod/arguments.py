@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import horovod.torch as hvd
@@ -11,7 +10,6 @@ import torch
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.frontends.arguments import check_sparse, common_facts, require_plain
-from horovod_sparse.frontends.wrapping import require_free_names
 
 _LIBRARIES = ("horovod_sparse", "horovod", "torch")
 
@@ -21,7 +19,6 @@ def facts(
     named: list[tuple[str, torch.Tensor]] | None,
     compression: Any,
     arguments: dict[str, Any],
-    functions: Mapping[str, Any],
 ) -> dict[str, Any] | Exception:
     """Return the facts that must be the same on every rank, or the error that this rank found in its arguments.
 
@@ -30,12 +27,9 @@ def facts(
         named: Pairs of name and parameter from the user; None: parameters are numbered.
         compression: A ``Sparse`` or a Horovod compressor.
         arguments: Other arguments of ``DistributedOptimizer``, by name.
-        functions: Functions of the optimizer that wraps it.
     """
     try:
         _check(optimizer, named, compression, arguments)
-        if isinstance(compression, Sparse):
-            require_free_names(optimizer, functions)
         groups = arguments["groups"]
         if isinstance(groups, list):
             groups = tuple(tuple(tuple(getattr(p, "shape", ())) for p in group) for group in groups)

@@ -27,6 +27,7 @@ from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.conditions import Conditions
 from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.horovod.arguments import numbered, user_level
+from horovod_sparse.frontends.horovod.changes import changed
 from horovod_sparse.frontends.horovod.grad_scaler import exchange_before_unscaling
 from horovod_sparse.frontends.horovod.join import Use, let_join
 from horovod_sparse.frontends.momentum import apply_momentum, follow_step
@@ -348,21 +349,19 @@ class Gradients(ExchangingGradients):
         exchange.worker.collect()
 
     def _take_results(self) -> None:
-        changed, versions = [], _last_versions(self._handles.values())
+        names = [self._parameter_names[p] for p in changed(self._handles)]
         self._allreduce_delay = dict.fromkeys(self._allreduce_delay, self.backward_passes_per_step)
         for p, (handle, _) in self._handles.items():
             if not isinstance(handle, torch.Tensor):
                 _take_from_horovod(p, handle)
-            elif p.grad is not handle or handle._version != versions[id(_counted(handle))]:
-                changed.append(self._parameter_names[p])
             elif self._densified and p in self._densified:
                 handle.zero_().add_(self._densified[p].to_sparse())
         self._densified.clear()
         self._handles.clear()
-        if changed:
-            names = ", ".join(changed[:_SHOWN]) + (", ..." if len(changed) > _SHOWN else "")
+        if names:
+            shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
             raise RuntimeError(
-                f"rank {hvd.rank()}: the gradients of {names} were changed between backward() and step(), during the "
+                f"rank {hvd.rank()}: the gradients of {shown} were changed between backward() and step(), during the "
                 "exchange: call optimizer.synchronize() first, then clip them, and step inside "
                 "`with optimizer.skip_synchronize():`"
             )
@@ -426,22 +425,6 @@ def _hook(optimizer: weakref.ref[Any], name: str) -> Callable[[torch.Tensor], No
             getattr(alive, name)(tensor)
 
     return hook
-
-
-def _counted(gradient: torch.Tensor) -> torch.Tensor:
-    """Return the tensor whose changes the version of a gradient counts: views, as of a flat buffer, share it."""
-    base: torch.Tensor | None = gradient._base
-    return gradient if base is None else base
-
-
-def _last_versions(handles: Iterable[tuple[Any, Any]]) -> dict[int, int]:
-    """Return the versions with which tensors were submitted last, by their ids; other views were changed before."""
-    versions: dict[int, int] = {}
-    for handle, version in handles:
-        if isinstance(handle, torch.Tensor):
-            key = id(_counted(handle))
-            versions[key] = max(version, versions.get(key, 0))
-    return versions
 
 
 def _take_from_horovod(p: torch.Tensor, handle: Any) -> None:

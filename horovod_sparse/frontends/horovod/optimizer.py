@@ -20,7 +20,7 @@ from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.horovod.arguments import facts, user_level
 from horovod_sparse.frontends.horovod.gradients import Gradients
 from horovod_sparse.frontends.members import transport_of
-from horovod_sparse.frontends.wrapping import require_kept, wrapped
+from horovod_sparse.frontends.wrapping import warn_of_hidden, wrapped
 from horovod_sparse.transport.agreement import agree
 
 
@@ -253,14 +253,13 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
     with process.communicating("DistributedOptimizer()"):
         transport = transport_of(process_set)
         if transport is not None:
-            agree(transport, facts(optimizer, named, compression, {**arguments, **own}, _OVERRIDES))
+            agree(transport, facts(optimizer, named, compression, {**arguments, **own}))
     if isinstance(compression, Sparse):
         _warn_of_line_search(optimizer, compression)
         made = wrapped(optimizer, {**vars(_Horovod), **_OVERRIDES})
         of_exchange = (compression, transport, grad_scaler, undoable, residual_unit, limits(stall_timeout, stall_abort))
-        kept = dict(vars(made))
         made.__init__(optimizer.param_groups, named, *of_exchange, **arguments)
-        require_kept(made, kept)
+        warn_of_hidden(optimizer, made)
     else:
         made = hvd.DistributedOptimizer(optimizer, named, compression, **arguments)
         made.state.update(optimizer.state)  # the optimizer may have been used before, or loaded

@@ -19,7 +19,7 @@ from horovod_sparse.frontends.horovod.join import Use, let_join
 from horovod_sparse.frontends.local_sgd.outer import DILOCO, OuterSGD
 from horovod_sparse.frontends.local_sgd.rounds import Rounds, plain
 from horovod_sparse.frontends.members import job, transport_of
-from horovod_sparse.frontends.wrapping import require_free_names, wrapped
+from horovod_sparse.frontends.wrapping import warn_of_hidden, wrapped
 from horovod_sparse.transport.agreement import agree
 
 
@@ -182,6 +182,7 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
     local._rounds = Rounds(local, names, compression, transport, outer, limits(stall_timeout, stall_abort), grad_scaler)
     local._exchange = local._rounds.exchange
     local.register_step_post_hook(_beginning(weakref.ref(local._rounds)))
+    warn_of_hidden(optimizer, local)
     if "horovod.torch" in sys.modules and transport.size == job().size:
         let_join(local)
     return local
@@ -213,7 +214,6 @@ def _check(
     optimizer: torch.optim.Optimizer, named: list[tuple[str, torch.Tensor]], local_steps: int, compression: Any
 ) -> None:
     require_plain(optimizer)
-    require_free_names(optimizer, _OVERRIDES)
     if type(local_steps) is not int or local_steps < 1:
         raise ValueError(f"local_steps must be an integer of at least 1, not {local_steps!r}")
     if not isinstance(compression, Sparse):
