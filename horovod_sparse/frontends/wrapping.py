@@ -12,7 +12,8 @@ import torch
 
 from horovod_sparse.frontends.optimizers import replaces_step
 
-_OF_TORCH = {*dir(torch.optim.Optimizer), "_step_supports_amp_scaling"}
+_AMP = "_step_supports_amp_scaling"  # of torch's fused optimizers, which GradScaler reads
+_OF_TORCH = {*dir(torch.optim.Optimizer), _AMP}
 
 
 class _Kept:
@@ -50,7 +51,7 @@ def warn_of_hidden(optimizer: torch.optim.Optimizer, made: torch.optim.Optimizer
     kind = type(optimizer)
     hidden = {name for name in vars(type(made)).keys() - _OF_TORCH if hasattr(kind, name)}
     for name, value in vars(optimizer).items():
-        if not _is_copied(name) and _function(vars(made).get(name)) is not _function(value):
+        if not _is_copied(name) and name != _AMP and _function(vars(made).get(name)) is not _function(value):
             hidden.add(name)
     if not replaces_step(optimizer):
         hidden.discard("step")
