@@ -19,6 +19,7 @@ RULES = {
     "unit": 0.5,
     "gradient_unit": 1.0,
     "mean_unit": False,
+    "norm": 0.0,
     "steps": 4,
     "sparsifier": {},
     "schedule": {},
