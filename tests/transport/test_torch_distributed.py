@@ -51,7 +51,8 @@ def test_collectives_on_nccl_have_the_bits_of_those_through_the_host(torch_trans
     total, everyones = transport.allreduce(values), transport.allgather(message, lengths)
     assert everywhere(torch_transport, total.tobytes() == expected[0].tobytes())
     assert everywhere(torch_transport, all(map(np.array_equal, everyones, expected[1])))
-    calls = ["allgather"] if size == 5 else ["alltoall", "allgather", "allgather"]
+    # A short sum gathers all rows; a long one is made by regions.
+    calls = ["allgather", "allgather"] if size == 5 else ["alltoall", "allgather", "allgather"]
     assert nccl.calls == (calls if transport.size > 1 else [])
 
 
