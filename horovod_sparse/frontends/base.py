@@ -163,6 +163,11 @@ class ExchangingGradients(Exchanging):
         """Return whether no exchange is in progress."""
         raise NotImplementedError
 
+    @property
+    def exchange_optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """The optimizers, always in the same order."""
+        raise NotImplementedError
+
     def discard(self) -> None:
         """Drop the gradients of the last exchange, which no optimizer has applied, and what was remembered of them.
 
@@ -172,11 +177,11 @@ class ExchangingGradients(Exchanging):
             RuntimeError: The exchange cannot be undone, as neither ``undoable=True`` nor a ``grad_scaler`` was given.
         """
         exchange = self._between_steps()
-        if exchange is None or exchange.ranks == 1:
-            return
-        exchange.worker.resume([])
-        for p in self._parameter_names:
-            p.grad = None
+        if exchange is not None and exchange.ranks > 1:
+            exchange.worker.resume([])
+        for optimizer in self.exchange_optimizers:
+            for p in (p for group in optimizer.param_groups for p in group["params"]):
+                p.grad = None
 
     def settle(self) -> None:
         """Undo a step that was exchanged but skipped."""
