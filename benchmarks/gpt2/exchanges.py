@@ -7,7 +7,6 @@ is compared with, in torch alone.
 from __future__ import annotations
 
 import re
-import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,11 +16,8 @@ from torch import Tensor, nn
 
 import horovod_sparse as hvs
 from horovod_sparse.control.report import limits
-from horovod_sparse.engine.exchange import Exchange
-from horovod_sparse.engine.layout import Member
-from horovod_sparse.frontends.base import ExchangingGradients, group_numbers
-from horovod_sparse.frontends.conditions import Conditions
-from horovod_sparse.frontends.momentum import apply_momentum
+from horovod_sparse.frontends.base import ExchangingGradients
+from horovod_sparse.frontends.exchange import GradientExchange, group_numbers
 from horovod_sparse.transport.base import Transport
 
 POWERSGD_START = 10  # steps that are sent dense first, as in the convergence benchmark
@@ -41,37 +37,26 @@ class Simulated(ExchangingGradients):
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, compression: hvs.Sparse, transport: Transport
     ) -> None:
-        self._optimizer = optimizer
-        group_of = group_numbers([optimizer])
-        self._parameter_names = {p: name for name, p in model.named_parameters() if p in group_of}
-        owner = Conditions(weakref.proxy(self), compression, None, transport.rank)
-        settings = (compression, transport, owner, 1 / transport.size, None, limits(None, None))
-        self.exchange = self._exchange = Exchange(*settings, buffers=owner)
-        least = compression.dense_below
-        self.exchange.add([Member.of(name, p, group_of[p], least=least) for p, name in self._parameter_names.items()])
-        optimizer.register_step_pre_hook(self._exchange_gradients)
-        apply_momentum(optimizer, compression, self)
+        optimizer.register_step_pre_hook(self._exchange_gradients)  # before those that the exchange registers
+        self._exchange = self.exchange = GradientExchange(
+            compression,
+            transport,
+            [optimizer],
+            1 / transport.size,
+            limits(None, None),
+            between_steps=lambda: True,  # the exchange is part of the step
+        )
+        trained = group_numbers([optimizer])
+        self.exchange.place({name: p for name, p in model.named_parameters() if p in trained})
 
     def _exchange_gradients(self, *_: object) -> None:
         worker = self.exchange.worker
         with worker.completing():
-            for p, name in self._parameter_names.items():
+            for p, name in self.exchange.names.items():
                 bucket = worker.bucket_of(name)
                 if bucket is not None and p.grad is not None:
                     worker.put(bucket, name, p.grad)
             worker.collect()
-
-    @property
-    def exchange_optimizers(self) -> Sequence[torch.optim.Optimizer]:
-        """The optimizer."""
-        return (self._optimizer,)
-
-    def place_named(self, keys: Sequence[str]) -> None:
-        """Do nothing: all parameters have buckets."""
-
-    def between_steps(self) -> bool:
-        """Return True: the exchange is part of the step."""
-        return True
 
     @property
     def bytes_sent(self) -> float:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,38 +13,15 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Limits
 from horovod_sparse.engine.bucket import Bucket, Settings
-from horovod_sparse.engine.device import Device, real_dtype
 from horovod_sparse.engine.layout import Member, bucket_bytes_for, plan
-from horovod_sparse.engine.state import to_tensors
+from horovod_sparse.engine.reading import Reading
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.kernels import copy_to_host
-from horovod_sparse.kernels.types import Array
 from horovod_sparse.rules import Step
 from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.traffic import Traffic
 
-_LOG = logging.getLogger("horovod_sparse")
 _CALL = "construction of buckets"  # for reports of stalls
-
-
-class Owner(Protocol):
-    """The front end of a model, as its exchange sees it."""
-
-    def step_for(self, group: int) -> Step:
-        """Return the conditions that a param group sets in the step in progress; group -1 stands for none."""
-
-    def place_named(self, keys: Sequence[str]) -> None:
-        """Create a bucket for gradients by their keys, where they have none; a collective call."""
-
-
-class Buffers(Protocol):
-    """Momentum buffers of optimizers, which belong to the state of an exchange that hands velocities over to them."""
-
-    def buffers(self) -> Mapping[str, torch.Tensor]:
-        """Return the buffers by the keys of the gradients, if they belong to the state."""
-
-    def load_buffers(self, buffers: Mapping[str, torch.Tensor]) -> None:
-        """Load buffers, in the shape in which ``buffers`` returned them."""
 
 
 def require_state(state: Any) -> None:
@@ -65,16 +40,15 @@ class Exchange:
     Args:
         sparse: The configuration.
         transport: The ranks that take part; used by this exchange only. A single rank exchanges nothing.
-        owner: The front end.
         factor: Factor on the totals; 1/P averages.
-        grad_scaler: The scaler that multiplies the loss.
         stall: Limits of the wait for a bucket.
-        confirmed: Whether the front end confirms each step that an optimizer has applied.
+        grad_scaler: The scaler that multiplies the loss.
         undoable: Whether a step can be dropped; it always can with a grad_scaler.
         hold_zeros: Whether a gradient of zeros only means that its parameter took no part in the step.
-        buffers: Momentum buffers of the optimizers; None: they are no part of the state.
         total_norm: Returns the norm of a model's gradients from that of the gradients on this rank, on the worker
             thread; by default they are the same.
+        admit: Creates a bucket for gradients by their keys, where they have none; a collective call. By default, there
+            are no gradients without a bucket.
 
     Attributes:
         compression: The configuration.
@@ -82,28 +56,30 @@ class Exchange:
         ranks: World size P.
         worker: Takes the gradients.
         undoable: Whether a step can be dropped.
+        epoch: The epoch that the script has set; None: none so far.
+        idle: Whether this rank has no backward pass in the step in progress.
     """
 
     def __init__(
         self,
         sparse: Sparse,
         transport: Transport,
-        owner: Owner,
         factor: float,
-        grad_scaler: torch.amp.GradScaler | None,
         stall: Limits,
-        confirmed: bool = False,
+        *,
+        grad_scaler: torch.amp.GradScaler | None = None,
         undoable: bool = False,
         hold_zeros: bool = False,
-        buffers: Buffers | None = None,
         total_norm: Callable[[float], float] = float,
+        admit: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
         self.compression = sparse
         self.transport = transport
         self.ranks = transport.size  # a rank that leaves ends MPI: not to be read later
         self.undoable = undoable or (grad_scaler is not None and grad_scaler.is_enabled())
-        self._owner = owner
-        self._buffers = buffers if sparse.takes_momentum_over else None
+        self.epoch: int | None = None
+        self.idle = False
+        self._admit = admit
         self._settings = Settings(sparse, factor, self.undoable, hold_zeros)
         self._grad_scaler = grad_scaler
         self._shared: dict[type[Any], Any] = {}  # state that the rules of all buckets share
@@ -114,9 +90,7 @@ class Exchange:
             return factor
 
         clips = momentum is not None and momentum.max_norm is not None
-        self.worker = Worker(self._conditions, confirmed, self.undoable, factor_for if clips else None)
-        self._optimizer_loaded = self._state_loaded = False  # since the last exchange
-        self._warned = False  # that only an optimizer has loaded a state
+        self.worker = Worker(self._read, self.undoable, factor_for if clips else None)
         if self.ranks > 1 and transport.job is not None:  # ranks that are threads end together
             process.abort_on_error()
             with process.communicating(_CALL, transport):
@@ -150,39 +124,16 @@ class Exchange:
         with process.communicating(_CALL, self.transport):
             self.worker.add([Bucket(layout, self._settings, self.transport, self._shared) for layout in layouts])
 
-    def note_load(self) -> None:
-        """Note that an optimizer has loaded a state of another step."""
-        self._optimizer_loaded = any(bucket.trained for bucket in self.worker.buckets)
+    def conditions(self, group: int) -> Step:
+        """Return the conditions that a param group sets in the step in progress; group -1 stands for none."""
+        del group
+        return Step(epoch=self.epoch, idle=self.idle)
 
-    def _warn_of_load(self) -> None:
-        if self._optimizer_loaded and not (self._state_loaded or self._warned):
-            self._warned = True
-            _LOG.warning(
-                "rank %d: the optimizer has loaded a state of another step, but residuals and velocities are those of "
-                "the last step: load the state of the exchange, too, or call reset()",
-                self.transport.rank,
-            )
-        self._optimizer_loaded = self._state_loaded = False
-
-    def _conditions(self, group: int) -> Callable[[], Step]:
-        self._warn_of_load()
-        step: Step | Exception
+    def _read(self, group: int) -> Reading:
         try:
-            step = self._owner.step_for(group)
+            return Reading(self.conditions(group), self._grad_scaler)
         except Exception as error:  # such as a learning rate that is no number: not an error of backward()
-            step = error
-        # On a GPU, gradients are available later than the host's clock has it, and waits seem longer than they are.
-        on_host = all(bucket.layout.torch_device.type == "cpu" for bucket in self.worker.buckets)
-        exposed = self.worker.exposed / 1e9 if on_host else 0.0
-
-        def conditions() -> Step:
-            if isinstance(step, Exception):
-                raise step
-            # The loss scale, and possibly the rate, is on the device: to read it is to wait for the device.
-            scale = 1.0 if self._grad_scaler is None else self._grad_scaler.get_scale()
-            return replace(step, learning_rate=float(step.learning_rate), loss_scale=scale, exposed=exposed)
-
-        return conditions
+            return Reading(error)
 
     def anywhere(self, flags: Sequence[bool]) -> list[bool]:
         """Return which flags are set on any rank; a collective call between steps."""
@@ -208,15 +159,7 @@ class Exchange:
             copy: Copies an array to the host.
         """
         self.worker.settle()
-        state = self.worker.state_dict(copy)
-        buffers = {} if self._buffers is None else self._buffers.buffers()
-        for bucket, saved in zip(self.worker.buckets, state["buckets"], strict=True):
-            own = {key: buffers[key] for key in saved["parameters"] if key in buffers}
-            if own:
-                with bucket.work():
-                    arrays = {key: _array_of(bucket.device, buffer) for key, buffer in own.items()}
-                    saved["buffers"] = to_tensors(arrays, copy)
-        return state
+        return self.worker.state_dict(copy)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that ``state_dict`` returned on the same rank of the same world size; between steps.
@@ -228,22 +171,17 @@ class Exchange:
         self.worker.settle()
         self._grow(state)
         self.worker.load_state_dict(state)
-        self._state_loaded = True
-        if self._buffers is not None and self.worker.buckets:
-            saved = [bucket.get("buffers", {}) for bucket in state["buckets"]]
-            self._buffers.load_buffers({key: buffer for buffers in saved for key, buffer in buffers.items()})
 
     def reset(self) -> None:
         """Return to the state of a new exchange; a collective call between steps."""
         with process.communicating("reset()", self.transport):
             self.worker.reset()
-        self._state_loaded = True
 
     def _grow(self, state: Mapping[str, Any]) -> None:
         """Create buckets for parameters that had been trained when a state was saved, but not yet here."""
-        if self.ranks > 1:
+        if self._admit is not None and self.ranks > 1:
             for bucket in state["buckets"][len(self.worker.buckets) :]:
-                self._owner.place_named(bucket["parameters"])
+                self._admit(bucket["parameters"])
 
     def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """Return the state that continues those of another world size; the sum of the residuals is unchanged.
@@ -260,12 +198,4 @@ class Exchange:
         """
         self.worker.settle()
         self._grow(leader)
-        merged, notes = self.worker.merge(states, leader)
-        for state, saved in zip(merged["buckets"], leader["buckets"], strict=False):
-            state.update({"buffers": saved["buffers"]} if "buffers" in saved else {})
-        return merged, notes
-
-
-def _array_of(device: Device, tensor: torch.Tensor) -> Array:
-    """Return an array of the content of a tensor, in the precision in which gradients are exchanged."""
-    return device.array_of(tensor.detach().to(real_dtype(tensor.dtype)).contiguous())
+        return self.worker.merge(states, leader)

@@ -20,9 +20,9 @@ from horovod_sparse.engine.bucket import Bucket, StepGradients
 from horovod_sparse.engine.clipping import clip
 from horovod_sparse.engine.device import Device
 from horovod_sparse.engine.pipeline.base import NoBackwardError
+from horovod_sparse.engine.reading import Reading
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.metrics.counts import statistics
-from horovod_sparse.rules import Step
 from horovod_sparse.transport.traffic import Traffic
 from horovod_sparse.transport.waiting import keep_alive
 
@@ -32,7 +32,7 @@ class _Job(NamedTuple):
 
     bucket: Bucket
     collected: StepGradients
-    conditions: Callable[[], Step]
+    reading: Reading
 
 
 class Worker:
@@ -42,34 +42,28 @@ class Worker:
     that the collectives of all ranks match. Thread and transport are private.
 
     Args:
-        conditions: Returns, for the index of a param group, a function that returns the conditions of the step. The
-            outer function is called in program order, the inner one on the worker thread, where it may wait for the
-            device.
-        confirmed: Whether a step counts only after a call of ``confirm``. Until then it can be resumed or dropped.
+        read: Returns the conditions of the step for the index of a param group; called in program order.
         undoable: Whether the buckets can undo a step.
         factor_for: Clipping: returns a factor on all gradients of this rank for their total norm without the loss
             scale. No bucket starts before all are complete then. None: gradients are not clipped.
 
     Attributes:
         buckets: All buckets in the order of exchange; empty if there is one rank.
-        confirmed: The argument; may be set later.
+        confirmed: Whether a step counts only after a call of ``confirm``. Until then it can be resumed or dropped.
         failed: The error that ended the step in progress; None: none so far.
         unapplied: Buckets that have been exchanged, and whose result no optimizer has applied.
-        exposed: Nanoseconds of the last step's exchange after its last gradient was available, by the host's clock.
     """
 
     def __init__(
         self,
-        conditions: Callable[[int], Callable[[], Step]],
-        confirmed: bool = False,
+        read: Callable[[int], Reading],
         undoable: bool = False,
         factor_for: Callable[[float], float] | None = None,
     ) -> None:
         self.buckets: list[Bucket] = []
         self.failed: BaseException | None = None
-        self.exposed = 0
-        self._conditions = conditions
-        self.confirmed = confirmed
+        self.confirmed = False
+        self._read = read
         self._undoable = undoable
         self._factor_for = factor_for
         self._devices: set[Device] = set()
@@ -82,6 +76,7 @@ class Worker:
         self._next = 0  # number of the bucket that starts next
         self._step = 0
         self._complete = 0  # ns; time of the last gradient of the step in progress
+        self._exposed = 0.0  # seconds of the last step's exchange after its last gradient was available; 0 on a GPU
         self._running: Bucket | None = None
         self._joined = False
 
@@ -126,16 +121,16 @@ class Worker:
             for bucket in buckets:
                 bucket.mark_ready()
             steps = [(bucket, bucket.collected) for bucket in buckets]
-            conditions = self._conditions(buckets[0].layout.group)
-            self._thread.submit(partial(self._clip, steps, conditions, self._factor_for))
+            reading = self._read(buckets[0].layout.group)
+            self._thread.submit(partial(self._clip, steps, reading, self._factor_for))
         while self._next < len(self.buckets):
             together = self._together(self._next)
             if any(bucket.collected.waiting for bucket in together):
                 break
             for bucket in together:
                 bucket.mark_ready()
-            # Read here, in program order: a scheduler may change them while the worker is still busy.
-            jobs = [_Job(bucket, bucket.collected, self._conditions(bucket.layout.group)) for bucket in together]
+            readings = [self._read(bucket.layout.group)._replace(exposed=self._exposed) for bucket in together]
+            jobs = [_Job(one, one.collected, reading) for one, reading in zip(together, readings, strict=True)]
             self._thread.submit(partial(self._run, jobs))
             self._next += len(together)
         if buckets and self._next == len(self.buckets):
@@ -168,9 +163,9 @@ class Worker:
                     self._running = job.bucket
                     self._begun.append(job.bucket)
                     if job is jobs[-1]:
-                        job.bucket.exchange(job.collected, job.conditions)
+                        job.bucket.exchange(job.collected, job.reading.wait)
                     else:
-                        ends.append(job.bucket.start_exchange(job.collected, job.conditions))
+                        ends.append(job.bucket.start_exchange(job.collected, job.reading.wait))
                 for job, end in zip(jobs[:-1], ends, strict=True):
                     self._running = job.bucket
                     end()
@@ -189,7 +184,7 @@ class Worker:
     def _clip(
         self,
         steps: Sequence[tuple[Bucket, StepGradients]],
-        conditions: Callable[[], Step],
+        reading: Reading,
         factor_for: Callable[[float], float],
     ) -> None:
         try:
@@ -198,7 +193,7 @@ class Worker:
                 for bucket, collected in steps:
                     streams.enter_context(bucket.work(collected))
                     gradients += [one for key, one in collected.gradients.items() if key not in collected.held]
-                clip(gradients, factor_for, conditions().loss_scale)
+                clip(gradients, factor_for, reading.wait().loss_scale)
         except BaseException as error:
             self.failed = error
 
@@ -286,7 +281,10 @@ class Worker:
             self.unapplied = [bucket for bucket in self._begun if self._undoable or bucket.changed]
         self.failed, self._begun, self._next, self._first = None, [], 0, 0
         self._step += 1
-        self.exposed = sum(bucket.begin(self._complete) for bucket in self.buckets)
+        exposed = sum([bucket.begin(self._complete) for bucket in self.buckets])
+        # On a GPU, gradients are available later than the host's clock has it, and waits seem longer than they are.
+        on_host = all(bucket.layout.torch_device.type == "cpu" for bucket in self.buckets)
+        self._exposed = exposed / 1e9 if on_host else 0.0
 
     def join(self, after_step: Callable[[], None], ended: Callable[[BaseException | None], None]) -> Callable[[], None]:
         """Participate with zero gradients until no rank has a backward pass; for ``hvd.join()``.
@@ -300,8 +298,7 @@ class Worker:
         """
         self._require_complete()
         self._joined = True
-        self.exposed = 0  # no backward pass could hide anything
-        steps = {bucket: replace(self._conditions(bucket.layout.group)(), idle=True) for bucket in self.buckets}
+        steps = {bucket: replace(self._read(bucket.layout.group).wait(), idle=True) for bucket in self.buckets}
 
         def take_part() -> None:
             taken = 0
@@ -309,7 +306,7 @@ class Worker:
                 while True:
                     first = 0
                     while together := self._together(first):
-                        self._exchange([_Job(one, StepGradients(), partial(replace, steps[one])) for one in together])
+                        self._exchange([_Job(one, StepGradients(), Reading(steps[one])) for one in together])
                         first += len(together)
                     after_step()
                     self._begun = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +12,43 @@ import horovod_sparse
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.report import limits
 from horovod_sparse.engine.device import device_of
+from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.optimizers import has_momentum
 from horovod_sparse.frontends.units import check_unit, unit_for
+from horovod_sparse.transport.agreement import agree
+from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.cuda_aware import cuda_aware
+
+
+def agree_on(transport: Transport, facts: Callable[[], dict[str, Any]]) -> None:
+    """Raise an error on all ranks if their facts differ, or if one of them finds an error in its arguments.
+
+    A collective call.
+
+    Args:
+        transport: The ranks.
+        facts: Returns the facts of this rank by their names, or raises the error.
+    """
+    mine: dict[str, Any] | Exception
+    try:
+        mine = facts()
+    except Exception as error:
+        mine = type(error)(f"rank {job().rank}: {error}") if type(error) in (ValueError, RuntimeError) else error
+    agree(transport, mine)
+
+
+def require_sparse(compression: Any, dense: str) -> None:
+    """Raise ValueError unless a compression is a configuration of this package.
+
+    Args:
+        compression: The user's argument.
+        dense: What to use instead for a dense exchange, for the message.
+    """
+    if not isinstance(compression, Sparse):
+        raise ValueError(
+            f"unknown compression {compression!r}: pass hvs.Compression.topka(density=0.01), "
+            f"hvs.parse('topka:density=0.01') or similar; for a dense exchange {dense}"
+        )
 
 
 def common_facts(

@@ -6,18 +6,20 @@ import logging
 import math
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.layout import Segment
 from horovod_sparse.engine.pipeline.sparse import SparsePipeline
-from horovod_sparse.frontends.base import FrontEnd
 from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.kernels import copy_to_host
+
+if TYPE_CHECKING:
+    from horovod_sparse.frontends.exchange import GradientExchange
 
 _Buckets: TypeAlias = dict[Bucket, dict[str, torch.Tensor]]  # and their parameters by key
 _Places: TypeAlias = tuple[Mapping[torch.Tensor, tuple[Bucket, Segment]], _Buckets]
@@ -28,7 +30,7 @@ _ROUNDING = {2: 0.02}  # that is no clipping, relative, by bytes of an element
 _watches: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Watch] = weakref.WeakKeyDictionary()
 
 
-def warn_of_clipping(optimizer: torch.optim.Optimizer, front_end: FrontEnd) -> None:
+def warn_of_clipping(optimizer: torch.optim.Optimizer, exchange: GradientExchange | None) -> None:
     """Warn once, on rank 0, if exchanged gradients are clipped before an optimizer's step.
 
     Dense gradients may be clipped. A selected entry is a sum over many steps, and clipping would drop a part of it for
@@ -36,20 +38,21 @@ def warn_of_clipping(optimizer: torch.optim.Optimizer, front_end: FrontEnd) -> N
 
     Args:
         optimizer: The optimizer. Other hooks that change gradients must be registered later.
-        front_end: A front end that exchanges its gradients; held weakly.
+        exchange: An exchange of its gradients, held weakly; None: it is not there yet.
     """
     if optimizer not in _watches:
         _watches[optimizer] = _Watch()
         optimizer.register_step_pre_hook(_watches[optimizer])
-    _watches[optimizer].front_ends.add(front_end)
+    if exchange is not None:
+        _watches[optimizer].exchanges.add(exchange)
 
 
 class _Watch:
     def __init__(self) -> None:
-        self.front_ends: weakref.WeakSet[FrontEnd] = weakref.WeakSet()
+        self.exchanges: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
         self._steps = 0
         self._before: weakref.WeakKeyDictionary[Bucket, float] = weakref.WeakKeyDictionary()  # factor of the last step
-        self._places: weakref.WeakKeyDictionary[FrontEnd, _Places] = weakref.WeakKeyDictionary()
+        self._places: weakref.WeakKeyDictionary[GradientExchange, _Places] = weakref.WeakKeyDictionary()
         self._warned = False
 
     @eager
@@ -70,24 +73,24 @@ class _Watch:
 
     def _look(self, optimizer: torch.optim.Optimizer) -> None:
         self._steps += 1
-        for front_end in self.front_ends:
-            for bucket, parameters in self._buckets(optimizer, front_end).items():
+        for exchange in self.exchanges:
+            for bucket, parameters in self._buckets(optimizer, exchange).items():
                 if not self._warned and (bucket.layout.torch_device.type != "cuda" or self._steps % _INTERVAL == 1):
                     factor = factor_of(bucket, parameters, _pipeline(bucket).gradient_unit)
                     if factor is not None:
                         bytes_ = next(iter(parameters.values())).element_size()
                         self._compare(bucket, factor * _scale(optimizer), _ROUNDING.get(bytes_, 1e-3))
 
-    def _buckets(self, optimizer: torch.optim.Optimizer, front_end: FrontEnd) -> _Buckets:
+    def _buckets(self, optimizer: torch.optim.Optimizer, exchange: GradientExchange) -> _Buckets:
         """Return the optimizer's buckets. Another one's hooks may have changed the gradients in its own already."""
-        selected = front_end.selected()
-        if front_end not in self._places or self._places[front_end][0] is not selected:
+        selected = exchange.selected()
+        if exchange not in self._places or self._places[exchange][0] is not selected:
             buckets: _Buckets = {}
             for p in (p for group in optimizer.param_groups for p in group["params"] if p in selected):
                 bucket, segment = selected[p]
                 buckets.setdefault(bucket, {})[segment.key] = p
-            self._places[front_end] = selected, buckets
-        return self._places[front_end][1]
+            self._places[exchange] = selected, buckets
+        return self._places[exchange][1]
 
     def _compare(self, bucket: Bucket, factor: float, rounding: float) -> None:
         if abs(factor - 1) <= rounding:

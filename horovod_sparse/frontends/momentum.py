@@ -5,22 +5,25 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 
 from horovod_sparse.config import Sparse
-from horovod_sparse.frontends.base import FrontEnd
 from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.optimizers import has_momentum, is_adam, is_known
 from horovod_sparse.frontends.optimizers_momentum import OptimizersMomentum
 from horovod_sparse.frontends.own_momentum import OwnMomentum
 from horovod_sparse.frontends.step_hooks import StepHooks
 
+if TYPE_CHECKING:
+    from horovod_sparse.frontends.exchange import GradientExchange
+
 _LOG = logging.getLogger("horovod_sparse")
 _applied: weakref.WeakKeyDictionary[torch.optim.Optimizer, StepHooks] = weakref.WeakKeyDictionary()
 
 
-def apply_momentum(optimizer: torch.optim.Optimizer, sparse: Sparse, front_end: FrontEnd | None) -> None:
+def apply_momentum(optimizer: torch.optim.Optimizer, sparse: Sparse, exchange: GradientExchange | None) -> None:
     """Register the step hooks that momentum before the selection needs.
 
     If the momentum is the optimizer's, the optimizer gets effective gradients (see ``Handover``) and keeps applying it.
@@ -31,8 +34,8 @@ def apply_momentum(optimizer: torch.optim.Optimizer, sparse: Sparse, front_end: 
             optimizer's, momentum of other classes than ``SGD``, ``Muon``, ``Adam`` and ``AdamW``, and of subclasses
             with their own ``step``, is applied after the exchange, and rank 0 logs a warning.
         sparse: The configuration; nothing is done if it applies no momentum.
-        front_end: The front end that exchanges the gradients, held weakly; None: this rank takes part in none. An
-            optimizer of several models has several.
+        exchange: The exchange of the gradients, held weakly; None: it is not there yet, or this rank takes part in
+            none. An optimizer of several models has several.
 
     Raises:
         ValueError: Signs of Adam's first moment are to be sent without dense steps before.
@@ -51,32 +54,32 @@ def apply_momentum(optimizer: torch.optim.Optimizer, sparse: Sparse, front_end: 
         if sparse.takes_momentum_over:
             _report(optimizer, sparse.momentum.fresh)
     _applied[optimizer].options = sparse.momentum
-    if front_end is not None:
-        _applied[optimizer].front_ends.add(front_end)
+    if exchange is not None:
+        _applied[optimizer].exchanges.add(exchange)
 
 
-def _optimizers_of(front_end: FrontEnd) -> dict[torch.optim.Optimizer, OptimizersMomentum]:
-    hooks = {optimizer: _applied.get(optimizer) for optimizer in front_end.exchange_optimizers}
+def _optimizers_of(exchange: GradientExchange) -> dict[torch.optim.Optimizer, OptimizersMomentum]:
+    hooks = {optimizer: _applied.get(optimizer) for optimizer in exchange.optimizers}
     return {optimizer: known for optimizer, known in hooks.items() if isinstance(known, OptimizersMomentum)}
 
 
-def follow_step(front_end: FrontEnd) -> None:
+def follow_step(exchange: GradientExchange) -> None:
     """Follow a step of the other ranks that this rank's optimizers do not take; a collective call."""
-    for optimizer, known in _optimizers_of(front_end).items():
+    for optimizer, known in _optimizers_of(exchange).items():
         known.follow(optimizer)
 
 
-def buffers_of(front_end: FrontEnd) -> dict[str, torch.Tensor]:
+def buffers_of(exchange: GradientExchange) -> dict[str, torch.Tensor]:
     """Return the momentum buffers that belong to the state of an exchange, by the keys of the gradients."""
-    places = front_end.selected()
-    found = [known.buffers(optimizer).items() for optimizer, known in _optimizers_of(front_end).items()]
+    places = exchange.selected()
+    found = [known.buffers(optimizer).items() for optimizer, known in _optimizers_of(exchange).items()]
     return {places[p][1].key: buffer for buffers in found for p, buffer in buffers if p in places}
 
 
-def load_buffers(front_end: FrontEnd, buffers: Mapping[str, torch.Tensor]) -> None:
+def load_buffers(exchange: GradientExchange, buffers: Mapping[str, torch.Tensor]) -> None:
     """Load momentum buffers by the keys of the gradients; they may be flat."""
-    given = {p: buffers[segment.key] for p, (_, segment) in front_end.selected().items() if segment.key in buffers}
-    for optimizer, known in _optimizers_of(front_end).items():
+    given = {p: buffers[segment.key] for p, (_, segment) in exchange.selected().items() if segment.key in buffers}
+    for optimizer, known in _optimizers_of(exchange).items():
         own = {p for group in optimizer.param_groups for p in group["params"]}
         known.load(optimizer, {p: buffer for p, buffer in given.items() if p in own})
 

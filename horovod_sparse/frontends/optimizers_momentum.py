@@ -83,8 +83,8 @@ class OptimizersMomentum(StepHooks):
         self._put(optimizer, {p: buffer for p, buffer in self._kept.items() if p not in replaced})
         self._kept.clear()
         self._loaded.clear()
-        for front_end in self.front_ends:
-            own = {p: segment for p, (_, segment) in front_end.selected().items() if p in replaced}
+        for exchange in self.exchanges:
+            own = {p: segment for p, (_, segment) in exchange.selected().items() if p in replaced}
             in_order = sorted(own, key=lambda p: own[p].key)  # the same on every rank
             sizes = [own[p].size for p in in_order]
             buffers = [self._buffer(optimizer, p) for p in in_order]
@@ -93,7 +93,7 @@ class OptimizersMomentum(StepHooks):
                 for size, one in zip(sizes, buffers, strict=True)
             ]
             if flat:
-                means = front_end.average(torch.cat([one.to("cpu", torch.float64) for one in flat]))
+                means = exchange.average(torch.cat([one.to("cpu", torch.float64) for one in flat]))
                 for p, mean in zip(in_order, torch.split(means, sizes), strict=True):
                     self._put(optimizer, {p: _like(p, mean)})
         return places
@@ -187,15 +187,15 @@ class OptimizersMomentum(StepHooks):
         """Show this rank's velocities instead of what was delivered last, as the state is about to be returned."""
         self._restore(optimizer)  # in case the last step failed
         groups = {p: group for group in optimizer.param_groups for p in group["params"]}
-        for front_end in self.front_ends:
-            if not front_end.between_steps():
+        for exchange in self.exchanges:
+            if not exchange.between_steps():
                 raise RuntimeError(
                     f"rank {job().rank}: the optimizer's state cannot be read during an exchange, which changes "
                     "the momentum: call state_dict() after step()"
                 )
             owed: dict[int, tuple[None, torch.Tensor]] = {}  # by number of the bucket
             for p, group in groups.items():
-                bucket, segment = front_end.selected().get(p, (None, None))
+                bucket, segment = exchange.selected().get(p, (None, None))
                 buffer = self._buffer(optimizer, p)
                 if bucket is None or segment is None or buffer is None or buffer.is_sparse or p in self._kept:
                     continue
@@ -203,7 +203,7 @@ class OptimizersMomentum(StepHooks):
                     continue
                 number = bucket.layout.number
                 if number not in owed:
-                    owed[number] = _owed(bucket, front_end.exchange_ranks)
+                    owed[number] = _owed(bucket, exchange.ranks)
                 self._kept[p] = buffer
                 optimizer.state[p][self._name] = shown = buffer.clone()
                 shard = shard_of(shown)
@@ -215,8 +215,8 @@ class OptimizersMomentum(StepHooks):
         """Continue with the momentum of a loaded optimizer state, unless a state of the exchange was loaded, too."""
         self._kept.clear()
         self._put(optimizer, self._loaded)
-        for front_end in self.front_ends:
-            front_end.settle()
+        for exchange in self.exchanges:
+            exchange.settle()
         for bucket, _ in self._places(optimizer).values():
             bucket.replace_momentum()
 
@@ -246,7 +246,7 @@ class OptimizersMomentum(StepHooks):
         return buffer
 
     def _places(self, optimizer: torch.optim.Optimizer) -> _Places:
-        places = {p: place for front_end in self.front_ends for p, place in front_end.selected().items()}
+        places = {p: place for exchange in self.exchanges for p, place in exchange.selected().items()}
         return {p: places[p] for group in optimizer.param_groups for p in group["params"] if p in places}
 
 

@@ -54,7 +54,7 @@ class OwnMomentum(StepHooks):
         # Horovod gathers sparse gradients (embeddings), unless they were converted to dense ones.
         if p.grad is not None and p.grad.is_sparse and not getattr(optimizer, "sparse_as_dense", False):
             return False
-        buckets = [front_end.bucket_of(p) for front_end in self.front_ends]
+        buckets = [exchange.bucket_of(p) for exchange in self.exchanges]
         return any(bucket is not None and not bucket.layout.dense for bucket in buckets)
 
     def _add(

@@ -7,21 +7,21 @@ import logging
 import sys
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from horovod_sparse.engine.clipping import clip
-from horovod_sparse.engine.exchange import Exchange
-from horovod_sparse.frontends.base import FrontEnd
 from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.shards import shard_of, total_norm
 
+if TYPE_CHECKING:
+    from horovod_sparse.frontends.exchange import GradientExchange
+
 _LOG = logging.getLogger("horovod_sparse")
-# Parameters of exchanges that were given no optimizer.
-_without_optimizer: weakref.WeakKeyDictionary[Exchange, Container[torch.Tensor]] = weakref.WeakKeyDictionary()
+_without_optimizer: weakref.WeakSet[GradientExchange] = weakref.WeakSet()  # exchanges that were given none
 _HOOKED = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # of the function that calls step hooks
 
 
@@ -30,14 +30,14 @@ class StepHooks(ABC):
 
     Attributes:
         options: Options of the momentum, as in ``MomentumCorrection``.
-        front_ends: Front ends that exchange gradients of the optimizer; empty if this rank takes part in none.
+        exchanges: Exchanges of gradients of the optimizer; empty if this rank takes part in none.
     """
 
     options: Any
     _reported = False  # that optimizers are clipped separately
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.front_ends: weakref.WeakSet[FrontEnd] = weakref.WeakSet()
+        self.exchanges: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
         optimizer.register_step_pre_hook(self.before)
         optimizer.register_step_post_hook(self.after)
 
@@ -88,7 +88,7 @@ class StepHooks(ABC):
                 gradient.mul_(scale)
 
     def _report_norms(self, optimizer: torch.optim.Optimizer) -> None:
-        together = [front_end.exchange_optimizers for front_end in self.front_ends]
+        together = [exchange.optimizers for exchange in self.exchanges]
         if not self._reported and any(len(them) > 1 and them[0] is optimizer for them in together):
             _LOG.warning(
                 "a single rank clips the gradients of each optimizer by their own norm (max_norm=%g), but several "
@@ -102,7 +102,7 @@ class StepHooks(ABC):
 
     @property
     def _alone(self) -> bool:
-        return all(front_end.exchange_ranks == 1 for front_end in self.front_ends)
+        return all(exchange.ranks == 1 for exchange in self.exchanges)
 
 
 def _nested(optimizer: torch.optim.Optimizer) -> bool:
@@ -117,15 +117,13 @@ def _nested(optimizer: torch.optim.Optimizer) -> bool:
     return calls > 1
 
 
-def follow_optimizers(
-    optimizers: Sequence[torch.optim.Optimizer], exchange: Exchange, parameters: Container[torch.Tensor]
-) -> None:
+def follow_optimizers(optimizers: Sequence[torch.optim.Optimizer], exchange: GradientExchange) -> None:
     """Follow the optimizers of a model, as ``follow_optimizer``; each applies the gradients of its own groups.
 
     Without any, every optimizer of this process that has one of the parameters is followed from its first step on.
     """
     if not optimizers:
-        _without_optimizer[exchange] = parameters
+        _without_optimizer.add(exchange)
         _follow_unknown()
     for place, optimizer in enumerate(optimizers):
         follow_optimizer(optimizer, exchange, functools.partial(_is_of, place, len(optimizers)))
@@ -136,8 +134,8 @@ def _follow_unknown() -> None:
     """Follow every optimizer of this process, once; torch iterates over its hooks, so this one is never removed."""
 
     def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        for exchange, parameters in list(_without_optimizer.items()):
-            if any(p in parameters for group in optimizer.param_groups for p in group["params"]):
+        for exchange in list(_without_optimizer):
+            if any(p in exchange.names for group in optimizer.param_groups for p in group["params"]):
                 exchange.worker.confirmed = True
                 exchange.worker.confirm()
 
@@ -149,7 +147,7 @@ def _is_of(place: int, optimizers: int, group: int) -> bool:
 
 
 def follow_optimizer(
-    optimizer: torch.optim.Optimizer, exchange: Exchange, applied: Callable[[int], bool] | None = None
+    optimizer: torch.optim.Optimizer, exchange: GradientExchange, applied: Callable[[int], bool] | None = None
 ) -> None:
     """Report to an exchange, which is held weakly, what an optimizer does with the results.
 
@@ -186,7 +184,7 @@ def follow_optimizer(
     follow_loads(optimizer, exchange)
 
 
-def follow_loads(optimizer: torch.optim.Optimizer, exchange: Exchange) -> None:
+def follow_loads(optimizer: torch.optim.Optimizer, exchange: GradientExchange) -> None:
     """Report to an exchange, which is held weakly, when an optimizer loads a state of another step."""
     reference = weakref.ref(exchange)
 

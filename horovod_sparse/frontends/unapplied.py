@@ -10,15 +10,14 @@ from __future__ import annotations
 import torch
 
 from horovod_sparse.engine.bucket import Bucket
-from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.engine.pipeline.sparse import SparsePipeline
-from horovod_sparse.frontends.base import FrontEnd
 from horovod_sparse.frontends.clipping import factor_of
+from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.shards import shard_of
 
 
-def begin_backward(front_end: FrontEnd, exchange: Exchange) -> None:
+def begin_backward(exchange: GradientExchange) -> None:
     """Resume or drop results that no optimizer has applied; called before a backward pass changes any gradient.
 
     Raises:
@@ -28,7 +27,7 @@ def begin_backward(front_end: FrontEnd, exchange: Exchange) -> None:
     if not exchange.worker.unapplied:
         return
     parameters: dict[Bucket, dict[str, torch.Tensor]] = {}
-    for p, (bucket, segment) in front_end.selected().items():
+    for p, (bucket, segment) in exchange.selected().items():
         parameters.setdefault(bucket, {})[segment.key] = p
     kept = [bucket for bucket in exchange.worker.unapplied if _kept(bucket, parameters.get(bucket, {}))]
     momentum = exchange.compression.momentum

@@ -13,6 +13,8 @@ import torch
 from horovod_sparse.frontends.optimizers import replaces_step
 
 _AMP = "_step_supports_amp_scaling"  # of torch's fused optimizers, which GradScaler reads
+# Attributes of a class that belong to itself. Horovod's broadcast_optimizer_state recognizes optimizers by __module__.
+_OWN = {"__dict__", "__weakref__", "__module__", "__doc__", "__annotations__"}
 _OF_TORCH = {*dir(torch.optim.Optimizer), _AMP}
 
 
@@ -23,7 +25,12 @@ class _Kept:
         """Do nothing: ``wrapped`` has taken all attributes over."""
 
 
-def wrapped(optimizer: torch.optim.Optimizer, functions: Mapping[str, Any]) -> Any:
+def functions_of(*classes: type) -> dict[str, Any]:
+    """Return the attributes that classes define, for a class that is built at run time; later classes override."""
+    return {name: value for part in classes for name, value in vars(part).items() if name not in _OWN}
+
+
+def wrapped(optimizer: torch.optim.Optimizer, base: type, functions: Mapping[str, Any]) -> Any:
     """Return an optimizer of a subclass with the attributes of another one, on which no constructor was called yet.
 
     Param groups, states and hooks are shared, but not the lists and dictionaries that hold them: what is added to one
@@ -32,16 +39,17 @@ def wrapped(optimizer: torch.optim.Optimizer, functions: Mapping[str, Any]) -> A
 
     Args:
         optimizer: The optimizer.
+        base: Class with functions for the user, whose names are not those of the optimizer's functions.
         functions: Functions and attributes that override those of its class.
     """
     kind = type(optimizer)
-    made: Any = object.__new__(type(kind.__name__, (_Kept, kind), dict(functions)))
+    made: Any = object.__new__(type(kind.__name__, (_Kept, base, kind), dict(functions)))
     for name, value in vars(optimizer).items():
         if _is_copied(name):
             value = copy.copy(value)
         elif isinstance(value, types.MethodType) and value.__self__ is optimizer:
             value = types.MethodType(value.__func__, made)
-        if name not in functions:
+        if name not in functions and not hasattr(base, name):
             made.__dict__[name] = value
     return made
 
@@ -49,7 +57,8 @@ def wrapped(optimizer: torch.optim.Optimizer, functions: Mapping[str, Any]) -> A
 def warn_of_hidden(optimizer: torch.optim.Optimizer, made: torch.optim.Optimizer) -> None:
     """Warn the caller's caller of attributes of an optimizer that the one that wraps it has replaced by its own."""
     kind = type(optimizer)
-    hidden = {name for name in vars(type(made)).keys() - _OF_TORCH if hasattr(kind, name)}
+    mine = type(made).__mro__[: type(made).__mro__.index(kind)]
+    hidden = {name for part in mine for name in vars(part).keys() - _OF_TORCH if hasattr(kind, name)}
     for name, value in vars(optimizer).items():
         if not _is_copied(name) and name != _AMP and _function(vars(made).get(name)) is not _function(value):
             hidden.add(name)

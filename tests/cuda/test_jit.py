@@ -18,6 +18,7 @@ from horovod_sparse.config import parse
 from horovod_sparse.engine import layout
 from horovod_sparse.engine.bucket import Bucket, Settings
 from horovod_sparse.engine.layout import Member, plan
+from horovod_sparse.engine.reading import Reading
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.kernels import to_host
 from horovod_sparse.rules import Step
@@ -57,7 +58,8 @@ def train(transport: Any, configuration: str, steps: int = 3) -> set[Variant]:
     with there(), compiled() as found:
         members = [Member.of(str(i), torch.zeros(shape), group=0) for i, shape in enumerate(SHAPES)]
         settings = Settings(parse(configuration), 1 / transport.size, undoable=True)
-        worker = Worker(lambda _: lambda: Step(0.1, epoch=0), confirmed=True, undoable=True)
+        worker = Worker(lambda _: Reading(Step(0.1, epoch=0)), undoable=True)
+        worker.confirmed = True
         worker.add([Bucket(one, settings, transport) for one in plan(members, bucket_bytes=1 << 20)])
         for step in range(steps):
             generator = torch.Generator().manual_seed(step + 10 * transport.rank)

@@ -309,7 +309,7 @@ def still_owed(optimizer, nesterov, fresh):
     for bucket in optimizer.compression_state_dict()["buckets"]:
         memory, handover = bucket["memory"], bucket["handover"]
         buffers = sum(states[key]["momentum_buffer"].sum().item() for key in bucket["parameters"] if states[key])
-        ranks = optimizer.exchange_ranks
+        ranks = optimizer.exchange.ranks
         owed += memory["residual"].sum().item() * (10 if memory["of_gradients"] else 1)
         owed += 9 * (1 - fresh) * memory["velocity"].sum().item()
         owed += 9 * (0.9 if nesterov and handover["plain"] else 1) * (buffers - handover["values"].sum().item() / ranks)

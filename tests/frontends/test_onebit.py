@@ -30,7 +30,7 @@ def adamw(model, **settings):
 
 def delivered(optimizer, p):
     """What the exchange has delivered last, as a mean over the ranks."""
-    bucket, segment = optimizer.selected()[p]
+    bucket, segment = optimizer.exchange.selected()[p]
     held = bucket.pipeline.handover.held
     assert held.indices is None
     part = held.values[segment.start : segment.start + segment.size]

@@ -426,7 +426,7 @@ def test_clearing_one_gradient_after_the_exchange_keeps_the_rest_correct(hvd, co
         closure_of(optimizer, model, rank, step, Given.loss if step < 10 else nothing)()
         optimizer.synchronize()
         if step == 5 and comm.Get_size() > 1:
-            bucket, segment = optimizer.selected()[model.second]
+            bucket, segment = optimizer.exchange.selected()[model.second]
             indices, values = bucket.pipeline.handover.next.entries
             inside = (indices >= segment.start) & (indices < segment.start + segment.size)
             lost[model.second] = bucket.pipeline.gradient_unit * values[inside].sum()
@@ -477,7 +477,7 @@ def test_momentum_may_be_zero_for_some_steps_with_adam(hvd, comm):
     for step in range(12):
         optimizer.param_groups[0]["betas"] = (0.0 if step in (5, 6) else 0.9, 0.99)
         train(optimizer, model, rank, [step], Given.loss)
-        for p, (bucket, segment) in optimizer.selected().items():
+        for p, (bucket, segment) in optimizer.exchange.selected().items():
             held, unit = bucket.pipeline.handover.held, bucket.pipeline.gradient_unit
             dense = torch.zeros(bucket.layout.size, dtype=torch.float64)
             dense[torch.from_numpy(held.indices).long()] = unit * torch.from_numpy(held.values)

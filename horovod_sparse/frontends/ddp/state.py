@@ -4,7 +4,7 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +16,9 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
 from horovod_sparse.engine.device import device_of
-from horovod_sparse.engine.exchange import Exchange, require_state
-from horovod_sparse.engine.layout import Member
-from horovod_sparse.engine.worker import Worker
+from horovod_sparse.engine.exchange import require_state
 from horovod_sparse.frontends.arguments import (
+    agree_on,
     check_devices,
     check_optimizers,
     common_facts,
@@ -27,18 +26,17 @@ from horovod_sparse.frontends.arguments import (
     names_of,
     optimizers_in,
     require_own,
+    require_sparse,
 )
-from horovod_sparse.frontends.base import ForOptimizers, group_numbers
+from horovod_sparse.frontends.base import ExchangingGradients
 from horovod_sparse.frontends.clipping import warn_of_clipping
-from horovod_sparse.frontends.conditions import Conditions
 from horovod_sparse.frontends.eager import eager
+from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.members import job, transport_of
 from horovod_sparse.frontends.momentum import apply_momentum
-from horovod_sparse.frontends.step_hooks import follow_optimizers
 from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.frontends.units import check_unit
 from horovod_sparse.kernels import copy_to_host
-from horovod_sparse.transport.agreement import agree
 
 
 class _Delivery:
@@ -46,24 +44,25 @@ class _Delivery:
 
     Args:
         buffer: Memory of the DDP bucket, into which results are written.
-        worker: Worker that exchanges the gradients.
+        exchange: The exchange.
     """
 
-    def __init__(self, buffer: torch.Tensor, worker: Worker) -> None:
+    def __init__(self, buffer: torch.Tensor, exchange: GradientExchange) -> None:
         self._buffer = buffer
-        self._worker = worker
+        self._names = exchange.names
+        self._worker = exchange.worker
         self._lock = threading.Lock()
         self._waiting = 1  # buckets to wait for, and 1 until all gradients are submitted
         devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
         self.future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
 
-    def submit(self, gradients: Iterable[tuple[str, torch.Tensor, bool]]) -> None:
-        """Submit all gradients of this bucket: key, gradient, and whether it is held."""
+    def submit(self, gradients: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Submit all gradients of this bucket, with their parameters."""
         collected = []
-        for key, gradient, hold in gradients:
-            bucket = self._worker.bucket_of(key)
+        for p, gradient in gradients:
+            bucket = self._worker.bucket_of(self._names[p])
             assert bucket is not None
-            self._worker.put(bucket, key, gradient, hold)
+            self._worker.put(bucket, self._names[p], gradient, hold=not p.requires_grad)
             collected.append(bucket.collected)
         for step in dict.fromkeys(collected):
             with self._lock:
@@ -85,7 +84,7 @@ class _Delivery:
                     self.future.set_result(self._buffer)
 
 
-class SparseState(ForOptimizers):
+class SparseState(ExchangingGradients):
     """State of ``sparse_hook``: the exchange of one DDP model, with its residuals.
 
     ::
@@ -120,6 +119,8 @@ class SparseState(ForOptimizers):
         ValueError: An argument is out of range.
     """
 
+    optimizers: tuple[torch.optim.Optimizer, ...]
+
     def __init__(
         self,
         compression: Sparse,
@@ -133,18 +134,13 @@ class SparseState(ForOptimizers):
         stall_timeout: float | None = None,
         stall_abort: float | None = None,
     ) -> None:
-        if not isinstance(compression, Sparse):
-            raise ValueError(
-                f"unknown compression {compression!r}: pass hvs.Compression.topka(density=0.01) or similar; for a "
-                "dense exchange register no hook"
-            )
+        require_sparse(compression, "register no hook")
         limits(stall_timeout, stall_abort)
         check_unit(residual_unit)
         self._sparse = compression
         self.optimizer = optimizer
         self._process_group = process_group
         self._names = names_in(named_parameters)
-        self._parameter_names = {}  # of parameters with buckets
         self._names_by_position: dict[str, str] = {}  # of a pickled state, until parameters are known
         self._must_have: dict[str, bool] = {}  # whether an unpickled state needs optimizer and scaler again
         self._grad_scaler = grad_scaler
@@ -180,7 +176,8 @@ class SparseState(ForOptimizers):
     @property
     def optimizer(self) -> torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None:
         """The optimizer of the model, or several."""
-        return self._optimizer
+        given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = self._optimizer
+        return given
 
     @optimizer.setter
     def optimizer(self, given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None) -> None:
@@ -192,19 +189,15 @@ class SparseState(ForOptimizers):
                 "SparseState"
             )
         self.optimizers = optimizers
-        self._optimizer = optimizers if isinstance(given, (list, tuple)) else given
+        self._optimizer: Any = optimizers if isinstance(given, (list, tuple)) else given
         for optimizer in self.optimizers:
             # Not in the first backward pass, which may already be inside the first step, in a closure.
-            warn_of_clipping(optimizer, self)
-            apply_momentum(optimizer, self.compression, None if self._exchange is None else self)
+            warn_of_clipping(optimizer, self._exchange)
+            apply_momentum(optimizer, self.compression, self._exchange)
 
-    def between_steps(self) -> bool:
-        """Finish a pending step, and return True: this is never called during backward()."""
-        self._between_steps()
-        return True
-
-    def place_named(self, keys: Sequence[str]) -> None:
-        """Do nothing: DDP exchanges all parameters that required gradients when it was constructed."""
+    @property
+    def _param_groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def _receive(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         exchange = self._open({p.device for p in bucket.parameters()})
@@ -214,7 +207,7 @@ class SparseState(ForOptimizers):
                 self._check_optimizers(exchange, self._unchecked)
                 self._unchecked = None
         if bucket.index() == 0:
-            self._require_groups()
+            exchange.require_groups()
         if bucket.index() == 0 and exchange.worker.collecting:
             joined = exchange.worker.complete  # no hook of a parameter has run: DDP's join() takes part in this pass
             exchange.worker.finish()
@@ -224,7 +217,7 @@ class SparseState(ForOptimizers):
         if exchange.ranks == 1 or buffer.is_sparse or not buffer.is_floating_point():
             future: torch.futures.Future[torch.Tensor] = allreduce_hook(self.group, bucket)
         else:
-            future = self._submit(exchange.worker, bucket)
+            future = self._submit(exchange, bucket)
         if bucket.is_last():
             self._place(exchange)
         return future
@@ -234,30 +227,27 @@ class SparseState(ForOptimizers):
         assert self._exchange is not None
         if self._exchange.worker.complete:
             self._exchange.worker.finish()
-        begin_backward(self, self._exchange)
+        begin_backward(self._exchange)
 
-    def _keyed(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor, bool]]:
-        return ((self._parameter_names[p], gradient, not p.requires_grad) for p, gradient in pairs)
-
-    def _submit(self, worker: Worker, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        delivery = _Delivery(bucket.buffer(), worker)
+    def _submit(self, exchange: GradientExchange, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        delivery = _Delivery(bucket.buffer(), exchange)
         pairs = [(p, gradient) for p, gradient in _gradients(bucket) if p.numel()]
-        if any(p not in self._parameter_names for p, _ in pairs):
+        if any(p not in exchange.names for p, _ in pairs):
             self._unplaced += [(p, gradient, delivery) for p, gradient in pairs]
         else:
-            delivery.submit(self._keyed(pairs))
+            delivery.submit(pairs)
         return delivery.future
 
-    def _place(self, exchange: Exchange) -> None:
+    def _place(self, exchange: GradientExchange) -> None:
         """Create buckets for parameters that have none; called after the last DDP bucket of a backward pass."""
         unplaced, self._unplaced = self._unplaced, []
         if unplaced:
             # DDP's buckets start with the last layers, but each holds its layers in forward order.
             deliveries = list(dict.fromkeys(delivery for *_, delivery in reversed(unplaced)))
             of_model = [p for target in deliveries for p, _, delivery in unplaced if delivery is target]
-            self._add(exchange, [p for p in of_model if p not in self._parameter_names])
+            self._add(exchange, [p for p in of_model if p not in exchange.names])
             for target in reversed(deliveries):
-                target.submit(self._keyed([(p, gradient) for p, gradient, delivery in unplaced if delivery is target]))
+                target.submit([(p, gradient) for p, gradient, delivery in unplaced if delivery is target])
         missing = [key for bucket in exchange.worker.buckets for key in bucket.missing]
         if missing:
             raise ValueError(
@@ -265,72 +255,59 @@ class SparseState(ForOptimizers):
                 "model does not exchange: give each model its own SparseState, with its named_parameters"
             )
 
-    def _add(self, exchange: Exchange, parameters: Sequence[torch.Tensor]) -> None:
+    def _add(self, exchange: GradientExchange, parameters: Sequence[torch.Tensor]) -> None:
         """Create buckets for parameters; a collective call."""
-        group_of = group_numbers(self.optimizers)
-        position = {p: place for place, p in enumerate(group_of)}
-        in_order = sorted(parameters, key=lambda p: position.get(p, len(position)))
-        positions = names_of(self.param_groups) | {
-            p: f"parameter {i}" for i, p in enumerate(in_order, len(self._parameter_names)) if p not in group_of
-        }
+        positions = names_of(self._param_groups)
+        place = {p: number for number, p in enumerate(positions)}
+        in_order = sorted(parameters, key=lambda p: place.get(p, len(place)))
+        positions |= {p: f"parameter {i}" for i, p in enumerate(in_order, len(exchange.names)) if p not in place}
         given = {p: self._names_by_position[at] for p, at in positions.items() if at in self._names_by_position}
         self._names = given | self._names
         self._names_by_position |= {at: self._names[p] for p, at in positions.items() if p in self._names}
-        named = {self._names.get(p, positions[p]): p for p in in_order}
-        members = [
-            Member.of(name, named[name], group_of.get(named[name], -1), least=self.compression.dense_below)
-            for name in exchange.order(list(named))
-            if named[name].numel()
-        ]
-        exchange.add(members)
-        self._parameter_names.update({named[member.key]: member.key for member in members})
+        exchange.place({self._names.get(p, positions[p]): p for p in in_order})
         if exchange.ranks > 1:
-            for member in members:
-                named[member.key].register_hook(_hook(weakref.ref(self)))  # type: ignore[no-untyped-call]
+            for p in in_order:
+                p.register_hook(_hook(weakref.ref(self)))  # type: ignore[no-untyped-call]
         if self._loaded is not None:
             exchange.load_state_dict(self._loaded)
             self._loaded = None
 
-    def _open(self, devices: Iterable[torch.device] = ()) -> Exchange:
+    def _open(self, devices: Iterable[torch.device] = ()) -> GradientExchange:
         """Return the exchange; the first call is collective, compares the ranks' facts and creates it."""
         if self._exchange is None:
             transport = transport_of(self.group)
             assert transport is not None
             with process.communicating("SparseState", transport):
-                agree(transport, self._facts(devices))
-            stall = limits(*self._stall)
-            owner = Conditions(weakref.proxy(self), self.compression, self._residual_unit, transport.rank)
-            factor, scaler = 1 / transport.size, self._grad_scaler
-            settings: dict[str, Any] = {
-                "confirmed": bool(self.optimizers),
-                "undoable": self._undoable,
-                "hold_zeros": True,
-                "buffers": owner,
-            }
-            exchange = Exchange(self.compression, transport, owner, factor, scaler, stall, **settings)
-            follow_optimizers(self.optimizers, exchange, self._parameter_names)
-            self._exchange = exchange
-            for optimizer in self.optimizers:
-                apply_momentum(optimizer, self.compression, self)
+                agree_on(transport, lambda: self._facts(devices))
+            me = weakref.proxy(self)
+            self._exchange = GradientExchange(
+                self.compression,
+                transport,
+                self.optimizers,
+                1 / transport.size,
+                limits(*self._stall),
+                grad_scaler=self._grad_scaler,
+                undoable=self._undoable,
+                residual_unit=self._residual_unit,
+                hold_zeros=True,
+                between_steps=lambda: me._between_steps() is not None,  # this is never called during backward()
+            )
+            self._exchange.epoch = self._epoch
         return self._exchange
 
-    def _facts(self, devices: Iterable[torch.device]) -> dict[str, Any] | Exception:
-        """Return the facts that must be the same on every rank, or the error that this rank found in them."""
-        try:
-            check_devices(devices)
-            self._require_given_again()
-            remedy = "pass it to SparseState, or set state.optimizer before the first backward pass"
-            check_optimizers(self.compression, self.optimizers, self._grad_scaler, self._undoable, remedy)
-            named = [(str(number), p) for number, group in enumerate(self.param_groups) for p in group["params"]]
-            facts = common_facts(
-                self.compression, named, *self._stall, self._residual_unit, self.optimizers, self._undoable
-            )
-            names = tuple(sorted({*self._names.values(), *self._names_by_position.values()}))
-            return {**facts, "named_parameters": names}
-        except ValueError as error:
-            return ValueError(f"rank {job().rank}: {error}")
+    def _facts(self, devices: Iterable[torch.device]) -> dict[str, Any]:
+        """Return the facts that must be the same on every rank; raise ValueError for an error in them."""
+        check_devices(devices)
+        self._require_given_again()
+        remedy = "pass it to SparseState, or set state.optimizer before the first backward pass"
+        check_optimizers(self.compression, self.optimizers, self._grad_scaler, self._undoable, remedy)
+        named = [(str(number), p) for number, group in enumerate(self._param_groups) for p in group["params"]]
+        facts = common_facts(
+            self.compression, named, *self._stall, self._residual_unit, self.optimizers, self._undoable
+        )
+        return {**facts, "named_parameters": tuple(sorted({*self._names.values(), *self._names_by_position.values()}))}
 
-    def _check_optimizers(self, exchange: Exchange, of_model: Iterable[torch.Tensor]) -> None:
+    def _check_optimizers(self, exchange: GradientExchange, of_model: Iterable[torch.Tensor]) -> None:
         """Raise on all ranks if an optimizer of any rank is not one of the model; a collective call."""
         error: ValueError | None = None
         try:
@@ -368,7 +345,7 @@ class SparseState(ForOptimizers):
             raise ValueError("grad_scaler must be set before the first backward pass: pass it to SparseState")
         self._grad_scaler = given
 
-    def _between_steps(self) -> Exchange | None:
+    def _between_steps(self) -> GradientExchange | None:
         if self._exchange is not None and self._exchange.worker.collecting:
             self._exchange.worker.finish()
         return self._exchange
@@ -412,7 +389,7 @@ class SparseState(ForOptimizers):
         self._between_steps()
         exchange = self._open()
         if not exchange.worker.buckets:
-            known = list(self._names) or [p for group in self.param_groups for p in group["params"]]
+            known = list(self._names) or [p for group in self._param_groups for p in group["params"]]
             if not known:
                 raise ValueError("the parameters are not known yet: pass SparseState the optimizer or named_parameters")
             self._add(exchange, [p for p in known if p.requires_grad])
@@ -423,7 +400,7 @@ class SparseState(ForOptimizers):
 
         Names are keyed by the positions of the parameters, which are the same in a model that is built in the same way.
         """
-        positions = names_of(self.param_groups)
+        positions = names_of(self._param_groups)
         names = {positions[p]: name for p, name in self._names.items() if p in positions}
         return {
             "compression": self.compression,

@@ -17,13 +17,19 @@ from torch.utils._pytree import tree_leaves
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
-from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.engine.layout import Member
-from horovod_sparse.frontends.arguments import check_devices, check_optimizers, common_facts, optimizers_in, require_own
-from horovod_sparse.frontends.base import ForOptimizers, group_numbers
-from horovod_sparse.frontends.clipping import warn_of_clipping
-from horovod_sparse.frontends.conditions import Conditions
+from horovod_sparse.frontends.arguments import (
+    agree_on,
+    check_devices,
+    check_optimizers,
+    common_facts,
+    optimizers_in,
+    require_own,
+    require_sparse,
+)
+from horovod_sparse.frontends.base import ExchangingGradients
 from horovod_sparse.frontends.eager import eager
+from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.fsdp.model import (
     parameters_of,
     require_held,
@@ -35,9 +41,7 @@ from horovod_sparse.frontends.fsdp.model import (
 )
 from horovod_sparse.frontends.fsdp.reshard import chunks_in, reshard
 from horovod_sparse.frontends.members import transport_of
-from horovod_sparse.frontends.momentum import apply_momentum
 from horovod_sparse.frontends.shards import Chunk, shard_of, with_shard
-from horovod_sparse.frontends.step_hooks import follow_optimizers
 from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.frontends.units import check_unit
 from horovod_sparse.kernels import copy_to_host
@@ -53,13 +57,15 @@ _USED, _ONE = "ranks with a gradient", 2.0**-64
 _exchanges: weakref.WeakKeyDictionary[nn.Module, ReplicaExchange] = weakref.WeakKeyDictionary()
 
 
-class ReplicaExchange(ForOptimizers):
+class ReplicaExchange(ExchangingGradients):
     """Exchange of the gradients of one FSDP2 model with its replicas; made by ``sparse_all_reduce``.
 
     FSDP2 calls the hooks that are registered with ``register_post_accumulate_grad_hook`` as soon as it has reduced a
     parameter's gradient over the shards. They submit this rank's shard, and the end of ``backward()`` waits for the
     results.
     """
+
+    _exchange: GradientExchange
 
     def __init__(
         self,
@@ -84,35 +90,29 @@ class ReplicaExchange(ForOptimizers):
         assert transport is not None
         with process.communicating("sparse_all_reduce()", transport):
             stalls = (stall_timeout, stall_abort)
-            agree(transport, self._facts(model, group, grad_scaler, undoable, residual_unit, stalls))
+            agree_on(transport, lambda: self._facts(model, group, grad_scaler, undoable, residual_unit, stalls))
         _exchanges.update(dict.fromkeys(model.modules(), self))
         self._shards = self._transport_of_shards()
         me = weakref.proxy(self)
-        self._owner = owner = Conditions(me, compression, residual_unit, transport.rank)
-        factor, stall = 1 / transport.size, limits(stall_timeout, stall_abort)
-        self._exchange = Exchange(
+        self._exchange = GradientExchange(
             compression,
             transport,
-            owner,
-            factor,
-            grad_scaler,
-            stall,
-            confirmed=bool(self.optimizers),
+            self.optimizers,
+            1 / transport.size,
+            limits(*stalls),
+            grad_scaler=grad_scaler,
             undoable=undoable,
-            buffers=owner,
+            residual_unit=residual_unit,
             total_norm=lambda norm: me._total_norm(norm),
+            between_steps=lambda: not me._submitted,
         )
-        self._parameter_names = {p: name for name, p in self._parameters.items()}
-        self._exchange.add(self._members())
+        used = Member(_USED, len(self._parameters), torch.float32, torch.device("cpu"), -1, dense=True)
+        self._exchange.place(self._parameters, before=[used])
         if self._exchange.ranks > 1:
             model.register_forward_hook(self._forwarded)
             trainable: Mapping[str, Any] = self._parameters
             for name, p in trainable.items():
                 p.register_post_accumulate_grad_hook(_hook(me, name))
-        follow_optimizers(self.optimizers, self._exchange, self._parameter_names)
-        for one in self.optimizers:
-            warn_of_clipping(one, self)
-            apply_momentum(one, compression, self)
 
     def _facts(
         self,
@@ -122,36 +122,23 @@ class ReplicaExchange(ForOptimizers):
         undoable: bool,
         residual_unit: str | None,
         stall: tuple[float | None, float | None],
-    ) -> dict[str, Any] | Exception:
-        """Return the facts that must be the same on every replica, or the error that this rank found in them."""
+    ) -> dict[str, Any]:
+        """Return the facts that must be the same on every replica; raise ValueError for an error in them."""
         compression = self.compression
-        try:
-            self._parameters, self._frozen = parameters_of(model)
-            if any(module in _exchanges for module in model.modules()):
-                raise ValueError("sparse_all_reduce was called for this model before: call it once for each model")
-            require_replicas(self._parameters, group)
-            require_means(units_of(model))
-            require_same_selection(self._parameters, compression.dense_below)
-            check_devices({p.device for p in self._parameters.values()})
-            self._require_one_mesh()
-            remedy = "pass optimizer to sparse_all_reduce"
-            check_optimizers(compression, self.optimizers, grad_scaler, undoable, remedy)
-            require_own(self.optimizers, self._parameters.values(), {p: name for name, p in self._parameters.items()})
-            named = self._parameters.items()
-            facts = common_facts(compression, named, *stall, residual_unit, self.optimizers, undoable)
-            return {**facts, "shard": shard_facts(self._parameters)}
-        except ValueError as error:
-            return ValueError(f"rank {distributed.get_rank()}: {error}")
-
-    def _members(self) -> list[Member]:
-        """Return the gradients in the order of the forward pass."""
-        group_of = group_numbers(self.optimizers)
-        used = Member(_USED, len(self._parameters), torch.float32, torch.device("cpu"), -1, dense=True)
-        return [used] + [
-            Member.of(name, p, group_of.get(p, -1), least=self.compression.dense_below, shard=shard_of(p))
-            for name, p in self._parameters.items()
-            if shard_of(p).numel()
-        ]
+        self._parameters, self._frozen = parameters_of(model)
+        if any(module in _exchanges for module in model.modules()):
+            raise ValueError("sparse_all_reduce was called for this model before: call it once for each model")
+        require_replicas(self._parameters, group)
+        require_means(units_of(model))
+        require_same_selection(self._parameters, compression.dense_below)
+        check_devices({p.device for p in self._parameters.values()})
+        self._require_one_mesh()
+        remedy = "pass optimizer to sparse_all_reduce"
+        check_optimizers(compression, self.optimizers, grad_scaler, undoable, remedy)
+        require_own(self.optimizers, self._parameters.values(), {p: name for name, p in self._parameters.items()})
+        named = self._parameters.items()
+        facts = common_facts(compression, named, *stall, residual_unit, self.optimizers, undoable)
+        return {**facts, "shard": shard_facts(self._parameters)}
 
     @property
     def _clips(self) -> bool:
@@ -179,13 +166,6 @@ class ReplicaExchange(ForOptimizers):
         with process.communicating("clipping", self._shards):
             return math.sqrt(self._shards.allreduce(np.array([norm]) ** 2)[0])
 
-    def between_steps(self) -> bool:
-        """Return whether no backward pass is in progress."""
-        return not self._submitted
-
-    def place_named(self, keys: Sequence[str]) -> None:
-        """Do nothing: only parameters that required gradients at construction are exchanged."""
-
     @eager
     def _forwarded(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Let the backward pass end with the step; the forward hook of the model."""
@@ -199,7 +179,7 @@ class ReplicaExchange(ForOptimizers):
     def _require_unchanged(self, model: nn.Module) -> None:
         """Raise RuntimeError if the backward pass would leave a gradient to this replica, or would not average it."""
         self._require_frozen()
-        self._require_groups()
+        self._exchange.require_groups()
         units = list(units_of(model))
         try:
             require_means(units)
@@ -211,9 +191,8 @@ class ReplicaExchange(ForOptimizers):
     def _backward_begins(self, gradient: torch.Tensor) -> None:
         """Queue the end of the step in the outermost backward pass: reentrant checkpointing runs others inside it."""
         del gradient
-        assert self._exchange is not None
         if not self._submitted:
-            begin_backward(self, self._exchange)
+            begin_backward(self._exchange)
         self._begun = True
         Variable._execution_engine.queue_callback(self._backward_ends)
 
@@ -232,7 +211,6 @@ class ReplicaExchange(ForOptimizers):
         self._submit(name, shard_of(p.grad))
 
     def _submit(self, key: str, shard: torch.Tensor, hold: bool = False) -> None:
-        assert self._exchange is not None
         worker = self._exchange.worker
         bucket = worker.bucket_of(key)
         if bucket is not None:  # None: this rank holds no element of the parameter
@@ -247,7 +225,6 @@ class ReplicaExchange(ForOptimizers):
     @torch.no_grad()
     def _complete_step(self) -> None:
         """Wait for the results at the end of a backward pass."""
-        assert self._exchange is not None
         self._begun = False
         if not self._submitted:  # gradients are accumulated, or the step is complete
             return
@@ -300,7 +277,6 @@ class ReplicaExchange(ForOptimizers):
 
     def _require_same_start(self) -> None:
         """Raise ValueError if the replicas begin with different parameters; a collective call in the first step."""
-        assert self._exchange is not None
         sums = tuple(
             (name, int(shard_of(p).contiguous().view(torch.uint8).sum(dtype=torch.int64)))
             for name, p in self._parameters.items()
@@ -320,7 +296,6 @@ class ReplicaExchange(ForOptimizers):
             Numbers, strings, lists, tuples and tensors only, so that ``torch.load(..., weights_only=True)`` can read
             it.
         """
-        assert self._exchange is not None
         transport = self._exchange.transport
         chunks = {name: tuple(Chunk.of(p)) for name, p in self._parameters.items()}
         place = {"replica": transport.rank, "replicas": self._exchange.ranks, "chunks": chunks}
@@ -332,7 +307,6 @@ class ReplicaExchange(ForOptimizers):
         Raises:
             ValueError: The state belongs to another rank, model, sharding, bucket size or configuration.
         """
-        assert self._exchange is not None
         if not self._is_own(state):
             raise ValueError(
                 f"rank {distributed.get_rank()}: the state is that of replica {state.get('replica')} of "
@@ -343,7 +317,6 @@ class ReplicaExchange(ForOptimizers):
 
     def _is_own(self, state: Mapping[str, Any]) -> bool:
         """Return whether a state was saved by this rank, with the same numbers of replicas and shards."""
-        assert self._exchange is not None
         place = (self._exchange.transport.rank, self._exchange.ranks)
         chunks = {name: Chunk.of(p) for name, p in self._parameters.items()}
         same: bool = place == (state.get("replica"), state.get("replicas")) and chunks_in(state) == chunks
@@ -366,7 +339,6 @@ class ReplicaExchange(ForOptimizers):
             ValueError: A state is missing; or the states belong to another model, bucket size or configuration, or
                 cannot be converted to this number of shards.
         """
-        assert self._exchange is not None
         by_replica: dict[int, list[Mapping[str, Any]]] = {}
         for state in states:
             if self._is_own(state):
@@ -391,11 +363,10 @@ class ReplicaExchange(ForOptimizers):
         return {**own, **merged}, notes
 
     def _reshard(self, states: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        assert self._exchange is not None
         buckets = self._exchange.worker.buckets
 
         def momentum_of(number: int) -> Momentum:
-            return self._owner.step_for(buckets[number].layout.group).momentum
+            return self._exchange.momentum(buckets[number].layout.group)
 
         return reshard(states, own, self.compression.memory.elementwise, momentum_of)
 
@@ -450,11 +421,7 @@ def sparse_all_reduce(
         ValueError: The model is not sharded by FSDP2, or over ranks of the group, as with a mesh of two dimensions;
             ``set_gradient_divide_factor`` was called; an argument is out of range; or the replicas differ.
     """
-    if not isinstance(compression, Sparse):
-        raise ValueError(
-            f"unknown compression {compression!r}: pass hvs.Compression.topka(density=0.01) or similar; for a dense "
-            "exchange pass fully_shard the mesh of both dimensions instead"
-        )
+    require_sparse(compression, "pass fully_shard the mesh of both dimensions instead")
     if not isinstance(group, distributed.ProcessGroup):
         raise TypeError(f"group must be a process group, not {group!r:.200}: pass mesh.get_group('replicate')")
     if distributed.get_rank(group) < 0:

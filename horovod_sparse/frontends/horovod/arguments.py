@@ -9,7 +9,7 @@ import horovod.torch as hvd
 import torch
 
 from horovod_sparse.config import Sparse
-from horovod_sparse.frontends.arguments import check_sparse, common_facts, require_plain
+from horovod_sparse.frontends.arguments import check_sparse, common_facts, require_plain, require_sparse
 
 _LIBRARIES = ("horovod_sparse", "horovod", "torch")
 
@@ -19,36 +19,36 @@ def facts(
     named: list[tuple[str, torch.Tensor]] | None,
     compression: Any,
     arguments: dict[str, Any],
-) -> dict[str, Any] | Exception:
-    """Return the facts that must be the same on every rank, or the error that this rank found in its arguments.
+) -> dict[str, Any]:
+    """Return the facts that must be the same on every rank.
 
     Args:
         optimizer: The optimizer to wrap.
         named: Pairs of name and parameter from the user; None: parameters are numbered.
         compression: A ``Sparse`` or a Horovod compressor.
         arguments: Other arguments of ``DistributedOptimizer``, by name.
+
+    Raises:
+        ValueError: An argument is out of range or does not fit the others.
     """
-    try:
-        _check(optimizer, named, compression, arguments)
-        groups = arguments["groups"]
-        if isinstance(groups, list):
-            groups = tuple(tuple(tuple(getattr(p, "shape", ())) for p in group) for group in groups)
-        chosen = ("op", "backward_passes_per_step", "sparse_as_dense")
-        return {
-            **common_facts(
-                compression,
-                named or numbered(optimizer),
-                arguments["stall_timeout"],
-                arguments["stall_abort"],
-                arguments["residual_unit"],
-                [optimizer],
-                arguments["undoable"],
-            ),
-            **{name: repr(arguments[name]) for name in chosen},
-            "groups": groups,
-        }
-    except Exception as error:
-        return type(error)(f"rank {hvd.rank()}: {error}") if type(error) in (ValueError, RuntimeError) else error
+    _check(optimizer, named, compression, arguments)
+    groups = arguments["groups"]
+    if isinstance(groups, list):
+        groups = tuple(tuple(tuple(getattr(p, "shape", ())) for p in group) for group in groups)
+    chosen = ("op", "backward_passes_per_step", "sparse_as_dense")
+    return {
+        **common_facts(
+            compression,
+            named or numbered(optimizer),
+            arguments["stall_timeout"],
+            arguments["stall_abort"],
+            arguments["residual_unit"],
+            [optimizer],
+            arguments["undoable"],
+        ),
+        **{name: repr(arguments[name]) for name in chosen},
+        "groups": groups,
+    }
 
 
 def numbered(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.Tensor]]:
@@ -70,10 +70,7 @@ def _check(optimizer: Any, named: list[Any] | None, compression: Any, arguments:
     if isinstance(compression, Sparse):
         _check_sparse(optimizer, compression, op)
     elif not hasattr(compression, "compress"):
-        raise ValueError(
-            f"unknown compression {compression!r}: pass hvs.Compression.topka(density=0.01) or similar, "
-            "hvs.parse('topka:density=0.01'), or one of hvd.Compression"
-        )
+        require_sparse(compression, "one of hvd.Compression")
 
 
 def _check_sparse(optimizer: torch.optim.Optimizer, compression: Sparse, op: Any) -> None:

@@ -19,19 +19,15 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Limits
 from horovod_sparse.engine.device import device_of
-from horovod_sparse.engine.exchange import Exchange
-from horovod_sparse.engine.layout import Member
 from horovod_sparse.frontends.arguments import parameter_facts
 from horovod_sparse.frontends.base import ExchangingGradients
-from horovod_sparse.frontends.clipping import warn_of_clipping
-from horovod_sparse.frontends.conditions import Conditions
 from horovod_sparse.frontends.eager import eager
+from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.horovod.arguments import numbered, user_level
 from horovod_sparse.frontends.horovod.changes import changed
 from horovod_sparse.frontends.horovod.grad_scaler import exchange_before_unscaling
 from horovod_sparse.frontends.horovod.join import Use, let_join
 from horovod_sparse.frontends.momentum import apply_momentum, follow_step
-from horovod_sparse.frontends.step_hooks import follow_loads
 from horovod_sparse.frontends.unapplied import begin_backward
 from horovod_sparse.transport import waiting
 from horovod_sparse.transport.agreement import agree
@@ -65,6 +61,8 @@ class Gradients(ExchangingGradients):
     _handles: dict[torch.Tensor, tuple[Any, Any]]
     _allreduce_delay: dict[torch.Tensor, int]
     _requires_update: set[torch.Tensor]
+    _groups: int | list[list[torch.Tensor]] | None
+    _parameter_names: dict[torch.Tensor, str]
     _synchronized: bool
     _should_synchronize: bool
     _sparse_allreduce_grad_async: Callable[..., tuple[Any, Any]]
@@ -97,24 +95,22 @@ class Gradients(ExchangingGradients):
         self._complete = False  # a GradScaler has called synchronize(), not the user
         self._newer: weakref.ref[Any] | None = None  # optimizer that has taken parameters over
         if transport is not None:
-            factor = 1.0 if of_horovod["op"] == hvd.Sum else 1.0 / transport.size
-            owner = Conditions(weakref.proxy(self), sparse, residual_unit, transport.rank)
-            self._exchange = Exchange(
+            me: Any = weakref.proxy(self)
+            self._exchange = GradientExchange(
                 sparse,
                 transport,
-                owner,
-                factor,
-                grad_scaler,
+                [self],  # type: ignore[list-item]
+                1.0 if of_horovod["op"] == hvd.Sum else 1.0 / transport.size,
                 stall,
-                confirmed=True,
+                grad_scaler=grad_scaler,
                 undoable=undoable,
-                buffers=owner,
+                residual_unit=residual_unit,
+                admit=lambda keys: me._admit_named(keys),
+                between_steps=lambda: all(handle is None for handle, _ in me._handles.values()),
             )
+        else:
+            apply_momentum(self, sparse, None)  # type: ignore[arg-type]
         _Horovod.__init__(self, params, named_parameters, hvd.Compression.none, **of_horovod)
-        if self._exchange is not None:
-            warn_of_clipping(self, self)  # type: ignore[arg-type]
-            follow_loads(self, self._exchange)  # type: ignore[arg-type]
-        apply_momentum(self, sparse, None if self._exchange is None else self)  # type: ignore[arg-type]
 
     def _register_hooks(self) -> None:
         """Create buckets and hooks; Horovod's constructor calls this if there is more than one rank."""
@@ -164,7 +160,8 @@ class Gradients(ExchangingGradients):
     def _place(self, parameters: Sequence[torch.Tensor]) -> None:
         """Create buckets and hooks for parameters."""
         assert self._exchange is not None
-        self._exchange.add(_members(self, parameters))
+        real = [p for p in parameters if p.is_floating_point() or p.is_complex()]
+        self._exchange.place({self._parameter_names[p]: p for p in real}, functools.partial(_together, self._groups))
         self._requires_update.update(parameters)
         self._unhooked += parameters
         self._hook()
@@ -177,16 +174,7 @@ class Gradients(ExchangingGradients):
         self._hooks += [p.register_post_accumulate_grad_hook(after) for p in learning]
         self._unhooked = [p for p in self._unhooked if not p.requires_grad]
 
-    @property
-    def exchange_optimizers(self) -> Sequence[Any]:
-        """This optimizer."""
-        return (self,)
-
-    def between_steps(self) -> bool:
-        """Return whether no exchange is in progress; gradients may have been accumulated for the next."""
-        return all(handle is None for handle, _ in self._handles.values())
-
-    def place_named(self, keys: Sequence[str]) -> None:
+    def _admit_named(self, keys: Sequence[str]) -> None:
         """Create a bucket for frozen parameters that were trained before a checkpoint; a collective call.
 
         Args:
@@ -221,7 +209,7 @@ class Gradients(ExchangingGradients):
         """Settle what became of the last exchange, before a backward pass; the first hook of a parameter."""
         del gradient
         assert self._exchange is not None
-        begin_backward(self, self._exchange)
+        begin_backward(self._exchange)
 
     def _accumulated(self, p: torch.Tensor) -> None:
         """Submit a parameter's gradient after the last backward pass of a step; called by its hook after each pass."""
@@ -250,7 +238,7 @@ class Gradients(ExchangingGradients):
             self._sparse_gradients.add(p)
             if not self.sparse_as_dense:
                 return self._gather(p)
-        bucket = self.bucket_of(p)
+        bucket = self._exchange.bucket_of(p)
         if bucket is None and not p.numel():
             return p.grad, p.grad._version  # nothing to exchange; Horovod may not support its dtype
         if bucket is None:
@@ -271,7 +259,7 @@ class Gradients(ExchangingGradients):
                 f"rank {hvd.rank()}: {self._parameter_names[p]} on {p.device} has a sparse gradient, which is "
                 "left to Horovod, but this Horovod was built without CUDA: set sparse_as_dense=True"
             )
-        bucket = self.bucket_of(p)
+        bucket = self._exchange.bucket_of(p)
         if bucket is not None:
             self._exchange.worker.leave_out(bucket, self._parameter_names[p])
         return self._sparse_allreduce_grad_async(p, self._parameter_names[p])
@@ -296,7 +284,7 @@ class Gradients(ExchangingGradients):
         if self._reduced():
             return  # another exchange would count the gradients twice
         self._use.note()
-        self._idle = not self._handles and all(p.grad is None for p in self._requires_update)
+        exchange.idle = not self._handles and all(p.grad is None for p in self._requires_update)
         try:
             with exchange.worker.completing():
                 self._complete_step(exchange)
@@ -304,7 +292,7 @@ class Gradients(ExchangingGradients):
             self._abandon(exchange)
             raise
         finally:
-            self._was_idle, self._idle = self._idle, False
+            self._was_idle, exchange.idle = exchange.idle, False
         self._synchronized = True
 
     def _reduced(self) -> bool:
@@ -315,7 +303,7 @@ class Gradients(ExchangingGradients):
             and (self._was_idle or any(p.grad is not None for p in self._requires_update))
         )
 
-    def _complete_step(self, exchange: Exchange) -> None:
+    def _complete_step(self, exchange: GradientExchange) -> None:
         self._backward_begins()  # if this rank had no backward pass
         self._submit(self._requires_update.difference(self._handles))
         self._submit([p for p, (handle, _) in self._handles.items() if handle is None])
@@ -337,7 +325,7 @@ class Gradients(ExchangingGradients):
         for p in parameters:
             self._handles[p] = self._allreduce_grad_async(p)
 
-    def _admit_learning(self, exchange: Exchange) -> None:
+    def _admit_learning(self, exchange: GradientExchange) -> None:
         """Exchange parameters that were frozen at construction and now require gradients on any rank."""
         learning = exchange.anywhere([p.requires_grad for p in self._frozen])
         new = [p for p, learns in zip(self._frozen, learning, strict=True) if learns]
@@ -366,13 +354,13 @@ class Gradients(ExchangingGradients):
                 "`with optimizer.skip_synchronize():`"
             )
 
-    def _abandon(self, exchange: Exchange) -> None:
+    def _abandon(self, exchange: GradientExchange) -> None:
         """Prepare for the next step after one that failed."""
         if not exchange.worker.interrupted:  # else there is no next step, and the exception must not be delayed
             for handle, _ in self._handles.values():
                 if isinstance(handle, int):  # Horovod's: without this wait, its name could not be used again
                     hvd.synchronize(handle)
-        if self._idle:  # these zeros were not computed by a backward pass
+        if exchange.idle:  # these zeros were not computed by a backward pass
             for p in self._requires_update:
                 p.grad = None
         self._handles.clear()
@@ -408,7 +396,7 @@ class Gradients(ExchangingGradients):
                 raise RuntimeError(
                     "a frozen parameter began to require gradients meanwhile: unfreeze it after hvd.join()"
                 )
-            follow_step(self)
+            follow_step(exchange)
 
         def ended(error: BaseException | None) -> None:
             if error is not None:
@@ -434,21 +422,6 @@ def _take_from_horovod(p: torch.Tensor, handle: Any) -> None:
         p.grad.zero_().add_(output)
     else:
         p.grad.set_(output)
-
-
-def _members(optimizer: Any, parameters: Sequence[torch.Tensor]) -> list[Member]:
-    """Return the parameters that are exchanged in buckets, in rank 0's order."""
-    mine = {optimizer._parameter_names[p]: p for p in parameters}
-    named = {name: mine[name] for name in optimizer._exchange.order(list(mine))}
-    # By id: the hash of a tensor is a Python function.
-    group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    together = _together(optimizer._groups, list(named.values()))
-    least = optimizer._sparse.dense_below
-    return [
-        Member.of(name, p, group_of[id(p)], together.get(id(p)), least)
-        for name, p in named.items()
-        if (p.is_floating_point() or p.is_complex()) and p.numel()
-    ]
 
 
 def _together(groups: int | list[list[torch.Tensor]] | None, parameters: Sequence[torch.Tensor]) -> dict[int, int]:

@@ -14,14 +14,14 @@ from horovod.torch.optimizer import _DistributedOptimizer as _Horovod
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
-from horovod_sparse.engine.exchange import Exchange
-from horovod_sparse.frontends.base import Exchanging, ExchangingGradients, functions_of
+from horovod_sparse.frontends.arguments import agree_on
+from horovod_sparse.frontends.base import ExchangingGradients
 from horovod_sparse.frontends.eager import eager
+from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.horovod.arguments import facts, user_level
 from horovod_sparse.frontends.horovod.gradients import Gradients
 from horovod_sparse.frontends.members import transport_of
-from horovod_sparse.frontends.wrapping import warn_of_hidden, wrapped
-from horovod_sparse.transport.agreement import agree
+from horovod_sparse.frontends.wrapping import functions_of, warn_of_hidden, wrapped
 
 
 class _Optimizer(Gradients):
@@ -56,12 +56,7 @@ class _Optimizer(Gradients):
                 )
             self.synchronize()
         self._synchronized = self._complete = False
-        result = super(self.__class__, self).step(closure)  # type: ignore[misc]
-        # With fused=True the scaler always calls step() and leaves the decision to torch's kernel.
-        overflow = getattr(self, "found_inf", None)
-        if self._exchange is not None and not (overflow is not None and overflow.item()):
-            self._exchange.worker.confirm()
-        return result
+        return super(self.__class__, self).step(closure)  # type: ignore[misc]
 
     # Torch then calls step hooks only around the step of the user's class, where the gradients are reduced.
     step.hooked = True  # type: ignore[attr-defined]
@@ -75,8 +70,6 @@ class _Optimizer(Gradients):
             if self._should_synchronize:
                 self.synchronize()
             self._synchronized = False
-            if self._exchange is not None:  # the optimizer uses the result, even if it evaluates the closure again
-                self._exchange.worker.confirm()
             if self._exchange is None or not isinstance(self, torch.optim.LBFGS):
                 return loss
             transport = self._exchange.transport
@@ -118,7 +111,7 @@ class _Optimizer(Gradients):
         )
 
     @property
-    def exchange(self) -> Exchange | None:
+    def exchange(self) -> GradientExchange | None:
         """Exchange of the gradients and its state, between two steps; None if this rank takes no part.
 
         Raises:
@@ -126,7 +119,7 @@ class _Optimizer(Gradients):
         """
         return self._between_steps()
 
-    def _between_steps(self) -> Exchange | None:
+    def _between_steps(self) -> GradientExchange | None:
         if self._handles:
             raise RuntimeError(
                 f"rank {hvd.rank()}: the state of the exchange was read between backward() and step(): read it after "
@@ -162,7 +155,7 @@ class _Optimizer(Gradients):
             exchange.load_state_dict(state)
 
 
-_OVERRIDES = functions_of(Exchanging, ExchangingGradients, Gradients, _Optimizer)
+_FUNCTIONS = {**vars(_Horovod), **functions_of(Gradients, _Optimizer)}
 
 
 def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod's
@@ -253,10 +246,10 @@ def DistributedOptimizer(  # noqa: N802 - the name and the arguments are Horovod
     with process.communicating("DistributedOptimizer()"):
         transport = transport_of(process_set)
         if transport is not None:
-            agree(transport, facts(optimizer, named, compression, {**arguments, **own}))
+            agree_on(transport, lambda: facts(optimizer, named, compression, {**arguments, **own}))
     if isinstance(compression, Sparse):
         _warn_of_line_search(optimizer, compression)
-        made = wrapped(optimizer, {**vars(_Horovod), **_OVERRIDES})
+        made = wrapped(optimizer, ExchangingGradients, _FUNCTIONS)
         of_exchange = (compression, transport, grad_scaler, undoable, residual_unit, limits(stall_timeout, stall_abort))
         made.__init__(optimizer.param_groups, named, *of_exchange, **arguments)
         warn_of_hidden(optimizer, made)

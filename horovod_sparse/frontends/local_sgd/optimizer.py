@@ -12,14 +12,22 @@ import torch
 from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
-from horovod_sparse.frontends.arguments import check_devices, common_facts, names_of, parameter_facts, require_plain
-from horovod_sparse.frontends.base import Exchanging, functions_of
+from horovod_sparse.frontends.arguments import (
+    agree_on,
+    check_devices,
+    common_facts,
+    names_of,
+    parameter_facts,
+    require_plain,
+    require_sparse,
+)
+from horovod_sparse.frontends.base import Exchanging
 from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.horovod.join import Use, let_join
 from horovod_sparse.frontends.local_sgd.outer import DILOCO, OuterSGD
 from horovod_sparse.frontends.local_sgd.rounds import Rounds, plain
 from horovod_sparse.frontends.members import job, transport_of
-from horovod_sparse.frontends.wrapping import warn_of_hidden, wrapped
+from horovod_sparse.frontends.wrapping import functions_of, warn_of_hidden, wrapped
 from horovod_sparse.transport.agreement import agree
 
 
@@ -119,7 +127,7 @@ class _Local(Exchanging, torch.optim.Optimizer):
 
 
 # By this __module__, Horovod's broadcast_optimizer_state knows that it must bypass step() to initialize the state.
-_OVERRIDES = {**functions_of(Exchanging, _Local), "__module__": "horovod.torch.optimizer"}
+_FUNCTIONS = {**functions_of(_Local), "__module__": "horovod.torch.optimizer"}
 
 
 def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
@@ -173,8 +181,9 @@ def LocalOptimizer(  # noqa: N802 - named as DistributedOptimizer is
         raise ValueError(f"rank {job().rank} is not part of {process_set}: create a LocalOptimizer on its ranks only")
     named = list(named_parameters or ())
     with process.communicating("LocalOptimizer()", transport):
-        agree(transport, _facts(optimizer, named, local_steps, compression, outer, (stall_timeout, stall_abort)))
-    local = wrapped(optimizer, _OVERRIDES)
+        stall = (stall_timeout, stall_abort)
+        agree_on(transport, lambda: _facts(optimizer, named, local_steps, compression, outer, stall))
+    local = wrapped(optimizer, Exchanging, _FUNCTIONS)
     names = names_of(optimizer.param_groups, named)
     local.local_steps = local_steps
     local._use = Use()
@@ -195,19 +204,16 @@ def _facts(
     compression: Sparse,
     outer: OuterSGD,
     stall: tuple[float | None, float | None],
-) -> dict[str, Any] | Exception:
-    """Return the facts that must be the same on every rank, or the error that this rank found in its arguments."""
-    try:
-        _check(optimizer, named, local_steps, compression)
-        names = [(name, p) for p, name in names_of(optimizer.param_groups, named).items()]
-        return {
-            **common_facts(compression, names, *stall, None, []),
-            "frozen parameter": tuple(sorted(name for name, p in names if not p.requires_grad)),
-            "local_steps": local_steps,
-            "outer": repr(outer),
-        }
-    except ValueError as error:
-        return ValueError(f"rank {job().rank}: {error}")
+) -> dict[str, Any]:
+    """Return the facts that must be the same on every rank; raise ValueError for an error in them."""
+    _check(optimizer, named, local_steps, compression)
+    names = [(name, p) for p, name in names_of(optimizer.param_groups, named).items()]
+    return {
+        **common_facts(compression, names, *stall, None, []),
+        "frozen parameter": tuple(sorted(name for name, p in names if not p.requires_grad)),
+        "local_steps": local_steps,
+        "outer": repr(outer),
+    }
 
 
 def _check(
@@ -216,11 +222,7 @@ def _check(
     require_plain(optimizer)
     if type(local_steps) is not int or local_steps < 1:
         raise ValueError(f"local_steps must be an integer of at least 1, not {local_steps!r}")
-    if not isinstance(compression, Sparse):
-        raise ValueError(
-            f"unknown compression {compression!r}: pass hvs.Compression.topka(density=0.01) or similar, or "
-            "hvs.Compression.dense()"
-        )
+    require_sparse(compression, "pass hvs.Compression.dense()")
     if compression.replaces_momentum:
         raise ValueError(
             "the compression applies momentum, but the outer step has it already: use another memory, such as "

@@ -17,7 +17,6 @@ from horovod_sparse.engine.layout import Member
 from horovod_sparse.engine.state import on_host
 from horovod_sparse.frontends.local_sgd.outer import OuterSGD
 from horovod_sparse.kernels import copy_to_host
-from horovod_sparse.rules import Step
 from horovod_sparse.transport.agreement import agree
 from horovod_sparse.transport.base import Transport
 
@@ -64,7 +63,8 @@ class Rounds:
         stall: Limits,
         grad_scaler: torch.amp.GradScaler | None,
     ) -> None:
-        self.exchange = Exchange(sparse, transport, weakref.proxy(self), 1 / transport.size, None, stall)
+        me = weakref.proxy(self)
+        self.exchange = Exchange(sparse, transport, 1 / transport.size, stall, admit=lambda keys: me._admit_named(keys))
         self.stepped = False
         self.begun = False
         self._optimizer = weakref.ref(optimizer)
@@ -113,13 +113,7 @@ class Rounds:
         if members:
             self.exchange.add(members)
 
-    def step_for(self, group: int) -> Step:
-        """Return the default conditions: differences of parameters are updates, whatever the learning rate."""
-        del group
-        optimizer: Any = self._optimizer()
-        return Step(epoch=optimizer._epoch, idle=not self.stepped)
-
-    def place_named(self, keys: Sequence[str]) -> None:
+    def _admit_named(self, keys: Sequence[str]) -> None:
         """Create a bucket for parameters that were trained before a checkpoint; a collective call."""
         named = {name: p for p, name in self._names.items()}
         self._place(named[key] for key in reversed(keys) if key in named)
@@ -184,6 +178,7 @@ class Rounds:
 
     def _average(self, differences: Mapping[torch.Tensor, torch.Tensor], held: Container[torch.Tensor]) -> None:
         """Replace differences by the mean over the ranks of what is sent."""
+        self.exchange.idle = not self.stepped
         worker, named = self.exchange.worker, {name: p for p, name in self._names.items()}
         with worker.completing():
             for bucket, key in [(each, key) for each in worker.buckets for key in each.layout.keys]:

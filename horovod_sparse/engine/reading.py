@@ -1,0 +1,31 @@
+"""Conditions of a step as they were read when its exchange was started."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from horovod_sparse.rules import Step
+
+
+class Reading(NamedTuple):
+    """Conditions of a step, read in program order: a script may change them while the worker thread is still busy.
+
+    Attributes:
+        step: The conditions, whose learning rate may be on the device; or the error of reading them.
+        grad_scaler: The scaler of the loss, whose scale may be on the device.
+        exposed: Seconds, as in ``Step``.
+    """
+
+    step: Step | Exception
+    grad_scaler: torch.amp.GradScaler | None = None
+    exposed: float = 0.0
+
+    def wait(self) -> Step:
+        """Return the conditions, after the work of the device that they depend on; raise the error, if it is one."""
+        if isinstance(self.step, Exception):
+            raise self.step
+        scale = 1.0 if self.grad_scaler is None else self.grad_scaler.get_scale()
+        return replace(self.step, learning_rate=float(self.step.learning_rate), loss_scale=scale, exposed=self.exposed)

@@ -1,0 +1,263 @@
+"""Exchange of the gradients of one model for its optimizers: what the front ends for gradients share."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from horovod_sparse.config import Sparse
+from horovod_sparse.control.report import Limits
+from horovod_sparse.engine.bucket import Bucket
+from horovod_sparse.engine.device import Device, real_dtype
+from horovod_sparse.engine.exchange import Exchange
+from horovod_sparse.engine.layout import Member, Segment
+from horovod_sparse.engine.pipeline.sparse import SparsePipeline
+from horovod_sparse.engine.state import to_tensors
+from horovod_sparse.frontends.clipping import warn_of_clipping
+from horovod_sparse.frontends.members import job
+from horovod_sparse.frontends.momentum import apply_momentum, buffers_of, load_buffers
+from horovod_sparse.frontends.optimizers import applies_momentum, momentum_of
+from horovod_sparse.frontends.shards import shard_of
+from horovod_sparse.frontends.step_hooks import follow_optimizers
+from horovod_sparse.frontends.units import ResidualUnits
+from horovod_sparse.kernels import copy_to_host
+from horovod_sparse.kernels.types import Array
+from horovod_sparse.rules import Momentum, Step
+from horovod_sparse.transport.base import Transport
+
+_LOG = logging.getLogger("horovod_sparse")
+
+
+class GradientExchange(Exchange):
+    """Exchange of the gradients of one model for one or several optimizers.
+
+    It reads the conditions of a step from their param groups, learns from their step hooks what they have applied, and
+    hands velocities over to them.
+
+    Args:
+        sparse: The configuration.
+        transport: The ranks that take part; used by this exchange only.
+        optimizers: The optimizers, held weakly; always in the same order.
+        factor: Factor on the totals; 1/P averages.
+        stall: Limits of the wait for a bucket.
+        residual_unit: "update" or "gradient"; None: by the class of each optimizer.
+        between_steps: Returns whether no exchange is in progress; may end one that is complete.
+        settings: Other arguments of ``Exchange``.
+
+    Attributes:
+        names: Keys of the parameters whose gradients are exchanged.
+        between_steps: The argument.
+    """
+
+    def __init__(
+        self,
+        sparse: Sparse,
+        transport: Transport,
+        optimizers: Sequence[torch.optim.Optimizer],
+        factor: float,
+        stall: Limits,
+        *,
+        residual_unit: str | None = None,
+        between_steps: Callable[[], bool],
+        **settings: Any,
+    ) -> None:
+        super().__init__(sparse, transport, factor, stall, **settings)
+        self.names: dict[torch.Tensor, str] = {}
+        self.between_steps = between_steps
+        self._optimizers = [weakref.ref(optimizer) for optimizer in optimizers]
+        self._units = ResidualUnits(residual_unit, transport.rank)
+        self._selected: tuple[int, dict[torch.Tensor, tuple[Bucket, Segment]]] | None = None  # with number of buckets
+        self._grouped: list[list[int]] | None = None  # ids of the parameters of each group, as last checked
+        self._optimizer_loaded = self._loaded = False  # a state, since the last exchange
+        self._warned = False  # that only an optimizer has loaded a state
+        self.worker.confirmed = bool(optimizers)
+        follow_optimizers(optimizers, self)
+        for optimizer in optimizers:
+            warn_of_clipping(optimizer, self)
+            apply_momentum(optimizer, sparse, self)
+
+    @property
+    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
+        """The optimizers, in the order in which they were given."""
+        alive = [reference() for reference in self._optimizers]
+        return tuple(optimizer for optimizer in alive if optimizer is not None)
+
+    def place(
+        self,
+        named: Mapping[str, torch.Tensor],
+        together: Callable[[Sequence[torch.Tensor]], Mapping[int, int]] = lambda _: {},
+        before: Sequence[Member] = (),
+    ) -> None:
+        """Create buckets for the gradients of parameters; a collective call.
+
+        Args:
+            named: The parameters by their keys, in the order of the forward pass, of which rank 0's counts.
+            together: Returns the number of the user's group for the id of each parameter that is in one.
+            before: Other gradients, which come before them.
+        """
+        in_order = {key: named[key] for key in self.order(list(named))}
+        group_of, together_with = group_numbers(self.optimizers), together(list(in_order.values()))
+        least = self.compression.dense_below
+        members = [
+            Member.of(key, p, group_of.get(p, -1), together_with.get(id(p)), least, shard_of(p))
+            for key, p in in_order.items()
+            if shard_of(p).numel()
+        ]
+        self.add([*before, *members])
+        self.names |= {p: key for key, p in in_order.items()}
+
+    def bucket_of(self, p: torch.Tensor) -> Bucket | None:
+        """Return the bucket that exchanges the gradient of a parameter; None if there is none."""
+        return self.worker.bucket_of(self.names.get(p))
+
+    def selected(self) -> Mapping[torch.Tensor, tuple[Bucket, Segment]]:
+        """Return bucket and segment of every parameter whose gradient is selected from, not sent dense."""
+        buckets = self.worker.buckets
+        if self._selected is None or self._selected[0] != len(buckets):
+            places = {
+                segment.key: (bucket, segment)
+                for bucket in buckets
+                if isinstance(bucket.pipeline, SparsePipeline)
+                for segment in bucket.layout.segments
+            }
+            self._selected = len(buckets), {p: places[key] for p, key in self.names.items() if key in places}
+        return self._selected[1]
+
+    def conditions(self, group: int) -> Step:
+        """Return learning rate, momentum and residual unit of a param group; the defaults for group -1."""
+        self._warn_of_load()
+        step = super().conditions(group)
+        if group < 0:
+            return step
+        optimizer, settings = self._param_group(group)
+        rate: Any = settings.get("lr")
+        if rate is None:  # the optimizer chooses it
+            return step
+        if not (isinstance(rate, torch.Tensor) and rate.is_cuda):  # which the worker thread reads
+            rate = float(rate)
+            self._units.note(optimizer, group, rate)
+        momentum = self.momentum(group)
+        return replace(
+            step,
+            learning_rate=rate,
+            scale_free=self._units.scale_free(optimizer),
+            momentum=momentum,
+            momentum_after=applies_momentum(settings) and not momentum.factor,
+        )
+
+    def momentum(self, group: int) -> Momentum:
+        """Return the momentum of a param group that the memory applies."""
+        takes_over = group >= 0 and self.compression.takes_momentum_over
+        return momentum_of(*self._param_group(group)) if takes_over else Momentum()
+
+    def _param_group(self, number: int) -> tuple[torch.optim.Optimizer, dict[str, Any]]:
+        """Return the param group with a number from ``group_numbers``, and its optimizer."""
+        index, place = divmod(number, len(self._optimizers))
+        optimizer = self.optimizers[place]
+        return optimizer, optimizer.param_groups[index]
+
+    def settle(self) -> None:
+        """Undo a step that was exchanged but skipped."""
+        if self.between_steps():
+            self.worker.settle()
+
+    def require_groups(self) -> None:
+        """Raise RuntimeError if a parameter was moved into another param group, whose rate its residual cannot follow.
+
+        To be called before each step, on all ranks.
+        """
+        grouped = [[id(p) for p in group["params"]] for one in self.optimizers for group in one.param_groups]
+        if grouped == self._grouped:
+            return
+        group_of = group_numbers(self.optimizers)
+        for p, name in self.names.items():
+            bucket = self.bucket_of(p)
+            if bucket is not None and group_of.get(p, bucket.layout.group) != bucket.layout.group:
+                raise RuntimeError(
+                    f"rank {job().rank}: {name} was added to an optimizer, or moved into another of its param groups, "
+                    "after the first backward pass: add_param_group() before it, with lr=0 for what is trained later, "
+                    "or begin with a new exchange of the model"
+                )
+        self._grouped = grouped
+
+    def discard(self) -> None:
+        """Undo the last exchange, which no optimizer has applied, and clear the gradients."""
+        if self.ranks > 1:
+            self.worker.resume([])
+        for optimizer in self.optimizers:
+            for p in (p for group in optimizer.param_groups for p in group["params"]):
+                p.grad = None
+
+    def note_load(self) -> None:
+        """Note that an optimizer has loaded a state of another step."""
+        self._optimizer_loaded = any(bucket.trained for bucket in self.worker.buckets)
+
+    def _warn_of_load(self) -> None:
+        if self._optimizer_loaded and not (self._loaded or self._warned):
+            self._warned = True
+            _LOG.warning(
+                "rank %d: the optimizer has loaded a state of another step, but residuals and velocities are those of "
+                "the last step: load the state of the exchange, too, or call reset()",
+                self.transport.rank,
+            )
+        self._optimizer_loaded = self._loaded = False
+
+    def reset(self) -> None:
+        """Return to the state of a new exchange; a collective call between steps."""
+        super().reset()
+        self._loaded = True
+
+    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
+        """Return the state of this rank, with the momentum buffers that belong to it; to be called between steps.
+
+        Args:
+            copy: Copies an array to the host.
+        """
+        state = super().state_dict(copy)
+        buffers = buffers_of(self)
+        for bucket, saved in zip(self.worker.buckets, state["buckets"], strict=True):
+            own = {key: buffers[key] for key in saved["parameters"] if key in buffers}
+            if own:
+                with bucket.work():
+                    arrays = {key: _array_of(bucket.device, buffer) for key, buffer in own.items()}
+                    saved["buffers"] = to_tensors(arrays, copy)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state that ``state_dict`` returned on the same rank of the same world size; between steps.
+
+        Raises:
+            ValueError: The state belongs to another model, bucket size or configuration.
+        """
+        super().load_state_dict(state)
+        self._loaded = True
+        if self.worker.buckets:
+            saved = [bucket.get("buffers", {}) for bucket in state["buckets"]]
+            load_buffers(self, {key: buffer for buffers in saved for key, buffer in buffers.items()})
+
+    def merge(self, states: Sequence[Mapping[str, Any]], leader: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """Return the state that continues those of another world size, as ``Exchange.merge``, with rank 0's buffers."""
+        merged, notes = super().merge(states, leader)
+        for state, saved in zip(merged["buckets"], leader["buckets"], strict=False):
+            state.update({"buffers": saved["buffers"]} if "buffers" in saved else {})
+        return merged, notes
+
+
+def group_numbers(optimizers: Sequence[torch.optim.Optimizer]) -> dict[torch.Tensor, int]:
+    """Return the number of each parameter's param group, which stays the same when an optimizer gets more groups."""
+    return {
+        p: index * len(optimizers) + place
+        for place, optimizer in enumerate(optimizers)
+        for index, group in enumerate(optimizer.param_groups)
+        for p in group["params"]
+    }
+
+
+def _array_of(device: Device, tensor: torch.Tensor) -> Array:
+    """Return an array of the content of a tensor, in the precision in which gradients are exchanged."""
+    return device.array_of(tensor.detach().to(real_dtype(tensor.dtype)).contiguous())
