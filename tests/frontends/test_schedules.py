@@ -143,8 +143,9 @@ def test_only_the_clock_of_the_host_measures_what_is_exposed(hvd, comm):
     worker, found = optimizer.exchange.worker, []
     for device in ("cpu", "cuda"):
         worker.buckets[0].layout = replace(worker.buckets[0].layout, torch_device=torch.device(device))
-        worker.exposed = 500_000_000
-        found.append(optimizer.exchange._conditions(0)().exposed)
+        worker.buckets[0].collected.ended = 500_000_000  # ns after the start
+        worker.finish()
+        found.append(worker._exposed)
     assert everywhere(comm, found == [0.5, 0.0])
 
 
