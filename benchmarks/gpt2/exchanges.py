@@ -20,7 +20,7 @@ from horovod_sparse.control.report import limits
 from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.engine.layout import Member
 from horovod_sparse.frontends.base import ExchangingGradients, group_numbers
-from horovod_sparse.frontends.conditions import Conditions
+from horovod_sparse.frontends.conditions import ParamGroups
 from horovod_sparse.frontends.momentum import apply_momentum
 from horovod_sparse.transport.base import Transport
 
@@ -44,7 +44,7 @@ class Simulated(ExchangingGradients):
         self._optimizer = optimizer
         group_of = group_numbers([optimizer])
         self._parameter_names = {p: name for name, p in model.named_parameters() if p in group_of}
-        owner = Conditions(weakref.proxy(self), compression, None, transport.rank)
+        owner = ParamGroups(weakref.proxy(self), compression, None, transport.rank)
         settings = (compression, transport, owner, 1 / transport.size, None, limits(None, None))
         self.exchange = self._exchange = Exchange(*settings, buffers=owner)
         least = compression.dense_below

@@ -21,7 +21,7 @@ from horovod_sparse.engine.state import to_tensors
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.rules import Step
+from horovod_sparse.rules import Conditions
 from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.traffic import Traffic
 
@@ -32,7 +32,7 @@ _CALL = "construction of buckets"  # for reports of stalls
 class Owner(Protocol):
     """The front end of a model, as its exchange sees it."""
 
-    def step_for(self, group: int) -> Step:
+    def step_for(self, group: int) -> Conditions:
         """Return the conditions that a param group sets in the step in progress; group -1 stands for none."""
 
     def place_named(self, keys: Sequence[str]) -> None:
@@ -164,9 +164,9 @@ class Exchange:
             )
         self._optimizer_loaded = self._state_loaded = False
 
-    def _conditions(self, group: int) -> Callable[[], Step]:
+    def _conditions(self, group: int) -> Callable[[], Conditions]:
         self._warn_of_load()
-        step: Step | Exception
+        step: Conditions | Exception
         try:
             step = self._owner.step_for(group)
         except Exception as error:  # such as a learning rate that is no number: not an error of backward()
@@ -175,7 +175,7 @@ class Exchange:
         on_host = all(bucket.layout.torch_device.type == "cpu" for bucket in self.worker.buckets)
         exposed = self.worker.exposed / 1e9 if on_host else 0.0
 
-        def conditions() -> Step:
+        def conditions() -> Conditions:
             if isinstance(step, Exception):
                 raise step
             # The loss scale, and possibly the rate, is on the device: to read it is to wait for the device.

@@ -22,7 +22,7 @@ from horovod_sparse.engine.device import Device
 from horovod_sparse.engine.pipeline.base import NoBackwardError
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.metrics.counts import statistics
-from horovod_sparse.rules import Step
+from horovod_sparse.rules import Conditions
 from horovod_sparse.transport.traffic import Traffic
 from horovod_sparse.transport.waiting import keep_alive
 
@@ -32,7 +32,7 @@ class _Job(NamedTuple):
 
     bucket: Bucket
     collected: StepGradients
-    conditions: Callable[[], Step]
+    conditions: Callable[[], Conditions]
 
 
 class Worker:
@@ -60,7 +60,7 @@ class Worker:
 
     def __init__(
         self,
-        conditions: Callable[[int], Callable[[], Step]],
+        conditions: Callable[[int], Callable[[], Conditions]],
         confirmed: bool = False,
         undoable: bool = False,
         factor_for: Callable[[float], float] | None = None,
@@ -189,7 +189,7 @@ class Worker:
     def _clip(
         self,
         steps: Sequence[tuple[Bucket, StepGradients]],
-        conditions: Callable[[], Step],
+        conditions: Callable[[], Conditions],
         factor_for: Callable[[float], float],
     ) -> None:
         try:

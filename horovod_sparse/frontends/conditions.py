@@ -13,10 +13,10 @@ from horovod_sparse.frontends.base import FrontEnd, numbered_group
 from horovod_sparse.frontends.momentum import buffers_of, load_buffers
 from horovod_sparse.frontends.optimizers import applies_momentum, momentum_of
 from horovod_sparse.frontends.units import ResidualUnits
-from horovod_sparse.rules import Momentum, Step
+from horovod_sparse.rules import Conditions, Momentum
 
 
-class Conditions:
+class ParamGroups:
     """``Owner`` and ``Buffers`` of an exchange, which reads the conditions of a step from the param groups.
 
     Args:
@@ -31,11 +31,11 @@ class Conditions:
         self._takes_momentum_over = sparse.takes_momentum_over
         self._units = ResidualUnits(residual_unit, rank)
 
-    def step_for(self, group: int) -> Step:
+    def step_for(self, group: int) -> Conditions:
         """Return learning rate, momentum and residual unit of a param group; the defaults for group -1."""
         front_end = self._front_end
         epoch, idle = front_end.exchange_progress()
-        step = Step(epoch=epoch, idle=idle)
+        step = Conditions(epoch=epoch, idle=idle)
         if group < 0:
             return step
         optimizer, settings = numbered_group(front_end.exchange_optimizers, group)

@@ -11,7 +11,7 @@ from horovod_sparse.config import parse
 from horovod_sparse.control.report import limits
 from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.engine.layout import Member
-from horovod_sparse.frontends.conditions import Conditions
+from horovod_sparse.frontends.conditions import ParamGroups
 from horovod_sparse.transport.in_process import run_ranks
 
 
@@ -19,7 +19,7 @@ def conditions(*groups, spec="topka", kind=torch.optim.SGD):
     optimizer = kind([torch.zeros(1)], lr=0.1)
     optimizer.param_groups[:] = groups
     front_end = SimpleNamespace(exchange_optimizers=[optimizer], exchange_progress=lambda: (3, True))
-    return Conditions(front_end, parse(spec), None, rank=0)
+    return ParamGroups(front_end, parse(spec), None, rank=0)
 
 
 @pytest.mark.parametrize(("group", "rate"), [(-1, 1.0), (0, 0.5), (1, 0.25), (2, 1.0), (3, 1.0)])

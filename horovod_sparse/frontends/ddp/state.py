@@ -30,7 +30,7 @@ from horovod_sparse.frontends.arguments import (
 )
 from horovod_sparse.frontends.base import ForOptimizers, group_numbers
 from horovod_sparse.frontends.clipping import warn_of_clipping
-from horovod_sparse.frontends.conditions import Conditions
+from horovod_sparse.frontends.conditions import ParamGroups
 from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.members import job, transport_of
 from horovod_sparse.frontends.momentum import apply_momentum
@@ -299,7 +299,7 @@ class SparseState(ForOptimizers):
             with process.communicating("SparseState", transport):
                 agree(transport, self._facts(devices))
             stall = limits(*self._stall)
-            owner = Conditions(weakref.proxy(self), self.compression, self._residual_unit, transport.rank)
+            owner = ParamGroups(weakref.proxy(self), self.compression, self._residual_unit, transport.rank)
             factor, scaler = 1 / transport.size, self._grad_scaler
             settings: dict[str, Any] = {
                 "confirmed": bool(self.optimizers),

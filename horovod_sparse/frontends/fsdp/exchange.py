@@ -22,7 +22,7 @@ from horovod_sparse.engine.layout import Member
 from horovod_sparse.frontends.arguments import check_devices, check_optimizers, common_facts, optimizers_in, require_own
 from horovod_sparse.frontends.base import ForOptimizers, group_numbers
 from horovod_sparse.frontends.clipping import warn_of_clipping
-from horovod_sparse.frontends.conditions import Conditions
+from horovod_sparse.frontends.conditions import ParamGroups
 from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.fsdp.model import (
     parameters_of,
@@ -88,7 +88,7 @@ class ReplicaExchange(ForOptimizers):
         _exchanges.update(dict.fromkeys(model.modules(), self))
         self._shards = self._transport_of_shards()
         me = weakref.proxy(self)
-        self._owner = owner = Conditions(me, compression, residual_unit, transport.rank)
+        self._owner = owner = ParamGroups(me, compression, residual_unit, transport.rank)
         factor, stall = 1 / transport.size, limits(stall_timeout, stall_abort)
         self._exchange = Exchange(
             compression,

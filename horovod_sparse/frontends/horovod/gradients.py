@@ -24,7 +24,7 @@ from horovod_sparse.engine.layout import Member
 from horovod_sparse.frontends.arguments import parameter_facts
 from horovod_sparse.frontends.base import ExchangingGradients
 from horovod_sparse.frontends.clipping import warn_of_clipping
-from horovod_sparse.frontends.conditions import Conditions
+from horovod_sparse.frontends.conditions import ParamGroups
 from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.horovod.arguments import numbered, user_level
 from horovod_sparse.frontends.horovod.changes import changed
@@ -98,7 +98,7 @@ class Gradients(ExchangingGradients):
         self._newer: weakref.ref[Any] | None = None  # optimizer that has taken parameters over
         if transport is not None:
             factor = 1.0 if of_horovod["op"] == hvd.Sum else 1.0 / transport.size
-            owner = Conditions(weakref.proxy(self), sparse, residual_unit, transport.rank)
+            owner = ParamGroups(weakref.proxy(self), sparse, residual_unit, transport.rank)
             self._exchange = Exchange(
                 sparse,
                 transport,

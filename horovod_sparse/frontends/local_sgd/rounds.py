@@ -17,7 +17,7 @@ from horovod_sparse.engine.layout import Member
 from horovod_sparse.engine.state import on_host
 from horovod_sparse.frontends.local_sgd.outer import OuterSGD
 from horovod_sparse.kernels import copy_to_host
-from horovod_sparse.rules import Step
+from horovod_sparse.rules import Conditions
 from horovod_sparse.transport.agreement import agree
 from horovod_sparse.transport.base import Transport
 
@@ -113,11 +113,11 @@ class Rounds:
         if members:
             self.exchange.add(members)
 
-    def step_for(self, group: int) -> Step:
+    def step_for(self, group: int) -> Conditions:
         """Return the default conditions: differences of parameters are updates, whatever the learning rate."""
         del group
         optimizer: Any = self._optimizer()
-        return Step(epoch=optimizer._epoch, idle=not self.stepped)
+        return Conditions(epoch=optimizer._epoch, idle=not self.stepped)
 
     def place_named(self, keys: Sequence[str]) -> None:
         """Create a bucket for parameters that were trained before a checkpoint; a collective call."""
