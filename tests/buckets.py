@@ -21,10 +21,10 @@ class Recorder:
         self.error = None
         self.gate = None
 
-    def run(self, gradients, outputs, step):
+    def run(self, gradients, outputs, conditions, resumes):
         if self.gate:
             assert self.gate.wait(10)
-        self.log.append((self.number, [start for start, _ in gradients], step.learning_rate))
+        self.log.append((self.number, [start for start, _ in gradients], conditions.learning_rate))
         if self.error:
             raise self.error
         for _, output in outputs:

@@ -11,7 +11,7 @@ from horovod_sparse.engine.bucket import Bucket, Settings
 from horovod_sparse.engine.layout import Member, bucket_bytes_for, plan
 from horovod_sparse.engine.reading import Reading
 from horovod_sparse.engine.worker import Worker
-from horovod_sparse.rules import Step
+from horovod_sparse.rules import Conditions
 from horovod_sparse.transport.base import Transport
 
 MOMENTUM, LEARNING_RATE = 0.9, 0.01
@@ -59,7 +59,7 @@ class ModelExchange:
         limit = sparse.bucket_bytes or bucket_bytes_for(members, sparse.collective.always_dense)
         settings = Settings(sparse, 1 / transport.size, hold_zeros=True)
         shared: dict[type[Any], Any] = {}
-        self._worker = Worker(lambda _: Reading(Step(LEARNING_RATE, epoch=0)))
+        self._worker = Worker(lambda _: Reading(Conditions(LEARNING_RATE, epoch=0)))
         self._worker.add([Bucket(layout, settings, transport, shared) for layout in plan(members[::-1], limit)])
         self._overlap = overlap
         self._hooks: list[Any] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from horovod_sparse.engine.pipeline.sparse import SparsePipeline
 from horovod_sparse.engine.state import to_arrays, to_tensors
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.kernels.types import Segments
-from horovod_sparse.rules import Step
+from horovod_sparse.rules import Conditions
 from horovod_sparse.transport.base import Transport
 
 _DENSE = Sparse.of(1.0, memory="none", collective="dense")
@@ -51,14 +51,14 @@ class Prepared(NamedTuple):
         tensors: The same gradients, contiguous and of the bucket's dtype and device; copies where they were not.
         outputs: The tensors as segments.
         gradients: The segments that take part.
-        step: Conditions of the step.
+        conditions: Conditions of the step.
     """
 
     given: list[torch.Tensor]
     tensors: list[torch.Tensor]
     outputs: Segments
     gradients: Segments
-    step: Step
+    conditions: Conditions
 
 
 class StepGradients:
@@ -74,7 +74,7 @@ class StepGradients:
         streams: Streams of the device on which the gradients were computed.
         ready: Points in the device's work at which the gradients are available; empty until the bucket is complete.
         done: Resolved at the end of the exchange, on success and on failure.
-        resumes: Whether they were added to the result of the last exchange, as ``Step.resumes``.
+        resumes: Whether they were added to the result of the last exchange, which no optimizer has applied.
         began: Start of the exchange, in ns of ``time.perf_counter_ns``.
         ended: End of the exchange.
     """
@@ -175,7 +175,7 @@ class Bucket:
         ready = [self.device.mark(self.device.stream())] if collected is None else collected.ready
         return self.device.work(after=ready)
 
-    def _prepare(self, collected: StepGradients, conditions: Callable[[], Step]) -> Prepared:
+    def _prepare(self, collected: StepGradients, conditions: Callable[[], Conditions]) -> Prepared:
         segments = [segment for segment in self.layout.segments if segment.key in collected.gradients]
         given = [collected.gradients[segment.key] for segment in segments]
         tensors = [self._fitting(gradient) for gradient in given]
@@ -183,9 +183,9 @@ class Bucket:
         outputs = [(segment.start, self.device.array_of(tensor)) for segment, tensor in pairs]
         held = self._held(collected, segments, tensors)
         taking_part = [pair for segment, pair in zip(segments, outputs, strict=True) if segment.key not in held]
-        return Prepared(given, tensors, outputs, taking_part, replace(conditions(), resumes=collected.resumes))
+        return Prepared(given, tensors, outputs, taking_part, conditions())
 
-    def exchange(self, collected: StepGradients, conditions: Callable[[], Step]) -> None:
+    def exchange(self, collected: StepGradients, conditions: Callable[[], Conditions]) -> None:
         """Exchange the gradients of a step, on any thread.
 
         Args:
@@ -196,15 +196,15 @@ class Bucket:
             if not collected.resumes:
                 self.pipeline.forget()  # the step before: an error in what follows must not undo it
             prepared = self._prepare(collected, conditions)
-            self.pipeline.run(prepared.gradients, prepared.outputs, prepared.step)
+            self.pipeline.run(prepared.gradients, prepared.outputs, prepared.conditions, collected.resumes)
             self._deliver(prepared)
 
-    def start_exchange(self, collected: StepGradients, conditions: Callable[[], Step]) -> Callable[[], None]:
+    def start_exchange(self, collected: StepGradients, conditions: Callable[[], Conditions]) -> Callable[[], None]:
         """Start the exchange of a bucket that is always dense, as ``DensePipeline.begin``; return what ends it."""
         assert isinstance(self.pipeline, DensePipeline)
         with self.work(collected):
             prepared = self._prepare(collected, conditions)
-            end = self.pipeline.begin(prepared.gradients, prepared.outputs, prepared.step)
+            end = self.pipeline.begin(prepared.gradients, prepared.outputs, prepared.conditions)
 
         def finish() -> None:
             with self.work(collected):

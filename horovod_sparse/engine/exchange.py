@@ -17,7 +17,7 @@ from horovod_sparse.engine.layout import Member, bucket_bytes_for, plan
 from horovod_sparse.engine.reading import Reading
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.kernels import copy_to_host
-from horovod_sparse.rules import Step
+from horovod_sparse.rules import Conditions
 from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.traffic import Traffic
 
@@ -124,10 +124,10 @@ class Exchange:
         with process.communicating(_CALL, self.transport):
             self.worker.add([Bucket(layout, self._settings, self.transport, self._shared) for layout in layouts])
 
-    def conditions(self, group: int) -> Step:
+    def conditions(self, group: int) -> Conditions:
         """Return the conditions that a param group sets in the step in progress; group -1 stands for none."""
         del group
-        return Step(epoch=self.epoch, idle=self.idle)
+        return Conditions(epoch=self.epoch, idle=self.idle)
 
     def _read(self, group: int) -> Reading:
         try:

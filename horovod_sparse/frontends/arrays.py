@@ -17,7 +17,7 @@ from horovod_sparse.engine.pipeline import Pipeline, pipeline_for
 from horovod_sparse.kernels import copy_to_host, kernels_for
 from horovod_sparse.kernels.formats import FORMATS
 from horovod_sparse.kernels.types import MAX_SIZE, Array
-from horovod_sparse.rules import Step
+from horovod_sparse.rules import Conditions
 from horovod_sparse.rules.states import checked_integer
 from horovod_sparse.transport.agreement import agree
 from horovod_sparse.transport.base import Transport
@@ -112,7 +112,7 @@ class SparseAllreduce:
             try:
                 if epoch is not None:
                     epoch = _integer(epoch, 0, "epoch must be None or an integer", "pass int(epoch)")
-                step = Step(_checked_rate(learning_rate), epoch=epoch)
+                step = Conditions(_checked_rate(learning_rate), epoch=epoch)
                 facts = {**self._facts(array), "learning rate": step.learning_rate, "epoch": step.epoch}
             except Exception as error:
                 facts = _on_rank(self._transport, error)

@@ -27,7 +27,7 @@ from horovod_sparse.frontends.step_hooks import follow_optimizers
 from horovod_sparse.frontends.units import ResidualUnits
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.rules import Momentum, Step
+from horovod_sparse.rules import Conditions, Momentum
 from horovod_sparse.transport.base import Transport
 
 _LOG = logging.getLogger("horovod_sparse")
@@ -128,22 +128,22 @@ class GradientExchange(Exchange):
             self._selected = len(buckets), {p: places[key] for p, key in self.names.items() if key in places}
         return self._selected[1]
 
-    def conditions(self, group: int) -> Step:
+    def conditions(self, group: int) -> Conditions:
         """Return learning rate, momentum and residual unit of a param group; the defaults for group -1."""
         self._warn_of_load()
-        step = super().conditions(group)
+        conditions = super().conditions(group)
         if group < 0:
-            return step
+            return conditions
         optimizer, settings = self._param_group(group)
         rate: Any = settings.get("lr")
         if rate is None:  # the optimizer chooses it
-            return step
+            return conditions
         if not (isinstance(rate, torch.Tensor) and rate.is_cuda):  # which the worker thread reads
             rate = float(rate)
             self._units.note(optimizer, group, rate)
         momentum = self.momentum(group)
         return replace(
-            step,
+            conditions,
             learning_rate=rate,
             scale_free=self._units.scale_free(optimizer),
             momentum=momentum,

@@ -24,6 +24,7 @@ __all__ = [
     "ANYWHERE",
     "Accumulator",
     "BucketContext",
+    "Conditions",
     "Consensus",
     "Exchange",
     "Momentum",
@@ -136,27 +137,19 @@ class Momentum:
         return self.share if self.averages or self.begun else 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """Conditions of one step of one bucket, equal on every rank except for ``idle``, ``exposed`` and ``gradients``.
+@dataclass(frozen=True)
+class Conditions:
+    """What the front end knows about a step of a param group, equal on every rank except for ``idle`` and ``exposed``.
 
     Attributes:
         learning_rate: Learning rate of the bucket's param group.
         loss_scale: Factor by which a GradScaler multiplied the loss, and so the gradients.
         epoch: Epoch last passed to ``optimizer.set_epoch``; None before the first call.
         idle: Whether this rank had no backward pass in this step.
-        number: Number of earlier steps of this bucket, without those that had a gradient that was not finite.
-        gradients: Local gradients of the bucket.
-        clear: Whether the result is written into the gradients' arrays. They may then be zeroed once they are added up.
         scale_free: Whether the optimizer normalizes the scale of the gradients, as Adam does. The residual then counts
             as a gradient, independent of the learning rate, and not as an update.
-        carry: Factor that converts gradients of earlier steps to this step's loss scale and averaging factor.
         momentum: Momentum of the optimizer, for a memory that applies it before the selection.
         momentum_after: Whether the optimizer applies momentum to what is delivered, and no memory did so before.
-        dense: Whether it was decided to send every entry, with more than its sign; set for the memory, once the density
-            is known.
-        resumes: Whether the gradients were added to the result of the exchange before, which the optimizer has not
-            applied: both belong to one step of the optimizer. Memories get only what was added.
         exposed: Seconds for which the model's exchange continued in the previous step after this rank's last gradient
             was available; 0 if not known, as on a GPU.
     """
@@ -165,16 +158,38 @@ class Step:
     loss_scale: float = 1.0
     epoch: int | None = None
     idle: bool = False
+    scale_free: bool = False
+    momentum: Momentum = Momentum()
+    momentum_after: bool = False
+    exposed: float = 0.0
+
+
+@dataclass(frozen=True)
+class Step(Conditions):
+    """One step of one bucket, as its rules get it: the conditions, and what the pipeline has decided.
+
+    Attributes:
+        number: Number of earlier steps of this bucket, without those that had a gradient that was not finite.
+        gradients: Local gradients of the bucket.
+        clear: Whether the result is written into the gradients' arrays. They may then be zeroed once they are added up.
+        carry: Factor that converts gradients of earlier steps to this step's loss scale and averaging factor.
+        resumes: Whether the gradients were added to a selection of the exchange before, which the optimizer has not
+            applied: both belong to one step of the optimizer. Memories get only what was added.
+        dense: Whether it was decided to send every entry, with more than its sign; set for the memory, once the density
+            is known.
+    """
+
     number: int = 0
     gradients: Segments = ()
     clear: bool = False
-    scale_free: bool = False
     carry: float = 1.0
-    momentum: Momentum = Momentum()
-    momentum_after: bool = False
-    dense: bool = False
     resumes: bool = False
-    exposed: float = 0.0
+    dense: bool = False
+
+    @classmethod
+    def of(cls, conditions: Conditions, **decided: Any) -> Step:
+        """Return a step under these conditions."""
+        return cls(**{**vars(conditions), **decided})
 
     def square_norm(self) -> float:
         """Return the squared norm of the local gradients without the loss scale; one pass over them."""

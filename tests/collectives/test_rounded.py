@@ -9,7 +9,7 @@ from rules import LIKE
 
 from horovod_sparse.config import Compression, parse
 from horovod_sparse.engine.pipeline import pipeline_for
-from horovod_sparse.rules import Momentum, Step
+from horovod_sparse.rules import Conditions, Momentum
 
 pytestmark = pytest.mark.law
 SIZE = 10_000
@@ -22,7 +22,7 @@ def run(transport, spec, steps):
     for _ in range(steps):
         gradient = generator.standard_normal(SIZE).astype(np.float32)
         output = np.empty_like(gradient)
-        pipeline.run([(0, gradient)], [(0, output)], Step())
+        pipeline.run([(0, gradient)], [(0, output)], Conditions())
         assert same_bits(transport, output)
         owed += summed(transport, gradient) - output
     return pipeline, owed
@@ -49,7 +49,7 @@ def test_a_nonfinite_gradient_does_not_enter_a_residual(transport, collective, w
         if number == 1 and transport.rank == 0:
             gradient[5] = bad
         output = np.empty_like(gradient)
-        pipeline.run([(0, gradient)], [(0, output)], Step(number=number))
+        pipeline.run([(0, gradient)], [(0, output)], Conditions())
         finite.append(bool(np.isfinite(output).all()))
     assert everywhere(transport, finite == [True, False, True, True])
     assert everywhere(transport, np.isfinite(pipeline.state_dict()["memory"]["residual"]).all())
@@ -82,7 +82,7 @@ def test_dense_steps_at_the_start_are_exact(transport, wire):
     for number in range(4):
         gradient = (generator.integers(-800, 800, SIZE) / 8).astype(np.float32)
         output = np.empty_like(gradient)
-        pipeline.run([(0, gradient)], [(0, output)], Step())
+        pipeline.run([(0, gradient)], [(0, output)], Conditions())
         exact = np.array_equal(output, summed(transport, gradient))
         assert everywhere(transport, exact == (number < 2))
         assert everywhere(transport, pipeline.state_dict()["memory"]["residual"].any() == (not exact))
@@ -98,7 +98,7 @@ def test_signs_of_the_momentum_deliver_as_much_as_momentum(transport):
     for number in range(steps):
         gradient = (1 + generator.standard_normal(size) * np.geomspace(0.5, 2, size)).astype(np.float32)
         output = np.empty_like(gradient)
-        pipeline.run([(0, gradient)], [(0, output)], Step(momentum=Momentum(0.9)))
+        pipeline.run([(0, gradient)], [(0, output)], Conditions(momentum=Momentum(0.9)))
         pipeline.commit()  # the optimizer's step
         assert same_bits(transport, output)
         buffer, exact = 0.9 * buffer + output, 0.9 * exact + summed(transport, gradient.astype(np.float64))
@@ -125,7 +125,7 @@ def test_rounding_within_a_node_works_with_masked_momentum(transport):
     for _ in range(20):
         gradient = generator.standard_normal(SIZE).astype(np.float32)
         output = np.empty_like(gradient)
-        pipeline.run([(0, gradient)], [(0, output)], Step())
+        pipeline.run([(0, gradient)], [(0, output)], Conditions())
         assert same_bits(transport, output)
         assert everywhere(transport, np.isfinite(output).all() and output.any())
 

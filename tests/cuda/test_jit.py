@@ -21,7 +21,7 @@ from horovod_sparse.engine.layout import Member, plan
 from horovod_sparse.engine.reading import Reading
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.kernels import to_host
-from horovod_sparse.rules import Step
+from horovod_sparse.rules import Conditions
 
 SHAPES = [(40, 30), (1,), (3, 5, 7), (2000,), (90,)]
 # What the default chooses from, the other collectives of top-k, and what they send.
@@ -58,7 +58,7 @@ def train(transport: Any, configuration: str, steps: int = 3) -> set[Variant]:
     with there(), compiled() as found:
         members = [Member.of(str(i), torch.zeros(shape), group=0) for i, shape in enumerate(SHAPES)]
         settings = Settings(parse(configuration), 1 / transport.size, undoable=True)
-        worker = Worker(lambda _: Reading(Step(0.1, epoch=0)), undoable=True)
+        worker = Worker(lambda _: Reading(Conditions(0.1, epoch=0)), undoable=True)
         worker.confirmed = True
         worker.add([Bucket(one, settings, transport) for one in plan(members, bucket_bytes=1 << 20)])
         for step in range(steps):

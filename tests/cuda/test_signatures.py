@@ -22,7 +22,7 @@ from horovod_sparse.collectives import COLLECTIVES
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.pipeline import pipeline_for
 from horovod_sparse.memories import MEMORIES
-from horovod_sparse.rules import Step
+from horovod_sparse.rules import Conditions
 from horovod_sparse.schedules import SCHEDULES
 from horovod_sparse.sparsifiers import SPARSIFIERS
 from horovod_sparse.transport.in_process import run_ranks
@@ -126,7 +126,7 @@ def test_every_rule_computes_on_the_device_what_it_does_on_the_host(kind: str, n
             outputs = {}
             for way, pipeline in pipelines.items():
                 outputs[way] = put[way](np.full_like(gradient, np.nan))
-                pipeline.run([(0, put[way](gradient))], [(0, outputs[way])], Step(number=number, epoch=number // 2))
+                pipeline.run([(0, put[way](gradient))], [(0, outputs[way])], Conditions(epoch=number // 2))
             same = (devices.to_host(outputs["device"]) == outputs["host"]).all()
             assert same or (name == "arctopk" and not emulated())  # its matrix product is rounded differently
 

@@ -12,7 +12,7 @@ from buckets import recording_buckets
 
 from horovod_sparse.engine import layout
 from horovod_sparse.engine.device import Host
-from horovod_sparse.rules import Step
+from horovod_sparse.rules import Conditions
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def log():
 def exchange(bucket, gradients, held=()):
     for key, gradient in gradients.items():
         bucket.put(key, gradient, hold=key in held)
-    bucket.exchange(bucket.collected, lambda: Step(0.1))
+    bucket.exchange(bucket.collected, lambda: Conditions(0.1))
     return list(gradients.values())
 
 

@@ -17,7 +17,7 @@ from horovod_sparse.engine.device import Host
 from horovod_sparse.engine.layout import Member, plan
 from horovod_sparse.engine.reading import Reading
 from horovod_sparse.engine.worker import Worker
-from horovod_sparse.rules import Step
+from horovod_sparse.rules import Conditions
 
 MS = 1_000_000
 
@@ -63,7 +63,7 @@ def device(monkeypatch):
 def test_stages_start_when_the_gradients_are_ready_on_the_device(comm, transport, device):
     parameter = torch.zeros(2000)
     (one,) = plan([Member.of("weight", parameter, group=0)], bucket_bytes=1 << 20)
-    worker = Worker(lambda _: Reading(Step(0.1, epoch=0)))
+    worker = Worker(lambda _: Reading(Conditions(0.1, epoch=0)))
     worker.add([Bucket(one, Settings(parse("topka:density=0.01"), 1 / transport.size), transport)])
     device.synchronize()
     metrics.clear()

@@ -15,7 +15,7 @@ from horovod_sparse.engine import layout
 from horovod_sparse.engine.device import Host
 from horovod_sparse.engine.reading import Reading
 from horovod_sparse.engine.worker import Worker
-from horovod_sparse.rules import Step
+from horovod_sparse.rules import Conditions
 
 KEYS = ("0", "1", "2", "3")
 
@@ -29,7 +29,7 @@ def log():
 def worker(monkeypatch, log):
     """Two buckets of two gradients."""
     buckets, _ = recording_buckets(monkeypatch, log, [torch.zeros(10) for _ in KEYS])
-    made = Worker(lambda _: Reading(Step(0.1)), undoable=True)
+    made = Worker(lambda _: Reading(Conditions(0.1)), undoable=True)
     made.confirmed = True
     made.add(buckets)
     return made
@@ -175,7 +175,7 @@ def test_gradients_are_kept_until_the_callers_stream_follows_the_work_on_them(de
 
 def test_gradients_of_an_unfinished_step_are_kept_as_well(device, monkeypatch, log):
     buckets, _ = recording_buckets(monkeypatch, log, [torch.zeros(10) for _ in KEYS])
-    worker = Worker(lambda _: Reading(Step(0.1)))
+    worker = Worker(lambda _: Reading(Conditions(0.1)))
     worker.add(buckets)
     lend(worker, device, *KEYS[:3])
     settled(worker)

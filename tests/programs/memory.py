@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from horovod_sparse.config import parse
 from horovod_sparse.engine.pipeline import pipeline_for
-from horovod_sparse.rules import Step
+from horovod_sparse.rules import Conditions
 from horovod_sparse.transport.mpi import MPITransport
 
 SIZE = 20_000_000  # of all buckets
@@ -34,5 +34,5 @@ transport = MPITransport(MPI.COMM_SELF)
 pipelines = [pipeline_for(parse(spec), gradient.size, like, transport, number=number) for number in range(buckets)]
 for _ in range(3):
     for pipeline in pipelines:
-        pipeline.run([(0, gradient)], [(0, gradient)], Step())
+        pipeline.run([(0, gradient)], [(0, gradient)], Conditions())
 print((peak() - start) / SIZE)

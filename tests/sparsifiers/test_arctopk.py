@@ -10,7 +10,7 @@ from rules import LIKE, made, normal, take
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.pipeline import pipeline_for
-from horovod_sparse.rules import BucketContext, Step
+from horovod_sparse.rules import BucketContext, Conditions, Step
 from horovod_sparse.sparsifiers import ARCTopK, StableTopK
 
 
@@ -37,7 +37,7 @@ def test_every_step_equals_the_reference(transport, size, block, columns, refres
     for number in range(6):
         gradients = generator.standard_normal((ranks, size)).astype(np.float32)
         output = np.full(size, np.nan, np.float32)
-        pipeline.run([(0, gradients[transport.rank].copy())], [(0, output)], Step())
+        pipeline.run([(0, gradients[transport.rank].copy())], [(0, output)], Conditions())
         residual += gradients
         if number % refresh == 0:
             blocks = published(residual.sum(0, np.float64), count, block, columns, 3, number)
@@ -86,7 +86,7 @@ def test_sketches_are_sent_only_in_choosing_steps(transport):
     pipeline, sent = pipeline_for(spec, size, LIKE, transport), []
     for number in range(4):
         gradient = np.random.default_rng([transport.rank, number]).standard_normal(size).astype(np.float32)
-        pipeline.run([(0, gradient)], [(0, gradient)], Step())
+        pipeline.run([(0, gradient)], [(0, gradient)], Conditions())
         sent.append(pipeline.statistics(norms=False).bytes_sent)
     values, sketch = sum_bytes(transport, 4 * size // 10), sum_bytes(transport, 4 * columns * size // block)
     assert everywhere(transport, abs(sent[2] - values - sketch) <= 100 and abs(sent[3] - values) <= 100), sent

@@ -9,7 +9,7 @@ from rules import LIKE, eighths, made, take
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.pipeline import pipeline_for
-from horovod_sparse.rules import BucketContext, Step
+from horovod_sparse.rules import BucketContext, Conditions
 from horovod_sparse.sparsifiers import ARTopK, TopK
 
 
@@ -22,7 +22,7 @@ def test_every_step_equals_the_reference(transport, leader):
     for number in range(12):
         gradients = eighths(generator, (ranks, size), 1000)
         output = np.full(size, np.nan, np.float32)
-        pipeline.run([(0, gradients[rank].copy())], [(0, output)], Step())
+        pipeline.run([(0, gradients[rank].copy())], [(0, output)], Conditions())
         residual += gradients
         largest = np.argsort(-np.abs(residual), axis=1, kind="stable")[:, :k]
         squares = np.take_along_axis(residual.astype(np.float64), largest, 1) ** 2
@@ -53,7 +53,7 @@ def test_the_volume_does_not_grow_with_the_world_size(transport):
     sent = []
     for number in range(2 * ranks):
         gradient = np.random.default_rng([transport.rank, number]).standard_normal(size).astype(np.float32)
-        pipeline.run([(0, gradient)], [(0, gradient)], Step())
+        pipeline.run([(0, gradient)], [(0, gradient)], Conditions())
         sent.append(pipeline.statistics(norms=False).bytes_sent)
     # Each rank passes the positions on, and sends two shares of the values.
     expected = (ranks - 1) / ranks * (4 * k + 2 * 4 * k)

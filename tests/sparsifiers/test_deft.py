@@ -13,7 +13,7 @@ from rules import LIKE, eighths, made, take
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.pipeline import pipeline_for
-from horovod_sparse.rules import BucketContext, Step
+from horovod_sparse.rules import BucketContext, Conditions
 from horovod_sparse.sparsifiers import DEFT
 from horovod_sparse.sparsifiers.deft import _divided, _packed, _shares
 
@@ -75,7 +75,7 @@ def test_every_step_equals_the_reference(transport, size, density, starts):
     for number in range(8):
         gradients = eighths(generator, (ranks, size), 1000)
         output = np.full(size, np.nan, np.float32)
-        pipeline.run([(0, gradients[rank].copy())], [(0, output)], Step())
+        pipeline.run([(0, gradients[rank].copy())], [(0, output)], Conditions())
         residual += gradients
         union = published(residual, k, number, starts).any(0)
         assert everywhere(transport, np.count_nonzero(union) == k)

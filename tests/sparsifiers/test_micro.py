@@ -9,7 +9,7 @@ from rules import LIKE, eighths, made, normal, take
 
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.pipeline import pipeline_for
-from horovod_sparse.rules import BucketContext, Step
+from horovod_sparse.rules import BucketContext, Conditions
 from horovod_sparse.sparsifiers import MiCRO
 from horovod_sparse.vector import SparseVector
 
@@ -64,7 +64,7 @@ def test_every_step_equals_the_reference(transport, size, density):
     for number in range(25):
         gradients = eighths(generator, (transport.size, size), 1000)
         output = np.full(size, np.nan, np.float32)
-        pipeline.run([(0, gradients[transport.rank].copy())], [(0, output)], Step())
+        pipeline.run([(0, gradients[transport.rank].copy())], [(0, output)], Conditions())
         expected = reference.step(number, gradients, k)
         assert everywhere(transport, np.array_equal(output, expected)), number
         held = pipeline.state_dict()["memory"]["residual"]
@@ -79,7 +79,7 @@ def test_the_volume_and_the_positions_do_not_grow_with_the_ranks(transport):
     generator = np.random.default_rng(transport.rank)
     for number in range(steps):
         gradient = generator.standard_normal(size).astype(np.float32)
-        pipeline.run([(0, gradient)], [(0, gradient)], Step())
+        pipeline.run([(0, gradient)], [(0, gradient)], Conditions())
         counts.append(np.count_nonzero(gradient))
         if number == steps // 2 - 1:
             pipeline.statistics(norms=False)
@@ -158,7 +158,7 @@ def test_gradients_that_grow_or_vanish_do_not_flood_or_starve_the_exchange(trans
     for number in range(60):
         scale = (1, 1000, 1e-3, 0)[number // 15]
         gradient = (scale * generator.integers(-8, 9, size)).astype(np.float32)
-        pipeline.run([(0, gradient)], [(0, gradient)], Step())
+        pipeline.run([(0, gradient)], [(0, gradient)], Conditions())
         counts.append(np.count_nonzero(gradient))
     assert max(np.median(counts[start : start + 15]) for start in range(0, 60, 15)) <= 2 * k
     assert min(counts[:30]) > 0

@@ -12,7 +12,7 @@ from horovod_sparse import metrics
 from horovod_sparse.kernels import kernels_for
 from horovod_sparse.kernels.types import Segments
 from horovod_sparse.metrics.counts import Counts
-from horovod_sparse.rules import BucketContext, SparseVector, Step
+from horovod_sparse.rules import BucketContext, Conditions, SparseVector
 from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.traffic import Traffic
 
@@ -49,7 +49,9 @@ class PipelineBase(ABC):
         self._reported = Traffic()  # up to the last call of `statistics`
         self._rounds = 0  # up to that call, too
 
-    def run(self, gradients: Segments, outputs: Segments, step: Step = Step()) -> None:
+    def run(
+        self, gradients: Segments, outputs: Segments, conditions: Conditions = Conditions(), resumes: bool = False
+    ) -> None:
         """Exchange the gradients of one step.
 
         Args:
@@ -57,18 +59,20 @@ class PipelineBase(ABC):
             outputs: Arrays that receive factor * total, in their own dtypes. They may be the arrays of the gradients,
                 which saves a pass: the sweep then leaves zeros in them, into which the total is written. After a
                 failed exchange they may be zero; the memory then holds what they held.
-            step: Conditions of the step.
+            conditions: Conditions of the step.
+            resumes: Whether the gradients were added to the result of the last exchange, which the optimizer has not
+                applied.
 
         Raises:
             NoBackwardError: No rank had a backward pass. The memory is unchanged.
         """
         try:
-            self._run(gradients, outputs, step)
+            self._run(gradients, outputs, conditions, resumes)
         finally:
             self._leave()
 
     @abstractmethod
-    def _run(self, gradients: Segments, outputs: Segments, step: Step) -> None: ...
+    def _run(self, gradients: Segments, outputs: Segments, conditions: Conditions, resumes: bool) -> None: ...
 
     @property
     def traffic(self) -> Traffic:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,21 +12,22 @@ from horovod_sparse.engine.pipeline.norms import Norms
 from horovod_sparse.kernels import packed, to_device
 from horovod_sparse.kernels.scratch import SCRATCH
 from horovod_sparse.kernels.types import Array, Segments
-from horovod_sparse.rules import SparseVector, Step
+from horovod_sparse.rules import Conditions, SparseVector, Step
 
 
 class DensePipeline(PipelineBase):
     """A bucket without selection and memory: one dense allreduce, which also counts the ranks with a backward pass."""
 
-    def begin(self, gradients: Segments, outputs: Segments, step: Step) -> Callable[[], None]:
+    def begin(self, gradients: Segments, outputs: Segments, conditions: Conditions) -> Callable[[], None]:
         """Send the gradients of one step; return what ends the step, as ``run``.
 
         Other buckets may be exchanged in between; their messages are in flight at the same time.
         """
+        step = Step.of(conditions, gradients=gradients)
         try:
             self._enter("exchange", entries=self._context.size)
             values = SCRATCH.empty(self._context.size + 1, self._context.like)
-            self._pack(gradients, step, values)
+            self._pack(step, values)
             total = self._transport.begin_allreduce(values)
         finally:
             self._leave()
@@ -35,23 +35,25 @@ class DensePipeline(PipelineBase):
         def end() -> None:
             try:
                 self._enter("exchange", entries=self._context.size)
-                self._finish(total.wait(), outputs, replace(step, gradients=gradients))
+                self._finish(total.wait(), outputs, step)
             finally:
                 self._leave()
 
         return end
 
-    def _run(self, gradients: Segments, outputs: Segments, step: Step) -> None:
+    def _run(self, gradients: Segments, outputs: Segments, conditions: Conditions, resumes: bool) -> None:
+        del resumes  # nothing is remembered of the exchange before
+        step = Step.of(conditions, gradients=gradients)
         size, like = self._context.size, self._context.like
         self._enter("exchange", entries=size)
         values = SCRATCH.empty(size + 1, like)
-        self._pack(gradients, step, values)
+        self._pack(step, values)
         self._transport.allreduce_in_place(values)
-        self._finish(values, outputs, replace(step, gradients=gradients))
+        self._finish(values, outputs, step)
 
-    def _pack(self, gradients: Segments, step: Step, values: Array) -> None:
+    def _pack(self, step: Step, values: Array) -> None:
         """Write the gradients, and whether this rank had a backward pass: the sum counts the ranks that had one."""
-        packed(gradients, values[:-1])
+        packed(step.gradients, values[:-1])
         values[-1:] = to_device(np.array([not step.idle], values.dtype), values)
 
     def _finish(self, total: Array, outputs: Segments, step: Step) -> None:

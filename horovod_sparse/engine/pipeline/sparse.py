@@ -17,7 +17,16 @@ from horovod_sparse.engine.pipeline.handover import Handover
 from horovod_sparse.engine.pipeline.headroom import Headroom
 from horovod_sparse.engine.pipeline.norms import Norms
 from horovod_sparse.kernels.types import Array, Segments
-from horovod_sparse.rules import Accumulator, BucketContext, Exchange, Momentum, SparseVector, Step, snapshot
+from horovod_sparse.rules import (
+    Accumulator,
+    BucketContext,
+    Conditions,
+    Exchange,
+    Momentum,
+    SparseVector,
+    Step,
+    snapshot,
+)
 from horovod_sparse.rules.states import checked_flag, checked_integer, checked_number, require_finite, require_like
 from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.traffic import Traffic
@@ -204,38 +213,38 @@ class SparsePipeline(PipelineBase):
         """Rounds of messages so far, including those of agreements."""
         return self.traffic.rounds + self._agreement.traffic.rounds
 
-    def _run(self, gradients: Segments, outputs: Segments, step: Step) -> None:
+    def _run(self, gradients: Segments, outputs: Segments, conditions: Conditions, resumes: bool) -> None:
         """Exchange the gradients of one step.
 
         Whether the gradients of all ranks are finite is known after a message from each. If nothing else has changed in
         the last steps, these messages are sent together with the exchange, whose result is used if all are finite.
         """
         self._enter("select")
-        if not step.resumes:
+        if not resumes:
             self.changed = False
             if self._context.undoable:
                 self._keep()
-        scales = self._scales(step)
+        scales = self._scales(conditions)
         elements = sum([array.size for _, array in gradients])
         # A step that may be undone detects values that are not finite in the selected entries, without another pass.
-        late = self._context.undoable and not step.resumes
+        late = self._context.undoable and not resumes
         safe = late or self._can_add(gradients, elements, max(scales.carry, scales.memory))
         # A rank in `hvd.join()` does not know the epoch and gets it from working ranks. 0 stands for none.
-        epoch = 0 if step.idle or step.epoch is None else step.epoch + 1
+        epoch = 0 if conditions.idle or conditions.epoch is None else conditions.epoch + 1
         # Each rank may have loaded momentum of its own before this bucket was created.
-        self._replaced_here |= step.momentum.begun and not (self.steps or self._loaded)
+        self._replaced_here |= conditions.momentum.begun and not (self.steps or self._loaded)
         first = (not safe) + _REPLACED * self._replaced_here
-        mine = np.array([first, not step.idle, elements, epoch, step.resumes], np.int64)
-        relies = self._stable and not step.resumes
+        mine = np.array([first, not conditions.idle, elements, epoch, resumes], np.int64)
+        relies = self._stable and not resumes
         if not relies:
             self._enter("agree")
             if self._learn(self._agreement.allreduce(mine)):
-                self._send_dense(gradients, outputs, replace(step, carry=scales.carry))
+                self._send_dense(gradients, outputs, None if resumes else conditions.momentum, scales.carry)
                 return
             self._enter("select")
-        if step.resumes:
-            step, gradients = self._resume(step, gradients)
-        self._send_sparse(gradients, outputs, step, scales, mine, relies)
+        if resumes:
+            gradients = self._added(conditions, gradients)
+        self._send_sparse(gradients, outputs, conditions, scales, mine, relies, resumes and not self._dense)
 
     def _learn(self, sums: Array) -> bool:
         """Learn the facts from their sums; return True, with nothing changed, if a rank's gradients are not safe."""
@@ -260,8 +269,8 @@ class SparsePipeline(PipelineBase):
             self._facts = facts
         return bool(unsafe)
 
-    def _resume(self, step: Step, gradients: Segments) -> tuple[Step, Segments]:
-        """Return a step of what was added to the result of the last exchange, which the optimizer has not applied.
+    def _added(self, conditions: Conditions, gradients: Segments) -> Segments:
+        """Return what was added to the result of the last exchange, which the optimizer has not applied.
 
         The ranks hold that result as gradients, equal parts of it, and exchange it once more. If the optimizer's
         momentum is applied before the selection, it is an effective gradient; the memory then takes back the
@@ -270,15 +279,14 @@ class SparsePipeline(PipelineBase):
         added = np.zeros(self._context.size, self._context.like.dtype, like=self._context.like)
         self._kernels.accumulate(gradients, added)
         self.steps -= 1
-        momentum = self._momentum(replace(step, number=self.steps))
+        momentum = self._momentum(conditions, self.steps)
         if self._sparse.takes_momentum_over and (momentum.factor or momentum.averages):
             unapplied = self.handover.unapplied(momentum).times(-self.factor)
             self._kernels.add(unapplied.indices, unapplied.values, added)
             memory: Any = self.memory
             memory.take_back(self.handover.next.times(1 / self._context.ranks))
             self._headroom.forget()
-        parts = [(start, added[start : start + array.size]) for start, array in gradients]
-        return replace(step, resumes=not self._dense), parts
+        return [(start, added[start : start + array.size]) for start, array in gradients]
 
     @property
     def _remembers_nothing(self) -> bool:
@@ -286,8 +294,8 @@ class SparsePipeline(PipelineBase):
         return self._sparse.memory.keeps_nothing or getattr(self.memory, "empty", False)
 
     @staticmethod
-    def _momentum(step: Step) -> Momentum:
-        return step.momentum if step.number else replace(step.momentum, share=step.momentum.first)
+    def _momentum(conditions: Conditions, number: int) -> Momentum:
+        return conditions.momentum if number else replace(conditions.momentum, share=conditions.momentum.first)
 
     def _keep(self) -> None:
         """Keep the state before a step; copy what the step changes in place."""
@@ -307,16 +315,17 @@ class SparsePipeline(PipelineBase):
             _LOG.warning("rank %d: bucket %d, step %d: gradients are sent dense, as sums might overflow", *where)
         return False
 
-    def _scales(self, step: Step) -> _Scales:
-        update, gradient = step.learning_rate / step.loss_scale * self.factor, self.factor / step.loss_scale
+    def _scales(self, conditions: Conditions) -> _Scales:
+        gradient = self.factor / conditions.loss_scale
+        update = conditions.learning_rate / conditions.loss_scale * self.factor
         old = self._units
         if not (old.gradient and gradient):
             return _Scales(_Units(update or old.update, gradient))
         carry = old.gradient / gradient
-        if step.scale_free:
+        if conditions.scale_free:
             return _Scales(_Units(update or old.update, gradient), carry, carry)
         rescale = old.update / update if update else carry
-        if step.momentum_after:
+        if conditions.momentum_after:
             memory = min(carry, rescale)
             earlier = old.update / memory if memory else update
             return _Scales(_Units(update, gradient, mean=True), carry, memory, earlier)
@@ -324,7 +333,7 @@ class SparsePipeline(PipelineBase):
         paused = old.update > 0 and update * carry <= old.update * float(np.finfo(self._context.like.dtype).eps)
         return _Scales(old if paused else _Units(update, gradient), carry, carry if paused else rescale, paused=paused)
 
-    def _send_dense(self, gradients: Segments, outputs: Segments, step: Step) -> None:
+    def _send_dense(self, gradients: Segments, outputs: Segments, momentum: Momentum | None, carry: float) -> None:
         """Send the gradients without a selection, and leave the memory unchanged.
 
         NaN, Inf or a sum that overflows reaches every rank as in dense training, so that a GradScaler skips the step
@@ -337,15 +346,22 @@ class SparsePipeline(PipelineBase):
         self._kernels.accumulate(gradients, dense)
         total = SparseVector.full(self._transport.allreduce(dense))  # not rounded
         # The units stay those of the memory, which does not change.
-        if not step.resumes:
-            total = self.handover.gradient(total, step.momentum, dense=True, carry=step.carry)
+        if momentum is not None:  # else it was taken into account in the exchange that this one resumes
+            total = self.handover.gradient(total, momentum, dense=True, carry=carry)
         self.counts.nonfinite += 1
         self.counts.exchanged(size, size, size, size, "dense")
         self._enter("apply")
         self._scatter(total, outputs)
 
     def _send_sparse(
-        self, gradients: Segments, outputs: Segments, step: Step, scales: _Scales, mine: Array, relies: bool
+        self,
+        gradients: Segments,
+        outputs: Segments,
+        conditions: Conditions,
+        scales: _Scales,
+        mine: Array,
+        relies: bool,
+        resumes: bool,
     ) -> None:
         """Exchange a selection; if a rank's gradients turn out not to be safe to add, send only those, dense.
 
@@ -354,16 +370,17 @@ class SparsePipeline(PipelineBase):
         """
         safe = not mine[0] % _REPLACED
         # If no rank had a backward pass, which is not known yet, velocities have to stay as they are.
-        taken = () if not safe or (relies and step.idle and self._sparse.replaces_momentum) else gradients
+        taken = () if not safe or (relies and conditions.idle and self._sparse.replaces_momentum) else gradients
         others = _beyond(taken, outputs)
-        step = replace(
-            step,
+        step = Step.of(
+            conditions,
             number=self.steps,
             gradients=taken,
-            epoch=self._facts.epoch if step.idle or relies else step.epoch,
+            epoch=self._facts.epoch if conditions.idle or relies else conditions.epoch,
             # A step that may be undone may need its gradients again.
             clear=others is not None and not self._context.undoable,
             carry=scales.carry,
+            resumes=resumes,
         )
         # The same on every rank, even if parameters are held on some ranks only.
         plan = self._plan(step, -(-self._facts.elements // self._context.ranks))
@@ -400,13 +417,14 @@ class SparsePipeline(PipelineBase):
             memory.close(accumulator, vector, vector)  # nothing was delivered: everything is kept
             raise
         if unsafe:  # sent in vain
+            carry = scales.carry
             if self._context.undoable:
                 self.undo()
             else:
                 memory.close(accumulator, vector, vector)
                 gradients = () if safe else gradients  # those that are safe stay in the memory
-                step = replace(step, carry=scales.once)
-            self._send_dense(gradients, outputs, step)
+                carry = scales.once
+            self._send_dense(gradients, outputs, step.momentum, carry)
             return
         self._count(plan, k, vector, exchange)
         self._enter("apply")
@@ -420,7 +438,7 @@ class SparsePipeline(PipelineBase):
         self.steps += 1
         self.changed = not (scales.paused or (step.dense and empty and self._remembers_nothing))
         self._dense = step.dense
-        total = self.handover.gradient(exchange.total, self._momentum(step), step.dense, scales.once)
+        total = self.handover.gradient(exchange.total, self._momentum(step, step.number), step.dense, scales.once)
         self.sent = None if total.indices is None else total.head(_SAMPLE)
         if not accumulator.cleared:
             self._scatter(total, outputs)

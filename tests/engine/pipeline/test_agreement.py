@@ -10,7 +10,7 @@ from rules import LIKE, eighths
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.pipeline import pipeline_for
 from horovod_sparse.memories import MEMORIES
-from horovod_sparse.rules import Step
+from horovod_sparse.rules import Conditions
 
 pytestmark = pytest.mark.law
 
@@ -30,7 +30,7 @@ def run(pipeline, gradient, **conditions):
     """Run one step in place; return the gradient that the optimizer would see."""
     array = gradient.copy()
     with np.errstate(over="ignore", invalid="ignore"):
-        pipeline.run([(0, array)], [(0, array)], Step(**conditions))
+        pipeline.run([(0, array)], [(0, array)], Conditions(**conditions))
     return array
 
 
@@ -115,7 +115,7 @@ def test_a_change_of_the_active_elements_takes_effect_in_the_next_step(transport
     pipeline.statistics(norms=False)
     for number, taking_part in enumerate([SIZE, SIZE // 2, SIZE // 2, SIZE // 2, SIZE, SIZE // 2, SIZE, SIZE]):
         gradient = gradient_of(transport, number)[:taking_part].copy()
-        pipeline.run([(0, gradient)], [(0, gradient)], Step())
+        pipeline.run([(0, gradient)], [(0, gradient)], Conditions())
         counts = pipeline.statistics(norms=False)
         asked.append((counts.asked, counts.rounds))
     one, two = (1, 2) if transport.size > 1 else (0, 0)

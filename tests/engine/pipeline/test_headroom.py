@@ -16,7 +16,7 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.engine.pipeline import pipeline_for
 from horovod_sparse.engine.pipeline.headroom import Headroom
 from horovod_sparse.memories import MEMORIES
-from horovod_sparse.rules import BucketContext, Step
+from horovod_sparse.rules import BucketContext, Conditions
 from horovod_sparse.sparsifiers import SPARSIFIERS
 
 SIZE = 90
@@ -81,7 +81,7 @@ def drawn(generator, dtype="float32"):
 def run(pipeline, gradient, **conditions):
     output = np.full_like(gradient, np.nan)
     with np.errstate(over="ignore", invalid="ignore"):
-        pipeline.run([(0, gradient)], [(0, output)], Step(**conditions))
+        pipeline.run([(0, gradient)], [(0, output)], Conditions(**conditions))
     return output
 
 

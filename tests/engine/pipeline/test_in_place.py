@@ -11,7 +11,7 @@ from rules import LIKE, eighths
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.pipeline import pipeline_for
 from horovod_sparse.memories import MEMORIES
-from horovod_sparse.rules import Step
+from horovod_sparse.rules import Conditions
 from horovod_sparse.sparsifiers import SPARSIFIERS
 
 SIZE = 600
@@ -43,7 +43,7 @@ def run(pipeline, outputs, held=1, in_place=True):
     gradients = [pair for number, pair in enumerate(outputs) if number != held]
     if not in_place:
         gradients = [(start, array.copy()) for start, array in gradients]
-    pipeline.run(gradients, outputs, Step())
+    pipeline.run(gradients, outputs, Conditions())
     return np.concatenate([array.astype(np.float64) for _, array in outputs])
 
 
@@ -76,8 +76,8 @@ def test_results_in_place_are_bitwise_identical(transport, sparsifier, memory, d
 def test_gradients_that_are_not_outputs_stay_unchanged(transport):
     pipeline, gradient = build(transport), eighths(own(transport), SIZE)
     output, before = np.empty_like(gradient), gradient.copy()
-    pipeline.run([(0, gradient)], [(0, output)], Step())
-    pipeline.run([(0, gradient[:300]), (300, gradient[300:])], [(0, gradient[:300]), (300, output[300:])], Step())
+    pipeline.run([(0, gradient)], [(0, output)], Conditions())
+    pipeline.run([(0, gradient[:300]), (300, gradient[300:])], [(0, gradient[:300]), (300, output[300:])], Conditions())
     assert everywhere(transport, np.array_equal(gradient[300:], before[300:]))
 
 

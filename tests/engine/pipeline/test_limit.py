@@ -9,7 +9,7 @@ from rules import LIKE, eighths
 
 from horovod_sparse.config import parse
 from horovod_sparse.engine.pipeline import pipeline_for
-from horovod_sparse.rules import Momentum, Step, snapshot
+from horovod_sparse.rules import Conditions, Momentum, snapshot
 
 pytestmark = pytest.mark.law
 
@@ -21,7 +21,7 @@ SPECS = [f"topka:{SPEC}", f"oktopk:keep=2,tau_threshold=4,tau_partition=4,wire=l
 
 def run(pipeline, gradient, **conditions):
     output = np.full(SIZE, np.nan, np.float32)
-    pipeline.run([(0, gradient)], [(0, output)], Step(**conditions))
+    pipeline.run([(0, gradient)], [(0, output)], Conditions(**conditions))
     return output.astype(np.float64)
 
 

@@ -9,7 +9,7 @@ from rules import LIKE, eighths
 
 from horovod_sparse.config import parse
 from horovod_sparse.engine.pipeline import pipeline_for
-from horovod_sparse.rules import Momentum, Step, snapshot
+from horovod_sparse.rules import Conditions, Momentum, snapshot
 
 pytestmark = pytest.mark.law
 
@@ -26,7 +26,7 @@ def run(pipeline, gradient, **conditions):
     """Exchange a gradient of all positions, or a list of segments; return the total."""
     segments = gradient if isinstance(gradient, list) else [(0, gradient)]
     output = np.full(pipeline._context.size, np.nan, np.float32)
-    pipeline.run(segments, [(0, output)], Step(**conditions))
+    pipeline.run(segments, [(0, output)], Conditions(**conditions))
     return output
 
 

@@ -19,7 +19,7 @@ from horovod_sparse.config import Compression, Sparse
 from horovod_sparse.engine.pipeline import pipeline_for
 from horovod_sparse.engine.pipeline.dense import DensePipeline
 from horovod_sparse.memories import MEMORIES
-from horovod_sparse.rules import BucketContext, Step, snapshot
+from horovod_sparse.rules import BucketContext, Conditions, snapshot
 from horovod_sparse.sparsifiers import SPARSIFIERS
 
 SHARING = ["randomblock", "randomk", "stable", "arctopk"]
@@ -53,7 +53,7 @@ def own(transport, *seed):
 def run(pipeline, gradient, **conditions):
     """Run one exchange of a bucket with one parameter; return the gradient that the optimizer would see."""
     output = np.full_like(gradient, np.nan)
-    pipeline.run([(0, gradient)], [(0, output)], Step(**conditions))
+    pipeline.run([(0, gradient)], [(0, output)], Conditions(**conditions))
     return output
 
 
@@ -101,7 +101,7 @@ def test_fewer_elements_than_ranks_are_all_sent(transport, sparsifier):
     """Only rank 0 has the one parameter, as where the others have frozen it."""
     pipeline, given = build(transport, 10, sparsifier=sparsifier), np.zeros(1, np.float32)
     here = [(0, np.ones(1, np.float32))] if transport.rank == 0 else []
-    pipeline.run(here, [(0, given)], Step())
+    pipeline.run(here, [(0, given)], Conditions())
     assert everywhere(transport, given[0] == 1)
 
 
@@ -123,7 +123,7 @@ def test_ranks_with_different_held_positions_agree_on_k(transport):
     pipeline, half = build(transport, 400, 0.05, collective="oktopk"), transport.rank % 2
     run(pipeline, eighths(own(transport), 400))
     before, output = remembered(pipeline), np.full(400, np.nan, np.float32)
-    pipeline.run([(0, eighths(own(transport), 400 - 200 * half))], [(0, output)], Step())
+    pipeline.run([(0, eighths(own(transport), 400 - 200 * half))], [(0, output)], Conditions())
     assert same_bits(transport, output)
     active = 400 - 200 * half
     assert everywhere(transport, np.array_equal(remembered(pipeline)[active:], before[active:]))
@@ -313,7 +313,7 @@ def test_nothing_is_lost_if_dense_rounded_and_sparse_steps_alternate(transport, 
         gradient = eighths(generator, 300, 8)
         start = 100 * (held and number % 3 == 1 and transport.rank == 0)
         output = np.zeros(300, np.float32)
-        pipeline.run([(start, gradient[start:])], [(0, output)], Step())
+        pipeline.run([(start, gradient[start:])], [(0, output)], Conditions())
         given_[start:] += gradient[start:]
         total += output
         assert same_bits(transport, output)
@@ -336,7 +336,7 @@ def test_bypassing_an_empty_memory_does_not_change_the_result(transport, put):
     segments = [(begin, gradient[begin:end].copy()) for begin, end in cuts]
     outputs = [np.full(300, np.nan, np.float32) for _ in range(2)]
     for pipeline, output in zip((through, past), outputs, strict=True):
-        pipeline.run(segments, [(0, output)], Step())
+        pipeline.run(segments, [(0, output)], Conditions())
     assert everywhere(transport, np.array_equal(*outputs))
     assert everywhere(transport, not remembered(past).any() and not remembered(through).any())
     assert past.memory.empty

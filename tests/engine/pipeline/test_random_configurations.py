@@ -14,7 +14,7 @@ from horovod_sparse.collectives import COLLECTIVES
 from horovod_sparse.config import Compression, Sparse, parse
 from horovod_sparse.engine.pipeline import pipeline_for
 from horovod_sparse.memories import MEMORIES
-from horovod_sparse.rules import Step
+from horovod_sparse.rules import Conditions
 from horovod_sparse.schedules import SCHEDULES
 from horovod_sparse.sparsifiers import SPARSIFIERS
 
@@ -80,7 +80,7 @@ def check(transport, text: str) -> bool:
     for number in range(20):
         gradient = eighths(generator, 1100)
         output = np.full_like(gradient, np.nan)
-        pipeline.run([(0, gradient)], [(0, output)], Step(epoch=number // 5))
+        pipeline.run([(0, gradient)], [(0, output)], Conditions(epoch=number // 5))
         fed, out = fed + gradient, out + output
         bits.append(digest(output))
     assert everywhere(transport, transport.broadcast_object(bits) == bits), text

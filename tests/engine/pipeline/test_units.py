@@ -12,7 +12,7 @@ from rules import LIKE, eighths
 
 from horovod_sparse.config import parse
 from horovod_sparse.engine.pipeline import pipeline_for
-from horovod_sparse.rules import Momentum, Step, snapshot
+from horovod_sparse.rules import Conditions, Momentum, snapshot
 
 pytestmark = pytest.mark.law
 SIZE, PEAK = 400, 0.05
@@ -44,7 +44,7 @@ def rates(schedule):
 
 def run(pipeline, gradient, **conditions):
     output = np.full_like(gradient, np.nan)
-    pipeline.run([(0, gradient)], [(0, output)], Step(**conditions))
+    pipeline.run([(0, gradient)], [(0, output)], Conditions(**conditions))
     return output
 
 

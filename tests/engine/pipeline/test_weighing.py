@@ -13,7 +13,7 @@ from rules import LIKE, eighths
 from horovod_sparse import metrics
 from horovod_sparse.config import Compression
 from horovod_sparse.engine.pipeline import pipeline_for
-from horovod_sparse.rules import Step, snapshot, tally
+from horovod_sparse.rules import Conditions, snapshot, tally
 
 pytestmark = pytest.mark.mpi
 
@@ -56,7 +56,7 @@ class Model:
         outputs = []
         for pipeline, part in zip(self.pipelines, np.split(gradient, len(self.pipelines)), strict=True):
             outputs.append(np.full_like(part, np.nan))
-            pipeline.run([(0, part.copy())], [(0, outputs[-1])], Step())
+            pipeline.run([(0, part.copy())], [(0, outputs[-1])], Conditions())
         return np.concatenate(outputs)
 
 
