@@ -202,7 +202,7 @@ def test_a_nonfinite_state_is_not_saved(comm, run, checkpoints, folder):
     if comm.Get_size() == 1:
         return
     if comm.Get_rank() == 1:
-        run.optimizer.exchange.worker.buckets[0].pipeline.memory.state_dict()["residual"][5] = float("nan")
+        run.optimizer.exchange.worker.buckets[0].pipeline.rules.memory.state_dict()["residual"][5] = float("nan")
     message = refusal(comm, lambda: checkpoints.save(2, **run.states))
     assert "step 2 could not be saved: rank 1: compression['buckets'][0]['memory']['residual'] holds" in message
     assert everywhere(comm, names(comm, folder) == ["step-00000001"])

@@ -31,7 +31,7 @@ def bucket(transport):
 
 def spoil(monkeypatch: pytest.MonkeyPatch, bucket: Bucket, change: Callable[[np.ndarray], None]) -> None:
     """Make the pipeline's next total wrong."""
-    allreduce = bucket.pipeline.collective.allreduce  # type: ignore[attr-defined]
+    allreduce = bucket.pipeline.rules.collective.allreduce  # type: ignore[attr-defined]
 
     def changed(*arguments: Any) -> Any:
         exchange = allreduce(*arguments)
@@ -39,7 +39,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, bucket: Bucket, change: Callable[[np.
         change(values)
         return replace(exchange, total=replace(exchange.total, values=values))
 
-    monkeypatch.setattr(bucket.pipeline.collective, "allreduce", changed)  # type: ignore[attr-defined]
+    monkeypatch.setattr(bucket.pipeline.rules.collective, "allreduce", changed)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("value", [0.0, np.nan, 1e9])
@@ -51,13 +51,13 @@ def test_a_wrong_element_is_counted(transport, bucket, monkeypatch, value, chunk
 
 
 def test_entries_lost_by_the_memory_are_counted(transport, bucket, monkeypatch):
-    close = bucket.pipeline.memory.close
+    close = bucket.pipeline.rules.memory.close
 
     def forget(accumulator, *arguments):
         close(accumulator, *arguments)
         accumulator.buffer[np.argmax(abs(accumulator.buffer))] = 0
 
-    monkeypatch.setattr(bucket.pipeline.memory, "close", forget)
+    monkeypatch.setattr(bucket.pipeline.rules.memory, "close", forget)
     assert 1 <= exchanges.wrong(transport, bucket) <= transport.size
 
 

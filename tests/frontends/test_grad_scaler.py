@@ -126,7 +126,7 @@ def test_a_failed_bucket_undoes_the_buckets_before_it_only(hvd, comm, monkeypatc
         raise OSError("the network is down")
 
     with monkeypatch.context() as patched:
-        patched.setattr(failing.pipeline.collective, "allreduce", fails)
+        patched.setattr(failing.pipeline.rules.collective, "allreduce", fails)
         with pytest.raises(OSError, match="the network is down"):
             training.step(OVERFLOWS)
     assert later

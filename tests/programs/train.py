@@ -30,7 +30,7 @@ if stage == "exchange" and hvd.rank() == 1:
     def fail(vector, k):
         raise KeyError("the data set is gone")
 
-    optimizer._exchange.worker.buckets[0].pipeline.collective.allreduce = fail
+    optimizer._exchange.worker.buckets[0].pipeline.rules.collective.allreduce = fail
 
 for step in range(19 if stage == "fewer steps" and hvd.rank() == 1 else 20):
     optimizer.zero_grad()

@@ -77,14 +77,14 @@ def test_ranks_converge_to_similar_numbers_of_entries(transport):
     size, ranks = 16_000, transport.size
     spec = Sparse.of(0.1, sparsifier="exdyna", collective="union", blocks=128)
     pipeline, taken = pipeline_for(spec, size, LIKE, transport), []
-    take_ = pipeline.sparsifier.take
-    pipeline.sparsifier.take = lambda *given: taken.append(take_(*given)) or taken[-1]
+    take_ = pipeline.rules.sparsifier.take
+    pipeline.rules.sparsifier.take = lambda *given: taken.append(take_(*given)) or taken[-1]
     generator = np.random.default_rng(transport.rank)
     for _ in range(150):
         gradient = generator.standard_normal(size).astype(np.float32)
         gradient[: size // 8] *= 3
         pipeline.run([(0, gradient)], [(0, gradient)], Conditions())
-        assert same_bits(transport, gradient, pipeline.sparsifier.state_dict()["parts"])
+        assert same_bits(transport, gradient, pipeline.rules.sparsifier.state_dict()["parts"])
     counts = np.array(transport.allgather_object([len(vector) for vector in taken]))
     excess = counts.max(0) / np.maximum(counts.mean(0), 1) - 1
     early, late = excess[2:10].mean(), excess[-30:].mean()

@@ -71,7 +71,7 @@ def test_rounds_of_a_step(transport, settings, rounds, undoable):
             state, pipeline = pipeline.state_dict(), build(transport, undoable=undoable, **settings)
             pipeline.load_state_dict(state)
         run(pipeline, gradient)
-        pipeline.memory.state_dict()["residual"][:] = 0
+        pipeline.rules.memory.state_dict()["residual"][:] = 0
         counted.append(int(transport.allgather_integers(pipeline.statistics(norms=False).rounds).max()))
     if transport.size > 1:
         assert everywhere(transport, counted[STEADY] == counted[-1] == rounds(transport.size)), counted

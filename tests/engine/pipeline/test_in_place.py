@@ -87,15 +87,15 @@ def test_gradients_that_are_not_outputs_stay_unchanged(transport):
 def test_an_exchange_that_fails_loses_nothing(transport, monkeypatch, undoable, in_place):
     pipeline, gradient = build(transport, undoable), eighths(own(transport), SIZE)
     run(pipeline, [(0, gradient.copy())])
-    before = pipeline.memory.state_dict()["residual"].copy()
+    before = pipeline.rules.memory.state_dict()["residual"].copy()
 
     def fail(vector, k):
         raise OSError("the network is down")
 
-    monkeypatch.setattr(pipeline.collective, "allreduce", fail)
+    monkeypatch.setattr(pipeline.rules.collective, "allreduce", fail)
     with pytest.raises(OSError, match="down"):
         run(pipeline, [(0, gradient.copy())], in_place=in_place)
-    assert everywhere(transport, np.array_equal(pipeline.memory.state_dict()["residual"], before + gradient))
+    assert everywhere(transport, np.array_equal(pipeline.rules.memory.state_dict()["residual"], before + gradient))
 
 
 @pytest.mark.law
@@ -126,9 +126,9 @@ def test_undoable_steps_are_bitwise_identical_and_a_nonfinite_one_is_undone(tran
 def test_the_state_before_a_step_is_kept_without_a_copy(transport):
     pipeline = build(transport, undoable=True)
     run(pipeline, [(0, eighths(own(transport, 1), SIZE))])
-    residual = pipeline.memory.state_dict()["residual"]
+    residual = pipeline.rules.memory.state_dict()["residual"]
     before = residual.copy()
     run(pipeline, [(0, eighths(own(transport, 2), SIZE))])
     assert everywhere(transport, np.array_equal(residual, before))
     pipeline.undo()
-    assert pipeline.memory.state_dict()["residual"] is residual
+    assert pipeline.rules.memory.state_dict()["residual"] is residual

@@ -58,7 +58,7 @@ def run(pipeline, gradient, **conditions):
 
 
 def remembered(pipeline):
-    return pipeline.memory.state_dict()["residual"].astype(np.float64)
+    return pipeline.rules.memory.state_dict()["residual"].astype(np.float64)
 
 
 # --- what a step does ---
@@ -73,8 +73,8 @@ def test_every_step_equals_the_reference(transport, sparsifier, collective, size
     """With learning rates that are powers of two, all numbers are exact."""
     settings = {**OPTIONS.get(sparsifier, {}), **OPTIONS.get(collective, {}), "dense_steps": dense_steps}
     pipeline = build(transport, size, density, 0.5, sparsifier=sparsifier, collective=collective, **settings)
-    taken, take = [], pipeline.sparsifier.take
-    pipeline.sparsifier.take = lambda *given: taken.append(take(*given)) or taken[-1]
+    taken, take = [], pipeline.rules.sparsifier.take
+    pipeline.rules.sparsifier.take = lambda *given: taken.append(take(*given)) or taken[-1]
     rank, ranks, k = transport.rank, transport.size, max(1, round(density * size))
     left, generator = Held(np.zeros((ranks, size))), np.random.default_rng(size)
     for number, rate in enumerate((1.0, 0.5, 0.0, 2.0)):
@@ -82,7 +82,7 @@ def test_every_step_equals_the_reference(transport, sparsifier, collective, size
         gradients = eighths(generator, (ranks, size), 256)
         total = run(pipeline, gradients[rank].copy(), learning_rate=rate, loss_scale=4.0)
 
-        unit, algorithm = 0.5 * rate / 4.0, getattr(pipeline.collective, "choice", collective)
+        unit, algorithm = 0.5 * rate / 4.0, getattr(pipeline.rules.collective, "choice", collective)
         acc, chosen = accumulate(left, gradients, unit), np.ones((ranks, size), bool)
         everything = number < dense_steps or k >= size or algorithm == "dense"
         if not everything and sparsifier in SELECT:
@@ -163,13 +163,13 @@ def test_auto_decides_once_per_k_and_each_algorithm_keeps_its_state(
 
     monkeypatch.setattr(auto, "table", fake)
     pipeline = build(transport, 1000, 0.1, memory="none", collective="auto", **settings)
-    algorithms, gradient = dict(pipeline.collective._collectives), eighths(own(transport), 1000, 2**14)
+    algorithms, gradient = dict(pipeline.rules.collective._collectives), eighths(own(transport), 1000, 2**14)
     for number in range(5):
         run(pipeline, gradient)
         assert len(asked) <= number + 1
     alone = transport.size == 1  # nothing to choose
     assert asked == ([] if alone else decisions)
-    assert pipeline.collective._collectives == algorithms
+    assert pipeline.rules.collective._collectives == algorithms
     assert algorithms["oktopk"].state_dict()["threshold"]["left"] == (0 if alone else 32 - 1 - reused)
 
 
@@ -179,8 +179,8 @@ def test_a_nonfinite_step_changes_no_decision_and_no_state(transport, monkeypatc
     for number in range(4):
         run(pipeline, eighths(own(transport, number), 100))
     before, gradient = content(pipeline.state_dict()), eighths(own(transport), 100)
-    monkeypatch.setattr(pipeline.collective, "decide", None)
-    monkeypatch.setattr(pipeline.schedule, "densities", None)
+    monkeypatch.setattr(pipeline.rules.collective, "decide", None)
+    monkeypatch.setattr(pipeline.rules.schedule, "densities", None)
     for bad in (np.nan, np.inf, -np.inf):
         if transport.rank == transport.size - 1:
             gradient[17] = bad
@@ -194,8 +194,8 @@ def test_the_schedule_gets_the_step_number_and_squared_norms(transport):
     settings = {"cf_max": 100.0, "cf_step": 10.0, "dense_steps": 1, "window": 1, "eps": 0.5}
     pipeline = build(transport, 100, 0.1, schedule="gravac", **settings)
     gradient, seen = np.array([4.0] * 1 + [2.0] * 9 + [1.0] * 90, np.float32), []
-    choose = pipeline.schedule.choose
-    pipeline.schedule.choose = lambda squares, rest: seen.append([*squares, rest()]) or choose(squares, rest)
+    choose = pipeline.rules.schedule.choose
+    pipeline.rules.schedule.choose = lambda squares, rest: seen.append([*squares, rest()]) or choose(squares, rest)
     metrics.clear()
     metrics.enable()
     try:
@@ -307,7 +307,7 @@ SENDS = [(1.0, None), (1.0, "float16"), (1.0, "log8"), (0.1, None), (0.01, None)
 def test_nothing_is_lost_if_dense_rounded_and_sparse_steps_alternate(transport, sends, held, seed):
     """With an empty memory, which gradients can bypass, and with a filled one; held positions occur, too."""
     pipeline = build(transport, 300, memory="residual", collective="topka")
-    pipeline.schedule = Script(sends)
+    pipeline.rules.schedule = Script(sends)
     generator, given_, total = own(transport, seed), np.zeros(300), np.zeros(300)
     for number, (density, wire) in enumerate(sends):
         gradient = eighths(generator, 300, 8)
@@ -330,7 +330,7 @@ def test_nothing_is_lost_if_dense_rounded_and_sparse_steps_alternate(transport, 
 @pytest.mark.parametrize("put", ["float16 gradients", "gaps", "several"])
 def test_bypassing_an_empty_memory_does_not_change_the_result(transport, put):
     through, past = (build(transport, 300, 1.0) for _ in range(2))
-    through.memory.empty = False
+    through.rules.memory.empty = False
     gradient = eighths(own(transport), 300, 8).astype(np.float16 if put == "float16 gradients" else np.float32)
     cuts = {"gaps": [(10, 50), (80, 300)], "several": [(0, 120), (120, 300)]}.get(put, [(0, 300)])
     segments = [(begin, gradient[begin:end].copy()) for begin, end in cuts]
@@ -339,7 +339,7 @@ def test_bypassing_an_empty_memory_does_not_change_the_result(transport, put):
         pipeline.run(segments, [(0, output)], Conditions())
     assert everywhere(transport, np.array_equal(*outputs))
     assert everywhere(transport, not remembered(past).any() and not remembered(through).any())
-    assert past.memory.empty
+    assert past.rules.memory.empty
 
 
 @pytest.mark.law
@@ -347,7 +347,7 @@ def test_a_dense_step_delivers_a_loaded_residual(transport):
     old, new = (build(transport, 300, 0.1) for _ in range(2))
     run(old, eighths(own(transport), 300, 8))
     new.load_state_dict(snapshot(old.state_dict()))
-    new.schedule = Script([(1.0, None)])
+    new.rules.schedule = Script([(1.0, None)])
     held = summed(transport, remembered(new))
     assert everywhere(transport, np.array_equal(run(new, np.zeros(300, np.float32)), held))
     assert everywhere(transport, held.any() and not remembered(new).any())

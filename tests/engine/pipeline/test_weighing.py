@@ -100,7 +100,7 @@ def test_nonfinite_buckets_are_left_out_of_the_decision(transport, chosen):
                 gradient[100 * bucket] = np.nan
         assert same_bits(transport, model.run(gradient))
     assert transport.broadcast_object(chosen()) == chosen()
-    gains = model.pipelines[0].schedule._search.gains
+    gains = model.pipelines[0].rules.schedule._search.gains
     assert everywhere(transport, bool(np.isfinite(gains).all()))
 
 
@@ -113,7 +113,7 @@ def test_a_state_loads_with_another_world_size(transport):
     for pipeline, state in zip(new.pipelines, states, strict=True):
         merged, _ = pipeline.merge([], state)
         pipeline.load_state_dict(merged)
-    searches = [model.pipelines[0].schedule._search for model in (old, new)]
+    searches = [model.pipelines[0].rules.schedule._search for model in (old, new)]
     assert everywhere(transport, searches[0].gains == searches[1].gains)
     assert everywhere(transport, searches[0].candidate == searches[1].candidate > 20)
     assert same_bits(transport, new.run(signal(400, own(transport, 11))))
@@ -123,7 +123,7 @@ def test_random_positions_are_narrowed_without_indices(transport, chosen):
     """Only values travel, with factors from 1.5 on, as in the published comparison with Accordion."""
     settings = {"cf_min": 1.5, "cf_max": 6.0, "sparsifier": "randomk", "collective": "shared", "eps": 0.4}
     model, generator = Model(transport, 1, 600, **settings), own(transport, 12)
-    traffic, sent = model.pipelines[0].collective.traffic, []
+    traffic, sent = model.pipelines[0].rules.collective.traffic, []
     for _ in range(25):
         before = traffic.bytes_sent
         model.run(signal(600, generator))
