@@ -23,7 +23,7 @@ from horovod_sparse.frontends.arguments import check_devices, check_optimizers, 
 from horovod_sparse.frontends.base import ForOptimizers, group_numbers
 from horovod_sparse.frontends.clipping import warn_of_clipping
 from horovod_sparse.frontends.conditions import Conditions
-from horovod_sparse.frontends.eager import eager
+from horovod_sparse.frontends.eager import eager, in_compiled_backward
 from horovod_sparse.frontends.fsdp.model import (
     parameters_of,
     require_held,
@@ -212,6 +212,11 @@ class ReplicaExchange(ForOptimizers):
         """Queue the end of the step in the outermost backward pass: reentrant checkpointing runs others inside it."""
         del gradient
         assert self._exchange is not None
+        if in_compiled_backward():
+            raise RuntimeError(
+                f"rank {distributed.get_rank()}: FSDP2 does not reduce its gradients in a compiled backward pass: set "
+                "torch._dynamo.config.compiled_autograd = False before torch.compile()"
+            )
         if not self._submitted:
             begin_backward(self, self._exchange)
         self._begun = True
