@@ -7,7 +7,10 @@ the optimizer. If they were cleared, the result was dropped, and so must be what
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
+from torch.autograd.graph import Node, get_gradient_edge
 
 from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.exchange import Exchange
@@ -25,7 +28,7 @@ def begin_backward(front_end: FrontEnd, exchange: Exchange) -> None:
         RuntimeError: The gradients were changed, or only some of them were cleared; the compression's own momentum
             was applied to gradients that are added to; or results were dropped that cannot be undone.
     """
-    if not exchange.worker.unapplied:
+    if not exchange.worker.unapplied or _returns_gradients(front_end.selected()):
         return
     parameters: dict[Bucket, dict[str, torch.Tensor]] = {}
     for p, (bucket, segment) in front_end.selected().items():
@@ -39,6 +42,21 @@ def begin_backward(front_end: FrontEnd, exchange: Exchange) -> None:
             "model.no_sync(), or with set_requires_gradient_sync(False)), or set momentum=None in the compression"
         )
     exchange.worker.resume(kept)
+
+
+def _returns_gradients(parameters: Iterable[torch.Tensor]) -> bool:
+    """Return whether torch.autograd.grad() runs, whose gradients it returns; False outside of a backward pass."""
+    if torch._C._current_graph_task_id() < 0:
+        return False
+    return any(_is_captured(get_gradient_edge(p).node) for p in parameters if p.requires_grad)
+
+
+def _is_captured(accumulation: Node) -> bool:
+    try:
+        torch._C._will_engine_execute_node(accumulation)
+    except RuntimeError:  # torch refuses to answer for what autograd.grad() captures
+        return True
+    return False
 
 
 def _kept(bucket: Bucket, parameters: dict[str, torch.Tensor]) -> bool:

@@ -1,0 +1,79 @@
+"""What scripts do around a step: as stock at density 1, or refused on every rank, or reported once."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+
+import pytest
+import torch
+from front_ends import GRADIENTS, start
+from laws import everywhere
+from sharding import full
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from states import same
+from training import agree, batch, mlp, near, settings, snapshot
+
+import horovod_sparse as hvs
+
+pytestmark = pytest.mark.mpi
+
+TOPKA = hvs.Compression.topka(**settings())
+RECOMMENDED = hvs.Compression.recommended(collective="topka", **settings())
+EVERYTHING = hvs.Compression.recommended(collective="topka", wire="float32", **settings(density=1.0))
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+class Script:
+    """A training script of one front end, or of stock DDP, which exchanges gradients in ``backward``."""
+
+    def __init__(self, comm, front_end, compression=EVERYTHING, make=sgd, **more):
+        self.rank, self.front_end, self.inner = comm.Get_rank(), front_end, mlp()
+        made = start(front_end, self.inner, make, compression, **more)
+        self.model, self.optimizer, self.exchange = made
+        self.parameters = list(self.inner.parameters())
+
+    def loss(self, step):
+        x, y = batch(self.rank, step)
+        return nn.functional.mse_loss(self.model(x), y)
+
+    def backward(self, step, scale=1.0):
+        (self.loss(step) * scale).backward()
+        if self.front_end == "Horovod":
+            self.optimizer.synchronize()
+
+    def step(self):
+        with self.optimizer.skip_synchronize() if self.front_end == "Horovod" else nullcontext():
+            self.optimizer.step()
+
+    def end(self):
+        return full(self.inner) if isinstance(self.inner, FSDPModule) else snapshot(self.inner)
+
+
+def probe(script, step):
+    """Compute other gradients of the parameters, as a script that compares the losses of two tasks."""
+    x, y = batch(script.rank, 100 + step)
+    torch.autograd.grad(nn.functional.mse_loss(script.inner(x), y), script.parameters)
+
+
+# FSDP2 has no gradients of its sharded parameters in autograd.
+@pytest.mark.parametrize("front_end", ["Horovod", "DDP"])
+@pytest.mark.parametrize("compression", [TOPKA, RECOMMENDED, hvs.Compression.topka(memory="momentum", **settings())])
+def test_autograd_grad_between_backward_and_step_is_no_backward_pass(hvd, group, comm, front_end, compression):
+    """Even if the gradients were changed before."""
+    ends = []
+    for probes in (False, True):
+        made = Script(comm, front_end, compression, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+        for step in range(4):
+            made.optimizer.zero_grad()
+            made.backward(step)
+            nn.utils.clip_grad_norm_(made.parameters, 0.05)
+            if probes:
+                probe(made, step)
+            made.step()
+        ends.append(made.end())
+    assert everywhere(comm, same(*ends))
