@@ -60,6 +60,12 @@ def _optimizers_of(front_end: FrontEnd) -> dict[torch.optim.Optimizer, Optimizer
     return {optimizer: known for optimizer, known in hooks.items() if isinstance(known, OptimizersMomentum)}
 
 
+def is_cleared(front_end: FrontEnd) -> bool:
+    """Return whether gradients were cleared or changed since a step after which they hold momentum."""
+    given = front_end.exchange_optimizers
+    return all(_applied[optimizer].is_cleared(optimizer) for optimizer in given if optimizer in _applied)
+
+
 def follow_step(front_end: FrontEnd) -> None:
     """Follow a step of the other ranks that this rank's optimizers do not take; a collective call."""
     for optimizer, known in _optimizers_of(front_end).items():

@@ -7,7 +7,7 @@ import logging
 import sys
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,9 @@ class StepHooks(ABC):
 
     options: Any
     _reported = False  # that optimizers are clipped separately
+    _used: tuple[weakref.ref[torch.Tensor], tuple[int, int]] | None = (
+        None  # a gradient of the last step, with its version
+    )
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.front_ends: weakref.WeakSet[FrontEnd] = weakref.WeakSet()
@@ -64,6 +67,25 @@ class StepHooks(ABC):
     def after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Restore what was changed for an optimizer's step."""
         self._restore(optimizer)
+        gradient = next((p.grad for p in self._with_momentum(optimizer) if p.grad is not None), None)
+        self._used = None if gradient is None else (weakref.ref(gradient), _version(gradient))
+
+    def _with_momentum(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+        """Iterate over the parameters whose gradients hold momentum after a step."""
+        places = [front_end.selected() for front_end in self.front_ends]
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            for bucket, _ in (selected[p] for selected in places if p in selected):
+                if self.options.own is not None or getattr(bucket.pipeline, "sent", None) is not None:
+                    yield p
+
+    def is_cleared(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether gradients were cleared or changed since a step after which they hold momentum."""
+        gradient, version = (None, None) if self._used is None else (self._used[0](), self._used[1])
+        if gradient is None or _version(gradient) != version:
+            return True
+        gradients = [p.grad for p in self._with_momentum(optimizer) if p.grad is not None]
+        kept = any(one is gradient for one in gradients)
+        return not (kept and any(shard_of(one).any() for one in gradients))  # torch._foreach_zero_ changes no version
 
     def _restore(self, optimizer: torch.optim.Optimizer) -> None:
         """Undo temporary changes of the optimizer; by default there are none."""
@@ -103,6 +125,11 @@ class StepHooks(ABC):
     @property
     def _alone(self) -> bool:
         return all(front_end.exchange_ranks == 1 for front_end in self.front_ends)
+
+
+def _version(gradient: torch.Tensor) -> tuple[int, int]:
+    """Return what changes with each change of a gradient in place: of a shard, or of the tensor that it is part of."""
+    return gradient._version, shard_of(gradient)._version
 
 
 def _nested(optimizer: torch.optim.Optimizer) -> bool:

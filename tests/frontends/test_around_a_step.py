@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import nullcontext
 
 import pytest
@@ -10,10 +9,10 @@ import torch
 from front_ends import GRADIENTS, start
 from laws import everywhere
 from sharding import full
+from states import same
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from states import same
-from training import agree, batch, mlp, near, settings, snapshot
+from training import batch, mlp, settings, snapshot
 
 import horovod_sparse as hvs
 
@@ -77,3 +76,48 @@ def test_autograd_grad_between_backward_and_step_is_no_backward_pass(hvd, group,
             made.step()
         ends.append(made.end())
     assert everywhere(comm, same(*ends))
+
+
+@pytest.mark.parametrize("front_end", ["Horovod", "DDP"])
+def test_autograd_grad_drops_no_exchange(hvd, group, comm, front_end):
+    """Even if the script has set the gradients aside."""
+    ends = []
+    for probes in (False, True):
+        made = Script(comm, front_end, RECOMMENDED, undoable=True)
+        for step in range(4):
+            made.optimizer.zero_grad()
+            made.backward(step)
+            if probes:
+                gradients = [p.grad for p in made.parameters]
+                made.inner.zero_grad()
+                probe(made, step)
+                for p, gradient in zip(made.parameters, gradients, strict=True):
+                    p.grad = gradient
+            made.step()
+        ends.append(made.end())
+    assert everywhere(comm, same(*ends))
+
+
+@pytest.mark.parametrize("front_end", GRADIENTS)
+@pytest.mark.parametrize(
+    "compression", [RECOMMENDED, hvs.Compression.topka(memory="momentum", momentum=0.9, **settings())]
+)
+@pytest.mark.parametrize("between", ["nothing", "zeros", "cleared", "filled", "autograd.grad"])
+def test_momentum_in_gradients_counts_once(hvd, group, comm, front_end, compression, between):
+    """Gradients that are not cleared after a step hold momentum, which would grow with each step."""
+    factor = 0.9 if compression is RECOMMENDED else 0
+    made = Script(
+        comm, front_end, compression, lambda parameters: torch.optim.SGD(parameters, 0.1, factor, foreach=True)
+    )
+    refused = comm.Get_size() > 1 and between == "nothing"
+    message = rf"rank {comm.Get_rank()}: gradients were not cleared after a step.*zero_grad\(\)"
+    for step in range(3):
+        with pytest.raises(RuntimeError, match=message) if refused and step else nullcontext():
+            made.backward(step)
+            made.step()
+        if between == "autograd.grad" and front_end != "FSDP":
+            probe(made, step)
+        if between in ("zeros", "cleared", "autograd.grad"):
+            made.optimizer.zero_grad(set_to_none=between != "zeros")
+        for p in made.parameters if between == "filled" else ():
+            p.grad = torch.full_like(p, 1e-3)  # as a script that adds a penalty by hand
