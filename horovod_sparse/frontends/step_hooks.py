@@ -17,6 +17,7 @@ from horovod_sparse.engine.clipping import clip
 from horovod_sparse.engine.exchange import Exchange
 from horovod_sparse.frontends.base import FrontEnd
 from horovod_sparse.frontends.eager import eager
+from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.shards import shard_of, total_norm
 
 _LOG = logging.getLogger("horovod_sparse")
@@ -197,6 +198,12 @@ def follow_optimizer(
 
     @eager
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        alive = reference()
+        if alive is not None and alive.worker.collecting and not alive.worker.complete:
+            raise RuntimeError(
+                f"rank {job().rank}: {type(optimizer).__name__} takes a step inside of backward(), but gradients are "
+                "averaged by its end: step after backward() instead of in a hook of a parameter"
+            )
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
             return None

@@ -121,3 +121,26 @@ def test_momentum_in_gradients_counts_once(hvd, group, comm, front_end, compress
             made.optimizer.zero_grad(set_to_none=between != "zeros")
         for p in made.parameters if between == "filled" else ():
             p.grad = torch.full_like(p, 1e-3)  # as a script that adds a penalty by hand
+
+
+@pytest.mark.parametrize("registered", ["before the exchange", "after the first step"])
+def test_a_step_inside_of_backward_is_refused(group, comm, registered):
+    """FSDP2's gradients are complete in hooks of parameters without a sparse exchange, but not with one."""
+    optimizers = {}
+
+    def make(parameters):
+        optimizers.update((p, torch.optim.SGD([p], lr=0.1)) for p in parameters)
+        for p in optimizers if registered == "before the exchange" else ():
+            p.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+        return list(optimizers.values())
+
+    made = Script(comm, "FSDP", TOPKA, make)
+    if registered == "after the first step":
+        made.backward(0)
+        for p, optimizer in optimizers.items():
+            optimizer.step()
+            optimizer.zero_grad()
+            p.register_post_accumulate_grad_hook(lambda p: optimizers[p].step())
+    message = rf"rank {comm.Get_rank()}: SGD takes a step inside of backward\(\)"
+    with pytest.raises(RuntimeError, match=message) if comm.Get_size() > 1 else nullcontext():
+        made.backward(1)
