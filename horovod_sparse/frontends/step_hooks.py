@@ -21,8 +21,11 @@ from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.shards import shard_of, total_norm
 
 _LOG = logging.getLogger("horovod_sparse")
-# Parameters of exchanges that were given no optimizer.
-_without_optimizer: weakref.WeakKeyDictionary[Exchange, Container[torch.Tensor]] = weakref.WeakKeyDictionary()
+# Parameters of each exchange, and the optimizers that it was given.
+_followed: weakref.WeakKeyDictionary[Exchange, tuple[Container[torch.Tensor], weakref.WeakSet[torch.optim.Optimizer]]]
+_followed = weakref.WeakKeyDictionary()
+# Class of an optimizer that an exchange was not given, but that has applied its last result.
+_unknown: weakref.WeakKeyDictionary[Exchange, str] = weakref.WeakKeyDictionary()
 _HOOKED = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # of the function that calls step hooks
 
 
@@ -152,9 +155,8 @@ def follow_optimizers(
 
     Without any, every optimizer of this process that has one of the parameters is followed from its first step on.
     """
-    if not optimizers:
-        _without_optimizer[exchange] = parameters
-        _follow_unknown()
+    _followed[exchange] = parameters, weakref.WeakSet(optimizers)
+    _follow_unknown()
     for place, optimizer in enumerate(optimizers):
         follow_optimizer(optimizer, exchange, functools.partial(_is_of, place, len(optimizers)))
 
@@ -164,12 +166,27 @@ def _follow_unknown() -> None:
     """Follow every optimizer of this process, once; torch iterates over its hooks, so this one is never removed."""
 
     def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        for exchange, parameters in list(_without_optimizer.items()):
-            if any(p in parameters for group in optimizer.param_groups for p in group["params"]):
+        for exchange, (parameters, own) in list(_followed.items()):
+            theirs = (p for group in optimizer.param_groups for p in group["params"])
+            if optimizer in own or not any(p in parameters for p in theirs):
+                continue
+            if own:
+                _unknown.update({exchange: type(optimizer).__name__} if exchange.worker.pending else {})
+            else:
                 exchange.worker.confirmed = True
                 exchange.worker.confirm()
 
     register_optimizer_step_post_hook(stepped)
+
+
+def require_known(exchange: Exchange) -> None:
+    """Raise RuntimeError if an optimizer that an exchange was not given has applied its last result."""
+    if exchange in _unknown:
+        raise RuntimeError(
+            f"rank {job().rank}: {_unknown[exchange]}, which the exchange was not given, has applied the gradients: "
+            "change the param groups of the optimizer that it was given, or begin with a new exchange of the model, "
+            "with the new optimizer"
+        )
 
 
 def _is_of(place: int, optimizers: int, group: int) -> bool:
@@ -195,6 +212,7 @@ def follow_optimizer(
         # With fused=True a GradScaler always calls step() and leaves the decision to torch's kernel.
         if alive is not None and not (overflow is not None and overflow.item()):
             alive.worker.confirm(applied)
+            _unknown.pop(alive, None)
 
     @eager
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:

@@ -20,6 +20,7 @@ from horovod_sparse.frontends.clipping import factor_of
 from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.momentum import is_cleared
 from horovod_sparse.frontends.shards import shard_of
+from horovod_sparse.frontends.step_hooks import require_known
 
 
 def begin_backward(front_end: FrontEnd, exchange: Exchange) -> None:
@@ -39,6 +40,7 @@ def begin_backward(front_end: FrontEnd, exchange: Exchange) -> None:
             "would count again: call zero_grad() before each backward pass, or use a compression without momentum, "
             "such as memory='residual'"
         )
+    require_known(exchange)
     parameters: dict[Bucket, dict[str, torch.Tensor]] = {}
     for p, (bucket, segment) in front_end.selected().items():
         parameters.setdefault(bucket, {})[segment.key] = p

@@ -12,7 +12,7 @@ from sharding import full
 from states import same
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from training import batch, mlp, settings, snapshot
+from training import agree, batch, mlp, settings, snapshot
 
 import horovod_sparse as hvs
 
@@ -144,3 +144,60 @@ def test_a_step_inside_of_backward_is_refused(group, comm, registered):
     message = rf"rank {comm.Get_rank()}: SGD takes a step inside of backward\(\)"
     with pytest.raises(RuntimeError, match=message) if comm.Get_size() > 1 else nullcontext():
         made.backward(1)
+
+
+@pytest.mark.parametrize("front_end", ["DDP", "FSDP"])
+@pytest.mark.parametrize("undoable", [False, True])
+def test_an_optimizer_that_replaces_the_given_one_is_named(group, comm, front_end, undoable):
+    """Its steps would not count: with ``undoable``, every exchange would be undone."""
+    made = Script(comm, front_end, TOPKA, undoable=undoable)
+    for step in range(2):
+        made.optimizer.zero_grad()
+        made.backward(step)
+        made.step()
+    made.optimizer = torch.optim.AdamW(made.inner.parameters())
+    for step in range(2):
+        made.optimizer.zero_grad()
+        refused = comm.Get_size() > 1 and step
+        message = rf"rank {comm.Get_rank()}: AdamW, which the exchange was not given, has applied the gradients"
+        with pytest.raises(RuntimeError, match=message) if refused else nullcontext():
+            made.backward(step)
+        made.step()
+
+
+def test_an_optimizer_set_between_backward_and_step_is_refused(group, comm):
+    made = Script(comm, "DDP", TOPKA)
+    made.backward(0)
+    with pytest.raises(ValueError, match=rf"rank {comm.Get_rank()}: optimizer must be set before the first backward"):
+        made.exchange.optimizer = torch.optim.AdamW(made.parameters)
+    made.step()
+    assert agree(comm, made.end())
+
+
+class Outer(torch.optim.Optimizer):
+    """Holds another optimizer, as Lookahead does."""
+
+    def __init__(self, inner):
+        super().__init__(inner.param_groups, {})
+        self.inner = inner
+
+    def step(self, closure=None):
+        self.inner.step()
+
+
+@pytest.mark.parametrize("front_end", ["DDP", "FSDP"])
+@pytest.mark.parametrize("given", ["outer", "inner"])
+def test_an_optimizer_may_hold_the_given_one_or_be_held_by_it(group, comm, front_end, given):
+    outer = []
+
+    def make(parameters):
+        outer.append(Outer(torch.optim.SGD(parameters, lr=0.1)))
+        return outer[0] if given == "outer" else outer[0].inner
+
+    made = Script(comm, front_end, TOPKA, make, undoable=True)
+    for step in range(4):
+        made.model.zero_grad()
+        made.backward(step)
+        if step != 1:  # else its exchange is dropped
+            outer[0].step()
+    assert agree(comm, made.end())
