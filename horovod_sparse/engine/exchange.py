@@ -81,6 +81,7 @@ class Exchange:
         transport: The ranks that take part.
         ranks: World size P.
         worker: Takes the gradients.
+        scaled: Whether a grad_scaler multiplies the loss.
         undoable: Whether a step can be dropped.
     """
 
@@ -101,7 +102,8 @@ class Exchange:
         self.compression = sparse
         self.transport = transport
         self.ranks = transport.size  # a rank that leaves ends MPI: not to be read later
-        self.undoable = undoable or (grad_scaler is not None and grad_scaler.is_enabled())
+        self.scaled = grad_scaler is not None and grad_scaler.is_enabled()
+        self.undoable = undoable or self.scaled
         self._owner = owner
         self._buffers = buffers if sparse.takes_momentum_over else None
         self._settings = Settings(sparse, factor, self.undoable, hold_zeros)

@@ -36,6 +36,10 @@ class FrontEnd(Protocol):
     def exchange_optimizers(self) -> Sequence[torch.optim.Optimizer]:
         """The optimizers, always in the same order."""
 
+    @property
+    def exchange_scaled(self) -> bool:
+        """Whether the exchange follows a scale of the loss."""
+
     def bucket_of(self, parameter: torch.Tensor) -> Bucket | None:
         """Return the bucket that exchanges the gradient of a parameter; None if there is none."""
 
@@ -153,6 +157,11 @@ class ExchangingGradients(Exchanging):
         """World size P."""
         assert self._exchange is not None
         return self._exchange.ranks
+
+    @property
+    def exchange_scaled(self) -> bool:
+        """Whether the exchange follows a scale of the loss."""
+        return self._exchange is not None and self._exchange.scaled
 
     def bucket_of(self, parameter: torch.Tensor) -> Bucket | None:
         """Return the bucket that exchanges the gradient of a parameter."""

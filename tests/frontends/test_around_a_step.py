@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import nullcontext
 
 import pytest
@@ -172,6 +173,24 @@ def test_an_optimizer_set_between_backward_and_step_is_refused(group, comm):
         made.exchange.optimizer = torch.optim.AdamW(made.parameters)
     made.step()
     assert agree(comm, made.end())
+
+
+@pytest.mark.parametrize("front_end", GRADIENTS)
+@pytest.mark.parametrize("given", [True, False])
+def test_a_loss_scale_that_the_exchange_does_not_know_is_reported_once(hvd, group, comm, front_end, given, caplog):
+    """Residuals would stay in the unit of an earlier scale."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
+    made = Script(comm, front_end, TOPKA, lambda ps: torch.optim.SGD(ps, 0.1), grad_scaler=scaler if given else None)
+    with caplog.at_level(logging.WARNING, "horovod_sparse"):
+        for step in range(4):
+            made.optimizer.zero_grad()
+            made.backward(step, scaler.get_scale())
+            scaler.scale(torch.ones(()))  # which creates its scale
+            with made.optimizer.skip_synchronize() if front_end == "Horovod" else nullcontext():
+                scaler.step(made.optimizer)
+            scaler.update()
+    reports = [message for message in caplog.messages if "pass its scaler as grad_scaler" in message]
+    assert everywhere(comm, len(reports) == (comm.Get_size() > 1 and comm.Get_rank() == 0 and not given))
 
 
 class Outer(torch.optim.Optimizer):
