@@ -72,8 +72,17 @@ def group_numbers(optimizers: Sequence[torch.optim.Optimizer]) -> dict[torch.Ten
 def numbered_group(
     optimizers: Sequence[torch.optim.Optimizer], number: int
 ) -> tuple[torch.optim.Optimizer, dict[str, Any]]:
-    """Return the param group with a number from ``group_numbers``, and its optimizer."""
+    """Return the param group with a number from ``group_numbers``, and its optimizer.
+
+    Raises:
+        RuntimeError: The group was removed.
+    """
     index, place = divmod(number, len(optimizers))
+    if index >= len(optimizers[place].param_groups):
+        raise RuntimeError(
+            f"rank {job().rank}: param group {index} of {type(optimizers[place]).__name__} was removed, but its "
+            "gradients are still exchanged: keep the group, with lr=0 or frozen parameters"
+        )
     return optimizers[place], optimizers[place].param_groups[index]
 
 

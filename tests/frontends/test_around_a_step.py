@@ -193,6 +193,22 @@ def test_a_loss_scale_that_the_exchange_does_not_know_is_reported_once(hvd, grou
     assert everywhere(comm, len(reports) == (comm.Get_size() > 1 and comm.Get_rank() == 0 and not given))
 
 
+@pytest.mark.parametrize("front_end", GRADIENTS)
+def test_a_param_group_that_was_removed_is_named(hvd, group, comm, front_end):
+    def make(parameters):
+        first, *others = parameters
+        return torch.optim.SGD([{"params": others}, {"params": [first]}], lr=0.1)
+
+    made = Script(comm, front_end, TOPKA, make)
+    made.backward(0)
+    made.step()
+    del made.optimizer.param_groups[1]
+    message = rf"rank {comm.Get_rank()}: param group 1 of SGD was removed.*lr=0"
+    with pytest.raises(RuntimeError, match=message) if comm.Get_size() > 1 else nullcontext():
+        made.model.zero_grad()
+        made.backward(1)
+
+
 class Outer(torch.optim.Optimizer):
     """Holds another optimizer, as Lookahead does."""
 
