@@ -60,10 +60,10 @@ def _optimizers_of(front_end: FrontEnd) -> dict[torch.optim.Optimizer, Optimizer
     return {optimizer: known for optimizer, known in hooks.items() if isinstance(known, OptimizersMomentum)}
 
 
-def is_cleared(front_end: FrontEnd) -> bool:
-    """Return whether gradients were cleared or changed since a step after which they hold momentum."""
+def hooks_with_momentum_left(front_end: FrontEnd) -> dict[torch.optim.Optimizer, StepHooks]:
+    """Return the hooks of optimizers whose gradients may hold momentum of the last step."""
     given = front_end.exchange_optimizers
-    return all(_applied[optimizer].is_cleared(optimizer) for optimizer in given if optimizer in _applied)
+    return {optimizer: _applied[optimizer] for optimizer in given if optimizer in _applied and _applied[optimizer].left}
 
 
 def follow_step(front_end: FrontEnd) -> None:

@@ -39,9 +39,11 @@ class StepHooks(ABC):
 
     options: Any
     _reported = False  # that optimizers are clipped separately
-    _used: tuple[weakref.ref[torch.Tensor], tuple[int, int]] | None = (
+    _used: tuple[weakref.ref[torch.Tensor], tuple[int, int] | None] | None = (
         None  # a gradient of the last step, with its version
     )
+
+    _twice = False  # whether a backward pass has added to gradients that hold momentum of the last step
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.front_ends: weakref.WeakSet[FrontEnd] = weakref.WeakSet()
@@ -82,14 +84,18 @@ class StepHooks(ABC):
                 if self.options.own is not None or getattr(bucket.pipeline, "sent", None) is not None:
                     yield p
 
-    def is_cleared(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether gradients were cleared or changed since a step after which they hold momentum."""
-        gradient, version = (None, None) if self._used is None else (self._used[0](), self._used[1])
-        if gradient is None or _version(gradient) != version:
-            return True
-        gradients = [p.grad for p in self._with_momentum(optimizer) if p.grad is not None]
-        kept = any(one is gradient for one in gradients)
-        return not (kept and any(shard_of(one).any() for one in gradients))  # torch._foreach_zero_ changes no version
+    @property
+    def left(self) -> bool:
+        """Whether gradients may hold momentum of the last step; cheap."""
+        return self._twice or (self._used is not None and _version(self._used[0]()) == self._used[1])
+
+    def begin_backward(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note whether a backward pass adds to gradients that hold momentum of the last step."""
+        gradients = [p.grad for p in self._with_momentum(optimizer) if p.grad is not None and p.requires_grad]
+        used = self._used[0]() if self._used is not None else None
+        kept = self._twice or any(one is used for one in gradients)
+        # torch._foreach_zero_ changes no version of a DTensor.
+        self._twice = kept and any(bool(shard_of(one).any()) for one in gradients)
 
     def _restore(self, optimizer: torch.optim.Optimizer) -> None:
         """Undo temporary changes of the optimizer; by default there are none."""
@@ -100,6 +106,12 @@ class StepHooks(ABC):
         overflow, scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
         if overflow is not None and overflow.item():
             return
+        if self._twice:
+            raise RuntimeError(
+                f"rank {job().rank}: gradients were not cleared between two steps of the optimizer. They hold momentum "
+                "of the first, which would count again: call zero_grad() before backward(), or use a compression "
+                "without momentum, such as memory='residual'"
+            )
         given = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         gradients = [shard_of(gradient) for gradient in given]
         if scale is not None:  # a GradScaler that lets torch's kernel unscale
@@ -131,9 +143,9 @@ class StepHooks(ABC):
         return all(front_end.exchange_ranks == 1 for front_end in self.front_ends)
 
 
-def _version(gradient: torch.Tensor) -> tuple[int, int]:
+def _version(gradient: torch.Tensor | None) -> tuple[int, int] | None:
     """Return what changes with each change of a gradient in place: of a shard, or of the tensor that it is part of."""
-    return gradient._version, shard_of(gradient)._version
+    return None if gradient is None else (gradient._version, shard_of(gradient)._version)
 
 
 def _nested(optimizer: torch.optim.Optimizer) -> bool:

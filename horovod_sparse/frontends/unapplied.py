@@ -18,7 +18,7 @@ from horovod_sparse.engine.pipeline.sparse import SparsePipeline
 from horovod_sparse.frontends.base import FrontEnd
 from horovod_sparse.frontends.clipping import factor_of
 from horovod_sparse.frontends.members import job
-from horovod_sparse.frontends.momentum import is_cleared
+from horovod_sparse.frontends.momentum import hooks_with_momentum_left
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.step_hooks import require_known
 
@@ -27,19 +27,16 @@ def begin_backward(front_end: FrontEnd, exchange: Exchange) -> None:
     """Resume or drop results that no optimizer has applied; called before a backward pass changes any gradient.
 
     Raises:
-        RuntimeError: Gradients were not cleared after a step that has left momentum in them; or they were changed, or
-            only some of them were cleared, before a step; the compression's own momentum was applied to gradients that
-            are added to; or results were dropped that cannot be undone.
+        RuntimeError: The gradients were changed, or only some of them were cleared; the compression's own momentum
+            was applied to gradients that are added to; or results were dropped that cannot be undone.
     """
-    cleared = is_cleared(front_end)
-    if (cleared and not exchange.worker.unapplied) or _returns_gradients(front_end.selected()):
+    left = hooks_with_momentum_left(front_end)
+    if not (left or exchange.worker.unapplied) or _returns_gradients(front_end.selected()):
         return
-    if not cleared:
-        raise RuntimeError(
-            f"rank {job().rank}: gradients were not cleared after a step of the optimizer. They hold momentum, which "
-            "would count again: call zero_grad() before each backward pass, or use a compression without momentum, "
-            "such as memory='residual'"
-        )
+    for optimizer, hooks in left.items():
+        hooks.begin_backward(optimizer)
+    if not exchange.worker.unapplied:
+        return
     require_known(exchange)
     parameters: dict[Bucket, dict[str, torch.Tensor]] = {}
     for p, (bucket, segment) in front_end.selected().items():
