@@ -38,7 +38,7 @@ class FrontEnd(Protocol):
 
     @property
     def exchange_scaled(self) -> bool:
-        """Whether the exchange follows a scale of the loss."""
+        """True if the exchange follows a scale of the loss."""
 
     def bucket_of(self, parameter: torch.Tensor) -> Bucket | None:
         """Return the bucket that exchanges the gradient of a parameter; None if there is none."""
@@ -169,7 +169,7 @@ class ExchangingGradients(Exchanging):
 
     @property
     def exchange_scaled(self) -> bool:
-        """Whether the exchange follows a scale of the loss."""
+        """True if the exchange follows a scale of the loss."""
         return self._exchange is not None and self._exchange.scaled
 
     def bucket_of(self, parameter: torch.Tensor) -> Bucket | None:

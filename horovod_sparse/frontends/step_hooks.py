@@ -86,7 +86,7 @@ class StepHooks(ABC):
 
     @property
     def left(self) -> bool:
-        """Whether gradients may hold momentum of the last step; cheap."""
+        """True if gradients may hold momentum of the last step; cheap."""
         return self._twice or (self._used is not None and _version(self._used[0]()) == self._used[1])
 
     def begin_backward(self, optimizer: torch.optim.Optimizer) -> None:
