@@ -55,6 +55,7 @@ class Exchange:
         transport: The ranks that take part.
         ranks: World size P.
         worker: Takes the gradients.
+        scaled: Whether a grad_scaler multiplies the loss.
         undoable: Whether a step can be dropped.
         epoch: The epoch that the script has set; None: none so far.
         idle: Whether this rank has no backward pass in the step in progress.
@@ -76,7 +77,8 @@ class Exchange:
         self.compression = sparse
         self.transport = transport
         self.ranks = transport.size  # a rank that leaves ends MPI: not to be read later
-        self.undoable = undoable or (grad_scaler is not None and grad_scaler.is_enabled())
+        self.scaled = grad_scaler is not None and grad_scaler.is_enabled()
+        self.undoable = undoable or self.scaled
         self.epoch: int | None = None
         self.idle = False
         self._admit = admit

@@ -324,6 +324,11 @@ class Worker:
 
         return self._thread.submit(take_part).result
 
+    @property
+    def pending(self) -> bool:
+        """True from an exchange until an optimizer has applied all of its results."""
+        return bool(self.unapplied or self._begun)
+
     def confirm(self, applied: Callable[[int], bool] | None = None) -> None:
         """Note that a step that was exchanged has been applied.
 

@@ -34,7 +34,8 @@ def warn_of_clipping(optimizer: torch.optim.Optimizer, exchange: GradientExchang
     """Warn once, on rank 0, if exchanged gradients are clipped before an optimizer's step.
 
     Dense gradients may be clipped. A selected entry is a sum over many steps, and clipping would drop a part of it for
-    good. A factor that is constant, or changes by powers of two as a loss scale does, does not count as clipping.
+    good. A constant factor does not count as clipping, nor a loss scale of a given ``grad_scaler``, which changes by
+    powers of two.
 
     Args:
         optimizer: The optimizer. Other hooks that change gradients must be registered later.
@@ -79,7 +80,8 @@ class _Watch:
                     factor = factor_of(bucket, parameters, _pipeline(bucket).gradient_unit)
                     if factor is not None:
                         bytes_ = next(iter(parameters.values())).element_size()
-                        self._compare(bucket, factor * _scale(optimizer), _ROUNDING.get(bytes_, 1e-3))
+                        rounding = _ROUNDING.get(bytes_, 1e-3)
+                        self._compare(bucket, factor * _scale(optimizer), rounding, exchange.scaled)
 
     def _buckets(self, optimizer: torch.optim.Optimizer, exchange: GradientExchange) -> _Buckets:
         """Return the optimizer's buckets. Another one's hooks may have changed the gradients in its own already."""
@@ -92,14 +94,13 @@ class _Watch:
             self._places[exchange] = selected, buckets
         return self._places[exchange][1]
 
-    def _compare(self, bucket: Bucket, factor: float, rounding: float) -> None:
+    def _compare(self, bucket: Bucket, factor: float, rounding: float, scaled: bool) -> None:
         if abs(factor - 1) <= rounding:
             factor = 1.0
         before = self._before.get(bucket, factor)
         self._before[bucket] = factor
-        smaller = min(before, factor)
         octaves = math.log2(factor / before)
-        if smaller < 1 and abs(octaves - round(octaves)) > rounding:
+        if abs(octaves - (round(octaves) if scaled else 0)) > rounding:
             self._warned = True
             if job().rank:
                 return
@@ -107,8 +108,9 @@ class _Watch:
                 "rank 0: gradients are scaled after the exchange, by a factor that changes: %.3g after %.3g. Their "
                 "entries are sums over many steps, to which the factor of one step does not belong. If the script "
                 "divides by the number of tokens or samples, let it divide the loss instead, before backward(). If it "
-                "clips, stop that (max_grad_norm=0 in a Trainer), and let the compression clip each rank's gradient "
-                "before the exchange: memory='momentum' with max_norm, see Clipping in docs/ddp.md",
+                "scales the loss, pass its scaler as grad_scaler. If it clips, stop that (max_grad_norm=0 in a "
+                "Trainer), and let the compression clip each rank's gradient before the exchange: memory='momentum' "
+                "with max_norm, see Clipping in docs/ddp.md",
                 factor,
                 before,
             )

@@ -159,6 +159,11 @@ class GradientExchange(Exchange):
         """Return the param group with a number from ``group_numbers``, and its optimizer."""
         index, place = divmod(number, len(self._optimizers))
         optimizer = self.optimizers[place]
+        if index >= len(optimizer.param_groups):
+            raise RuntimeError(
+                f"rank {job().rank}: param group {index} of {type(optimizer).__name__} was removed, but its gradients "
+                "are still exchanged: keep the group, with lr=0 or frozen parameters"
+            )
         return optimizer, optimizer.param_groups[index]
 
     def settle(self) -> None:

@@ -63,6 +63,12 @@ def _optimizers_of(exchange: GradientExchange) -> dict[torch.optim.Optimizer, Op
     return {optimizer: known for optimizer, known in hooks.items() if isinstance(known, OptimizersMomentum)}
 
 
+def hooks_with_momentum_left(exchange: GradientExchange) -> dict[torch.optim.Optimizer, StepHooks]:
+    """Return the hooks of optimizers whose gradients may hold momentum of the last step."""
+    hooks = {optimizer: _applied.get(optimizer) for optimizer in exchange.optimizers}
+    return {optimizer: known for optimizer, known in hooks.items() if known is not None and known.left}
+
+
 def follow_step(exchange: GradientExchange) -> None:
     """Follow a step of the other ranks that this rank's optimizers do not take; a collective call."""
     for optimizer, known in _optimizers_of(exchange).items():

@@ -35,6 +35,7 @@ class OwnMomentum(StepHooks):
         for p, buffer in self._new.items():
             optimizer.state[p][_BUFFER] = buffer
         self._new.clear()
+        super().after(optimizer)
 
     def _apply(self, optimizer: torch.optim.Optimizer) -> None:
         if has_momentum(optimizer):

@@ -7,7 +7,7 @@ import logging
 import sys
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,13 +15,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from horovod_sparse.engine.clipping import clip
 from horovod_sparse.frontends.eager import eager
+from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.shards import shard_of, total_norm
 
 if TYPE_CHECKING:
     from horovod_sparse.frontends.exchange import GradientExchange
 
 _LOG = logging.getLogger("horovod_sparse")
-_without_optimizer: weakref.WeakSet[GradientExchange] = weakref.WeakSet()  # exchanges that were given none
+# The optimizers that each exchange was given.
+_followed: weakref.WeakKeyDictionary[GradientExchange, weakref.WeakSet[torch.optim.Optimizer]]
+_followed = weakref.WeakKeyDictionary()
+# Class of an optimizer that an exchange was not given, but that has applied its last result.
+_unknown: weakref.WeakKeyDictionary[GradientExchange, str] = weakref.WeakKeyDictionary()
 _HOOKED = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # of the function that calls step hooks
 
 
@@ -35,6 +40,11 @@ class StepHooks(ABC):
 
     options: Any
     _reported = False  # that optimizers are clipped separately
+    _used: tuple[weakref.ref[torch.Tensor], tuple[int, int] | None] | None = (
+        None  # a gradient of the last step, with its version
+    )
+
+    _twice = False  # whether a backward pass has added to gradients that hold momentum of the last step
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.exchanges: weakref.WeakSet[GradientExchange] = weakref.WeakSet()
@@ -64,6 +74,29 @@ class StepHooks(ABC):
     def after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Restore what was changed for an optimizer's step."""
         self._restore(optimizer)
+        gradient = next((p.grad for p in self._with_momentum(optimizer) if p.grad is not None), None)
+        self._used = None if gradient is None else (weakref.ref(gradient), _version(gradient))
+
+    def _with_momentum(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+        """Iterate over the parameters whose gradients hold momentum after a step."""
+        places = [exchange.selected() for exchange in self.exchanges]
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            for bucket, _ in (selected[p] for selected in places if p in selected):
+                if self.options.own is not None or getattr(bucket.pipeline, "sent", None) is not None:
+                    yield p
+
+    @property
+    def left(self) -> bool:
+        """True if gradients may hold momentum of the last step; cheap."""
+        return self._twice or (self._used is not None and _version(self._used[0]()) == self._used[1])
+
+    def begin_backward(self, optimizer: torch.optim.Optimizer) -> None:
+        """Note whether a backward pass adds to gradients that hold momentum of the last step."""
+        gradients = [p.grad for p in self._with_momentum(optimizer) if p.grad is not None and p.requires_grad]
+        used = self._used[0]() if self._used is not None else None
+        kept = self._twice or any(one is used for one in gradients)
+        # torch._foreach_zero_ changes no version of a DTensor.
+        self._twice = kept and any(bool(shard_of(one).any()) for one in gradients)
 
     def _restore(self, optimizer: torch.optim.Optimizer) -> None:
         """Undo temporary changes of the optimizer; by default there are none."""
@@ -74,6 +107,12 @@ class StepHooks(ABC):
         overflow, scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
         if overflow is not None and overflow.item():
             return
+        if self._twice:
+            raise RuntimeError(
+                f"rank {job().rank}: gradients were not cleared between two steps of the optimizer. They hold momentum "
+                "of the first, which would count again: call zero_grad() before backward(), or use a compression "
+                "without momentum, such as memory='residual'"
+            )
         given = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         gradients = [shard_of(gradient) for gradient in given]
         if scale is not None:  # a GradScaler that lets torch's kernel unscale
@@ -105,6 +144,11 @@ class StepHooks(ABC):
         return all(exchange.ranks == 1 for exchange in self.exchanges)
 
 
+def _version(gradient: torch.Tensor | None) -> tuple[int, int] | None:
+    """Return what changes with each change of a gradient in place: of a shard, or of the tensor that it is part of."""
+    return None if gradient is None else (gradient._version, shard_of(gradient)._version)
+
+
 def _nested(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether a step() that has called the hooks calls that of its base class, for which torch calls them, too.
 
@@ -122,9 +166,8 @@ def follow_optimizers(optimizers: Sequence[torch.optim.Optimizer], exchange: Gra
 
     Without any, every optimizer of this process that has one of the parameters is followed from its first step on.
     """
-    if not optimizers:
-        _without_optimizer.add(exchange)
-        _follow_unknown()
+    _followed[exchange] = weakref.WeakSet(optimizers)
+    _follow_unknown()
     for place, optimizer in enumerate(optimizers):
         follow_optimizer(optimizer, exchange, functools.partial(_is_of, place, len(optimizers)))
 
@@ -134,12 +177,27 @@ def _follow_unknown() -> None:
     """Follow every optimizer of this process, once; torch iterates over its hooks, so this one is never removed."""
 
     def stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        for exchange in list(_without_optimizer):
-            if any(p in exchange.names for group in optimizer.param_groups for p in group["params"]):
+        for exchange, own in list(_followed.items()):
+            theirs = (p for group in optimizer.param_groups for p in group["params"])
+            if optimizer in own or not any(p in exchange.names for p in theirs):
+                continue
+            if own:
+                _unknown.update({exchange: type(optimizer).__name__} if exchange.worker.pending else {})
+            else:
                 exchange.worker.confirmed = True
                 exchange.worker.confirm()
 
     register_optimizer_step_post_hook(stepped)
+
+
+def require_known(exchange: GradientExchange) -> None:
+    """Raise RuntimeError if an optimizer that an exchange was not given has applied its last result."""
+    if exchange in _unknown:
+        raise RuntimeError(
+            f"rank {job().rank}: {_unknown[exchange]}, which the exchange was not given, has applied the gradients: "
+            "change the param groups of the optimizer that it was given, or begin with a new exchange of the model, "
+            "with the new optimizer"
+        )
 
 
 def _is_of(place: int, optimizers: int, group: int) -> bool:
@@ -165,9 +223,16 @@ def follow_optimizer(
         # With fused=True a GradScaler always calls step() and leaves the decision to torch's kernel.
         if alive is not None and not (overflow is not None and overflow.item()):
             alive.worker.confirm(applied)
+            _unknown.pop(alive, None)
 
     @eager
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        alive = reference()
+        if alive is not None and alive.worker.collecting and not alive.worker.complete:
+            raise RuntimeError(
+                f"rank {job().rank}: {type(optimizer).__name__} takes a step inside of backward(), but gradients are "
+                "averaged by its end: step after backward() instead of in a hook of a parameter"
+            )
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
             return None

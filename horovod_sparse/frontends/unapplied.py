@@ -7,14 +7,19 @@ the optimizer. If they were cleared, the result was dropped, and so must be what
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
+from torch.autograd.graph import Node, get_gradient_edge
 
 from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.pipeline.sparse import SparsePipeline
 from horovod_sparse.frontends.clipping import factor_of
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.members import job
+from horovod_sparse.frontends.momentum import hooks_with_momentum_left
 from horovod_sparse.frontends.shards import shard_of
+from horovod_sparse.frontends.step_hooks import require_known
 
 
 def begin_backward(exchange: GradientExchange) -> None:
@@ -24,8 +29,14 @@ def begin_backward(exchange: GradientExchange) -> None:
         RuntimeError: The gradients were changed, or only some of them were cleared; the compression's own momentum
             was applied to gradients that are added to; or results were dropped that cannot be undone.
     """
+    left = hooks_with_momentum_left(exchange)
+    if not (left or exchange.worker.unapplied) or _returns_gradients(exchange.selected()):
+        return
+    for optimizer, hooks in left.items():
+        hooks.begin_backward(optimizer)
     if not exchange.worker.unapplied:
         return
+    require_known(exchange)
     parameters: dict[Bucket, dict[str, torch.Tensor]] = {}
     for p, (bucket, segment) in exchange.selected().items():
         parameters.setdefault(bucket, {})[segment.key] = p
@@ -38,6 +49,21 @@ def begin_backward(exchange: GradientExchange) -> None:
             "model.no_sync(), or with set_requires_gradient_sync(False)), or set momentum=None in the compression"
         )
     exchange.worker.resume(kept)
+
+
+def _returns_gradients(parameters: Iterable[torch.Tensor]) -> bool:
+    """Return whether torch.autograd.grad() runs, whose gradients it returns; False outside of a backward pass."""
+    if torch._C._current_graph_task_id() < 0:
+        return False
+    return any(_is_captured(get_gradient_edge(p).node) for p in parameters if p.requires_grad)
+
+
+def _is_captured(accumulation: Node) -> bool:
+    try:
+        torch._C._will_engine_execute_node(accumulation)
+    except RuntimeError:  # torch refuses to answer for what autograd.grad() captures
+        return True
+    return False
 
 
 def _kept(bucket: Bucket, parameters: dict[str, torch.Tensor]) -> bool:

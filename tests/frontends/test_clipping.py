@@ -56,6 +56,12 @@ def scale(model, step):
         p.grad.mul_(2.0 ** -(step // 3))
 
 
+def enlarge(model, step):
+    """As a script that divides gradients by their norm."""
+    for p in model.parameters():
+        p.grad.mul_(3 + step % 2)
+
+
 SELECTED = hvs.Compression.recommended(collective="topka", density=0.05, dense_below=100)
 BUCKETS = hvs.Compression.recommended(collective="topka", density=0.05, dense_below=0, bucket_bytes=1200)
 CASES = {
@@ -67,7 +73,8 @@ CASES = {
     "a little": (SELECTED, clip_little, True),
     "by tokens": (SELECTED, divide_by_tokens, True),
     "divided": (BUCKETS, divide, False),
-    "scaled": (SELECTED, scale, False),
+    "scaled": (SELECTED, scale, True),
+    "normalized": (SELECTED, enlarge, True),
     "dense": (hvs.Compression.dense(dense_below=100), clip, False),
     "unchanged": (SELECTED, lambda model, step: None, False),
     "at density 1": (hvs.Compression.topka(memory="momentum", **WHOLE), clip, False),

@@ -28,7 +28,7 @@ from horovod_sparse.frontends.arguments import (
     require_sparse,
 )
 from horovod_sparse.frontends.base import ExchangingGradients
-from horovod_sparse.frontends.eager import eager
+from horovod_sparse.frontends.eager import eager, in_compiled_backward
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.fsdp.model import (
     parameters_of,
@@ -191,6 +191,11 @@ class ReplicaExchange(ExchangingGradients):
     def _backward_begins(self, gradient: torch.Tensor) -> None:
         """Queue the end of the step in the outermost backward pass: reentrant checkpointing runs others inside it."""
         del gradient
+        if in_compiled_backward():
+            raise RuntimeError(
+                f"rank {distributed.get_rank()}: FSDP2 does not reduce its gradients in a compiled backward pass: set "
+                "torch._dynamo.config.compiled_autograd = False before torch.compile()"
+            )
         if not self._submitted:
             begin_backward(self._exchange)
         self._begun = True
