@@ -152,6 +152,8 @@ class SparseState(ForOptimizers):
         self._residual_unit = residual_unit
         self._stall = (stall_timeout, stall_abort)
         self._loaded: Mapping[str, Any] | None = None  # state to load once the buckets exist
+        self._begun = False  # whether a hook of a parameter has run in this backward pass
+        self._joined = False  # whether none had in the last pass that was exchanged: DDP's join() took part in it
         # First step: parameters without a bucket so far, with their gradients.
         self._unplaced: list[tuple[torch.Tensor, torch.Tensor, _Delivery]] = []
         # First step: parameters of the model, until the optimizers have been compared with them.
@@ -215,10 +217,11 @@ class SparseState(ForOptimizers):
                 self._unchecked = None
         if bucket.index() == 0:
             self._require_groups()
-        if bucket.index() == 0 and exchange.worker.collecting:
-            joined = exchange.worker.complete  # no hook of a parameter has run: DDP's join() takes part in this pass
-            exchange.worker.finish()
-            if joined:
+        if bucket.index() == 0:
+            if exchange.worker.collecting:
+                self._finish(exchange.worker)
+            self._joined = bool(exchange.worker.buckets) and not self._begun
+            if self._joined:
                 exchange.worker.confirm()
         buffer = bucket.buffer()
         if exchange.ranks == 1 or buffer.is_sparse or not buffer.is_floating_point():
@@ -226,15 +229,23 @@ class SparseState(ForOptimizers):
         else:
             future = self._submit(exchange.worker, bucket)
         if bucket.is_last():
+            self._begun = False
             self._place(exchange)
         return future
 
     def _backward_begins(self) -> None:
         """Settle what became of the last exchange, before a backward pass changes gradients."""
         assert self._exchange is not None
+        self._begun = True
         if self._exchange.worker.complete:
-            self._exchange.worker.finish()
+            self._finish(self._exchange.worker)
         begin_backward(self, self._exchange)
+
+    def _finish(self, worker: Worker) -> None:
+        """Finish the last pass, which is applied elsewhere if DDP's join() took part in it."""
+        worker.finish()
+        if self._joined:
+            worker.confirm()
 
     def _keyed(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor, bool]]:
         return ((self._parameter_names[p], gradient, not p.requires_grad) for p, gradient in pairs)
@@ -370,7 +381,7 @@ class SparseState(ForOptimizers):
 
     def _between_steps(self) -> Exchange | None:
         if self._exchange is not None and self._exchange.worker.collecting:
-            self._exchange.worker.finish()
+            self._finish(self._exchange.worker)
         return self._exchange
 
     def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
