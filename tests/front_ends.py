@@ -313,6 +313,21 @@ class FrontEnd:
         training.start = training.parameters()
         return training
 
+    @property
+    def sparse(self) -> list[tuple[Any, float | None]]:
+        """Compressions below density 1, each with momentum of the optimizer."""
+        return [(one, None) for one in SPARSE] + [(RECOMMENDED, 0.5)] * self.replaces_momentum
+
+    def check_bits(self, situation: Callable[..., Any], plain: Callable[..., Any] = train, **given: Any) -> None:
+        """Assert that a situation has the bits of a plain training, below density 1."""
+        for compression, momentum in self.sparse:
+            ends = []
+            for steps in (situation, plain):
+                training = self.training(compression, momentum, **given)
+                steps(training)
+                ends.append(training.parameters())
+            assert self.everywhere(same(*ends)), f"not the bits of the plain training: {compression}"
+
     def check(
         self,
         situation: Callable[..., Any] = train,

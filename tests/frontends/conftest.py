@@ -28,3 +28,27 @@ def mesh(group: None, comm: Any) -> Any:
     ranks = comm.Get_size()
     shards = 2 if ranks % 2 == 0 and ranks > 2 else 1
     return init_device_mesh("cpu", (ranks // shards, shards), mesh_dim_names=("replicate", "shard"))
+
+
+@pytest.fixture
+def front_end(request: pytest.FixtureRequest, comm: Any) -> Any:
+    """The front end that the parameter names, for a small training: see ``front_ends.FrontEnd``."""
+    from front_ends import FRONT_ENDS
+
+    kind = FRONT_ENDS[request.param]
+    return kind(comm, request.getfixturevalue(kind.needs) if kind.needs else None)
+
+
+@pytest.fixture
+def set_default() -> Iterator[Any]:
+    """Set torch's default dtype or device until the end of the test."""
+    import torch
+
+    dtype = torch.get_default_dtype()
+
+    def set_(default: Any) -> None:
+        torch.set_default_dtype(default) if isinstance(default, torch.dtype) else torch.set_default_device(default)
+
+    yield set_
+    torch.set_default_dtype(dtype)
+    torch.set_default_device(None)
