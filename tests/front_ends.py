@@ -389,6 +389,8 @@ class Horovod(FrontEnd):
         **more: Any,
     ) -> Attached:
         del unused
+        if compression is None and any(p.is_complex() for p in model.parameters()):  # which stock refuses
+            return averaging(self.comm, model, optimizers)
         if compression is None:
             wrap = self.given.DistributedOptimizer
         else:
@@ -463,10 +465,11 @@ class DDP(FrontEnd):
         passes: int = 1,
         prefix: str = "",
         unused: bool = False,
+        bucket_mb: float = 0.001,
         **more: Any,
     ) -> Attached:
         del passes, prefix
-        replica = DistributedDataParallel(model, bucket_cap_mb=0.001, find_unused_parameters=unused)
+        replica = DistributedDataParallel(model, bucket_cap_mb=bucket_mb, find_unused_parameters=unused)
         if compression is None:
             return replica, optimizers, []
         state = hvs.ddp.SparseState(compression, optimizers, model.named_parameters(), **more)
@@ -535,27 +538,37 @@ class Arrays(FrontEnd):
 
     def attach(self, model: nn.Module, optimizers: list[Any], compression: Any, **more: Any) -> Attached:
         del more
+        if compression is None:
+            return averaging(self.comm, model, optimizers)
         parameters, ranks = list(model.parameters()), getattr(self.comm, "transport", self.comm)
-        size = sum(p.numel() for p in parameters)
-        average = None if compression is None else hvs.SparseAllreduce(size, compression, ranks)
+        average = hvs.SparseAllreduce(sum(p.numel() for p in parameters), compression, ranks)
 
         def exchange(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             flat = nn.utils.parameters_to_vector([p.grad for p in parameters])
-            if average is None:
-                (mean,) = means(self.comm, [flat])
-            else:
-                mean = torch.from_numpy(average(flat.numpy(), learning_rate=optimizer.param_groups[0]["lr"]))
+            mean = torch.from_numpy(average(flat.numpy(), learning_rate=optimizer.param_groups[0]["lr"]))
             for p, gradient in zip(parameters, mean.split([p.numel() for p in parameters]), strict=True):
                 p.grad = gradient.view_as(p)
 
         (optimizer,) = optimizers
         optimizer.register_step_pre_hook(exchange)
-        return model, optimizers, [] if average is None else [average]
+        return model, optimizers, [average]
 
     def buckets(self, training: Training) -> list[Any]:
         names, (state,) = [name for name, _ in training.module.named_parameters()], training.states()
         unit = training.optimizers[0].param_groups[0]["lr"] / self.ranks
         return [{"parameters": names, "unit": unit, "memory": state["pipeline"]["memory"]}]
+
+
+def averaging(comm: Any, model: nn.Module, optimizers: list[Any]) -> Attached:
+    """Let optimizers apply the mean gradients, which takes the place of stock where there is none."""
+
+    def average(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            (p.grad,) = means(comm, [p.grad])
+
+    for optimizer in optimizers:
+        optimizer.register_step_pre_hook(average)
+    return model, optimizers, []
 
 
 def named_of(model: nn.Module, optimizers: list[Any], prefix: str) -> Iterator[list[tuple[str, nn.Parameter]]]:
@@ -584,6 +597,7 @@ def start(
         front_end = FSDP2(None, grid(distributed.get_world_size(), 1))
     else:
         front_end = {"stock": DDP, **FRONT_ENDS}[name](None)
+        more |= {"bucket_mb": 25} if isinstance(front_end, DDP) else {}  # torch.compile refuses less
     return front_end.training(
         compression, make=lambda model, _: [make(model.parameters())], model=lambda: model, **more
     )
