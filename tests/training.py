@@ -62,12 +62,6 @@ def loss_of(model: nn.Module, rank: int, step: int) -> torch.Tensor:
     return nn.functional.mse_loss(model(x), y)
 
 
-def embedding_loss(model: nn.Module, rank: int, step: int) -> torch.Tensor:
-    """Return a loss of a model that begins with an embedding; one of its rows is used by all ranks."""
-    loss: torch.Tensor = model(torch.tensor([rank, 7, step])).square().mean()
-    return loss
-
-
 def train(
     optimizer: Any, model: nn.Module, rank: int, steps: Iterable[int] = range(3), loss: Loss = loss_of
 ) -> list[torch.Tensor]:

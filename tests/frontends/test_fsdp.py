@@ -20,8 +20,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
-from training import Branches, Given, agree, loss_of, mlp, near, owed, settings, sgd, train
+from training import agree, loss_of, mlp, near, settings, sgd, train
 
 import horovod_sparse as hvs
 from horovod_sparse.frontends.shards import shard_of
@@ -32,17 +31,11 @@ EVERYTHING = hvs.Compression.topka(**settings(density=1.0))
 SPARSE = hvs.Compression.topka(**settings())
 
 
-@pytest.fixture(scope="module")
-def mesh(group, comm):
-    """Two shards in each replica at an even number of ranks above 2; else each rank is a replica."""
-    return mesh_of(comm, shards=2 if comm.Get_size() % 2 == 0 and comm.Get_size() > 2 else 1)
-
-
 def mesh_of(comm, shards):
     return init_device_mesh("cpu", (comm.Get_size() // shards, shards), mesh_dim_names=("replicate", "shard"))
 
 
-def trained(comm, mesh, compression=None, steps=4, make=mlp, optimizer=sgd, loss=loss_of, clip=None, **of_fsdp):
+def trained(comm, mesh, compression=None, steps=4, make=mlp, optimizer=sgd, loss=loss_of, **of_fsdp):
     """Parameters after some steps of sparse exchange, or of torch's own HSDP without a compression."""
     model = shard(make(), mesh if compression is None else mesh["shard"], **of_fsdp)
     stepping = optimizer(model)
@@ -50,8 +43,6 @@ def trained(comm, mesh, compression=None, steps=4, make=mlp, optimizer=sgd, loss
     for step in range(steps):
         stepping.zero_grad()
         loss(model, comm.Get_rank(), step).backward()
-        if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
         stepping.step()
     return full(model), exchange
 
@@ -63,29 +54,6 @@ OPTIMIZERS = {
     "AdamW": lambda model: torch.optim.AdamW(model.parameters(), 0.01),
     "without momentum": lambda model: sgd(model, momentum=0, weight_decay=0.01),
 }
-DENSE = {
-    "topka": EVERYTHING,
-    "small parameters": hvs.Compression.topka(density=1.0),
-    "recommended": hvs.Compression.recommended(1.0, wire="float32", fresh=None, dense_below=0),
-}
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "compression"),
-    [
-        *[("SGD", one) for one in DENSE],
-        ("AdamW", "recommended"),
-        *[pytest.param(one, "recommended", marks=pytest.mark.full) for one in ("Nesterov", "Adam")],
-    ],
-)
-def test_at_density_1_it_is_dense_hsdp(comm, mesh, optimizer, compression):
-    expected, _ = trained(comm, mesh, steps=30, optimizer=OPTIMIZERS[optimizer])
-    ours, exchange = trained(comm, mesh, DENSE[compression], steps=30, optimizer=OPTIMIZERS[optimizer])
-    assert everywhere(comm, near(ours, expected, 1e-4))
-    assert agree(comm, ours)
-    assert everywhere(comm, (exchange.traffic.bytes_sent > 0) == (comm.Get_size() > 1))
-
-
 POLICIES = {
     "bfloat16": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16),
     "reduced in float32": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
@@ -107,14 +75,6 @@ def test_mixed_precision(comm, mesh, policy):
     assert agree(comm, ours)
     sparse, _ = trained(comm, mesh, SPARSE, loss=loss, mp_policy=POLICIES[policy])
     assert agree(comm, sparse)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
-def test_other_dtypes(comm, mesh, dtype):
-    expected, _ = trained(comm, mesh, make=lambda: mlp(dtype))
-    ours, _ = trained(comm, mesh, EVERYTHING, make=lambda: mlp(dtype))
-    assert everywhere(comm, near(ours, expected, 3e-2 if dtype == torch.bfloat16 else None))
-    assert agree(comm, ours)
 
 
 def single(spec):
@@ -150,250 +110,17 @@ def test_with_one_shard_fsdp_is_bitwise_identical_to_ddp(comm, group, spec, opti
         assert everywhere(comm, same({key: shard_of(value) for key, value in ours.items()}, theirs))
 
 
-class Loss(Given):
-    """Model whose loss is the forward pass; parameters that are not used take no part in it."""
-
-    def __init__(self, use):
-        super().__init__()
-        self.use = use
-
-    def gradients(self, rank, step):
-        used = [name in self.use(rank, step) for name, _ in self.named_parameters()]
-        given = zip(Given().gradients(rank, step), used, strict=True)  # of complete parameters
-        return [gradient * use for gradient, use in given]
-
-    def forward(self, rank, step):
-        gradients = zip(self.parameters(), self.gradients(rank, step), self.named_parameters(), strict=True)
-        return sum((p * gradient).sum() for p, gradient, (name, _) in gradients if name in self.use(rank, step))
-
-
-# By rank and step; the shards of a replica use the same parameters.
-USES = {
-    "all": lambda rank, step: ("first", "second"),
-    "others on each replica": lambda rank, step: (("first", "second"), ("first",), ("second",))[(rank // 2 + step) % 3],
-    "one on no replica": lambda rank, step: ("second",) if step % 2 else ("first", "second"),
-}
-
-
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("spec", ["topka", "gtopk", OKTOPK])
-def test_nothing_is_lost_or_counted_twice(comm, mesh, spec, use):
-    rank, ranks, model = comm.Get_rank(), comm.Get_size(), Loss(USES[use])
-    steps = range(8)
-    given = model.total(rank, *steps)
-    shard(model, mesh["shard"])
-    optimizer = sgd(model, lr=1, momentum=0)
-    exchange = exchanged(model, mesh, single(spec), optimizer)
-    train(optimizer, model, rank, steps, lambda model, *at: model(*at))
-    moved = -sum(p.double().sum().item() for p in full(model))
-    total = moved + comm.allreduce(owed(exchange))
-    assert everywhere(comm, abs(total - comm.allreduce(given) / ranks) < 1e-3)
-    assert everywhere(comm, ranks == 1 or owed(exchange) != 0)
-    assert agree(comm, full(model))
-
-
-def test_a_layer_that_no_replica_uses_gets_no_step(comm, mesh):
-    """The optimizer leaves it unchanged, as with dense HSDP, where a gradient of zeros would apply momentum."""
-
-    def loss(model, rank, step):
-        x = torch.full((2, 12), 0.1 * (rank + step + 1))
-        return model(x, ("left right", "right", "left")[step % 3])
-
-    expected, _ = trained(comm, mesh, steps=9, make=Branches, loss=loss)
-    ours, _ = trained(comm, mesh, EVERYTHING, steps=9, make=Branches, loss=loss)
-    assert everywhere(comm, near(ours, expected, 1e-4))
-    assert agree(comm, ours)
-
-
-def test_a_layer_that_one_replica_does_not_use_gets_the_gradient_of_the_others(comm, mesh):
-    rank, shards = comm.Get_rank(), mesh["shard"].size()
-    model = shard(Branches(), mesh["shard"])
-    optimizer = sgd(model)
-    exchanged(model, mesh, EVERYTHING, optimizer)
-    order = "right" if rank // shards else "left right"  # the first replica uses both
-    model(torch.full((2, 12), 0.1), order).backward()
-    gradient = model.left.weight.grad.full_tensor()
-    reference = Branches()
-    reference(torch.full((2, 12), 0.1), "left right").backward()
-    expected = reference.left.weight.grad / mesh["replicate"].size()
-    assert everywhere(comm, near([gradient], [expected], 1e-5))
-    optimizer.step()
-    assert agree(comm, full(model))
-
-
-@pytest.mark.parametrize("why", ["frozen", "unused", "unused on the first replica"])
-def test_zero_gradients_leave_the_residual_unchanged(comm, mesh, why):
-    """A parameter without a gradient then stays unchanged, however a script zeroes gradients."""
-    rank, replicas, shards = comm.Get_rank(), mesh["replicate"].size(), mesh["shard"].size()
-    without = why != "unused on the first replica" or rank // shards == 0
-    model = Loss(lambda _, step: ("second",) if without and why != "frozen" and step > 2 else ("first", "second"))
-    optimizer = sgd(shard(model, mesh["shard"]), lr=1, momentum=0)
-    exchange = exchanged(model, mesh, single("topka"), optimizer)
-
-    def after(steps):
-        for step in steps:
-            optimizer.zero_grad(set_to_none=False)
-            model(rank, step).backward()
-            optimizer.step()
-        buckets = exchange.state_dict()["buckets"]
-        return full(model)[0], [one["memory"]["residual"] for one in buckets if one["parameters"] == ["first"]]
-
-    first, residual = after(range(3))
-    model.first.requires_grad_(why != "frozen")
-    later, kept = after(range(3, 6))
-    assert everywhere(comm, not without or same(kept, residual))
-    assert everywhere(comm, torch.equal(later, first) == (why != "unused on the first replica" or replicas == 1))
-    assert agree(comm, full(model))
-
-
-def test_gradients_accumulated_without_an_exchange_are_sent_once(comm, mesh):
-    rank, results = comm.Get_rank(), []
-    for compression in (None, EVERYTHING):
-        model = shard(mlp(), mesh if compression is None else mesh["shard"])
-        optimizer = sgd(model)
-        exchange = None if compression is None else exchanged(model, mesh, compression, optimizer)
-        for step in range(6):
-            model.set_requires_gradient_sync(step % 2 == 1)
-            sent = exchange.traffic.bytes_sent if exchange else 0
-            loss_of(model, rank, step).backward()
-            if step % 2:
-                optimizer.step()
-                optimizer.zero_grad()
-            elif exchange:
-                assert everywhere(comm, exchange.traffic.bytes_sent == sent)
-        results.append(full(model))
-    assert everywhere(comm, near(*results, 1e-4))
-
-
-def test_gradients_that_accumulate_over_two_exchanges(comm, mesh):
-    rank, results = comm.Get_rank(), []
-    for compression in (None, EVERYTHING):
-        model = shard(Branches(), mesh if compression is None else mesh["shard"])
-        optimizer = sgd(model)
-        if compression is not None:
-            exchanged(model, mesh, compression, optimizer)
-        for step in range(6):
-            model(torch.full((2, 12), 0.1 * (rank + step)), "left" if step % 2 else "left right").backward()
-            if step % 2:
-                optimizer.step()
-                optimizer.zero_grad()
-        results.append(full(model))
-    assert everywhere(comm, near(*results, 1e-4))
-
-
-class Checkpointed(nn.Module):
-    """Blocks whose activations are computed again in the backward pass."""
-
-    def __init__(self, reentrant):
-        super().__init__()
-        torch.manual_seed(7)
-        self.first, self.blocks = nn.Linear(12, 12), nn.ModuleList(nn.Linear(12, 12) for _ in range(3))
-        self.last, self.reentrant = nn.Linear(12, 4), reentrant
-
-    def forward(self, x):
-        x = self.first(x)
-        for block in self.blocks:
-            x = block(x).tanh() if self.reentrant is None else checkpoint(block, x, use_reentrant=self.reentrant).tanh()
-        return {"output": [self.last(x)]}
-
-
-def loss_of_checkpointed(model, rank, step):
-    x = torch.randn(8, 12, generator=torch.Generator().manual_seed(1000 * rank + step))
-    return model(x)["output"][0].square().mean()
-
-
-@pytest.mark.parametrize("reentrant", [None, False, True], ids=str)
-def test_activation_checkpointing_and_layers_that_run_twice(comm, mesh, reentrant):
-    results = []
-    for compression in (None, EVERYTHING):
-        model = Checkpointed(reentrant)
-        if not reentrant:
-            model.blocks[1] = model.blocks[0]
-        layers = list(dict.fromkeys(model.blocks))
-        shard(model, mesh if compression is None else mesh["shard"], layers)
-        optimizer = sgd(model)
-        if compression is not None:
-            exchanged(model, mesh, compression, optimizer)
-        train(optimizer, model, comm.Get_rank(), range(4), loss_of_checkpointed)
-        results.append(full(model))
-    assert everywhere(comm, near(*results, 1e-4))
-
-
-def test_gradients_can_be_clipped_after_the_backward_pass(comm, mesh):
-    expected, _ = trained(comm, mesh, clip=0.1)
-    ours, _ = trained(comm, mesh, EVERYTHING, clip=0.1)
-    assert everywhere(comm, near(ours, expected, 1e-4))
-    assert agree(comm, ours)
-
-
-@pytest.mark.parametrize("replicas", ["", "one"])
-def test_each_replica_clips_its_gradient_by_the_norm_over_its_shards(comm, mesh, replicas):
-    mesh = mesh_of(comm, comm.Get_size()) if replicas else mesh
-    most, rank, replicas, shards = 0.05, comm.Get_rank(), mesh["replicate"].size(), mesh["shard"].size()
+def test_a_single_replica_clips_its_gradient_by_the_norm_over_its_shards(comm, group):
+    mesh, most, rank = mesh_of(comm, comm.Get_size()), 0.05, comm.Get_rank()
     model, reference = mlp(), mlp()
     optimizer = sgd(shard(model, mesh["shard"]), momentum=0, lr=1)
     exchanged(model, mesh, hvs.Compression.dgc(**settings(density=1.0), momentum=0.0, max_norm=most), optimizer)
     train(optimizer, model, rank, [0])
     mine = torch.autograd.grad(loss_of(reference, rank, 0), list(reference.parameters()))
-    everyone = comm.allgather(nn.utils.parameters_to_vector(mine))
-    of_replicas = [sum(everyone[first : first + shards]) / shards for first in range(0, len(everyone), shards)]
-    clipped = [gradient * min(1, most / replicas**0.5 / gradient.norm()) for gradient in of_replicas]
-    expected = nn.utils.parameters_to_vector(reference.parameters()).detach() - sum(clipped) / replicas
+    mean = sum(comm.allgather(nn.utils.parameters_to_vector(mine))) / comm.Get_size()
+    expected = nn.utils.parameters_to_vector(reference.parameters()).detach() - mean * most / mean.norm()
     assert everywhere(comm, near([nn.utils.parameters_to_vector(full(model))], [expected], 1e-5))
-    assert everywhere(comm, all(most / replicas**0.5 < gradient.norm() for gradient in of_replicas))
-
-
-def test_a_step_skipped_by_a_grad_scaler_changes_nothing(comm, mesh):
-    rank, results = comm.Get_rank(), []
-    for overflow in (False, True):
-        model, scaler = shard(mlp(), mesh["shard"]), torch.amp.GradScaler("cpu", init_scale=1024.0)
-        optimizer = sgd(model, momentum=0)
-        exchange = exchanged(model, mesh, SPARSE, optimizer, grad_scaler=scaler)
-        for step in [0, 1, "overflow", 2, 3] if overflow else range(4):
-            optimizer.zero_grad()
-            loss = loss_of(model, rank, 9 if step == "overflow" else step)
-            if step == "overflow" and rank == comm.Get_size() - 1:
-                loss = loss * torch.inf
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update(new_scale=1024.0)
-        results.append([full(model), exchange.state_dict()])
-    assert everywhere(comm, same(*results))
-
-
-def test_two_models_that_train_alternately_and_together(comm, mesh):
-    """Each exchanges over messages of its own, in the order of its own buckets."""
-    rank, results = comm.Get_rank(), []
-    for compression in (None, EVERYTHING):
-        models = [shard(make(), mesh if compression is None else mesh["shard"]) for make in (mlp, Branches)]
-        optimizers = [sgd(model) for model in models]
-        for model, optimizer in zip(models, optimizers, strict=True):
-            if compression is not None:
-                exchanged(model, mesh, compression, optimizer)
-        for step in range(4):
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            loss = loss_of(models[0], rank, step)
-            x = torch.full((2, 12), 0.1 * (rank + step))
-            (loss + models[1](x, "left right")).backward() if step % 2 else loss.backward()
-            for optimizer in optimizers[: 1 + step % 2]:
-                optimizer.step()
-        results.append(full(*models))
-    assert everywhere(comm, near(*results, 1e-4))
-
-
-def test_layers_that_replicas_run_in_different_orders(comm, mesh):
-    """FSDP reduces their gradients in these orders, but all replicas exchange in the same one."""
-
-    def loss(model, rank, step):
-        first = (rank // mesh["shard"].size() + step) % 2
-        return model(torch.full((2, 12), 0.1 * (rank + 1)), "left right" if first else "right left")
-
-    model = shard(Branches(), mesh["shard"])
-    optimizer = sgd(model)
-    exchanged(model, mesh, hvs.parse("topka:density=1.0,dense_below=0,bucket_bytes=4"), optimizer)
-    train(optimizer, model, comm.Get_rank(), range(6), loss)
-    assert agree(comm, full(model))
+    assert everywhere(comm, most < mean.norm())
 
 
 def test_a_model_of_several_outermost_fsdp_modules(comm, mesh):
@@ -417,12 +144,13 @@ def test_buckets_follow_the_fsdp_modules(comm, mesh):
     """Parameters of the outermost module come last: FSDP reduces their gradients at the end of the backward pass."""
     if mesh["replicate"].size() == 1:
         return
-    model = Checkpointed(None)
+    model = nn.Linear(12, 12)  # with its own parameters
+    model.blocks, model.last = nn.ModuleList(nn.Linear(12, 12) for _ in range(3)), nn.Linear(12, 4)
     shard(model, mesh["shard"], model.blocks)
     exchange = exchanged(model, mesh, hvs.parse("topka:dense_below=0,bucket_bytes=4"), None)
     names = [name for bucket in exchange.state_dict()["buckets"] for name in bucket["parameters"]]
-    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name))
-    assert everywhere(comm, layers == ["blocks.2", "blocks.1", "blocks.0", "last", "first"])
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in names if " " not in name))
+    assert everywhere(comm, layers == ["blocks.2", "blocks.1", "blocks.0", "last", ""])
 
 
 def test_the_exchange_begins_during_the_backward_pass(comm, mesh):
@@ -446,7 +174,7 @@ def test_uneven_and_empty_shards(comm, mesh):
         return model(torch.full((2, 12), 0.1 * (rank + step + 1))).square().sum()
 
     expected, _ = trained(comm, mesh, make=make, loss=loss)
-    for compression in (EVERYTHING, DENSE["small parameters"]):
+    for compression in (EVERYTHING, hvs.Compression.topka(density=1.0)):
         ours, _ = trained(comm, mesh, compression, make=make, loss=loss)
         assert everywhere(comm, near(ours, expected, 1e-4))
     sparse, _ = trained(comm, mesh, single("recommended"), make=make, loss=loss)
@@ -515,7 +243,6 @@ def refused(comm, kind, message, model, mesh, compression=SPARSE, optimizer=None
 
 def test_bad_input_is_refused_on_every_rank(comm, mesh):
     rank, plain, model = comm.Get_rank(), mlp(), shard(mlp(), mesh["shard"])
-    refused(comm, ValueError, "unknown compression 'topka'.*both dimensions", model, mesh, "topka")
     refused(comm, TypeError, "group must be a process group.*get_group", model, mesh, group=mesh["replicate"])
     refused(comm, ValueError, "stall_abort must be", model, mesh, stall_abort=-1)
     refused(comm, ValueError, f"rank {rank}: no module of this Sequential is sharded by FSDP2", plain, mesh)
@@ -526,18 +253,13 @@ def test_bad_input_is_refused_on_every_rank(comm, mesh):
     part = mlp()
     fully_shard(part[0], mesh=mesh["shard"])
     refused(comm, ValueError, f"rank {rank}: 2.weight is not sharded by FSDP2", part, mesh)
-    wrong = f"rank {rank}: the optimizer SGD is not the one of this model"
-    refused(comm, ValueError, wrong, model, mesh, optimizer=sgd(plain))
     none = f"rank {rank}: .*needs the optimizer: pass optimizer to sparse_all_reduce"
     refused(comm, ValueError, none, model, mesh, hvs.Compression.recommended(0.01))
-    refused(comm, ValueError, f"rank {rank}: .*SGD has momentum", model, mesh, hvs.Compression.dgc(), sgd(model))
     scaler = torch.amp.GradScaler("cpu")
     refused(comm, ValueError, f"rank {rank}: a grad_scaler needs exactly one", model, mesh, grad_scaler=scaler)
     if mesh["replicate"].size() > 1:
         native = shard(mlp(), mesh)
         refused(comm, ValueError, f"rank {rank}: 0.weight is replicated in FSDP's own mesh.*mesh=mesh", native, mesh)
-        differing = hvs.Compression.topka(**settings(density=0.1 + 0.1 * (rank // mesh["shard"].size())))
-        refused(comm, ValueError, r"rank \d: compression\.density differs", model, mesh, differing)
     if mesh["shard"].size() > 1:
         group = mesh.get_group("shard")
         refused(comm, ValueError, f"rank {rank}: 0.weight is sharded over ranks", model, mesh, group=group)
@@ -559,14 +281,6 @@ def test_gradients_that_cannot_be_exchanged_fail_in_the_backward_pass(comm, mesh
     model = shard(nn.Sequential(nn.Linear(12, 4)), mesh["shard"])
     exchanged(model, mesh, SPARSE, None)
     fails(comm, r"before the first step differs.*0\.(weight|bias)", lambda: loss_of(model, rank, 0).backward())
-
-    frozen = mlp()
-    frozen[0].weight.requires_grad_(False)
-    shard(frozen, mesh["shard"])
-    exchanged(frozen, mesh, SPARSE, None)
-    train(sgd(frozen), frozen, rank, [0])
-    frozen[0].weight.requires_grad_(True)
-    fails(comm, f"rank {rank}: the gradient of 0.weight is not exchanged", lambda: loss_of(frozen, rank, 1).backward())
 
     def interrupt(*_):
         raise KeyError("interrupted")

@@ -95,25 +95,6 @@ def test_a_skipped_step_changes_nothing(hvd, comm, configuration, one_network):
     assert everywhere(comm, same(disturbed.state(), undisturbed.state()))
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "settings"),
-    [(torch.optim.SGD, {"momentum": 0.9}), (torch.optim.Adam, {"fused": True})],
-    ids=["not called", "fused"],
-)
-def test_a_state_saved_after_a_skipped_step_is_the_one_before_it(hvd, comm, optimizer, settings):
-    """Also where step() is called all the same, and torch's kernel leaves the parameters as they are."""
-    training = Training(comm, "oktopk:density=0.1", optimizer, **settings)
-    for number in range(OVERFLOWS):
-        training.step(number)
-    before = training.state()
-    training.step(OVERFLOWS, "4.weight" if comm.Get_rank() == 0 else None)
-    assert everywhere(comm, same(training.state(), before))
-    training.step(OVERFLOWS + 1)
-    (parameters, saved), (old_parameters, old_saved) = training.state(), before
-    assert everywhere(comm, not same(parameters, old_parameters))
-    assert comm.Get_size() == 1 or everywhere(comm, not same(saved, old_saved))
-
-
 def test_a_failed_bucket_undoes_the_buckets_before_it_only(hvd, comm, monkeypatch):
     """The program catches the error and continues."""
     if comm.Get_size() == 1:

@@ -15,9 +15,9 @@ pytestmark = pytest.mark.mpi
 SPARSE = hvs.Compression.topka(**settings())
 
 
-def stepped(comm, front_end, make=lambda parameters: torch.optim.SGD(parameters, lr=0.1), **more):
+def stepped(comm, front_end, **more):
     """Return a training after one step."""
-    started = start(front_end, mlp(), make, SPARSE, **more)
+    started = start(front_end, mlp(), lambda parameters: torch.optim.SGD(parameters, lr=0.1), SPARSE, **more)
     step(comm, started)
     return started
 
@@ -51,28 +51,6 @@ def test_an_optimizer_cannot_be_added_to_those_of_a_state(group, comm):
         state.optimizer.append(sgd(mlp()))
     with pytest.raises(AttributeError):
         state.optimizers.append(sgd(mlp()))
-
-
-@pytest.mark.parametrize("front_end", ["DDP", "FSDP"])
-@pytest.mark.parametrize("change", ["added", "moved"])
-def test_a_parameter_that_gets_another_group_is_refused_on_every_rank(group, comm, front_end, change):
-    """Its residual is kept with the rate of its first group, or without one."""
-
-    def some(parameters):
-        parameters = list(parameters)
-        return torch.optim.SGD([{"params": parameters[:-1] if change == "added" else parameters}], lr=0.1)
-
-    started = stepped(comm, front_end, some)
-    last = list(started.model.parameters())[-1]
-    first = started.optimizer.param_groups[0]
-    first["params"] = [p for p in first["params"] if p is not last]
-    step(comm, started, 1)  # nothing is wrong with a parameter that is trained no longer
-    started.optimizer.add_param_group({"params": [last], "lr": 1.0})
-    if comm.Get_size() == 1:
-        step(comm, started, 2)
-        return
-    with pytest.raises(RuntimeError, match=rf"rank {comm.Get_rank()}: .* was added .*add_param_group\(\) before it"):
-        step(comm, started, 2)
 
 
 def test_what_the_exchange_of_a_wrapped_optimizer_was_made_for_stays(hvd, comm):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
 
 import pytest
 import torch
 from laws import everywhere
 from states import same
-from torch.nn.parallel import DistributedDataParallel
 from training import Given, agree, conserved, loss_of, mlp, sgd, snapshot, train, wrap
+from trainings import Through
 
 import horovod_sparse as hvs
 from horovod_sparse.engine.bucket import Bucket
@@ -42,35 +41,13 @@ def check_decisions(comm, *states):
             assert not schedules[0]["alive"]
 
 
-class FrontEnd:
-    """Horovod's or DDP's, around a model."""
-
-    def __init__(self, kind, model, compression, lr=0.1, momentum=0.0, scaler=None, passes=1):
-        self.model, self.passes = model, passes
-        self.optimizer, self.replica, self.kind = sgd(model, lr=lr, momentum=momentum), model, kind
-        if kind == "horovod":
-            more = {"grad_scaler": scaler, "backward_passes_per_step": passes}
-            self.optimizer = self.state = wrap(model, compression, self.optimizer, **more)
-        else:
-            self.state = hvs.ddp.SparseState(compression, self.optimizer, grad_scaler=scaler)
-            self.replica = DistributedDataParallel(model, bucket_cap_mb=0.001)
-            self.replica.register_comm_hook(self.state, hvs.ddp.sparse_hook)
-
-    def backward(self, losses):
-        """Backpropagate several losses before a step; each is made when the one before has been used."""
-        for number, loss in enumerate(losses, 1):
-            accumulating = self.kind == "ddp" and number < self.passes
-            with self.replica.no_sync() if accumulating else nullcontext():
-                loss(self.replica).backward()
-
-
 either = pytest.mark.parametrize("kind", ["horovod", "ddp"])
 
 
 @either
 def test_passes_that_accumulate_are_one_step_and_nothing_is_lost(hvd, group, comm, kind):
     rank, model = comm.Get_rank(), Given()
-    one = FrontEnd(kind, model, measured(memory="residual"), lr=1, passes=2)
+    one = Through(kind, model, measured(memory="residual"), lr=1, passes=2)
     for step in range(20):
         one.optimizer.zero_grad()
         one.backward([lambda model, at=2 * step + half: model(rank, at) for half in range(2)])
@@ -86,7 +63,7 @@ def test_steps_that_a_scaler_skips_during_the_trials_leave_no_trace(hvd, group, 
     rank, results = comm.Get_rank(), []
     for skipped in ([], [1, 4, 9]):
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, backoff_factor=1 - 2**-24)
-        one = FrontEnd(kind, mlp(), measured(), momentum=0.9, scaler=scaler)
+        one = Through(kind, mlp(), measured(), momentum=0.9, scaler=scaler)
         for step in sorted([*range(20), *(at + 0.5 for at in skipped)]):
             one.optimizer.zero_grad()
             loss = loss_of(one.replica, rank, int(step))
@@ -104,7 +81,7 @@ def test_steps_that_a_scaler_skips_during_the_trials_leave_no_trace(hvd, group, 
 @either
 def test_bfloat16_autocast(hvd, group, comm, kind):
     rank = comm.Get_rank()
-    one = FrontEnd(kind, mlp(), measured(), momentum=0.9)
+    one = Through(kind, mlp(), measured(), momentum=0.9)
     for step in range(20):
         one.optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
@@ -129,7 +106,7 @@ def test_nothing_is_lost_while_ranks_have_joined(hvd, comm, steps):
 
 
 def test_uneven_inputs_with_ddps_join(group, comm):
-    rank, one = comm.Get_rank(), FrontEnd("ddp", mlp(), measured())
+    rank, one = comm.Get_rank(), Through("ddp", mlp(), measured())
     with one.replica.join():
         train(one.optimizer, one.replica, rank, range(14 + 5 * rank))
     assert agree(comm, snapshot(one.model))
@@ -144,7 +121,7 @@ def test_both_front_ends_repeat_decisions_with_the_same_bits(hvd, group, comm, t
     for first in ("horovod", "ddp"):
         path = str(comm.bcast(tmp_path) / first)
         for kind in (first, "ddp" if first == "horovod" else "horovod"):
-            one = FrontEnd(kind, mlp(), measured(**{"record" if kind == first else "decisions": path}), momentum=0.9)
+            one = Through(kind, mlp(), measured(**{"record" if kind == first else "decisions": path}), momentum=0.9)
             results.append(train(one.optimizer, one.replica, comm.Get_rank(), range(20)))
             comm.Barrier()  # rank 0 has written all decisions
         assert everywhere(comm, same(*results[-2:]))
@@ -171,7 +148,7 @@ def test_two_optimizers_in_one_program_choose_the_same_where_the_link_leaves_no_
     """They are constructed one after the other, and learn in turns, as those of a GAN do."""
     given = {"densities": (0.5, 0.05), "trial": 3, "trial_steps": 12, "bucket_bytes": None}
     rank, compression = comm.Get_rank(), measured(collective=collective, **given)
-    both = [FrontEnd(kind, mlp(), compression) for _ in range(2)]
+    both = [Through(kind, mlp(), compression) for _ in range(2)]
     for step in range(14):
         for one in both:
             train(one.optimizer, one.replica, rank, [step])

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import pytest
 import torch
-from checkpointing import Training
 from laws import everywhere
 from states import same
-from torch import nn
-from training import Given, agree, closure_of, embedding_loss, loss_of, means, mlp, near, sgd, snapshot, train, wrap
-from trainings import FRONT_ENDS, STEPS, WHOLE, constant, falling, plain, train_plain, train_through
+from training import Given, agree, loss_of, mlp, near, sgd, snapshot, train, wrap
+from trainings import WHOLE, constant
 
 import horovod_sparse as hvs
 from horovod_sparse.checkpoint import Checkpoints
@@ -21,98 +18,8 @@ from horovod_sparse.schedules import Constant
 pytestmark = pytest.mark.mpi
 
 
-DECAY, NESTEROV = {"weight_decay": 0.05}, {"nesterov": True, "masking": False, "fresh": 0.4}
-CASES = [
-    ("Horovod", {}, {}, {}),
-    ("Horovod", NESTEROV, DECAY, {}),
-    pytest.param("Horovod", {}, {**DECAY, "maximize": True}, {}, marks=pytest.mark.full),
-    pytest.param("DDP", NESTEROV, DECAY, {}, marks=pytest.mark.slow),
-    pytest.param("Horovod", {}, DECAY, {"backward_passes_per_step": 2}, marks=[pytest.mark.full, pytest.mark.slow]),
-    pytest.param("Horovod", {}, DECAY, {"groups": 2}, marks=[pytest.mark.full, pytest.mark.slow]),
-]
-
-
-@pytest.mark.parametrize(("front_end", "options", "settings", "wrapping"), CASES, ids=str)
-def test_at_density_1_the_memory_equals_momentum_sgd(hvd, group, comm, front_end, options, settings, wrapping):
-    """Whatever the learning rate does, for parameters of every size, on one rank, too, and with masking or without."""
-    passes, sign = wrapping.get("backward_passes_per_step", 1), -1 if "maximize" in settings else 1
-
-    def loss(model, rank, step):
-        for number in range(1, passes):
-            (sign * loss_of(model, rank, passes * step + number)).backward()
-        return sign * loss_of(model, rank, passes * step)
-
-    given = {"rate": lambda step: falling(step) / passes, "loss": loss}
-    expected = plain(comm, mlp(torch.float64), nesterov=options.get("nesterov", False), **given, **settings)
-    model = mlp(torch.float64)
-    compression = hvs.Compression.dgc(**WHOLE, **options)
-    replica, optimizer = FRONT_ENDS[front_end](model, compression, sgd(model, momentum=0, **settings), **wrapping)
-    train_through(comm, replica, optimizer, **given)
-    assert everywhere(comm, near(snapshot(model), expected))
-    assert agree(comm, snapshot(model))
-
-
 def decayed(model, **settings):
     return sgd(model, **{"lr": constant(0), "weight_decay": 0.05, **settings})
-
-
-def adam(model, **settings):
-    return torch.optim.Adam(model.parameters(), lr=constant(0), **settings)
-
-
-TAKEN_OVER = hvs.Compression.topka(memory="momentum", **WHOLE)
-KINDS = {
-    "of the compression": (hvs.Compression.dgc(**WHOLE), decayed, {"momentum": 0}),
-    "taken over": (TAKEN_OVER, decayed, {}),
-    "of Adam": (TAKEN_OVER, adam, {}),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("front_end", ["Horovod", pytest.param("DDP", marks=pytest.mark.full)])
-@pytest.mark.parametrize("fused", [False, pytest.param(True, marks=pytest.mark.full)], ids=["", "fused"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_changing_loss_scale_and_skipped_steps_have_no_effect(hvd, group, comm, front_end, fused, kind):
-    compression, make, settings = KINDS[kind]
-    model, ours, rank = mlp(torch.float64), mlp(torch.float64), comm.Get_rank()
-    train_plain(comm, model, make(model))
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    of_torch = make(ours, fused=fused, **settings)
-    replica, optimizer = FRONT_ENDS[front_end](ours, compression, of_torch, grad_scaler=scaler)
-    for step in range(STEPS):
-        for overflows in [True, False] if step % 7 == 3 else [False]:
-            optimizer.zero_grad()
-            loss = loss_of(replica, rank, step)
-            if overflows and rank == comm.Get_size() - 1:
-                loss = loss + (ours[4].weight * torch.inf).sum()
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update(2.0 ** (step % 11))
-    assert everywhere(comm, near(snapshot(ours), snapshot(model), 1e-7 if make is adam else 1e-9))
-
-
-def test_a_step_with_a_closure(hvd, group, comm):
-    for front_end in FRONT_ENDS.values():
-        expected, model = plain(comm, mlp(torch.float64), steps=9, weight_decay=0.05), mlp(torch.float64)
-        of_torch = sgd(model, lr=constant(0), momentum=0, weight_decay=0.05)
-        replica, optimizer = front_end(model, hvs.Compression.dgc(**WHOLE), of_torch)
-        for step in range(9):
-            optimizer.step(closure_of(optimizer, replica, comm.Get_rank(), step))
-        assert everywhere(comm, near(snapshot(model), expected))
-
-
-def test_embeddings_with_sparse_gradients(hvd, comm):
-    """These travel whole, by Horovod."""
-    results = []
-    for replaced in (False, True):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Embedding(30, 12, sparse=True), nn.Linear(12, 4))
-        if replaced:
-            optimizer = wrap(model, hvs.Compression.dgc(**WHOLE), sgd(model, momentum=0))
-        else:
-            optimizer = hvd.DistributedOptimizer(sgd(model), named_parameters=model.named_parameters())
-        results.append(train(optimizer, model, comm.Get_rank(), range(9), embedding_loss))
-    assert everywhere(comm, near(*results, 1e-5))
 
 
 def test_the_momentum_of_an_adaptive_optimizer(hvd, comm):
@@ -149,31 +56,6 @@ def test_momentum_that_the_optimizer_gets_later_is_refused(hvd, comm):
 
 
 # --- the state ---
-
-
-@pytest.mark.parametrize(
-    ("spec", "momentum"),
-    [
-        ("dgc:density=0.05,nesterov=True", 0.0),
-        ("dgc:density=1.0", 0.0),
-        ("topka:density=0.05,memory=momentum", 0.9),
-        pytest.param("topka:density=1.0,memory=momentum", 0.9, marks=pytest.mark.full),
-    ],
-)
-def test_a_resumed_run_is_bitwise_identical_to_an_uninterrupted_one(hvd, comm, tmp_path, spec, momentum):
-    rank, checkpoints = comm.Get_rank(), Checkpoints(comm.bcast(tmp_path) / "checkpoints")
-
-    def made():
-        training = Training(spec, rank, momentum, amp=True)
-        training.optimizer.param_groups[0]["weight_decay"] = 0.05
-        return training
-
-    run = made().train(4)
-    checkpoints.save(4, **run.states, data={"losses": run.losses})
-    run.train(3)
-    resumed = made()
-    resumed.losses = checkpoints.load(**resumed.states).data["losses"]
-    assert everywhere(comm, same(run.bits(), resumed.train(3).bits()))
 
 
 def test_the_momentum_is_broadcast_with_the_optimizers_state(hvd, comm):
@@ -218,25 +100,6 @@ def test_momentum_continues_with_another_world_size(hvd, comm, tmp_path):
 
 
 # --- clipping ---
-
-
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
-@pytest.mark.parametrize("scale", [1.0, 65536.0])
-def test_each_rank_clips_its_complete_gradient(hvd, group, comm, front_end, scale):
-    """Over several buckets, small parameters and others, to the threshold by sqrt(P), whatever the loss scale."""
-    rank, most = comm.Get_rank(), 0.5
-    model, scaler = mlp(torch.float64), torch.amp.GradScaler("cpu", init_scale=scale, enabled=scale != 1)
-    own = torch.autograd.grad(loss_of(model, rank, 0), list(model.parameters()))
-    norm = math.sqrt(sum(gradient.square().sum().item() for gradient in own))
-    factor = min(1.0, most / math.sqrt(comm.Get_size()) / norm)
-    assert everywhere(comm, factor < 1)
-    before = snapshot(model)
-    compression = hvs.Compression.dgc(**WHOLE, max_norm=most)
-    replica, optimizer = FRONT_ENDS[front_end](model, compression, sgd(model, lr=1.0, momentum=0), grad_scaler=scaler)
-    scaler.scale(loss_of(replica, rank, 0)).backward()
-    scaler.step(optimizer)
-    moved = [old - p for old, p in zip(before, snapshot(model), strict=True)]
-    assert everywhere(comm, near(moved, means(comm, [factor * one for one in own])))
 
 
 def test_a_nonfinite_gradient_is_not_clipped_and_changes_no_state(hvd, comm):

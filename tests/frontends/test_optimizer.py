@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 
 import pytest
 import torch
-from laws import everywhere, same_bits
+from laws import everywhere
 from states import same
 from torch import nn
 from training import (
-    Branches,
     agree,
     assert_parity,
     averages,
@@ -86,42 +84,6 @@ def test_adam_without_named_parameters(wrapper, rank):
     return train(wrapper(torch.optim.Adam(model.parameters(), lr=0.01)), model, rank)
 
 
-@parity
-def test_param_groups_with_learning_rates_of_their_own(wrapper, rank):
-    model = mlp()
-    groups = [{"params": model[0].parameters(), "lr": 0.3}, {"params": [*model[2].parameters()], "nesterov": True}]
-    groups += [{"params": model[4].parameters(), "lr": 0.01, "weight_decay": 1e-3}]
-    optimizer = wrapper(torch.optim.SGD(groups, lr=0.1, momentum=0.9), named_parameters=model.named_parameters())
-    return train(optimizer, model, rank)
-
-
-@parity
-def test_backward_passes_per_step_and_a_step_before_all_are_done(wrapper, rank):
-    model = mlp()
-    optimizer = wrapped(wrapper, model, backward_passes_per_step=2)
-    for step in range(5):
-        if step % 2 == 0:
-            optimizer.zero_grad()
-        (loss_of(model, rank, step) / 2).backward()
-        if step % 2 or step == 4:
-            optimizer.step()
-    return snapshot(model)
-
-
-@parity
-def test_clipping_between_synchronize_and_step(wrapper, rank):
-    model = mlp()
-    optimizer = wrapped(wrapper, model)
-    for step in range(3):
-        optimizer.zero_grad()
-        loss_of(model, rank, step).backward()
-        optimizer.synchronize()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-        with optimizer.skip_synchronize():
-            optimizer.step()
-    return snapshot(model)
-
-
 def test_step_after_synchronize_warns_and_exchanges_once(hvd, comm):
     model = mlp()
     optimizer = wrap(model)
@@ -153,24 +115,6 @@ def test_a_rank_without_backward_after_a_skipped_step_still_takes_part(hvd, comm
         assert everywhere(comm, near([p.grad for p in model.parameters()], expected))
 
 
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_zero_grad(hvd, comm, set_to_none):
-    def scenario(wrapper, rank):
-        model = mlp()
-        optimizer = wrapped(wrapper, model)
-        for step in range(3):
-            if wrapper is hvd.DistributedOptimizer:
-                model.zero_grad(set_to_none=set_to_none)  # Horovod's own takes no argument
-            else:
-                optimizer.zero_grad(set_to_none=set_to_none)
-                assert all((p.grad is None) == set_to_none for p in model.parameters()) or step == 0
-            loss_of(model, rank, step).backward()
-            optimizer.step()
-        return snapshot(model)
-
-    assert_parity(hvd, comm, scenario)
-
-
 def test_zero_grad_of_the_wrapped_optimizer_decides(hvd, comm):
     """One without arguments, which sets gradients to zero."""
 
@@ -196,63 +140,6 @@ def test_zero_grad_during_an_exchange_is_refused(hvd, comm):
     optimizer.zero_grad()
 
 
-BRANCHES = {
-    "none on some ranks": lambda rank, step: ("left", "right", "left right")[(rank + step) % 3],
-    "none on any rank": lambda rank, step: "left",
-    "another order on every rank": lambda rank, step: "left right" if (rank + step) % 2 else "right left",
-}
-
-
-@pytest.mark.parametrize("name", BRANCHES)
-def test_gradients_of_parameters(hvd, comm, name):
-    def loss(model, rank, step):
-        return model(batch(rank, step)[0], BRANCHES[name](rank, step))
-
-    def scenario(wrapper, rank):
-        model = Branches()
-        return train(wrapped(wrapper, model), model, rank, range(4), loss)
-
-    assert_parity(hvd, comm, scenario)
-
-
-@parity
-def test_ranks_that_list_their_parameters_in_another_order(wrapper, rank):
-    """All exchange them in rank 0's order."""
-    model = mlp()
-    named = list(model.named_parameters())[:: -1 if rank % 2 else 1]
-    optimizer = wrapper(torch.optim.SGD([p for _, p in named], lr=0.1), named_parameters=named)
-    return train(optimizer, model, rank)
-
-
-@parity
-def test_freezing_and_unfreezing(wrapper, rank):
-    model = mlp()
-    optimizer = wrapped(wrapper, model)
-    for step in range(4):
-        for p in model[step % 3 * 2].parameters():
-            p.requires_grad_(False)
-        train(optimizer, model, rank, [step])
-        for p in model.parameters():
-            p.requires_grad_(True)
-    return snapshot(model)
-
-
-@parity
-def test_two_optimizers_in_one_program(wrapper, rank):
-    """A GAN: each optimizer's parameters get gradients in the other's step, too."""
-    generator, critic = mlp(), nn.Linear(4, 1)
-    nn.init.constant_(critic.weight, 0.3)
-    nn.init.zeros_(critic.bias)
-    optimizers = [wrapped(wrapper, model) for model in (generator, critic)]
-    for step, (number, optimizer) in itertools.product(range(3), enumerate(optimizers)):
-        for model, learns in ((generator, number == 0), (critic, number == 1)):
-            model.zero_grad()
-            model.requires_grad_(learns)
-        critic(generator(batch(rank, step)[0])).square().mean().backward()
-        optimizer.step()
-    return snapshot(generator, critic)
-
-
 @parity
 def test_two_optimizers_that_exchange_at_the_same_time(wrapper, rank):
     first, second = mlp(), mlp()
@@ -271,14 +158,6 @@ def test_two_optimizers_that_exchange_at_the_same_time(wrapper, rank):
     return snapshot(first, second)
 
 
-@parity
-def test_a_parameter_shared_by_two_modules(wrapper, rank):
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(12, 12, bias=False), nn.Tanh(), nn.Linear(12, 12), nn.Linear(12, 4))
-    model[2].weight = model[0].weight
-    return train(wrapped(wrapper, model), model, rank)
-
-
 class Embedded(nn.Module):
     """An embedding with sparse gradients below a dense layer."""
 
@@ -294,14 +173,11 @@ class Embedded(nn.Module):
         return self.head(self.words((x[:, 0].abs() * 10).long().clamp(max=49)))
 
 
-@pytest.mark.parametrize("sparse_as_dense", [False, True])
-def test_embeddings_with_sparse_gradients(hvd, comm, sparse_as_dense):
-    def scenario(wrapper, rank):
-        model = Embedded()
-        arguments = {"named_parameters": model.named_parameters(), "sparse_as_dense": sparse_as_dense}
-        return train(wrapper(sgd(model, momentum=0), **arguments), model, rank)
-
-    assert_parity(hvd, comm, scenario)
+@parity
+def test_embeddings_with_sparse_gradients_that_are_exchanged_as_dense(wrapper, rank):
+    model = Embedded()
+    optimizer = wrapper(sgd(model, momentum=0), named_parameters=model.named_parameters(), sparse_as_dense=True)
+    return train(optimizer, model, rank)
 
 
 def test_an_embedding_unused_on_some_ranks_after_the_first_step(hvd, comm):
@@ -343,29 +219,13 @@ def test_num_groups_warns(hvd, comm):
     train(optimizer, model, comm.Get_rank(), steps=[0])
 
 
-@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float16, 2e-2), (torch.float64, 1e-12)], ids=str)
-def test_precisions(hvd, comm, dtype, rtol):
-    def scenario(wrapper, rank):
-        model = mlp(dtype)
-        return train(wrapped(wrapper, model), model, rank)
-
-    assert_parity(hvd, comm, scenario, rtol=rtol, atol=rtol)
-
-
 @pytest.mark.parametrize("used", [True, False])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_an_empty_parameter_has_nothing_to_exchange(hvd, comm, dtype, used):
+def test_an_empty_parameter_may_have_a_dtype_that_horovod_does_not_know(hvd, comm, used):
     model = mlp()
-    empty = nn.Parameter(torch.empty(0, 3, dtype=dtype))
+    empty = nn.Parameter(torch.empty(0, 3, dtype=torch.bfloat16))
     model[2].register_parameter("empty", empty)
-
-    def loss(*at):
-        return loss_of(*at) + (empty.sum().float() if used else 0)
-
-    train(wrap(model, EVERYTHING), model, comm.Get_rank(), loss=loss)
-    if used or comm.Get_size() > 1:
-        assert everywhere(comm, empty.grad.shape == (0, 3) and empty.grad.dtype == dtype)
-    assert same_bits(comm, model[0].weight.detach().numpy())
+    train(wrap(model, EVERYTHING), model, comm.Get_rank(), loss=lambda *at: loss_of(*at) + used * empty.sum().float())
+    assert everywhere(comm, comm.Get_size() == 1 or (empty.grad.shape == (0, 3) and empty.grad.dtype == torch.bfloat16))
 
 
 def test_bfloat16_gradients_are_averaged_in_float32(hvd, comm):
@@ -443,20 +303,6 @@ def test_process_sets(hvd, comm):
     for process_set in sets:
         if process_set is not hvd.global_process_set:
             hvd.remove_process_set(process_set)
-
-
-@parity
-def test_load_state_dict(wrapper, rank):
-    model = mlp()
-    optimizer = wrapped(wrapper, model)
-    saved = train(optimizer, model, rank, range(2))
-    state = optimizer.state_dict()
-    train(optimizer, model, rank, range(2))
-    with torch.no_grad():
-        for p, old in zip(model.parameters(), saved, strict=True):
-            p.copy_(old)
-    optimizer.load_state_dict(state)
-    return train(optimizer, model, rank, range(2))
 
 
 def test_horovods_own_compressors_give_horovods_own_optimizer(hvd, comm):

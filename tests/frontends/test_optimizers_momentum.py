@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import logging
-from contextlib import nullcontext
 
 import pytest
 import torch
 from laws import everywhere
 from states import same
 from torch import nn
-from training import Branches, Given, agree, batch, closure_of, loss_of, means, mlp, near, sgd, snapshot, train, wrap
+from training import Given, agree, closure_of, loss_of, mlp, near, sgd, snapshot, train, wrap
 from trainings import FRONT_ENDS, WHOLE, falling, train_plain, train_through
 
 import horovod_sparse as hvs
@@ -94,70 +93,6 @@ if hasattr(torch.optim, "Muon"):  # since torch 2.9
         assert agree(comm, results[1])
 
 
-MAKES = [
-    pytest.param(sgd, {"nesterov": True, **COUPLED}, id="SGD"),
-    pytest.param(adam, COUPLED, id="Adam", marks=pytest.mark.full),
-    pytest.param(adamw, {}, id="AdamW", marks=pytest.mark.full),
-]
-
-
-def averaged(comm, model):
-    """Replace the gradients by their means, as a dense exchange does."""
-    learning = [p for p in model.parameters() if p.grad is not None]
-    for p, mean in zip(learning, means(comm, [p.grad for p in learning]), strict=True):
-        p.grad = mean
-
-
-def clipped(comm, front_end, make, settings):
-    """Return norms that a script sees which clips the exchanged gradient, and what it has trained."""
-    model, rank, norms = mlp(torch.float64), comm.Get_rank(), []
-    replica, optimizer = model, make(model, **{"lr": 0.01, **settings})
-    if front_end is not None:
-        replica, optimizer = FRONT_ENDS[front_end](model, EVERYTHING, optimizer)
-    for step in range(60):
-        closure_of(optimizer, replica, rank, step)()
-        if front_end is None:
-            averaged(comm, model)
-        elif front_end == "Horovod":
-            optimizer.synchronize()
-        norms.append(nn.utils.clip_grad_norm_(model.parameters(), 0.6))
-        with optimizer.skip_synchronize() if front_end == "Horovod" else nullcontext():
-            optimizer.step()
-    return [torch.stack(norms), *snapshot(model)]
-
-
-@pytest.mark.parametrize(("make", "settings"), MAKES)
-def test_at_density_1_clipping_is_that_of_torch(hvd, group, comm, make, settings):
-    expected = clipped(comm, None, make, settings)
-    assert everywhere(comm, (expected[0] > 0.6).any() and (expected[0] < 0.6).any())
-    for front_end in FRONT_ENDS:
-        assert everywhere(comm, near(clipped(comm, front_end, make, settings), expected, 1e-8))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("make", "settings"), MAKES)
-@pytest.mark.parametrize("front_end", FRONT_ENDS)
-def test_at_density_1_parameters_that_are_frozen_for_some_steps(hvd, group, comm, front_end, make, settings):
-    """With DDP they stand still. Horovod gives them gradients of zero, so that momentum and decay go on."""
-    model, ours, rank = mlp(torch.float64), mlp(torch.float64), comm.Get_rank()
-    optimizer = make(model, **{"lr": 0.01, **settings})
-    arguments = {} if front_end == "Horovod" else {"find_unused_parameters": True}
-    of_torch = make(ours, **{"lr": 0.01, **settings})
-    replica, wrapped = FRONT_ENDS[front_end](ours, EVERYTHING, of_torch, **arguments)
-    for step in range(40):
-        for one in (model, ours):
-            for p in (one[0].weight, one[4].bias):
-                p.requires_grad_(not 10 <= step < 20)
-        closure_of(optimizer, model, rank, step)()
-        averaged(comm, model)
-        for p in model.parameters():
-            if p.grad is None and front_end == "Horovod":
-                p.grad = torch.zeros_like(p)
-        optimizer.step()
-        train(wrapped, replica, rank, [step])
-    assert everywhere(comm, near(snapshot(ours), snapshot(model), 1e-8))
-
-
 def test_the_optimizers_settings_are_restored_after_each_step(hvd, comm, caplog):
     """Between steps, in a step's closure, and after a step that failed; OneCycleLR finds and changes them."""
     model, rank, seen = mlp(), comm.Get_rank(), []
@@ -183,41 +118,6 @@ def test_the_optimizers_settings_are_restored_after_each_step(hvd, comm, caplog)
     optimizer.param_groups[0]["lr"] = 0.1
     optimizer.step(closure)
     assert everywhere(comm, optimizer.param_groups[0]["momentum"] == seen[-1])
-
-
-@pytest.mark.parametrize("make", [sgd, pytest.param(adamw, marks=pytest.mark.full)])
-def test_below_density_1_every_rank_ends_with_the_same_bits(hvd, group, comm, make):
-    """Through both front ends, by one algorithm: auto measures, and may choose another one for each."""
-    settings = {"density": 0.05, "dense_below": 100, "bucket_bytes": 1200}
-    sparse, results = hvs.Compression.recommended(collective="topka", **settings), []
-    for front_end in FRONT_ENDS.values():
-        model = mlp()
-        replica, optimizer = front_end(model, sparse, make(model, weight_decay=0.05))
-        train_through(comm, replica, optimizer, steps=30, change=cycled)
-        results.append(snapshot(model))
-        assert agree(comm, results[-1])
-    assert everywhere(comm, comm.Get_size() == 1 or same(*results))
-    assert everywhere(comm, not near(results[0], snapshot(mlp()), 1e-3))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("make", "settings"), MAKES)
-def test_at_density_1_with_ddp_ranks_may_use_different_parameters(group, comm, make, settings):
-    rank, results = comm.Get_rank(), []
-    uses = ("left", "left right", "right")
-    for compression in (None, EVERYTHING):
-        model = Branches().double()
-        optimizer = make(model, **{"lr": 0.01, **settings})
-        replica = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
-        if compression is not None:
-            replica.register_comm_hook(hvs.ddp.SparseState(compression, optimizer), hvs.ddp.sparse_hook)
-        for step in range(40):
-            optimizer.zero_grad()
-            use = uses[(rank + step) % 3] if step % 4 else "left"  # now and then nobody uses one
-            replica(batch(rank, step, torch.float64)[0], use).backward()
-            optimizer.step()
-        results.append(snapshot(model))
-    assert everywhere(comm, near(*results, 1e-8))
 
 
 # --- the state ---

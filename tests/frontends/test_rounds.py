@@ -13,7 +13,6 @@ from laws import everywhere, examples
 from states import same
 from training import (
     MEAN,
-    Branches,
     Given,
     agree,
     conserved,
@@ -124,18 +123,6 @@ def test_parameters_are_identical_after_a_round_and_differ_within(hvd, comm, spe
         assert everywhere(comm, optimizer.local_step == 0)
         assert agree(comm, snapshot(model))
         assert everywhere(comm, not same(snapshot(model), start))
-
-
-def test_ranks_may_use_other_parts_of_the_model(hvd, comm):
-    """A parameter without a gradient has not moved; what others have moved arrives."""
-    rank, model = comm.Get_rank(), Branches()
-    optimizer = wrap_local(model, EVERYTHING)
-    start = snapshot(model)
-    part = "left" if rank == 0 else "right"
-    train(optimizer, model, rank, range(4), lambda *_: model(torch.ones(2, 12), part))
-    assert agree(comm, snapshot(model))
-    moved = [not torch.equal(one, other) for one, other in zip(start, model.parameters(), strict=True)]
-    assert everywhere(comm, moved == ([True] * 4 if comm.Get_size() > 1 else [True, True, False, False]))
 
 
 @pytest.mark.parametrize("where", ["on all ranks", "on rank 0"])

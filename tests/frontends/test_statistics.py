@@ -10,8 +10,8 @@ import pytest
 import torch
 from laws import everywhere
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from training import Given, loss_of, mlp, settings, sgd, train, wrap
+from trainings import Through
 
 import horovod_sparse as hvs
 
@@ -22,23 +22,6 @@ def total(statistics):
     return {key.removeprefix("total/"): value for key, value in statistics.items() if key.startswith("total/")}
 
 
-class FrontEnd:
-    """Horovod's or DDP's, around the same model and settings."""
-
-    def __init__(self, kind, model, compression):
-        self.model, self.optimizer = model, sgd(model, momentum=0)
-        if kind == "horovod":
-            self.optimizer = self.state = wrap(model, compression, self.optimizer)
-            self.replica = model
-        else:
-            self.state = hvs.ddp.SparseState(compression, self.optimizer)
-            self.replica = DistributedDataParallel(model, bucket_cap_mb=0.001)
-            self.replica.register_comm_hook(self.state, hvs.ddp.sparse_hook)
-
-    def train(self, rank, steps):
-        return train(self.optimizer, self.replica, rank, steps)
-
-
 either = pytest.mark.parametrize("front_end", ["horovod", "ddp"])
 
 
@@ -46,7 +29,7 @@ either = pytest.mark.parametrize("front_end", ["horovod", "ddp"])
 @pytest.mark.parametrize("spec", ["topka", "oktopk:tau_threshold=4", "auto"])
 def test_sums_are_those_of_the_counters_and_reported_once(hvd, group, comm, front_end, spec):
     given = ",".join(f"{name}={value}" for name, value in settings().items())
-    one = FrontEnd(front_end, mlp(), hvs.parse(f"{spec}{',' if ':' in spec else ':'}{given}"))
+    one = Through(front_end, mlp(), hvs.parse(f"{spec}{',' if ':' in spec else ':'}{given}"))
     rank, sent, received = comm.Get_rank(), 0, 0
     for steps in (range(6), range(6, 9)):
         one.train(rank, steps)
@@ -86,7 +69,7 @@ def test_entries_and_densities_are_those_of_the_step(comm, hvd):
 def test_norms_are_taken_in_the_step_after_the_call_and_change_no_bit(hvd, group, comm, front_end):
     rank = comm.Get_rank()
     compression = hvs.Compression.topka(**settings(dense_below=50))
-    plain, watched = FrontEnd(front_end, mlp(), compression), FrontEnd(front_end, mlp(), compression)
+    plain, watched = Through(front_end, mlp(), compression), Through(front_end, mlp(), compression)
     for step in range(5):
         same = zip(plain.train(rank, [step]), watched.train(rank, [step]), strict=True)
         assert everywhere(comm, all(torch.equal(one, other) for one, other in same))
@@ -149,7 +132,7 @@ def test_a_step_whose_gradients_are_not_finite_is_counted_and_not_measured(comm,
 @either
 def test_exchange_time_is_hidden_until_the_last_gradient_is_available(hvd, group, comm, front_end):
     """The times add up to that of the stages, and what little lies between these."""
-    one = FrontEnd(front_end, mlp(), hvs.Compression.topka(**settings()))
+    one = Through(front_end, mlp(), hvs.Compression.topka(**settings()))
     one.train(comm.Get_rank(), range(5))
     here = total(one.state.statistics())
     stages = sum(here.get(f"seconds_{stage}", 0) for stage in ("select", "agree", "exchange", "apply"))

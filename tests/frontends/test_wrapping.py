@@ -19,60 +19,6 @@ pytestmark = [pytest.mark.mpi, pytest.mark.parametrize("front_end", ["Horovod", 
 SPARSE = hvs.Compression.topka(**settings())
 
 
-class Centralized(torch.optim.SGD):
-    """Has an option that is no key of the param groups, and an argument without a default."""
-
-    def __init__(self, params, lr, rank, centralize=True):
-        super().__init__(params, lr)
-        self.rank, self.centralize, self.made = rank, centralize, self
-
-    def tell(self):
-        return self.rank
-
-
-def test_attributes(hvd, group, comm, front_end):
-    def make(parameters):
-        optimizer = Centralized(parameters, 0.1, rank=8, centralize=False)
-        optimizer.note = ["set by hand"]
-        optimizer.defaults["other"] = 3
-        optimizer.param_groups[0]["layer"] = "all"
-        optimizer.told = types.MethodType(lambda self: self.rank, optimizer)
-        made.append(optimizer)
-        return optimizer
-
-    made = []
-    _, optimizer, _ = start(front_end, mlp(), make, SPARSE)
-    optimizer.rank = 9
-    assert (optimizer.centralize, optimizer.tell(), optimizer.told(), made[0].told()) == (False, 9, 9, 8)
-    assert optimizer.note is made[0].note
-    assert optimizer.defaults["other"] == 3
-    assert optimizer.param_groups[0]["layer"] == "all"
-    assert optimizer.param_groups[0] is made[0].param_groups[0]
-
-
-def test_hooks(hvd, group, comm, front_end):
-    called = []
-
-    def make(parameters):
-        optimizer = torch.optim.SGD(parameters, 0.1)
-        for name in HOOKS:
-            getattr(optimizer, f"register_{name}_hook")(lambda *_, name=name: called.append(name))
-        made.append(optimizer)
-        return optimizer
-
-    made = []
-    model = mlp()
-    _, optimizer, _ = start(front_end, model, make, SPARSE)
-    train(optimizer, model, comm.Get_rank(), [0])
-    optimizer.load_state_dict(optimizer.state_dict())
-    assert called == HOOKS
-    assert not made[0]._optimizer_state_dict_pre_hooks.keys() - optimizer._optimizer_state_dict_pre_hooks.keys()
-    assert len(made[0]._optimizer_step_post_hooks) == 1  # not those of the front end
-
-
-HOOKS = ["step_pre", "step_post", "state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"]
-
-
 def test_a_scheduler_of_the_plain_optimizer_sets_the_rate(hvd, group, comm, front_end, recwarn):
     schedulers = []
 
@@ -82,7 +28,7 @@ def test_a_scheduler_of_the_plain_optimizer_sets_the_rate(hvd, group, comm, fron
         return optimizer
 
     model = mlp()
-    _, optimizer, _ = start(front_end, model, make, SPARSE)
+    optimizer = start(front_end, model, make, SPARSE).optimizer
     train(optimizer, model, comm.Get_rank(), [0])
     schedulers[0].step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05)
@@ -98,7 +44,7 @@ def test_a_step_that_was_replaced_on_the_instance_is_reported(hvd, group, comm, 
     model = mlp()
     before = snapshot(model)
     with pytest.warns(UserWarning, match="the wrapped optimizer has its own step, hiding what SGD has"):
-        _, optimizer, _ = start(front_end, model, make, SPARSE)
+        optimizer = start(front_end, model, make, SPARSE).optimizer
     train(optimizer, model, comm.Get_rank(), [0])
     assert everywhere(comm, not same(snapshot(model), before))
 
@@ -120,7 +66,7 @@ def test_what_the_front_end_hides_is_reported(hvd, group, comm, front_end):
     model = mlp()
     hidden = "_exchange, set_epoch, statistics, traffic"
     with pytest.warns(UserWarning, match=f"the wrapped optimizer has its own {hidden}, hiding what Averaging"):
-        _, optimizer, _ = start(front_end, model, make, SPARSE)
+        optimizer = start(front_end, model, make, SPARSE).optimizer
     optimizer.set_epoch(3)
     train(optimizer, model, comm.Get_rank(), [0])
     assert everywhere(comm, bool(optimizer.statistics()) == (comm.Get_size() > 1))
@@ -141,7 +87,7 @@ def test_what_is_added_later_is_not_added_to_the_plain_optimizer(hvd, group, com
         return made[0]
 
     model = mlp()
-    _, optimizer, _ = start(front_end, model, make, hvs.Compression.topka(memory="residual", **settings()))
+    optimizer = start(front_end, model, make, hvs.Compression.topka(memory="residual", **settings())).optimizer
     train(optimizer, model, comm.Get_rank(), [0])
     optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3), requires_grad=False)]})
     assert not made[0].state
@@ -158,7 +104,7 @@ def test_state_of_steps_before_is_kept(hvd, group, comm, front_end):
         return optimizer
 
     model = mlp()
-    _, optimizer, _ = start(front_end, model, make, hvs.Compression.topka(memory="residual", **settings()))
+    optimizer = start(front_end, model, make, hvs.Compression.topka(memory="residual", **settings())).optimizer
     kept = [optimizer.state[p]["momentum_buffer"] for p in model.parameters()]
     assert all(one is other for one, other in zip(kept, momentum, strict=True))
 
@@ -177,7 +123,7 @@ def test_an_optimizer_that_holds_another_one(hvd, group, comm, front_end):
     model, results = mlp(), []
     for make in (lambda ps: torch.optim.SGD(ps, 0.1), lambda ps: Holding(torch.optim.SGD(ps, 0.1), 2)):
         model = mlp()
-        _, optimizer, _ = start(front_end, model, make, SPARSE)
+        optimizer = start(front_end, model, make, SPARSE).optimizer
         for step in range(3):
             optimizer.zero_grad()
             loss_of(model, comm.Get_rank(), step).backward()

@@ -17,6 +17,7 @@ from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
 from horovod_sparse.engine.device import device_of
 from horovod_sparse.engine.exchange import require_state
+from horovod_sparse.engine.worker import Worker
 from horovod_sparse.frontends.arguments import (
     agree_on,
     check_devices,
@@ -148,6 +149,8 @@ class SparseState(ExchangingGradients):
         self._residual_unit = residual_unit
         self._stall = (stall_timeout, stall_abort)
         self._loaded: Mapping[str, Any] | None = None  # state to load once the buckets exist
+        self._begun = False  # whether a hook of a parameter has run in this backward pass
+        self._joined = False  # whether none had in the last pass that was exchanged: DDP's join() took part in it
         # First step: parameters without a bucket so far, with their gradients.
         self._unplaced: list[tuple[torch.Tensor, torch.Tensor, _Delivery]] = []
         # First step: parameters of the model, until the optimizers have been compared with them.
@@ -208,10 +211,10 @@ class SparseState(ExchangingGradients):
                 self._unchecked = None
         if bucket.index() == 0:
             exchange.require_groups()
-        if bucket.index() == 0 and exchange.worker.collecting:
-            joined = exchange.worker.complete  # no hook of a parameter has run: DDP's join() takes part in this pass
-            exchange.worker.finish()
-            if joined:
+            if exchange.worker.collecting:
+                self._finish(exchange.worker)
+            self._joined = bool(exchange.worker.buckets) and not self._begun
+            if self._joined:
                 exchange.worker.confirm()
         buffer = bucket.buffer()
         if exchange.ranks == 1 or buffer.is_sparse or not buffer.is_floating_point():
@@ -219,15 +222,23 @@ class SparseState(ExchangingGradients):
         else:
             future = self._submit(exchange, bucket)
         if bucket.is_last():
+            self._begun = False
             self._place(exchange)
         return future
 
     def _backward_begins(self) -> None:
         """Settle what became of the last exchange, before a backward pass changes gradients."""
         assert self._exchange is not None
+        self._begun = True
         if self._exchange.worker.complete:
-            self._exchange.worker.finish()
+            self._finish(self._exchange.worker)
         begin_backward(self._exchange)
+
+    def _finish(self, worker: Worker) -> None:
+        """Finish the last pass, which is applied elsewhere if DDP's join() took part in it."""
+        worker.finish()
+        if self._joined:
+            worker.confirm()
 
     def _submit(self, exchange: GradientExchange, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         delivery = _Delivery(bucket.buffer(), exchange)
@@ -347,7 +358,7 @@ class SparseState(ExchangingGradients):
 
     def _between_steps(self) -> GradientExchange | None:
         if self._exchange is not None and self._exchange.worker.collecting:
-            self._exchange.worker.finish()
+            self._finish(self._exchange.worker)
         return self._exchange
 
     def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
