@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from front_ends import GRADIENTS, start
+from front_ends import start
 from laws import everywhere
 from sharding import full
 from states import same
@@ -19,6 +19,7 @@ import horovod_sparse as hvs
 
 pytestmark = pytest.mark.mpi
 
+GRADIENTS = ("Horovod", "DDP", "FSDP")
 TOPKA = hvs.Compression.topka(**settings())
 RECOMMENDED = hvs.Compression.recommended(collective="topka", **settings())
 
@@ -33,7 +34,8 @@ class Script:
     def __init__(self, comm, front_end, compression, make=sgd, **more):
         self.rank, self.front_end, self.inner = comm.Get_rank(), front_end, mlp()
         made = start(front_end, self.inner, make, compression, **more)
-        self.model, self.optimizer, self.exchange = made
+        self.model, self.optimizer = made.model, made.optimizer
+        self.exchange = next(iter(made.exchanges), None)
         self.parameters = list(self.inner.parameters())
 
     def loss(self, step):
