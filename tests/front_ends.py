@@ -584,7 +584,7 @@ FRONT_ENDS = {"Horovod": Horovod, "DDP": DDP, "FSDP2": FSDP2, "local": Local, "a
 def start(
     name: str,
     model: nn.Module,
-    make: Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer],
+    make: Callable[[Iterable[torch.Tensor]], torch.optim.Optimizer | list[torch.optim.Optimizer]],
     compression: Any,
     **more: Any,
 ) -> Training:
@@ -599,5 +599,10 @@ def start(
         front_end = {"stock": DDP, **FRONT_ENDS}[name](None)
         more |= {"bucket_mb": 25} if isinstance(front_end, DDP) else {}  # torch.compile refuses less
     return front_end.training(
-        compression, make=lambda model, _: [make(model.parameters())], model=lambda: model, **more
+        compression, make=lambda model, _: listed(make(model.parameters())), model=lambda: model, **more
     )
+
+
+def listed(optimizers: Any) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that a function returned, one or a list."""
+    return optimizers if isinstance(optimizers, list) else [optimizers]

@@ -34,7 +34,7 @@ class Script:
     def __init__(self, comm, front_end, compression, make=sgd, **more):
         self.rank, self.front_end, self.inner = comm.Get_rank(), front_end, mlp()
         made = start(front_end, self.inner, make, compression, **more)
-        self.model, self.optimizer = made.model, made.optimizer
+        self.model, self.optimizer = made.model, made.optimizers[0]
         self.exchange = next(iter(made.exchanges), None)
         self.parameters = list(self.inner.parameters())
 
