@@ -11,7 +11,7 @@ from horovod_sparse.transport.base import Transport
 
 
 class Facts(NamedTuple):
-    """What a rank knows about a step, or the sums over the ranks.
+    """Facts of a rank about a step, or their sums over the ranks.
 
     Attributes:
         working: Number of ranks with a backward pass.

@@ -1,4 +1,4 @@
-"""What a pipeline with a selection remembers between two steps, and its state for checkpoints."""
+"""State of a pipeline with a selection between two steps, also for checkpoints."""
 
 from __future__ import annotations
 

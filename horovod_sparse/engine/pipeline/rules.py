@@ -45,7 +45,7 @@ class Plan(NamedTuple):
 
 @dataclass(slots=True)
 class Selection:
-    """What a step sends, and the memory that it was taken from.
+    """Entries that a step sends, and the memory that they were taken from.
 
     Attributes:
         step: The step.
