@@ -139,7 +139,7 @@ class Momentum:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What the front end knows about a step of a param group, equal on every rank except for ``idle`` and ``exposed``.
+    """Settings of a step that a front end knows, equal on every rank except for ``idle`` and ``exposed``.
 
     Attributes:
         learning_rate: Learning rate of the bucket's param group.

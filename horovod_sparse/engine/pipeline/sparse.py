@@ -25,7 +25,7 @@ _SAMPLE = 64  # entries
 
 
 class _Given(NamedTuple):
-    """What a step gets.
+    """Input of a step.
 
     Attributes:
         gradients: Gradients of this rank.
