@@ -34,8 +34,6 @@ marked = $(sort $(shell grep -rl --include='test_*.py' 'mark\.$(1)' $(2)))
 LAWS = $(call marked,law,--exclude-dir=cuda tests)
 UNDER_MPIRUN = $(call marked,mpi,tests)
 FRONT_ENDS = $(patsubst %,tests/frontends/test_%.py,ddp fsdp optimizer scripts situations)
-# Front ends that torchrun can start, too.
-HOOKS = $(patsubst %,tests/frontends/test_%.py,ddp situations)
 # Tests of the transport over torch.distributed.
 OF_TORCH = $(addprefix tests/transport/test_,base.py doubling.py nodes.py in_process.py torch_distributed.py)
 # Each file runs in one process, so that its fixtures are created once. (loadgroup of pytest-xdist 3.8 has no effect
@@ -108,7 +106,7 @@ test-laws: $(TOOLS)  ## test transport and collectives on threads, at world size
 
 test-mpi: $(TOOLS)  ## run the tests under mpirun, and DDP under torchrun; the transports, with device arrays, at 3 ranks
 	$(MPITEST) --ranks 3 -- -m '(mpi or law) and $(QUICK)' tests/transport
-	$(MPITEST) --torchrun --ranks 3 -- -m '(mpi or law) and $(QUICK)' $(OF_TORCH) $(HOOKS)
+	$(MPITEST) --torchrun --ranks 3 -- -m '(mpi or law) and $(QUICK)' $(OF_TORCH) tests/frontends/test_ddp.py
 	$(MPITEST) --ranks $(RANKS) -- -m '$(OTHERS)' $(UNDER_MPIRUN)
 
 cuda-check:  ## GPU: show in three minutes what fails first (needs no Horovod and no venv)
