@@ -40,10 +40,8 @@ class StepHooks(ABC):
 
     options: Any
     _reported = False  # that optimizers are clipped separately
-    _used: tuple[weakref.ref[torch.Tensor], tuple[int, int] | None] | None = (
-        None  # a gradient of the last step, with its version
-    )
-
+    # A gradient of the last step, with its version.
+    _used: tuple[weakref.ref[torch.Tensor], tuple[int, int] | None] | None = None
     _twice = False  # whether a backward pass has added to gradients that hold momentum of the last step
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:

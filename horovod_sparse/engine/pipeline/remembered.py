@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from horovod_sparse.config import Sparse
 from horovod_sparse.engine.pipeline.agreement import Agreement, Facts
 from horovod_sparse.engine.pipeline.base import PipelineBase
@@ -53,6 +55,7 @@ class Remembering(PipelineBase):
         self._agreement, self._consensus = Agreement(agreement), consensus
         self._sparse = sparse
         self._units = Units()
+        self._epsilon = float(np.finfo(context.like.dtype).eps)
         self.steps = 0
         self._before: dict[str, Any] = {}  # state before the last step, if it may be undone
         self._kept = False  # whether that step has begun

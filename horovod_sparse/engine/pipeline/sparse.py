@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from horovod_sparse.engine.pipeline.agreement import Facts
-from horovod_sparse.engine.pipeline.base import NoBackwardError
 from horovod_sparse.engine.pipeline.remembered import Remembering
 from horovod_sparse.engine.pipeline.rules import Selection
 from horovod_sparse.engine.pipeline.units import Scales
 from horovod_sparse.kernels.types import Array, Segments
 from horovod_sparse.rules import Conditions, Exchange, Momentum, SparseVector, Step
-from horovod_sparse.transport.waiting import keep_alive
 
 _LOG = logging.getLogger("horovod_sparse")
 _SAMPLE = 64  # entries
@@ -59,8 +55,7 @@ class SparsePipeline(Remembering):
         self._enter("select")
         # Each rank may have loaded momentum of its own before this bucket was created.
         self._replaced_here |= conditions.momentum.begun and not (self.steps or self._loaded)
-        epsilon = float(np.finfo(self._context.like.dtype).eps)
-        scales = self._units.scales(conditions, self.factor, epsilon)
+        scales = self._units.scales(conditions, self.factor, self._epsilon)
         given = _Given(gradients, outputs, conditions, scales, sum([array.size for _, array in gradients]))
         if resumes:
             self._agree_before(given, resumes=True)
@@ -85,7 +80,7 @@ class SparsePipeline(Remembering):
         gradients = self._added(given) if resumes else given.gradients
         selection = self._select(given, gradients, resumes=resumes and not self._dense)
         self._enter("exchange", entries=selection.vector.values.size)
-        with self._undelivered(selection):
+        with selection:
             exchange = self.rules.exchange(selection)
         self._deliver(given, selection, exchange)
 
@@ -95,8 +90,8 @@ class SparsePipeline(Remembering):
         mine = self._facts(given, safe)
         selection = self._select(given, given.gradients if safe else (), relies=True)
         self._enter("exchange", entries=selection.vector.values.size)
-        sums = self._agreement.begin_sum(mine)
-        with self._undelivered(selection, sums):
+        sums = selection.sums = self._agreement.begin_sum(mine)
+        with selection:
             exchange = self.rules.exchange(selection, safe)
             unsafe = self._learn(sums())
         if unsafe:  # sent in vain; gradients that are safe stay in the memory
@@ -116,8 +111,8 @@ class SparsePipeline(Remembering):
         magnitude = selection.accumulator.magnitude(selection.vector)
         safe = self._headroom.holds(magnitude) or self._too_large(magnitude)
         self._enter("exchange", entries=selection.vector.values.size)
-        sums = self._agreement.begin_sum(mine._replace(unsafe=not safe))
-        with self._undelivered(selection, sums):
+        sums = selection.sums = self._agreement.begin_sum(mine._replace(unsafe=not safe))
+        with selection:
             exchange = self.rules.exchange(selection, safe)
             unsafe = self._learn(sums()) if relies else sums().unsafe
         if unsafe:
@@ -208,22 +203,12 @@ class SparsePipeline(Remembering):
         # The same on every rank, even if parameters are held on some ranks only.
         plan = self.rules.plan(step, -(-facts.elements // self._context.ranks))
         # If no element is active, for example while all parameters are frozen, momentum does not change.
-        step = replace(step, dense=plan.plain if plan.elements else self.handover.plain)
+        if plan.plain if plan.elements else self.handover.plain:
+            step = replace(step, dense=True)  # a copy takes microseconds
         selection = self.rules.select(step, plan, given.scales, self._measuring)
         self._units = given.scales.after(selection.density)
         self.handover.rescale(given.scales.kept)
         return selection
-
-    @contextmanager
-    def _undelivered(self, selection: Selection, sums: Callable[[], Facts] | None = None) -> Iterator[None]:
-        """Keep everything in the memory after an error, as nothing was delivered."""
-        try:
-            yield
-        except BaseException as error:
-            if sums is not None and not isinstance(error, NoBackwardError):  # may be in flight
-                keep_alive([sums])
-            selection.take_back()
-            raise
 
     def _deliver(self, given: _Given, selection: Selection, exchange: Exchange) -> None:
         """Close the step, and write its total into the outputs."""
