@@ -15,6 +15,7 @@ from horovod_sparse.config import parse
 from horovod_sparse.engine import layout
 from horovod_sparse.engine.bucket import Bucket, Settings
 from horovod_sparse.engine.layout import Member, plan
+from horovod_sparse.engine.reading import Reading
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.rules import Conditions
 
@@ -52,7 +53,7 @@ def test_calls_do_not_grow_with_the_number_of_parameters(
     gradients = [torch.ones(40, 40) if i % 2 else torch.ones(40) for i in range(PARAMETERS)]
     layouts = plan([Member.of(str(i), one, group=0) for i, one in enumerate(gradients)], bucket_bytes=64_000)
     settings = Settings(parse("topka:density=0.02,dense_below=0"), 1 / transport.size, hold_zeros=hold_zeros)
-    worker = Worker(lambda _: lambda: Conditions(0.1, epoch=0))
+    worker = Worker(lambda _: Reading(Conditions(0.1, epoch=0)))
     worker.add([Bucket(one, settings, transport) for one in layouts])
     monkeypatch.setattr(worker._thread, "submit", at_once)
     for _ in range(2):

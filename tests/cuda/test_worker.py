@@ -17,6 +17,7 @@ from horovod_sparse.config import parse
 from horovod_sparse.engine import layout
 from horovod_sparse.engine.bucket import Bucket, Settings
 from horovod_sparse.engine.layout import Member, plan
+from horovod_sparse.engine.reading import Reading
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.rules import Conditions
 
@@ -73,7 +74,8 @@ def start(
     layouts = plan([Member.of(str(i), p, group=0) for i, p in enumerate(parameters)], bucket_bytes=1 << 20)
     shared = Settings(parse(configuration), 1 / transport.size, undoable)
     buckets = [Bucket(layout, shared, transport) for layout in layouts]
-    worker = Worker(lambda _: lambda: Conditions(0.1, epoch=0), undoable, undoable)
+    worker = Worker(lambda _: Reading(Conditions(0.1, epoch=0)), undoable)
+    worker.confirmed = undoable
     worker.add(buckets)
     return worker
 
