@@ -135,7 +135,7 @@ def slow(monkeypatch):
     def slowly(bucket, *given):
         exchange(bucket, *given)
         if isinstance(bucket.pipeline, SparsePipeline):
-            time.sleep(bucket.pipeline._density)
+            time.sleep(bucket.pipeline.rules._density)
 
     monkeypatch.setattr(Bucket, "exchange", slowly)
 
