@@ -87,7 +87,9 @@ def run(options: argparse.Namespace) -> int:
     first = transport.rank == 0
     try:
         named = configurations(options.algorithms, options.density, options.begin // 4)
-        problem = transport.broadcast_object(plot.unwritable(options.json, plot=options.plot))
+        # Only rank 0 writes: on a shared file system, attempts of several ranks would disturb each other.
+        own = plot.unwritable(options.json, plot=options.plot) if first else ""
+        problem = transport.broadcast_object(own)
     except ValueError as error:
         problem = str(error)
     if problem and first:

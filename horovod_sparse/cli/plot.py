@@ -24,7 +24,7 @@ def unwritable(*paths: Path | None, plot: Path | None = None) -> str:
             new = not path.exists()
             path.open("ab").close()
             if new:
-                path.unlink()
+                path.unlink(missing_ok=True)  # another process may try the same
         except OSError as error:
             return f"cannot write {path}: {error.strerror}"
     return ""

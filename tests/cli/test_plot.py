@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from horovod_sparse.cli import plot
@@ -28,3 +30,15 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path, files, plotted, reason
     assert reason in found
     assert bool(found) == bool(reason)
     assert not list(tmp_path.iterdir())
+
+
+def test_another_process_may_try_to_write_at_the_same_time(tmp_path, monkeypatch):
+    opened = Path.open
+
+    def opened_and_removed(path, *mode):
+        file = opened(path, *mode)
+        path.unlink()  # as the other process does after its own attempt
+        return file
+
+    monkeypatch.setattr(Path, "open", opened_and_removed)
+    assert plot.unwritable(tmp_path / "bench.json") == ""
