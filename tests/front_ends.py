@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, ClassVar
 
@@ -76,6 +76,23 @@ class Model(nn.Module):
             else:
                 total = checkpoint(layer, total, gradient, use_reentrant=self.reentrant)
         return total
+
+
+@dataclass
+class Setup:
+    """What stock needs to know of a training, too.
+
+    Attributes:
+        passes: Backward passes in a step.
+        prefix: Of the names of parameters.
+        unused: Whether ranks may not run the same layers.
+        bucket_mb: Size of DDP's buckets.
+    """
+
+    passes: int = 1
+    prefix: str = ""
+    unused: bool = False
+    bucket_mb: float = 0.001
 
 
 def sgd(
@@ -259,7 +276,7 @@ class FrontEnd:
         del compression, unused
         return model
 
-    def attach(self, model: nn.Module, optimizers: list[Any], compression: Any, **more: Any) -> Attached:
+    def attach(self, model: Any, optimizers: list[Any], compression: Any, setup: Setup, **more: Any) -> Attached:
         """Connect a model and its optimizers to the exchange; stock without a compression."""
         raise NotImplementedError
 
@@ -302,13 +319,13 @@ class FrontEnd:
     ) -> Training:
         """Return a new training; stock if there is no compression.
 
-        ``more``: ``passes`` of a step, a ``prefix`` of names, ``unused``, if ranks may not run the same layers, and
-        arguments of the front end.
+        ``more``: fields of ``Setup``, and arguments of the front end.
         """
-        module = self.prepare(model(), compression, bool(more.get("unused")))
+        setup = Setup(**{one.name: more.pop(one.name) for one in fields(Setup) if one.name in more})
+        module = self.prepare(model(), compression, setup.unused)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, enabled=scaled)
         more |= {"grad_scaler": scaler} if scaled else {}
-        attached = self.attach(module, make(module, momentum), compression, **more)
+        attached = self.attach(module, make(module, momentum), compression, setup, **more)
         training = Training(self, module, *attached, scaler, momentum)
         training.start = training.parameters()
         return training
@@ -378,17 +395,7 @@ class Horovod(FrontEnd):
 
     needs = "hvd"
 
-    def attach(
-        self,
-        model: nn.Module,
-        optimizers: list[Any],
-        compression: Any,
-        passes: int = 1,
-        prefix: str = "",
-        unused: bool = False,
-        **more: Any,
-    ) -> Attached:
-        del unused
+    def attach(self, model: Any, optimizers: list[Any], compression: Any, setup: Setup, **more: Any) -> Attached:
         if compression is None and any(p.is_complex() for p in model.parameters()):  # which stock refuses
             return averaging(self.comm, model, optimizers)
         if compression is None:
@@ -396,8 +403,8 @@ class Horovod(FrontEnd):
         else:
             wrap = partial(hvs.DistributedOptimizer, compression=compression, **more)
         wrapped = [
-            wrap(one, named_parameters=named, backward_passes_per_step=passes)
-            for one, named in zip(optimizers, named_of(model, optimizers, prefix), strict=True)
+            wrap(one, named_parameters=named, backward_passes_per_step=setup.passes)
+            for one, named in zip(optimizers, named_of(model, optimizers, setup.prefix), strict=True)
         ]
         return model, wrapped, [] if compression is None else wrapped
 
@@ -436,12 +443,12 @@ class Local(Horovod):
 
     momentum, replaces_momentum = None, False  # each rank would have its own
 
-    def attach(self, model: nn.Module, optimizers: list[Any], compression: Any, **more: Any) -> Attached:
+    def attach(self, model: Any, optimizers: list[Any], compression: Any, setup: Setup, **more: Any) -> Attached:
         if compression is None:
-            return super().attach(model, optimizers, compression, **more)
+            return super().attach(model, optimizers, None, setup)
         wrapped = [
             hvs.LocalOptimizer(one, named, 1, compression, MEAN)
-            for one, named in zip(optimizers, named_of(model, optimizers, more.get("prefix", "")), strict=True)
+            for one, named in zip(optimizers, named_of(model, optimizers, setup.prefix), strict=True)
         ]
         return model, wrapped, wrapped
 
@@ -457,19 +464,8 @@ class DDP(FrontEnd):
 
     needs = "group"
 
-    def attach(
-        self,
-        model: nn.Module,
-        optimizers: list[Any],
-        compression: Any,
-        passes: int = 1,
-        prefix: str = "",
-        unused: bool = False,
-        bucket_mb: float = 0.001,
-        **more: Any,
-    ) -> Attached:
-        del passes, prefix
-        replica = DistributedDataParallel(model, bucket_cap_mb=bucket_mb, find_unused_parameters=unused)
+    def attach(self, model: Any, optimizers: list[Any], compression: Any, setup: Setup, **more: Any) -> Attached:
+        replica = DistributedDataParallel(model, bucket_cap_mb=setup.bucket_mb, find_unused_parameters=setup.unused)
         if compression is None:
             return replica, optimizers, []
         state = hvs.ddp.SparseState(compression, optimizers, model.named_parameters(), **more)
@@ -504,18 +500,9 @@ class FSDP2(DDP):
                 layers.setdefault(p, []).append(layer)
         return shard(model, self.given if compression is None else self.given["shard"], layers.values())
 
-    def attach(
-        self,
-        model: nn.Module,
-        optimizers: list[Any],
-        compression: Any,
-        passes: int = 1,
-        prefix: str = "",
-        unused: bool = False,
-        **more: Any,
-    ) -> Attached:
+    def attach(self, model: Any, optimizers: list[Any], compression: Any, setup: Setup, **more: Any) -> Attached:
         if compression is None:
-            return super().attach(model, optimizers, None, unused=True) if unused else (model, optimizers, [])
+            return super().attach(model, optimizers, None, setup) if setup.unused else (model, optimizers, [])
         return model, optimizers, [exchanged(model, self.given, compression, optimizers, **more)]
 
     def accumulating(self, training: Training, last: bool) -> AbstractContextManager[Any]:
@@ -536,8 +523,8 @@ class Arrays(FrontEnd):
 
     replaces_momentum = False
 
-    def attach(self, model: nn.Module, optimizers: list[Any], compression: Any, **more: Any) -> Attached:
-        del more
+    def attach(self, model: Any, optimizers: list[Any], compression: Any, setup: Setup, **more: Any) -> Attached:
+        del setup, more
         if compression is None:
             return averaging(self.comm, model, optimizers)
         parameters, ranks = list(model.parameters()), getattr(self.comm, "transport", self.comm)

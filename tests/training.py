@@ -92,19 +92,6 @@ def mlp(dtype: torch.dtype = torch.float32) -> nn.Sequential:
     return nn.Sequential(nn.Linear(12, 24), nn.Tanh(), nn.Linear(24, 16), nn.Tanh(), nn.Linear(16, 4)).to(dtype)
 
 
-class Branches(nn.Module):
-    """Model with two independent branches, run in either order or alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(8)
-        self.left = nn.Linear(12, 10)
-        self.right = nn.Linear(12, 10)
-
-    def forward(self, x: torch.Tensor, order: str) -> torch.Tensor:
-        return sum(getattr(self, name)(x).tanh().square().sum() for name in order.split())
-
-
 class Given(nn.Module):
     """Model with prescribed gradients: loss = sum of parameter times gradient."""
 

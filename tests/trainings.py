@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -74,30 +73,3 @@ def through_ddp(model: nn.Module, compression: Any, optimizer: Any, **more: Any)
 
 
 FRONT_ENDS = {"Horovod": through_horovod, "DDP": through_ddp}
-
-
-class Through:
-    """Horovod's front end or DDP's around a model, with what has the state of the exchange."""
-
-    def __init__(
-        self, kind: str, model: nn.Module, compression: Any, scaler: Any = None, passes: int = 1, **settings: Any
-    ) -> None:
-        self.kind, self.passes, self.model, self.replica = kind, passes, model, model
-        self.optimizer: Any = sgd(model, **{"momentum": 0.0, **settings})
-        if kind == "horovod":
-            more = {"grad_scaler": scaler, "backward_passes_per_step": passes}
-            self.optimizer = self.state = wrap(model, compression, self.optimizer, **more)
-        else:
-            self.state = hvs.ddp.SparseState(compression, self.optimizer, grad_scaler=scaler)
-            self.replica = DistributedDataParallel(model, bucket_cap_mb=0.001)
-            self.replica.register_comm_hook(self.state, hvs.ddp.sparse_hook)
-
-    def train(self, rank: int, steps: Any) -> list[torch.Tensor]:
-        return train(self.optimizer, self.replica, rank, steps)
-
-    def backward(self, losses: Any) -> None:
-        """Backpropagate several losses before a step; each is made when the one before has been used."""
-        for number, loss in enumerate(losses, 1):
-            accumulating = self.kind == "ddp" and number < self.passes
-            with self.replica.no_sync() if accumulating else nullcontext():
-                loss(self.replica).backward()

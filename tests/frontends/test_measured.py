@@ -6,10 +6,10 @@ import time
 
 import pytest
 import torch
+from front_ends import start
 from laws import everywhere
 from states import same
 from training import Given, agree, conserved, loss_of, mlp, sgd, snapshot, train, wrap
-from trainings import Through
 
 import horovod_sparse as hvs
 from horovod_sparse.engine.bucket import Bucket
@@ -41,20 +41,26 @@ def check_decisions(comm, *states):
             assert not schedules[0]["alive"]
 
 
-either = pytest.mark.parametrize("kind", ["horovod", "ddp"])
+either = pytest.mark.parametrize("kind", ["Horovod", "DDP"])
+
+
+def begin(kind, model, compression, lr=0.1, momentum=0.0, **more):
+    return start(kind, model, lambda given: torch.optim.SGD(given, lr=lr, momentum=momentum), compression, **more)
 
 
 @either
 def test_passes_that_accumulate_are_one_step_and_nothing_is_lost(hvd, group, comm, kind):
     rank, model = comm.Get_rank(), Given()
-    one = Through(kind, model, measured(memory="residual"), lr=1, passes=2)
+    one = begin(kind, model, measured(memory="residual"), lr=1, passes=2)
     for step in range(20):
         one.optimizer.zero_grad()
-        one.backward([lambda model, at=2 * step + half: model(rank, at) for half in range(2)])
+        for half in range(2):
+            with one.front_end.accumulating(one, last=half == 1):
+                one.model(rank, 2 * step + half).backward()
         one.optimizer.step()
-    assert conserved(comm, model, one.state, model.total(rank, *range(40)))
-    check_decisions(comm, one.state)
-    assert everywhere(comm, comm.Get_size() == 1 or {s["steps"] for s in decided(one.state)} == {20})
+    assert conserved(comm, model, one.exchange, model.total(rank, *range(40)))
+    check_decisions(comm, one.exchange)
+    assert everywhere(comm, comm.Get_size() == 1 or {s["steps"] for s in decided(one.exchange)} == {20})
 
 
 @either
@@ -63,34 +69,34 @@ def test_steps_that_a_scaler_skips_during_the_trials_leave_no_trace(hvd, group, 
     rank, results = comm.Get_rank(), []
     for skipped in ([], [1, 4, 9]):
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, backoff_factor=1 - 2**-24)
-        one = Through(kind, mlp(), measured(), momentum=0.9, scaler=scaler)
+        one = begin(kind, mlp(), measured(), momentum=0.9, grad_scaler=scaler)
         for step in sorted([*range(20), *(at + 0.5 for at in skipped)]):
             one.optimizer.zero_grad()
-            loss = loss_of(one.replica, rank, int(step))
+            loss = loss_of(one.model, rank, int(step))
             if step % 1 and rank == comm.Get_size() - 1:
-                loss = loss + (one.model[4].weight * torch.inf).sum()
+                loss = loss + (one.module[4].weight * torch.inf).sum()
             scaler.scale(loss).backward()
             scaler.step(one.optimizer)
             scaler.update(new_scale=1024.0)
-        check_decisions(comm, one.state)
-        assert agree(comm, snapshot(one.model))
-        results.append([schedule["steps"] for schedule in decided(one.state)])
+        check_decisions(comm, one.exchange)
+        assert agree(comm, snapshot(one.module))
+        results.append([schedule["steps"] for schedule in decided(one.exchange)])
     assert everywhere(comm, results[0] == results[1])
 
 
 @either
 def test_bfloat16_autocast(hvd, group, comm, kind):
     rank = comm.Get_rank()
-    one = Through(kind, mlp(), measured(), momentum=0.9)
+    one = begin(kind, mlp(), measured(), momentum=0.9)
     for step in range(20):
         one.optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
-            loss = loss_of(one.replica, rank, step)
+            loss = loss_of(one.model, rank, step)
         loss.backward()
         one.optimizer.step()
-    check_decisions(comm, one.state)
-    assert agree(comm, snapshot(one.model))
-    assert everywhere(comm, all(p.isfinite().all() for p in one.model.parameters()))
+    check_decisions(comm, one.exchange)
+    assert agree(comm, snapshot(one.module))
+    assert everywhere(comm, all(p.isfinite().all() for p in one.module.parameters()))
 
 
 @pytest.mark.parametrize("steps", [3, 20], ids=["during the trials", "after them"])
@@ -106,11 +112,11 @@ def test_nothing_is_lost_while_ranks_have_joined(hvd, comm, steps):
 
 
 def test_uneven_inputs_with_ddps_join(group, comm):
-    rank, one = comm.Get_rank(), Through("ddp", mlp(), measured())
-    with one.replica.join():
-        train(one.optimizer, one.replica, rank, range(14 + 5 * rank))
-    assert agree(comm, snapshot(one.model))
-    check_decisions(comm, one.state)
+    rank, one = comm.Get_rank(), begin("DDP", mlp(), measured())
+    with one.model.join():
+        train(one.optimizer, one.model, rank, range(14 + 5 * rank))
+    assert agree(comm, snapshot(one.module))
+    check_decisions(comm, one.exchange)
 
 
 def test_both_front_ends_repeat_decisions_with_the_same_bits(hvd, group, comm, tmp_path):
@@ -118,11 +124,11 @@ def test_both_front_ends_repeat_decisions_with_the_same_bits(hvd, group, comm, t
     if comm.Get_size() == 1:
         return  # one rank decides nothing, and records nothing
     results = []
-    for first in ("horovod", "ddp"):
+    for first in ("Horovod", "DDP"):
         path = str(comm.bcast(tmp_path) / first)
-        for kind in (first, "ddp" if first == "horovod" else "horovod"):
-            one = Through(kind, mlp(), measured(**{"record" if kind == first else "decisions": path}), momentum=0.9)
-            results.append(train(one.optimizer, one.replica, comm.Get_rank(), range(20)))
+        for kind in (first, "DDP" if first == "Horovod" else "Horovod"):
+            one = begin(kind, mlp(), measured(**{"record" if kind == first else "decisions": path}), momentum=0.9)
+            results.append(train(one.optimizer, one.model, comm.Get_rank(), range(20)))
             comm.Barrier()  # rank 0 has written all decisions
         assert everywhere(comm, same(*results[-2:]))
 
@@ -148,15 +154,15 @@ def test_two_optimizers_in_one_program_choose_the_same_where_the_link_leaves_no_
     """They are constructed one after the other, and learn in turns, as those of a GAN do."""
     given = {"densities": (0.5, 0.05), "trial": 3, "trial_steps": 12, "bucket_bytes": None}
     rank, compression = comm.Get_rank(), measured(collective=collective, **given)
-    both = [Through(kind, mlp(), compression) for _ in range(2)]
+    both = [begin(kind, mlp(), compression) for _ in range(2)]
     for step in range(14):
         for one in both:
-            train(one.optimizer, one.replica, rank, [step])
+            train(one.optimizer, one.model, rank, [step])
     if comm.Get_size() == 1:
         return
-    check_decisions(comm, *(one.state for one in both))
-    assert everywhere(comm, [decided(one.state)[0]["chosen"] for one in both] == [0, 0])
-    statistics = [one.state.statistics() for one in both]
+    check_decisions(comm, *(one.exchange for one in both))
+    assert everywhere(comm, [decided(one.exchange)[0]["chosen"] for one in both] == [0, 0])
+    statistics = [one.exchange.statistics() for one in both]
     algorithms = [{name for name in numbers if name.startswith("total/steps_")} for numbers in statistics]
     assert everywhere(comm, algorithms[0] == algorithms[1])
-    assert agree(comm, snapshot(*(one.model for one in both)))
+    assert agree(comm, snapshot(*(one.module for one in both)))

@@ -8,10 +8,10 @@ import json
 import numpy as np
 import pytest
 import torch
+from front_ends import start
 from laws import everywhere
 from torch import nn
 from training import Given, loss_of, mlp, settings, sgd, train, wrap
-from trainings import Through
 
 import horovod_sparse as hvs
 
@@ -22,18 +22,22 @@ def total(statistics):
     return {key.removeprefix("total/"): value for key, value in statistics.items() if key.startswith("total/")}
 
 
-either = pytest.mark.parametrize("front_end", ["horovod", "ddp"])
+either = pytest.mark.parametrize("front_end", ["Horovod", "DDP"])
+
+
+def begin(front_end, compression):
+    return start(front_end, mlp(), lambda parameters: torch.optim.SGD(parameters, lr=0.1), compression)
 
 
 @either
 @pytest.mark.parametrize("spec", ["topka", "oktopk:tau_threshold=4", "auto"])
 def test_sums_are_those_of_the_counters_and_reported_once(hvd, group, comm, front_end, spec):
     given = ",".join(f"{name}={value}" for name, value in settings().items())
-    one = Through(front_end, mlp(), hvs.parse(f"{spec}{',' if ':' in spec else ':'}{given}"))
+    one = begin(front_end, hvs.parse(f"{spec}{',' if ':' in spec else ':'}{given}"))
     rank, sent, received = comm.Get_rank(), 0, 0
     for steps in (range(6), range(6, 9)):
-        one.train(rank, steps)
-        numbers = one.state.statistics()
+        train(one.optimizer, one.model, rank, steps)
+        numbers = one.exchange.statistics()
         here = total(numbers)
         buckets = {key.partition("/")[0] for key in numbers} - {"total"}
         assert everywhere(comm, len(buckets) > 1)
@@ -42,10 +46,12 @@ def test_sums_are_those_of_the_counters_and_reported_once(hvd, group, comm, fron
             by_algorithm = [numbers[key] for key in numbers if key.startswith(f"{bucket}/steps_")]
             assert everywhere(comm, sum(by_algorithm) == numbers[f"{bucket}/steps"] == len(steps))
         sent, received = sent + here["bytes_sent"], received + here["bytes_received"]
-        assert everywhere(comm, (sent, received) == (one.state.traffic.bytes_sent, one.state.traffic.bytes_received))
+        assert everywhere(
+            comm, (sent, received) == (one.exchange.traffic.bytes_sent, one.exchange.traffic.bytes_received)
+        )
         assert everywhere(comm, all(value >= 0 for value in numbers.values()))
         assert everywhere(comm, json.loads(json.dumps(numbers)) == numbers)
-    assert everywhere(comm, one.state.statistics() == {})
+    assert everywhere(comm, one.exchange.statistics() == {})
 
 
 def test_entries_and_densities_are_those_of_the_step(comm, hvd):
@@ -69,11 +75,15 @@ def test_entries_and_densities_are_those_of_the_step(comm, hvd):
 def test_norms_are_taken_in_the_step_after_the_call_and_change_no_bit(hvd, group, comm, front_end):
     rank = comm.Get_rank()
     compression = hvs.Compression.topka(**settings(dense_below=50))
-    plain, watched = Through(front_end, mlp(), compression), Through(front_end, mlp(), compression)
+    plain, watched = begin(front_end, compression), begin(front_end, compression)
     for step in range(5):
-        same = zip(plain.train(rank, [step]), watched.train(rank, [step]), strict=True)
+        same = zip(
+            train(plain.optimizer, plain.model, rank, [step]),
+            train(watched.optimizer, watched.model, rank, [step]),
+            strict=True,
+        )
         assert everywhere(comm, all(torch.equal(one, other) for one, other in same))
-        numbers = watched.state.statistics(norms=step != 3)
+        numbers = watched.exchange.statistics(norms=step != 3)
         measured = total(numbers).keys() & {"gradient_norm", "residual_norm", "gain"}
         assert everywhere(comm, len(measured) == (3 if step in (1, 2, 3) else 0))
 
@@ -132,9 +142,9 @@ def test_a_step_whose_gradients_are_not_finite_is_counted_and_not_measured(comm,
 @either
 def test_exchange_time_is_hidden_until_the_last_gradient_is_available(hvd, group, comm, front_end):
     """The times add up to that of the stages, and what little lies between these."""
-    one = Through(front_end, mlp(), hvs.Compression.topka(**settings()))
-    one.train(comm.Get_rank(), range(5))
-    here = total(one.state.statistics())
+    one = begin(front_end, hvs.Compression.topka(**settings()))
+    train(one.optimizer, one.model, comm.Get_rank(), range(5))
+    here = total(one.exchange.statistics())
     stages = sum(here.get(f"seconds_{stage}", 0) for stage in ("select", "agree", "exchange", "apply"))
     assert everywhere(comm, stages <= here["seconds_hidden"] + here["seconds_exposed"])
 
