@@ -40,7 +40,7 @@ class Recorder:
         return {}
 
 
-def recording_buckets(monkeypatch, log, parameters, bucket_bytes=80, dense=False, factor=0.5, hold_zeros=False):
+def recording_buckets(monkeypatch, log, parameters, bucket_bytes=80, small=False, factor=0.5, hold_zeros=False):
     """Return buckets of parameters that are named by their indices, and the arguments of their pipelines."""
     made = []
 
@@ -49,7 +49,7 @@ def recording_buckets(monkeypatch, log, parameters, bucket_bytes=80, dense=False
         return Recorder(log, number, factor)
 
     monkeypatch.setattr(bucket, "pipeline_for", pipeline)
-    members = [Member.of(str(i), p, group=0, least=10**9 if dense else 0) for i, p in enumerate(parameters)]
+    members = [Member.of(str(i), p, group=0, least=10**9 if small else 0) for i, p in enumerate(parameters)]
     shared = Settings(parse("topka"), factor, undoable=True, hold_zeros=hold_zeros)
     buckets = [Bucket(layout, shared, None) for layout in plan(members, bucket_bytes)]
     return buckets, made

@@ -56,7 +56,7 @@ class ModelExchange:
     def __init__(self, sparse: Sparse, model: nn.Module, transport: Transport, overlap: bool) -> None:
         self._keys: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         members = [Member.of(name, one, group=0, least=sparse.dense_below) for one, name in self._keys.items()]
-        limit = sparse.bucket_bytes or bucket_bytes_for(members, sparse.collective.always_dense)
+        limit = sparse.bucket_bytes or bucket_bytes_for(members, sparse.mode)
         settings = Settings(sparse, 1 / transport.size, hold_zeros=True)
         shared: dict[type[Any], Any] = {}
         self._worker = Worker(lambda _: Reading(Conditions(LEARNING_RATE, epoch=0)))

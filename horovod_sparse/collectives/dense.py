@@ -9,7 +9,7 @@ import numpy as np
 from horovod_sparse.collectives.base import Base
 from horovod_sparse.collectives.rounded import sum_rounded
 from horovod_sparse.kernels import add_to
-from horovod_sparse.rules import Exchange, SparseVector, Stateless
+from horovod_sparse.rules import Exchange, Mode, SparseVector, Stateless
 from horovod_sparse.rules.options import RuleOptions, one_of
 from horovod_sparse.wire import DENSE_FORMATS
 
@@ -27,9 +27,13 @@ class Dense(Stateless, Base):
                 returned.
         """
 
-        always_dense = True
         indices = "plain"  # fixed, not an option
         wire: str | None = one_of(None, *DENSE_FORMATS)
+
+        @property
+        def mode(self) -> Mode:
+            """Everything, in this format."""
+            return Mode.of_all(self.wire)
 
     def decide(self, size: int, k: int) -> bool:
         """Return True: sending all entries costs no more than sending some."""

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from horovod_sparse.collectives import COLLECTIVES, Collective, Dense, TopkA
 from horovod_sparse.memories import MEMORIES, Memory, NoMemory, Residual
-from horovod_sparse.rules import ANYWHERE, BucketContext
+from horovod_sparse.rules import ANYWHERE, BucketContext, Mode
 from horovod_sparse.rules.options import RuleOptions, integer, number
 from horovod_sparse.rules.registry import Registry, lookup
 from horovod_sparse.schedules import SCHEDULES, Constant, Schedule
@@ -135,9 +135,9 @@ class Sparse(RuleOptions):
         return min(size, max(1, round((self.density if density is None else density) * size)))
 
     @property
-    def is_dense(self) -> bool:
-        """True if every entry is sent in every step, nothing is rounded and nothing is remembered."""
-        return self.collective.always_dense and self.dense_wire is None and self.memory.keeps_nothing
+    def mode(self) -> Mode:
+        """Mode after the dense steps at the start, unless schedule or collective decide to send everything."""
+        return self.collective.mode
 
     @property
     def replaces_momentum(self) -> bool:
@@ -171,9 +171,9 @@ class Sparse(RuleOptions):
         return NoMemory(context, NoMemory.Options())
 
     @property
-    def dense_wire(self) -> str | None:
+    def wire_of_all(self) -> str | None:
         """Format to which the collective rounds everything; None: it selects, or does not round."""
-        return getattr(self.collective, "wire", None) if self.collective.always_dense else None
+        return None if self.mode is Mode.SELECT else getattr(self.collective, "wire", None)
 
     @property
     def dense_steps(self) -> int:

@@ -22,7 +22,7 @@ from horovod_sparse.kernels.types import Segments
 from horovod_sparse.rules import Conditions
 from horovod_sparse.transport.base import Transport
 
-_DENSE = Sparse.of(1.0, memory="none", collective="dense")
+_SMALL = Sparse.of(1.0, memory="none", collective="dense")
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # that kernels read and write
 
 
@@ -31,7 +31,7 @@ class Settings:
     """Settings of all buckets of a model.
 
     Attributes:
-        sparse: The configuration of buckets that are not always dense.
+        sparse: The configuration of buckets that are not small.
         factor: Factor on the totals; 1/P averages.
         undoable: Whether ``Bucket.undo`` may be called.
         hold_zeros: Whether a gradient of zeros only means that its parameter took no part in the step.
@@ -116,7 +116,7 @@ class Bucket:
         self._dtypes = [dtype for dtype in _DTYPES if real_dtype(dtype) == layout.dtype]
         with self.device.work():
             self.pipeline = pipeline_for(
-                _DENSE if layout.dense else settings.sparse,
+                _SMALL if layout.small else settings.sparse,
                 layout.size,
                 self.device.empty(layout.dtype),
                 transport,
@@ -200,7 +200,7 @@ class Bucket:
             self._deliver(prepared)
 
     def start_exchange(self, collected: StepGradients, conditions: Callable[[], Conditions]) -> Callable[[], None]:
-        """Start the exchange of a bucket that is always dense, as ``DensePipeline.begin``; return what ends it."""
+        """Start the exchange of a small bucket, as ``DensePipeline.begin``; return what ends it."""
         assert isinstance(self.pipeline, DensePipeline)
         with self.work(collected):
             prepared = self._prepare(collected, conditions)

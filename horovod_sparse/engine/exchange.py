@@ -121,7 +121,7 @@ class Exchange:
                 f"rank {self.transport.rank}: two parameters have the name {taken[0]!r}: give each its own name"
             )
         # The backward pass reaches the last layer first.
-        limit = self.compression.bucket_bytes or bucket_bytes_for(members, self.compression.collective.always_dense)
+        limit = self.compression.bucket_bytes or bucket_bytes_for(members, self.compression.mode)
         layouts = plan(members[::-1], limit, len(self.worker.buckets))
         with process.communicating(_CALL, self.transport):
             self.worker.add([Bucket(layout, self._settings, self.transport, self._shared) for layout in layouts])

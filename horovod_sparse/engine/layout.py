@@ -10,6 +10,7 @@ import torch
 
 from horovod_sparse.engine.device import Device, device_of, real_dtype
 from horovod_sparse.kernels.types import MAX_SIZE
+from horovod_sparse.rules import Mode
 
 
 class Segment(NamedTuple):
@@ -37,7 +38,7 @@ class Layout:
         dtype: Precision in which gradients are accumulated and sent: float64 for float64 gradients, else float32.
         torch_device: The device of the gradients.
         group: Index of the optimizer's param group, whose learning rate the residual follows; -1: none.
-        dense: Whether the bucket is always sent dense.
+        small: Whether nothing is selected from the bucket: all of it is sent in every step.
     """
 
     number: int
@@ -46,7 +47,7 @@ class Layout:
     dtype: torch.dtype
     torch_device: torch.device
     group: int
-    dense: bool = False
+    small: bool = False
 
     @property
     def device(self) -> Device:
@@ -73,7 +74,7 @@ class Member(NamedTuple):
         device: Device of the gradient.
         group: Index of the param group; -1: none.
         together: Members with the same number share a bucket, whatever its size; None: no such group.
-        dense: Whether the gradient is always sent dense, in a bucket with others of this kind.
+        small: Whether the gradient is never selected from, and shares a bucket with others of this kind.
     """
 
     key: str
@@ -82,7 +83,7 @@ class Member(NamedTuple):
     device: torch.device
     group: int
     together: int | None = None
-    dense: bool = False
+    small: bool = False
 
     @classmethod
     def of(
@@ -98,20 +99,20 @@ class Member(NamedTuple):
 
         Args:
             key: Name of the gradient.
-            parameter: The parameter. If it is complex, real and imaginary parts are sent dense: optimizers take both
-                together, while a selection would separate them.
+            parameter: The parameter. A complex one counts as small: optimizers take real and imaginary parts together,
+                while a selection would separate them.
             group: Index of the param group.
             together: Number of the user's group.
             least: Elements from which on a parameter is selected from.
             shard: What this rank holds of the parameter; None: all of it.
         """
         complex_, held = parameter.is_complex(), parameter if shard is None else shard
-        dense = complex_ or parameter.numel() < least
+        small = complex_ or parameter.numel() < least
         size = held.numel() * (2 if complex_ else 1)
-        return cls(key, size, real_dtype(parameter.dtype), parameter.device, group, together, dense)
+        return cls(key, size, real_dtype(parameter.dtype), parameter.device, group, together, small)
 
 
-def bucket_bytes_for(members: Sequence[Member], dense: bool) -> int:
+def bucket_bytes_for(members: Sequence[Member], mode: Mode) -> int:
     """Return the limit of a bucket in bytes for a model.
 
     If everything is sent, the first bucket shall be complete early in the backward pass, and the last one, whose
@@ -119,9 +120,9 @@ def bucket_bytes_for(members: Sequence[Member], dense: bool) -> int:
 
     Args:
         members: The gradients of the model.
-        dense: Whether everything is sent.
+        mode: What is sent in most steps.
     """
-    if not dense:
+    if mode is Mode.SELECT:
         return _MOST_BYTES
     nbytes = sum(member.size * member.dtype.itemsize for member in members)
     return min(max(nbytes // _DENSE_BUCKETS, _LEAST_BYTES), _MOST_BYTES)
@@ -137,7 +138,7 @@ def plan(members: Sequence[Member], bucket_bytes: int, first: int = 0) -> list[L
 
     Returns:
         The layouts in the order of exchange, which is the order in which the buckets are expected to be complete, but
-        for the last one that is not always dense: it comes last.
+        for the last one that is not small: it comes last.
 
     Raises:
         ValueError: A bucket would hold 2**31 elements or more.
@@ -158,7 +159,7 @@ def plan(members: Sequence[Member], bucket_bytes: int, first: int = 0) -> list[L
         current.complete = expected
     in_order = sorted([*closed, *open_buckets.values()], key=lambda bucket: bucket.complete)
     # Small parameters at the end wait for a round of messages less if they are sent together with the last bucket.
-    selecting = [place for place, bucket in enumerate(in_order) if not bucket.members[0].dense]
+    selecting = [place for place, bucket in enumerate(in_order) if not bucket.members[0].small]
     last = selecting[-1] if selecting else len(in_order)
     in_order = [*in_order[:last], *in_order[last + 1 :], *in_order[last : last + 1]]
     return [_layout(number, bucket.members) for number, bucket in enumerate(in_order, first)]
@@ -192,4 +193,4 @@ def _layout(number: int, members: Sequence[Member]) -> Layout:
             "lower bucket_bytes, name smaller groups, or split the parameter"
         )
     first = members[0]
-    return Layout(number, tuple(segments), start, first.dtype, first.device, first.group, first.dense)
+    return Layout(number, tuple(segments), start, first.dtype, first.device, first.group, first.small)

@@ -138,8 +138,8 @@ class Worker:
 
     def _together(self, first: int) -> list[Bucket]:
         """Return the buckets that share messages: those of small parameters, and the next one."""
-        sparse = (number for number in range(first, len(self.buckets)) if not self.buckets[number].layout.dense)
-        return self.buckets[first : next(sparse, first) + 1]
+        large = (number for number in range(first, len(self.buckets)) if not self.buckets[number].layout.small)
+        return self.buckets[first : next(large, first) + 1]
 
     def _run(self, jobs: Sequence[_Job]) -> None:
         # If only this rank failed, the others are still in that bucket: going on would wait forever.

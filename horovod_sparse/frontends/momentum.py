@@ -15,6 +15,7 @@ from horovod_sparse.frontends.optimizers import has_momentum, is_adam, is_known
 from horovod_sparse.frontends.optimizers_momentum import OptimizersMomentum
 from horovod_sparse.frontends.own_momentum import OwnMomentum
 from horovod_sparse.frontends.step_hooks import StepHooks
+from horovod_sparse.rules import Mode
 
 if TYPE_CHECKING:
     from horovod_sparse.frontends.exchange import GradientExchange
@@ -42,7 +43,7 @@ def apply_momentum(optimizer: torch.optim.Optimizer, sparse: Sparse, exchange: G
     """
     if sparse.momentum is None:
         return
-    signs = sparse.dense_wire == "sign" and sparse.takes_momentum_over
+    signs = sparse.mode is Mode.SIGNS and sparse.takes_momentum_over
     if signs and not sparse.dense_steps and is_adam(optimizer):
         raise ValueError(
             f"dense_steps must be at least 1, not 0, where signs of the first moment of {type(optimizer).__name__} are "

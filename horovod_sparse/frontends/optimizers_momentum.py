@@ -126,10 +126,10 @@ class OptimizersMomentum(StepHooks):
         for p in group["params"]:
             gathered = p.grad is not None and p.grad.is_sparse and not getattr(optimizer, "sparse_as_dense", False)
             handover = _handover(selected[p][0]) if p in selected and not gathered else None
-            plain = handover is None or handover.plain != handover.switches
+            plain = handover is None or handover.next_mode.plain
             (others if plain else velocities).append(p)
             buffer = self._buffer(optimizer, p)
-            if handover is not None and handover.switches and buffer is not None:
+            if handover is not None and handover.mode.plain != plain and buffer is not None:
                 # Over time, Nesterov's form delivers m times as much of the buffer.
                 buffer.mul_(1 / group["momentum"] if plain else group["momentum"])
         if velocities:
@@ -149,7 +149,7 @@ class OptimizersMomentum(StepHooks):
         beta, decay, sign = float(group["betas"][0]), coupled_decay(optimizer, group), _sign(group)
         for p, (bucket, _) in selected.items():
             handover, first, gradient = _handover(bucket), self._buffer(optimizer, p), p.grad
-            if first is None or gradient is None or (handover.plain and not handover.switches):
+            if first is None or gradient is None or (handover.mode.plain and handover.next_mode.plain):
                 continue
             first, gradient, parameter = shard_of(first), shard_of(gradient), shard_of(p)
             if decay:
@@ -199,7 +199,7 @@ class OptimizersMomentum(StepHooks):
                 buffer = self._buffer(optimizer, p)
                 if bucket is None or segment is None or buffer is None or buffer.is_sparse or p in self._kept:
                     continue
-                if _handover(bucket).plain:
+                if _handover(bucket).mode.plain:
                     continue
                 number = bucket.layout.number
                 if number not in owed:

@@ -56,7 +56,7 @@ class OwnMomentum(StepHooks):
         if p.grad is not None and p.grad.is_sparse and not getattr(optimizer, "sparse_as_dense", False):
             return False
         buckets = [exchange.bucket_of(p) for exchange in self.exchanges]
-        return any(bucket is not None and not bucket.layout.dense for bucket in buckets)
+        return any(bucket is not None and not bucket.layout.small for bucket in buckets)
 
     def _add(
         self, optimizer: torch.optim.Optimizer, p: torch.Tensor, momentum: Momentum, decay: float, dense: bool

@@ -96,11 +96,11 @@ class MomentumCorrection(Residual):
             return super().open(step, scale)
         share = momentum.share if step.number else momentum.first
         fresh, weight = (1.0, momentum.factor) if momentum.nesterov else (0.0, 1.0)
-        if self._fresh is not None and not (self._own and step.dense):
+        if self._fresh is not None and not (self._own and step.mode.plain):
             fresh, weight = self._fresh / (1 - momentum.factor), 1 - self._fresh
         if self._own is None:
-            scale *= self._converted(step.dense, momentum, weight)
-            if step.dense:
+            scale *= self._converted(step.mode.plain, momentum, weight)
+            if step.mode.plain:
                 return super().open(step, scale)
         if step.resumes:  # u has decayed and was added to v in the exchange before
             for _, gradient in step.gradients:

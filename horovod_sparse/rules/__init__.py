@@ -17,6 +17,7 @@ import numpy as np
 from horovod_sparse.accumulator import Accumulator
 from horovod_sparse.kernels import copied, kernels_for
 from horovod_sparse.kernels.types import MAX_SIZE, Array, Segments
+from horovod_sparse.rules.modes import Mode
 from horovod_sparse.rules.options import RuleOptions, flag, integer, number, one_of
 from horovod_sparse.vector import Exchange, SparseVector
 
@@ -27,6 +28,7 @@ __all__ = [
     "Conditions",
     "Consensus",
     "Exchange",
+    "Mode",
     "Momentum",
     "RuleOptions",
     "SparseVector",
@@ -175,8 +177,7 @@ class Step(Conditions):
         carry: Factor that converts gradients of earlier steps to this step's loss scale and averaging factor.
         resumes: Whether the gradients were added to a selection of the exchange before, which the optimizer has not
             applied: both belong to one step of the optimizer. Memories get only what was added.
-        dense: Whether it was decided to send every entry, with more than its sign; set for the memory, once the density
-            is known.
+        mode: What is sent; set for the memory, once the density is known.
     """
 
     number: int = 0
@@ -184,7 +185,7 @@ class Step(Conditions):
     clear: bool = False
     carry: float = 1.0
     resumes: bool = False
-    dense: bool = False
+    mode: Mode = Mode.SELECT
 
     @classmethod
     def of(cls, conditions: Conditions, **decided: Any) -> Step:

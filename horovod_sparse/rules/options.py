@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from horovod_sparse.rules.modes import Mode
+
 # Largest integer option: kernels and generators take 64-bit integers.
 _MOST = 2**63 - 1
 
@@ -22,7 +24,6 @@ class RuleOptions:
     rule that other rules depend on; a rule overrides those that hold for it.
 
     Attributes:
-        always_dense: The collective sends every entry in every step.
         keeps_nothing: The memory drops what is not sent.
         elementwise: The arrays of the memory's state hold one value for each element of the bucket.
         shared_indices: The collective sends values only, so all ranks must select the same positions.
@@ -32,7 +33,6 @@ class RuleOptions:
         ValueError: A value has the wrong type or is out of range.
     """
 
-    always_dense: ClassVar[bool] = False
     keeps_nothing: ClassVar[bool] = False
     elementwise: ClassVar[bool] = False
     shared_indices: ClassVar[bool] = False
@@ -44,6 +44,11 @@ class RuleOptions:
             check = option.metadata.get("check")
             if check is not None:
                 check(option.name, getattr(self, option.name))
+
+    @property
+    def mode(self) -> Mode:
+        """Mode of every step with this collective."""
+        return Mode.SELECT
 
     def conflict(self, sparsifier: RuleOptions, collective: RuleOptions) -> str:
         """Return why the rule does not work with these rules of its configuration, and the remedy; empty if it does."""

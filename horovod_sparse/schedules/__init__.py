@@ -22,14 +22,14 @@ class Schedule(Stateful, Protocol):
 
     Attributes:
         Options: Nested dataclass of the schedule's options.
-        dense_wire: Format to which values are rounded in steps in which its density is 1, with error feedback; None:
+        wire_of_all: Format to which values are rounded in steps in which its density is 1, with error feedback; None:
             not rounded. It may change with each call of ``densities``.
         weighs: Whether ``densities`` may return several candidates.
         predictable: Whether the density depends neither on the epoch nor on the gradients of the step, so that a step
             may begin before the ranks have agreed on its epoch and on the elements that take part.
     """
 
-    dense_wire: str | None
+    wire_of_all: str | None
     weighs: bool
     predictable: bool
 

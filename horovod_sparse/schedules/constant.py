@@ -23,7 +23,7 @@ class Constant(Stateless):
 
         dense_steps: int = integer(0)
 
-    dense_wire: str | None = None
+    wire_of_all: str | None = None
     weighs = False
     predictable = True
 

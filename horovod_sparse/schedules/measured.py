@@ -92,10 +92,10 @@ class Measured(Constant):
         self._trials: _Trials = context.shared[_Trials]
 
     def _densities(self, step: Step) -> Sequence[float]:
-        self.dense_wire = None
+        self.wire_of_all = None
         if step.number < self._options.dense_steps:
             return (1.0,)  # the trials start after these steps
-        density, self.dense_wire = self._trials.begin(self._context, step.exposed)
+        density, self.wire_of_all = self._trials.begin(self._context, step.exposed)
         return (density,)
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from rules import LIKE
 
 from horovod_sparse.config import Compression, parse
 from horovod_sparse.engine.pipeline import pipeline_for
-from horovod_sparse.rules import Conditions, Momentum
+from horovod_sparse.rules import Conditions, Mode, Momentum
 
 pytestmark = pytest.mark.law
 SIZE = 10_000
@@ -103,7 +103,7 @@ def test_signs_of_the_momentum_deliver_as_much_as_momentum(transport):
         assert same_bits(transport, output)
         buffer, exact = 0.9 * buffer + output, 0.9 * exact + summed(transport, gradient.astype(np.float64))
         moved, plainly = moved + buffer, plainly + exact
-        assert everywhere(transport, pipeline.handover.plain == (number < warm))
+        assert everywhere(transport, pipeline.handover.mode.plain == (number < warm))
         if number < warm:
             left = buffer
             continue
@@ -131,6 +131,6 @@ def test_rounding_within_a_node_works_with_masked_momentum(transport):
 
 
 def test_without_a_wire_format_nothing_is_rounded_or_kept():
-    assert Compression.dense().is_dense
-    assert not Compression.dense(wire="bfloat16").is_dense
+    assert Compression.dense().mode is Mode.ALL
+    assert Compression.dense(wire="bfloat16").mode is Mode.ALL_ROUNDED
     assert parse("dense:wire=bfloat16") == Compression.dense(wire="bfloat16")

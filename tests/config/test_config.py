@@ -19,7 +19,7 @@ from rules import LIKE
 import horovod_sparse as hvs
 from horovod_sparse.collectives import COLLECTIVES
 from horovod_sparse.memories import MEMORIES
-from horovod_sparse.rules import BucketContext
+from horovod_sparse.rules import BucketContext, Mode
 from horovod_sparse.schedules import SCHEDULES
 from horovod_sparse.sparsifiers import SPARSIFIERS
 
@@ -332,5 +332,5 @@ def test_build_makes_what_was_named(kind):
         assert [type(part) for part in parts].count(rule) == 1
         assert type(getattr(sparse, kind)) is rule.Options
         assert sparse.replaces_momentum == (name == "momentum")
-        assert not sparse.is_dense
-    assert hvs.Compression.dense().is_dense
+        assert (sparse.mode is Mode.SELECT) == (name != "dense")
+    assert hvs.Compression.dense().mode is Mode.ALL

@@ -12,7 +12,7 @@ from buckets import recording_buckets
 
 from horovod_sparse.engine import layout
 from horovod_sparse.engine.device import Host
-from horovod_sparse.rules import Conditions
+from horovod_sparse.rules import Conditions, Mode
 
 
 @pytest.fixture
@@ -68,10 +68,10 @@ def test_zero_gradients_are_held_on_request(monkeypatch, log):
 
 @pytest.mark.parametrize(("dtype", "sent"), [(torch.float16, np.float32), (torch.float64, np.float64)], ids=str)
 def test_the_pipeline_has_the_size_precision_and_kind_of_the_bucket(monkeypatch, log, dtype, sent):
-    for dense in (False, True):
-        _, made = recording_buckets(monkeypatch, log, [torch.zeros(size, dtype=dtype) for size in (4, 3)], dense=dense)
+    for small, mode in ((False, Mode.SELECT), (True, Mode.ALL)):
+        _, made = recording_buckets(monkeypatch, log, [torch.zeros(size, dtype=dtype) for size in (4, 3)], small=small)
         ((sparse, size, like, layers),) = made
-        assert (sparse.is_dense, size, like, layers) == (dense, 7, sent, [0, 4])
+        assert (sparse.mode, size, like, layers) == (mode, 7, sent, [0, 4])
 
 
 class Streams(Host):

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from horovod_sparse.engine.layout import Member, bucket_bytes_for, plan
+from horovod_sparse.rules import Mode
 
 
 def members(sizes, dtype=torch.float32, group=0, together=None):
@@ -52,16 +53,18 @@ def test_a_group_is_one_bucket_whatever_its_size():
 def test_buckets_are_ordered_by_completion():
     """The bucket of small parameters waits for the first layer's gradient; no other bucket waits for it."""
     layers = [*members([10]), *members([100]), *members([10]), *members([100], group=1), *members([10, 100])]
-    layers = [one._replace(dense=one.size == 10) for one in layers]
-    kinds = [(bucket.size, bucket.group, bucket.dense) for bucket in plan(layers, 10**6)]
+    layers = [one._replace(small=one.size == 10) for one in layers]
+    kinds = [(bucket.size, bucket.group, bucket.small) for bucket in plan(layers, 10**6)]
     assert kinds == [(100, 1, False), (30, 0, True), (200, 0, False)]
 
 
-@pytest.mark.parametrize(("millions", "dense", "mebibytes"), [(0.1, True, 1), (1, False, 25), (80, True, 25)])
-def test_dense_exchanges_start_early_and_end_with_a_small_bucket(millions, dense, mebibytes):
-    model = members([round(1e6 * millions / 10)] * 10)
-    assert bucket_bytes_for(model, dense) == mebibytes * 2**20
-    assert bucket_bytes_for(members([2**20] * 16), dense=True) == 8 * 2**20
+@pytest.mark.parametrize(
+    ("size", "mode", "mebibytes"), [(1e4, Mode.ALL, 1), (1e5, Mode.SELECT, 25), (8e6, Mode.ALL, 25)]
+)
+def test_dense_exchanges_start_early_and_end_with_a_small_bucket(size, mode, mebibytes):
+    model = members([round(size)] * 10)
+    assert bucket_bytes_for(model, mode) == mebibytes * 2**20
+    assert bucket_bytes_for(members([2**20] * 16), Mode.ALL_ROUNDED) == 8 * 2**20
 
 
 def test_more_elements_than_int32_counts_are_refused():

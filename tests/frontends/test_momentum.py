@@ -175,5 +175,6 @@ def still_owed(optimizer, nesterov, fresh):
         ranks = optimizer.exchange.ranks
         owed += memory["residual"].sum().item() * (10 if memory["of_gradients"] else 1)
         owed += 9 * (1 - fresh) * memory["velocity"].sum().item()
-        owed += 9 * (0.9 if nesterov and handover["plain"] else 1) * (buffers - handover["values"].sum().item() / ranks)
+        part = 0.9 if nesterov and handover["mode"] == "all" else 1
+        owed += 9 * part * (buffers - handover["values"].sum().item() / ranks)
     return owed

@@ -68,7 +68,7 @@ def bucket(names, chunks, replica, fresh, seed):
         **RULES,
         "parameters": names,
         "memory": {"residual": residual, "velocity": velocity, "of_gradients": False},
-        "handover": {"indices": indices, "values": held[indices.long()], "plain": fresh},
+        "handover": {"indices": indices, "values": held[indices.long()], "mode": "all" if fresh else "select"},
     }
     sizes = [chunks[name].elements for name in names]
     return made if fresh else {**made, "buffers": dict(zip(names, buffer.split(sizes), strict=True))}
@@ -106,7 +106,7 @@ def test_each_element_keeps_its_residual_and_velocity(old, new, before, now):
                         torch.equal(one["handover"][key], other["handover"][key]) for key in ("indices", "values")
                     )
                     assert all(torch.equal(one["buffers"][key], other["buffers"][key]) for key in one["parameters"])
-                    assert not one["handover"]["plain"]
+                    assert one["handover"]["mode"] == "select"
 
 
 def refused(message, change=None, elementwise=True, **of_own):
@@ -140,10 +140,10 @@ def test_residuals_are_converted_if_only_some_shards_were_dense():
     """Over time, an element x of a residual of gradients becomes the update share / (1 - m) x."""
     saved, own = [state(0, 2, shard, 2) for shard in range(2)], state(0, 2, 0, 1, fresh=True)
     dense = saved[1]["buckets"][1]
-    dense["memory"]["of_gradients"] = dense["handover"]["plain"] = True
+    dense["memory"]["of_gradients"], dense["handover"]["mode"] = True, "all"
     dense["handover"] |= {"indices": torch.zeros(0, dtype=torch.int32), "values": torch.zeros(0)}
     (bucket,) = reshard(saved, own, True, momentum_of)[0]["buckets"][1:]
-    assert (bucket["memory"]["of_gradients"], bucket["handover"]["plain"]) == (False, False)
+    assert (bucket["memory"]["of_gradients"], bucket["handover"]["mode"]) == (False, "select")
     chunks = {name: Chunk(shape, (0,) * len(shape), shape) for name, shape in SHAPES.items()}
     names = bucket["parameters"]
     start = 0
@@ -155,9 +155,9 @@ def test_residuals_are_converted_if_only_some_shards_were_dense():
         assert torch.equal(bucket["buffers"][name], torch.cat([buffer[:here], buffer[here:] * 0.75]))
         start += size
     for one in saved:  # all of them: nothing is converted
-        one["buckets"][1]["memory"]["of_gradients"] = one["buckets"][1]["handover"]["plain"] = True
+        one["buckets"][1]["memory"]["of_gradients"], one["buckets"][1]["handover"]["mode"] = True, "all"
     (bucket,) = reshard(saved, own, True, momentum_of)[0]["buckets"][1:]
-    assert (bucket["memory"]["of_gradients"], bucket["handover"]["plain"]) == (True, True)
+    assert (bucket["memory"]["of_gradients"], bucket["handover"]["mode"]) == (True, "all")
     assert torch.equal(bucket["memory"]["residual"], torch.cat([part(name, chunks, 0) for name in names]))
 
 

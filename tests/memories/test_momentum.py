@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rules import eighths, made, send
 
 from horovod_sparse.memories import MomentumCorrection
-from horovod_sparse.rules import Momentum, Step
+from horovod_sparse.rules import Mode, Momentum, Step
 
 
 def state(memory):
@@ -76,7 +76,7 @@ def test_every_step_equals_the_published_recursion(
     plain = False
     for number, factor in enumerate((0.5, 0.5, 0.5, 0.5) if own else (0.5, 0.75, 0.0, 0.5)):
         gradient, momentum = 512 * eighths(generator, size), momentum_of(factor, **form)  # products stay exact
-        settings = {"momentum": Momentum() if own else momentum, "dense": dense[number]}
+        settings = {"momentum": Momentum() if own else momentum, "mode": Mode.ALL if dense[number] else Mode.SELECT}
         step = Step(number=number, gradients=[(0, gradient)], **settings)
         if factor:
             share = momentum.share if number else 1

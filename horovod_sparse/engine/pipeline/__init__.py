@@ -11,7 +11,7 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.engine.pipeline.base import PipelineBase as Pipeline
 from horovod_sparse.engine.pipeline.dense import DensePipeline
 from horovod_sparse.engine.pipeline.sparse import SparsePipeline
-from horovod_sparse.rules import BucketContext
+from horovod_sparse.rules import BucketContext, Mode
 from horovod_sparse.transport.agreement import agree
 from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.cores import choose_waiting, own_cores
@@ -65,7 +65,7 @@ def pipeline_for(
     )
     choose_waiting(transport, on_device=not isinstance(like, np.ndarray))
     transport = transport.channel()
-    if sparse.is_dense:
+    if sparse.mode is Mode.ALL and sparse.memory.keeps_nothing:
         return DensePipeline(context, transport, factor)
     made: SparsePipeline | Exception
     try:

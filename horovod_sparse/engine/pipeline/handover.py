@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from horovod_sparse.kernels import to_device
-from horovod_sparse.rules import BucketContext, Momentum, SparseVector
-from horovod_sparse.rules.states import checked_flag, require_positions
+from horovod_sparse.rules import BucketContext, Mode, Momentum, SparseVector
+from horovod_sparse.rules.states import require_positions
 
 
 class Handover:
@@ -25,33 +25,33 @@ class Handover:
     Attributes:
         held: What the optimizer's buffer holds of the delivered velocities, D'.
         next: What it holds after the optimizer's next step, D.
-        plain: Whether the optimizer last got plain gradients, as in a dense step.
-        switches: Whether it gets the other kind in its next step.
+        mode: Mode of the last step that the optimizer has applied with momentum.
+        next_mode: Mode of its next step.
     """
 
     def __init__(self, context: BucketContext) -> None:
         self.held = self.next = self._nothing = SparseVector.empty(context.size, context.like)
-        self.plain, self.switches = True, False
+        self.mode = self.next_mode = Mode.ALL
 
     def rescale(self, factor: float) -> None:
         """Multiply what the buffer holds, after a change of the loss scale."""
         self.held = _times(self.held, factor)
 
-    def gradient(self, total: SparseVector, momentum: Momentum, dense: bool, carry: float = 1.0) -> SparseVector:
+    def gradient(self, total: SparseVector, momentum: Momentum, mode: Mode, carry: float = 1.0) -> SparseVector:
         """Return the gradient for the optimizer's next step.
 
         Args:
-            total: Delivered velocities, or plain gradients in a dense step.
+            total: Delivered velocities, or gradients in a plain mode.
             momentum: The optimizer's momentum in this step.
-            dense: Whether it is a dense step.
+            mode: Mode of the step.
             carry: Factor that converts what the buffer holds to the unit of this step's totals; unlike ``rescale``, it
                 is not remembered, and what the buffer holds after the step is converted back.
         """
         if not (momentum.factor or momentum.averages):  # the optimizer's buffer stays as it is
-            self.next, self.switches = self.held, False
+            self.next, self.next_mode = self.held, self.mode
             return total
-        self.next, self.switches = self._nothing if dense else _times(total, 1 / carry), dense != self.plain
-        if dense:
+        self.next, self.next_mode = self._nothing if mode.plain else _times(total, 1 / carry), mode
+        if mode.plain:
             return total.plus(self.held.times(-momentum.factor * carry / momentum.share))
         return _times(total.plus(self.held.times(-momentum.factor * carry)), 1 / momentum.share)
 
@@ -61,17 +61,17 @@ class Handover:
 
     def commit(self) -> None:
         """Note that the optimizer has applied the last gradient."""
-        self.held, self.plain, self.switches = self.next, self.plain != self.switches, False
+        self.held, self.mode = self.next, self.next_mode
 
     def forget(self) -> None:
         """Record that the optimizer's buffer was replaced, and contains no delivered momentum."""
         self.held = self.next = self._nothing
-        self.plain, self.switches = True, False
+        self.mode = self.next_mode = Mode.ALL
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``held`` and ``plain``; a vector of all positions is stored without indices."""
+        """Return ``held`` and ``mode``; a vector of all positions is stored without indices."""
         indices = self._nothing.indices if self.held.indices is None else self.held.indices
-        return {"indices": indices, "values": self.held.values, "plain": self.plain}
+        return {"indices": indices, "values": self.held.values, "mode": self.mode.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state from ``state_dict``; ValueError if it does not fit the bucket."""
@@ -82,9 +82,8 @@ class Handover:
             if indices.size != values.size:
                 raise ValueError(f"{indices.size} indices do not fit {values.size} values")
             require_positions(indices, size, "indices of velocities")
-        self.plain = checked_flag(state["plain"], "plain")
+        self.mode = self.next_mode = Mode(state["mode"])
         self.held = self.next = SparseVector(None if full else indices, values, size)
-        self.switches = False
 
 
 def _times(vector: SparseVector, factor: float) -> SparseVector:

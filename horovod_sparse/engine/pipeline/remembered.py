@@ -16,7 +16,7 @@ from horovod_sparse.engine.pipeline.limit import Limit
 from horovod_sparse.engine.pipeline.rules import Rules
 from horovod_sparse.engine.pipeline.units import Units
 from horovod_sparse.kernels.types import Array
-from horovod_sparse.rules import BucketContext, SparseVector, snapshot
+from horovod_sparse.rules import BucketContext, Mode, SparseVector, snapshot
 from horovod_sparse.rules.states import checked_flag, checked_integer, checked_number, require_finite, require_like
 from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.traffic import Traffic
@@ -68,7 +68,7 @@ class Remembering(PipelineBase):
         self._replaced_here = False  # on this rank, since the last step of the optimizer
         self._loaded = False  # a state, since the last step
         self.changed = False
-        self._dense = False  # whether the last step sent everything
+        self._mode = Mode.SELECT  # of the last step
 
     @property
     def traffic(self) -> Traffic:
@@ -86,7 +86,7 @@ class Remembering(PipelineBase):
     @property
     def sends_signs(self) -> bool:
         """Return whether only signs of everything are sent, after the dense steps at the start."""
-        return self._sparse.dense_wire == "sign"
+        return self._sparse.mode is Mode.SIGNS
 
     @property
     def gradient_unit(self) -> float:

@@ -16,7 +16,7 @@ from horovod_sparse.engine.pipeline.base import NoBackwardError
 from horovod_sparse.engine.pipeline.norms import Norms
 from horovod_sparse.engine.pipeline.units import Scales
 from horovod_sparse.kernels import kernels_for
-from horovod_sparse.rules import Accumulator, BucketContext, Exchange, SparseVector, Step
+from horovod_sparse.rules import Accumulator, BucketContext, Exchange, Mode, SparseVector, Step
 from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.waiting import keep_alive
 
@@ -30,20 +30,15 @@ class Plan(NamedTuple):
         elements: Number of elements that take part, averaged over the ranks.
         densities: Densities of the candidates, descending.
         ks: Number of entries of each candidate.
-        dense: Whether everything is sent instead.
-        wire: Format to which values are then rounded; None: not rounded.
+        mode: What is sent.
+        wire: Format to which everything is rounded; None: not rounded, or not sent.
     """
 
     elements: int
     densities: Sequence[float]
     ks: list[int]
-    dense: bool
+    mode: Mode
     wire: str | None
-
-    @property
-    def plain(self) -> bool:
-        """True if the step is dense and not 1-bit."""
-        return self.dense and self.wire != "sign"
 
 
 @dataclass(slots=True)
@@ -121,12 +116,14 @@ class Rules:
         return self._sparse.memory.keeps_nothing or getattr(self.memory, "empty", False)
 
     def plan(self, step: Step, elements: int) -> Plan:
-        """Decide k, dense or sparse, and the algorithm, before anything is selected."""
+        """Decide k, the mode and the algorithm, before anything is selected."""
         densities = self.schedule.densities(step)
         ks = [self._sparse.k(elements, density) for density in densities]
-        dense = 0 < elements <= ks[0] or self.collective.decide(self._context.size, ks[0])
-        wire = (self.schedule.dense_wire if densities[0] == 1 else None) or self._sparse.dense_wire
-        return Plan(elements, densities, ks, dense, None if step.number < self._sparse.dense_steps else wire)
+        if not (0 < elements <= ks[0] or self.collective.decide(self._context.size, ks[0])):
+            return Plan(elements, densities, ks, Mode.SELECT, self._sparse.wire_of_all)
+        wire = (self.schedule.wire_of_all if densities[0] == 1 else None) or self._sparse.wire_of_all
+        wire = None if step.number < self._sparse.dense_steps else wire
+        return Plan(elements, densities, ks, Mode.of_all(wire), wire)
 
     def select(self, step: Step, plan: Plan, scales: Scales, measures: bool) -> Selection:
         """Open the memory, and take out of it what is sent.
@@ -150,7 +147,7 @@ class Rules:
 
     def _take(self, accumulator: Accumulator, plan: Plan, step: Step) -> tuple[SparseVector, float, int]:
         """Take entries out of the accumulator; return them with their density and k."""
-        if plan.dense:
+        if plan.mode is not Mode.SELECT:
             return accumulator.take_all(), 1.0, plan.ks[0]
         region = None if self._owning is None else self._owning.region(self._context.size)
         others = accumulator if region is None else accumulator.outside(*region)
@@ -184,7 +181,7 @@ class Rules:
 
     def _collective(self, wire: str | None) -> Any:
         """Return the configured collective, or a dense one that rounds to another format or not at all."""
-        if wire == self._sparse.dense_wire:
+        if wire == self._sparse.wire_of_all:
             return self.collective
         if wire not in self._rounded:
             self._rounded[wire] = self._sparse.rounded(wire, self._context, self._transport)

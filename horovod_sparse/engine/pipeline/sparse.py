@@ -14,7 +14,7 @@ from horovod_sparse.engine.pipeline.remembered import Remembering
 from horovod_sparse.engine.pipeline.rules import Selection
 from horovod_sparse.engine.pipeline.units import Scales
 from horovod_sparse.kernels.types import Array, Segments
-from horovod_sparse.rules import Conditions, Exchange, Momentum, SparseVector, Step
+from horovod_sparse.rules import Conditions, Exchange, Mode, Momentum, SparseVector, Step
 
 _LOG = logging.getLogger("horovod_sparse")
 _SAMPLE = 64  # entries
@@ -78,7 +78,7 @@ class SparsePipeline(Remembering):
             return
         self._enter("select")
         gradients = self._added(given) if resumes else given.gradients
-        selection = self._select(given, gradients, resumes=resumes and not self._dense)
+        selection = self._select(given, gradients, resumes=resumes and not self._mode.plain)
         self._enter("exchange", entries=selection.vector.values.size)
         with selection:
             exchange = self.rules.exchange(selection)
@@ -203,8 +203,9 @@ class SparsePipeline(Remembering):
         # The same on every rank, even if parameters are held on some ranks only.
         plan = self.rules.plan(step, -(-facts.elements // self._context.ranks))
         # If no element is active, for example while all parameters are frozen, momentum does not change.
-        if plan.plain if plan.elements else self.handover.plain:
-            step = replace(step, dense=True)  # a copy takes microseconds
+        mode = plan.mode if plan.elements else self.handover.mode
+        if mode is not step.mode:
+            step = replace(step, mode=mode)  # a copy takes microseconds
         selection = self.rules.select(step, plan, given.scales, self._measuring)
         self._units = given.scales.after(selection.density)
         self.handover.rescale(given.scales.kept)
@@ -217,7 +218,7 @@ class SparsePipeline(Remembering):
         k, entries = min(selection.k, plan.elements), vector.values.size
         self.counts.exchanged(plan.elements, k, entries, total.values.size, self.rules.algorithm(selection))
         self._enter("apply")
-        if not step.dense:
+        if not step.mode.plain:
             exchange = self._limit.apply(exchange, scales.carry, self.steps)
         if selection.norms is not None:
             selection.norms.taken(accumulator, vector)
@@ -226,10 +227,10 @@ class SparsePipeline(Remembering):
         selection.close(exchange.returned)
         self.rules.sparsifier.observe(exchange.total)
         self.steps += 1
-        emptied = step.dense and selection.was_empty and self.rules.remember_nothing
+        emptied = step.mode.plain and selection.was_empty and self.rules.remember_nothing
         self.changed = not (scales.paused or emptied)
-        self._dense = step.dense
-        total = self.handover.gradient(exchange.total, self._momentum(step, step.number), step.dense, scales.once)
+        self._mode = step.mode
+        total = self.handover.gradient(exchange.total, self._momentum(step, step.number), step.mode, scales.once)
         self.sent = None if total.indices is None else total.head(_SAMPLE)
         if not accumulator.cleared:
             self._scatter(total, given.outputs)
@@ -258,7 +259,7 @@ class SparsePipeline(Remembering):
         total = SparseVector.full(self._transport.allreduce(dense))  # not rounded
         # The units stay those of the memory, which does not change.
         if carry is not None:
-            total = self.handover.gradient(total, given.conditions.momentum, dense=True, carry=carry)
+            total = self.handover.gradient(total, given.conditions.momentum, Mode.ALL, carry)
         self.counts.nonfinite += 1
         self.counts.exchanged(size, size, size, size, "dense")
         self._enter("apply")

@@ -106,7 +106,7 @@ class ReplicaExchange(ExchangingGradients):
             total_norm=lambda norm: me._total_norm(norm),
             between_steps=lambda: not me._submitted,
         )
-        used = Member(_USED, len(self._parameters), torch.float32, torch.device("cpu"), -1, dense=True)
+        used = Member(_USED, len(self._parameters), torch.float32, torch.device("cpu"), -1, small=True)
         self._exchange.place(self._parameters, before=[used])
         if self._exchange.ranks > 1:
             model.register_forward_hook(self._forwarded)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from horovod_sparse.frontends.shards import Chunk, fill
-from horovod_sparse.rules import Momentum
+from horovod_sparse.rules import Mode, Momentum
 
 _RESIDUAL, _HELD, _BUFFER = "residual", "what the optimizer holds", "momentum buffer"
 
@@ -142,7 +142,8 @@ def _bucket(
 
     held = joined(_HELD)
     indices = held.nonzero().flatten()
-    handover = {"indices": indices.int(), "values": held[indices], "plain": all(map(_plain, parts))}
+    mode = Mode.ALL if all(map(_plain, parts)) else Mode.SELECT
+    handover = {"indices": indices.int(), "values": held[indices], "mode": mode.value}
     memory = {name: joined(name) if name in parts[0].arrays else value for name, value in first["memory"].items()}
     if "of_gradients" in memory:
         memory["of_gradients"] = all(map(_of_gradients, parts))
@@ -176,7 +177,7 @@ def _of_gradients(part: _Piece) -> bool:
 
 
 def _plain(part: _Piece) -> bool:
-    return bool(part.bucket["handover"]["plain"])
+    return Mode(part.bucket["handover"]["mode"]).plain
 
 
 def _sized(state: Mapping[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from horovod_sparse.engine.pipeline.handover import Handover
-from horovod_sparse.rules import BucketContext, Momentum, SparseVector
+from horovod_sparse.rules import BucketContext, Mode, Momentum, SparseVector
 
 SIZE = 12
 
@@ -54,7 +54,7 @@ def test_the_buffer_is_what_was_delivered_plus_a_rest_that_decays(seed, kinds, d
         scale, total = generator.choice([1.0, 1.0, 4.0]), delivered(generator, "all" if kind == "dense step" else kind)
         handover.rescale(scale)  # as if the loss scale had changed
         buffer, rest = scale * buffer, scale * rest
-        gradient = written(handover.gradient(total, momentum, kind == "dense step"))
+        gradient = written(handover.gradient(total, momentum, Mode.ALL if kind == "dense step" else Mode.SELECT))
         if not factor and not averages:
             assert np.array_equal(gradient, written(total))
             handover.commit()
@@ -78,6 +78,6 @@ def test_the_buffer_is_what_was_delivered_plus_a_rest_that_decays(seed, kinds, d
 )
 def test_a_damaged_state_is_refused(indices, message):
     handover = made()
-    state = {"indices": np.array(indices, np.int32), "values": np.ones(2), "plain": False}
+    state = {"indices": np.array(indices, np.int32), "values": np.ones(2), "mode": "select"}
     with pytest.raises(ValueError, match=message):
         handover.load_state_dict(state)

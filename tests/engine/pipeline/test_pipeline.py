@@ -288,10 +288,10 @@ class Script:
 
     def __init__(self, sends):
         self._sends = iter(sends)
-        self.predictable, self.weighs, self.dense_wire = True, False, None
+        self.predictable, self.weighs, self.wire_of_all = True, False, None
 
     def densities(self, step):
-        density, self.dense_wire = next(self._sends)
+        density, self.wire_of_all = next(self._sends)
         return (density,)
 
     def state_dict(self):
