@@ -13,7 +13,7 @@ from rules import LIKE, made
 
 from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.schedules import GraVAC, Measured
-from horovod_sparse.schedules.measured import _Trials
+from horovod_sparse.schedules.trials import Trials
 
 WINDOW = 4
 
@@ -221,7 +221,7 @@ def test_with_equal_gains_time_decides_as_in_measured(clock, everything, expecte
     sent(schedules, clock, seconds, dict.fromkeys((10, 20, 40, 80), 0.9), 60)
     assert factors(schedules)[1] == expected
     options = Measured.Options(densities=(1 / 10, 1 / 20, 1 / 40, 1 / 80))
-    trials = _Trials(options, clock=lambda: clock[0])
+    trials = Trials(options, clock=lambda: clock[0])
     for _ in range(110):
         density = trials.begin(BucketContext(10, LIKE)).density
         clock[0] += seconds[round(1 / density)]

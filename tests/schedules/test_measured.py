@@ -18,7 +18,7 @@ from rules import LIKE, made
 from horovod_sparse.rules import BucketContext, Step
 from horovod_sparse.schedules import Measured
 from horovod_sparse.schedules.decisions import Candidate
-from horovod_sparse.schedules.measured import _Trials
+from horovod_sparse.schedules.trials import Trials
 from horovod_sparse.transport.in_process import run_ranks
 
 law = pytest.mark.law
@@ -40,7 +40,7 @@ class Training:
         self.restart()
 
     def restart(self):
-        self.trials = _Trials(self.options, clock=lambda: self.time)
+        self.trials = Trials(self.options, clock=lambda: self.time)
 
     def train(self, steps, computing, dense, rounding=0.0, selecting=0.0):
         """Run some steps; return the candidates that were sent."""
@@ -272,7 +272,7 @@ def test_trials_start_after_the_dense_steps():
     ],
 )
 def test_a_damaged_state_is_refused(change, message):
-    trials = _Trials(Measured.Options())
+    trials = Trials(Measured.Options())
     with pytest.raises(ValueError, match=message):
         trials.load_state_dict({**trials.state_dict(), **change})
 
