@@ -79,7 +79,7 @@ def summed(transport: Transport, value: Any) -> Any:
 def sum_bytes(transport: Transport, nbytes: int) -> float:
     """Return the bytes that a rank sends in the sum of a floating-point array; exact for regions of equal size."""
     ranks = transport.size
-    gathered = nbytes <= base._GATHERED_SUM_BYTES or nbytes * ranks <= base._GATHERED_SUM_TOTAL
+    gathered = nbytes <= base.GATHERED_SUM_BYTES or nbytes * ranks <= base.GATHERED_SUM_TOTAL
     return (ranks - 1) * nbytes if gathered else 2 * nbytes * (ranks - 1) / ranks
 
 

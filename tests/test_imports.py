@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "sparsifiers": "rules kernels vector accumulator",
     "collectives": "rules kernels wire transport costs",
     "config": "rules memories sparsifiers collectives schedules",
-    "engine": "config rules kernels transport metrics control",
+    "engine": "config rules costs kernels transport metrics control",
     "frontends": "engine config rules kernels transport metrics control",
     "checkpoint": "frontends engine control transport",
 }

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from horovod_sparse.transport.traffic import RING_BYTES
-
-# Up to this total, a sum gathers the arrays of all ranks (transport/base.py).
-_GATHERED_BYTES = 1 << 15
+from horovod_sparse.transport.traffic import GATHERED_SUM_TOTAL, RING_BYTES
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ class Network:
 
     def counts(self, nbytes: float = 8) -> list[Messages]:
         """Return the steps of gathering one number per rank, or of summing some: if gathering takes more, MPI sums."""
-        gathers = nbytes * self.ranks <= _GATHERED_BYTES
+        gathers = nbytes * self.ranks <= GATHERED_SUM_TOTAL
         return [Messages(nbytes * (self.ranks if gathers else 2) * self.others, self.levels, self.link)]
 
     def allgather(self, nbytes: float) -> list[Messages]:
@@ -100,7 +97,7 @@ class Network:
 
         On nodes with equal numbers of ranks, these sum up first; steps between nodes come last.
         """
-        if nbytes * self.ranks <= _GATHERED_BYTES:
+        if nbytes * self.ranks <= GATHERED_SUM_TOTAL:
             return [Messages(nbytes * (self.ranks - 1), self.levels, self.link)]
         if self.node and self.ranks % self.node.ranks == 0:
             within = Network(self.node.ranks, self.node.link)

@@ -9,8 +9,21 @@ import math
 
 # The part of a step's computing time that the backward pass takes: about twice as long as the forward pass.
 _BACKWARD = 2 / 3
-# Sizes of buckets by default (engine/layout.py): the largest and, where all is sent, the smallest and the number.
-_MOST_BYTES, _LEAST_BYTES, _DENSE_BUCKETS = 25 << 20, 1 << 20, 8
+# The limits are those of DistributedDataParallel: its first bucket has 1 MiB, the others have 25.
+_LEAST_BYTES, _MOST_BYTES, _DENSE_BUCKETS = 1 << 20, 25 << 20, 8
+
+
+def bucket_limit(nbytes: float, dense: bool) -> float:
+    """Return the largest size of a bucket in bytes, by default.
+
+    If everything is sent, the first bucket shall be complete early in the backward pass, and the last one, whose
+    exchange nothing hides, shall be small. If a fraction is sent, the rounds of messages cost more than the bytes.
+
+    Args:
+        nbytes: Bytes of all gradients.
+        dense: Whether everything is sent.
+    """
+    return min(max(nbytes / _DENSE_BUCKETS, _LEAST_BYTES), _MOST_BYTES) if dense else _MOST_BYTES
 
 
 def buckets(nbytes: float, dense: bool) -> int:
@@ -20,8 +33,7 @@ def buckets(nbytes: float, dense: bool) -> int:
         nbytes: Bytes of all gradients.
         dense: Whether the preset always sends everything; it then has more buckets.
     """
-    limit = min(max(nbytes / _DENSE_BUCKETS, _LEAST_BYTES), _MOST_BYTES) if dense else _MOST_BYTES
-    return math.ceil(nbytes / limit)
+    return math.ceil(nbytes / bucket_limit(nbytes, dense))
 
 
 def exposed(exchange: float, computing: float, buckets: int) -> float:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from horovod_sparse.costs.step import bucket_limit
 from horovod_sparse.engine.device import Device, device_of, real_dtype
 from horovod_sparse.kernels.types import MAX_SIZE
 from horovod_sparse.rules import Mode
@@ -60,10 +61,6 @@ class Layout:
         return [segment.key for segment in self.segments]
 
 
-# The limits are those of DistributedDataParallel: its first bucket has 1 MiB, the others have 25.
-_LEAST_BYTES, _MOST_BYTES, _DENSE_BUCKETS = 1 << 20, 25 << 20, 8
-
-
 class Member(NamedTuple):
     """A gradient that is to be assigned to a bucket.
 
@@ -113,19 +110,9 @@ class Member(NamedTuple):
 
 
 def bucket_bytes_for(members: Sequence[Member], mode: Mode) -> int:
-    """Return the limit of a bucket in bytes for a model.
-
-    If everything is sent, the first bucket shall be complete early in the backward pass, and the last one, whose
-    exchange nothing hides, shall be small. If a fraction is sent, the rounds of messages cost more than the bytes.
-
-    Args:
-        members: The gradients of the model.
-        mode: What is sent in most steps.
-    """
-    if mode is Mode.SELECT:
-        return _MOST_BYTES
+    """Return the limit of a bucket in bytes for the gradients of a model, in the mode of most steps."""
     nbytes = sum(member.size * member.dtype.itemsize for member in members)
-    return min(max(nbytes // _DENSE_BUCKETS, _LEAST_BYTES), _MOST_BYTES)
+    return int(bucket_limit(nbytes, mode is not Mode.SELECT))
 
 
 def plan(members: Sequence[Member], bucket_bytes: int, first: int = 0) -> list[Layout]:

@@ -7,7 +7,7 @@ import pickle
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from horovod_sparse.kernels.types import Array
 from horovod_sparse.transport.doubling import DIRECT_RANKS
 from horovod_sparse.transport.nodes import Nodes, nested_nodes, nodes_of
 from horovod_sparse.transport.slots import Slots
-from horovod_sparse.transport.traffic import RING_BYTES, Traffic
+from horovod_sparse.transport.traffic import GATHERED_SUM_BYTES, GATHERED_SUM_TOTAL, RING_BYTES, Traffic
 
 T = TypeVar("T")
 
@@ -25,14 +25,8 @@ T = TypeVar("T")
 MAX_MESSAGE_BYTES = 2**31 - 1
 # Gathered arrays start at multiples of this many bytes, so that they can be viewed in any dtype.
 _ALIGNMENT = 8
-# Up to one of these limits, in bytes per rank and in total, an allreduce gathers the arrays and each rank adds them.
-# This takes one round of messages instead of two. On more than ``DIRECT_RANKS``, it only does so if it waits at once.
-_GATHERED_SUM_BYTES, _GATHERED_SUM_TOTAL = 256, 1 << 15
 # In a slot, length and number of a message precede its bytes.
 _SLOT_HEADER_BYTES = 16
-# Gatherings that nobody has waited for, by the identity of their arrays. MPI may still write to these, and Gloo gives a
-# message to the next receive if the one that it is for no longer exists.
-_unfinished: dict[int, tuple[Array, Callable[[], object]]] = {}
 
 
 class Sending(Protocol):
@@ -49,14 +43,31 @@ class Receiving(Protocol):
         """Wait until the message has arrived, and return it. Must be called at most once."""
 
 
-class Sum(NamedTuple):
-    """Sum over the ranks in progress.
+class Request:
+    """Collective operation in flight, which owns its arrays until it is complete.
 
-    Attributes:
-        wait: Waits for the other ranks and returns the sum. Must be called at most once.
+    One that nobody waits for keeps them for good: MPI may still write to them, and Gloo gives a message to the next
+    receive if the one that it is for no longer exists.
+
+    Args:
+        finish: Waits for the other ranks and returns the result.
     """
 
-    wait: Callable[[], Array]
+    _kept: ClassVar[list[Callable[[], Array]]] = []
+
+    def __init__(self, finish: Callable[[], Array]) -> None:
+        self._finish: Callable[[], Array] | None = finish
+
+    def wait(self) -> Array:
+        """Wait for the other ranks and return the result. Must be called at most once."""
+        assert self._finish is not None, "a request was waited for twice"
+        result, self._finish = self._finish(), None
+        return result
+
+    def __del__(self) -> None:
+        """Keep the arrays of an operation that is not complete."""
+        if self._finish is not None:
+            self._kept.append(self._finish)
 
 
 class Job(Protocol):
@@ -240,17 +251,15 @@ class Transport(ABC):
         rows = np.empty((self.size, row.size), row.dtype)
         rows[self.rank] = row
         if self.size == 1:
-            return lambda: rows
+            return Request(lambda: rows).wait
         wait = self._start_gather(rows)
-        _unfinished[id(rows)] = rows, wait
         self._count_gather([row.nbytes] * self.size)
 
         def finish() -> Array:
             wait()
-            _unfinished.pop(id(rows), None)
             return rows
 
-        return finish
+        return Request(finish).wait
 
     def allreduce(self, values: Any) -> Array:
         """Return the sum of an array over the ranks, bitwise identical on all of them. A collective operation.
@@ -270,7 +279,7 @@ class Transport(ABC):
         else:
             values[:] = self.allreduce(values)
 
-    def begin_allreduce(self, values: Any) -> Sum:
+    def begin_allreduce(self, values: Any) -> Request:
         """Start to sum an array over the ranks, as ``allreduce``, while other messages are exchanged.
 
         All ranks start their operations in the same order. They may wait in any order for gatherings and for sums of
@@ -279,11 +288,11 @@ class Transport(ABC):
         """
         return self._begin_sum(values, waits=False)
 
-    def _begin_sum(self, values: Any, *, waits: bool) -> Sum:
+    def _begin_sum(self, values: Any, *, waits: bool) -> Request:
         """Start a sum; ``waits``: the caller waits for it at once."""
         if self.size == 1:
-            return Sum(partial(copied, values))
-        short = values.nbytes * self.size <= _GATHERED_SUM_TOTAL
+            return Request(partial(copied, values))
+        short = values.nbytes * self.size <= GATHERED_SUM_TOTAL
         if values.dtype.kind in "iu" and not (short and (waits or self.size <= DIRECT_RANKS)):
             return self._sum_integers(values)
         if self._in_regions(values):
@@ -292,9 +301,9 @@ class Transport(ABC):
 
     def _in_regions(self, values: Array) -> bool:
         """Return whether a sum of floating-point numbers takes fewer bytes or fewer rounds."""
-        return values.dtype.kind == "f" and values.nbytes > max(_GATHERED_SUM_BYTES, _GATHERED_SUM_TOTAL // self.size)
+        return values.dtype.kind == "f" and values.nbytes > max(GATHERED_SUM_BYTES, GATHERED_SUM_TOTAL // self.size)
 
-    def _sum_integers(self, values: Any) -> Sum:
+    def _sum_integers(self, values: Any) -> Request:
         total, others = copy_to_host(values), self.size - 1
         wait = self._start_sum(total)
         messages = 2 * others if values.nbytes >= RING_BYTES else 2 * others.bit_length()
@@ -305,7 +314,7 @@ class Transport(ABC):
             wait()
             return to_device(total, values)
 
-        return Sum(finish)
+        return Request(finish)
 
     def _gathered(self, row: Array) -> Callable[[], Array]:
         """Gather as ``begin_allgather``, and wait."""
@@ -315,7 +324,7 @@ class Transport(ABC):
         self._count_gather([row.nbytes] * self.size)
         return lambda: rows
 
-    def _sum_gathered(self, values: Any, gather: Callable[[Array], Callable[[], Array]]) -> Sum:
+    def _sum_gathered(self, values: Any, gather: Callable[[Array], Callable[[], Array]]) -> Request:
         """Gather all arrays, and add them on each rank in rank order."""
         gathered = gather(to_host(values))
 
@@ -325,9 +334,9 @@ class Transport(ABC):
                 total += row
             return to_device(total, values)
 
-        return Sum(finish)
+        return Request(finish)
 
-    def _sum_regions(self, values: Array, total: Array) -> Sum:
+    def _sum_regions(self, values: Array, total: Array) -> Request:
         """Add one region of the array on each rank in rank order, and gather the regions in ``total``.
 
         Where several nodes have several ranks each, regions are those of the ranks of a node; peers then sum theirs
@@ -354,7 +363,7 @@ class Transport(ABC):
             group._count_gather(lengths)
             return total
 
-        return Sum(finish)
+        return Request(finish)
 
     def nodes_for_sums(self) -> Nodes | None:
         """Return the nodes if they are ``nested``, else None.

@@ -1,4 +1,4 @@
-"""Counters of bytes and messages sent and received. Does not import MPI, because the cost model uses ``RING_BYTES``."""
+"""Counters of bytes and messages sent and received. Does not import MPI, as the cost model uses the limits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from dataclasses import dataclass, fields
 
 # From this many bytes in total on, an allgather of P ranks takes P - 1 messages around a ring; below, log2 P messages.
 RING_BYTES = 1 << 18
+# Up to one of these limits, in bytes per rank and in total, an allreduce gathers the arrays and each rank adds them.
+# This takes one round of messages instead of two. On more than ``DIRECT_RANKS``, it only does so if it waits at once.
+GATHERED_SUM_BYTES, GATHERED_SUM_TOTAL = 256, 1 << 15
 
 
 @dataclass(slots=True)

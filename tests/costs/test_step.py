@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovod_sparse.costs.step import buckets, exposed
-from horovod_sparse.engine.layout import Member, bucket_bytes_for
+from horovod_sparse.costs.step import exposed
 
 SECONDS = st.floats(0, 100)
 
@@ -29,11 +27,3 @@ def test_buckets_are_exchanged_when_they_are_ready_and_the_one_before_is_done(ex
 def test_one_bucket_is_not_hidden_at_all_and_of_many_only_the_last_is_not():
     assert exposed(7.0, 1e6, 1) == 7.0
     assert exposed(8.0, 1e6, 8) == 1.0
-
-
-@pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("size", [1000, 1_000_000, 10_000_000, 100_000_000])
-def test_buckets_have_the_size_of_those_in_a_training(size, dense):
-    members = [Member("weight", size, torch.float32, torch.device("cpu"), 0)]
-    limit = bucket_bytes_for(members, dense)
-    assert buckets(4 * size, dense) == -(-4 * size // limit)

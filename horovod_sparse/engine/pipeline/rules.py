@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -11,14 +11,11 @@ import numpy as np
 
 from horovod_sparse import metrics
 from horovod_sparse.config import Sparse
-from horovod_sparse.engine.pipeline.agreement import Facts
-from horovod_sparse.engine.pipeline.base import NoBackwardError
 from horovod_sparse.engine.pipeline.norms import Norms
 from horovod_sparse.engine.pipeline.units import Scales
 from horovod_sparse.kernels import kernels_for
 from horovod_sparse.rules import Accumulator, BucketContext, Exchange, Mode, SparseVector, Step
 from horovod_sparse.transport.base import Transport
-from horovod_sparse.transport.waiting import keep_alive
 
 _LOG = logging.getLogger("horovod_sparse")
 
@@ -57,7 +54,6 @@ class Selection:
         k: Number of entries that each rank selects.
         norms: Norms of the step, if they are measured.
         was_empty: Whether the memory held nothing before the step.
-        sums: Waits for an agreement that is in flight with the exchange; None: there is none.
     """
 
     step: Step
@@ -69,18 +65,14 @@ class Selection:
     k: int
     norms: Norms | None
     was_empty: bool
-    sums: Callable[[], Facts] | None = None
 
     def __enter__(self) -> None:
         """Begin the exchange."""
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         """Take everything back after an error."""
-        if error is None:
-            return
-        if self.sums is not None and not issubclass(error, NoBackwardError):  # may still be in flight
-            keep_alive([self.sums])
-        self.take_back()
+        if error is not None:
+            self.take_back()
 
     def close(self, returned: SparseVector) -> None:
         """Close the memory, which keeps what the exchange has returned."""

@@ -90,7 +90,7 @@ class SparsePipeline(Remembering):
         mine = self._facts(given, safe)
         selection = self._select(given, given.gradients if safe else (), relies=True)
         self._enter("exchange", entries=selection.vector.values.size)
-        sums = selection.sums = self._agreement.begin_sum(mine)
+        sums = self._agreement.begin_sum(mine)
         with selection:
             exchange = self.rules.exchange(selection, safe)
             unsafe = self._learn(sums())
@@ -111,7 +111,7 @@ class SparsePipeline(Remembering):
         magnitude = selection.accumulator.magnitude(selection.vector)
         safe = self._headroom.holds(magnitude) or self._too_large(magnitude)
         self._enter("exchange", entries=selection.vector.values.size)
-        sums = selection.sums = self._agreement.begin_sum(mine._replace(unsafe=not safe))
+        sums = self._agreement.begin_sum(mine._replace(unsafe=not safe))
         with selection:
             exchange = self.rules.exchange(selection, safe)
             unsafe = self._learn(sums()) if relies else sums().unsafe
