@@ -10,6 +10,7 @@ from horovod_sparse.collectives.dense import Dense
 from horovod_sparse.collectives.gtopk import GTopk
 from horovod_sparse.collectives.hierarchical import Hierarchical
 from horovod_sparse.collectives.oktopk import OkTopk
+from horovod_sparse.collectives.scatter import ReduceScatter
 from horovod_sparse.collectives.shared import SharedIndices
 from horovod_sparse.collectives.spardl import SparDL
 from horovod_sparse.collectives.topka import TopkA
@@ -107,6 +108,7 @@ __all__ = [
     "Hierarchical",
     "OkTopk",
     "Owning",
+    "ReduceScatter",
     "SharedIndices",
     "SparDL",
     "TopkA",

@@ -40,8 +40,7 @@ def sum_rounded(transport: Transport, wire: Wire, values: Array) -> tuple[Array,
     cuts = [min(rank * blocks // group.size * block, values.size) for rank in range(group.size + 1)]
     parts = [slice(begin, end) for begin, end in itertools.pairwise(cuts)]
     mine = parts[group.rank]
-    first, *others = _swap(group, wire, [values[part] for part in parts])
-    sums = functools.reduce(add_to, others, copied(first))
+    sums = sum_parts(group, wire, [values[part] for part in parts])
     rounded, error, wire = wire.round(sums)
     if nodes is not None:
         rounded, part, error_across = sum_rounded(nodes.peers, wire, rounded)
@@ -52,6 +51,18 @@ def sum_rounded(transport: Transport, wire: Wire, values: Array) -> tuple[Array,
     messages = group.allgather(wire.pack_all(rounded, mine.start), lengths)
     total = joined(wire.unpack_values(messages), out=SCRATCH.empty(values.size, values))
     return total, mine, error
+
+
+def sum_parts(transport: Transport, wire: Wire, parts: Sequence[Array]) -> Array:
+    """Send part r to rank r; return the sum of all ranks' parts for this rank, added in rank order.
+
+    Args:
+        transport: Transport of the participating ranks.
+        wire: Wire that holds the values exactly.
+        parts: One array for each rank; that for rank r has the same length on every rank.
+    """
+    first, *others = _swap(transport, wire, parts)
+    return functools.reduce(add_to, others, copied(first))
 
 
 def _swap(transport: Transport, wire: Wire, parts: Sequence[Array]) -> list[Array]:

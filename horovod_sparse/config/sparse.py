@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-from horovod_sparse.collectives import COLLECTIVES, Collective, Dense, TopkA
+from horovod_sparse.collectives import COLLECTIVES, Collective, Dense, ReduceScatter, TopkA
 from horovod_sparse.memories import MEMORIES, Memory, NoMemory, Residual
 from horovod_sparse.rules import ANYWHERE, BucketContext, Mode
 from horovod_sparse.rules.options import RuleOptions, integer, number
@@ -162,7 +162,10 @@ class Sparse(RuleOptions):
         Raises:
             ValueError: An option does not fit a bucket of this size.
         """
-        collective = self._make("collective", context, transport)
+        if context.scatters:
+            collective: Any = ReduceScatter(context, transport, self.collective)
+        else:
+            collective = self._make("collective", context, transport)
         memory, sparsifier = self._make("memory", context), self._make("sparsifier", context)
         return memory, sparsifier, collective, self._make("schedule", context, self.density)
 

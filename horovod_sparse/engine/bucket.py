@@ -35,12 +35,14 @@ class Settings:
         factor: Factor on the totals; 1/P averages.
         undoable: Whether ``Bucket.undo`` may be called.
         hold_zeros: Whether a gradient of zeros only means that its parameter took no part in the step.
+        scatters: Whether each rank gets only its part of a total, unless a bucket is small.
     """
 
     sparse: Sparse
     factor: float = 1.0
     undoable: bool = False
     hold_zeros: bool = False
+    scatters: bool = False
 
 
 class Prepared(NamedTuple):
@@ -125,6 +127,7 @@ class Bucket:
                 undoable=settings.undoable,
                 shared=shared,
                 layers=[segment.start for segment in layout.segments],
+                scatters=settings.scatters,
             )
 
     @property

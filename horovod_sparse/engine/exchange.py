@@ -13,7 +13,7 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Limits
 from horovod_sparse.engine.bucket import Bucket, Settings
-from horovod_sparse.engine.layout import Member, bucket_bytes_for, plan
+from horovod_sparse.engine.layout import Layout, Member, bucket_bytes_for, plan
 from horovod_sparse.engine.reading import Reading
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.kernels import copy_to_host
@@ -124,7 +124,11 @@ class Exchange:
         limit = self.compression.bucket_bytes or bucket_bytes_for(members, self.compression.mode)
         layouts = plan(members[::-1], limit, len(self.worker.buckets))
         with process.communicating(_CALL, self.transport):
-            self.worker.add([Bucket(layout, self._settings, self.transport, self._shared) for layout in layouts])
+            self.worker.add([self._bucket(layout) for layout in layouts])
+
+    def _bucket(self, layout: Layout) -> Bucket:
+        """Create a bucket; a collective call."""
+        return Bucket(layout, self._settings, self.transport, self._shared)
 
     def conditions(self, group: int) -> Conditions:
         """Return the conditions that a param group sets in the step in progress; group -1 stands for none."""

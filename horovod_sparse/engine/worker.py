@@ -286,6 +286,14 @@ class Worker:
         on_host = all(bucket.layout.torch_device.type == "cpu" for bucket in self.buckets)
         self._exposed = exposed / 1e9 if on_host else 0.0
 
+    def wait_for_all_but(self, last: int) -> None:
+        """Wait until all but the last of the buckets that were started are exchanged.
+
+        It limits the gradients that are in memory at a time where buckets free theirs after the exchange.
+        """
+        for bucket in self.buckets[: max(0, self._next - last)]:
+            bucket.collected.done.result()
+
     def join(self, after_step: Callable[[], None], ended: Callable[[BaseException | None], None]) -> Callable[[], None]:
         """Participate with zero gradients until no rank has a backward pass; for ``hvd.join()``.
 

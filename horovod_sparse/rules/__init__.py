@@ -68,6 +68,7 @@ class BucketContext:
         undoable: Whether a step may be undone. The pipeline then keeps the state before the step.
         threads: Number of threads that a kernel may use: the cores that this rank has to itself.
         layers: First positions of the parameters in the bucket, ascending from 0.
+        scatters: Whether each rank gets only its part of the sums, of P equal ones, as in a reduce-scatter.
     """
 
     size: int
@@ -81,6 +82,7 @@ class BucketContext:
     undoable: bool = False
     threads: int = 1
     layers: Sequence[int] = (0,)
+    scatters: bool = False
 
     def generator(self, seed: int, step: int, *, shared: bool, level: int = 0) -> np.random.Generator:
         """Return the random generator for one step of this bucket.

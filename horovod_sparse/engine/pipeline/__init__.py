@@ -30,6 +30,7 @@ def pipeline_for(
     undoable: bool = False,
     shared: dict[type[Any], Any] | None = None,
     layers: Sequence[int] = (0,),
+    scatters: bool = False,
 ) -> Pipeline:
     """Return the pipeline of one bucket.
 
@@ -45,6 +46,7 @@ def pipeline_for(
         undoable: Whether ``undo`` may be called: the state before every step is kept, which doubles the memory.
         shared: State that the rules of all buckets of a model share; None: the bucket is the only one.
         layers: First positions of the parameters in the bucket, ascending from 0.
+        scatters: Whether each rank gets only its part of the total, as in ``BucketContext``.
 
     Raises:
         ValueError: An option does not fit a bucket of this size, or another rank failed.
@@ -62,6 +64,7 @@ def pipeline_for(
         undoable=undoable,
         threads=own_cores(transport),
         layers=layers,
+        scatters=scatters,
     )
     choose_waiting(transport, on_device=not isinstance(like, np.ndarray))
     transport = transport.channel()

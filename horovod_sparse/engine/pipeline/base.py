@@ -99,7 +99,7 @@ class PipelineBase(ABC):
         counts.rounds, self._rounds = self.rounds - self._rounds, self.rounds
         self._reported = Traffic()
         self._reported.add(now)
-        share = 2 * (self._context.ranks - 1) / self._context.ranks
+        share = (1 if self._context.scatters else 2) * (self._context.ranks - 1) / self._context.ranks
         counts.dense_bytes = counts.steps * share * self._context.size * self._context.like.itemsize
         return counts
 

@@ -20,11 +20,17 @@ except ImportError as error:
 _FACTORS = ("gradient_divide_factor", "reduce_scatter_reduce_op")
 
 
-def parameters_of(model: nn.Module) -> tuple[dict[str, DTensor], dict[str, torch.Tensor]]:
+def parameters_of(
+    model: nn.Module, call: str = "sparse_all_reduce"
+) -> tuple[dict[str, DTensor], dict[str, torch.Tensor]]:
     """Return the trainable and the frozen parameters of an FSDP2 model by name, as the forward pass gathers them.
 
     FSDP gathers and reduces the parameters of a module together, without those of the FSDP modules inside it. The
     outermost module comes first: its gradients are the last ones of the backward pass, also those of its last layer.
+
+    Args:
+        model: The model.
+        call: The user's call, for messages.
 
     Raises:
         ValueError: A trainable parameter is not sharded by FSDP2, or there is none.
@@ -56,7 +62,7 @@ def parameters_of(model: nn.Module) -> tuple[dict[str, DTensor], dict[str, torch
                 "fully_shard(model, mesh=mesh['shard']) on the outermost module without ignored_params, or freeze it"
             )
     if not trainable:
-        raise ValueError("no parameter requires gradients: call sparse_all_reduce before parameters are frozen")
+        raise ValueError(f"no parameter requires gradients: call {call} before parameters are frozen")
     return trainable, frozen
 
 

@@ -1,0 +1,342 @@
+"""Sparse reduce-scatter of the gradients of a fully sharded model."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.autograd import Variable
+from torch.distributed.tensor import DTensor
+
+from horovod_sparse.config import Sparse
+from horovod_sparse.control.lifecycle import process
+from horovod_sparse.control.report import limits
+from horovod_sparse.engine.bucket import Bucket
+from horovod_sparse.engine.layout import Layout, Segment
+from horovod_sparse.engine.scattered import Columns, ScatteredBucket
+from horovod_sparse.frontends.arguments import (
+    agree_on,
+    check_devices,
+    check_optimizers,
+    common_facts,
+    optimizers_in,
+    require_own,
+    require_sparse,
+)
+from horovod_sparse.frontends.base import ExchangingGradients
+from horovod_sparse.frontends.eager import eager, in_compiled_backward
+from horovod_sparse.frontends.exchange import GradientExchange, group_numbers
+from horovod_sparse.frontends.fsdp.model import parameters_of, require_means, units_of
+from horovod_sparse.frontends.fsdp.scattering import Unit, require_scattered, require_selection, scattered_units
+from horovod_sparse.frontends.members import transport_of
+from horovod_sparse.frontends.shards import shard_of
+from horovod_sparse.frontends.step_hooks import require_known
+from horovod_sparse.frontends.units import check_unit
+from horovod_sparse.kernels import copy_to_host
+
+_CALL = "sparse_reduce_scatter"
+# Exchanges by the modules of their models, which keep them alive.
+_exchanges: weakref.WeakKeyDictionary[nn.Module, ShardedExchange] = weakref.WeakKeyDictionary()
+
+
+class _Buckets(GradientExchange):
+    """Exchange whose buckets are scattered, unless they are small."""
+
+    def _bucket(self, layout: Layout) -> Bucket:
+        kind = Bucket if layout.small else ScatteredBucket
+        return kind(layout, self._settings, self.transport, self._shared)
+
+    def selected(self) -> Mapping[torch.Tensor, tuple[Bucket, Segment]]:
+        """Return nothing: no segment holds the gradient of one parameter."""
+        return {}
+
+
+class ShardedExchange(ExchangingGradients):
+    """Sparse reduce-scatter of the gradients of one FSDP2 model; made by ``sparse_reduce_scatter``.
+
+    FSDP calls each unit's reduce-scatter as soon as the backward pass has left the unit, and then the hooks of the
+    parameters whose gradients it holds. The unit returns zeros, and submits what it got when the last hook was called.
+    The end of ``backward()`` waits for the results, and adds them to the gradients.
+    """
+
+    _exchange: _Buckets
+
+    def __init__(
+        self,
+        model: nn.Module,
+        compression: Sparse,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
+        grad_scaler: torch.amp.GradScaler | None,
+        undoable: bool,
+        residual_unit: str | None,
+        stall_timeout: float | None,
+        stall_abort: float | None,
+    ) -> None:
+        self._sparse = compression
+        self.optimizers = optimizers_in(optimizer)
+        self._model = weakref.ref(model)
+        self._units: list[Unit] = []
+        self._parameters: dict[str, DTensor] = {}
+        self._frozen: dict[str, torch.Tensor] = {}
+        self._reduced: list[Unit] = []  # in the backward pass in progress
+        self._results: list[tuple[DTensor, torch.Tensor]] = []  # parameters, and what to add to their gradients
+        self._delivered = True  # whether the last exchange has changed a gradient of this rank
+        transport = transport_of(require_scattered(model, _CALL).get_group())
+        assert transport is not None
+        with process.communicating(f"{_CALL}()", transport):
+            stalls = (stall_timeout, stall_abort)
+            agree_on(transport, lambda: self._facts(model, grad_scaler, undoable, residual_unit, stalls))
+        _exchanges.update(dict.fromkeys(model.modules(), self))
+        me = weakref.proxy(self)
+        self._exchange = _Buckets(
+            compression,
+            transport,
+            self.optimizers,
+            1 / transport.size,
+            limits(*stalls),
+            grad_scaler=grad_scaler,
+            undoable=undoable,
+            residual_unit=residual_unit,
+            between_steps=lambda: not me._reduced,
+        )
+        if transport.size > 1:
+            self._exchange.add([member for unit in self._units for member in unit.members])
+            self._exchange.names |= {part.p: part.key for unit in self._units for part in unit.parts.values()}
+            for unit in self._units:
+                unit.attach(self._begin_unit, self._submit)
+
+    def _facts(
+        self,
+        model: nn.Module,
+        grad_scaler: torch.amp.GradScaler | None,
+        undoable: bool,
+        residual_unit: str | None,
+        stall: tuple[float | None, float | None],
+    ) -> dict[str, Any]:
+        """Return the facts that must be the same on every rank; raise ValueError for an error in them."""
+        compression = self.compression
+        require_selection(compression, _CALL)
+        self._parameters, self._frozen = parameters_of(model, _CALL)
+        if any(module in _exchanges for module in model.modules()):
+            raise ValueError(f"{_CALL} was called for this model before: call it once for each model")
+        require_means(units_of(model))
+        check_devices({p.device for p in self._parameters.values()})
+        check_optimizers(compression, self.optimizers, grad_scaler, undoable, f"pass optimizer to {_CALL}")
+        require_own(self.optimizers, self._parameters.values(), {p: name for name, p in self._parameters.items()})
+        groups = group_numbers(self.optimizers)
+        self._units = scattered_units(model, self._parameters, groups, compression.dense_below)
+        named = self._parameters.items()
+        facts = common_facts(compression, named, *stall, residual_unit, self.optimizers, undoable)
+        return {**facts, "unit": tuple(unit.facts for unit in self._units)}
+
+    def _begin_unit(self, unit: Unit) -> None:
+        """Prepare for a unit's gradients, before FSDP changes any gradient of a parameter."""
+        rank = distributed.get_rank()
+        if unit in self._reduced:
+            raise RuntimeError(
+                f"rank {rank}: FSDP reduced the gradients of {unit.name} more than once in a backward pass: a module "
+                "that several activation checkpoints run needs use_reentrant=False; after a backward pass that failed, "
+                "start again from a checkpoint"
+            )
+        if not self._reduced:
+            if in_compiled_backward():
+                raise RuntimeError(
+                    f"rank {rank}: FSDP2 does not reduce its gradients in a compiled backward pass: set "
+                    "torch._dynamo.config.compiled_autograd = False before torch.compile()"
+                )
+            self._require_unchanged()
+            self._settle_last()
+            Variable._execution_engine.queue_callback(self._backward_ends)
+        self._reduced.append(unit)
+        self._exchange.worker.wait_for_all_but(1)
+
+    def _require_unchanged(self) -> None:
+        """Raise RuntimeError if FSDP would not average a gradient, or if one is not exchanged."""
+        self._exchange.require_groups()
+        trained = [name for name, p in self._frozen.items() if p.requires_grad]
+        if trained:
+            raise RuntimeError(
+                f"rank {distributed.get_rank()}: the gradient of {trained[0]} is not exchanged, as the parameter was "
+                f"frozen when {_CALL} was called: call it while all parameters to be trained require gradients, and "
+                "freeze some of them afterwards"
+            )
+        model = self._model()
+        assert model is not None
+        try:
+            require_means(units_of(model))
+        except ValueError as error:
+            raise RuntimeError(f"rank {distributed.get_rank()}: {error}") from error
+
+    def _settle_last(self) -> None:
+        """Decide about the result of the last exchange if no optimizer has applied it.
+
+        If gradients still hold it, this pass adds to them, and it counts as applied. If they were cleared, it is undone
+        or, if that is not possible, an error is raised.
+        """
+        worker = self._exchange.worker
+        if not worker.unapplied:
+            return
+        require_known(self._exchange)
+        gradients = [p.grad for p in self._parameters.values() if p.grad is not None]
+        if not gradients or (self._delivered and not any(bool(shard_of(one).any()) for one in gradients)):
+            worker.resume([])
+        elif self._exchange.undoable:
+            raise RuntimeError(
+                f"rank {distributed.get_rank()}: gradients are added to exchanged ones before a step of the optimizer, "
+                "and a step that is then skipped could not be undone: call model.set_requires_gradient_sync(False) "
+                "for all backward passes of a step but the last"
+            )
+        else:
+            worker.confirm()
+
+    def _submit(self, unit: Unit, rows: torch.Tensor, sources: Mapping[str, int]) -> None:
+        """Exchange the gradients of a unit.
+
+        Args:
+            unit: The unit.
+            rows: The shards of its gradients for each rank, by rows.
+            sources: First columns of the parameters that have a gradient.
+        """
+        worker, rank = self._exchange.worker, self._exchange.transport.rank
+        parts = {name: unit.parts[name] for name in sources}
+        for name, part in parts.items():
+            bucket = worker.bucket_of(part.key)
+            if bucket is not None and part.small:
+                columns = rows[:, sources[name] : sources[name] + part.width]
+                whole = columns.to(bucket.layout.dtype, copy=True, memory_format=torch.contiguous_format)
+                worker.put(bucket, part.key, whole)
+                self._results.append((part.p, whole[rank]))
+        for key in dict.fromkeys(part.key for part in parts.values() if not part.small):
+            own = {name: part for name, part in parts.items() if part.key == key}
+            result = self._put(
+                key, rows, [Columns(sources[name], part.place, part.width) for name, part in own.items()]
+            )
+            self._results += [(part.p, result[part.place : part.place + part.width]) for part in own.values()]
+
+    def _put(self, key: str, rows: torch.Tensor, columns: Sequence[Columns]) -> torch.Tensor:
+        bucket = self._exchange.worker.bucket_of(key)
+        assert isinstance(bucket, ScatteredBucket)
+        result = bucket.begin_step(columns)
+        self._exchange.worker.put(bucket, key, rows)
+        return result
+
+    @eager
+    def _backward_ends(self) -> None:
+        """Queue the end of the step again, behind FSDP's callback, which reduces the last gradients."""
+        Variable._execution_engine.queue_callback(self._complete_step)
+
+    @eager
+    @torch.no_grad()
+    def _complete_step(self) -> None:
+        """Wait for the results at the end of a backward pass, and add them to the gradients."""
+        try:
+            for unit in self._reduced:
+                unit.require_complete()
+            with self._exchange.worker.completing():
+                self._put_missing()
+                self._exchange.worker.collect()
+            delivered = False
+            for p, result in self._results:
+                assert p.grad is not None
+                shard = shard_of(p.grad)
+                shard.add_(result.flatten()[: shard.numel()].view(shard.shape))
+                delivered = delivered or bool(shard.any())
+            self._delivered = delivered
+        finally:
+            self._reduced.clear()
+            self._results.clear()
+
+    def _put_missing(self) -> None:
+        """Submit what this backward pass has not reduced, on no rank; its residuals are kept for later steps."""
+        for bucket in self._exchange.worker.buckets:
+            for key in bucket.missing:
+                if isinstance(bucket, ScatteredBucket):
+                    self._put(key, torch.empty(0, device=bucket.layout.torch_device), [])
+                else:
+                    size = next(segment.size for segment in bucket.layout.segments if segment.key == key)
+                    zeros = torch.zeros(size, dtype=bucket.layout.dtype, device=bucket.layout.torch_device)
+                    self._exchange.worker.put(bucket, key, zeros, hold=True)
+
+    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
+        """Return a copy of everything that the exchange remembers on this rank; call it after ``optimizer.step()``.
+
+        The state differs between ranks, and every rank must save its own.
+
+        Args:
+            copy: Copies an array to the host.
+
+        Returns:
+            Numbers, strings, lists, tuples and tensors only, so that ``torch.load(..., weights_only=True)`` can read
+            it.
+        """
+        layout: dict[str, dict[str, list[int]]] = {}  # of each bucket: first position and width of each parameter
+        for unit in self._units:
+            for name, part in unit.parts.items():
+                if not part.small:
+                    layout.setdefault(part.key, {})[name] = [part.place, part.width]
+        place = {"shard": self._exchange.transport.rank, "shards": self._exchange.ranks, "layout": layout}
+        return {**place, **self._exchange.state_dict(copy)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a state that ``state_dict`` returned on the same rank of the same number of ranks.
+
+        Raises:
+            ValueError: The state belongs to another rank, number of ranks, model or configuration.
+        """
+        own = (self._exchange.transport.rank, self._exchange.ranks)
+        saved = (state.get("shard"), state.get("shards"))
+        if saved != own:
+            raise ValueError(
+                f"rank {distributed.get_rank()}: the state is that of shard {saved[0]} of {saved[1]}, but this is "
+                f"shard {own[0]} of {own[1]}: load what the same rank has saved with the same "
+                "number of ranks, or begin with empty residuals"
+            )
+        self._exchange.load_state_dict(state)
+
+
+def sparse_reduce_scatter(
+    model: nn.Module,
+    compression: Sparse,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    *,
+    grad_scaler: torch.amp.GradScaler | None = None,
+    undoable: bool = False,
+    residual_unit: str | None = None,
+    stall_timeout: float | None = None,
+    stall_abort: float | None = None,
+) -> ShardedExchange:
+    """Average the gradients of a fully sharded FSDP2 model with a sparse reduce-scatter.
+
+    From now on, ``backward()`` sums the gradients of each FSDP unit sparse, with error feedback, instead of dense.
+    Parameters are gathered as before.
+
+    A collective call of the ranks that shard the model, which compares model, configuration and optimizers.
+
+    Args:
+        model: The model, after ``fully_shard`` over a mesh of one dimension and with its parameters on their device.
+        compression: A ``Sparse``, usually from ``hvs.Compression`` or ``hvs.parse``, without momentum. Of its
+            collective, only ``wire`` and ``indices`` count.
+        optimizer: The optimizer of the model, or a list of several, as for ``SparseState``.
+        grad_scaler: The scaler of the loss, as for ``DistributedOptimizer``; needs exactly one optimizer.
+        undoable: Whether exchanged gradients may be dropped, as for ``DistributedOptimizer``; needs an optimizer.
+        residual_unit: "update" or "gradient", as for ``DistributedOptimizer``; None: by each optimizer's class.
+        stall_timeout: Seconds before a stall is reported, as for ``DistributedOptimizer``.
+        stall_abort: Seconds before a stall ends all ranks, as for ``DistributedOptimizer``.
+
+    Returns:
+        The exchange, with its state and statistics. The model keeps it alive.
+
+    Raises:
+        TypeError: The optimizer is not a torch optimizer.
+        ValueError: The model is not sharded by FSDP2 over one mesh of one dimension; it reduces gradients in float16 or
+            float64; the compression applies momentum, or its sparsifier needs the total of all ranks; an argument is
+            out of range; or the ranks differ.
+    """
+    require_sparse(compression, "use fully_shard alone")
+    limits(stall_timeout, stall_abort)
+    check_unit(residual_unit)
+    settings = (grad_scaler, undoable, residual_unit, stall_timeout, stall_abort)
+    return ShardedExchange(model, compression, optimizer, *settings)
