@@ -110,8 +110,11 @@ class Rules:
     def plan(self, step: Step, elements: int) -> Plan:
         """Decide k, the mode and the algorithm, before anything is selected."""
         densities = self.schedule.densities(step)
-        ks = [self._sparse.k(elements, density) for density in densities]
-        if not (0 < elements <= ks[0] or self.collective.decide(self._context.size, ks[0])):
+        # Everything that an owner of a shard holds of it stays there: the others send a share of what is left.
+        owns = self._context.scatters and self._owning is not None
+        selectable = elements - elements // self._context.ranks if owns else elements
+        ks = [self._sparse.k(selectable, density) for density in densities]
+        if not ((elements and selectable <= ks[0]) or self.collective.decide(self._context.size, ks[0])):
             return Plan(elements, densities, ks, Mode.SELECT, self._sparse.wire_of_all)
         wire = (self.schedule.wire_of_all if densities[0] == 1 else None) or self._sparse.wire_of_all
         wire = None if step.number < self._sparse.dense_steps else wire

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from horovod_sparse.control.report import limits
 from horovod_sparse.engine.bucket import Bucket
 from horovod_sparse.engine.layout import Layout, Segment
 from horovod_sparse.engine.scattered import Columns, ScatteredBucket
+from horovod_sparse.engine.state import leader
 from horovod_sparse.frontends.arguments import (
     agree_on,
     check_devices,
@@ -30,7 +31,14 @@ from horovod_sparse.frontends.base import ExchangingGradients
 from horovod_sparse.frontends.eager import eager, in_compiled_backward
 from horovod_sparse.frontends.exchange import GradientExchange, group_numbers
 from horovod_sparse.frontends.fsdp.model import parameters_of, require_means, units_of
-from horovod_sparse.frontends.fsdp.scattering import Unit, require_scattered, require_selection, scattered_units
+from horovod_sparse.frontends.fsdp.scattering import (
+    Unit,
+    layout_of,
+    require_scattered,
+    require_selection,
+    resharded,
+    scattered_units,
+)
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.step_hooks import require_known
@@ -272,29 +280,68 @@ class ShardedExchange(ExchangingGradients):
             Numbers, strings, lists, tuples and tensors only, so that ``torch.load(..., weights_only=True)`` can read
             it.
         """
-        layout: dict[str, dict[str, list[int]]] = {}  # of each bucket: first position and width of each parameter
-        for unit in self._units:
-            for name, part in unit.parts.items():
-                if not part.small:
-                    layout.setdefault(part.key, {})[name] = [part.place, part.width]
-        place = {"shard": self._exchange.transport.rank, "shards": self._exchange.ranks, "layout": layout}
+        transport = self._exchange.transport
+        place = {"shard": transport.rank, "shards": self._exchange.ranks, "layout": layout_of(self._units)}
         return {**place, **self._exchange.state_dict(copy)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state that ``state_dict`` returned on the same rank of the same number of ranks.
+        """Load a state that ``merge`` returned, or ``state_dict`` on the same rank of the same number of ranks.
 
         Raises:
             ValueError: The state belongs to another rank, number of ranks, model or configuration.
         """
-        own = (self._exchange.transport.rank, self._exchange.ranks)
-        saved = (state.get("shard"), state.get("shards"))
-        if saved != own:
+        if not self._is_own(state):
             raise ValueError(
-                f"rank {distributed.get_rank()}: the state is that of shard {saved[0]} of {saved[1]}, but this is "
-                f"shard {own[0]} of {own[1]}: load what the same rank has saved with the same "
-                "number of ranks, or begin with empty residuals"
+                f"rank {distributed.get_rank()}: the state is that of shard {state.get('shard')} of "
+                f"{state.get('shards')}, or of another model: pass the states of all ranks to merge, and load what it "
+                "returns"
             )
         self._exchange.load_state_dict(state)
+
+    def _is_own(self, state: Mapping[str, Any]) -> bool:
+        place = (self._exchange.transport.rank, self._exchange.ranks, layout_of(self._units))
+        return place == (state.get("shard"), state.get("shards"), state.get("layout"))
+
+    def merge(self, states: Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+        """Return the state of this rank that continues those of any number of ranks.
+
+        The sum of the residuals of each element over the ranks is unchanged. Rank r takes over the old ranks r, r + P,
+        r + 2P and so on, where P is the number of ranks.
+
+        Args:
+            states: What ``state_dict`` returned on all ranks of the training that is continued, in any order.
+
+        Returns:
+            A state for ``load_state_dict``, and notes on what was not carried over.
+
+        Raises:
+            ValueError: A state is missing; or the states belong to another model or configuration, or cannot be
+                converted to this number of ranks.
+        """
+        by_rank: dict[int, Mapping[str, Any]] = {}
+        for state in states:
+            if self._is_own(state):
+                return dict(state), []
+            if "layout" not in state:
+                raise ValueError("the state is not one that sparse_reduce_scatter has saved")
+            by_rank[state["shard"]] = state
+        own = self.state_dict()
+        counts = {state["shards"] for state in by_rank.values()}
+        if len(counts) != 1:
+            raise ValueError(f"the states were saved by {sorted(counts)} ranks: pass those of one save")
+        taken = range(own["shard"], max(counts), own["shards"])
+        missing = sorted({0, *taken} - by_rank.keys())
+        if missing:
+            raise ValueError(f"the states of ranks {missing} are missing: pass those of all ranks")
+        if own["buckets"] and by_rank[0]["buckets"] and not self.compression.memory.elementwise:
+            raise ValueError(
+                f"memory {self.compression.facts()['memory']['of']!r} compresses its error, which cannot be converted "
+                f"from {max(counts)} to {own['shards']} ranks: load it with the number of ranks it was saved with"
+            )
+        sizes = {name: p.numel() for name, p in self._parameters.items()}
+        mine = [resharded(by_rank[old], own, sizes) for old in taken]
+        merged, notes = self._exchange.merge(mine, leader(dict(by_rank[0])))
+        return {**own, **merged}, notes
 
 
 def sparse_reduce_scatter(
