@@ -53,6 +53,9 @@ from horovod_sparse.transport.base import Transport
 # the host, as most steps do not read them. The unit of the counts is small, to be no part of a norm of gradients.
 _USED, _ONE = "ranks with a gradient", 2.0**-64
 
+# Averaging the replicas would divide gradients once more, which HSDP does not.
+_MEANS = ("with HSDP, because replicas are averaged here in any case", "shards * replicas")
+
 # Exchanges by the modules of their models, which keep them alive.
 _exchanges: weakref.WeakKeyDictionary[nn.Module, ReplicaExchange] = weakref.WeakKeyDictionary()
 
@@ -129,7 +132,7 @@ class ReplicaExchange(ExchangingGradients):
         if any(module in _exchanges for module in model.modules()):
             raise ValueError("sparse_all_reduce was called for this model before: call it once for each model")
         require_replicas(self._parameters, group)
-        require_means(units_of(model))
+        require_means(units_of(model), *_MEANS)
         require_same_selection(self._parameters, compression.dense_below)
         check_devices({p.device for p in self._parameters.values()})
         self._require_one_mesh()
@@ -182,7 +185,7 @@ class ReplicaExchange(ExchangingGradients):
         self._exchange.require_groups()
         units = list(units_of(model))
         try:
-            require_means(units)
+            require_means(units, *_MEANS)
             require_held(units, self._parameters)
         except ValueError as error:
             raise RuntimeError(f"rank {distributed.get_rank()}: {error}") from error

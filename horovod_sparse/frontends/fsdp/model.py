@@ -118,18 +118,22 @@ def units_of(model: nn.Module) -> Iterator[Any]:
             yield from filter(None, [state._fsdp_param_group] if several is None else several)
 
 
-def require_means(units: Iterable[Any]) -> None:
+def require_means(units: Iterable[Any], effect: str, ranks: str) -> None:
     """Check that FSDP averages gradients over the shards.
 
+    Args:
+        units: Records of ``units_of``.
+        effect: Why a factor of the user's would not have its usual effect, for the message.
+        ranks: Number of all ranks, as a term.
+
     Raises:
-        ValueError: It divides them by a factor of the user's. Averaging the replicas would divide them once more, which
-            HSDP does not.
+        ValueError: It divides them by a factor of the user's.
     """
     for unit in units:
         if any(getattr(unit, name, None) is not None for name in _FACTORS):
             raise ValueError(
-                "set_gradient_divide_factor() would not have the effect that it has with HSDP, because replicas are "
-                "averaged here in any case: do not call it, and multiply the loss by shards * replicas / factor instead"
+                f"set_gradient_divide_factor() would not have the effect that it has {effect}: do not call it, and "
+                f"multiply the loss by {ranks} / factor instead"
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import distributed, nn
@@ -42,6 +42,22 @@ class Part:
     small: bool
 
 
+class Scattering(Protocol):
+    """Exchange of the gradients of units."""
+
+    def begin_unit(self, unit: Unit) -> None:
+        """Prepare for a unit's gradients, before FSDP changes any gradient of a parameter."""
+
+    def submit(self, unit: Unit, rows: torch.Tensor, sources: Mapping[str, int]) -> None:
+        """Exchange the gradients of a unit.
+
+        Args:
+            unit: The unit.
+            rows: The shards of its gradients for each rank, by rows.
+            sources: First columns of the parameters that have a gradient.
+        """
+
+
 class Unit:
     """Reduce-scatter of the parameters that FSDP gathers and reduces together, as ``set_custom_reduce_scatter`` takes.
 
@@ -68,16 +84,9 @@ class Unit:
         parts = tuple((name, part.width, part.key, part.place) for name, part in self.parts.items())
         return (self.name, parts, tuple(member.key for member in self.members))
 
-    def attach(
-        self, begin: Callable[[Unit], None], submit: Callable[[Unit, torch.Tensor, Mapping[str, int]], None]
-    ) -> None:
-        """Replace FSDP's reduce-scatter.
-
-        Args:
-            begin: Called before any gradient of the unit is changed.
-            submit: Called with the unit, the input by rows, and the first columns of its parameters.
-        """
-        self._begin, self._submit = begin, submit
+    def attach(self, exchange: Scattering) -> None:
+        """Replace FSDP's reduce-scatter; the exchange is not kept alive if it is a proxy."""
+        self._exchange = exchange
         me: Any = weakref.proxy(self)  # garbage collection does not see what torch's hooks hold
         for name, part in self.parts.items():
             p: Any = part.p
@@ -101,7 +110,7 @@ class Unit:
     ) -> None:
         """Take the gradients of a unit, and return zeros in the output: the result is added at the end of the pass."""
         del group, op, async_op
-        self._begin(self)
+        self._exchange.begin_unit(self)
         output_tensor.zero_()
         self._rows = input_tensor.view(-1, output_tensor.numel())
         self._sources, self._filled = {}, 0
@@ -114,7 +123,7 @@ class Unit:
         self._filled += self.parts[name].width
         if self._filled == self._rows.shape[1]:
             rows, self._rows = self._rows, None
-            self._submit(self, rows, self._sources)
+            self._exchange.submit(self, rows, self._sources)
 
     def require_complete(self) -> None:
         """Raise RuntimeError if the input held gradients of parameters without a hook."""

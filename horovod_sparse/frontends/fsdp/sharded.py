@@ -46,6 +46,7 @@ from horovod_sparse.frontends.units import check_unit
 from horovod_sparse.kernels import copy_to_host
 
 _CALL = "sparse_reduce_scatter"
+_MEANS = ("with FSDP's own reduce-scatter, because gradients are averaged here in any case", "ranks")
 # Exchanges by the modules of their models, which keep them alive.
 _exchanges: weakref.WeakKeyDictionary[nn.Module, ShardedExchange] = weakref.WeakKeyDictionary()
 
@@ -114,7 +115,7 @@ class ShardedExchange(ExchangingGradients):
             self._exchange.add([member for unit in self._units for member in unit.members])
             self._exchange.names |= {part.p: part.key for unit in self._units for part in unit.parts.values()}
             for unit in self._units:
-                unit.attach(self._begin_unit, self._submit)
+                unit.attach(me)
 
     def _facts(
         self,
@@ -130,7 +131,7 @@ class ShardedExchange(ExchangingGradients):
         self._parameters, self._frozen = parameters_of(model, _CALL)
         if any(module in _exchanges for module in model.modules()):
             raise ValueError(f"{_CALL} was called for this model before: call it once for each model")
-        require_means(units_of(model))
+        require_means(units_of(model), *_MEANS)
         check_devices({p.device for p in self._parameters.values()})
         check_optimizers(compression, self.optimizers, grad_scaler, undoable, f"pass optimizer to {_CALL}")
         require_own(self.optimizers, self._parameters.values(), {p: name for name, p in self._parameters.items()})
@@ -140,7 +141,7 @@ class ShardedExchange(ExchangingGradients):
         facts = common_facts(compression, named, *stall, residual_unit, self.optimizers, undoable)
         return {**facts, "unit": tuple(unit.facts for unit in self._units)}
 
-    def _begin_unit(self, unit: Unit) -> None:
+    def begin_unit(self, unit: Unit) -> None:
         """Prepare for a unit's gradients, before FSDP changes any gradient of a parameter."""
         rank = distributed.get_rank()
         if unit in self._reduced:
@@ -174,7 +175,7 @@ class ShardedExchange(ExchangingGradients):
         model = self._model()
         assert model is not None
         try:
-            require_means(units_of(model))
+            require_means(units_of(model), *_MEANS)
         except ValueError as error:
             raise RuntimeError(f"rank {distributed.get_rank()}: {error}") from error
 
@@ -200,7 +201,7 @@ class ShardedExchange(ExchangingGradients):
         else:
             worker.confirm()
 
-    def _submit(self, unit: Unit, rows: torch.Tensor, sources: Mapping[str, int]) -> None:
+    def submit(self, unit: Unit, rows: torch.Tensor, sources: Mapping[str, int]) -> None:
         """Exchange the gradients of a unit.
 
         Args:
