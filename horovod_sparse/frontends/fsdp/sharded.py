@@ -31,14 +31,8 @@ from horovod_sparse.frontends.base import ExchangingGradients
 from horovod_sparse.frontends.eager import eager, in_compiled_backward
 from horovod_sparse.frontends.exchange import GradientExchange, group_numbers
 from horovod_sparse.frontends.fsdp.model import parameters_of, require_means, units_of
-from horovod_sparse.frontends.fsdp.scattering import (
-    Unit,
-    layout_of,
-    require_scattered,
-    require_selection,
-    resharded,
-    scattered_units,
-)
+from horovod_sparse.frontends.fsdp.regions import layout_of, resharded
+from horovod_sparse.frontends.fsdp.scattering import Unit, require_scattered, require_selection, scattered_units
 from horovod_sparse.frontends.members import transport_of
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.step_hooks import require_known
