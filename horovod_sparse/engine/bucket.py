@@ -15,7 +15,6 @@ from horovod_sparse.engine.device import Mark, real_dtype, real_view
 from horovod_sparse.engine.layout import Layout, Segment
 from horovod_sparse.engine.pipeline import pipeline_for
 from horovod_sparse.engine.pipeline.dense import DensePipeline
-from horovod_sparse.engine.pipeline.sparse import SparsePipeline
 from horovod_sparse.engine.state import to_arrays, to_tensors
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.kernels.types import Segments
@@ -233,20 +232,9 @@ class Bucket:
         return collected.held | {segment.key for segment, one in zip(segments, used, strict=True) if not one}
 
     def replace_momentum(self) -> None:
-        """Note that the momentum of the optimizer has been replaced, as ``SparsePipeline.replace_momentum``."""
-        if isinstance(self.pipeline, SparsePipeline):
-            with self.device.work():
-                self.pipeline.replace_momentum()
-
-    @property
-    def changed(self) -> bool:
-        """True if the last exchange has changed what the pipeline remembers."""
-        return isinstance(self.pipeline, SparsePipeline) and self.pipeline.changed
-
-    @property
-    def trained(self) -> bool:
-        """True if the pipeline remembers a step."""
-        return isinstance(self.pipeline, SparsePipeline) and self.pipeline.steps > 0
+        """Note that the momentum of the optimizer has been replaced, as ``Pipeline.replace_momentum``."""
+        with self.device.work():
+            self.pipeline.replace_momentum()
 
     def undo(self) -> None:
         """Return to the state before the last step."""
@@ -255,9 +243,8 @@ class Bucket:
 
     def reset(self) -> None:
         """Return to the state of a new bucket; a collective call."""
-        if isinstance(self.pipeline, SparsePipeline):
-            with self.device.work():
-                self.pipeline.reset()
+        with self.device.work():
+            self.pipeline.reset()
 
     def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
         """Return everything that the next step depends on, copied to the host by ``copy``, with the keys."""

@@ -17,6 +17,7 @@ from horovod_sparse.engine.layout import Member, bucket_bytes_for, plan
 from horovod_sparse.engine.reading import Reading
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.kernels import copy_to_host
+from horovod_sparse.metrics.counts import statistics
 from horovod_sparse.rules import Conditions
 from horovod_sparse.transport.base import Transport
 from horovod_sparse.transport.traffic import Traffic
@@ -115,7 +116,7 @@ class Exchange:
         """
         if self.ranks == 1:
             return
-        taken = [member.key for member in members if self.worker.bucket_of(member.key) is not None]
+        taken = [member.key for member in members if member.key in self.worker]
         if taken:
             raise ValueError(
                 f"rank {self.transport.rank}: two parameters have the name {taken[0]!r}: give each its own name"
@@ -152,7 +153,18 @@ class Exchange:
     @property
     def traffic(self) -> Traffic:
         """Payload that this rank has sent and received so far, including parameters that are sent dense."""
-        return self.worker.traffic
+        total = Traffic()
+        for bucket in self.worker.buckets:
+            total.add(bucket.pipeline.traffic)
+        return total
+
+    def statistics(self, norms: bool) -> dict[str, float]:
+        """Return statistics of each bucket and of all together since the last call; to be called between steps.
+
+        Args:
+            norms: Take norms in the next step, for the call after it.
+        """
+        return statistics({bucket.layout.number: bucket.pipeline.statistics(norms) for bucket in self.worker.buckets})
 
     def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
         """Return the state of this rank (residuals, thresholds, ...); to be called between steps.
@@ -161,23 +173,36 @@ class Exchange:
             copy: Copies an array to the host.
         """
         self.worker.settle()
-        return self.worker.state_dict(copy)
+        return {"buckets": [bucket.state_dict(copy) for bucket in self.worker.buckets]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that ``state_dict`` returned on the same rank of the same world size; between steps.
 
         Raises:
-            ValueError: The state belongs to another model, bucket size or configuration.
+            ValueError: The state belongs to another model, bucket size or configuration, or is damaged. All buckets
+                keep their state.
         """
         require_state(state)
         self.worker.settle()
         self._grow(state)
-        self.worker.load_state_dict(state)
+        self._require_layout(state)
+        before: list[tuple[Bucket, dict[str, Any]]] = []
+        try:
+            for bucket, saved in zip(self.worker.buckets, state["buckets"], strict=True):
+                before.append((bucket, bucket.state_dict()))
+                bucket.load_state_dict(saved)
+        except ValueError:
+            for bucket, own in before[:-1]:  # the last one refused its state and is unchanged
+                bucket.load_state_dict(own)
+            raise
 
     def reset(self) -> None:
         """Return to the state of a new exchange; a collective call between steps."""
         with process.communicating("reset()", self.transport):
-            self.worker.reset()
+            self.worker.settle()
+            self.worker.confirm()
+            for bucket in self.worker.buckets:
+                bucket.reset()
 
     def _grow(self, state: Mapping[str, Any]) -> None:
         """Create buckets for parameters that had been trained when a state was saved, but not yet here."""
@@ -200,4 +225,25 @@ class Exchange:
         """
         self.worker.settle()
         self._grow(leader)
-        return self.worker.merge(states, leader)
+        buckets = self.worker.buckets
+        if buckets and not leader["buckets"]:
+            return self.state_dict(), ["residuals start empty: it was saved by one rank, which exchanges nothing"]
+        if leader["buckets"] and not buckets:
+            return self.state_dict(), ["residuals are dropped: one rank alone exchanges nothing"]
+        self._require_layout(leader)
+        merged, notes = [], []
+        for number, bucket in enumerate(buckets):
+            state, more = bucket.merge([one["buckets"][number] for one in states], leader["buckets"][number])
+            merged.append(state)
+            notes += more
+        return {"buckets": merged}, list(dict.fromkeys(notes))
+
+    def _require_layout(self, state: Mapping[str, Any]) -> None:
+        mine = [bucket.layout.keys for bucket in self.worker.buckets]
+        theirs = [bucket["parameters"] for bucket in state["buckets"]]
+        if mine != theirs:
+            raise ValueError(
+                f"rank {process.job.rank}: the state holds buckets of {theirs}, but here they are {mine}: load it "
+                "with the model, bucket_bytes, dense_below and groups it was saved with, and with the same parameters "
+                "frozen at first"
+            )

@@ -113,7 +113,8 @@ class GradientExchange(Exchange):
 
     def bucket_of(self, p: torch.Tensor) -> Bucket | None:
         """Return the bucket that exchanges the gradient of a parameter; None if there is none."""
-        return self.worker.bucket_of(self.names.get(p))
+        key = self.names.get(p, "")
+        return self.worker.bucket_of(key) if key in self.worker else None
 
     def selected(self) -> Mapping[torch.Tensor, tuple[Bucket, Segment]]:
         """Return bucket and segment of every parameter whose gradient is selected from, not sent dense."""
@@ -200,7 +201,7 @@ class GradientExchange(Exchange):
 
     def note_load(self) -> None:
         """Note that an optimizer has loaded a state of another step."""
-        self._optimizer_loaded = any(bucket.trained for bucket in self.worker.buckets)
+        self._optimizer_loaded = any(bucket.pipeline.steps for bucket in self.worker.buckets)
 
     def _warn_of_load(self) -> None:
         if self._optimizer_loaded and not (self._loaded or self._warned):

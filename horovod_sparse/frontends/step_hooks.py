@@ -14,6 +14,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from horovod_sparse.engine.clipping import clip
+from horovod_sparse.engine.step import State
 from horovod_sparse.frontends.eager import eager
 from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.shards import shard_of, total_norm
@@ -80,7 +81,7 @@ class StepHooks(ABC):
         places = [exchange.selected() for exchange in self.exchanges]
         for p in (p for group in optimizer.param_groups for p in group["params"]):
             for bucket, _ in (selected[p] for selected in places if p in selected):
-                if self.options.own is not None or getattr(bucket.pipeline, "sent", None) is not None:
+                if self.options.own is not None or bucket.pipeline.sent is not None:
                     yield p
 
     @property
@@ -203,7 +204,7 @@ def _is_of(place: int, optimizers: int, group: int) -> bool:
 
 
 def follow_optimizer(
-    optimizer: torch.optim.Optimizer, exchange: GradientExchange, applied: Callable[[int], bool] | None = None
+    optimizer: torch.optim.Optimizer, exchange: GradientExchange, applied: Callable[[int], bool] = lambda _: True
 ) -> None:
     """Report to an exchange, which is held weakly, what an optimizer does with the results.
 
@@ -212,7 +213,7 @@ def follow_optimizer(
     Args:
         optimizer: The optimizer.
         exchange: The exchange.
-        applied: Whether the optimizer has the parameters of a group, by its number; None: of all.
+        applied: Whether the optimizer has the parameters of a group, by its number.
     """
     reference = weakref.ref(exchange)
 
@@ -226,7 +227,7 @@ def follow_optimizer(
     @eager
     def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
         alive = reference()
-        if alive is not None and alive.worker.collecting and not alive.worker.complete:
+        if alive is not None and alive.worker.step.state is State.COLLECTING:
             raise RuntimeError(
                 f"rank {job().rank}: {type(optimizer).__name__} takes a step inside of backward(), but gradients are "
                 "averaged by its end: step after backward() instead of in a hook of a parameter"

@@ -13,7 +13,6 @@ import torch
 from torch.autograd.graph import Node, get_gradient_edge
 
 from horovod_sparse.engine.bucket import Bucket
-from horovod_sparse.engine.pipeline.sparse import SparsePipeline
 from horovod_sparse.frontends.clipping import factor_of
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.members import job
@@ -30,17 +29,18 @@ def begin_backward(exchange: GradientExchange) -> None:
             was applied to gradients that are added to; or results were dropped that cannot be undone.
     """
     left = hooks_with_momentum_left(exchange)
-    if not (left or exchange.worker.unapplied) or _returns_gradients(exchange.selected()):
+    unapplied = exchange.worker.unapplied()
+    if not (left or unapplied) or _returns_gradients(exchange.selected()):
         return
     for optimizer, hooks in left.items():
         hooks.begin_backward(optimizer)
-    if not exchange.worker.unapplied:
+    if not unapplied:
         return
     require_known(exchange)
     parameters: dict[Bucket, dict[str, torch.Tensor]] = {}
     for p, (bucket, segment) in exchange.selected().items():
         parameters.setdefault(bucket, {})[segment.key] = p
-    kept = [bucket for bucket in exchange.worker.unapplied if _kept(bucket, parameters.get(bucket, {}))]
+    kept = [bucket for bucket in unapplied if _kept(bucket, parameters.get(bucket, {}))]
     momentum = exchange.compression.momentum
     if kept and momentum is not None and momentum.own is not None:
         raise RuntimeError(
@@ -83,5 +83,5 @@ def _kept(bucket: Bucket, parameters: dict[str, torch.Tensor]) -> bool:
 
 def _sent_zeros(bucket: Bucket) -> bool:
     """Return whether the last exchange has delivered zeros, as far as is known, which look like cleared gradients."""
-    sent = bucket.pipeline.sent if isinstance(bucket.pipeline, SparsePipeline) else None
+    sent = bucket.pipeline.sent
     return sent is not None and not sent.values.any()

@@ -61,7 +61,7 @@ def test_calls_do_not_grow_with_the_number_of_parameters(
         with Operations() as operations:
             for bucket in worker.buckets:
                 for key in bucket.layout.keys:
-                    worker.put(bucket, key, gradients[int(key)])
+                    worker.put(key, gradients[int(key)])
             worker.collect()
             worker.finish()
     buckets = len(worker.buckets)

@@ -64,7 +64,7 @@ def train(transport: Any, configuration: str, steps: int = 3) -> set[Variant]:
         for step in range(steps):
             generator = torch.Generator().manual_seed(step + 10 * transport.rank)
             for key, shape in enumerate(SHAPES):
-                worker.put(worker.bucket_of(str(key)), str(key), torch.randn(shape, generator=generator))
+                worker.put(str(key), torch.randn(shape, generator=generator))
             worker.collect()
             worker.finish()
             worker.confirm()

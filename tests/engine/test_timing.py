@@ -70,7 +70,7 @@ def test_stages_start_when_the_gradients_are_ready_on_the_device(comm, transport
     waits = device.waits
     with metrics.span("backward"):
         device.launch(30 * MS)
-    worker.put(worker.buckets[0], "weight", torch.ones(2000))
+    worker.put("weight", torch.ones(2000))
     with metrics.span("synchronize"):
         worker.collect()
     assert everywhere(comm, device.waits == waits), "a step waits for nothing but what it has to know"

@@ -14,6 +14,7 @@ from horovod_sparse.control.report import Progress
 from horovod_sparse.engine import layout
 from horovod_sparse.engine.device import Host
 from horovod_sparse.engine.reading import Reading
+from horovod_sparse.engine.step import State
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.rules import Conditions
 
@@ -39,7 +40,7 @@ def put(worker, *keys):
     """Submit ones; return the result tensors."""
     gradients = [torch.ones(10) for _ in keys]
     for key, gradient in zip(keys, gradients, strict=True):
-        worker.put(worker.bucket_of(key), key, gradient)
+        worker.put(key, gradient)
     return gradients
 
 
@@ -63,7 +64,7 @@ def test_a_bucket_waits_for_the_one_before_it(worker, log):
 
 
 def test_an_unused_parameter_is_not_waited_for(worker, log):
-    worker.leave_out(worker.bucket_of(KEYS[0]), KEYS[0])
+    worker.leave_out(KEYS[0])
     put(worker, *KEYS[1:])
     worker.collect()
     assert log == [(0, [10], 0.1), (1, [0, 10], 0.1)]
@@ -93,6 +94,30 @@ def test_an_unconfirmed_step_is_undone_before_the_next(worker, log):
     worker.settle()
     steps, undone = [[0, 10], [0, 10]], ["undone", "undone"]
     assert [event for _, event, *_ in log] == steps + steps + undone + steps
+
+
+def test_a_step_is_collected_exchanged_reduced_and_applied_or_skipped(worker):
+    found = [worker.step.state]
+    for end in (worker.confirm, worker.settle):
+        for act in (lambda: put(worker, *KEYS[:3]), lambda: put(worker, KEYS[3]), worker.finish, end):
+            act()
+            found.append(worker.step.state)
+    until_reduced = [State.COLLECTING, State.EXCHANGING, State.REDUCED]
+    assert found == [State.APPLIED, *until_reduced, State.APPLIED, *until_reduced, State.SKIPPED]
+    with pytest.raises(AssertionError, match="from SKIPPED to APPLIED"):
+        worker.step.enter(State.APPLIED)
+
+
+def test_buckets_that_are_added_to_an_exchanged_step_take_part_in_it(worker, monkeypatch, log):
+    put(worker, *KEYS)
+    parameters = [torch.zeros(10) for _ in range(len(KEYS) + 1)]
+    buckets, _ = recording_buckets(monkeypatch, log, parameters, bucket_bytes=40)
+    worker.add(buckets[-1:])
+    with pytest.raises(AssertionError, match="before its bucket was complete"):
+        worker.collect()
+    put(worker, *buckets[-1].layout.keys)
+    worker.collect()
+    assert [number for number, *_ in log] == [0, 1, buckets[-1].layout.number]
 
 
 def test_only_exchanged_buckets_are_undone_and_only_once(worker, log):
@@ -130,10 +155,6 @@ def test_progress_names_the_bucket_in_exchange_and_its_stage_or_the_next_one(wor
     assert worker.progress() == Progress(1, 0, "")
     worker.finish()
     assert worker.progress() == Progress(1, 0, "")
-
-
-def test_traffic_is_the_sum_of_the_buckets(worker):
-    assert (worker.traffic.bytes_sent, worker.traffic.messages_sent) == (20, 2)
 
 
 class Following(Host):

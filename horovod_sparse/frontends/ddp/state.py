@@ -17,6 +17,7 @@ from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import limits
 from horovod_sparse.engine.device import device_of
 from horovod_sparse.engine.exchange import require_state
+from horovod_sparse.engine.step import State
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.frontends.arguments import (
     agree_on,
@@ -59,16 +60,11 @@ class _Delivery:
 
     def submit(self, gradients: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Submit all gradients of this bucket, with their parameters."""
-        collected = []
-        for p, gradient in gradients:
-            bucket = self._worker.bucket_of(self._names[p])
-            assert bucket is not None
-            self._worker.put(bucket, self._names[p], gradient, hold=not p.requires_grad)
-            collected.append(bucket.collected)
-        for step in dict.fromkeys(collected):
+        given = [self._worker.put(self._names[p], gradient, hold=not p.requires_grad) for p, gradient in gradients]
+        for exchanged in dict.fromkeys(given):
             with self._lock:
                 self._waiting += 1
-            step.done.add_done_callback(self._arrived)
+            exchanged.add_done_callback(self._arrived)
         self._arrived()
 
     def _arrived(self, _: object = None) -> None:
@@ -79,8 +75,8 @@ class _Delivery:
         if complete:
             # On the exchange's stream, for which DDP's stream then waits.
             with device_of(self._buffer.device).work():
-                if isinstance(self._worker.failed, Exception):
-                    self.future.set_exception(self._worker.failed)  # type: ignore[arg-type]
+                if isinstance(self._worker.step.error, Exception):
+                    self.future.set_exception(self._worker.step.error)  # type: ignore[arg-type]
                 else:
                     self.future.set_result(self._buffer)
 
@@ -211,8 +207,7 @@ class SparseState(ExchangingGradients):
                 self._unchecked = None
         if bucket.index() == 0:
             exchange.require_groups()
-            if exchange.worker.collecting:
-                self._finish(exchange.worker)
+            self._finish(exchange.worker)
             self._joined = bool(exchange.worker.buckets) and not self._begun
             if self._joined:
                 exchange.worker.confirm()
@@ -230,15 +225,16 @@ class SparseState(ExchangingGradients):
         """Settle what became of the last exchange, before a backward pass changes gradients."""
         assert self._exchange is not None
         self._begun = True
-        if self._exchange.worker.complete:
+        if self._exchange.worker.step.state is State.EXCHANGING:
             self._finish(self._exchange.worker)
         begin_backward(self._exchange)
 
     def _finish(self, worker: Worker) -> None:
         """Finish the last pass, which is applied elsewhere if DDP's join() took part in it."""
-        worker.finish()
-        if self._joined:
-            worker.confirm()
+        if worker.step.active:
+            worker.finish()
+            if self._joined:
+                worker.confirm()
 
     def _submit(self, exchange: GradientExchange, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         delivery = _Delivery(bucket.buffer(), exchange)
@@ -357,7 +353,7 @@ class SparseState(ExchangingGradients):
         self._grad_scaler = given
 
     def _between_steps(self) -> GradientExchange | None:
-        if self._exchange is not None and self._exchange.worker.collecting:
+        if self._exchange is not None:
             self._finish(self._exchange.worker)
         return self._exchange
 

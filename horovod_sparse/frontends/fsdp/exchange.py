@@ -216,10 +216,8 @@ class ReplicaExchange(ExchangingGradients):
         self._submit(name, shard_of(p.grad))
 
     def _submit(self, key: str, shard: torch.Tensor, hold: bool = False) -> None:
-        worker = self._exchange.worker
-        bucket = worker.bucket_of(key)
-        if bucket is not None:  # None: this rank holds no element of the parameter
-            worker.put(bucket, key, shard, hold)
+        if key in self._exchange.worker:  # else this rank holds no element of the parameter
+            self._exchange.worker.put(key, shard, hold)
 
     @eager
     def _backward_ends(self) -> None:
