@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -246,10 +247,22 @@ class Bucket:
         with self.device.work():
             self.pipeline.reset()
 
-    def state_dict(self, copy: Callable[[Any], Any] = copy_to_host) -> dict[str, Any]:
-        """Return everything that the next step depends on, copied to the host by ``copy``, with the keys."""
+    def state_dict(
+        self, copy: Callable[[Any], Any] = copy_to_host, buffers: Mapping[str, torch.Tensor] = MappingProxyType({})
+    ) -> dict[str, Any]:
+        """Return everything that the next step depends on, copied to the host by ``copy``, with the keys.
+
+        Args:
+            copy: Copies an array to the host.
+            buffers: An optimizer's buffers that belong to the state, by the keys of the gradients of all buckets.
+        """
+        own = {key: buffers[key].detach() for key in self.layout.keys if key in buffers}
         with self.device.work():
-            return {"parameters": self.layout.keys, **to_tensors(self.pipeline.state_dict(), copy)}
+            # In the precision in which gradients are exchanged.
+            fitting = {key: one.to(real_dtype(one.dtype)).contiguous() for key, one in own.items()}
+            arrays = {"buffers": {key: self.device.array_of(one) for key, one in fitting.items()}} if own else {}
+            state = to_tensors({**self.pipeline.state_dict(), **arrays}, copy)
+        return {"parameters": self.layout.keys, **state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that ``state_dict`` returned."""

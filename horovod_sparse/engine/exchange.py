@@ -13,7 +13,9 @@ from horovod_sparse.config import Sparse
 from horovod_sparse.control.lifecycle import process
 from horovod_sparse.control.report import Limits
 from horovod_sparse.engine.bucket import Bucket, Settings
+from horovod_sparse.engine.delivered import Delivered
 from horovod_sparse.engine.layout import Member, bucket_bytes_for, plan
+from horovod_sparse.engine.pipeline.sparse import SparsePipeline
 from horovod_sparse.engine.reading import Reading
 from horovod_sparse.engine.worker import Worker
 from horovod_sparse.kernels import copy_to_host
@@ -55,7 +57,10 @@ class Exchange:
         compression: The configuration.
         transport: The ranks that take part.
         ranks: World size P.
+        factor: Factor on the totals.
         worker: Takes the gradients.
+        groups: Index of the param group of each gradient, by its key.
+        delivered: What was delivered of each gradient that is selected from, by its key.
         scaled: Whether a grad_scaler multiplies the loss.
         undoable: Whether a step can be dropped.
         epoch: The epoch that the script has set; None: none so far.
@@ -83,6 +88,9 @@ class Exchange:
         self.epoch: int | None = None
         self.idle = False
         self._admit = admit
+        self.factor = factor
+        self.groups: dict[str, int] = {}
+        self.delivered: dict[str, Delivered] = {}
         self._settings = Settings(sparse, factor, self.undoable, hold_zeros)
         self._grad_scaler = grad_scaler
         self._shared: dict[type[Any], Any] = {}  # state that the rules of all buckets share
@@ -125,7 +133,13 @@ class Exchange:
         limit = self.compression.bucket_bytes or bucket_bytes_for(members, self.compression.mode)
         layouts = plan(members[::-1], limit, len(self.worker.buckets))
         with process.communicating(_CALL, self.transport):
-            self.worker.add([Bucket(layout, self._settings, self.transport, self._shared) for layout in layouts])
+            buckets = [Bucket(layout, self._settings, self.transport, self._shared) for layout in layouts]
+        self.worker.add(buckets)
+        self.groups |= {member.key: member.group for member in members}
+        for bucket in buckets:
+            if isinstance(bucket.pipeline, SparsePipeline):
+                parts = [Delivered(bucket, bucket.pipeline, segment) for segment in bucket.layout.segments]
+                self.delivered |= {part.key: part for part in parts}
 
     def conditions(self, group: int) -> Conditions:
         """Return the conditions that a param group sets in the step in progress; group -1 stands for none."""
@@ -173,7 +187,12 @@ class Exchange:
             copy: Copies an array to the host.
         """
         self.worker.settle()
-        return {"buckets": [bucket.state_dict(copy) for bucket in self.worker.buckets]}
+        buffers = self.buffers()
+        return {"buckets": [bucket.state_dict(copy, buffers) for bucket in self.worker.buckets]}
+
+    def buffers(self) -> Mapping[str, torch.Tensor]:
+        """Return an optimizer's buffers that belong to the state, by the keys of the gradients."""
+        return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that ``state_dict`` returned on the same rank of the same world size; between steps.

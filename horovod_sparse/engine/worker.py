@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -88,10 +88,6 @@ class Worker:
     def __contains__(self, key: str) -> bool:
         """Return whether a bucket holds the gradient of this key."""
         return key in self._bucket_of
-
-    def bucket_of(self, key: str) -> Bucket:
-        """Return the bucket that holds the gradient of this key."""
-        return self._bucket_of[key]
 
     def put(self, key: str, gradient: torch.Tensor, hold: bool = False) -> Future[None]:
         """Take a gradient, and start the buckets that are complete and next in order.
@@ -347,28 +343,30 @@ class Worker:
         if step.state is State.REDUCED and not step.unapplied:
             step.enter(State.APPLIED)
 
-    def unapplied(self) -> list[Bucket]:
-        """Return the buckets of a step that is reduced, whose result no optimizer has applied."""
-        return self.step.unapplied if self.step.state is State.REDUCED else []
+    def unapplied(self) -> list[int]:
+        """Return the numbers of the buckets of a step that is reduced, whose result no optimizer has applied."""
+        return [bucket.layout.number for bucket in self.step.unapplied] if self.step.state is State.REDUCED else []
 
-    def resume(self, kept: Sequence[Bucket]) -> None:
+    def resume(self, kept: Container[int]) -> None:
         """Begin a backward pass after a step that was exchanged but not applied.
 
         Args:
-            kept: Buckets whose result is still held by the gradients, to which this pass adds. The other results have
-                been cleared: they are dropped.
+            kept: Numbers of the buckets whose result is still held by the gradients, to which this pass adds. The other
+                results have been cleared: they are dropped.
 
         Raises:
             RuntimeError: Results have been cleared, and cannot be undone.
         """
         with self._lock:
-            step = self.step
-            step.unapplied = [bucket for bucket in step.unapplied if bucket not in kept]
-            if step.unapplied:
+            if self.step.state is not State.REDUCED:
+                return
+            resumed = [bucket for bucket in self.step.unapplied if bucket.layout.number in kept]
+            self.step.unapplied = [bucket for bucket in self.step.unapplied if bucket not in resumed]
+            if self.step.unapplied:
                 self._drop()
-            elif kept:
-                step.enter(State.APPLIED)
-            for bucket in kept:
+            else:
+                self.step.enter(State.APPLIED)
+            for bucket in resumed:
                 bucket.collected.resumes = True
 
     def settle(self) -> None:

@@ -31,6 +31,23 @@ _unknown: weakref.WeakKeyDictionary[GradientExchange, str] = weakref.WeakKeyDict
 _HOOKED = torch.optim.Optimizer.profile_hook_step(lambda: None).__code__  # of the function that calls step hooks
 
 
+def with_closure(
+    args: Any, kwargs: Any, after: Callable[[], None], before: Callable[[], None] = lambda: None
+) -> tuple[Any, Any] | None:
+    """Return the arguments of a step with a closure that calls these functions, too; None if it has no closure."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    if closure is None:
+        return None
+
+    def evaluated() -> Any:
+        before()
+        loss = closure()
+        after()
+        return loss
+
+    return args[:1], {**kwargs, "closure": evaluated}
+
+
 class StepHooks(ABC):
     """Hooks around the steps of an optimizer; in a step that a GradScaler skips, they change nothing.
 
@@ -56,18 +73,12 @@ class StepHooks(ABC):
         if _nested(optimizer):
             return None
         self._restore(optimizer)  # in case the last step failed
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if closure is None:
-            self._prepare(optimizer)
-            return None
-
-        def prepared() -> Any:
-            self._restore(optimizer)  # an optimizer may evaluate it more than once
-            loss = closure()
-            self._prepare(optimizer)
-            return loss
-
-        return args[:1], {**kwargs, "closure": prepared}
+        prepare = functools.partial(self._prepare, optimizer)
+        # An optimizer may evaluate a closure more than once.
+        changed = with_closure(args, kwargs, prepare, before=functools.partial(self._restore, optimizer))
+        if changed is None:
+            prepare()
+        return changed
 
     @eager
     def after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -78,10 +89,10 @@ class StepHooks(ABC):
 
     def _with_momentum(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         """Iterate over the parameters whose gradients hold momentum after a step."""
-        places = [exchange.selected() for exchange in self.exchanges]
+        places = [exchange.selected for exchange in self.exchanges]
         for p in (p for group in optimizer.param_groups for p in group["params"]):
-            for bucket, _ in (selected[p] for selected in places if p in selected):
-                if self.options.own is not None or bucket.pipeline.sent is not None:
+            for delivered in (selected[p] for selected in places if p in selected):
+                if self.options.own is not None or delivered.sent is not None:
                     yield p
 
     @property
@@ -161,14 +172,15 @@ def _nested(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def follow_optimizers(optimizers: Sequence[torch.optim.Optimizer], exchange: GradientExchange) -> None:
-    """Follow the optimizers of a model, as ``follow_optimizer``; each applies the gradients of its own groups.
+    """Report to an exchange, which is held weakly, what optimizers do with the results of their own groups.
 
-    Without any, every optimizer of this process that has one of the parameters is followed from its first step on.
+    It learns of each step that has applied them, and of a state of another step that an optimizer loads. Without any
+    optimizers, every one of this process that has one of the parameters is followed from its first step on.
     """
     _followed[exchange] = weakref.WeakSet(optimizers)
     _follow_unknown()
     for place, optimizer in enumerate(optimizers):
-        follow_optimizer(optimizer, exchange, functools.partial(_is_of, place, len(optimizers)))
+        _follow(optimizer, exchange, functools.partial(_is_of, place, len(optimizers)))
 
 
 @functools.cache
@@ -203,18 +215,7 @@ def _is_of(place: int, optimizers: int, group: int) -> bool:
     return group < 0 or group % optimizers == place
 
 
-def follow_optimizer(
-    optimizer: torch.optim.Optimizer, exchange: GradientExchange, applied: Callable[[int], bool] = lambda _: True
-) -> None:
-    """Report to an exchange, which is held weakly, what an optimizer does with the results.
-
-    The exchange learns of each step that has applied them, and of a state of another step that the optimizer loads.
-
-    Args:
-        optimizer: The optimizer.
-        exchange: The exchange.
-        applied: Whether the optimizer has the parameters of a group, by its number.
-    """
+def _follow(optimizer: torch.optim.Optimizer, exchange: GradientExchange, applied: Callable[[int], bool]) -> None:
     reference = weakref.ref(exchange)
 
     def confirm(optimizer: torch.optim.Optimizer) -> None:
@@ -232,25 +233,8 @@ def follow_optimizer(
                 f"rank {job().rank}: {type(optimizer).__name__} takes a step inside of backward(), but gradients are "
                 "averaged by its end: step after backward() instead of in a hook of a parameter"
             )
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if closure is None:
-            return None
-
-        def evaluated() -> Any:
-            loss = closure()
-            confirm(optimizer)  # whose result the optimizer uses, even if it evaluates the closure again
-            return loss
-
-        return args[:1], {**kwargs, "closure": evaluated}
-
-    optimizer.register_step_pre_hook(before)
-    optimizer.register_step_post_hook(eager(lambda optimizer, *_: confirm(optimizer)))
-    follow_loads(optimizer, exchange)
-
-
-def follow_loads(optimizer: torch.optim.Optimizer, exchange: GradientExchange) -> None:
-    """Report to an exchange, which is held weakly, when an optimizer loads a state of another step."""
-    reference = weakref.ref(exchange)
+        # The optimizer uses the result of each evaluation, even if it evaluates the closure again.
+        return with_closure(args, kwargs, functools.partial(confirm, optimizer))
 
     def loading(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         alive = reference()
@@ -260,6 +244,8 @@ def follow_loads(optimizer: torch.optim.Optimizer, exchange: GradientExchange) -
         if alive is not None and not _equal(state["state"], own):
             alive.note_load()
 
+    optimizer.register_step_pre_hook(before)
+    optimizer.register_step_post_hook(eager(lambda optimizer, *_: confirm(optimizer)))
     optimizer.register_load_state_dict_pre_hook(loading)
 
 

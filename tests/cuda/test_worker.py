@@ -82,8 +82,8 @@ def start(
 
 def step(worker: Worker, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
     """What the parameters' gradients become."""
-    both = zip([worker.bucket_of(str(i)) for i in range(len(gradients))], gradients, strict=True)
-    given = [gradient.to(bucket.layout.torch_device, copy=True) for bucket, gradient in both]
+    devices = {key: bucket.layout.torch_device for bucket in worker.buckets for key in bucket.layout.keys}
+    given = [gradient.to(devices[str(i)], copy=True) for i, gradient in enumerate(gradients)]
     for i, gradient in enumerate(given):
         worker.put(str(i), gradient, hold=i == 1)
     worker.collect()

@@ -78,11 +78,6 @@ class Remembering(PipelineBase):
         return self.traffic.rounds + self._agreement.transport.traffic.rounds
 
     @property
-    def sends_signs(self) -> bool:
-        """Return whether only signs of everything are sent, after the dense steps at the start."""
-        return self._sparse.mode is Mode.SIGNS
-
-    @property
     def gradient_unit(self) -> float:
         """Factor that converts velocities and what was delivered to a mean gradient without the loss scale."""
         return self._units.gradient
