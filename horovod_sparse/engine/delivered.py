@@ -1,4 +1,4 @@
-"""What an exchange has delivered for one gradient, as the hooks of an optimizer need it."""
+"""Results of the last exchange for one gradient, for the hooks of an optimizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Delivered:
 
     Args:
         bucket: The bucket.
-        pipeline: Its pipeline.
+        pipeline: Pipeline of the bucket.
         segment: Positions of the gradient.
 
     Attributes:

@@ -146,7 +146,7 @@ class Worker:
         return [_Job(one, one.collected, reading) for one, reading in zip(buckets, readings, strict=True)]
 
     def _together(self, first: int) -> list[Bucket]:
-        """Return the buckets that share messages: those of small parameters, and the next one."""
+        """Return the next buckets whose messages are in flight together: those of small parameters, and a large one."""
         large = (number for number in range(first, len(self.buckets)) if not self.buckets[number].layout.small)
         return self.buckets[first : next(large, first) + 1]
 
@@ -162,7 +162,7 @@ class Worker:
             job.collected.done.set_result(None)
 
     def _exchange(self, jobs: Sequence[_Job]) -> None:
-        """Exchange buckets with shared messages: start all, run the last, finish the rest."""
+        """Exchange buckets whose messages are in flight together: start all but the last, run it, finish the others."""
         ends: list[Callable[[], None]] = []
         last = jobs[-1].collected
         last.began = time.perf_counter_ns()  # start time of all these buckets

@@ -201,11 +201,7 @@ class GradientExchange(Exchange):
         return buffers_of(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state that ``state_dict`` returned on the same rank of the same world size; between steps.
-
-        Raises:
-            ValueError: The state belongs to another model, bucket size or configuration.
-        """
+        """Load a state, as ``Exchange.load_state_dict``, with the momentum buffers that belong to it."""
         super().load_state_dict(state)
         self._loaded = True
         if self.worker.buckets:
