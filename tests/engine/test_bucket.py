@@ -11,7 +11,7 @@ import torch
 from buckets import recording_buckets
 
 from horovod_sparse.engine import layout
-from horovod_sparse.engine.device import Host
+from horovod_sparse.engine.device import Device
 from horovod_sparse.rules import Conditions, Mode
 
 
@@ -74,7 +74,7 @@ def test_the_pipeline_has_the_size_precision_and_kind_of_the_bucket(monkeypatch,
         assert (sparse.mode, size, like, layers) == (mode, 7, sent, [0, 4])
 
 
-class Streams(Host):
+class Streams(Device):
     """A device with streams, on which work is counted."""
 
     def __init__(self):

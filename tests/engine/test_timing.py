@@ -13,7 +13,7 @@ from horovod_sparse import metrics
 from horovod_sparse.config import parse
 from horovod_sparse.engine import layout
 from horovod_sparse.engine.bucket import Bucket, Settings
-from horovod_sparse.engine.device import Host
+from horovod_sparse.engine.device import Device
 from horovod_sparse.engine.layout import Member, plan
 from horovod_sparse.engine.reading import Reading
 from horovod_sparse.engine.worker import Worker
@@ -22,7 +22,7 @@ from horovod_sparse.rules import Conditions
 MS = 1_000_000
 
 
-class Beside(Host):
+class Beside(Device):
     """The CPU, which takes the time of a device's stream: a bucket's work goes on beside that of the backward pass."""
 
     def __init__(self, device):

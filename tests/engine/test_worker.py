@@ -12,7 +12,7 @@ from buckets import recording_buckets
 
 from horovod_sparse.control.report import Progress
 from horovod_sparse.engine import layout
-from horovod_sparse.engine.device import Host
+from horovod_sparse.engine.device import Device
 from horovod_sparse.engine.reading import Reading
 from horovod_sparse.engine.step import State
 from horovod_sparse.engine.worker import Worker
@@ -157,7 +157,7 @@ def test_progress_names_the_bucket_in_exchange_and_its_stage_or_the_next_one(wor
     assert worker.progress() == Progress(1, 0, "")
 
 
-class Following(Host):
+class Following(Device):
     """A device that notes whether the gradients still exist when the caller's stream follows its own."""
 
     def __init__(self):
