@@ -127,11 +127,6 @@ class Bucket:
                 layers=[segment.start for segment in layout.segments],
             )
 
-    @property
-    def missing(self) -> list[str]:
-        """Keys of the gradients that are still missing in this step."""
-        return [key for key in self.layout.keys if key in self.collected.waiting]
-
     def begin(self, complete: int) -> int:
         """Start collecting for the next step, and return the nanoseconds of the exchange that were exposed.
 

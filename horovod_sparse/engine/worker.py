@@ -85,6 +85,11 @@ class Worker:
         """Keys of all gradients, in the order of exchange."""
         return list(self._bucket_of)
 
+    @property
+    def missing(self) -> list[str]:
+        """Keys of the gradients that are still missing in this step."""
+        return [key for key, bucket in self._bucket_of.items() if key in bucket.collected.waiting]
+
     def __contains__(self, key: str) -> bool:
         """Return whether a bucket holds the gradient of this key."""
         return key in self._bucket_of

@@ -204,7 +204,7 @@ class GradientExchange(Exchange):
         """Load a state, as ``Exchange.load_state_dict``, with the momentum buffers that belong to it."""
         super().load_state_dict(state)
         self._loaded = True
-        if self.worker.buckets:
+        if self.worker.keys:
             saved = [bucket.get("buffers", {}) for bucket in state["buckets"]]
             load_buffers(self, {key: buffer for buffers in saved for key, buffer in buffers.items()})
 

@@ -208,7 +208,7 @@ class SparseState(ExchangingGradients):
         if bucket.index() == 0:
             exchange.require_groups()
             self._finish(exchange.worker)
-            self._joined = bool(exchange.worker.buckets) and not self._begun
+            self._joined = bool(exchange.worker.keys) and not self._begun
             if self._joined:
                 exchange.worker.confirm()
         buffer = bucket.buffer()
@@ -255,7 +255,7 @@ class SparseState(ExchangingGradients):
             self._add(exchange, [p for p in of_model if p not in exchange.names])
             for target in reversed(deliveries):
                 target.submit([(p, gradient) for p, gradient, delivery in unplaced if delivery is target])
-        missing = [key for bucket in exchange.worker.buckets for key in bucket.missing]
+        missing = exchange.worker.missing
         if missing:
             raise ValueError(
                 f"rank {job().rank}: the state has buckets for {', '.join(missing[:3])}, which this DDP "
@@ -382,7 +382,7 @@ class SparseState(ExchangingGradients):
         """
         require_state(state)
         exchange = self._between_steps()
-        if exchange is not None and exchange.worker.buckets:
+        if exchange is not None and exchange.worker.keys:
             exchange.load_state_dict(state)
         else:
             self._loaded = state
@@ -395,7 +395,7 @@ class SparseState(ExchangingGradients):
         """
         self._between_steps()
         exchange = self._open()
-        if not exchange.worker.buckets:
+        if not exchange.worker.keys:
             known = list(self._names) or [p for group in self._param_groups for p in group["params"]]
             if not known:
                 raise ValueError("the parameters are not known yet: pass SparseState the optimizer or named_parameters")

@@ -366,10 +366,8 @@ class ReplicaExchange(ExchangingGradients):
         return {**own, **merged}, notes
 
     def _reshard(self, states: Sequence[Mapping[str, Any]], own: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-        buckets = self._exchange.worker.buckets
-
         def momentum_of(number: int) -> Momentum:
-            return self._exchange.momentum(buckets[number].layout.group)
+            return self._exchange.momentum(self._exchange.groups[own["buckets"][number]["parameters"][0]])
 
         return reshard(states, own, self.compression.memory.elementwise, momentum_of)
 

@@ -374,7 +374,7 @@ class Gradients(ExchangingGradients):
         """
         rank, exchange, frozen = hvd.rank(), self._exchange, [False] * len(self._frozen)
         assert exchange is not None
-        if self._newer is not None or not exchange.worker.buckets:
+        if self._newer is not None or not exchange.worker.keys:
             return None
         if exchange.undoable:
             raise ValueError(
