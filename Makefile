@@ -33,7 +33,7 @@ SOURCES := $(filter-out tools/mpitest.py tools/release.py tools/demo%,$(wildcard
 marked = $(sort $(shell grep -rl --include='test_*.py' 'mark\.$(1)' $(2)))
 LAWS = $(call marked,law,--exclude-dir=cuda tests)
 UNDER_MPIRUN = $(call marked,mpi,tests)
-FRONT_ENDS = $(patsubst %,tests/frontends/test_%.py,ddp fsdp optimizer scripts)
+FRONT_ENDS = $(patsubst %,tests/frontends/test_%.py,ddp fsdp optimizer scripts situations)
 # Tests of the transport over torch.distributed.
 OF_TORCH = $(addprefix tests/transport/test_,base.py doubling.py nodes.py in_process.py torch_distributed.py)
 # Each file runs in one process, so that its fixtures are created once. (loadgroup of pytest-xdist 3.8 has no effect

@@ -52,6 +52,8 @@ class Worker:
         confirmed: Whether a step counts only after a call of ``confirm``. Until then it can be resumed or dropped.
         failed: The error that ended the step in progress; None: none so far.
         unapplied: Buckets that have been exchanged, and whose result no optimizer has applied.
+        unconfirmed: Whether no optimizer has taken a step since the last exchange; the same on ranks that have
+            different shards.
     """
 
     def __init__(
@@ -62,7 +64,7 @@ class Worker:
     ) -> None:
         self.buckets: list[Bucket] = []
         self.failed: BaseException | None = None
-        self.confirmed = False
+        self.confirmed = self.unconfirmed = False
         self._read = read
         self._undoable = undoable
         self._factor_for = factor_for
@@ -277,6 +279,7 @@ class Worker:
         self._wait()
         self._follow()  # also after an error, and if the front end did not wait for the results itself
         failed |= self.failed is not None
+        self.unconfirmed = self.confirmed
         if self.confirmed and not (failed and not self._undoable):
             self.unapplied = [bucket for bucket in self._begun if self._undoable or bucket.changed]
         self.failed, self._begun, self._next, self._first = None, [], 0, 0
@@ -335,6 +338,7 @@ class Worker:
         Args:
             applied: Whether the parameters of a group, by its number, were part of the optimizer's step; None: all.
         """
+        self.unconfirmed = False
         others = [bucket for bucket in self.buckets if applied is not None and not applied(bucket.layout.group)]
         for bucket in self.buckets:
             bucket.collected.resumes &= bucket in others
