@@ -81,6 +81,7 @@ test-ci: $(TOOLS)  ## run what CI adds to `make test`: tests marked full, more w
 	$(MPITEST) --ranks 1 -- -m '$(OTHERS)' $(UNDER_MPIRUN)
 	$(MPITEST) --ranks 4 -- -m '(mpi or law) and not slow and $(QUICK)' $(FRONT_ENDS) tests/transport
 	$(MPITEST) --torchrun --ranks 1 4 -- -m 'law and $(QUICK)' $(OF_TORCH) tests/collectives/test_laws.py
+	$(MPITEST) --torchrun --ranks 3 -- -m 'mpi and $(QUICK)' tests/frontends/test_situations.py
 	for part in check tests sanitize bench figure; do python -m tools.gpu.hour $$part --output runs/gpu || exit 1; done
 
 test-nightly: $(TOOLS)  ## run what a release must pass: random kills, packages, every architecture, up to 16 ranks

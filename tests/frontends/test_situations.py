@@ -8,7 +8,11 @@ same bits, and what a parameter lacks is in the residuals.
 from __future__ import annotations
 
 import functools
+import gc
+import threading
+import time
 import types
+import weakref
 from contextlib import nullcontext, suppress
 
 import pytest
@@ -66,6 +70,7 @@ learning_rates_that_fall_near_0_and_rise_again               yes      yes      y
 two_models_in_turn_and_together                              yes      yes      yes      yes      yes
 ranks_with_fewer_steps                                       yes      yes      -        yes      -       # FSDP2: torch has no join. arrays: as any collective
 going_back_with_reset                                        yes      yes      yes      yes      -       # arrays: make a new one
+a_training_that_ends                                         yes      yes      yes      yes      yes
 resuming_on_the_same_ranks                                   yes      yes      yes      yes      yes
 resuming_on_another_number_of_ranks                          yes      yes      yes      yes      -       # arrays: same ranks only
 an_unknown_compression                                       refused  refused  refused  refused  refused
@@ -731,6 +736,46 @@ def test_going_back_with_reset(front_end):
         for training in (straight, again):
             train(training)
         assert front_end.everywhere(same(again.parameters(), straight.parameters()))
+
+
+@pytest.fixture
+def no_collection():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@situation()
+def test_a_training_that_ends(front_end, no_collection):
+    """Threads and connections end with the last reference to it, even after a step that was not finished."""
+
+    def threads():
+        return sum(thread.name == "horovod_sparse" for thread in threading.enumerate())
+
+    def begin():
+        training = front_end.training(RECOMMENDED if front_end.replaces_momentum else SPARSE[0])
+        training.take(0)
+        training.backward(1)
+        return training
+
+    begin()  # errors of torch's first imports keep the frames
+    before = threads()
+    training = begin()
+    left = [weakref.ref(connection) for connection in connections(training.exchange)]
+    del training
+    if front_end.name == "FSDP2":  # whose modules refer to themselves
+        gc.collect()
+    deadline = time.monotonic() + 10  # of the watch, too
+    while time.monotonic() < deadline and (threads() > before or any(one() for one in left)):
+        time.sleep(0.05)
+    assert front_end.everywhere(threads() <= before and not any(one() for one in left))
+
+
+def connections(exchange):
+    """Return what torch's connections of an exchange belong to; MPI's are only freed by all ranks together."""
+    transport = getattr(getattr(exchange, "_exchange", exchange), "transport", None)
+    return [transport._connection] if torch_ranks.launched() else []
 
 
 @situation()

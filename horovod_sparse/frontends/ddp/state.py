@@ -51,7 +51,7 @@ class _Delivery:
     def __init__(self, buffer: torch.Tensor, exchange: GradientExchange) -> None:
         self._buffer = buffer
         self._names = exchange.names
-        self._worker = exchange.worker
+        self._worker = weakref.proxy(exchange.worker)  # which keeps the last step, and with it this object
         self._lock = threading.Lock()
         self._waiting = 1  # buckets to wait for, and 1 until all gradients are submitted
         devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
