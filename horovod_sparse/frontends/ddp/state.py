@@ -79,10 +79,26 @@ class _Delivery:
         if complete:
             # On the exchange's stream, for which DDP's stream then waits.
             with device_of(self._buffer.device).work():
-                if isinstance(self._worker.failed, Exception):
-                    self.future.set_exception(self._worker.failed)  # type: ignore[arg-type]
-                else:
-                    self.future.set_result(self._buffer)
+                error = self._worker.failed
+                self.future.set_result(self._buffer if error is None else _Failure(error))  # type: ignore[arg-type]
+
+
+class _Failure:
+    """Result that raises an error where DDP takes it.
+
+    DDP takes the exception of a future for its value, too, and reports that "<message>" cannot be cast to a tensor. The
+    message that it builds for that calls ``str``.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __str__(self) -> str:
+        raise self._error
+
+    def __reduce__(self) -> tuple[type[str], tuple[()]]:
+        """Let futures of a GPU look for tensors, which they do with pickle."""
+        return str, ()
 
 
 class SparseState(ExchangingGradients):
