@@ -95,6 +95,11 @@ class StepHooks(ABC):
         kept = self._twice or any(one is used for one in gradients)
         # torch._foreach_zero_ changes no version of a DTensor.
         self._twice = kept and any(bool(shard_of(one).any()) for one in gradients)
+        self._used = None
+
+    def follow_changes(self, optimizer: torch.optim.Optimizer) -> None:
+        """Follow changes of the optimizer's state by the script; called before a backward pass changes gradients."""
+        del optimizer
 
     def _restore(self, optimizer: torch.optim.Optimizer) -> None:
         """Undo temporary changes of the optimizer; by default there are none."""
@@ -105,11 +110,13 @@ class StepHooks(ABC):
         overflow, scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
         if overflow is not None and overflow.item():
             return
+        if self.left:  # no backward pass has begun since the last step
+            self.begin_backward(optimizer)
         if self._twice:
             raise RuntimeError(
                 f"rank {job().rank}: gradients were not cleared between two steps of the optimizer. They hold momentum "
-                "of the first, which would count again: call zero_grad() before backward(), or use a compression "
-                "without momentum, such as memory='residual'"
+                "of the first, which would count again: call zero_grad() before backward(), and step() once after it, "
+                "or use a compression without momentum, such as memory='residual'"
             )
         given = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         gradients = [shard_of(gradient) for gradient in given]

@@ -61,6 +61,8 @@ a_dropped_step                                               refused  refused  r
 a_dropped_step_where_exchanges_are_undoable                  yes      yes      yes      -        -
 exchanged_passes_with_momentum_of_the_compression            refused  refused  refused  -        -
 an_exchanged_pass_after_gradients_were_changed               refused  refused  refused  -        -
+two_steps_with_the_same_gradients_at_density_1               yes      yes      yes      -        -       # local: a second round. arrays: a second exchange
+two_steps_with_the_same_gradients                            refused  refused  refused  -        -       # those of memory='residual' count twice, as in stock
 a_closure                                                    yes      yes      yes      yes      -       # arrays: the call stands in the closure
 two_optimizers_of_one_model                                  yes      yes      yes      yes      -       # arrays: know no optimizer
 an_optimizer_with_its_own_step                               yes      yes      yes      -        -       # local: its momentum stays on the rank
@@ -563,6 +565,27 @@ def test_an_exchanged_pass_after_gradients_were_changed(front_end, change):
     first = next(training.module.parameters())
     first.grad = None if change == "cleared" else first.grad / 2
     training.backward(1)
+
+
+def step_twice(training):
+    for step in range(3):
+        training.zero_grad()
+        training.backward(step)
+        training.step()
+        training.step()
+
+
+@situation()
+def test_two_steps_with_the_same_gradients_at_density_1(front_end):
+    front_end.check(step_twice, below=False, dgc=False)
+
+
+@situation(r"RANK: .*momentum .*would count again: call .*step\(\) once")
+@pytest.mark.parametrize("own", [False, True], ids=["", "own"])
+def test_two_steps_with_the_same_gradients(front_end, own):
+    """What is sent stands for a velocity, in which the gradient of one step is not to be seen."""
+    dgc = hvs.Compression.dgc(momentum=0.5, **settings())
+    step_twice(front_end.training(*(dgc, 0.0) if own else (RECOMMENDED, 0.5)))
 
 
 @situation()
