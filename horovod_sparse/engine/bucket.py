@@ -238,6 +238,12 @@ class Bucket:
             with self.device.work():
                 self.pipeline.replace_momentum()
 
+    def drop_momentum(self, segment: Segment) -> None:
+        """Forget the momentum of a segment, which every rank's optimizer has lost."""
+        if isinstance(self.pipeline, SparsePipeline):
+            with self.device.work():
+                self.pipeline.drop_momentum(segment.start, segment.start + segment.size)
+
     @property
     def changed(self) -> bool:
         """True if the last exchange has changed what the pipeline remembers."""

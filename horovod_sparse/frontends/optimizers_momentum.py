@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -14,7 +15,7 @@ from horovod_sparse.engine.pipeline.sparse import SparsePipeline
 from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.optimizers import buffer_name, coupled_decay, is_known
 from horovod_sparse.frontends.shards import shard_of
-from horovod_sparse.frontends.step_hooks import StepHooks
+from horovod_sparse.frontends.step_hooks import StepHooks, version_of
 from horovod_sparse.kernels import copy_to_host
 from horovod_sparse.rules import SparseVector
 
@@ -32,6 +33,8 @@ class OptimizersMomentum(StepHooks):
     After such a step, the optimizer's buffer holds what was delivered last. Without the state of the exchange, that is
     no momentum to continue from, so the optimizer's ``state_dict()`` holds this rank's velocity instead. The buffer
     itself is part of the state of the exchange, and the next step puts it back.
+
+    Where a script clears buffers between two steps, the momentum begins again, and velocities of the exchange do, too.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -41,7 +44,9 @@ class OptimizersMomentum(StepHooks):
         self._loaded: dict[torch.Tensor, torch.Tensor] = {}  # buffers of a state of the exchange
         self._changed: list[tuple[dict[str, Any], dict[str, Any]]] = []  # groups, and their settings outside the step
         self._added = 0  # groups added for the step
-        self._applied: list[SparsePipeline] = []  # whose gradients the step in progress applies
+        self._applied: _Places = {}  # of the gradients that the step in progress applies
+        # Buffers after the last step, with their versions, until the next backward pass.
+        self._seen: dict[torch.Tensor, tuple[weakref.ref[torch.Tensor], Any]] = {}
         if is_known(optimizer):
             optimizer.register_state_dict_pre_hook(self._show)
             optimizer.register_load_state_dict_post_hook(self._replace)
@@ -59,14 +64,40 @@ class OptimizersMomentum(StepHooks):
                 self._turn_nesterov_off(optimizer, group, selected)
             elif "betas" in group:
                 self._enter_first_moments(optimizer, group, selected)
-        self._applied = list({id(bucket): _pipeline(bucket) for bucket, _ in places.values()}.values())
+        self._applied = places
 
     def after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note that the step was applied."""
         super().after(optimizer)
-        for pipeline in self._applied:
+        for pipeline in {id(bucket): _pipeline(bucket) for bucket, _ in self._applied.values()}.values():
             pipeline.commit()
-        self._applied = []
+        for p in self._applied:
+            self._see(optimizer, p)
+        self._applied = {}
+
+    def _see(self, optimizer: torch.optim.Optimizer, p: torch.Tensor) -> None:
+        buffer = self._buffer(optimizer, p)
+        if buffer is not None:
+            self._seen[p] = weakref.ref(buffer), version_of(buffer)
+
+    def follow_changes(self, optimizer: torch.optim.Optimizer) -> None:
+        """Drop the velocities whose buffers the script has deleted, or filled with zeros, since the last step."""
+        if not self._seen:
+            return
+        now = {p: self._buffer(optimizer, p) for p in self._seen}
+        same = {p for p, (one, _) in self._seen.items() if now[p] is not None and now[p] is one()}
+        changed = [p for p, (_, version) in self._seen.items() if p not in same or version_of(now[p]) != version]
+        self._seen.clear()
+        if not changed:
+            return
+        filled = {p for p in changed if (buffer := now[p]) is not None and bool(shard_of(buffer).any())}
+        moved = bool(filled - same)  # such as to the host and back, with zeros where nothing was delivered
+        places = self._places(optimizer)
+        for p in changed:
+            if p in places and p not in filled and (now[p] is None or p in same or not moved):
+                self._kept.pop(p, None)
+                bucket, segment = places[p]
+                bucket.drop_momentum(segment)
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Average replaced momentum with the other ranks before a step in which this rank does not take part."""
@@ -210,10 +241,13 @@ class OptimizersMomentum(StepHooks):
                 shard.add_(_part(owed[number], segment, shard), alpha=_sign(group))
                 if "betas" in group:
                     _limit(shard, optimizer.state[p], group)
+                if p in self._seen:
+                    self._see(optimizer, p)
 
     def _replace(self, optimizer: torch.optim.Optimizer) -> None:
         """Continue with the momentum of a loaded optimizer state, unless a state of the exchange was loaded, too."""
         self._kept.clear()
+        self._seen.clear()
         self._put(optimizer, self._loaded)
         for exchange in self.exchanges:
             exchange.settle()
@@ -233,6 +267,7 @@ class OptimizersMomentum(StepHooks):
         """Load buffers of a state of the exchange; the optimizer's state may be loaded before or after."""
         for p, buffer in buffers.items():
             self._kept.pop(p, None)
+            self._seen.pop(p, None)
             self._loaded[p] = _like(p, buffer)
         self._put(optimizer, self._loaded)
 

@@ -73,7 +73,7 @@ class StepHooks(ABC):
         """Restore what was changed for an optimizer's step."""
         self._restore(optimizer)
         gradient = next((p.grad for p in self._with_momentum(optimizer) if p.grad is not None), None)
-        self._used = None if gradient is None else (weakref.ref(gradient), _version(gradient))
+        self._used = None if gradient is None else (weakref.ref(gradient), version_of(gradient))
 
     def _with_momentum(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         """Iterate over the parameters whose gradients hold momentum after a step."""
@@ -86,7 +86,7 @@ class StepHooks(ABC):
     @property
     def left(self) -> bool:
         """True if gradients may hold momentum of the last step; cheap."""
-        return self._twice or (self._used is not None and _version(self._used[0]()) == self._used[1])
+        return self._twice or (self._used is not None and version_of(self._used[0]()) == self._used[1])
 
     def begin_backward(self, optimizer: torch.optim.Optimizer) -> None:
         """Note whether a backward pass adds to gradients that hold momentum of the last step."""
@@ -149,9 +149,9 @@ class StepHooks(ABC):
         return all(exchange.ranks == 1 for exchange in self.exchanges)
 
 
-def _version(gradient: torch.Tensor | None) -> tuple[int, int] | None:
-    """Return what changes with each change of a gradient in place: of a shard, or of the tensor that it is part of."""
-    return None if gradient is None else (gradient._version, shard_of(gradient)._version)
+def version_of(tensor: torch.Tensor | None) -> tuple[int, int] | None:
+    """Return what changes with each change of a tensor in place: of a shard, or of the tensor that it is part of."""
+    return None if tensor is None else (tensor._version, shard_of(tensor)._version)
 
 
 def _nested(optimizer: torch.optim.Optimizer) -> bool:

@@ -63,6 +63,8 @@ exchanged_passes_with_momentum_of_the_compression            refused  refused  r
 an_exchanged_pass_after_gradients_were_changed               refused  refused  refused  -        -
 two_steps_with_the_same_gradients_at_density_1               yes      yes      yes      -        -       # local: a second round. arrays: a second exchange
 two_steps_with_the_same_gradients                            refused  refused  refused  -        -       # those of memory='residual' count twice, as in stock
+momentum_cleared_by_the_script                               yes      yes      yes      -        -       # local: own momentum of each rank. arrays: know no optimizer
+momentum_moved_by_the_script                                 yes      yes      yes      -        -
 a_closure                                                    yes      yes      yes      yes      -       # arrays: the call stands in the closure
 two_optimizers_of_one_model                                  yes      yes      yes      yes      -       # arrays: know no optimizer
 an_optimizer_with_its_own_step                               yes      yes      yes      -        -       # local: its momentum stays on the rank
@@ -586,6 +588,51 @@ def test_two_steps_with_the_same_gradients(front_end, own):
     """What is sent stands for a velocity, in which the gradient of one step is not to be seen."""
     dgc = hvs.Compression.dgc(momentum=0.5, **settings())
     step_twice(front_end.training(*(dgc, 0.0) if own else (RECOMMENDED, 0.5)))
+
+
+@situation()
+@pytest.mark.parametrize("how", ["deleted", "deleted after state_dict()", "zeroed", "replaced"])
+def test_momentum_cleared_by_the_script(front_end, how):
+    """It begins again, as after loading the state in which the optimizer has begun."""
+    ends = []
+    for clears in (True, False):
+        training = front_end.training(RECOMMENDED, 0.5)
+        initial = training.optimizer.state_dict()
+        train(training)
+        if clears:
+            clear(training.optimizer, how)
+        else:
+            training.optimizer.load_state_dict(initial)
+        train(training)
+        ends.append(training.parameters())
+    assert front_end.everywhere(same(*ends))
+
+
+def clear(optimizer, how):
+    for state in optimizer.state.values():
+        buffer = state["momentum_buffer"]
+        if how == "zeroed":
+            buffer.zero_()
+        elif how == "replaced":
+            state["momentum_buffer"] = torch.zeros_like(buffer)
+    if how == "deleted after state_dict()":
+        optimizer.state_dict()
+    if how.startswith("deleted"):
+        optimizer.state.clear()
+
+
+@situation()
+def test_momentum_moved_by_the_script(front_end):
+    """To the host between two steps, and back."""
+
+    def moving(training):
+        for step in range(6):
+            training.take(step)
+            for state in training.optimizer.state.values():
+                if state.get("momentum_buffer") is not None:
+                    state["momentum_buffer"] = state["momentum_buffer"].clone()
+
+    front_end.check_bits(moving)
 
 
 @situation()
