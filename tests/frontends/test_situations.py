@@ -632,7 +632,8 @@ def test_momentum_moved_by_the_script(front_end):
                 if state.get("momentum_buffer") is not None:
                     state["momentum_buffer"] = state["momentum_buffer"].clone()
 
-    front_end.check_bits(moving)
+    # Of a small layer, nothing is delivered in most steps: its buffer then holds zeros.
+    front_end.check_bits(moving, model=lambda: Model(small=Layer(3)), make=functools.partial(sgd, decay=0))
 
 
 @situation()
