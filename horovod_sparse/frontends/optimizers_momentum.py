@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -46,7 +45,7 @@ class OptimizersMomentum(StepHooks):
         self._added = 0  # groups added for the step
         self._applied: _Places = {}  # of the gradients that the step in progress applies
         # Buffers after the last step, with their versions, until the next backward pass.
-        self._seen: dict[torch.Tensor, tuple[weakref.ref[torch.Tensor], Any]] = {}
+        self._seen: dict[torch.Tensor, tuple[torch.Tensor, tuple[int, int] | None]] = {}
         if is_known(optimizer):
             optimizer.register_state_dict_pre_hook(self._show)
             optimizer.register_load_state_dict_post_hook(self._replace)
@@ -78,26 +77,26 @@ class OptimizersMomentum(StepHooks):
     def _see(self, optimizer: torch.optim.Optimizer, p: torch.Tensor) -> None:
         buffer = self._buffer(optimizer, p)
         if buffer is not None:
-            self._seen[p] = weakref.ref(buffer), version_of(buffer)
+            self._seen[p] = buffer, version_of(buffer)
 
     def follow_changes(self, optimizer: torch.optim.Optimizer) -> None:
         """Drop the velocities whose buffers the script has deleted, or filled with zeros, since the last step."""
-        if not self._seen:
-            return
-        now = {p: self._buffer(optimizer, p) for p in self._seen}
-        same = {p for p, (one, _) in self._seen.items() if now[p] is not None and now[p] is one()}
-        changed = [p for p, (_, version) in self._seen.items() if p not in same or version_of(now[p]) != version]
+        changed = {
+            p: self._buffer(optimizer, p)
+            for p, (buffer, version) in self._seen.items()
+            if self._buffer(optimizer, p) is not buffer or version_of(buffer) != version
+        }
+        if changed:
+            same = {p for p, buffer in changed.items() if buffer is self._seen[p][0]}
+            filled = {p for p, buffer in changed.items() if buffer is not None and bool(shard_of(buffer).any())}
+            moved = bool(filled - same)  # such as to the host and back, with zeros where nothing was delivered
+            places = self._places(optimizer)
+            for p, buffer in changed.items():
+                if p in places and p not in filled and (buffer is None or p in same or not moved):
+                    self._kept.pop(p, None)
+                    bucket, segment = places[p]
+                    bucket.drop_momentum(segment)
         self._seen.clear()
-        if not changed:
-            return
-        filled = {p for p in changed if (buffer := now[p]) is not None and bool(shard_of(buffer).any())}
-        moved = bool(filled - same)  # such as to the host and back, with zeros where nothing was delivered
-        places = self._places(optimizer)
-        for p in changed:
-            if p in places and p not in filled and (now[p] is None or p in same or not moved):
-                self._kept.pop(p, None)
-                bucket, segment = places[p]
-                bucket.drop_momentum(segment)
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Average replaced momentum with the other ranks before a step in which this rank does not take part."""
