@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 # Entries are balanced only if that shortens the critical path of the allgather by at least this many bytes: balancing
 # costs a message or a few (20 us at 10 Gbit/s are 25 kB).
 _WORTH = 2**16
+# Share of the last threshold from which owners compare sums, so that they need not count all of them.
+_NEAR = 0.5
 
 
 class _Part(NamedTuple):
@@ -122,14 +124,15 @@ class OkTopk(Base):
     def _select_owned(self, region: Region, wanted: int) -> _Part:
         """Return the sums of this rank's region that reach the global threshold; the others stay where they are."""
         threshold = self._threshold
-        if not threshold.due(wanted):
-            candidates = region.take_above(threshold.value / self._options.global_down)
-            if (part := self._reuse(candidates)) is not None:
-                return part
-            region.put_back(candidates)
-        kth = kth_magnitude(self._transport, region.sums, wanted, region.size)
+        candidates = region.take_above(threshold.value * _NEAR)
+        if not threshold.due(wanted) and (part := self._reuse(candidates)) is not None:
+            return part
+        kth = kth_magnitude(self._transport, candidates.values, wanted, region.size)
+        if not kth.value:  # fewer sums are that large
+            candidates = candidates.plus(region.take_above(0.0))
+            kth = kth_magnitude(self._transport, candidates.values, wanted, region.size)
         threshold.renew(kth.value, wanted)
-        return self._reach(region.take_above(kth.value), kth)
+        return self._reach(candidates, kth)
 
     def _repartition(self, total: SparseVector) -> None:
         """Set the boundaries of the next steps: those that divide the entries of the total equally.

@@ -45,11 +45,6 @@ class Region:
         places, values = everything.take_above(least).entries
         return SparseVector(self._kernels.shifted(places, self._begin), values, self.size)
 
-    def put_back(self, vector: SparseVector) -> None:
-        """Add sums that were taken out."""
-        indices, values = vector.entries
-        self._kernels.add(self._kernels.shifted(indices, -self._begin), values, self.sums)
-
     def returned(self, kept: SparseVector) -> SparseVector:
         """Return the change of the owner's residual if it sends the sums ``kept``.
 

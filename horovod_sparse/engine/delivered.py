@@ -94,3 +94,8 @@ class Delivered:
     def replace_momentum(self) -> None:
         """Note that the optimizer's momentum has been replaced."""
         self._bucket.replace_momentum()
+
+    def drop_momentum(self) -> None:
+        """Forget the gradient's momentum, which every rank's optimizer has lost."""
+        with self._bucket.device.work():
+            self._pipeline.drop_momentum(self._start, self._start + self.size)

@@ -94,14 +94,15 @@ class Exchange:
         self._settings = Settings(sparse, factor, self.undoable, hold_zeros)
         self._grad_scaler = grad_scaler
         self._shared: dict[type[Any], Any] = {}  # state that the rules of all buckets share
-        momentum = sparse.momentum
+        momentum, ranks = sparse.momentum, transport.size
 
         def factor_for(norm: float) -> float:
-            factor: float = momentum.clip(total_norm(norm), self.ranks)
+            factor: float = momentum.clip(total_norm(norm), ranks)
             return factor
 
         clips = momentum is not None and momentum.max_norm is not None
-        self.worker = Worker(self._read, self.undoable, factor_for if clips else None)
+        me = weakref.proxy(self)  # without a cycle, threads and connections end with the last user of the exchange
+        self.worker = Worker(lambda group: me._read(group), self.undoable, factor_for if clips else None)
         if self.ranks > 1 and transport.job is not None:  # ranks that are threads end together
             process.abort_on_error()
             with process.communicating(_CALL, transport):

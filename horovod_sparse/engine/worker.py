@@ -286,6 +286,7 @@ class Worker:
         if not self.confirmed or (failed and not self._undoable):
             step.unapplied = []
         step.unapplied = [bucket for bucket in step.unapplied if self._undoable or bucket.pipeline.changed]
+        step.unconfirmed = self.confirmed
         step.enter(State.REDUCED if step.unapplied else State.APPLIED)
         exposed = sum([bucket.begin(step.complete) for bucket in self.buckets])
         # On a GPU, gradients are available later than the host's clock has it, and waits seem longer than they are.
@@ -342,6 +343,7 @@ class Worker:
             applied: Whether the parameters of a group, by its number, were part of the optimizer's step.
         """
         step = self.step
+        step.unconfirmed = False
         for bucket in self.buckets:
             bucket.collected.resumes &= not applied(bucket.layout.group)
         step.unapplied = [bucket for bucket in step.unapplied if not applied(bucket.layout.group)]

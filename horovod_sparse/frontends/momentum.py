@@ -64,10 +64,10 @@ def _optimizers_of(exchange: GradientExchange) -> dict[torch.optim.Optimizer, Op
     return {optimizer: known for optimizer, known in hooks.items() if isinstance(known, OptimizersMomentum)}
 
 
-def hooks_with_momentum_left(exchange: GradientExchange) -> dict[torch.optim.Optimizer, StepHooks]:
-    """Return the hooks of optimizers whose gradients may hold momentum of the last step."""
+def hooks_of(exchange: GradientExchange) -> dict[torch.optim.Optimizer, StepHooks]:
+    """Return the hooks of the optimizers of an exchange that have some."""
     hooks = {optimizer: _applied.get(optimizer) for optimizer in exchange.optimizers}
-    return {optimizer: known for optimizer, known in hooks.items() if known is not None and known.left}
+    return {optimizer: known for optimizer, known in hooks.items() if known is not None}
 
 
 def follow_step(exchange: GradientExchange) -> None:

@@ -11,7 +11,7 @@ from horovod_sparse.engine.delivered import Delivered
 from horovod_sparse.frontends.members import job
 from horovod_sparse.frontends.optimizers import buffer_name, coupled_decay, is_known
 from horovod_sparse.frontends.shards import shard_of
-from horovod_sparse.frontends.step_hooks import StepHooks
+from horovod_sparse.frontends.step_hooks import StepHooks, version_of
 from horovod_sparse.rules import Mode
 
 _Selected: TypeAlias = Mapping[torch.Tensor, Delivered]
@@ -27,6 +27,8 @@ class OptimizersMomentum(StepHooks):
     After such a step, the optimizer's buffer holds what was delivered last. Without the state of the exchange, that is
     no momentum to continue from, so the optimizer's ``state_dict()`` holds this rank's velocity instead. The buffer
     itself is part of the state of the exchange, and the next step puts it back.
+
+    Where a script clears buffers between two steps, the momentum begins again, and velocities of the exchange do, too.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -36,7 +38,9 @@ class OptimizersMomentum(StepHooks):
         self._loaded: dict[torch.Tensor, torch.Tensor] = {}  # buffers of a state of the exchange
         self._changed: list[tuple[dict[str, Any], dict[str, Any]]] = []  # groups, and their settings outside the step
         self._added = 0  # groups added for the step
-        self._applied: list[Delivered] = []  # gradients that the step in progress applies
+        self._applied: _Selected = {}  # gradients that the step in progress applies
+        # Buffers after the last step, with their versions, until the next backward pass.
+        self._seen: dict[torch.Tensor, tuple[torch.Tensor, tuple[int, int] | None]] = {}
         if is_known(optimizer):
             optimizer.register_state_dict_pre_hook(self._show)
             optimizer.register_load_state_dict_post_hook(self._replace)
@@ -46,22 +50,46 @@ class OptimizersMomentum(StepHooks):
     def _apply(self, optimizer: torch.optim.Optimizer) -> None:
         if self._alone or not is_known(optimizer):
             return
-        places = self._put_back(optimizer)
+        applied = self._put_back(optimizer)
         for group in list(optimizer.param_groups):
-            selected = {p: places[p] for p in group["params"] if p in places}
+            selected = {p: applied[p] for p in group["params"] if p in applied}
             self._leave_out(optimizer, group, {p: part for p, part in selected.items() if p.grad is None})
             if group.get("nesterov") and group["momentum"]:
                 self._turn_nesterov_off(optimizer, group, selected)
             elif "betas" in group:
                 self._enter_first_moments(optimizer, group, selected)
-        self._applied = list(places.values())
+        self._applied = applied
 
     def after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Note that the step was applied."""
         super().after(optimizer)
-        for delivered in self._applied:
+        for p, delivered in self._applied.items():
             delivered.commit()
-        self._applied = []
+            self._see(optimizer, p)
+        self._applied = {}
+
+    def _see(self, optimizer: torch.optim.Optimizer, p: torch.Tensor) -> None:
+        buffer = self._buffer(optimizer, p)
+        if buffer is not None:
+            self._seen[p] = buffer, version_of(buffer)
+
+    def follow_changes(self, optimizer: torch.optim.Optimizer) -> None:
+        """Drop the velocities whose buffers the script has deleted, or filled with zeros, since the last step."""
+        changed = {
+            p: self._buffer(optimizer, p)
+            for p, (buffer, version) in self._seen.items()
+            if self._buffer(optimizer, p) is not buffer or version_of(buffer) != version
+        }
+        if changed:
+            same = {p for p, buffer in changed.items() if buffer is self._seen[p][0]}
+            filled = {p for p, buffer in changed.items() if buffer is not None and bool(shard_of(buffer).any())}
+            moved = bool(filled - same)  # such as to the host and back, with zeros where nothing was delivered
+            places = self._selected(optimizer)
+            for p, buffer in changed.items():
+                if p in places and p not in filled and (buffer is None or p in same or not moved):
+                    self._kept.pop(p, None)
+                    places[p].drop_momentum()
+        self._seen.clear()
 
     def follow(self, optimizer: torch.optim.Optimizer) -> None:
         """Average replaced momentum with the other ranks before a step in which this rank does not take part."""
@@ -197,10 +225,13 @@ class OptimizersMomentum(StepHooks):
                 shard.add_(owed.view(shard.shape).to(shard), alpha=_sign(group))
                 if "betas" in group:
                     _limit(shard, optimizer.state[p], group)
+                if p in self._seen:
+                    self._see(optimizer, p)
 
     def _replace(self, optimizer: torch.optim.Optimizer) -> None:
         """Continue with the momentum of a loaded optimizer state, unless a state of the exchange was loaded, too."""
         self._kept.clear()
+        self._seen.clear()
         self._put(optimizer, self._loaded)
         for exchange in self.exchanges:
             exchange.settle()
@@ -220,6 +251,7 @@ class OptimizersMomentum(StepHooks):
         """Load buffers of a state of the exchange; the optimizer's state may be loaded before or after."""
         for p, buffer in buffers.items():
             self._kept.pop(p, None)
+            self._seen.pop(p, None)
             self._loaded[p] = _like(p, buffer)
         self._put(optimizer, self._loaded)
 

@@ -85,7 +85,7 @@ class StepHooks(ABC):
         """Restore what was changed for an optimizer's step."""
         self._restore(optimizer)
         gradient = next((p.grad for p in self._with_momentum(optimizer) if p.grad is not None), None)
-        self._used = None if gradient is None else (weakref.ref(gradient), _version(gradient))
+        self._used = None if gradient is None else (weakref.ref(gradient), version_of(gradient))
 
     def _with_momentum(self, optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
         """Iterate over the parameters whose gradients hold momentum after a step."""
@@ -98,7 +98,7 @@ class StepHooks(ABC):
     @property
     def left(self) -> bool:
         """True if gradients may hold momentum of the last step; cheap."""
-        return self._twice or (self._used is not None and _version(self._used[0]()) == self._used[1])
+        return self._twice or (self._used is not None and version_of(self._used[0]()) == self._used[1])
 
     def begin_backward(self, optimizer: torch.optim.Optimizer) -> None:
         """Note whether a backward pass adds to gradients that hold momentum of the last step."""
@@ -107,6 +107,11 @@ class StepHooks(ABC):
         kept = self._twice or any(one is used for one in gradients)
         # torch._foreach_zero_ changes no version of a DTensor.
         self._twice = kept and any(bool(shard_of(one).any()) for one in gradients)
+        self._used = None
+
+    def follow_changes(self, optimizer: torch.optim.Optimizer) -> None:
+        """Follow changes of the optimizer's state by the script; called before a backward pass changes gradients."""
+        del optimizer
 
     def _restore(self, optimizer: torch.optim.Optimizer) -> None:
         """Undo temporary changes of the optimizer; by default there are none."""
@@ -117,11 +122,13 @@ class StepHooks(ABC):
         overflow, scale = (getattr(optimizer, name, None) for name in ("found_inf", "grad_scale"))
         if overflow is not None and overflow.item():
             return
+        if self.left:  # no backward pass has begun since the last step
+            self.begin_backward(optimizer)
         if self._twice:
             raise RuntimeError(
                 f"rank {job().rank}: gradients were not cleared between two steps of the optimizer. They hold momentum "
-                "of the first, which would count again: call zero_grad() before backward(), or use a compression "
-                "without momentum, such as memory='residual'"
+                "of the first, which would count again: call zero_grad() before backward(), and step() once after it, "
+                "or use a compression without momentum, such as memory='residual'"
             )
         given = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         gradients = [shard_of(gradient) for gradient in given]
@@ -154,9 +161,9 @@ class StepHooks(ABC):
         return all(exchange.ranks == 1 for exchange in self.exchanges)
 
 
-def _version(gradient: torch.Tensor | None) -> tuple[int, int] | None:
-    """Return what changes with each change of a gradient in place: of a shard, or of the tensor that it is part of."""
-    return None if gradient is None else (gradient._version, shard_of(gradient)._version)
+def version_of(tensor: torch.Tensor | None) -> tuple[int, int] | None:
+    """Return what changes with each change of a tensor in place: of a shard, or of the tensor that it is part of."""
+    return None if tensor is None else (tensor._version, shard_of(tensor)._version)
 
 
 def _nested(optimizer: torch.optim.Optimizer) -> bool:

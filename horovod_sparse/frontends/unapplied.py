@@ -16,7 +16,7 @@ from horovod_sparse.engine.delivered import Delivered
 from horovod_sparse.frontends.clipping import by_bucket, factor_of
 from horovod_sparse.frontends.exchange import GradientExchange
 from horovod_sparse.frontends.members import job
-from horovod_sparse.frontends.momentum import hooks_with_momentum_left
+from horovod_sparse.frontends.momentum import hooks_of
 from horovod_sparse.frontends.shards import shard_of
 from horovod_sparse.frontends.step_hooks import require_known
 
@@ -28,7 +28,10 @@ def begin_backward(exchange: GradientExchange) -> None:
         RuntimeError: The gradients were changed, or only some of them were cleared; the compression's own momentum
             was applied to gradients that are added to; or results were dropped that cannot be undone.
     """
-    left = hooks_with_momentum_left(exchange)
+    hooks_by_optimizer = hooks_of(exchange)
+    for optimizer, hooks in hooks_by_optimizer.items():
+        hooks.follow_changes(optimizer)
+    left = {optimizer: hooks for optimizer, hooks in hooks_by_optimizer.items() if hooks.left}
     unapplied = exchange.worker.unapplied()
     if not (left or unapplied) or _returns_gradients(exchange.selected):
         return

@@ -474,6 +474,10 @@ class Transport(ABC):
     def members(self) -> list[int]:
         """World ranks of the group's members, by rank in the group."""
 
+    def mailboxes(self) -> Transport:
+        """Return a transport of the same mailboxes that keeps no connection open, where ``post`` needs none."""
+        return self
+
     @abstractmethod
     def post(self, content: Any, rank: int, kind: int) -> None:
         """Send an object to the control thread of a rank, without waiting for that rank.

@@ -63,6 +63,12 @@ class Handover:
         """Note that the optimizer has applied the last gradient."""
         self.held, self.mode = self.next, self.next_mode
 
+    def drop(self, start: int, end: int) -> None:
+        """Record that the optimizer's buffer was cleared at some positions."""
+        values, indices = self.held.values.copy(), self.held.indices
+        values[slice(start, end) if indices is None else (indices >= start) & (indices < end)] = 0
+        self.held = self.next = SparseVector(indices, values, self.held.size)
+
     def forget(self) -> None:
         """Record that the optimizer's buffer was replaced, and contains no delivered momentum."""
         self.held = self.next = self._nothing

@@ -94,6 +94,11 @@ class Remembering(PipelineBase):
             self.velocity[...] = 0
             self._replaced_here = True
 
+    def drop_momentum(self, start: int, end: int) -> None:
+        """Drop the velocity of some positions, and what the optimizer holds of it; the same positions on all ranks."""
+        self.velocity[start:end] = 0
+        self.handover.drop(start, end)
+
     def commit(self) -> None:
         """Note that the optimizer has applied the last step."""
         self.handover.commit()

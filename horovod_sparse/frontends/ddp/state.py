@@ -52,7 +52,7 @@ class _Delivery:
     def __init__(self, buffer: torch.Tensor, exchange: GradientExchange) -> None:
         self._buffer = buffer
         self._names = exchange.names
-        self._worker = exchange.worker
+        self._worker = weakref.proxy(exchange.worker)  # which keeps the last step, and with it this object
         self._lock = threading.Lock()
         self._waiting = 1  # buckets to wait for, and 1 until all gradients are submitted
         devices: list[int | str | torch.device] = [] if buffer.device.type == "cpu" else [buffer.device]
@@ -75,10 +75,26 @@ class _Delivery:
         if complete:
             # On the exchange's stream, for which DDP's stream then waits.
             with device_of(self._buffer.device).work():
-                if isinstance(self._worker.step.error, Exception):
-                    self.future.set_exception(self._worker.step.error)  # type: ignore[arg-type]
-                else:
-                    self.future.set_result(self._buffer)
+                error = self._worker.step.error
+                self.future.set_result(self._buffer if error is None else _Failure(error))  # type: ignore[arg-type]
+
+
+class _Failure:
+    """Result that raises an error where DDP takes it.
+
+    DDP takes the exception of a future for its value, too, and reports that "<message>" cannot be cast to a tensor. The
+    message that it builds for that calls ``str``.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __str__(self) -> str:
+        raise self._error
+
+    def __reduce__(self) -> tuple[type[str], tuple[()]]:
+        """Let futures of a GPU look for tensors, which they do with pickle."""
+        return str, ()
 
 
 class SparseState(ExchangingGradients):
