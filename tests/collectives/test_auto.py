@@ -11,7 +11,6 @@ from laws import Case, check_exchange, digest_of, everywhere, make, own_vector, 
 
 from horovod_sparse.collectives import auto
 from horovod_sparse.costs.accuracy import KEEP
-from horovod_sparse.costs.formulas import Cost
 from horovod_sparse.costs.measure import measure_compute, measure_network
 from horovod_sparse.costs.network import Link
 
@@ -54,15 +53,6 @@ def test_exchanges_that_are_constructed_before_any_step_have_the_same_figures(tr
         collective = make(connection, "auto")
         figures.append(collective._figures() if transport.size > 1 else None)
     assert everywhere(transport, figures[0] == figures[1])
-
-
-def test_the_fastest_is_chosen_even_if_it_saves_little(transport, network, monkeypatch):
-    network("slow")
-    costs = [Cost(name, seconds, 0, 0, 0, 0) for name, seconds in (("oktopk", 2.9), ("topka", 3), ("dense", 9))]
-    monkeypatch.setattr(auto, "table", lambda *_, **__: costs)
-    collective = make(transport, "auto")
-    collective.decide(SIZE, K)
-    assert everywhere(transport, collective.choice == ("oktopk" if transport.size > 1 else "dense"))
 
 
 @pytest.mark.parametrize(("settings", "kept"), [({}, KEEP), ({"keep": 8}, 8)])
