@@ -223,17 +223,6 @@ def test_select_unrepresentative_sample(hooks: Any, sampled: float) -> None:
     assert hooks.fallbacks() == before + 2 * len(CPU)
 
 
-@pytest.mark.parametrize("active", [512, 513, 16_384, 10**6, 25 * 10**6, 2**31 - 1])
-def test_sample_is_stratified(hooks: Any, active: int) -> None:
-    clusters = hooks.sample_positions(active).reshape(-1, 16)
-    strata = np.arange(len(clusters) + 1) * (active / len(clusters))
-    assert np.all(np.diff(clusters) == 1), "a cluster is adjacent"
-    assert np.all(clusters[:, 0] > strata[:-1] - 16)
-    assert np.all(clusters[:, 0] < strata[1:])
-    assert clusters[0, 0] >= 0
-    assert clusters[-1, -1] < active
-
-
 @pytest.mark.parametrize("width", [4, 64, 1000])
 @pytest.mark.parametrize("density", [0.0001, 0.01])
 def test_sample_expects_neighbours_to_be_alike(hooks: Any, width: int, density: float) -> None:
@@ -261,16 +250,6 @@ def test_select_wrong_thresholds(hooks: Any, plan: Any, fallbacks: int) -> None:
     with forced(hooks, plan):
         assert_parity("select", [(0, normal(80_000))], np.zeros(80_000, np.float32), 790, threads=[1, 2, 3], on=CPU)
     assert hooks.fallbacks() - before == 3 * len(CPU) * fallbacks
-
-
-@pytest.mark.parametrize("k", [99, 100, 101])
-def test_select_exactly_the_candidates_above_the_bracket(hooks: Any, k: int) -> None:
-    """Exactly k candidates reach the upper end: none between the ends is selected."""
-    gradient = np.random.default_rng(0).permutation(1000).astype(np.float32)
-    before = hooks.fallbacks()
-    with forced(hooks, (800.0, 850.0, 900.0, 10**4)):
-        assert_parity("select", [(0, gradient)], np.zeros(1000, np.float32), k, on=CPU)
-    assert hooks.fallbacks() == before
 
 
 # --- select on the device ------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import cupy
 import numpy as np
 import pytest
 import reference
@@ -243,13 +242,6 @@ def test_merge_sum_in_tiles(tiles: None, count: int, size: int) -> None:
         assert_merged(vectors, size, DEVICE)
 
 
-def test_the_tiles_suit_the_density() -> None:
-    """About 256 entries of each vector in a tile, and at most what fits a block."""
-    assert module._Merge.of(8_000_000, 8, 336_000_000) == module._Merge(15, 10_254, 82_040, 8_000_000)
-    assert module._Merge.of(80_000, 8, 1_000_000) == module._Merge(14, 62, 504, 80_000)
-    assert module._Merge.of(3000, 3, 1000) == module._Merge(10, 1, 6, 1000)
-
-
 @pytest.mark.parametrize("counts", [(0, 0), (0, 9), (1, 1), (1, 5000), (5000, 2), (4999, 5000), (5000, 5000)])
 @pytest.mark.parametrize("ranges", [(0, 0), (0, 4000), (0, 10_000), (10_000, 0)])
 def test_merge_sum_of_two(counts: tuple[int, int], ranges: tuple[int, int]) -> None:
@@ -329,15 +321,6 @@ def test_one_vector_with_entries_is_copied() -> None:
             sums = kernels.merge_sum([empty, given_, empty], 6)
         given_[1][...] = 0
         assert_same(sums, (np.array([2, 5], np.int32), np.ones(2)))
-
-
-@pytest.mark.parametrize(("count", "kept"), [(0, False), (4, False), (5, True), (10, True)])
-def test_little_memory_is_kept_besides_the_sums(count: int, kept: bool) -> None:
-    """The device uses at least half of the allocation, or frees the rest."""
-    allotted = cupy.arange(10, dtype=np.int32), cupy.zeros(10, np.float32)
-    indices, values = module._first(count, *allotted)
-    assert to_host(indices).tolist() == list(range(count))
-    assert (indices.data.ptr == allotted[0].data.ptr) == (values.data.ptr == allotted[1].data.ptr) == kept
 
 
 # --- merge_sum on the device: indices that are not what they should be ---------------------------------------------
