@@ -132,10 +132,6 @@ def test_progress_names_the_bucket_in_exchange_and_its_stage_or_the_next_one(wor
     assert worker.progress() == Progress(1, 0, "")
 
 
-def test_traffic_is_the_sum_of_the_buckets(worker):
-    assert (worker.traffic.bytes_sent, worker.traffic.messages_sent) == (20, 2)
-
-
 class Following(Host):
     """A device that notes whether the gradients still exist when the caller's stream follows its own."""
 
