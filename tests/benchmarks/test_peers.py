@@ -1,4 +1,4 @@
-"""benchmarks.cluster.peers: its rows, its command line, and what it asks of a contender."""
+"""Rows of benchmarks.cluster.peers."""
 
 from __future__ import annotations
 

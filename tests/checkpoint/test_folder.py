@@ -79,7 +79,7 @@ def test_stray_names_are_ignored(folder, kind, tmp_path):
     assert folder.of(10).is_dir(), "what a link leads to is not deleted"
 
 
-def test_a_checkpoint_whose_replacement_was_interrupted_is_read_and_renamed_back(folder):
+def test_an_interrupted_replacement_of_a_checkpoint_is_read_and_restored(folder):
     replaced = folder.path / "step-00000020.replaced"
     folder.of(20).rename(replaced)
     folder.path.chmod(0o555)  # reading changes nothing

@@ -1,4 +1,4 @@
-"""A manifest is either read back as written or refused, whatever the file holds."""
+"""A manifest is read back as written, or refused for any other content of the file."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.law
 SIZE, K = 1_000_000, 10_000
 
 
-def test_dense_wins_on_a_fast_network_and_asks_for_everything(transport, network):
+def test_dense_wins_on_a_fast_network(transport, network):
     network("fast")
     collective = make(transport, "auto")
     assert everywhere(transport, collective.decide(SIZE, K) and collective.choice == "dense")
@@ -36,7 +36,7 @@ def test_sparse_wins_on_a_slow_network_and_dense_at_a_high_density(transport, ne
     assert everywhere(transport, choices[0] != "dense" or transport.size == 1)
 
 
-def test_what_was_measured_decides_alike_on_every_rank(transport):
+def test_measured_costs_lead_to_the_same_choice_on_every_rank(transport):
     collective = make(transport, "auto")
     for size, k in ((1000, 10), (SIZE, K), (SIZE, SIZE // 3), (SIZE, 0)):  # 0: all of it is held
         collective.decide(size, k)
@@ -45,7 +45,7 @@ def test_what_was_measured_decides_alike_on_every_rank(transport):
 
 
 def test_exchanges_that_are_constructed_before_any_step_have_the_same_figures(transport):
-    """Each has its own connection. The second takes over what the first has measured, so they cannot choose apart."""
+    """Connections differ. The second exchange inherits the measurements of the first, so that both choose alike."""
     figures, earlier = [], []
     for _ in range(2):
         connection = transport.duplicate()
@@ -59,7 +59,7 @@ def test_exchanges_that_are_constructed_before_any_step_have_the_same_figures(tr
 def test_all_candidates_are_equally_accurate_and_priced_as_they_are_run(
     transport, network, monkeypatch, settings, kept
 ):
-    """What cuts the sum returns most of it to where it came from: gTopk, SparDL, and Ok-Topk unless owners keep it."""
+    """gTopk, SparDL and Ok-Topk without keep are left out: they return most of what they cut to its senders."""
     network("slow")
     priced, table = [], auto.table
     monkeypatch.setattr(auto, "table", lambda *given: priced.append(given[-1]) or table(*given))
@@ -79,7 +79,7 @@ def test_fewer_sums_than_are_equally_accurate_are_refused(keep):
 
 
 @pytest.mark.mpi
-def test_it_chooses_once_for_each_size_and_k(transport, network, monkeypatch):
+def test_auto_decides_once_per_size_and_k(transport, network, monkeypatch):
     network("slow")
     calls, table = [], auto.table
     monkeypatch.setattr(auto, "table", lambda *args, **named: calls.append(args[:2]) or table(*args, **named))
@@ -93,7 +93,7 @@ def test_it_chooses_once_for_each_size_and_k(transport, network, monkeypatch):
 
 
 def test_an_algorithm_keeps_its_state_while_another_one_runs(transport, network):
-    """Ok-Topk goes on with its thresholds as if nothing had come between, and what both send is counted."""
+    """Ok-Topk continues with its thresholds; the bytes of both algorithms are counted."""
     network("slow")
     collective, other = make(transport, "auto"), make(transport, "topkdsa")
     alone = make(transport, "oktopk", keep=KEEP)
@@ -139,7 +139,7 @@ def test_rank_0_logs_the_table_once_for_each_choice(transport, network, caplog):
 
 
 @pytest.mark.mpi
-def test_one_rank_is_dense_and_silent(transport, caplog):
+def test_one_rank_sends_dense_without_a_log(transport, caplog):
     alone = transport.by_node(1).own
     with caplog.at_level(logging.INFO, "horovod_sparse"):
         collective = make(alone, "auto")
@@ -149,9 +149,7 @@ def test_one_rank_is_dense_and_silent(transport, caplog):
 
 @pytest.mark.mpi
 @every_way
-def test_it_measures_for_the_dtype_and_device_of_the_bucket_and_knows_the_format_of_the_wire(
-    transport, monkeypatch, put
-):
+def test_auto_measures_for_the_buckets_dtype_device_and_wire_format(transport, monkeypatch, put):
     likes, widths = [], []
     table, compute = auto.table, auto.measure_compute(transport.channel(), np.empty(0, np.float32))
     monkeypatch.setattr(auto, "measure_network", lambda *given: likes.append(given[2]) or (Link(50e-6, 8e-9), None))

@@ -92,7 +92,7 @@ def test_the_number_of_entries_stays_within_its_bounds_for_hundreds_of_steps(tra
 
 
 @pytest.mark.parametrize("factor", [1e6, 30, 0.03, 1e-6])
-def test_a_threshold_that_is_far_off_is_renewed_before_the_exchange(transport, factor):
+def test_a_threshold_far_outside_the_band_is_renewed_before_the_exchange(transport, factor):
     collective = make(transport, "oktopk")
     collective.allreduce(selection(transport, 0), K)
     total = collective.allreduce(scaled(selection(transport, 1), factor), K).total
@@ -108,9 +108,9 @@ def test_adjusting_the_threshold_avoids_an_exact_one(transport, monkeypatch):
 
 
 def shifting(transport, step, size, k):
-    """An adversary's selection of up to 4/3 k entries: where they lie and how large they are there changes each step.
+    """Return an adversarial selection of up to 4/3 k entries, whose regions and magnitudes change in each step.
 
-    All lie in one region, in any but the rank's own, in two, or everywhere; the largest in one region, or anywhere.
+    They lie in one region, in all but the rank's own, in two, or everywhere; the largest in one region, or anywhere.
     """
     rank, ranks, shared = transport.rank, transport.size, np.random.default_rng([3, step])
     width = size // ranks
@@ -126,7 +126,7 @@ def shifting(transport, step, size, k):
 
 
 def noting_traffic(monkeypatch, where, name, traffic):
-    """A list of what every call of a function has sent and received, in entries."""
+    """Return a list of the entries that each call of a function sends and receives."""
     calls, function = [], getattr(where, name)
 
     def call(*given):

@@ -1,4 +1,4 @@
-"""Bytes, messages and work of each algorithm: Table 1 of Li and Hoefler (PPoPP 2022), and what stands beside it."""
+"""Bytes, messages and work of each algorithm: Table 1 of Li and Hoefler (PPoPP 2022), and more."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_latency_counts_messages_that_follow_each_other_and_rounds_that_are_wait
 
 
 @pytest.mark.parametrize(("density", "ranks"), [(0.01, 2), (0.01, 8), (0.3, 3), (0.001, 64), (1.0, 4)])
-def test_fill_in_is_what_independent_selections_give(density, ranks):
+def test_fill_in_is_that_of_independent_selections(density, ranks):
     k = round(density * N)
     kept = 1 - math.prod(1 - density for _ in range(ranks))  # of a position, by at least one rank
     gathered = min(2 * kept, 1) * N * (ranks - 1) / ranks
@@ -111,13 +111,13 @@ def test_dense_selects_nothing_and_shared_indices_are_not_searched_for():
     assert found == {*LARGEST, "hierarchical"}
 
 
-def test_what_is_selected_is_ranked():
+def test_selected_entries_are_ranked():
     ranking = Compute(select=0, accumulate=0, reduce=0, merge=0, cut=1.0)
     assert predict("topka", N, K, 8, ETHERNET, ranking).selection == K
 
 
 @pytest.mark.parametrize("algorithm", LARGEST)
-def test_what_arrives_is_merged(algorithm):
+def test_received_entries_are_merged(algorithm):
     merging = Compute(0, 0, 0, merge=1.0, cut=0)
     assert predict(algorithm, N, K, 8, ETHERNET, merging).merging >= K
 

@@ -24,7 +24,7 @@ from horovod_sparse.transport.in_process import run_ranks
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Without a GPU, let tensors of the CPU pretend to be on a device."""
+    """Without a GPU, treat tensors of the CPU as device tensors."""
     if emulated():
         pretend(monkeypatch)
     yield

@@ -1,4 +1,4 @@
-"""The worker starts buckets in their order, whatever order gradients come in."""
+"""The worker starts buckets in order, for any order of the gradients."""
 
 from __future__ import annotations
 
@@ -149,16 +149,16 @@ def device(monkeypatch):
     return made
 
 
-def lend(worker, device, *keys):
-    """Submit gradients that nobody else references."""
+def put_unreferenced(worker, device, *keys):
+    """Submit gradients without other references."""
     device.gradients = [weakref.ref(gradient) for gradient in put(worker, *keys)]
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_gradients_are_kept_until_the_callers_stream_follows_the_work_on_them(device, worker, fails):
-    """torch may reuse their memory once nobody references them."""
+    """torch may reuse the memory of gradients without references."""
     worker.buckets[0].pipeline.error = RuntimeError("the network is down") if fails else None
-    lend(worker, device, *KEYS)
+    put_unreferenced(worker, device, *KEYS)
     settled(worker)
     assert device.alive == []
     worker.finish()
@@ -173,7 +173,7 @@ def test_gradients_of_an_unfinished_step_are_kept_as_well(device, monkeypatch, l
     buckets, _ = recording_buckets(monkeypatch, log, [torch.zeros(10) for _ in KEYS])
     worker = Worker(lambda _: Reading(Conditions(0.1)))
     worker.add(buckets)
-    lend(worker, device, *KEYS[:3])
+    put_unreferenced(worker, device, *KEYS[:3])
     settled(worker)
     del worker, buckets
     gc.collect()

@@ -120,7 +120,7 @@ def test_ranks_that_idle_change_neither_the_norm_nor_the_rate():
 
 
 def test_an_idle_rank_follows_the_others():
-    """It contributes nothing, and follows the others: here, the learning rate of two others fell."""
+    """Here, the learning rate of two other ranks fell."""
     context = BucketContext(2, LIKE, ranks=3, consensus=lambda numbers: numbers + np.array([2.0, 2, 2 * rate, 2]))
     schedule, seen = built(context), []
     for epoch in range(8):

@@ -15,7 +15,7 @@ from horovod_sparse.sparsifiers import DGCSampling
 
 
 def published(acc, k, start):
-    """The rule as it is written down: one pass for each correction."""
+    """Return the positions by the published rule, with one pass per correction, and the threshold."""
     magnitudes, size = np.abs(acc), acc.size
     stride = max(1, size // max(math.ceil(size / 100), math.ceil(2 * size / k)))
     sample = np.sort(magnitudes[start(stride) :: stride])[::-1]

@@ -18,7 +18,7 @@ def taken(gradient, k):
 
 
 def published(acc, k):
-    """What reaches the last threshold that was evaluated, as the authors' code keeps it."""
+    """Return the positions that reach the last evaluated threshold, as in the authors' code."""
     magnitudes, wide = np.abs(acc), acc.astype(np.float64)
     deviation = np.sqrt(max(0.0, np.mean(wide**2) - np.mean(wide) ** 2))
     threshold = np.abs(np.mean(wide)) - deviation * NormalDist().inv_cdf(k / acc.size / 2)

@@ -102,7 +102,7 @@ def test_nothing_is_lost_in_500_steps(transport, spec):
     assert everywhere(transport, bool(delivered[200]) or transport.size == 1)  # where rank 0 has it frozen
 
 
-def test_what_all_ranks_have_frozen_is_kept_until_it_takes_part_again(transport):
+def test_residuals_of_frozen_parameters_are_kept_until_these_train_again(transport):
     pipeline, draw = build(transport, f"{TOPK},keep=4"), own(transport)
     for _ in range(5):
         run(pipeline, eighths(draw, SIZE, 64))
@@ -118,7 +118,7 @@ def test_what_all_ranks_have_frozen_is_kept_until_it_takes_part_again(transport)
 
 
 def test_positions_that_only_the_owner_holds_are_delivered_with_what_others_send(transport):
-    """As in DDP, where a parameter that this rank does not use in this step takes no part on it."""
+    """In DDP, a parameter that a rank does not use takes no part in the step on that rank."""
     pipeline, ranks = build(transport, EXACT), transport.size
     if ranks == 1:
         return

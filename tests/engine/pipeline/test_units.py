@@ -1,4 +1,4 @@
-"""Unit of the memory: what is delayed keeps its worth as an update, whatever the learning rate does."""
+"""Residuals are kept in units of updates, so that a delayed gradient counts with its own learning rate."""
 
 from __future__ import annotations
 
