@@ -7,7 +7,7 @@ import logging
 import numpy as np
 import pytest
 from exchanges import every_way
-from laws import Case, check_exchange, digest_of, everywhere, make, own_vector, same_bits
+from laws import Case, check_exchange, content, digest_of, everywhere, make, own_vector, same_bits
 
 from horovod_sparse.collectives import auto
 from horovod_sparse.costs.accuracy import KEEP
@@ -85,7 +85,7 @@ def test_auto_decides_once_per_size_and_k(transport, network, monkeypatch):
     monkeypatch.setattr(auto, "table", lambda *args, **named: calls.append(args[:2]) or table(*args, **named))
     collective, numbers = (
         make(transport, "auto"),
-        [(SIZE, K), (SIZE, K), (SIZE, 2 * K), (SIZE // 2, 2 * K), (SIZE // 2, 2 * K)],
+        [(SIZE, K), (SIZE, K), (SIZE, 2 * K), (SIZE // 2, 2 * K), (SIZE // 2, 2 * K), (SIZE, K)],
     )
     for size, k in numbers:
         collective.decide(size, k)
@@ -173,11 +173,14 @@ def test_a_state_with_another_choice_is_refused(transport):
         collective.load_state_dict({**collective.state_dict(), "choice": "gtopk"})
 
 
-def test_a_restored_choice_stays_in_force(transport, network):
+def test_a_restored_choice_stays_in_force_with_the_states_of_all_algorithms(transport, network):
     network("slow")
     one, other = make(transport, "auto"), make(transport, "auto")
+    one.choice = "oktopk"
+    one.allreduce(own_vector(Case(5000, "random", seed=1), transport), 50)
     one.decide(SIZE, K)
     other.load_state_dict(one.state_dict())
+    assert everywhere(transport, content(other.state_dict()) == content(one.state_dict()))
     network("fast")
     other.decide(SIZE, K)
     assert everywhere(transport, other.choice == one.choice)

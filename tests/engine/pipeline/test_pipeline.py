@@ -21,7 +21,7 @@ from horovod_sparse.config import Compression, Sparse
 from horovod_sparse.engine.pipeline import pipeline_for
 from horovod_sparse.engine.pipeline.dense import DensePipeline
 from horovod_sparse.memories import MEMORIES
-from horovod_sparse.rules import BucketContext, snapshot
+from horovod_sparse.rules import BucketContext, Momentum, snapshot
 from horovod_sparse.sparsifiers import SPARSIFIERS
 
 SHARING = ["randomblock", "randomk", "stable", "arctopk"]
@@ -192,6 +192,7 @@ def test_every_combination_continues_bitwise_identically_after_restart_and_undo(
 ):
     names = {"sparsifier": sparsifier, "memory": memory, "collective": collective, "schedule": "accordion"}
     settings = {"wire": "float16", "interval": 1, "steps_per_epoch": 2}
+    momentum = Momentum(0.9 if memory == "momentum" else 0.0)  # of the optimizer, taken over
     if collective != "shared" and "compressor" in MEMORIES[memory].Options().known():
         settings["compressor"] = "quantize"  # a sketch needs random positions
     if (sparsifier, collective) == ("topk", "oktopk"):
@@ -199,14 +200,15 @@ def test_every_combination_continues_bitwise_identically_after_restart_and_undo(
     one, other = (build(transport, 500, 0.05, undoable=True, **names, **settings) for _ in range(2))
     gradients = iter(own(transport).standard_normal((6, 500)).astype(np.float32))
     for _ in range(3):
-        assert same_bits(transport, run(one, next(gradients), learning_rate=0.3))
+        assert same_bits(transport, run(one, next(gradients), learning_rate=0.3, momentum=momentum))
+        one.commit()
     before = content(one.state_dict())
     other.load_state_dict(snapshot(one.state_dict()))
-    run(one, next(gradients), learning_rate=0.1)
+    run(one, next(gradients), learning_rate=0.1, momentum=momentum)
     assert everywhere(transport, content(one.state_dict()) != before)
     one.undo()
     assert everywhere(transport, content(one.state_dict()) == before)
-    continue_alike(transport, one, other, list(gradients), learning_rate=0.2)
+    continue_alike(transport, one, other, list(gradients), learning_rate=0.2, momentum=momentum)
     assert everywhere(transport, content(one.state_dict()) == content(other.state_dict()))
 
 
