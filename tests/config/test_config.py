@@ -158,8 +158,9 @@ def test_a_configuration_is_a_value():
         hvs.parse(spec)
         for spec in (*documented(), *(f"{one}:threshold=0.5" if one == "threshold" else one for one in PRESETS))
     ]
-    for one, other in itertools.product(sparses, repeat=2):
-        assert (one == other) == (one.facts() == other.facts())
+    facts = [one.facts() for one in sparses]
+    for (one, its), (other, others) in itertools.product(zip(sparses, facts, strict=True), repeat=2):
+        assert (one == other) == (its == others)
         assert one != other or hash(one) == hash(other)
     for one in sparses:
         assert pickle.loads(pickle.dumps(one)) == one  # noqa: S301 - our own
