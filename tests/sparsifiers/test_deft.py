@@ -85,3 +85,8 @@ def test_the_shares_add_up_to_k_and_fit_the_layers(norms, data):
     shares = _shares(np.array(norms), sizes, k)
     assert sum(shares) == k
     assert all(0 <= share <= size for share, size in zip(shares, sizes, strict=True))
+
+
+def test_a_layer_gets_a_share_of_k_in_proportion_to_its_norm():
+    assert _shares(np.array([1.0, 6.0, 3.0]), [1000, 1000, 1000], 100) == [10, 60, 30]
+    assert _shares(np.array([1.0, 6.0, 3.0]), [1000, 20, 1000], 100) == [20, 20, 60]

@@ -8,7 +8,7 @@ from collections import Counter
 import laws
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from laws import content, everywhere, same_bits, sum_bytes, summed, thorough
 from pipelines import continue_alike, own, residual, run
@@ -239,6 +239,7 @@ SENDS = [(1.0, None), (1.0, "float16"), (1.0, "log8"), (0.1, None), (0.01, None)
     loaded=st.integers(1, 40),
     seed=st.integers(0, 1000),
 )
+@example(sends=[(0.1, None), (1.0, None)], dtype=np.float32, held=False, loaded=1, seed=0)
 def test_nothing_is_lost_if_dense_rounded_and_sparse_steps_alternate(transport, sends, dtype, held, loaded, seed):
     """With an empty memory, which gradients can bypass, a filled one and a loaded one; held positions occur, too."""
     pipeline, schedule, events = build(transport, 300, collective="topka"), Script(sends), Counter()
