@@ -253,7 +253,7 @@ def test_nothing_is_lost_if_dense_rounded_and_sparse_steps_alternate(transport, 
             pipeline.rules.schedule = schedule
         gradient = eighths(generator, 300, 8).astype(dtype)
         start = 100 * (held and number % 3 == 1 and transport.rank == 0)
-        output = run(pipeline, [(start, gradient[start:])])
+        output = run(pipeline, [(start, gradient[start:150]), (150, gradient[150:])])
         given_[start:] += gradient[start:]
         total += output
         assert same_bits(transport, output)
